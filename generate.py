@@ -32,20 +32,19 @@ import torch
 from torch import Tensor
 
 from quantbench import devices
-from quantbench.cli import progress, say
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.log import log, table
 from quantbench.log.config import RunConfig
 from quantbench.models.llama import Transformer
+from quantbench.progress import progress, say
 from quantbench.quantize.spec import Selection, Spec
-from quantbench.run import caches, compiling, decoding, loading, measure, parallel, sizes
+from quantbench.run import compiling, decoding, loading, measure, sizes
 from quantbench.run.decoding import Decoder
 from quantbench.run.environment import without_collections
-from quantbench.run.facts import make_record
-from quantbench.run.generation import Generation
-from quantbench.run.plan import Plan, make_plan
+from quantbench.run.facts import Generation, make_record
+from quantbench.run.plan import Plan, begin, make_plan
 from quantbench.typed_json import to_json
 
 if TYPE_CHECKING:
@@ -168,10 +167,10 @@ class Generator:
         if kv_cache not in CACHES:
             raise UsageError(f"kv_cache {kv_cache!r}: there are {', '.join(CACHES)}")
         kind, dtype = CACHES[kv_cache], weight.dtype
-        self.attention = caches.attention_of(kind, config, dtype, self.device)
+        self.attention = decoding.attention_of(kind, config, dtype, self.device)
         how = dtype, self.device, self.attention.name
-        self.caches = caches.of_layers(kind, config, batch_size, self.cache_size, *how)
-        compile_decode = compile_decode and decoding.compiles(model)
+        self.caches = decoding.caches_of(kind, config, batch_size, self.cache_size, *how)
+        compile_decode = compile_decode and model.compiles()
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
         compile_decode = compile_decode and not self.decoder.one_op
         compile_prefill = compile_prefill and config.mixture is None
@@ -318,13 +317,15 @@ def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
         from quantbench.run import tiers
 
         tiers.checked(plan)
-    plan = parallel.begin(plan)  # threads are set, and ranks joined
+    plan = begin(plan)  # threads are set, and ranks joined
     config, free = plan.config, devices.free_memory(plan.device)
     if config.dry_run:
-        click.echo(sizes.report(plan, free))
+        from quantbench.run import dry_run
+
+        click.echo(dry_run.report(plan, free))
         return
     say(sizes.fits(plan, free))
-    parallel.meet(plan.ranks)  # before loading: else a late rank would find less free memory
+    plan.ranks.meet()  # before loading: else a late rank would find less free memory
     with progress(f"Loading {plan.name} as {plan.spec}") as report:
         loaded = loading.load(plan, report, say)
     generator = make_generator(plan, loaded.model)
@@ -336,7 +337,7 @@ def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
     one_sample = measure.sampler(plan, generator)
     ready = measure.get_ready(config, plan.device, one_sample, generator.compiles, since=started)
     measured = measure.measure(plan, generator, loaded, one_sample, ready)
-    parallel.meet(plan.ranks)  # nothing is logged unless all ranks have come to the end
+    plan.ranks.meet()  # nothing is logged unless all ranks have come to the end
     if plan.ranks.rank == 0:
         from quantbench.estimate.beside import report_of
 

@@ -55,6 +55,10 @@ STRETCH = Accepts("a number of at least 1", _is_one_or_more)
 TRUTH = Accepts("true or false", lambda value: type(value) is bool)
 NAME = Accepts("a text", lambda value: isinstance(value, str))
 OBJECT = Accepts("an object with keys", lambda value: isinstance(value, Mapping))
+NUMBERS = Accepts(
+    "a list of layers' numbers, from 0",
+    lambda value: isinstance(value, list | tuple) and all(whole(0).test(layer) for layer in value),
+)
 NAMES = Accepts(
     "a list of texts",
     lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),

@@ -2,16 +2,17 @@
 models/formats/meta.py from Meta's params.json.
 """
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from quantbench.errors import CheckpointError, UsageError
-from quantbench.models import mixture as mixtures
 from quantbench.models.accepted import (
     COUNT,
     LAYERS,
     NAME,
-    OBJECT,
+    NUMBERS,
     POSITIVE,
     STRETCH,
     TRUTH,
@@ -47,6 +48,18 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class LayerSpec:
+    """What may differ between the layers of a model."""
+
+    window: int | None  # positions that a query attends to, its own included; None: all
+    rope_theta: float  # base of the rotary embedding
+    rope_scaling: RopeScaling | None
+    scale: float | None  # of attention scores; None: 1/√head_dim
+    softcap: float | None  # of attention scores: softcap · tanh(score / softcap)
+    post_norms: bool  # whether outputs of attention and feed-forward network are normed, too
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Everything that decides what the model computes. Widths are in elements.
 
@@ -66,6 +79,12 @@ class ModelConfig:
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     sliding_window: int | None = None  # positions that a query attends to, its own included
+    full_layers: tuple[int, ...] = ()  # layers that attend to all positions all the same
+    window_rope_theta: float | None = None  # of layers with a window; None: as rope_theta has it
+    attention_scale: float | None = None  # of scores; None: 1/√head_dim
+    attention_softcap: float | None = None  # scores become softcap · tanh(score / softcap)
+    logit_softcap: float | None = None  # the same of logits
+    post_norms: bool = False  # whether outputs of attention and feed-forward network are normed
     tie_embeddings: bool = False  # whether the output layer's weight is the embedding
     qkv_bias: bool = False
     attention_out_bias: bool = False
@@ -79,9 +98,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for key, accepts in _FIELDS.items():
-            if getattr(self, key) is not None or key not in _MAY_BE_NONE:
+            if getattr(self, key) is not None or key not in MAY_BE_NONE:
                 accepts.check(self.name, key, getattr(self, key))
         object.__setattr__(self, "extras", tuple(map(tuple, self.extras)))  # JSON has lists
+        object.__setattr__(self, "full_layers", tuple(self.full_layers))
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
                 f"{self.name}: {self.num_heads} query heads cannot share "
@@ -99,20 +119,43 @@ class ModelConfig:
             )
         return replace(self, num_layers=count)
 
-    def kinds_of_layers(self) -> list[int]:
-        """How many layers there are of each kind: with experts, and without, if there are both."""
-        experts = self.mixture
-        dense = sum(experts.is_dense(i) for i in range(self.num_layers)) if experts else 0
-        return [count for count in (self.num_layers - dense, dense) if count]
+    @functools.cached_property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """Each layer's own part of the architecture."""
+        usual = self.attention_scale in (None, self.head_dim**-0.5)
+        scale = None if usual else self.attention_scale
+        how = scale, self.attention_softcap, self.post_norms
+        full = LayerSpec(None, self.rope_theta, self.rope_scaling, *how)
+        if self.sliding_window is None:
+            return (full,) * self.num_layers
+        rope = self.rope_theta, self.rope_scaling
+        if self.window_rope_theta is not None:
+            rope = self.window_rope_theta, None
+        narrow = LayerSpec(self.sliding_window, *rope, *how)
+        return tuple(full if i in self.full_layers else narrow for i in range(self.num_layers))
+
+    def kinds_of_layers(self) -> list[list[int]]:
+        """The layers of each kind, by their numbers: those with experts first."""
+        kinds: dict[tuple[bool, LayerSpec], list[int]] = {}
+        for i, spec in enumerate(self.layers):
+            kinds.setdefault((self._is_dense(i), spec), []).append(i)
+        return [kinds[kind] for kind in sorted(kinds, key=lambda kind: kind[0])]
+
+    def picked(self, layers: Sequence[int]) -> "ModelConfig":
+        """The same model with only these of its layers, in this order."""
+        full, dense = (
+            tuple(place for place, i in enumerate(layers) if test(i))
+            for test in (self.full_layers.__contains__, self._is_dense)
+        )
+        experts = self.mixture and replace(self.mixture, dense_layers=dense)
+        return replace(self, num_layers=len(layers), mixture=experts, full_layers=full)
 
     def one_of_each_kind(self) -> "ModelConfig":
         """The same model with one layer of each kind, in the order of `kinds_of_layers`."""
-        count, experts = len(self.kinds_of_layers()), self.mixture
-        if experts is not None:
-            last = self.num_layers - 1 if count == 1 else None
-            dense = (1,) if last is None else (0,) if experts.is_dense(last) else ()
-            experts = replace(experts, dense_layers=dense)
-        return replace(self, num_layers=count, mixture=experts)
+        return self.picked([numbers[0] for numbers in self.kinds_of_layers()])
+
+    def _is_dense(self, layer: int) -> bool:
+        return self.mixture is not None and self.mixture.is_dense(layer)
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """Every linear layer's (out_features, in_features), by its name in the model."""
@@ -129,7 +172,7 @@ class ModelConfig:
     def feed_forwards(self, layer: int) -> dict[str, int]:
         """The widths of a layer's feed-forward networks, by their names in the layer."""
         experts = self.mixture
-        if experts is None or experts.is_dense(layer):
+        if experts is None or self._is_dense(layer):
             return {"feed_forward": self.ffn_dim}
         widths = {
             f"feed_forward.experts.{i}": experts.expert_dim for i in range(experts.num_experts)
@@ -146,7 +189,7 @@ class ModelConfig:
                 count += 0 if self.tie_embeddings else rows * columns
             else:
                 count += rows * columns + rows * biased.get(name.split(".", 2)[2], self.mlp_bias)
-        norms = self.num_layers * 2 * self.dim + self.dim
+        norms = self.num_layers * (4 if self.post_norms else 2) * self.dim + self.dim
         heads = self.num_heads + self.num_kv_heads if self.joint_qk_norm else 2
         return count + norms + self.num_layers * heads * self.head_dim * self.qk_norm + self._gates
 
@@ -172,33 +215,18 @@ _PAIRS = Accepts(
 _FIELDS = {
     "name": NAME,
     "extras": _PAIRS,
+    "full_layers": NUMBERS,
     "num_layers": LAYERS,
     **dict.fromkeys(("dim", "num_heads", "num_kv_heads", "head_dim", "ffn_dim"), COUNT),
     **dict.fromkeys(("vocab_size", "max_position", "sliding_window"), COUNT),
-    **dict.fromkeys(("norm_eps", "rope_theta"), POSITIVE),
-    **dict.fromkeys(("tie_embeddings", "qkv_bias", "attention_out_bias"), TRUTH),
+    **dict.fromkeys(("norm_eps", "rope_theta", "window_rope_theta"), POSITIVE),
+    **dict.fromkeys(("attention_scale", "attention_softcap", "logit_softcap"), POSITIVE),
+    **dict.fromkeys(("tie_embeddings", "qkv_bias", "attention_out_bias", "post_norms"), TRUTH),
     **dict.fromkeys(("mlp_bias", "qk_norm", "joint_qk_norm"), TRUTH),
     "rope_scaling": Accepts("a RopeScaling", lambda value: isinstance(value, RopeScaling)),
     "mixture": Accepts("a Mixture", lambda value: isinstance(value, Mixture)),
 }
-_MAY_BE_NONE = {"sliding_window", "rope_scaling", "mixture"}
-
-
-def from_fields(fields: Any, name: str) -> ModelConfig:
-    """The config that `dataclasses.asdict` turned into these fields, with the name `name`.
-
-    Raises CheckpointError for fields that are missing, unknown or impossible.
-    """
-    OBJECT.check(name, "architecture", fields)
-    try:
-        scaling = fields["rope_scaling"]
-        if scaling is not None:
-            OBJECT.check(name, "rope_scaling", scaling)
-            scaling = RopeScaling(**scaling)
-        experts = mixtures.from_fields(fields.get("mixture"), name)
-        changes = {"name": name, "rope_scaling": scaling, "mixture": experts}
-        return ModelConfig(**{**fields, **changes})
-    except (TypeError, KeyError):
-        raise CheckpointError(
-            f"{name}: its architecture is damaged; save the model again"
-        ) from None
+MAY_BE_NONE = {
+    *("sliding_window", "rope_scaling", "mixture"),
+    *("window_rope_theta", "attention_scale", "attention_softcap", "logit_softcap"),
+}

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models import mixture as mixtures
 from quantbench.models.accepted import (
     COUNT,
     LAYERS,
@@ -23,7 +22,8 @@ from quantbench.models.accepted import (
     Accepts,
     whole,
 )
-from quantbench.models.config import ModelConfig, RopeScaling
+from quantbench.models.config import MAY_BE_NONE, ModelConfig, RopeScaling
+from quantbench.models.mixture import Mixture
 from quantbench.models.registry import ARCHITECTURES, Architecture
 from quantbench.text import shown
 
@@ -84,6 +84,12 @@ _ROPE_ACCEPTED = {
 }
 
 
+# Keys that describe experts. transformers 5 writes num_local_experts for Qwen's num_experts.
+_EXPERT_KEYS = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), COUNT)
+# Keys of experts that matter in training alone.
+_EXPERTS_HARMLESS = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
+
+
 def check_keys(where: object, accepted: Mapping[str, Accepts], given: Mapping[str, Any]) -> None:
     for key, accepts in accepted.items():
         if given.get(key) is not None:
@@ -110,8 +116,9 @@ def from_hugging_face(
             f"{', '.join(ARCHITECTURES)}"
         )
     row = ARCHITECTURES[kind]
-    if row.window == "every second if used" and not config.get("sliding_window"):  # 0: none
+    if row.experts and not config.get("sliding_window"):  # transformers writes 0 for none
         config = {key: value for key, value in config.items() if key != "sliding_window"}
+    config = _one_rope(config, where)
     accepted = _understood(row, config, where)
     missing = [key for key in _REQUIRED if config.get(key) is None]
     if missing:
@@ -123,16 +130,20 @@ def from_hugging_face(
     sets = {**_REQUIRED, **_OPTIONAL}.items()
     values |= {field: config[key] for key, field in sets if config.get(key) is not None}
     for key, fields in row.fields.items():
-        if config.get(key) is not None:
-            values |= dict.fromkeys(fields, config[key])
+        value, null = config.get(key), key in config and MAY_BE_NONE.issuperset(fields)
+        if value is not None or null:
+            values |= {
+                field: row.converted[field](value) if field in row.converted else value
+                for field in fields
+            }
     values.setdefault("num_kv_heads", values["num_heads"])
     if "head_dim" not in values:
         values["head_dim"] = head_width(values["dim"], values["num_heads"], where)
-    values["sliding_window"] = _window(row, config, values, where)
+    values |= _windows(row, config, values, where)
     if row.experts:
         layers = values["num_layers"]
         try:
-            experts = mixtures.from_hugging_face(config, row.experts, row.experts_accept, layers)
+            experts = _mixture(config, row.experts, row.accepts, layers)
         except CheckpointError as error:
             raise CheckpointError(f"{where}: {error}") from None
         values["mixture"] = experts
@@ -142,10 +153,10 @@ def from_hugging_face(
 
 def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> dict[str, Accepts]:
     """What each key may hold. Raises CheckpointError for a key that is not understood."""
-    accepted = _ACCEPTED | dict(row.extras)
+    accepted = _ACCEPTED | dict(row.extras) | dict(row.accepts)
     if row.experts:
-        accepted |= mixtures.KEYS | dict(row.experts_accept)
-    harmless = _HARMLESS | mixtures.HARMLESS if row.experts else _HARMLESS
+        accepted |= _EXPERT_KEYS
+    harmless = _HARMLESS | _EXPERTS_HARMLESS if row.experts else _HARMLESS
     fixed = _FIXED | dict(row.fixed)
     for key, value in config.items():
         if key in fixed and value not in (fixed[key], None):
@@ -161,39 +172,72 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
     return accepted
 
 
+def _mixture(
+    config: Mapping[str, Any], defaults: Mapping[str, Any], keys: Iterable[str], layers: int
+) -> Mixture:
+    """The experts that a config.json describes.
+
+    config: its values are of the types that its architecture accepts. defaults: of absent keys.
+    keys: those that this architecture has beyond _EXPERT_KEYS. Raises CheckpointError for numbers
+    that no model can have.
+    """
+    given = {key: config[key] for key in (*_EXPERT_KEYS, *keys) if config.get(key) is not None}
+    if "num_local_experts" in given:
+        given["num_experts"] = given["num_local_experts"]
+    values = {**defaults, **given}
+    step, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers", ())
+    return Mixture(
+        num_experts=values["num_experts"],
+        experts_per_token=values["num_experts_per_tok"],
+        expert_dim=values.get("moe_intermediate_size", config["intermediate_size"]),
+        normalized=values.get("norm_topk_prob", False),
+        shared_dim=values.get("shared_expert_intermediate_size", 0),
+        dense_layers=tuple(i for i in range(layers) if i in dense or (i + 1) % step),
+    )
+
+
 def head_width(dim: Any, heads: Any, where: object) -> int:
     if dim % heads:
         raise CheckpointError(f"{where}: hidden_size {dim} does not divide into {heads} heads")
     return dim // heads
 
 
-def _window(
+_KINDS = {"full_attention": False, "sliding_attention": True}  # whether it has the window
+
+
+def _windows(
     row: Architecture, config: Mapping[str, Any], values: Mapping[str, Any], where: object
-) -> Any:
-    """The sliding window of all layers, or None. Raises CheckpointError if layers differ."""
+) -> dict[str, Any]:
+    """The sliding window, and the layers without it. Raises CheckpointError."""
+    count, kinds = values["num_layers"], config.get("layer_types")
     window = config.get("sliding_window", values.get("sliding_window"))
-    if row.window == "none" or window is None:
-        return None
-    if config.get("layer_types"):
-        kinds = set(config["layer_types"])
-        if kinds == {"full_attention"}:
-            return None
-        if kinds == {"sliding_attention"}:
-            return window
-    elif row.window == "all":
-        return window
-    elif not config.get("use_sliding_window"):
-        return None
-    elif row.window == "all if used":
-        return window
-    elif row.window == "last if used":
-        if config.get("max_window_layers", 28) >= values["num_layers"]:
-            return None
-        if config.get("max_window_layers") == 0:
-            return window
-    raise CheckpointError(
-        f"{where}: layers that differ in their attention window are not supported"
-    )
+    if row.window is None or window is None:
+        return {"sliding_window": None}
+    if kinds and (len(kinds) != count or not _KINDS.keys() >= set(kinds)):
+        raise CheckpointError(
+            f"{where}: layer_types {_listed(sorted(set(kinds)))} of {len(kinds)} layers; accepted "
+            f"are {' and '.join(_KINDS)}, one for each of the {count} layers"
+        )
+    narrow = [_KINDS[kinds[i]] if kinds else row.window(i, config) for i in range(count)]
+    if not any(narrow):
+        return {"sliding_window": None}
+    full = tuple(i for i in range(count) if not narrow[i])
+    return {"sliding_window": window, "full_layers": full}
+
+
+def _one_rope(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
+    """A config.json of transformers 5 with rotary parameters by kind of layer, in the words of
+    transformers 4. Raises CheckpointError for scaling of layers with a window."""
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, Mapping) or not _KINDS.keys() >= rope.keys() or not rope:
+        return config
+    for kind in rope:
+        OBJECT.check(where, f"rope_parameters: {kind}", rope[kind])
+    narrow = _rope({"rope_parameters": rope.get("sliding_attention")}, where, 10000.0)
+    if "rope_scaling" in narrow:
+        raise CheckpointError(f"{where}: rotary scaling of sliding_attention is not supported")
+    full = rope.get("full_attention")
+    return {**config, "rope_parameters": full, "rope_local_base_freq": narrow["rope_theta"]}
 
 
 def _rope(config: Mapping[str, Any], where: object, default: float) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quantbench.devices import stored_bytes
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.ops.attend import attend
@@ -36,6 +37,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        ropes = [(spec.rope_theta, spec.rope_scaling) for spec in config.layers]
+        self.rotated_as = [ropes.index(rope) for rope in ropes]  # the first layer like each
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(self.block(i) for i in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
@@ -43,7 +46,7 @@ class Transformer(nn.Module):
 
     def block(self, number: int) -> "Block":
         """Layer `number`, from 0."""
-        return Block(self.config)
+        return Block(self.config, number)
 
     def forward(
         self,
@@ -70,10 +73,27 @@ class Transformer(nn.Module):
         if positions is None:
             positions = torch.arange(tokens.shape[1], device="cpu")
         x = self.embed(tokens)  # (B, S, D)
-        cos, sin = rotation(self.config, positions, tokens.device)
-        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
-            x = layer(x, cos, sin, positions, cache)
+        rotations = self.rotations(positions, tokens.device)
+        caches = caches or [None] * len(self.layers)
+        for layer, rotation, cache in zip(self.layers, rotations, caches, strict=True):
+            x = layer(x, *rotation, positions, cache)
         return x
+
+    def rotations(self, positions: Tensor, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+        """For each layer the cosines and sines of `rotation`."""
+        made = {i: rotation(self.config, positions, device, i) for i in set(self.rotated_as)}
+        return [made[i] for i in self.rotated_as]
+
+    def compiles(self) -> bool:
+        """Whether torch.compile makes one graph of a decoding step."""
+        return True
+
+    def prepare_to_compile(self) -> None:
+        """Called once, before a step is compiled."""
+
+    def unread_bytes(self, rows: int) -> float:
+        """Bytes of the layers' weights that a decoding step of so many rows does not read."""
+        return 0.0
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings (B, S, D) of tokens (B, S)."""
@@ -81,21 +101,28 @@ class Transformer(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits (…, V) from the last layer's output (…, D)."""
-        return self.output(self.norm(x))
+        logits, cap = self.output(self.norm(x)), self.config.logit_softcap
+        return logits if cap is None else (logits / cap).tanh() * cap
 
 
 class Block(nn.Module):
-    """One layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """One layer: x + attention(norm(x)), then x + feed_forward(norm(x)); with post_norms, x +
+    norm(attention(norm(x))), and so on."""
 
     feed_forward: "FeedForward"
 
-    def __init__(self, config: ModelConfig, feed_forward: nn.Module | None = None) -> None:
-        """feed_forward: the second half; a FeedForward if not given."""
+    def __init__(
+        self, config: ModelConfig, number: int, feed_forward: nn.Module | None = None
+    ) -> None:
+        """number: the layer's, from 0. feed_forward: a FeedForward if not given."""
         super().__init__()
+        post_norm = nn.RMSNorm if config.layers[number].post_norms else nn.Identity
         self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.attention = Attention(config)
+        self.attention = Attention(config, number)
+        self.attention_post_norm = post_norm(config.dim, config.norm_eps)
         self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.add_module("feed_forward", feed_forward or FeedForward(config))
+        self.ffn_post_norm = post_norm(config.dim, config.norm_eps)
 
     def forward(
         self,
@@ -106,8 +133,9 @@ class Block(nn.Module):
         cache: KVCache | None = None,
     ) -> Tensor:
         """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2) as `rotation` gives them."""
-        x = x + self.attention(self.attention_norm(x), cos, sin, positions, cache)
-        return x + self.feed_forward(self.ffn_norm(x))
+        y = self.attention(self.attention_norm(x), cos, sin, positions, cache)
+        x = x + self.attention_post_norm(y)
+        return x + self.ffn_post_norm(self.feed_forward(self.ffn_norm(x)))
 
 
 class Attention(nn.Module):
@@ -115,10 +143,12 @@ class Attention(nn.Module):
 
     attend: Callable[..., Tensor] = staticmethod(attend)
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, number: int) -> None:
+        """number: the layer's, from 0."""
         super().__init__()
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.head_dim, self.window = config.head_dim, config.sliding_window
+        spec, self.head_dim = config.layers[number], config.head_dim
+        self.how = spec.window, spec.scale, spec.softcap
         heads = config.num_heads + 2 * config.num_kv_heads
         self.wqkv = nn.Linear(config.dim, heads * config.head_dim, bias=config.qkv_bias)
         self.wo = nn.Linear(
@@ -145,12 +175,14 @@ class Attention(nn.Module):
         value = value.transpose(1, 2)
         if cache is not None:
             key, value = cache.update(positions, key, value)  # and all that came before
-        y = self.attend(query, key, value, positions, self.window)  # (B, H, S, E)
+        y = self.attend(query, key, value, positions, *self.how)  # (B, H, S, E)
         return self.wo(y.transpose(1, 2).reshape(B, S, H * E))
 
 
 class FeedForward(nn.Module):
     """SwiGLU: w2(silu(gate) · up), where gate and up are the halves of w13's output."""
+
+    activation: Callable[[Tensor], Tensor] = staticmethod(F.silu)
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         """width: F; config.ffn_dim if not given."""
@@ -162,26 +194,30 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (…, D) → (…, D)."""
         gate, up = self.w13(x).chunk(2, dim=-1)
-        return self.w2(F.silu(gate) * up)
+        return self.w2(self.activation(gate) * up)
 
 
-def rotation(config: ModelConfig, positions: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each (S, 1, E/2) float32, of the rotary angles at positions (S,).
+def rotation(
+    config: ModelConfig, positions: Tensor, device: torch.device, number: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, each (S, 1, E/2) float32, of layer `number`'s angles at positions (S,).
 
     They are computed in each step: E/2 products are cheaper than reading a table, and a context of
     131072 positions takes no memory.
     """
     here = positions.to(device, non_blocking=True)
-    angles = here[:, None, None].float() * frequencies(config, device)
+    angles = here[:, None, None].float() * frequencies(config, device, number)
     return angles.cos(), angles.sin()
 
 
-def frequencies(config: ModelConfig, device: torch.device) -> Tensor:
-    """Radians by which each pair of a head rotates per position, (E/2,) float32."""
+def frequencies(config: ModelConfig, device: torch.device, number: int = 0) -> Tensor:
+    """Radians by which each pair of a head rotates per position in layer `number`, (E/2,)
+    float32."""
+    spec = config.layers[number]
     exponents = torch.arange(0, config.head_dim, 2, device=device) / config.head_dim
-    inverse_wavelength = 1.0 / config.rope_theta**exponents
-    if config.rope_scaling is not None:
-        return scaled(inverse_wavelength, config.rope_scaling)
+    inverse_wavelength = 1.0 / spec.rope_theta**exponents
+    if spec.rope_scaling is not None:
+        return scaled(inverse_wavelength, spec.rope_scaling)
     return inverse_wavelength
 
 
@@ -206,3 +242,19 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.float().chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return turned.type_as(x)
+
+
+# ---------------------------------------------------------------------------------- its weights
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all weights but the embedding table's. Everything that a quantized weight stores
+    counts: packed values, scales, zero points."""
+    modules = (m for m in model.modules() if not isinstance(m, nn.Embedding))
+    return sum(stored_bytes(p) for module in modules for p in module.parameters(recurse=False))
+
+
+def step_bytes(model: Transformer, rows: int = 1) -> int:
+    """Bytes of weights that one decoding step of so many rows reads: of the experts of a mixture
+    those that are chosen."""
+    return weight_bytes(model) - round(model.unread_bytes(rows))

@@ -7,10 +7,12 @@ The model is built on the meta device, without memory. Then each layer is read, 
 quantized, saved if --save asks for it, and brought into the form of its kernel.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +22,13 @@ from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats import Checkpoint, open_checkpoint
 from quantbench.models.formats.base import Tensors
-from quantbench.models.formats.saver import Saver
 from quantbench.models.llama import Transformer
 from quantbench.models.pool import Pool
 from quantbench.models.registry import build
-from quantbench.models.split import Split
+
+if TYPE_CHECKING:
+    from quantbench.models.formats.saver import Saver
+    from quantbench.models.split import Split
 
 Transform = Callable[[str, nn.Module], nn.Module]
 _LAYER = re.compile(r"layers\.\d+(?=\.)")

@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quantbench.devices import stored_bytes
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, FeedForward, Transformer
-from quantbench.models.mixture import Mixture
+from quantbench.models.mixture import Mixture, compiles
 from quantbench.models.stacked import Stacked
 from quantbench.ops.ranks import ALONE, Ranks
 
@@ -32,10 +33,27 @@ class Mixtral(Transformer):
         experts = self.config.mixture
         assert experts is not None
         dense = experts.is_dense(number)
-        block = Block(self.config, None if dense else MixtureOfExperts(self.config))
+        block = Block(self.config, number, None if dense else MixtureOfExperts(self.config))
         if self.config.joint_qk_norm:
             self._norm_jointly(block)
         return block
+
+    def compiles(self) -> bool:
+        device, elsewhere = self.tok_embeddings.weight.device.type, elsewhere_of(self)
+        return compiles(self.config.mixture, device, elsewhere is not None)
+
+    def prepare_to_compile(self) -> None:
+        stack_experts(self)
+
+    def unread_bytes(self, rows: int) -> float:
+        """One row reads k of X experts. Several rows are taken to choose independently and evenly:
+        then a step reads X · (1 - (1 - k/X)^rows) of them on average."""
+        unread = 0.0
+        for module in self.modules():
+            if isinstance(module, MixtureOfExperts):
+                share = 1 - module.experts_per_token / len(module.experts)
+                unread += share**rows * sum(map(stored_bytes, module.experts.parameters()))
+        return unread
 
     def _norm_jointly(self, block: Block) -> None:
         config, attention = self.config, block.attention

@@ -3,22 +3,16 @@
 Mixture(num_experts=8, experts_per_token=2, expert_dim=14336)       # Mixtral-8x7B's
 """
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import COUNT, OBJECT, TRUTH, Accepts, whole
+from quantbench.models.accepted import COUNT, NUMBERS, TRUTH, whole
 
-_NUMBERS = Accepts(
-    "a list of layers' numbers, from 0",
-    lambda value: isinstance(value, list | tuple) and all(whole(0).test(layer) for layer in value),
-)
 _ACCEPTED = {
     **dict.fromkeys(("num_experts", "experts_per_token", "expert_dim"), COUNT),
     "normalized": TRUTH,
     "shared_dim": whole(0),
-    "dense_layers": _NUMBERS,
+    "dense_layers": NUMBERS,
 }
 
 
@@ -66,53 +60,3 @@ def compiles(mixture: Mixture | None, device: str, two_tiers: bool) -> bool:
     graph cannot fetch experts from a second tier of memory. device: its type.
     """
     return mixture is None or (device == "cuda" and not two_tiers)
-
-
-def from_fields(fields: Any, name: str) -> Mixture | None:
-    """The mixture that `dataclasses.asdict` turned into these fields; None for None.
-
-    Raises CheckpointError for impossible values, TypeError for fields that are missing or unknown.
-    """
-    if fields is None:
-        return None
-    OBJECT.check(name, "mixture", fields)
-    return Mixture(**fields)
-
-
-# ---------------------------------------------------------------------------------- config.json
-
-# Keys of Hugging Face's config.json that describe experts. transformers 5 writes num_local_experts
-# for Qwen's num_experts.
-KEYS = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), COUNT)
-NORMALIZED = {"norm_topk_prob": TRUTH}
-QWEN_KEYS = NORMALIZED | {
-    "moe_intermediate_size": COUNT,
-    "decoder_sparse_step": COUNT,
-    "mlp_only_layers": _NUMBERS,
-}
-# Keys that matter in training alone.
-HARMLESS = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
-
-
-def from_hugging_face(
-    config: Mapping[str, Any], defaults: Mapping[str, Any], keys: Iterable[str], layers: int
-) -> Mixture:
-    """The mixture in a Hugging Face config.json.
-
-    config: its values are of the types that its architecture accepts. defaults: of absent keys.
-    keys: those that this architecture has beyond KEYS. Raises CheckpointError for numbers that no
-    model can have.
-    """
-    given = {key: config[key] for key in (*KEYS, *keys) if config.get(key) is not None}
-    if "num_local_experts" in given:
-        given["num_experts"] = given["num_local_experts"]
-    values = {**defaults, **given}
-    step, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers", ())
-    return Mixture(
-        num_experts=values["num_experts"],
-        experts_per_token=values["num_experts_per_tok"],
-        expert_dim=values.get("moe_intermediate_size", config["intermediate_size"]),
-        normalized=values.get("norm_topk_prob", False),
-        shared_dim=values.get("shared_expert_intermediate_size", 0),
-        dense_layers=tuple(i for i in range(layers) if i in dense or (i + 1) % step),
-    )

@@ -4,29 +4,47 @@
     build(config)                   # weights as torch initializes them, on torch's default device
 
 The file holds a class like models.llama.Transformer, most simply a child of it. Until others are
-taught the class, they refuse it: the C++ ops (run/decoding.py), ranks (`splits`) and peers.
+taught the class, they refuse it: the C++ op (run/cpu_step.py), ranks (`splits`) and peers.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from quantbench.errors import CheckpointError, UsageError
-from quantbench.models.accepted import COUNT, TRUTH, Accepts
-from quantbench.models.mixture import NORMALIZED, QWEN_KEYS
+from quantbench.errors import CheckpointError
+from quantbench.models.accepted import COUNT, NUMBERS, POSITIVE, TRUTH, Accepts
 
 if TYPE_CHECKING:
     from quantbench.models.config import ModelConfig
     from quantbench.models.llama import Transformer
     from quantbench.models.split import Split
 
-# Which layers have config.json's sliding_window: none; all; all, if use_sliding_window; those from
-# max_window_layers on, if use_sliding_window; every second one, if use_sliding_window.
-Window = Literal["none", "all", "all if used", "last if used", "every second if used"]
+# Whether a layer, by its number from 0, has config.json's sliding_window, if no layer_types say so.
+HasWindow = Callable[[int, Mapping[str, Any]], bool]
 NameTable = Mapping[str, tuple[str, ...]]  # as models/formats/names.py has it
+
+MAX_WINDOW_LAYERS = 28  # of Qwen's config.json, if absent
+
+
+def every_layer(number: int, config: Mapping[str, Any]) -> bool:
+    return True
+
+
+def if_used(number: int, config: Mapping[str, Any]) -> bool:
+    return bool(config.get("use_sliding_window"))
+
+
+def last_if_used(number: int, config: Mapping[str, Any]) -> bool:
+    return if_used(number, config) and number >= config.get("max_window_layers", MAX_WINDOW_LAYERS)
+
+
+def first_even_if_used(number: int, config: Mapping[str, Any]) -> bool:
+    few = number < config.get("max_window_layers", MAX_WINDOW_LAYERS)
+    return if_used(number, config) and few and number % 2 == 0
+
 
 ATTENTION_BIAS = {"attention_bias": ("qkv_bias", "attention_out_bias")}
 
@@ -40,10 +58,13 @@ class Architecture:
     defaults: Mapping[str, Any]
     # Fields of ModelConfig that a key sets, beyond those that it sets for every architecture.
     fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    window: Window = "none"
-    # A mixture of experts' own keys: what they may hold, and what it means that one is absent.
+    window: HasWindow | None = None
+    # Values of fields from those of the keys that set them.
+    converted: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    # What keys may hold that no other architecture has.
+    accepts: Mapping[str, Accepts] = field(default_factory=dict)
+    # A mixture of experts: what it means that one of its keys is absent.
     experts: Mapping[str, Any] = field(default_factory=dict)
-    experts_accept: Mapping[str, Accepts] = field(default_factory=dict)
     # Keys that no other architecture has, and what they may hold. The model finds the values that
     # are given in ModelConfig.extras.
     extras: Mapping[str, Accepts] = field(default_factory=dict)
@@ -60,6 +81,7 @@ class Architecture:
 
 
 LLAMA, MIXTRAL = "quantbench.models.llama:Transformer", "quantbench.models.mixtral:Mixtral"
+GEMMA = "quantbench.models.gemma:Gemma"
 MIXTRAL_EXPERTS: NameTable = {
     "feed_forward.router": ("block_sparse_moe.gate",),
     "feed_forward.experts.#.w13": (
@@ -68,33 +90,73 @@ MIXTRAL_EXPERTS: NameTable = {
     ),
     "feed_forward.experts.#.w2": ("block_sparse_moe.experts.#.w2",),
 }
+GEMMA_DEFAULTS = {
+    "num_kv_heads": 4, "head_dim": 256, "sliding_window": 4096, "tie_embeddings": True,
+    "attention_scale": 256**-0.5, "post_norms": True,
+}  # fmt: skip
+GEMMAS: dict[str, Any] = {
+    "fields": {
+        **ATTENTION_BIAS,
+        "query_pre_attn_scalar": ("attention_scale",),
+        "attn_logit_softcapping": ("attention_softcap",),
+        "final_logit_softcapping": ("logit_softcap",),
+        "rope_local_base_freq": ("window_rope_theta",),
+    },
+    "accepts": {
+        **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping"), POSITIVE),
+        **dict.fromkeys(("final_logit_softcapping", "rope_local_base_freq"), POSITIVE),
+    },
+    "converted": {"attention_scale": lambda width: width**-0.5},
+    "fixed": {
+        **dict.fromkeys(("hidden_act", "hidden_activation"), "gelu_pytorch_tanh"),
+        "use_bidirectional_attention": False,
+        "sliding_window_pattern": 6,
+    },
+    "weights": {
+        "attention_post_norm": ("post_attention_layernorm",),
+        "ffn_norm": ("pre_feedforward_layernorm",),
+        "ffn_post_norm": ("post_feedforward_layernorm",),
+    },
+}
+NORMALIZED = {"norm_topk_prob": TRUTH}
+QWEN_KEYS = NORMALIZED | {
+    "moe_intermediate_size": COUNT,
+    "decoder_sparse_step": COUNT,
+    "mlp_only_layers": NUMBERS,
+}
 # fmt: off
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(LLAMA, {"max_position": 2048}, splits=True,
         fields={**ATTENTION_BIAS, "mlp_bias": ("mlp_bias",)}),
-    "mistral": Architecture(LLAMA, window="all", splits=True,
+    "mistral": Architecture(LLAMA, window=every_layer, splits=True,
         defaults={"max_position": 131072, "num_kv_heads": 8, "sliding_window": 4096}),
-    "qwen2": Architecture(LLAMA, window="last if used", splits=True,
+    "qwen2": Architecture(LLAMA, window=last_if_used, splits=True,
         defaults={"max_position": 32768, "num_kv_heads": 32, "qkv_bias": True}),
-    "qwen3": Architecture(LLAMA, fields=ATTENTION_BIAS, window="last if used", splits=True,
+    "qwen3": Architecture(LLAMA, fields=ATTENTION_BIAS, window=last_if_used, splits=True,
         defaults={"max_position": 32768, "num_kv_heads": 32, "head_dim": 128, "qk_norm": True}),
-    "mixtral": Architecture(MIXTRAL, window="all", splits=True, weights=MIXTRAL_EXPERTS,
+    "gemma2": Architecture(GEMMA, window=lambda number, _: number % 2 == 0, **GEMMAS,
+        defaults={**GEMMA_DEFAULTS, "max_position": 8192, "attention_softcap": 50.0,
+                  "logit_softcap": 30.0}),
+    "gemma3_text": Architecture(GEMMA, window=lambda number, _: (number + 1) % 6 != 0, **GEMMAS,
+        defaults={**GEMMA_DEFAULTS, "max_position": 131072, "rope_theta": 1e6, "qk_norm": True,
+                  "window_rope_theta": 1e4}),
+    "mixtral": Architecture(MIXTRAL, window=every_layer, splits=True, weights=MIXTRAL_EXPERTS,
         defaults={"max_position": 131072, "num_kv_heads": 8, "norm_eps": 1e-5,
                   "rope_theta": 1000000.0},
         experts={"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}),
     "olmoe": Architecture(MIXTRAL, fields=ATTENTION_BIAS, splits=True,
         defaults={"norm_eps": 1e-5, "max_position": 4096, "qk_norm": True, "joint_qk_norm": True},
-        experts={"num_experts": 64, "num_experts_per_tok": 8}, experts_accept=NORMALIZED),
+        experts={"num_experts": 64, "num_experts_per_tok": 8}, accepts=NORMALIZED),
     "qwen2_moe": Architecture(MIXTRAL, fields={"qkv_bias": ("qkv_bias",)}, splits=True,
-        window="every second if used",
+        window=first_even_if_used,
         defaults={"max_position": 32768, "num_kv_heads": 16, "qkv_bias": True},
         experts={"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
                  "shared_expert_intermediate_size": 5632},
-        experts_accept={**QWEN_KEYS, "shared_expert_intermediate_size": COUNT, "qkv_bias": TRUTH}),
-    "qwen3_moe": Architecture(MIXTRAL, fields=ATTENTION_BIAS, window="all if used", splits=True,
+        accepts={**QWEN_KEYS, "shared_expert_intermediate_size": COUNT, "qkv_bias": TRUTH}),
+    "qwen3_moe": Architecture(MIXTRAL, fields=ATTENTION_BIAS, window=if_used, splits=True,
         defaults={"max_position": 32768, "num_kv_heads": 4, "qk_norm": True},
         experts={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
-        experts_accept=QWEN_KEYS),
+        accepts=QWEN_KEYS),
 }
 # fmt: on
 
@@ -108,15 +170,6 @@ def of_config(config: ModelConfig) -> Architecture:
             f"{', '.join(rows)}"
         )
     return rows[config.architecture]
-
-
-def check_split(config: ModelConfig, ranks: int) -> None:
-    """Raise UsageError for a model that ranks cannot share."""
-    if not of_config(config).splits:
-        raise UsageError(
-            f"--tp {ranks}: how ranks share a model of architecture {config.architecture} is not "
-            "known yet; leave out --tp"
-        )
 
 
 def build(config: ModelConfig, split: Split | None = None) -> Transformer:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quantbench.errors import UsageError
 from quantbench.models.config import ModelConfig
+from quantbench.models.registry import of_config
 from quantbench.ops.ranks import Ranks
 
 Range = tuple[int, int]  # from the first, up to but without the last
@@ -218,3 +219,12 @@ def _scaled(span: Range, by: int) -> Range:
 
 def _moved(span: Range, by: int) -> Range:
     return span[0] + by, span[1] + by
+
+
+def check_split(config: ModelConfig, ranks: int) -> None:
+    """Raise UsageError for a model that ranks cannot share."""
+    if not of_config(config).splits:
+        raise UsageError(
+            f"--tp {ranks}: how ranks share a model of architecture {config.architecture} is not "
+            "known yet; leave out --tp"
+        )

@@ -1,4 +1,4 @@
-"""What all commands share: reading options, reporting a failure in one line, showing progress.
+"""What all commands share: reading options and reporting a failure in one line.
 
     @click.command(cls=cli.OneLineErrors)
     @click.group(cls=cli.Group)                 # a command with subcommands, these of class Command
@@ -16,10 +16,9 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,19 +29,13 @@ from click.core import ParameterSource
 
 from quantbench import helptext
 from quantbench.errors import QuantbenchError, UsageError
-from quantbench.text import one_line, shown
+from quantbench.progress import say
+from quantbench.text import key, one_line, shown
 
-Report = Callable[[int, int], None]
-SECONDS_BETWEEN_LINES = 2.0  # of progress, where no line can be erased
 RANK_REPORTS = "QUANTBENCH_RANK_REPORT"  # a file for the message of a rank that fails
 
 
 # ---------------------------------------------------------------------------------- options
-
-
-def key(spelling: str) -> str:
-    """An option's name from any spelling: --top-k and --top_k are top_k."""
-    return spelling.removeprefix("--").replace("-", "_")
 
 
 class OptionOfOptions(click.Option):
@@ -242,7 +235,7 @@ def _carried_out(
         with command.make_context(name, given, **extra) as context:
             return command.invoke(context)
     _open_standard_streams()
-    debug = _Debug()
+    debug, cause = _Debug(), None
     try:
         _require_posix()
         with _sigterm_interrupts() as terminated:
@@ -262,7 +255,8 @@ def _carried_out(
         if isinstance(error, KeyboardInterrupt) and sys.stderr and sys.stderr.isatty():
             say("")  # ends the line in which the terminal wrote ^C
         _report(f"error: {one_line(message)}", code)
-    sys.exit(code)
+        cause = error
+    raise SystemExit(code) from cause
 
 
 def _report(line: str, code: int) -> None:
@@ -376,68 +370,9 @@ def _sigterm_interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-# ---------------------------------------------------------------------------------- progress
-
-
 def quiet(debug: bool) -> None:
     """Silence warnings of the compiler and of libraries, unless `debug`."""
     if not debug:
         warnings.filterwarnings("ignore")
         for name in ("torch._inductor", "torch._dynamo", "torchao", "bitsandbytes"):
             logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def say(line: str) -> None:
-    """Print a line to stderr; stdout is for results. A failure to write it is ignored."""
-    with contextlib.suppress(OSError):
-        click.echo(line, err=True)
-
-
-@contextlib.contextmanager
-def progress(what: str, lasting: bool = True, unit: str = "GB") -> Iterator[Report]:
-    """Show `what` and the time that passes; yields report(done, total), in bytes for "GB".
-
-    On a terminal that can erase a line, this line moves; elsewhere a new one comes every few
-    seconds. lasting: whether to leave a line with the seconds that it took. unit: of the report.
-    """
-    started = time.perf_counter()
-    with _moving(what, unit) if can_erase() else _lines(what, unit) as report:
-        yield report
-    if lasting:
-        say(f"{what}: {time.perf_counter() - started:.1f} s")
-
-
-def can_erase() -> bool:
-    """Whether stderr is a terminal on which a line can move."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return False
-    return os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
-
-
-@contextlib.contextmanager
-def _moving(what: str, unit: str) -> Iterator[Report]:
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what)
-        yield lambda done, total: bar.update(task, description=_line(what, done, total, unit))
-
-
-@contextlib.contextmanager
-def _lines(what: str, unit: str) -> Iterator[Report]:
-    spoken = time.perf_counter()
-
-    def report(done: int, total: int) -> None:
-        nonlocal spoken
-        if done < total and time.perf_counter() >= spoken + SECONDS_BETWEEN_LINES:
-            spoken = time.perf_counter()
-            say(_line(what, done, total, unit))
-
-    yield report
-
-
-def _line(what: str, done: int, total: int, unit: str) -> str:
-    part = f"{done / 1e9:.2f} of {total / 1e9:.2f}" if unit == "GB" else f"{done} of {total}"
-    return f"{what}: {part} {unit}"

@@ -10,9 +10,8 @@ import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 from quantbench.kv_cache import CACHES
-from quantbench.log.config import DECODERS, KERNELS, PRECISIONS
+from quantbench.log.config import DECODERS, EXPERT_POLICIES, KERNELS, PRECISIONS
 from quantbench.models.presets import PRESETS
-from quantbench.ops.names import EXPERT_POLICIES
 from quantbench.quantize.spec import MEASURED, SHOWN
 
 # What is offered for an option or argument of that name.

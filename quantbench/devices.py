@@ -15,19 +15,12 @@ from typing import Any
 
 import torch
 
+from quantbench import host
 from quantbench.errors import UsageError
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-STATUS, MEMINFO = Path("/proc/self/status"), Path("/proc/meminfo")
+STATUS = Path("/proc/self/status")
 CLEAR_REFERENCES = Path("/proc/self/clear_refs")
-# A control group's files, version 2 and then version 1: its limit, its usage, its usage by kind.
-CONTROL_GROUP_FILES = (
-    tuple(Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current", "stat")),
-    tuple(
-        Path("/sys/fs/cgroup/memory") / f"memory.{name}"
-        for name in ("limit_in_bytes", "usage_in_bytes", "stat")
-    ),
-)
 
 
 class Device:
@@ -119,8 +112,7 @@ class Cpu(Device):
         return max(self.chunk // max(1, rows), self.least_chunk)
 
     def free_memory(self, device: torch.device) -> int | None:
-        limits = [_available_memory(), *(_left_to_group(*files) for files in CONTROL_GROUP_FILES)]
-        return min((free for free in limits if free is not None), default=None)
+        return host.free_memory()
 
     def reset_peak_memory(self, device: torch.device) -> None:
         with contextlib.suppress(OSError):  # refused: peak_memory reports resident_since_start
@@ -230,30 +222,6 @@ def can_reset_peak() -> bool:
     return True
 
 
-def _available_memory() -> int | None:
-    if MEMINFO.exists():
-        for line in MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
-def _left_to_group(limit: Path, used: Path, statistics: Path) -> int | None:
-    """Bytes left of a control group's limit; None where it has none.
-
-    The group's usage includes the page cache, which is evicted when memory is needed, so that is
-    added back: otherwise a checkpoint that was just copied would seem to fill the group.
-    """
-    try:
-        left = int(limit.read_text()) - int(used.read_text())
-        kinds = dict(line.split() for line in statistics.read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    for name in ("active_file", "inactive_file"):
-        left += int(kinds.get(f"total_{name}", kinds.get(name, 0)))  # total_: version 1, recursive
-    return max(0, left)
-
-
 def stored_bytes(tensor: torch.Tensor) -> int:
     """Bytes that a tensor stores; for a tensor subclass, those of the tensors inside it."""
     if hasattr(tensor, "__tensor_flatten__"):
@@ -295,9 +263,4 @@ def return_freed() -> None:
 
 
 def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    return host.cpuinfo("model name") or platform.processor() or platform.machine()

@@ -19,8 +19,6 @@ import click
 
 from quantbench.text import shown
 
-# The sections of generate.py's options.
-GROUPS = ("Model", "Speed", "Sample", "Cache", "Experts", "Output")
 OWN = "Options"
 LAST = ("--debug", "--help")  # rows at the very end
 LARGEST = 2**63 - 1  # of a whole number: torch indexes with 64 bits
@@ -39,7 +37,7 @@ def write_options(
     context: click.Context, formatter: click.HelpFormatter, parameters: Sequence[click.Parameter]
 ) -> None:
     """Write the options in sections. One without a `group` is the command's own."""
-    sections: dict[str, list[Row]] = {OWN: []} | {group: [] for group in GROUPS}
+    sections: dict[str, list[Row]] = {OWN: []}
     last: dict[str, Row] = {}
     for option in parameters:
         if not isinstance(option, click.Option) or option.hidden:
@@ -111,7 +109,7 @@ def refusal(
             typed = [word.partition("=")[0] for word in words if word.startswith("-")]
             names = {word: word.lstrip("-").replace("-", "_") for word in typed}
             word = next((word for word in typed if names[word].startswith(first)), spelling)
-            close = difflib.get_close_matches(names.get(word, ""), options, n=1, cutoff=0.5)
+            close = difflib.get_close_matches(names.get(word, ""), options, n=1, cutoff=0.6)
             hint = f"did you mean --{close[0]}?" if close else "--help lists them all"
             return f"no such option: {shown(word)}; {hint}"
         case click.BadOptionUsage(option_name=spelling):

@@ -52,6 +52,11 @@ def seconds(count: float) -> str:
     return f"{count:.3g} s" if count >= 1 else f"{1e3 * count:.3g} ms"
 
 
+def key(spelling: str) -> str:
+    """An option's name from any spelling: --top-k and --top_k are top_k."""
+    return spelling.removeprefix("--").replace("-", "_")
+
+
 def counted(count: int, noun: str) -> str:
     """The number with its noun: "1 line", "2 lines"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

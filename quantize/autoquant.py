@@ -2,18 +2,18 @@
 
     choices = choose(samples, AutoQuant(), batch_size=1, min_sqnr=35.0, cache=files.cache_folder())
     print(table(choices))
-    model = load_model(path, transform=AutoQuantizer(by_shape(choices), device, dtype))
+    model = load_model(path, transform=MixedQuantizer(by_shape(choices), device, dtype))
 
 A candidate is a scheme and a kernel. To be chosen it has to be faster than full precision by more
 than noise, and its output on real activations has to keep a signal-to-quantization-noise ratio
 (SQNR) of min_sqnr decibels: 35 dB is noise of 1.8 % of the signal's size.
 """
 
+import copy
 import hashlib
 import json
 import math
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,16 +21,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import torchao
 from torch import Tensor, nn
 
 from quantbench import devices, files
-from quantbench.errors import CheckpointError, KernelError, QuantbenchError, UsageError
+from quantbench.errors import KernelError, QuantbenchError
 from quantbench.quantize import race
 from quantbench.quantize.race import Timing, attempt
 from quantbench.quantize.registry import Quantizer, available, with_weight
-from quantbench.quantize.spec import FullPrecision, Quantization, Spec, parse_scheme
+from quantbench.quantize.spec import FullPrecision, Quantization, Spec
 from quantbench.text import aligned
 from quantbench.typed_json import from_json, parsed, to_json
 
@@ -38,6 +37,7 @@ SQNR_ROWS = 64  # activations per SQNR; more do not change it
 # On the CPU at most this many weights of a layer are measured, in evenly spread rows: time is
 # proportional to bytes, and an output layer of 128256 rows would take longer than all other layers.
 MAX_WEIGHTS = 1 << 24
+TOO_SLOW = 8.0  # times the fastest candidate's time: not worth 20 rounds
 GAIN = 0.97  # of full precision's time, at most: the rest may be noise
 # A kernel's output in decode's shape against its own for many rows. Both round differently, which
 # keeps 40 dB and more; a broken kernel keeps none.
@@ -119,7 +119,7 @@ def choose(
         timings = read(file)
         kept = timings.keys() >= {str(one) for one in field if one.reason is None}
         _measure(field, parts, batch_size, compile, timings if kept else None)
-        if not kept:
+        if file and not kept:
             write(file, {str(one): one.timing for one in field if one.timing})
         chosen, judged = decide(field, min_sqnr)
         setting = f"batch {batch_size}, {str(first.weight.dtype)[6:]}"
@@ -159,7 +159,8 @@ def _measure(
     first, unless its timings are known."""
     plain = [sample.layer for sample in samples]
     inputs = [_rows(sample.activations, max(SQNR_ROWS, batch_size)) for sample in samples]
-    exact = [_product(layer, x) for layer, x in zip(plain, inputs, strict=True)]
+    # Without 16-bit rounding: float32's is 120 dB away.
+    exact = [copy.deepcopy(one).float()(x.float()) for one, x in zip(plain, inputs, strict=True)]
     raced: list[tuple[Candidate, nn.Module, Tensor]] = []
 
     def quality(one: Candidate) -> None:
@@ -174,11 +175,13 @@ def _measure(
 
     for one in field:
         one.reason = one.reason or attempt(lambda: quality(one))  # noqa: B023
-        one.timing = timings[str(one)] if timings and not one.reason else None
+        one.timing = timings.get(str(one)) if timings and not one.reason else None
     if timings is not None:
         return
+    x, layers = inputs[0][:batch_size], [layer for _, layer, _ in raced]
+    limit = TOO_SLOW if x.device.type == "cpu" else math.inf
     with devices.returning_memory():
-        times = race.race([layer for _, layer, _ in raced], inputs[0][:batch_size], compile)
+        times = race.race(layers, x, compile, too_slow=limit)
     for (one, _, batched), timing, y in zip(raced, times.timings, times.outputs, strict=True):
         if isinstance(timing, str) or y is None:
             one.reason = str(timing)
@@ -186,12 +189,6 @@ def _measure(
             one.timing = timing
         else:
             one.reason = f"wrong: decode's output is {agreement:.1f} dB from its batched output"
-
-
-def _product(layer: nn.Linear, x: Tensor) -> Tensor:
-    """layer(x) without 16-bit rounding: float32's is 120 dB away."""
-    bias = None if layer.bias is None else layer.bias.float()
-    return F.linear(x.float(), layer.weight.float(), bias)
 
 
 def _part(layer: nn.Linear) -> nn.Linear:
@@ -278,16 +275,12 @@ def _row(one: Candidate) -> tuple[str, ...]:
 def _digest(layer: nn.Linear, batch_size: int, compile: bool) -> str:
     """The file of a layer's timings, named after all that a product's time depends on but for the
     candidate. Each setting has its own, so two runs at once lose nothing of each other's."""
-    weight, root = layer.weight, Path(__file__).parents[1]
-    versions = torch.__version__, torchao.__version__
-    kernels = files.digest_of_code(root / "ops", root / "quantize")
-    machine = (
-        weight.device.type,
-        devices.describe(weight.device),
-        torch.backends.cpu.get_cpu_capability(),
-    )
-    product = *weight.shape, str(weight.dtype), layer.bias is not None, batch_size, compile
-    key = json.dumps([versions, kernels, machine, product])
+    root, device = Path(__file__).parents[1], layer.weight.device
+    code = files.digest_of_code(root / "ops", root / "quantize")
+    machine = device.type, devices.describe(device), torch.backends.cpu.get_cpu_capability()
+    product = *layer.weight.shape, str(layer.weight.dtype), layer.bias is not None
+    how = torch.__version__, torchao.__version__, batch_size, compile
+    key = json.dumps([code, machine, product, how])
     return f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
@@ -299,74 +292,14 @@ def read(file: Path | None) -> dict[str, Timing]:
         return {}
 
 
-def write(file: Path | None, timings: Mapping[str, Timing]) -> None:
+def write(file: Path, timings: Mapping[str, Timing]) -> None:
     """Replace the file. In a folder that cannot be written to nothing is stored."""
+    content = json.dumps({name: to_json(timing) for name, timing in timings.items()})
     with suppress(OSError, QuantbenchError):
-        if file:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            files.write_text(
-                "", file, json.dumps({name: to_json(t) for name, t in timings.items()})
-            )
-
-
-class AutoQuantizer:
-    """(name, module) -> module, as registry.Quantizer: the chosen scheme for each layer's shape."""
-
-    def __init__(
-        self, chosen: Mapping[Any, tuple[Spec, str]], device: torch.device, dtype: torch.dtype
-    ) -> None:
-        """chosen: a scheme and a kernel by a layer's shape (N, K) or name. A kernel that cannot run
-        here is replaced by the best that can; KernelError if none can."""
-        self.ran: Counter[str] = Counter()  # how many layers each kernel got
-        self.layers: dict[str, tuple[str, str]] = {}  # (scheme, kernel) of each layer built
-        made = {}
-        for spec, kernel in set(chosen.values()):
-            runs = available(spec, device, dtype).get(kernel, "unknown") is None
-            made[spec, kernel] = Quantizer(spec, device, dtype, kernel if runs else "auto")
-        self._quantizers = {key: made[how] for key, how in chosen.items()}
-
-    def __call__(self, name: str, module: nn.Module) -> nn.Module:
-        return self.built(name, self.quantized(name, module))
-
-    def takes(self, module: nn.Module) -> bool:
-        return isinstance(module, nn.Linear)
-
-    def quantized(self, name: str, module: nn.Module) -> nn.Module:
-        """The layer with its scheme's numbers; KernelError, naming the layer, without a choice."""
-        return self._of(name, module).quantized(name, module) if self.takes(module) else module
-
-    def built(self, name: str, layer: nn.Module) -> nn.Module:
-        """The layer in its kernel's form."""
-        if not self.takes(layer):
-            return layer
-        quantizer = self._of(name, layer)
-        built = quantizer.built(name, layer)
-        kernel = quantizer.kernel_for(name, layer)  # the one built: those that failed are gone
-        self.ran[kernel] += 1
-        self.layers[name] = str(quantizer.spec), kernel
-        return built
-
-    def _of(self, name: str, layer: nn.Module) -> Quantizer:
-        shape = layer.out_features, layer.in_features
-        quantizer = self._quantizers.get(name) or self._quantizers.get(shape)
-        if quantizer is None:
-            raise KernelError(
-                "{} is {} by {}, and autoquant has chosen nothing".format(name, *shape)
-            )
-        return quantizer
+        file.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text("", file, content)
 
 
 def by_shape(choices: Sequence[Choice]) -> dict[Any, tuple[Spec, str]]:
-    """What AutoQuantizer takes of choices just made."""
+    """What MixedQuantizer takes: a scheme and a kernel by a layer's shape."""
     return {choice.shape: (choice.chosen.spec, choice.chosen.kernel) for choice in choices}
-
-
-def by_name(layers: Mapping[str, Sequence[str]]) -> dict[Any, tuple[Spec, str]]:
-    """What it takes of a saved model's `layers`. CheckpointError for an unknown scheme."""
-    chosen = {}
-    for name, (scheme, kernel) in layers.items():
-        try:
-            chosen[name] = parse_scheme(scheme), kernel
-        except UsageError as error:
-            raise CheckpointError(f"{name} was saved as {scheme!r}: {error}") from None
-    return chosen

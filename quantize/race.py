@@ -59,11 +59,18 @@ class Race:
 
 
 @torch.no_grad()
-def race(layers: Sequence[nn.Module], x: Tensor, compile: bool, beside: Run | None = None) -> Race:
+def race(
+    layers: Sequence[nn.Module],
+    x: Tensor,
+    compile: bool,
+    beside: Run | None = None,
+    too_slow: float = math.inf,
+) -> Race:
     """Time layer(x) for every layer; a layer that cannot be compiled or run gets the reason.
 
-    beside: an extra measurement in every round. A layer that fused decoding takes over is one op,
-    and is not compiled.
+    beside: an extra measurement in every round. too_slow: a layer that takes this many times as
+    long as the fastest gets WARM_UPS rounds only. A layer that fused decoding takes over is one
+    op, and is not compiled.
     """
     whole = [compile and fused_weight(layer) is None for layer in layers]
     calls = [_compiled(x.device) if each else nn.Module.__call__ for each in whole]
@@ -81,23 +88,30 @@ def race(layers: Sequence[nn.Module], x: Tensor, compile: bool, beside: Run | No
             results[i] = attempt(lambda: _run(calls[i], rotation, x, compile))  # noqa: B023
             if callable(results[i]):
                 runs[i] = results[i]
-    results |= interleaved(runs, warm=number * size < cache)
+    results |= interleaved(runs, too_slow, warm=number * size < cache)
     timings = [results[i] for i in range(len(layers))]
     return Race(timings, outputs, number * size, cache, results.get(-1))
 
 
-def interleaved(runs: Mapping[int, Run], warm: bool = False) -> dict[int, Timing]:
-    """Call every run once a round, always in the same order; the first WARM_UPS do not count."""
+def interleaved(
+    runs: Mapping[int, Run], too_slow: float = math.inf, warm: bool = False
+) -> dict[int, Timing]:
+    """Call every run once a round, always in the same order. The first WARM_UPS do not count, but
+    for a run that takes `too_slow` times as long as the fastest: it gets no more."""
     seconds: dict[int, list[float]] = {i: [] for i in runs}
     started, number = time.perf_counter(), -WARM_UPS
     while number < ROUNDS or (number < MAX_ROUNDS and time.perf_counter() - started < SECONDS):
+        if number == 0:
+            limit = too_slow * min(map(min, seconds.values()), default=0.0)
+            runs = {i: run for i, run in runs.items() if min(seconds[i]) <= limit}
+            seconds |= {i: [] for i in runs}
         for i, run in runs.items():
             seconds[i].append(run())
         number += 1
     timings = {}
     for i, each in seconds.items():
-        low, middle, high = statistics.quantiles(each[WARM_UPS:], n=4, method="inclusive")
-        timings[i] = Timing(middle, low, high, number, warm)
+        low, middle, high = statistics.quantiles(each, n=4, method="inclusive")
+        timings[i] = Timing(middle, low, high, len(each), warm)
     return timings
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quantbench import devices
+from quantbench import devices, host
 from quantbench.log import table
 from quantbench.typed_json import from_json
 
@@ -21,19 +21,19 @@ OLD_STATISTICS = "active_file 7\ninactive_file 7\ntotal_active_file {0}\ntotal_i
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """Writes the files of a machine; none are there otherwise."""
-    monkeypatch.setattr(devices, "MEMINFO", tmp_path / "meminfo")
-    groups = tuple(
-        tuple(tmp_path / f"version {version} {path.name}" for path in paths)
-        for version, paths in zip((2, 1), devices.CONTROL_GROUP_FILES, strict=True)
-    )
-    monkeypatch.setattr(devices, "CONTROL_GROUP_FILES", groups)
+    monkeypatch.setattr(host, "ROOT", tmp_path)
+    group_folder, old_folder = (tmp_path / f"sys/fs/cgroup{name}" for name in ("", "/memory"))
+    old_folder.mkdir(parents=True)
+    (tmp_path / "proc").mkdir()
+    names = {group_folder: ("max", "current", "stat"),
+             old_folder: ("limit_in_bytes", "usage_in_bytes", "stat")}  # fmt: skip
 
     def write(meminfo=None, group=None, old_group=None):
         if meminfo is not None:
-            (tmp_path / "meminfo").write_text(meminfo)
-        for paths, texts in zip(groups, (group, old_group), strict=True):
-            for path, text in zip(paths, texts or (), strict=False):
-                path.write_text(str(text))
+            (tmp_path / "proc/meminfo").write_text(meminfo)
+        for folder, texts in ((group_folder, group), (old_folder, old_group)):
+            for name, text in zip(names[folder], texts or (), strict=False):
+                (folder / f"memory.{name}").write_text(str(text))
 
     return write
 

@@ -17,8 +17,9 @@ from click.testing import CliRunner
 
 from quantbench import devices
 from quantbench.compare.commands.generate import generate as main
-from quantbench.log import log
-from quantbench.log.config import parse, split
+from quantbench.log import reading
+from quantbench.log.config import split
+from quantbench.log.options import parse
 from quantbench.log.record import Record
 from quantbench.models.loading import load_model
 from quantbench.ops.cpu import build
@@ -51,11 +52,11 @@ def test_a_run_appends_one_line_that_repeats_it(in_tmp):
     first = run(*SHORT, "--quantization", "int8wo", "--prompt", "def f(x):")
     assert first.exit_code == 0, first.stderr
     assert "def f(x):" in first.stdout and "int8wo" in first.stdout
-    (_, record), *others = log.read("benchmarks.txt").records
+    (_, record), *others = reading.read("benchmarks.txt").records
     assert not others and record.quant == "int8wo" and record.mod == "tiny"
     again = run(*split(record.repro)[2:])
     assert again.exit_code == 0
-    assert len(log.read("benchmarks.txt").records) == 2
+    assert len(reading.read("benchmarks.txt").records) == 2
     assert again.stdout.split("scheme")[0] == first.stdout.split("scheme")[0]  # the same text
 
 
@@ -154,7 +155,7 @@ def test_compiled_run_as_the_old_log_has_it(in_tmp, monkeypatch):
 def old_commands():
     """The log's commands, each once, made small, moved to the CPU, and not compiled."""
     seen = {}
-    for _, record in log.read(str(REFERENCE)).records:
+    for _, record in reading.read(str(REFERENCE)).records:
         words = split(record.repro)[2:]
         for option, value in (("--checkpoint_path", "tiny"), ("--device", "cpu"),
                               ("--num_samples", "1"), ("--max_new_tokens", "3")):  # fmt: skip
@@ -179,13 +180,13 @@ def test_a_saved_model_runs_without_saying_its_scheme(in_tmp):
     assert saved.exit_code == again.exit_code == 0, again.stderr
     assert "Saved to mine: --checkpoint_path mine loads it" in saved.stderr
     assert saved.stdout.split("scheme")[0] == again.stdout.split("scheme")[0]  # the same text
-    first, second = [record for _, record in log.read("benchmarks.txt").records]
+    first, second = [record for _, record in reading.read("benchmarks.txt").records]
     assert "--save" not in first.repro and first.quant == second.quant == "fp6"
     assert "--quantization fp6 --checkpoint_path mine" in second.repro
     assert first.model_size == second.model_size and second.mod == "mine"
     wrong = run(*SHORT, "--checkpoint_path", "mine", "--quantization", "int8wo")
     assert wrong.exit_code == 2 and "mine was saved as fp6" in wrong.stderr
-    assert len(log.read("benchmarks.txt").records) == 2
+    assert len(reading.read("benchmarks.txt").records) == 2
 
 
 def test_autoquant_shows_what_it_chose_from(in_tmp, monkeypatch):
@@ -216,7 +217,7 @@ def test_a_deep_context_is_recorded_and_repeated(in_tmp):
     assert details["kv_cache"] == "int4" and details["attention_kernel"] in ("cpu", "torch")
     again = run(*split(record.repro)[2:])
     assert again.exit_code == 0, again.stderr
-    second = log.read("benchmarks.txt").records[1][1]
+    second = reading.read("benchmarks.txt").records[1][1]
     assert second.repro == record.repro
 
 
@@ -287,7 +288,7 @@ def test_a_dummy_needs_no_tokenizer(in_tmp):
     result = run(*SHORT, "--checkpoint_path", f"dummy:{TINY / 'config.json'}", "--precision",
                  "float16")  # fmt: skip
     assert result.exit_code == 0, result.stderr
-    assert log.read("benchmarks.txt").records[0][1].dtype == "torch.float16"
+    assert reading.read("benchmarks.txt").records[0][1].dtype == "torch.float16"
     assert result.stdout.startswith("scheme")  # what random weights write is not shown
 
 
@@ -354,7 +355,7 @@ def test_the_stock_kernel_writes_what_ours_writes(in_tmp):
     ours = run(*common, "--kernel", "cpu", "--write_result", "none")
     text = ran.stdout.split("scheme", 1)[0]
     assert text.strip() and text == ours.stdout.split("scheme", 1)[0]
-    ((_, record),) = log.read("benchmarks.txt").records
+    ((_, record),) = reading.read("benchmarks.txt").records
     assert "--kernel torch" in record.repro
     again = run(*split(record.repro)[2:])
     assert again.exit_code == 0 and again.stdout.split("scheme", 1)[0] == text

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from quantbench import cli
+from quantbench import progress
 
 
 class Terminal(io.StringIO):
@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def stderr(monkeypatch):
-    monkeypatch.setattr(cli, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
 
     def replace(file):
         monkeypatch.setattr(sys, "stderr", file)
@@ -28,7 +28,7 @@ def stderr(monkeypatch):
 def test_lines_come_now_and_then_where_none_can_be_erased(stderr, monkeypatch, kind):
     monkeypatch.setenv("TERM", "dumb")
     file = stderr(kind())
-    with cli.progress("Loading") as report:
+    with progress.progress("Loading") as report:
         report(400_000_000, 2_200_000_000)
         report(1_000_000_000, 2_200_000_000)
         report(2_200_000_000, 2_200_000_000)
@@ -38,9 +38,9 @@ def test_lines_come_now_and_then_where_none_can_be_erased(stderr, monkeypatch, k
 
 
 def test_a_short_phase_is_one_line(stderr, monkeypatch):
-    monkeypatch.setattr(cli, "SECONDS_BETWEEN_LINES", 1e9)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 1e9)
     file = stderr(io.StringIO())
-    with cli.progress("Loading") as report:
+    with progress.progress("Loading") as report:
         report(1, 2)
     assert len(file.getvalue().splitlines()) == 1
 
@@ -49,7 +49,7 @@ def test_a_terminal_erases_the_moving_line(stderr, monkeypatch):
     """What stays is the line with the seconds; rich erases a line with the code ESC [2K."""
     monkeypatch.setenv("TERM", "xterm")
     file = stderr(Terminal())
-    with cli.progress("Loading") as report:
+    with progress.progress("Loading") as report:
         report(1_000_000_000, 2_200_000_000)
     moving, _, last = file.getvalue().rpartition("\x1b[2K")
     assert "Loading" in moving and last.count("Loading") == 1 and last.endswith(" s\n")

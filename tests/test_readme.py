@@ -13,8 +13,9 @@ import click
 import pytest
 
 from quantbench.__main__ import commands
-from quantbench.log import log
-from quantbench.log.config import option_table, parse, split
+from quantbench.log import reading
+from quantbench.log.config import option_table, split
+from quantbench.log.options import parse
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -59,7 +60,7 @@ def test_make_demo(clone):
     assert verdicts == schemes[1:]
     report = re.search(r"^The report: (demo/report\.(?:html|md))$", done.stdout, re.M)
     assert report and (clone / report[1]).exists()
-    records = [record for _, record in log.read(str(clone / "demo" / "log.txt")).records]
+    records = [record for _, record in reading.read(str(clone / "demo" / "log.txt")).records]
     assert [r.quant for r in records] == ["None", *schemes[1:]]
     assert {r.mod for r in records} == {"TinyLlama-1.1B-Chat-v1.0"}
     assert "Warning" not in done.stdout + done.stderr

@@ -1,9 +1,10 @@
 """Every refusal in messages.txt: one line on stderr, the exit code, and no file changed.
 
-An entry of messages.txt is a command line ("$ …") and its exit code with its message. A line
-"with FILE KEYS VALUE" before it damages a value of a JSON file first. Commands run inside this
-process, in a folder with a file of every kind that a command reads, and of many that none does;
-they are refused before anything is loaded. `--update-messages` writes the messages anew.
+An entry of messages.txt is a command line ("$ …"), and then its exit code, its error's code where
+that is not "usage", and its message. A line "with FILE KEYS VALUE" before it damages a value of a
+JSON file first. Commands run inside this process, in a folder with a file of every kind that a
+command reads, and of many that none does; they are refused before anything is loaded.
+`--update-messages` writes the messages anew, and never the codes.
 """
 
 import contextlib
@@ -20,16 +21,15 @@ import pytest
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
-from quantbench.answer.rows import rows as rows_of
-from quantbench.typed_json import to_json
-from tests.answer import example_results, latencies
+from tests.answer import latencies
+from tests.answer.example_results import example_results, keep
 from tests.experts import counted
 
 ROOT = Path(__file__).parent.parent
 MESSAGES = Path(__file__).with_name("messages.txt")
 REFERENCE = (ROOT / "tests" / "data" / "torchao_llama_log.txt").read_text().splitlines()
 LINE = next(line for line in REFERENCE if line.startswith("2024"))
-ENTRY = re.compile(r"(?:^with (.+)\n)?^\$ ?(.*)\n(.*)$", re.MULTILINE)
+ENTRY = re.compile(r"(?:^with (.+)\n)?^\$ ?(.*)\n(\d(?: [a-z-]+)?) error: (.*)$", re.MULTILINE)
 SHORTENED = {  # what messages.txt writes for a part of a command
     "<NUL>": "\0",
     "<300 x>": "x" * 300,
@@ -49,7 +49,8 @@ BAD_JSON = {
 class Refusal(NamedTuple):
     damage: str  # FILE KEYS VALUE, or nothing
     command: str
-    answer: str  # the exit code and the message
+    codes: str  # the exit code, and that of errors.py
+    message: str
 
 
 def refusals() -> list[Refusal]:
@@ -85,11 +86,9 @@ def made(tmp_path_factory):
         (folder / f"of_{name}").mkdir()
         for file in ("results.json", "meta.json"):
             (folder / f"of_{name}" / file).write_bytes(data)
-    compared = example_results.example_results()
+    compared = example_results()
     compared.arms = compared.arms[:3]
-    example_results.save(compared, folder / "ab")
-    rows = {"about": compared.about, "rows": rows_of(compared)}
-    (folder / "ab" / "results.json").write_text(json.dumps(to_json(rows)))
+    keep(compared, folder / "ab")
     latencies.measured({"none": 1.0, "int8wo": 0.6}, folder / "sweep")
     (folder / "sweep" / "results.json").write_text('{"plan": {}}\n')
     counts = counted.counts_of(counted.ROUTERS, 40, 1)
@@ -143,7 +142,10 @@ def test_one_line_and_no_file_is_changed(place, request, refusal):
             damage(place, refusal.damage)
         before = contents(place)
         result = CliRunner().invoke(commands, shlex.split(command), prog_name="quantbench")
-        answer = f"{result.exit_code} {only_error(result)}"
+        message = only_error(result).removeprefix("error: ")
+        error = result.exception.__cause__
+        code = getattr(error, "code", "other")
+        assert f"{result.exit_code} {code}".removesuffix(" usage") == refusal.codes
         assert result.exit_code in (1, 2)
         assert len(result.stderr.splitlines()) == 1, result.stderr
         assert contents(place) == before
@@ -151,14 +153,14 @@ def test_one_line_and_no_file_is_changed(place, request, refusal):
         for name, data in intact.items():
             if refusal.damage.startswith(f"{name} "):
                 (place / name).write_bytes(data)
-    answer = answer.replace("x" * 300, "<300 x>").replace(str(place), "HERE")
+    message = message.replace("x" * 300, "<300 x>").replace(str(place), "HERE")
     if request.config.getoption("--update-messages"):
-        old, new = ("\n".join([f"$ {refusal.command}".rstrip(), line])
-                    for line in (refusal.answer, answer))  # fmt: skip
+        old, new = ("\n".join([f"$ {refusal.command}".rstrip(), f"{refusal.codes} error: {words}"])
+                    for words in (refusal.message, message))  # fmt: skip
         head = f"with {refusal.damage}\n" if refusal.damage else ""
         MESSAGES.write_text(MESSAGES.read_text().replace(head + old + "\n", head + new + "\n"))
     else:
-        assert answer == refusal.answer
+        assert message == refusal.message
 
 
 ESTIMATE = "estimate --checkpoint_path tiny --device L4"

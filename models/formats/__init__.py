@@ -6,25 +6,23 @@
     checkpoint.tokenizer(vocab_size)                    # its Tokenizer
 
 A new format is a file in this folder with a subclass of Checkpoint, and an entry in FORMATS.
+Classes are named, not imported, so that only those that are asked are loaded.
 """
 
 import os
+import pkgutil
 import re
 from pathlib import Path
 
 from quantbench import files
 from quantbench.errors import CheckpointError
 from quantbench.models.formats.base import Checkpoint
-from quantbench.models.formats.dummy import Dummy
-from quantbench.models.formats.hugging_face import HubModel, HuggingFace
-from quantbench.models.formats.meta import GptFast, Meta
-from quantbench.models.formats.saved import SavedModel
 from quantbench.text import shown
 
 __all__ = ["EMBEDDED", "EMBEDDED_MODELS", "FORMATS", "Checkpoint", "open_checkpoint"]
 
 # In this order: the first class that recognizes a path reads it.
-FORMATS: tuple[type[Checkpoint], ...] = (Dummy, SavedModel, HuggingFace, GptFast, Meta)
+FORMATS = ("saved:SavedModel", "hugging_face:HuggingFace", "meta:GptFast", "meta:Meta")
 EMBEDDED = Path(__file__).parent.parent / "tiny"
 # Models in the source tree, by the names that --checkpoint_path takes.
 EMBEDDED_MODELS = {"tiny": EMBEDDED, "tiny_moe": EMBEDDED.parent / "tiny_moe"}
@@ -41,8 +39,8 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
 
     Raises CheckpointError or UsageError, one line, if there is nothing of that name.
     """
-    if checkpoint_path.startswith(Dummy.PREFIX):
-        return Dummy(Path(checkpoint_path))
+    if checkpoint_path.startswith("dummy:"):
+        return _format("dummy:Dummy")(Path(checkpoint_path))
     path = EMBEDDED_MODELS.get(checkpoint_path) or Path(checkpoint_path)
     if why := files.missing(path):
         if os.path.islink(path) or len(checkpoint_path) > _LONGEST_HUB_ID:
@@ -52,22 +50,28 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
                 f"{checkpoint_path} does not exist; --checkpoint_path takes a folder, a model.pth, "
                 "a hub id such as org/name, dummy:NAME, tiny, or tiny_moe"
             )
-        return HubModel(checkpoint_path)
+        return _format("hugging_face:HubModel")(Path(checkpoint_path))
     if not path.is_dir():
         _refuse_irregular(path)
     # Links are not followed: a linked file's config is in the folder of the link.
     path = Path(os.path.abspath(path))
     folder = path if path.is_dir() else path.parent
     for place in dict.fromkeys((path, folder)):  # a file that no format knows means its folder
-        for kind in FORMATS:
+        for kind in map(_format, FORMATS):
             if kind.sniff(place):
                 return kind(place)
     if "gguf" in folder.name.lower() or any(folder.glob("*.gguf")):
         raise CheckpointError(f"{folder} holds GGUF files: {_NO_GGUF}")
+    given = "" if path == folder else f"{checkpoint_path} is no checkpoint, and "
     raise CheckpointError(
-        f"{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, model.pth and "
-        "consolidated.*.pth"
+        f"{given}{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, "
+        "model.pth and consolidated.*.pth"
     )
+
+
+def _format(name: str) -> type[Checkpoint]:
+    kind: type[Checkpoint] = pkgutil.resolve_name(f"{__name__}.{name}")
+    return kind
 
 
 def _refuse_irregular(path: Path) -> None:

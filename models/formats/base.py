@@ -1,11 +1,13 @@
 """What every checkpoint format provides: Checkpoint, and Tensors, its weights."""
 
+from __future__ import annotations
+
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +16,11 @@ from quantbench import files
 from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
-from quantbench.models.split import Cut
 from quantbench.models.tokenizer import FILES, ByteTokenizer, Tokenizer, load_tokenizer
 from quantbench.text import shown
+
+if TYPE_CHECKING:
+    from quantbench.models.split import Cut
 
 
 @dataclass(frozen=True)

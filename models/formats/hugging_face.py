@@ -67,10 +67,11 @@ class HuggingFace(Checkpoint):
 class HubModel(HuggingFace):
     """An entry of the Hugging Face hub. `files` downloads its weights."""
 
-    def __init__(self, hub_id: str) -> None:
-        """Raises CheckpointError where the hub has none, does not allow it, or is not reached."""
-        self.hub_id, self.folder = hub_id, _download(hub_id, weights=False)
-        self.name = hub_id.split("/")[1]
+    def __init__(self, path: Path) -> None:
+        """path: the hub id. Raises CheckpointError where the hub has none, does not allow it, or is
+        not reached."""
+        self.hub_id, self.name = str(path), path.name
+        self.folder = _download(self.hub_id, weights=False)
 
     @property
     def files(self) -> tuple[Path, ...]:

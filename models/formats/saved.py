@@ -30,10 +30,11 @@ from torch import Tensor
 from quantbench.errors import CheckpointError
 from quantbench.models import SAVED
 from quantbench.models.accepted import NAME, NAMES, OBJECT, Accepts, whole
-from quantbench.models.config import ModelConfig, from_fields
+from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json, require_inside
 from quantbench.models.formats.tensor_files import Stored, safetensors_file
 from quantbench.models.llama import Transformer
+from quantbench.models.mixture import Mixture
 from quantbench.models.split import Cut
 from quantbench.text import shown
 
@@ -101,7 +102,7 @@ class SavedModel(Checkpoint):
 
     def config(self) -> ModelConfig:
         try:
-            return from_fields(self._architecture, self.name)
+            return architecture(self._architecture, self.name)
         except CheckpointError as error:
             raise CheckpointError(f"{self.file}: {error}") from None
 
@@ -184,3 +185,25 @@ def inner_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
     for part in tensor.__tensor_flatten__()[0]:
         tensors |= inner_tensors(f"{name}.{part}", getattr(tensor, part))
     return tensors
+
+
+def architecture(fields: Any, name: str) -> ModelConfig:
+    """The config that `dataclasses.asdict` turned into these fields, with the name `name`.
+
+    Raises CheckpointError for fields that are missing, unknown or impossible.
+    """
+    OBJECT.check(name, "architecture", fields)
+    try:
+        scaling, experts = fields["rope_scaling"], fields.get("mixture")
+        for key, value in (("rope_scaling", scaling), ("mixture", experts)):
+            if value is not None:
+                OBJECT.check(name, key, value)
+        made = {
+            "rope_scaling": None if scaling is None else RopeScaling(**scaling),
+            "mixture": None if experts is None else Mixture(**experts),
+        }
+        return ModelConfig(**{**fields, "name": name, **made})
+    except (TypeError, KeyError):
+        raise CheckpointError(
+            f"{name}: its architecture is damaged; save the model again"
+        ) from None

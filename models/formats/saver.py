@@ -35,6 +35,8 @@ _TOKENIZER_FILES = (
 class NotSaved(CheckpointError):
     """The folder of --save cannot be written."""
 
+    code = "not-saved"
+
 
 class Saver:
     """Writes a model's layers as they are quantized, so that the model is never in memory twice.

@@ -42,7 +42,9 @@ class Compared:
 
 def compare(results: Results) -> Compared:
     """Compare all turns so far."""
-    decode, prompt, whole = {}, {}, {}
+    decode: dict[int, Turns] = {}
+    prompt: dict[int, Turns] = {}
+    whole: dict[int, Turns] = {}
     for number in range(len(results.arms)):
         for kind, turns in (
             (decode, results.turns(number, "decode")),

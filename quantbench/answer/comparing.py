@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from quantbench import files
+from quantbench import files, host
 from quantbench.answer.compared import compare as compared
 from quantbench.answer.recommend import Best, Recommendation
 from quantbench.answer.row import Row
@@ -22,9 +22,9 @@ from quantbench.bench import store
 from quantbench.bench.arm import Arm
 from quantbench.bench.session import Rule, Session
 from quantbench.bench.store import Logged, Results, Store
-from quantbench.cli import say
 from quantbench.errors import UsageError
 from quantbench.log import log
+from quantbench.progress import say
 from quantbench.report import html as page
 from quantbench.report import tables as report
 from quantbench.run import threads
@@ -117,7 +117,7 @@ def _log(kept: Store, rows: Sequence[Row]) -> None:
 def warn_of_threads(arms: Sequence[Arm]) -> None:
     """Say once for each arm what its worker would say where nobody reads it."""
     for arm in arms:
-        cores, ranks = threads.cores(), arm.config.tp
+        cores, ranks = host.cores(), arm.config.tp
         chosen = threads.choose(arm.config.threads, cores, os.environ, ranks)
         on_cpu = arm.config.device in ("auto", "cpu")
         for warning in (chosen.warning(), threads.crowded(ranks, cores) if on_cpu else None):

@@ -24,7 +24,8 @@ from quantbench.bench import process
 from quantbench.bench.pool import Command
 from quantbench.bench.session import Fixed, Session
 from quantbench.bench.store import ArmResult, Results, Settings, Store
-from quantbench.log.config import RunConfig, argv, parse
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import parse
 from quantbench.run.facts import Facts
 
 

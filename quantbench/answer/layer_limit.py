@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from quantbench.bench.answers import Layers, Product, Shape, ShapeTimings
 from quantbench.bench.process import Process
-from quantbench.cli import say
 from quantbench.log.config import RunConfig
+from quantbench.progress import say
 from quantbench.typed_json import omitted
 
 

@@ -73,7 +73,7 @@ def limits(given: dict[str, Any], unless: Limits | None = None) -> Limits:
     """Limits from the options' texts, which are taken out of `given`; one that is not given is
     taken from `unless`. Raises UsageError for a text that is no limit."""
     texts = {name: given.pop(name) for name in OPTIONS}
-    read = {
+    read: dict[str, Callable[[str], float]] = {
         "max_kl": kl_of,
         "max_perplexity_increase": lambda text: fraction("--max_perplexity_increase", text),
         "min_top1": lambda text: fraction("--min_top1", text),

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.errors import LogError, UsageError
-from quantbench.log import log
 from quantbench.log.config import RunConfig
+from quantbench.log.reading import config_of
+from quantbench.log.reading import read as read_log
 from quantbench.log.record import LINE, Record
 
 # Options of the logged run that do not apply to a replay.
@@ -39,7 +40,7 @@ def read(
 
     Raises LogError for an unreadable or empty log, UsageError where nothing in it is meant.
     """
-    reading = log.read(path)
+    reading = read_log(path)
     if not reading.records and not reading.bad:
         raise LogError(f"{path} holds no line of a run")
     wanted = [_condition(text) for text in conditions]
@@ -68,7 +69,7 @@ def mapped(
     """The run a record asks for, as it is to be run here. Raises UsageError for a command that
     is not generate.py's or not understood."""
     fresh: dict[str, Any] = {name: RunConfig.__dataclass_fields__[name].default for name in DROPPED}
-    config = dataclasses.replace(record.config(), **fresh)
+    config = dataclasses.replace(config_of(record), **fresh)
     if config.interactive:
         raise UsageError("--interactive is a conversation, which cannot be repeated")
     if "checkpoint_path" not in changes:

@@ -22,7 +22,8 @@ from quantbench.answer.interval import SpeedUp
 from quantbench.answer.limits import Limits, exceeded, memory_bytes, memory_said
 from quantbench.answer.row import Row
 from quantbench.log import shell
-from quantbench.log.config import RunConfig, argv, parse
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import parse
 from quantbench.quality.thresholds import class_of
 
 KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or memory
@@ -185,17 +186,17 @@ def _choices(baseline: Row, arms: Sequence[_Arm], best: Best) -> list[Choice]:
     for what, arm in answers.items():
         picked.setdefault(arm.number, []).append(what)
     by_number = {arm.number: arm for arm in arms}
-    choices = []
-    for number, what in picked.items():
+    choices: list[Choice] = []
+    for number, roles in picked.items():
         row = by_number[number].row
-        *others, last = (HEADINGS[name] for name in what)
+        *others, last = (HEADINGS[name] for name in roles)
         role = f"{', '.join(others)} and {last}" if others else last
         line = f"{'Or' if choices else 'Use'} {row.arm}: {role}; {said(row)}"
-        if "fastest" in what and len(tied) > 1:
+        if "fastest" in roles and len(tied) > 1:
             names = listed([arm.row.arm for arm in tied if arm.number != number])
             line += f"; not told apart from {names}"
         verify = verifying(row.argv, baseline.argv)
-        choices.append(Choice(row.arm, what, line, command(row.argv), verify))
+        choices.append(Choice(row.arm, roles, line, command(row.argv), verify))
     return choices
 
 

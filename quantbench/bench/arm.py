@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quantbench.cli import key
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log import shell
-from quantbench.log.config import RunConfig, Unsaid, argv, option_table, parse
+from quantbench.log.config import RunConfig, Unsaid, argv, option_table
+from quantbench.log.options import parse
 from quantbench.quantize import spec
 from quantbench.run import checks
-from quantbench.text import shown
+from quantbench.text import key, shown
 
 # What a comparison decides itself, or what concerns one run alone.
 NOT_IN_ARMS = (

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from quantbench import devices
-from quantbench.bench.progress import Progress
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.loading import load_config
 from quantbench.ops import attention as decode
+from quantbench.progress import Progress
 from quantbench.run.bandwidth import Bandwidth
 from quantbench.run.environment import Environment, in_force
 

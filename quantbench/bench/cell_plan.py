@@ -16,7 +16,8 @@ from itertools import product
 from quantbench.bench.arm import NOT_IN_ARMS, read_arms, refuse_identical, refuse_unused
 from quantbench.errors import UsageError
 from quantbench.log import shell
-from quantbench.log.config import RunConfig, argv, parse
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import parse
 from quantbench.text import counted, shown
 
 LARGEST = 1 << 24  # of any number in a list: a longer prompt or wider batch is a mistake

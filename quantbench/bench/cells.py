@@ -25,7 +25,6 @@ from quantbench.bench.cell_plan import CellPlan, Place, PlannedCell
 from quantbench.bench.noise import Noise
 from quantbench.bench.pool import HEADROOM, Command, Pool, occupied
 from quantbench.bench.process import WorkerFailed
-from quantbench.bench.progress import Progress, duration
 from quantbench.bench.store import (
     Ended,
     Kind,
@@ -38,6 +37,7 @@ from quantbench.bench.store import (
     Turn,
 )
 from quantbench.log.config import RunConfig, argv
+from quantbench.progress import Progress, duration
 from quantbench.text import counted
 from quantbench.typed_json import to_json
 

@@ -15,7 +15,7 @@ import gc
 from typing import TYPE_CHECKING
 
 from quantbench.errors import KernelError, MemoryShortage
-from quantbench.run import launch
+from quantbench.run import environment
 from quantbench.text import size
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Generators:
         from quantbench import devices
         from quantbench.run.sizes import kv_cache_bytes
 
-        where, free = launch.place(), devices.free_memory(plan.device)
+        where, free = environment.place(), devices.free_memory(plan.device)
         part = plan.split.config if plan.split else plan.architecture
         cached = kv_cache_bytes(part, rows, plan.cache_size, plan.precision, plan.cache)
         if free is not None and plan.device.type == "cpu" and where:

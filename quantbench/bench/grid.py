@@ -19,13 +19,12 @@ from typing import Any
 from quantbench.arguments import nearest
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import MODEL, NOT_IN_ARMS, WORK, Arm, refuse_unused, without
-from quantbench.cli import key
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import ALIASES, RunConfig, option_table
 from quantbench.log.kinds import Switch
 from quantbench.quantize import spec
 from quantbench.run import checks
-from quantbench.text import counted, shown
+from quantbench.text import counted, key, shown
 
 MOST_SETTINGS = 64
 DEFAULT = "default"

@@ -18,7 +18,7 @@ from quantbench.bench.process import Process, WorkerFailed
 from quantbench.bench.store import ArmResult, ArmSample, Kind, Left, Ready, Scored, Store, Turn
 from quantbench.bench.store import Bandwidth as Read
 from quantbench.errors import UsageError
-from quantbench.log.config import parse
+from quantbench.log.options import parse
 from quantbench.quality.types import NoQuality, Quality, QualityAnswer, ReferenceFile
 from quantbench.run.why import Expected
 

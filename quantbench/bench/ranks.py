@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quantbench.cli import RANK_REPORTS, explained
 from quantbench.errors import UsageError
-from quantbench.run import launch
+from quantbench.run import environment, launch
 
 MODULE = "quantbench.bench.ranks"
 SHORT = ".short"  # suffix of a file of a rank that had too little memory
@@ -54,7 +54,7 @@ def run(size: int, words: Sequence[str]) -> None:
 # ---------------------------------------------------------------------------------- in a rank
 
 
-def requests(where: launch.Place | None) -> Iterator[str]:
+def requests(where: environment.Place | None) -> Iterator[str]:
     """Lines of stdin, for this rank and every other one; until the input ends."""
     if where is None:
         yield from sys.stdin

@@ -22,8 +22,8 @@ from typing import Protocol
 from quantbench.bench import process
 from quantbench.bench.noise import Noise
 from quantbench.bench.pool import TURN, Command, DoesNotFit, Pool
-from quantbench.bench.progress import Progress, duration
 from quantbench.bench.store import Ended, Left, Repeated, Results, Store
+from quantbench.progress import Progress, duration
 
 MOST_BESIDE = 8  # arms beside the baseline: a cycle has to be shorter than the machine's states
 LEAST_CYCLES = 8  # of each process

@@ -48,14 +48,14 @@ from quantbench.bench.answers import (
     TimedSample,
     TurnTime,
 )
-from quantbench.cli import explained, quiet, say
+from quantbench.cli import explained, quiet
 from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
-from quantbench.log.config import parse
+from quantbench.log.options import parse
+from quantbench.progress import say
 from quantbench.quality.types import QualityAnswer, ReferenceFile
-from quantbench.run import environment, launch, measure
+from quantbench.run import environment, measure
 from quantbench.run.energy import Energy, Meter, NotCounted
-from quantbench.run.facts import Facts, Ready, Sample
-from quantbench.run.generation import OneSample
+from quantbench.run.facts import Facts, OneSample, Ready, Sample
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
 
@@ -102,14 +102,14 @@ class Worker:
         """
         started = time.perf_counter()
         from quantbench import devices
-        from quantbench.run import parallel, saved_model
         from quantbench.run import plan as planning
+        from quantbench.run import saved_model
 
         self.seconds = {"import": _age() + time.perf_counter() - started}
         config = parse(argv)
         quiet(config.debug)
         started = time.perf_counter()
-        self.plan = plan = parallel.begin(planning.make_plan(config))
+        self.plan = plan = planning.begin(planning.make_plan(config))
         free = devices.free_memory(plan.device)
         if free is not None:
             try:
@@ -120,7 +120,7 @@ class Worker:
                 except MemoryShortage as error:
                     raise NeverFits(str(error)) from None
                 raise
-        parallel.meet(plan.ranks)  # or a late rank would find less memory free
+        plan.ranks.meet()  # or a late rank would find less memory free
         folder = Path(saved) if saved else None
         self.loaded = saved_model.load(plan, folder, lambda done, total: None, say)
         quantizing = self.loaded.quantize_seconds
@@ -372,7 +372,7 @@ def serve(worker: object) -> None:
     In a process that is one of several ranks (bench/ranks.py), an error ends the rank.
     """
     environment.prepare()
-    where = None if launch.is_torchrun() else launch.place()
+    where = None if environment.is_torchrun() else environment.place()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not come between the answers
     requests: queue.Queue[dict[str, Any]] = queue.Queue()

@@ -18,8 +18,10 @@ from quantbench.estimate.cards import A5000, Card, Efficiency, card
 from quantbench.estimate.datasheets import known
 from quantbench.estimate.predict import Request
 from quantbench.estimate.validate import objects
-from quantbench.log import log
-from quantbench.log.config import RunConfig, of_repro
+from quantbench.log.config import RunConfig
+from quantbench.log.options import of_repro
+from quantbench.log.reading import config_of
+from quantbench.log.reading import read as read_log
 from quantbench.log.record import Record
 from quantbench.models.loading import load_config
 from quantbench.models.presets import preset
@@ -113,13 +115,13 @@ def runs(path: str) -> list[Run]:
     try:
         found = list(_of_json(path))
     except ValueError:
-        records = [record for _, record in log.read(path).records]
+        records = [record for _, record in read_log(path).records]
         found = [run for record in records if record.device != "cpu" for run in _of_line(record)]
     return found
 
 
 def _of_line(record: Record) -> Iterator[Run]:
-    if (request := _request(record.config(), record.mod)) is not None:
+    if (request := _request(config_of(record), record.mod)) is not None:
         yield Run(request, whole=request.new_tokens / record.tok_s)
 
 
@@ -132,7 +134,7 @@ def _of_json(path: str) -> Iterator[Run]:
         if not isinstance(speed, float) or not isinstance(prompt, float) or speed <= 0:
             continue
         try:
-            config = of_repro(command) if command else Record.parse(str(line)).config()
+            config = of_repro(command) if command else config_of(Record.parse(str(line)))
         except QuantbenchError:
             continue
         if (request := _request(config, content.get("model"))) is not None:

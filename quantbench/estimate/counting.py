@@ -400,13 +400,13 @@ def count_model(
             return _count(cut, part, spec, CACHES[kv_cache], batch, new, before, some, precision,
                           device, size)  # fmt: skip
 
-        kinds, alike = config.kinds_of_layers(), config
-        if len(kinds) > 1 and config.mixture:  # layers with experts come first among the kinds
-            alike = replace(config, mixture=replace(config.mixture, dense_layers=()))
-        base = few(alike.with_layers(1))
-        more = [(kinds[0] - 1, few(alike.with_layers(2)))] if kinds[0] > 1 else []
-        more += [(count, few(config.one_of_each_kind())) for count in kinds[1:]]
-        return _extrapolated(base, more)
+        (first_layer, *alike), *others = config.kinds_of_layers()
+        more = [
+            (len(layers), few(config.picked([first_layer, layers[0]])))
+            for layers in (alike, *others)
+            if layers
+        ]
+        return _extrapolated(few(config.picked([first_layer])), more)
 
     passes = [one_pass(first) for first in range(0, tokens, chunk)]
     own = split.config if split else config
@@ -446,9 +446,9 @@ def _count(
     if few.tie_embeddings and alike and table.weight.shape == output.weight.shape:
         output.weight = table.weight  # packed, it would have another shape
     caches: Any = []
-    for layer in model.layers:
+    for layer, spec_of_layer in zip(model.layers, own.layers, strict=True):
         stored = kind(batch, own.num_kv_heads, cache_size, own.head_dim, precision, "meta",
-                      own.sliding_window)  # fmt: skip
+                      spec_of_layer.window)  # fmt: skip
         caches.append(_CountedCache(stored, batch, depth, device))
         layer.attention.attend = caches[-1].attend  # type: ignore[union-attr]
 

@@ -81,7 +81,7 @@ def _fit(
     longest = min(2 * chunk, context or 2 * chunk)
     taken_by(longest)  # which refuses a model of transformers
     assert not isinstance(request.config, str)
-    window = request.config.sliding_window
+    window = None if request.config.full_layers else request.config.sliding_window
 
     def taken(prompt: int) -> Memory:
         """Ranks and processors hold as many times a cache's bytes, of whichever kind."""

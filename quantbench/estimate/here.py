@@ -9,7 +9,6 @@ take. Two models, of few and of many layers, take turns of about 0.1 s: few, man
 that a state of the machine that lasts a second slows both.
 """
 
-import copy
 import math
 import statistics
 import time
@@ -20,16 +19,16 @@ import torch
 from torch import nn
 
 from quantbench import devices
-from quantbench.cli import progress, say
 from quantbench.errors import UsageError
 from quantbench.estimate.predict import Machine, Phase, Request
 from quantbench.log.config import RunConfig
+from quantbench.models import build
 from quantbench.models.formats.dummy import Dummy
-from quantbench.models.llama import Transformer
-from quantbench.models.weight_bytes import step_bytes
+from quantbench.models.llama import Transformer, step_bytes
+from quantbench.progress import progress, say
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run import energy
-from quantbench.run.generation import Generates
+from quantbench.run.facts import Generates
 from quantbench.run.loading import Loading
 from quantbench.run.sizes import check_memory, size_of
 
@@ -57,10 +56,11 @@ def depths(layer: float, rest: float, total: int, cache: int) -> tuple[int, ...]
 
 def cut(model: Transformer, count: int) -> Transformer:
     """The model with only its first `count` layers, which share their weights with it."""
-    few = copy.copy(model)
-    few._modules = dict(model._modules)
+    with torch.device("meta"):
+        few = build(model.config.with_layers(count))
+    for name, module in model.named_children():
+        setattr(few, name, module)
     few.layers = nn.ModuleList(list(model.layers)[:count])
-    few.config = model.config.with_layers(count)
     return few
 
 
@@ -72,11 +72,12 @@ class Line:
     cycles: tuple[tuple[float, ...], ...]  # seconds of a pass through each
 
     def phase(self, total: int) -> Phase:
-        """Of the model with `total` layers: the median over cycles of what each extrapolates to."""
+        """Of the model with `total` layers: the median over cycles of what each extrapolates to, at
+        least what the many layers take, below which noise could bring it."""
         each = [self._layer(cycle) for cycle in self.cycles]
         more = total - self.layers[-1]
         seconds = [cycle[-1] + more * b for cycle, b in zip(self.cycles, each, strict=True)]
-        value = statistics.median(seconds)
+        value = max(statistics.median(seconds), statistics.median(c[-1] for c in self.cycles))
         scatter = statistics.median(abs(one - value) for one in seconds)
         error = MEDIAN_ERROR * scatter / math.sqrt(len(seconds)) / value
         in_layers = min(max(0.0, total * statistics.median(each)), value)

@@ -15,7 +15,7 @@ from typing import Any
 
 from quantbench import files
 from quantbench.errors import QuantbenchError
-from quantbench.log.config import of_repro
+from quantbench.log.options import of_repro
 from quantbench.text import aligned
 from quantbench.text import counted as number_of
 from quantbench.typed_json import LARGEST_MEASURED, parsed

@@ -14,12 +14,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantbench import files
+from quantbench import files, host
 from quantbench.log import shell
 from quantbench.log.origin import git_commit, versions
 from quantbench.typed_json import to_json
 
-CPU = Path("/proc/cpuinfo")
 CARDS = Path("/proc/driver/nvidia/gpus")  # a folder a card; there without asking the driver's tools
 # What tells processors of one name apart: flags of the kernel, and what people call them.
 FEATURES = {
@@ -89,17 +88,14 @@ def cards() -> list[str]:
     """Names of the NVIDIA cards, as the driver's files tell."""
     names = []
     for path in sorted(CARDS.glob("*/information")):
-        model = re.search(r"^Model:\s*(.+)$", _read(path), re.M)
+        model = re.search(r"^Model:\s*(.+)$", host.read(path), re.M)
         names += [model[1].strip()] if model else []
     return names
 
 
 def processor() -> str:
     """2 cores of an AMD EPYC (AVX-512 VNNI)."""
-    text = _read(CPU)
-    name = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
-    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.M)
-    has = set(flags[1].split()) if flags else set()
+    has = (host.cpuinfo("flags") or host.cpuinfo("Features") or "").split()
     features = [word for flag, word in FEATURES.items() if flag in has]
     if "AVX-512 VNNI" in features:
         features.remove("AVX-512")
@@ -107,7 +103,7 @@ def processor() -> str:
         features.remove("AVX2")
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    called = name[1].strip() if name else platform.machine()
+    called = host.cpuinfo("model name") or platform.machine()
     known = f" ({', '.join(features)})" if features else ""
     return f"{cores} core{'s' * (cores != 1)} of {called}{known}"
 
@@ -116,13 +112,6 @@ def _short(commit: str) -> str:
     """The first seven digits, and whether there were changes beside it."""
     digits, dirty, _ = commit.partition("-dirty")
     return f"{digits[:7]}{dirty}"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def report_output(path: str | None) -> files.Output:

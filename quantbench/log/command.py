@@ -9,8 +9,9 @@ import sys
 import click
 
 from quantbench.cli import Command, Group
-from quantbench.log import log
 from quantbench.log import table as tables
+from quantbench.log.reading import read as read_log
+from quantbench.log.reading import read_runs
 from quantbench.text import counted
 
 
@@ -27,7 +28,7 @@ def check(file: str, debug: bool) -> None:
 
     Names each damaged line, with its number and the reason, and then exits with 1.
     """
-    reading = log.read(file)
+    reading = read_log(file)
     for number, reason in reading.bad:
         click.echo(f"{click.format_filename(file)}:{number}: {reason}")
     count = len(reading.records)
@@ -44,5 +45,5 @@ def check(file: str, debug: bool) -> None:
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def table(file: str, debug: bool) -> None:
     """Show the runs that --output_json_path wrote to FILE, a row each."""
-    runs = tables.read(file)
+    runs = read_runs(file)
     click.echo("\n".join([tables.table(runs), *tables.remarks(runs)]))

@@ -1,10 +1,10 @@
 """What a run was asked to do: `RunConfig`, whose fields are the only list of options there is.
 
-From the fields come the click options (`options`), the reading of a command line (`parse`) and its
-writing (`argv`, `repro`). So the command in every log line can be pasted and gives the same run:
+From the fields come the click options and the reading of a command line (log/options.py), and its
+writing. So the command in every log line can be pasted and gives the same run:
 
-    config = parse(["--quantization", "int8wo", "--compile"])
-    repro(config)       # python generate.py --quantization int8wo --checkpoint_path tiny …
+    repro(RunConfig(quantization="int8wo"))
+    # python generate.py --quantization int8wo --checkpoint_path tiny …
 
 Options are spelled with underscores; dashes are read too. A value that begins with a dash is
 given as --prompt=VALUE.
@@ -12,22 +12,15 @@ given as --prompt=VALUE.
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
-import click
-
-from quantbench.cli import Command, TableOption, key
 from quantbench.errors import UsageError
-from quantbench.helptext import GROUPS
 from quantbench.kv_cache import CACHES
 from quantbench.log import shell
 from quantbench.log.kinds import Choice, Kind, Number, Room, Switch, Text, Whole
-from quantbench.ops import names
-from quantbench.text import shown
+from quantbench.text import key, shown
 
 PROGRAM = ("python", "generate.py")
 
@@ -37,18 +30,24 @@ class Option:
     """One row of the table of options: what belongs to a field of RunConfig."""
 
     kind: Kind  # how its value is read, checked and written
-    group: str  # the section of --help: one of helptext.GROUPS
+    group: str  # the section of --help: MODEL, SPEED, …
     help: str
     always: bool = False  # whether the repro command has it even at its default (see `argv`)
 
 
-MODEL, SPEED, SAMPLE, CACHE, EXPERTS, OUTPUT = GROUPS
+# The sections of --help, in the order in which RunConfig has them.
+MODEL, SPEED, SAMPLE, CACHE, EXPERTS, OUTPUT = (
+    "Model", "Speed", "Sample", "Cache", "Experts", "Output",
+)  # fmt: skip
 PRECISIONS = ("bfloat16", "float16", "float32")
 ALIASES = {
     "precision": "dtype"
 }  # other names of options: `compare ab` has a --precision of its own
-KERNELS = ("auto", *names.KERNELS)
-DECODERS = ("auto", *names.DECODERS)
+KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
+DECODERS = ("auto", "cpu-step", "modules")
+FORMER_DECODERS = ("cpu-stack", "cpu-layer")  # of old logs
+EXPERT_POLICIES = ("auto", "fetch", "compute_there", "cache")
+EXPERT_PREFETCH = ("auto", "router", "off")  # of old logs; a run accepts auto alone
 
 
 class Unsaid(str):
@@ -107,7 +106,7 @@ class RunConfig:
     num_layers: int | None = _field(None, MODEL, Whole(1), "Use only the first N layers")
     kernel: str = _field("auto", SPEED, Choice(KERNELS),
         "Kernel: " + ", ".join(KERNELS))
-    decoder: str = _field("auto", SPEED, Choice(DECODERS, former=names.FORMER_DECODERS),
+    decoder: str = _field("auto", SPEED, Choice(DECODERS, former=FORMER_DECODERS),
         "Decoding step run by: " + ", ".join(DECODERS))
     min_sqnr: float = _field(35.0, MODEL, Number(), "autoquant: lowest SQNR to accept, in dB")
     calibration_text: str | None = _field(None, MODEL, Text("PATH"),
@@ -120,9 +119,9 @@ class RunConfig:
         "Experts in two tiers: room in the fast one (8GB, a number, auto)")
     expert_placement: str = _field("uniform", EXPERTS, Text("NAME"),
         "In fast memory at first: popularity, uniform, first, or a file")
-    expert_policy: str = _field("auto", EXPERTS, Choice(names.EXPERT_POLICIES),
-        "What happens to others: " + ", ".join(names.EXPERT_POLICIES))
-    expert_prefetch: str = _field("auto", EXPERTS, Choice(names.EXPERT_PREFETCH),
+    expert_policy: str = _field("auto", EXPERTS, Choice(EXPERT_POLICIES),
+        "What happens to others: " + ", ".join(EXPERT_POLICIES))
+    expert_prefetch: str = _field("auto", EXPERTS, Choice(EXPERT_PREFETCH),
         "Only auto; accepted because old logs contain it")
     expert_folder: str | None = _field(None, EXPERTS, Text("DIR"),
         "Disk for slow memory; default: quantbench's cache folder")
@@ -166,23 +165,6 @@ def option_table() -> dict[str, Option]:
     return {field.name: field.metadata["option"] for field in dataclasses.fields(RunConfig)}
 
 
-def parse(argv: Sequence[str]) -> RunConfig:
-    """The run that these arguments of generate.py ask for. An option given twice counts as last
-    given.
-
-    Raises UsageError, one line, for an unknown option, a missing value or one out of range.
-    """
-    command = _command()
-    context = click.Context(command, **command.context_settings)
-    return RunConfig(**command.texts(context, argv))
-
-
-@cache
-def _command() -> Command:
-    """A command of these options alone."""
-    return click.command(cls=Command, add_help_option=False)(options()(lambda **given: None))
-
-
 def argv(config: RunConfig, said: bool = False, always: Collection[str] | None = None) -> list[str]:
     """Arguments that `parse` turns back into the config.
 
@@ -200,7 +182,7 @@ def argv(config: RunConfig, said: bool = False, always: Collection[str] | None =
         if value == field.default and not written and not given:
             continue
         text = option.kind.write(value)
-        if _is_switch(option):
+        if is_switch(option):
             arguments += [f"--{field.name}"]
         elif text.startswith("-"):
             arguments += [f"--{field.name}={text}"]
@@ -215,33 +197,6 @@ def repro(config: RunConfig) -> str:
         return shell.join([*PROGRAM, *argv(config)])
     ranks = ("torchrun", "--nproc_per_node", str(config.tp), "generate.py")
     return shell.join([*ranks, *argv(dataclasses.replace(config, tp=1))])
-
-
-def of_repro(command: str) -> RunConfig:
-    """The run that a repro command asks for. Raises UsageError if it cannot be read."""
-    program, *words = split(command) or [""]
-    ranks = None
-    if program.rpartition("/")[2] == "torchrun":
-        ranks, words = _ranks(words)
-    if not words or words[0].rpartition("/")[2] != "generate.py":
-        raise UsageError("the repro line does not begin with python generate.py, or torchrun")
-    config = parse(words[1:])
-    if ranks is None:
-        return config
-    if config.tp != 1:
-        raise UsageError("torchrun --nproc_per_node says how many ranks there are, not --tp")
-    return RunConfig(**{**vars(config), "tp": ranks})
-
-
-def _ranks(words: list[str]) -> tuple[str, list[str]]:
-    """The value of torchrun's --nproc_per_node, and the words after it."""
-    option, equals, value = (words or [""])[0].partition("=")
-    rest = words[1:]
-    if not equals and rest:
-        value, *rest = rest
-    if key(option) != "nproc_per_node":
-        raise UsageError("torchrun takes --nproc_per_node N, and then generate.py")
-    return value, rest
 
 
 def split(command: str) -> list[str]:
@@ -277,53 +232,12 @@ def breaks_off(command: str) -> bool:
     if not last.startswith("-") or "=" in last:
         return False
     if key(last) in options:
-        return not _is_switch(options[key(last)])
+        return not is_switch(options[key(last)])
     begun = last.replace("-", "_")
     return any(f"__{name}".startswith(begun) for name in options)
 
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-def options(
-    without: Collection[str] = (),
-    by_alias: Collection[str] = (),
-    defaults: Mapping[str, object] = MappingProxyType({}),
-) -> Callable[[Decorated], Decorated]:
-    """Decorate a click command's function with every option but those in `without`.
-
-    by_alias: options of which only the name in ALIASES is taken, since the command has an option of
-    its own with the other name. defaults: of options whose default is another in this command.
-
-    The function receives RunConfig's arguments as text; RunConfig checks them. Use it below
-    `@click.command(cls=cli.Command)`.
-    """
-
-    def decorate(function: Decorated) -> Decorated:
-        for field in reversed(dataclasses.fields(RunConfig)):
-            if field.name not in without:
-                default = defaults.get(field.name, field.default)
-                function = _click_option(field, field.name in by_alias, default)(function)
-        return function
-
-    return decorate
-
-
-def _click_option(
-    field: "dataclasses.Field[Any]", by_alias: bool, default: object
-) -> Callable[[Decorated], Decorated]:
-    option: Option = field.metadata["option"]
-    names = [name for name in (field.name, ALIASES.get(field.name)) if name][by_alias:]
-    spellings = dict.fromkeys(f"--{way}" for n in names for way in (n, n.replace("_", "-")))
-    settings: dict[str, Any] = {"default": default, "help": option.help}
-    if _is_switch(option):
-        settings["is_flag"] = True
-    else:
-        settings |= {"type": click.UNPROCESSED, "metavar": option.kind.metavar}
-    return click.option(field.name, *spellings, cls=TableOption, group=option.group, **settings)
-
-
-def _is_switch(option: Option) -> bool:
+def is_switch(option: Option) -> bool:
     return isinstance(option.kind, Switch)
 
 

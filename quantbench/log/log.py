@@ -11,26 +11,16 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 
 from quantbench.errors import LogError, UsageError
 from quantbench.files import FilePath, lock, require_new_file, require_regular
-from quantbench.log import config, record
+from quantbench.log import config
 from quantbench.log.record import Record
 from quantbench.typed_json import parsed
 
 MAX_HEADINGS = 10  # lines of text without a run that a file may hold and still be used as a log
 LONGEST_LINE = 1 << 20  # characters of a log line; every command line is shorter
 HEAD = 1 << 20  # bytes read from a file's beginning to see what the file holds
-
-
-@dataclass
-class Reading:
-    """What a log holds. Lines are numbered from 1."""
-
-    records: list[tuple[int, Record]] = field(default_factory=list)  # (line number, record)
-    bad: list[tuple[int, str]] = field(default_factory=list)  # (line number, what is wrong)
-    mended: list[int] = field(default_factory=list)  # lines whose repro command lacked a space
 
 
 def append(path: FilePath, line: str) -> None:
@@ -40,7 +30,7 @@ def append(path: FilePath, line: str) -> None:
     Raises LogError if the line cannot be written in full. Apart from that removal, the log is then
     unchanged.
     """
-    _append(path, line, _is_cut_short)
+    _append(path, line, is_cut_short)
 
 
 def append_json(path: FilePath, value: object) -> None:
@@ -48,7 +38,7 @@ def append_json(path: FilePath, value: object) -> None:
     try:
         line = json.dumps(value, allow_nan=False)
     except ValueError as error:
-        raise LogError(f"cannot append to {_shown(path)}: {error}") from None
+        raise LogError(f"cannot append to {shown_path(path)}: {error}") from None
     _append(path, line, _is_json_cut_short)
 
 
@@ -71,7 +61,7 @@ def check_writable(path: FilePath) -> None:
 
     Call it before a long run. Only `append` notices a disk that has become full since.
     """
-    with _as_log_error("append to", path):
+    with as_log_error("append to", path):
         try:
             require_regular(path)
         except FileNotFoundError:
@@ -86,9 +76,9 @@ def check_kind(path: FilePath) -> None:
     head = _head(path)
     text = head.decode("utf-8", "surrogateescape")
     lines = text.splitlines()
-    runs = any(_tries_to_be_record(line) or _is_cut_short(line) for line in lines)
+    runs = any(tries_to_be_record(line) or is_cut_short(line) for line in lines)
     if b"\0" in head or text[:1] in ("{", "[") or (len(lines) > MAX_HEADINGS and not runs):
-        raise UsageError(f"{_shown(path)} holds something that is no log of runs; give another")
+        raise UsageError(f"{shown_path(path)} holds something that is no log of runs; give another")
 
 
 def check_json_kind(path: FilePath) -> None:
@@ -100,66 +90,20 @@ def check_json_kind(path: FilePath) -> None:
     except ValueError:
         accepted = False
     if not accepted:
-        raise UsageError(f"{_shown(path)} holds something that is no JSON lines; give another")
+        raise UsageError(f"{shown_path(path)} holds something that is no JSON lines; give another")
 
 
 def _head(path: FilePath) -> bytes:
-    with _as_log_error("read", path), suppress(FileNotFoundError), open(path, "rb") as file:
+    with as_log_error("read", path), suppress(FileNotFoundError), open(path, "rb") as file:
         return file.read(HEAD)
     return b""
 
 
-def read(path: FilePath) -> Reading:
-    """Every record of a log, and every damaged line with what is wrong with it.
-
-    A line that begins with fourteen digits and a comma, or holds "tok/s=", should be a record; any
-    other line is a heading. A record that renders differently, or whose repro command cannot be
-    read, is in both lists.
-    Raises LogError for a file that cannot be read, holds binary data, or holds only headings.
-    """
-    with _as_log_error("read", path):
-        require_regular(path)
-        with open(path, "rb") as file:
-            lock(file, shared=True)  # waits for a writer to finish its line
-            data = file.read()
-    if b"\0" in data:
-        column = data.index(b"\0")
-        raise LogError(f"{_shown(path)} is no log: byte {column + 1} is zero, as in binary data")
-    lines = data.decode("utf-8", "surrogateescape").split("\n")
-    reading = Reading()
-    for number, line in enumerate(lines, start=1):
-        if len(line) > LONGEST_LINE:
-            reading.bad.append((number, f"{len(line)} characters, which no run writes"))
-            continue
-        cut_short = number == len(lines) and _is_cut_short(line)
-        if cut_short or _tries_to_be_record(line):
-            _add(reading, number, line, cut_short)
-    if data.strip() and not (reading.records or reading.bad):
-        raise LogError(f"{os.fspath(path)} holds no line of a run")
-    return reading
-
-
-def _add(reading: Reading, number: int, line: str, cut_short: bool) -> None:
-    reason = record.problem(line)
-    if cut_short:
-        reason = f"cut short, and removed by the next run; {reason or 'its repro line breaks off'}"
-    if reason:
-        reading.bad.append((number, reason))
-    try:
-        entry = Record.parse(line)
-        if not cut_short:
-            reading.records.append((number, entry))
-            if config.has_glued_option(entry.repro):
-                reading.mended.append(number)
-    except (LogError, UsageError):
-        pass  # it is in `bad` already
-
-
-def _tries_to_be_record(line: str) -> bool:
+def tries_to_be_record(line: str) -> bool:
     return bool(re.match("[0-9]{14},", line)) or "tok/s=" in line
 
 
-def _is_cut_short(tail: str) -> bool:
+def is_cut_short(tail: str) -> bool:
     """Whether a last line without newline is what a killed writer left of its record."""
     if re.fullmatch("[0-9]{1,14}", tail):
         return True
@@ -183,9 +127,9 @@ def _is_json_cut_short(tail: str) -> bool:
 
 def _append(path: FilePath, line: str, is_cut_short: Callable[[str], bool]) -> None:
     if "\n" in line or "\r" in line:
-        raise LogError(f"cannot append to {_shown(path)}: {line[:40]!r}… is more than one line")
+        raise LogError(f"cannot append to {shown_path(path)}: {line[:40]!r}… is more than one line")
     data = line.encode("utf-8", "surrogateescape") + b"\n"
-    with _as_log_error("append to", path):
+    with as_log_error("append to", path):
         with suppress(FileNotFoundError):
             require_regular(path)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -239,16 +183,16 @@ def _refuse_folder(path: FilePath) -> None:
 
 
 @contextmanager
-def _as_log_error(verb: str, path: FilePath) -> Iterator[None]:
+def as_log_error(verb: str, path: FilePath) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
         folder = os.path.dirname(os.path.realpath(path))
         missing = "no such file" if os.path.isdir(folder) else f"there is no folder {folder!r}"
-        raise LogError(f"cannot {verb} {_shown(path)}: {missing}") from None
+        raise LogError(f"cannot {verb} {shown_path(path)}: {missing}") from None
     except OSError as error:
-        raise LogError(f"cannot {verb} {_shown(path)}: {error.strerror or error}") from None
+        raise LogError(f"cannot {verb} {shown_path(path)}: {error.strerror or error}") from None
 
 
-def _shown(path: FilePath) -> str:
+def shown_path(path: FilePath) -> str:
     return repr(os.fspath(path))

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from quantbench.errors import LogError, QuantbenchError, UsageError
-from quantbench.log import config
-from quantbench.log.config import RunConfig
+from quantbench.errors import LogError
 
 
 @dataclass(frozen=True)
@@ -100,37 +98,12 @@ class Record:
             raise LogError(f"column 1: {values['timestamp']} is not a date and time")
         return Record(**values)
 
-    def config(self) -> RunConfig:
-        """The run that the repro command asks for. Raises UsageError if it cannot be read."""
-        return config.of_repro(self.repro)
-
 
 def held_name(name: str) -> bool:
     """Whether a log line can hold a model of this name, so that `parse` reads the same name."""
     label, end = LINE["mod"].label, LINE["kv_quant"].label
     match = re.compile(LINE["mod"].pattern).match(f"{name}{end}True")
     return not _CONTROL.search(f"{label}{name}") and match is not None and match[0] == name
-
-
-def problem(line: str) -> str | None:
-    """Why a line is damaged; None if it renders the same again and its run can be repeated."""
-    try:
-        record = Record.parse(line)
-        again = record.render()
-        if again != line:
-            pairs = zip(line, again, strict=False)
-            column = next(
-                (index for index, pair in enumerate(pairs) if pair[0] != pair[1]),
-                min(len(line), len(again)),
-            )
-            return (
-                f"column {column + 1}: {_excerpt(line, column)} is written "
-                f"{_excerpt(again, column)} by this format"
-            )
-        record.config()
-    except QuantbenchError as error:
-        return f"repro line: {error}" if isinstance(error, UsageError) else str(error)
-    return None
 
 
 _READ: dict[str, Callable[[str], Any]] = {_NUMBER: float, _TRUTH: "True".__eq__}
@@ -145,9 +118,9 @@ def _is_date(digits: str) -> bool:
 
 
 def _unexpected(line: str, position: int, expected: str) -> LogError:
-    return LogError(f"column {position + 1}: expected {expected}; found {_excerpt(line, position)}")
+    return LogError(f"column {position + 1}: expected {expected}; found {excerpt(line, position)}")
 
 
-def _excerpt(line: str, position: int) -> str:
+def excerpt(line: str, position: int) -> str:
     rest = line[position : position + 24]
     return repr(rest) if rest else "the end of the line"

@@ -3,10 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from quantbench import files
-from quantbench.errors import LogError
 from quantbench.text import aligned, one_line, seconds, size
-from quantbench.typed_json import from_json, parsed
 
 NUMBERS = ("tok/s", "samples", "prefill", "decode", "mem/s", "peak memory", "model size")
 HEADINGS = ("scheme", *NUMBERS, "kernel", "decoder")
@@ -66,26 +63,6 @@ class Run:
     trustworthy: bool | None = None
     why_not_trustworthy: str | None = None
     estimate: Estimates | None = None
-
-
-def read(path: files.FilePath) -> list[Run]:
-    """The runs that --output_json_path wrote to a file, one for each line.
-
-    Raises LogError, with the number of the line, for a line that holds anything else.
-    """
-    runs = []
-    for number, line in enumerate(files.read_text("cannot read", path, LogError).splitlines(), 1):
-        try:
-            runs.append(from_json(Run, parsed(line)))
-            _row(runs[-1])
-        except (ValueError, ArithmeticError, StopIteration) as error:
-            raise LogError(
-                f"{path}:{number} is not what generate.py --output_json_path writes: "
-                f"{str(error) or 'a value is missing'}"
-            ) from None
-    if not runs:
-        raise LogError(f"{path} is not what generate.py --output_json_path writes: it is empty")
-    return runs
 
 
 def table(runs: Sequence[Run]) -> str:

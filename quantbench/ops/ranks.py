@@ -5,7 +5,7 @@
 
 Both go through torch.distributed's functional collectives, which torch.compile traces, so that a
 model of one rank compiles into one graph. Ranks on the CPU of one machine exchange through memory
-that they share. Every rank has to call them in the same order.
+that they share (ops/cpu/ranks.py). Every rank has to call them in the same order.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quantbench.ops.cpu import ranks as shared_memory
-
 
 @dataclass(frozen=True)
 class Ranks:
@@ -25,7 +23,7 @@ class Ranks:
     rank: int  # its number, from 0
     size: int  # how many there are
     group: str = ""  # the name of torch.distributed's group; not used if there is one rank
-    memory: int = 0  # handle of ops/cpu/ranks.py, if the ranks share memory
+    memory: int = 0  # handle of the memory that they share (ops/cpu/ranks.py); 0: none
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x, in x's dtype: summed in float32 on the CPU, and rounded once.
@@ -34,8 +32,6 @@ class Ranks:
         """
         if self.size == 1:
             return x
-        if self.memory and x.device.type == "cpu":
-            return shared_memory.total(x.float().contiguous(), self.memory).to(x.dtype)
         wide = x.float() if x.device.type == "cpu" else x.contiguous()
         ops = torch.ops._c10d_functional
         total: Tensor = ops.wait_tensor(ops.all_reduce(wide, "sum", self.group))
@@ -49,9 +45,6 @@ class Ranks:
         if self.size == 1:
             return x
         widths = widths or [x.shape[-1]] * self.size
-        if self.memory and x.device.type == "cpu":
-            rows = x.reshape(-1, x.shape[-1]).contiguous()
-            return shared_memory.gathered(rows, self.memory, widths).view(*x.shape[:-1], -1)
         most = max(widths)
         x = F.pad(x, (0, most - x.shape[-1])) if min(widths) < most else x.contiguous()
         ops = torch.ops._c10d_functional
@@ -74,6 +67,11 @@ class Ranks:
     def first(self, values: Sequence[float], device: torch.device | str = "cpu") -> list[float]:
         """Rank 0's values."""
         return self.total([x if self.rank == 0 else 0.0 for x in values], device)
+
+    def meet(self) -> None:
+        """Wait until all ranks have come here."""
+        if self.size > 1:
+            torch.distributed.barrier()
 
 
 ALONE = Ranks(0, 1)

@@ -12,9 +12,9 @@ from pathlib import Path
 from quantbench.bench import process
 from quantbench.bench.process import Process
 from quantbench.bench.store import ArmResult
-from quantbench.cli import say
 from quantbench.log.config import RunConfig, argv
 from quantbench.peers.work import Work
+from quantbench.progress import say
 from quantbench.typed_json import to_json
 
 WORKER = (sys.executable, "-m", "quantbench.peers.worker")

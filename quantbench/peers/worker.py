@@ -126,8 +126,9 @@ class HuggingFace:
         architecture = load_config(work.checkpoint)
         if work.num_layers:
             architecture = architecture.with_layers(work.num_layers)
-        for part, has in (("experts", architecture.mixture), ("qk_norm", architecture.qk_norm)):
-            if has:
+        parts = {"experts": "mixture", "qk_norm": "qk_norm", "norms of outputs": "post_norms"}
+        for part, field in parts.items():
+            if getattr(architecture, field):
                 raise QuantbenchError(
                     f"{architecture.name} has {part}; compare it with --runtimes llama.cpp"
                 )

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from quantbench.cli import say
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.formats import open_checkpoint
+from quantbench.progress import say
 from quantbench.quality import decode_check, harness
 from quantbench.quality.layer_sqnr import sqnr_of_layers
 from quantbench.quality.reference_cache import OTHER_DTYPE, loaded, phase, reference
@@ -17,8 +17,7 @@ from quantbench.quality.scores import of_reference, score, summary
 from quantbench.quality.tasks import Tasks
 from quantbench.quality.thresholds import MOST_TOKENS, looks_needed
 from quantbench.quality.types import LayerSqnr, Quality
-from quantbench.run.parallel import begin
-from quantbench.run.plan import make_plan
+from quantbench.run.plan import begin, make_plan
 
 DECODED, STEPS = 129, 64  # one window of 129 tokens is read both ways, its last 64 by steps
 FIRST_LOOKS, ALL_LOOKS = 3, 64  # of full precision: reading on takes two models' loading

@@ -16,7 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from quantbench.log.config import argv, parse
+from quantbench.log.config import argv
+from quantbench.log.options import parse
 from quantbench.quality.texts import Passage
 from quantbench.quality.types import Quality
 from quantbench.run.checks import EXPERTS
@@ -84,7 +85,8 @@ class Reference:
         """
         config, defaults = parse(self.about.argv), type(plan.config)
         unused = {name: getattr(defaults(), name) for name in ("save", "expert_memory", *EXPERTS)}
-        config = dataclasses.replace(config, **unused, num_layers=1, threads=plan.config.threads)
+        own_process = {name: getattr(plan.config, name) for name in ("threads", "tp")}
+        config = dataclasses.replace(config, **unused, **own_process, num_layers=1)
         own = make_plan(config)
         split = plan.split and own.split and dataclasses.replace(own.split, ranks=plan.split.ranks)
         loading = Loading(own.config, own.spec, own.device, own.tokenizer, split, own.checkpoint)

@@ -23,16 +23,15 @@ import torch
 from torch import Tensor
 
 from quantbench import files
-from quantbench.cli import Report, can_erase, progress, say
 from quantbench.errors import LogError
 from quantbench.log.config import RunConfig
+from quantbench.progress import Report, can_erase, progress, say
 from quantbench.quality import texts
 from quantbench.quality.reference import Reference
 from quantbench.quality.scores import Reader, score, summary
 from quantbench.quality.types import Quality
 from quantbench.run.loading import Loaded, load
-from quantbench.run.parallel import begin
-from quantbench.run.plan import Plan, make_plan
+from quantbench.run.plan import Plan, begin, make_plan
 
 MOST_BYTES = 2_000_000_000  # 16,384 tokens of Llama 3 8B take 134 MB
 SCRATCH = "unfinished-"

@@ -37,8 +37,7 @@ from quantbench.quality.types import (
 )
 from quantbench.run.checks import EXPERTS
 from quantbench.run.loading import Loading
-from quantbench.run.parallel import begin
-from quantbench.run.plan import Plan, make_plan
+from quantbench.run.plan import Plan, begin, make_plan
 
 EMBEDDED_MODEL = "tiny"  # takes the place of random weights, which predict nothing
 READ_AGAIN = 1.5e9  # parameters at most: a checkpoint of 3 GB

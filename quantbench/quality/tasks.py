@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantbench.cli import progress
 from quantbench.errors import UsageError
+from quantbench.progress import progress
 from quantbench.text import shown
 
 

@@ -22,10 +22,9 @@ CLASSES = (
     (0.5, "damaged", "answers change often: their share follows KL (arXiv 2407.09141)"),
 )
 BROKEN = "broken"
+SCALE = ", ".join(f"{word} up to {most:g}" for most, word, _ in CLASSES) + f", else {BROKEN}"
 LEGEND = {  # how to read the figures
-    "kl": "KL divergence: "
-    + ", ".join(f"{word} up to {most:g}" for most, word, _ in CLASSES)
-    + f", else {BROKEN}",
+    "kl": f"KL divergence: {SCALE}",
     "perplexity_ratio": "Perplexity ÷ the baseline's: moves less than KL, and may fall by chance",
     "top1": "Same likeliest token, as greedy decoding takes it: where it flips, texts part",
     "top5": "Of the five likeliest, the share that stayed: sampling draws from these",

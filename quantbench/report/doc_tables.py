@@ -15,8 +15,9 @@ from quantbench.answer.json_rows import DecodeRow, PeerRow, SchemeRow
 from quantbench.answer.latency import Cell, Latencies, Table, latency_rows, rate_rows
 from quantbench.answer.row import Row
 from quantbench.errors import LogError, UsageError
-from quantbench.log import log
 from quantbench.log.about import About
+from quantbench.log.reading import read as read_log
+from quantbench.quality.thresholds import BROKEN
 from quantbench.report import doc_reference, doc_trust, log_tables
 from quantbench.report.columns import (
     Columns,
@@ -29,7 +30,7 @@ from quantbench.report.columns import (
 )
 from quantbench.report.doc_data import Compared, captioned, one_file, read
 from quantbench.report.documents import Block
-from quantbench.report.points import BROKEN, band
+from quantbench.report.points import band
 
 R = TypeVar("R")
 SPEED_UP_NOTE = (
@@ -72,7 +73,7 @@ def runs(words: Sequence[str]) -> str:
     if len(words) != 2:
         raise UsageError(f"a log's table is runs LOG JSON; given: {' '.join(words)}")
     path, of_quality = words
-    by_group = log_tables.groups([record for _, record in log.read(path).records])
+    by_group = log_tables.groups([record for _, record in read_log(path).records])
     if not by_group:
         raise LogError(f"{path} holds no line of a run")
     schemes = [row for row in read(_Schemes, of_quality).rows if row.ratio is not None]

@@ -6,6 +6,7 @@ tables(groups(records), {"int8wo": "1.0002"})
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quantbench.log.reading import config_of
 from quantbench.log.record import Record
 from quantbench.report.documents import table
 
@@ -53,7 +54,7 @@ def groups(records: Sequence[Record]) -> Groups:
     """
     newest: dict[tuple[str, ...], Record] = {}
     for record in sorted(records, key=lambda record: record.timestamp):  # later lines win
-        if record.config().num_layers is None:
+        if config_of(record).num_layers is None:
             newest[*_group(record), *_kind(record)] = record
     by_group: Groups = {}
     for record in newest.values():
@@ -68,7 +69,7 @@ def groups(records: Sequence[Record]) -> Groups:
 
 def _group(record: Record) -> tuple[str, ...]:
     """Lines of one group did the same work in each step."""
-    config = record.config()
+    config = config_of(record)
     peculiar = [f"batch size {config.batch_size}"] * (config.batch_size > 1)
     peculiar += [f"with {config.context_depth} tokens in the context"] * (config.context_depth > 0)
     return record.device, record.mod, *peculiar
@@ -80,7 +81,7 @@ def _kind(record: Record) -> tuple[str, ...]:
 
 def _cache(record: Record) -> str:
     """Old lines say --kv_cache_quantization, which is int8; some only say so before the command."""
-    config = record.config()
+    config = config_of(record)
     given = "int8" if config.kv_cache_quantization else config.kv_cache
     return "int8" if record.kv_quant and given == "dense" else given
 

@@ -4,6 +4,7 @@ autoquant measures each shape of layer on the inputs of the first layer (`sample
 each weight by the norm of its inputs (`pruning`).
 """
 
+import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +17,61 @@ from quantbench.errors import UsageError
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.llama import Transformer, rotation
+from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import Tokenizer
+from quantbench.quantize import autoquant
 from quantbench.quantize import pruning as wanda
+from quantbench.quantize.autoquant import Sample
+from quantbench.quantize.mixed import MixedQuantizer, by_name
 
 if TYPE_CHECKING:
-    from quantbench.quantize.autoquant import Sample
+    from quantbench.run.loading import Loading
 
+SECONDS_BETWEEN_LINES = 5  # of progress, while autoquant prepares its candidates
 ROWS, TOKENS = 8, 256  # of the calibration text: 8 sequences of 256 tokens
 SAMPLED_EXPERTS = 2  # of a layer, for autoquant
+
+
+def autoquantizer(loading: "Loading", say: Callable[[str], None]) -> MixedQuantizer:
+    """Choose a scheme for each shape of layer, on the inputs of the first layer and of the output;
+    for a saved checkpoint, take the choices that were saved."""
+    checkpoint, config = loading.checkpoint, loading.config
+    how = loading.device, loading.precision
+    if saved := checkpoint.saved:
+        return MixedQuantizer(by_name(saved.layers), *how)
+    say("Timing every candidate for each shape of layer …")
+    last_line = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last_line
+        if time.monotonic() > last_line + SECONDS_BETWEEN_LINES:
+            last_line = time.monotonic()
+            say(f"Timed {done} of {total} shapes")
+
+    choices = autoquant.choose(
+        samples(load_model(checkpoint, *how, num_layers=1), _text(loading)),
+        loading.spec,
+        config.batch_size,
+        config.min_sqnr,
+        files.cache_folder(),
+        report,
+        compile=config.compile,
+        kernel=config.kernel,
+    )
+    say(autoquant.table(choices))
+    return MixedQuantizer(autoquant.by_shape(choices), *how)
+
+
+def pruner(loading: "Loading") -> Callable[[str, nn.Module], None]:
+    """For sparse-marlin-wanda: the function that prunes each part as soon as it is loaded."""
+    return pruning(loading.checkpoint.config(), _text(loading))
+
+
+def _text(loading: "Loading") -> Tensor:
+    """The token ids of the calibration text."""
+    checkpoint = loading.checkpoint
+    tokenizer = loading.tokenizer or checkpoint.tokenizer(checkpoint.config().vocab_size)
+    return token_ids(loading.config.calibration_text, tokenizer, loading.device)
 
 
 def token_ids(path: str | None, tokenizer: Tokenizer, device: torch.device) -> Tensor:
@@ -44,7 +92,7 @@ def token_ids(path: str | None, tokenizer: Tokenizer, device: torch.device) -> T
     return torch.tensor(ids[: rows * length], device=device).view(rows, length)
 
 
-def samples(model: Transformer, ids: Tensor) -> "list[Sample]":
+def samples(model: Transformer, ids: Tensor) -> list[Sample]:
     """Every linear layer with its inputs (tokens, in_features), for token ids (B, S).
 
     An expert's inputs are the tokens that are routed to it. Only the SAMPLED_EXPERTS with the most
@@ -59,8 +107,6 @@ def samples(model: Transformer, ids: Tensor) -> "list[Sample]":
         )
     inputs["output"] = model.norm(model.hidden(ids)).flatten(0, -2)
     taken = [name for name in linears if name not in _left_out(inputs)]
-    from quantbench.quantize.autoquant import Sample
-
     return [Sample(name, linears[name], inputs[name]) for name in taken if name in inputs]
 
 
@@ -96,13 +142,15 @@ def _through_the_model(
     """
     x = ids
     positions = torch.arange(ids.shape[1])
-    cos, sin = rotation(architecture, positions, ids.device)
     while True:
         name, part = yield
         if isinstance(part, nn.Linear):  # the output layer, whose logits are not needed
             wanda.prune(part, x.flatten(0, -2).float().norm(dim=0))
             continue
-        inputs = (x, cos, sin, positions) if name.startswith("layers.") else (x,)
+        inputs: tuple[Tensor, ...] = (x,)
+        if name.startswith("layers."):
+            number = int(name.split(".")[1])
+            inputs += (*rotation(architecture, positions, ids.device, number), positions)
         outputs: list[Tensor] = []
         wanda.prune_linears(part, lambda: outputs.append(part(*inputs)))  # noqa: B023
         x = outputs[0]

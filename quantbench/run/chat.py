@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import click
 import torch
 
-from quantbench.cli import say
 from quantbench.errors import UsageError
 from quantbench.models.chat import TemplateChat, chat_of
 from quantbench.models.tokenizer import Tokenizer, stream
-from quantbench.run.generation import Generates
+from quantbench.progress import say
+from quantbench.run.facts import Generates
 from quantbench.run.plan import Plan
 from quantbench.text import counted
 

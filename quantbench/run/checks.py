@@ -14,10 +14,9 @@ from quantbench import files
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, refuse_former
-from quantbench.log.record import held_name
 from quantbench.models import SAVED
 from quantbench.quantize.spec import Quantization, Selection, Spec, parse
-from quantbench.run.launch import place
+from quantbench.run import environment
 
 DEFAULT = RunConfig()
 EXPERTS = ("expert_placement", "expert_policy", "expert_prefetch", "expert_folder")
@@ -99,7 +98,7 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def _check_ranks(config: RunConfig) -> None:
-    where = place()
+    where = environment.place()
     if where is not None and config.tp != 1:
         raise UsageError(
             f"--tp {config.tp}: torchrun has started {where.size} ranks; leave out --tp"
@@ -127,15 +126,6 @@ def _check_experts(config: RunConfig) -> None:
         raise UsageError("--expert_memory is for one process: leave out --tp")
     if config.expert_folder is not None:
         files.check_folder("--expert_folder", config.expert_folder)
-
-
-def check_name(config: RunConfig, name: str) -> None:
-    """Raise UsageError for a model whose name no log line can hold: its result would be lost."""
-    if not (config.interactive or config.dry_run) and not held_name(name):
-        raise UsageError(
-            f"--checkpoint_path: the model is named {name!r}, which no log line can hold; rename "
-            "its folder, or make a link to it"
-        )
 
 
 def _refuse_ignored(config: RunConfig) -> None:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from quantbench import devices
-from quantbench.ops.cpu import build
 from quantbench.run import environment
 
 Options = dict[str, str | int | bool | Callable[..., Any]]  # the `options` of torch.compile
@@ -30,6 +29,8 @@ def options(device: torch.device) -> Options:
     chosen: Options = dict(devices.KINDS[device.type].compile_options)
     if device.type != "cpu":
         return chosen
+    from quantbench.ops.cpu import build
+
     chosen |= build.options_of_inductor()
     # For each instruction set of the CPU, inductor compiles a file to see whether the compiler
     # supports it: 8 s on two cores. The compiler that built the C++ kernels supports them all.

@@ -1,64 +1,29 @@
 """How a decoding step is carried out: by the model's modules, or by a C++ op that fuses them.
 
-    cpu-step     the whole step in one op: tokens to logits
-    modules      the readable model, compiled or not
+cpu-step     the whole step in one op, tokens to logits (run/cpu_step.py)
+modules      the readable model, compiled or not
 
-    decoder = choose("auto", model, caches, rows=1)
-    logits = decoder.step(tokens, position)     # (B, 1), (1,) -> (B, V)
-    decoder.name, decoder.reason                # "modules", "the model is on cuda, …"
-
-The op implements models/llama.py a second time. So it refuses a model with any part that it does
-not know (`why_not_fused`).
+decoder = choose("auto", model, caches, rows=1)
+logits = decoder.step(tokens, position)     # (B, 1), (1,) -> (B, V)
+decoder.name, decoder.reason                # "modules", "the model is on cuda, …"
 """
 
-import dataclasses
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from quantbench.errors import KernelError
-from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.log.config import RunConfig
 from quantbench.models import mixture
 from quantbench.models.config import ModelConfig
-from quantbench.models.llama import (
-    Attention,
-    Block,
-    FeedForward,
-    Transformer,
-    frequencies,
-    rotation,
-)
-from quantbench.models.mixtral import (
-    JointNorm,
-    Mixtral,
-    MixtureOfExperts,
-    elsewhere_of,
-    stack_experts,
-)
-from quantbench.models.tensor_parallel import kind_of, split_of
-from quantbench.ops.cpu import build, step
-from quantbench.ops.kv import WRITTEN_BY_STEPS
-from quantbench.quantize.across import RoundedAcross
-from quantbench.quantize.cpu import PackedLinear
+from quantbench.models.llama import Block, Transformer
+from quantbench.ops import attention
 from quantbench.quantize.kernel import fused_weight
 
-if TYPE_CHECKING:
-    from quantbench.experts.fused import Fused
-    from quantbench.experts.layer import TieredLayer
-
-# The fields of ModelConfig that the C++ op implements. It refuses a model in which any other field
-# differs from its default.
-UNDERSTOOD = {
-    *("name", "architecture", "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
-    *("ffn_dim", "vocab_size", "max_position", "norm_eps", "rope_theta", "rope_scaling"),
-    *("sliding_window", "tie_embeddings", "qkv_bias", "attention_out_bias", "mlp_bias", "qk_norm"),
-    *("joint_qk_norm", "mixture"),
-}
+DECODERS = FUSED, MODULES = "cpu-step", "modules"  # fastest first
 
 
 class Decoder(Protocol):
@@ -80,9 +45,13 @@ def choose(
     rows: the batch size. compiled: whether torch.compile will compile the step. Raises KernelError,
     with the reason, for a decoder that does not support them.
     """
-    if name_of(name, model, caches, rows) == CpuStep.name:
-        return CpuStep(model, list(caches))
-    return Modules(model, list(caches), why_not_fused(model, caches, rows), compiled)
+    from quantbench.run import cpu_step  # the C++ kernels, which other devices never read
+
+    if name_of(name, model, caches, rows) == FUSED:
+        decoder: Decoder = cpu_step.CpuStep(model, list(caches))
+        return decoder
+    reason = cpu_step.why_not_fused(model, caches, rows)
+    return Modules(model, list(caches), reason, compiled)
 
 
 def name_of(name: str, model: Transformer, caches: Sequence[KVCache], rows: int) -> str:
@@ -90,10 +59,14 @@ def name_of(name: str, model: Transformer, caches: Sequence[KVCache], rows: int)
     device, where they stand for a model on the CPU."""
     if name not in ("auto", *DECODERS):
         raise KernelError(f"--decoder {name}: there are auto, {', '.join(DECODERS)}")
-    refusal = None if name == Modules.name else why_not_fused(model, caches, rows)
+    if name == MODULES:
+        return MODULES
+    from quantbench.run import cpu_step
+
+    refusal = cpu_step.why_not_fused(model, caches, rows)
     if refusal and name != "auto":
         raise KernelError(f"--decoder {name}: {refusal}; auto takes what can run")
-    return Modules.name if refusal or name == Modules.name else CpuStep.name
+    return MODULES if refusal else FUSED
 
 
 def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.device) -> bool:
@@ -105,20 +78,11 @@ def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.
     if architecture.mixture is not None:
         apart = config.expert_memory is not None
         return config.compile and mixture.compiles(architecture.mixture, device.type, apart)
-    one_op_is_possible = (
-        device.type == "cpu"
-        and config.decoder in ("auto", CpuStep.name)
-        and config.kv_cache in WRITTEN_BY_STEPS
-        and config.batch_size <= step.MAX_FUSED_ROWS
-        and _unknown_field(architecture) is None
-    )
+    from quantbench.run import cpu_step
+
+    asked = device.type == "cpu" and config.decoder in ("auto", FUSED)
+    one_op_is_possible = asked and cpu_step.may_take(config, architecture)
     return config.compile_prefill or (config.compile and not one_op_is_possible)
-
-
-def compiles(model: Transformer) -> bool:
-    """Whether torch.compile makes one graph of a decoding step (models/mixture.py)."""
-    device = model.tok_embeddings.weight.device.type
-    return mixture.compiles(model.config.mixture, device, elsewhere_of(model) is not None)
 
 
 def may_be_fused(layer: nn.Module) -> bool:
@@ -126,120 +90,10 @@ def may_be_fused(layer: nn.Module) -> bool:
     return not isinstance(layer, nn.Linear) or fused_weight(layer) is not None
 
 
-# ---------------------------------------------------------------------------------- what refuses
-
-
-def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
-    """The first reason why the step cannot be one op (cpu-step), or None if it can."""
-    split = split_of(model)
-    if split is not None and not split.ranks.memory:
-        return "the ranks share no memory, and the op sums through it"
-    device = model.tok_embeddings.weight.device.type
-    if device not in ("cpu", "meta"):  # meta: shapes of weights on the CPU
-        return f"the model is on {device}, and the op is C++ for the CPU"
-    # On the meta device a run is only planned, and nothing is built.
-    if reason := build.refusal() if device == "cpu" else build.unavailable():
-        return reason
-    if kind_of(model) not in (Transformer, Mixtral):
-        return f"the model is a {type(model).__name__}, and the op computes a Transformer"
-    if rows > step.MAX_FUSED_ROWS:
-        return f"there are {rows} rows, and the op is for {step.MAX_FUSED_ROWS} at most"
-    if reason := _unknown_field(model.config):
-        return reason
-    for number, layer in enumerate(model.layers):
-        if reason := _unknown_part(layer, model.config.norm_eps):
-            return f"layers.{number}{reason}"
-    if reason := _not_this_norm(model.norm, model.config.norm_eps):
-        return f"norm{reason}"
-    if fused_weight(model.output) is None:
-        return f"output{_not_in_cpp(model.output)}"
-    return _unknown_cache(caches)
-
-
-def _unknown_cache(caches: Sequence[KVCache]) -> str | None:
-    for cache in caches:
-        if cache.kernel != "cpu":
-            return f"attention over the KV cache runs on {cache.kernel}, not on the C++ kernel"
-        # A contributed class may encode differently, whatever the format in which it is read.
-        known = cache.format in WRITTEN_BY_STEPS and type(cache) is CACHES.get(cache.format)
-        if not known or cache.format != caches[0].format:
-            return f"the KV cache is a {type(cache).__name__}, which the op cannot write"
-    return None
-
-
-def _unknown_field(config: ModelConfig) -> str | None:
-    for field in dataclasses.fields(config):
-        if field.name not in UNDERSTOOD and getattr(config, field.name) != field.default:
-            return f"the op does not know what {field.name} means, which the model has"
-    return None
-
-
-def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
-    """The first part of a layer that is not as in models/llama.py: its name, and what it is."""
-    if type(layer) is not Block:
-        return f" is a {type(layer).__name__}, no Block"
-    if type(layer.attention) is not Attention:
-        return f".attention is a {type(layer.attention).__name__}, no Attention"
-    ffn: nn.Module = layer.feed_forward
-    if isinstance(ffn, MixtureOfExperts):
-        if reason := _unknown_experts(ffn):
-            return f".feed_forward{reason}"
-    elif type(ffn) is not FeedForward:
-        return f".feed_forward is a {type(ffn).__name__}, no FeedForward"
-    for name in ("attention_norm", "ffn_norm", "attention.q_norm", "attention.k_norm"):
-        norm = layer.get_submodule(name)
-        absent = name.startswith("attention.") and type(norm) is nn.Identity
-        joint = isinstance(norm, JointNorm) and norm.ranks.size == 1 and norm.epsilon == epsilon
-        if not absent and not joint and (reason := _not_this_norm(norm, epsilon)):
-            return f".{name}{reason}"
-    networks = [f"feed_forward.experts.{i}" for i in range(len(getattr(ffn, "experts", ())))]
-    networks += ["feed_forward.shared"] if hasattr(ffn, "shared") else []
-    networks = networks or ["feed_forward"]
-    matrices = [f"{network}.{name}" for network in networks for name in ("w13", "w2")]
-    for name in ("attention.wqkv", "attention.wo", *matrices):
-        linear = layer.get_submodule(name)
-        if fused_weight(linear) is None:
-            return f".{name}{_not_in_cpp(linear)}"
-    return None
-
-
-def _unknown_experts(mixture: MixtureOfExperts) -> str | None:
-    for matrix in ("w13", "w2"):
-        layers = [expert.get_submodule(matrix) for expert in mixture.experts]
-        shared = [mixture.shared.get_submodule(matrix)] if hasattr(mixture, "shared") else []
-        if any(getattr(layer, "bias", None) is not None for layer in (*layers, *shared)):
-            return ".experts have biases, and the op adds none"
-        weights = [fused_weight(layer) for layer in layers]
-        if len({(w.dtype, w.numel()) for w in weights if w is not None}) > 1:
-            return ".experts are stored in different ways, and the op reads one"
-    return None
-
-
-def _not_this_norm(norm: nn.Module, epsilon: float) -> str | None:
-    if isinstance(norm, JointNorm):
-        return " is of the heads of all ranks, which the op does not sum"
-    if type(norm) is not nn.RMSNorm:
-        return f" is a {type(norm).__name__}, no RMSNorm"
-    return f" adds {norm.eps}, and the others {epsilon}" if norm.eps != epsilon else None
-
-
-def _not_in_cpp(linear: nn.Module) -> str:
-    if isinstance(linear, PackedLinear) and linear.rounds_before:
-        return f" rounds activations to {linear.rounds_before} outside of its C++ kernel"
-    if isinstance(linear, RoundedAcross):
-        return (
-            f" rounds activations ({linear.how}) by the columns of all ranks, which the op does not"
-        )
-    return f" is a {type(linear).__name__}, which has no C++ kernel"
-
-
-# ---------------------------------------------------------------------------------- decoders
-
-
 class Modules:
     """The model's own modules. If `compiled`, one layer is compiled and called for every layer."""
 
-    name, one_op = "modules", False
+    name, one_op = MODULES, False
 
     def __init__(
         self,
@@ -251,7 +105,7 @@ class Modules:
         """reason: why the decoder is not cpu-step. compiled: torch.compile will have the step."""
         self.model, self.caches, self.reason = model, caches, reason
         if compiled:
-            stack_experts(model)
+            model.prepare_to_compile()
         self.nested = compiled and all(map(_is_plain, model.parameters()))
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
@@ -260,60 +114,10 @@ class Modules:
             logits: Tensor = model(tokens, position, self.caches)
             return logits[:, -1]
         x = model.embed(tokens)
-        cos, sin = rotation(model.config, position, tokens.device)
-        for layer, cache in zip(model.layers, self.caches, strict=True):
-            x = block_region(cast("Block", layer), x, cos, sin, position, cache)
+        rotations = model.rotations(position, tokens.device)
+        for layer, rotation, cache in zip(model.layers, rotations, self.caches, strict=True):
+            x = block_region(cast("Block", layer), x, *rotation, position, cache)
         return model.logits(x)[:, -1]
-
-
-class CpuStep:
-    """A decoding step, tokens to logits, in one op. `model` must not be refused."""
-
-    name, one_op = "cpu-step", True
-    reason: str | None = None
-
-    def __init__(self, model: Transformer, caches: list[KVCache]) -> None:
-        layers = cast("list[Block]", list(model.layers))
-        self.model, self.moving = model, _moving(model)
-        self.shape = shape_of(model)
-        # Tables of experts in `parts` hold addresses of weights, which `model` keeps valid; where
-        # experts are in two tiers, `moving` does.
-        self.parts = [p for layer in layers for p in fused_layer(layer, self.moving).parts()]
-        buffers = [buffer for cache in caches for buffer in cache.buffers()]
-        self.cached = step.Caches(buffers, caches[0].format)
-        embedding, table = model.tok_embeddings, model.tok_embeddings.weight.data
-        plain = type(embedding) is nn.Embedding and type(table) is Tensor
-        self.table = table if plain else None  # None: its own module reads it
-        self.norm, self.output = model.norm.weight.data, _linear(model.output)
-        self.frequencies = frequencies(model.config, table.device)
-        split = split_of(model)
-        self.vocabularies = split.vocabularies if split else [model.output.out_features]
-
-    def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        with self.moving.stepping() if self.moving else nullcontext():
-            return step.decode(
-                tokens if self.table is not None else self.model.embed(tokens)[:, 0],
-                self.table,
-                self.parts,
-                self.cached,
-                self.frequencies,
-                position,
-                self.shape,
-                self.norm,
-                self.output,
-                self.vocabularies,
-            )
-
-
-def _moving(model: Transformer) -> "Fused | None":
-    """What brings experts into fast memory while a step runs; None: all of them stay there."""
-    layer = elsewhere_of(model)
-    if layer is None:
-        return None
-    return cast("Fused | None", getattr(cast("TieredLayer", layer).store, "fused", None))
-
-
-DECODERS = (CpuStep.name, Modules.name)  # fastest first
 
 
 @torch.compiler.nested_compile_region
@@ -330,71 +134,36 @@ def block_region(
     return y
 
 
-def fused_layer(layer: Block, moving: "Fused | None" = None) -> step.Layer:
-    """A layer's weights as the C++ op takes them. The layer must be one that it does not refuse.
-
-    moving: where the model's experts are in two tiers of memory.
-    """
-    attention, ffn = layer.attention, layer.feed_forward
-    if isinstance(ffn, MixtureOfExperts):
-        w13, w2 = _mixture(ffn, moving)
-    else:
-        w13, w2 = _linear(ffn.w13), _linear(ffn.w2)
-    return step.Layer(
-        attention_norm=layer.attention_norm.weight,
-        wqkv=_linear(attention.wqkv),
-        query_norm=getattr(attention.q_norm, "weight", None),
-        key_norm=getattr(attention.k_norm, "weight", None),
-        wo=_linear(attention.wo),
-        ffn_norm=layer.ffn_norm.weight,
-        w13=w13,
-        w2=w2,
-    )
-
-
-def _mixture(mixture: MixtureOfExperts, moving: "Fused | None") -> tuple[step.Linear, step.Linear]:
-    """The router and the table of the experts, in the places of w13 and w2."""
-    how, layer, shared = mixture.router.mixture, mixture.elsewhere, hasattr(mixture, "shared")
-    every = _networks(cast("list[FeedForward]", list(mixture.experts)))
-    experts = step.Experts(
-        mixture.router.weight,
-        every,
-        how.experts_per_token,
-        how.normalized,
-        _networks([mixture.shared] if shared else []),
-        mixture.shared_gate.weight.flatten() if shared else None,
-    )
-    if moving and layer is not None:
-        table = moving.table(cast("TieredLayer", layer), experts)
-    else:
-        table = experts.table()
-    return step.Linear(experts.router, experts.shared_gate), step.Linear(table, None)
-
-
-def _networks(networks: Sequence[FeedForward]) -> step.Networks:
-    return step.Networks(
-        [_linear(network.w13).weight for network in networks],
-        [_linear(network.w2).weight for network in networks],
-        networks[0].w2.in_features if networks else 0,
-    )
-
-
-def _linear(layer: nn.Linear) -> step.Linear:
-    weight = fused_weight(layer)
-    assert weight is not None
-    return step.Linear(weight, layer.bias)
-
-
-def shape_of(model: Transformer) -> step.Shape:
-    """The sizes that all layers of a model share, and the ranks that share the model."""
-    config, wraps = model.config, model.config.sliding_window is not None
-    split = split_of(model)
-    ranks = split.ranks.memory if split else 0
-    return step.Shape(
-        config.num_heads, config.num_kv_heads, config.ffn_dim, config.norm_eps, wraps, ranks
-    )
-
-
 def _is_plain(parameter: nn.Parameter) -> bool:
     """Whether a nested compile region accepts this weight: it does not accept tensor subclasses."""
     return type(parameter) is nn.Parameter and type(parameter.data) is Tensor
+
+
+# ---------------------------------------------------------------------------------- its caches
+
+
+def attention_of(
+    kind: type[KVCache], config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> attention.Choice:
+    """The kernel for a model's attention over such caches, and why it is no faster one."""
+    group = config.num_heads // config.num_kv_heads
+    how = config.layers[0].scale, config.layers[0].softcap
+    return attention.choose(device, config.head_dim, group, dtype, kind.format, *how)
+
+
+def caches_of(
+    kind: type[KVCache],
+    config: ModelConfig,
+    rows: int,
+    positions: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    kernel: str,
+    layers: int | None = None,
+) -> list[KVCache]:
+    """An empty cache for each layer. kernel: a name of `attention_of`. layers: all if not given."""
+    shape = rows, config.num_kv_heads, positions, config.head_dim
+    return [
+        kind(*shape, dtype, device, spec.window, kernel)
+        for spec in config.layers[: layers or config.num_layers]
+    ]

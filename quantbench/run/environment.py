@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantbench.cli import say
+from quantbench import host
 from quantbench.log.config import RunConfig
-from quantbench.run import launch, threads
+from quantbench.progress import say
+from quantbench.run import threads
 
 # Variables that libraries read once, when they are loaded.
 DEFAULTS: Mapping[str, str] = {
@@ -41,6 +42,7 @@ RECORDED = (
     *CPU_COMPILER,
     *("QUANTBENCH_ISA", "CXX", "CXXFLAGS", "LD_PRELOAD", "GLIBC_TUNABLES", "TRITON_INTERPRET"),
 )
+STORE = "QUANTBENCH_RANK_STORE"  # where the ranks that run/launch.py started meet
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MEMORY_MAP = Path("/proc/self/smaps_rollup")
 
@@ -93,13 +95,40 @@ def prepare_compiler(device_type: str) -> None:
             os.environ.setdefault(name, value)
 
 
+@dataclass(frozen=True)
+class Place:
+    """A process among the ranks of a run."""
+
+    rank: int
+    size: int
+    local_rank: int  # among those on this machine
+    local_size: int
+
+
+def place(variables: Mapping[str, str] | None = None) -> Place | None:
+    """This process's place, from torchrun's variables (os.environ); None if there are none, or if
+    it is the only rank."""
+    given = os.environ if variables is None else variables
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    numbers = [given.get(name, "") for name in names]
+    if not all(number.isdecimal() for number in numbers) or int(numbers[1]) < 2:
+        return None
+    return Place(*map(int, numbers))
+
+
+def is_torchrun(variables: Mapping[str, str] | None = None) -> bool:
+    """Whether torchrun started this process, rather than launch.start."""
+    given = os.environ if variables is None else variables
+    return place(given) is not None and STORE not in given
+
+
 def threads_of(config: RunConfig) -> threads.Threads:
     """The threads that `config` asks for. Raises UsageError beyond OMP_THREAD_LIMIT."""
-    variables, where = dict(os.environ), launch.place()
-    if launch.is_torchrun() and variables.get("OMP_NUM_THREADS") == "1":
+    variables, where = dict(os.environ), place()
+    if is_torchrun() and variables.get("OMP_NUM_THREADS") == "1":
         del variables["OMP_NUM_THREADS"]  # torchrun sets that whatever cores there are
     ranks = where.local_size if where else 1
-    return threads.choose(config.threads, threads.cores(), variables, ranks)
+    return threads.choose(config.threads, host.cores(), variables, ranks)
 
 
 def use_threads(config: RunConfig) -> None:
@@ -128,7 +157,7 @@ def in_force() -> Environment:
     return Environment(
         threads=torch.get_num_threads(),
         interop_threads=torch.get_num_interop_threads(),
-        cores=threads.cores(),
+        cores=host.cores(),
         gc_threshold=gc.get_threshold()[0],
         system_huge_pages=system_huge_pages(),
         huge_page_bytes=huge_page_bytes(),

@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from quantbench.experts.traffic import PhaseFigures, Phases, TwoTiers, total
 from quantbench.log.config import RunConfig, repro
@@ -18,12 +19,68 @@ from quantbench.models.config import ModelConfig
 from quantbench.run import machine
 from quantbench.run.energy import NO_COUNTER, Energy, NotCounted
 from quantbench.run.environment import Environment
-from quantbench.run.generation import Timed
-from quantbench.run.machine import MachineUse
-from quantbench.run.trust import Trust, judge
+from quantbench.run.machine import MachineUse, Trust, judge
 from quantbench.typed_json import OMITTED, omitted, to_json
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quantbench.kv_cache.base import KVCache
+    from quantbench.models.llama import Transformer
+    from quantbench.ops.attention import Choice
+    from quantbench.run.decoding import Decoder
+
 Peak = dict[str, int]  # bytes by kind, as devices.peak_memory gives them; the first is logged
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one call of Generator.generate gave, and how long it took."""
+
+    tokens: Tensor  # the new ones, (B, N) int64
+    prefill_seconds: float  # for the prompt and the first new token
+    decode_seconds: float  # for the other N - 1 tokens
+    machine: MachineUse | None = None  # meanwhile; None: not measured
+    experts: Phases | None = None  # what two tiers of experts did; None: there is one
+
+
+class Timed(Protocol):
+    """The seconds of a sample."""
+
+    @property
+    def prefill_seconds(self) -> float: ...
+    @property
+    def decode_seconds(self) -> float: ...
+
+
+class OneSample(Protocol):
+    """A function that takes sample number `index`, drawn with the seed --seed + index."""
+
+    def __call__(
+        self,
+        index: int,
+        tokens: int | None = None,
+        after_token: Callable[[], object] = lambda: None,
+    ) -> Generation: ...
+
+
+class Generates(Protocol):
+    """The interface of generate.Generator that measuring needs."""
+
+    model: Transformer
+    caches: list[KVCache]
+    attention: Choice
+    decoder: Decoder
+
+    def stream(self, prompt: Tensor, start: int = 0) -> Iterator[Tensor]: ...
+
+    def generate(
+        self,
+        prompt: Tensor,
+        max_new_tokens: int,
+        start: int = 0,
+        after_token: Callable[[], object] = lambda: None,
+    ) -> Generation: ...
 
 
 @dataclass(frozen=True)

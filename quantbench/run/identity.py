@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from quantbench import devices
+from quantbench import devices, host
 from quantbench.errors import KernelError
 from quantbench.experts.routing import routers_of
 from quantbench.log.config import option_table
@@ -23,9 +23,9 @@ from quantbench.models.llama import Transformer
 from quantbench.models.mixture import compiles
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Spec
-from quantbench.run import caches, decoding, threads
+from quantbench.run import decoding, threads
+from quantbench.run.expert_sizes import expert_bytes, expert_slots
 from quantbench.run.plan import Plan
-from quantbench.run.sizes import expert_bytes, expert_slots
 from quantbench.run.tiers import placed, policy_of
 
 # Options that change no generated token's time: what is written where, and how much is measured.
@@ -44,7 +44,7 @@ def identity(plan: Plan) -> dict[str, str]:
     values["quantization"] = plan.spec
     values["kv_cache"] = plan.kv_cache
     values["cache_size"] = plan.cache_size
-    values["threads"] = threads.choose(config.threads, threads.cores(), os.environ).count
+    values["threads"] = threads.choose(config.threads, host.cores(), os.environ).count
     chunk = config.prefill_chunk or devices.prefill_chunk(plan.device, config.batch_size)
     values["prefill_chunk"] = min(chunk, len(plan.prompt))
     if config.temperature == 0:
@@ -64,7 +64,7 @@ def _carried_out(plan: Plan, scheme: Spec) -> dict[str, object]:
     config = plan.config
     model, kernels = shapes(plan, scheme)
     decoder = _decoder(plan, model)
-    one_op = decoder == decoding.CpuStep.name
+    one_op = decoder == decoding.FUSED
     mixture, apart = plan.architecture.mixture, config.expert_memory is not None
     return {
         "kernel": ", ".join(sorted(kernels)),
@@ -117,10 +117,10 @@ def _decoder(plan: Plan, model: Transformer) -> str:
     """The decoder's name. Raises KernelError for one that was named and cannot run."""
     config, shape = plan.config, plan.architecture
     if plan.device.type != "cpu":
-        if config.decoder not in ("auto", decoding.Modules.name):
+        if config.decoder not in ("auto", decoding.MODULES):
             raise KernelError(f"--decoder {config.decoder} is C++ for the CPU, not {plan.device}")
-        return decoding.Modules.name
-    kernel = caches.attention_of(plan.cache, shape, plan.precision, plan.device).name
+        return decoding.MODULES
+    kernel = decoding.attention_of(plan.cache, shape, plan.precision, plan.device).name
     how = plan.precision, "meta", kernel
-    of_one = caches.of_layers(plan.cache, shape, 1, 1, *how, layers=1)
+    of_one = decoding.caches_of(plan.cache, shape, 1, 1, *how, layers=1)
     return decoding.name_of(config.decoder, model, of_one, config.batch_size)

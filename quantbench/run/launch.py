@@ -22,17 +22,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quantbench.cli import RANK_REPORTS
 from quantbench.errors import QuantbenchError
 from quantbench.log.config import RunConfig, argv
+from quantbench.run.environment import STORE, place
 
 COMMAND = ("-m", "quantbench", "generate")
 IN_CHECKOUT = Path(__file__).resolve().parents[2] / "generate.py"
-STORE, LIFELINE = "QUANTBENCH_RANK_STORE", "QUANTBENCH_LIFELINE"
+LIFELINE = "QUANTBENCH_LIFELINE"
 # What torch's backends say in a rank whose peer has ended: not the cause, only a consequence.
 LOST = re.compile(
     r"closed by peer|reset by peer|Broken pipe|another rank has (ended|failed)|NCCL|store"
@@ -42,39 +42,14 @@ SECONDS_TO_AGREE = 5  # in which the other ranks may fail for the same reason
 SECONDS_TO_END = 5  # between SIGTERM and SIGKILL
 
 
-@dataclass(frozen=True)
-class Place:
-    """A process among the ranks of a run."""
-
-    rank: int
-    size: int
-    local_rank: int  # among those on this machine
-    local_size: int
-
-
 class RankFailed(QuantbenchError):
     """A rank failed, or the system ended it."""
+
+    code = "rank"
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-def place(variables: Mapping[str, str] | None = None) -> Place | None:
-    """This process's place, from torchrun's variables (os.environ); None if there are none, or if
-    it is the only rank."""
-    given = os.environ if variables is None else variables
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    numbers = [given.get(name, "") for name in names]
-    if not all(number.isdecimal() for number in numbers) or int(numbers[1]) < 2:
-        return None
-    return Place(*map(int, numbers))
-
-
-def is_torchrun(variables: Mapping[str, str] | None = None) -> bool:
-    """Whether torchrun started this process, rather than `start`."""
-    given = os.environ if variables is None else variables
-    return place(given) is not None and STORE not in given
 
 
 def become_rank(config: RunConfig) -> RunConfig:

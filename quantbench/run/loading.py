@@ -4,6 +4,8 @@ loaded = load(plan, report, say)
 loaded.model, loaded.kernels            # "torchao (88 layers), reference (1 layer)"
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import time
@@ -15,33 +17,29 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from quantbench import devices, files
+from quantbench import devices
 from quantbench.errors import TierError
 from quantbench.log.config import RunConfig, Unsaid
 from quantbench.models.formats import Checkpoint, open_checkpoint
 from quantbench.models.formats.base import SavedScheme
-from quantbench.models.formats.saved import SavedModel
-from quantbench.models.formats.saver import Saver
-from quantbench.models.formats.tensor_files import drop_pages
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, load_model
-from quantbench.models.split import Split
-from quantbench.models.tensor_parallel import split_of
 from quantbench.models.tokenizer import Tokenizer
+from quantbench.quantize.mixed import MixedQuantizer
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Selection, Spec, parse
-from quantbench.run import calibration, compiling
-from quantbench.run.cutting import RankStages
+from quantbench.run import compiling
 from quantbench.run.decoding import compiles_anyway, may_be_fused
 from quantbench.run.plan import Plan, scheme_of
 
 if TYPE_CHECKING:
     from quantbench.experts.tiers import Tiers
-    from quantbench.quantize import autoquant
+    from quantbench.models.formats.saved import SavedModel
+    from quantbench.models.formats.saver import Saver
+    from quantbench.models.split import Split
 
 Report = Callable[[int, int], None]
 Say = Callable[[str], None]
-SECONDS_BETWEEN_LINES = 5  # of progress, while autoquant prepares its candidates
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,8 @@ def load(
             loading.on_layer = lambda layer: None if may_be_fused(layer) else preparation.begin()
     model = loading.load(report, say)
     if loading.tiers:
+        from quantbench.models.formats.tensor_files import drop_pages
+
         drop_pages(plan.checkpoint.files)  # experts are read from the slow tier from now on
         settle(plan, loading.tiers, model, say)
     preparation.wait()
@@ -141,29 +141,43 @@ class Loading:
         self.checkpoint = checkpoint or open_checkpoint(config.checkpoint_path)
         self.tokenizer = tokenizer
         self.precision: torch.dtype = getattr(torch, config.precision)
-        self.choices: list[autoquant.Choice] = []
         # Called with every embedding, norm and linear layer as soon as it has its kernel.
         self.on_layer: Callable[[nn.Module], None] = lambda layer: None
         self.quantize_seconds = 0.0  # for quantizing and packing all layers
         self.tiers: Tiers | None = None  # where experts go as they arrive
         if spec.scheme:  # autoquant's quantizer is made in `load`
-            self.quantizer: Quantizer | autoquant.AutoQuantizer = Quantizer(
+            self.quantizer: Quantizer | MixedQuantizer = Quantizer(
                 spec.scheme, device, self.precision, config.kernel
             )
-        self.saver: Saver | None = None
-        if config.save and (split is None or split.ranks.rank == 0):
-            scheme = SavedScheme(str(spec), config.precision)
-            self.saver = Saver(Path(config.save), scheme, self.checkpoint.tokenizer_folder)
+        saves = config.save and (split is None or split.ranks.rank == 0)
+        self.saver = self._saver(Path(config.save)) if saves else None  # type: ignore[arg-type]
+
+    def _saver(self, folder: Path) -> Saver:
+        from quantbench.models.formats.saver import Saver
+
+        scheme = SavedScheme(str(self.spec), self.config.precision)
+        return Saver(folder, scheme, self.checkpoint.tokenizer_folder)
 
     @torch.no_grad()
     def load(self, report: Report, say: Say) -> Transformer:
         """The quantized model; arguments and errors as for the function `load`."""
         if self.spec.scheme is None:
-            self.quantizer = self._autoquantizer(say)
+            from quantbench.run import calibration  # few schemes are calibrated
+
+            self.quantizer = calibration.autoquantizer(self, say)
         elif isinstance(self.quantizer, Quantizer):
             self.quantizer.say = say
         saver, split = self.saver, self.split
-        cut = RankStages(self.quantizer, split, whole=saver is not None) if split else None
+        prunes = self.spec.prunes and not self.checkpoint.saved
+        cut = prune = None
+        if prunes:
+            from quantbench.run import calibration
+
+            prune = calibration.pruner(self)
+        if split:
+            from quantbench.run.cutting import RankStages
+
+            cut = RankStages(self.quantizer, split, whole=saver is not None)
         self.stages: Stages = cut or self.quantizer
         try:
             model = load_model(
@@ -173,7 +187,7 @@ class Loading:
                 self.config.num_layers,
                 self.tiers.after(self) if self.tiers else self,
                 report,
-                self._pruning(),
+                prune,
                 split,
                 cut.reads_whole if cut else lambda name: False,
                 saver,
@@ -185,8 +199,7 @@ class Loading:
             raise
         if saver:
             layers = {name: list(choice) for name, choice in (self.quantizer.layers or {}).items()}
-            shared = split_of(model)
-            saver.finish(shared.whole if shared else model.config, layers, experts)
+            saver.finish(self.split.whole if self.split else model.config, layers, experts)
             if self.config.save:
                 say(f"Saved to {saver.folder}: --checkpoint_path {saver.folder} loads it")
         return model
@@ -220,48 +233,3 @@ class Loading:
         if len(ran) <= 1:
             return ran[0][0] if ran else "torch"
         return ", ".join(f"{name} ({n} layer{'s' * (n > 1)})" for name, n in ran)
-
-    def _calibration(self) -> torch.Tensor:
-        vocab_size = self.checkpoint.config().vocab_size
-        tokenizer = self.tokenizer or self.checkpoint.tokenizer(vocab_size)
-        return calibration.token_ids(self.config.calibration_text, tokenizer, self.device)
-
-    def _autoquantizer(self, say: Say) -> "autoquant.AutoQuantizer":
-        """Choose a scheme for each shape of layer, on the inputs of the first layer and of the
-        output; for a saved checkpoint, take the choices that were saved."""
-        from quantbench.quantize import autoquant
-
-        if saved := self.checkpoint.saved:
-            chosen = autoquant.by_name(saved.layers)
-            return autoquant.AutoQuantizer(chosen, self.device, self.precision)
-        say("Timing every candidate for each shape of layer …")
-        last_line = time.monotonic()
-
-        def report(done: int, total: int) -> None:
-            nonlocal last_line
-            if time.monotonic() > last_line + SECONDS_BETWEEN_LINES:
-                last_line = time.monotonic()
-                say(f"Timed {done} of {total} shapes")
-
-        self.choices = autoquant.choose(
-            calibration.samples(
-                load_model(self.checkpoint, self.device, self.precision, num_layers=1),
-                self._calibration(),
-            ),
-            self.spec,
-            self.config.batch_size,
-            self.config.min_sqnr,
-            files.cache_folder(),
-            report,
-            compile=self.config.compile,
-            kernel=self.config.kernel,
-        )
-        say(autoquant.table(self.choices))
-        chosen = autoquant.by_shape(self.choices)
-        return autoquant.AutoQuantizer(chosen, self.device, self.precision)
-
-    def _pruning(self) -> Callable[[str, nn.Module], None] | None:
-        """For sparse-marlin-wanda: the function that prunes each part as soon as it is loaded."""
-        if self.checkpoint.saved or not self.spec.prunes:
-            return None
-        return calibration.pruning(self.checkpoint.config(), self._calibration())

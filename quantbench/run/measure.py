@@ -14,15 +14,27 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quantbench.cli import progress, say
 from quantbench.errors import QuantbenchError
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
-from quantbench.models.weight_bytes import step_bytes, weight_bytes
+from quantbench.models.llama import step_bytes, weight_bytes
+from quantbench.progress import progress, say
 from quantbench.run import environment, machine
 from quantbench.run.energy import Energy, Meter, NotCounted
-from quantbench.run.facts import Device, Facts, Measured, Parallel, Peak, Peaks, Ready, Sample
-from quantbench.run.generation import Generates, Generation, OneSample, Timed
+from quantbench.run.facts import (
+    Device,
+    Facts,
+    Generates,
+    Generation,
+    Measured,
+    OneSample,
+    Parallel,
+    Peak,
+    Peaks,
+    Ready,
+    Sample,
+    Timed,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -1,44 +1,25 @@
 """Joining the ranks of a run (ops/ranks.py): gloo on CPUs, NCCL on CUDA.
 
-plan = begin(make_plan(config))     # its ranks can exchange numbers
-…
-meet(plan.ranks)                    # wait for the others
+line = warning(place(), device)     # what it costs if ranks have to share cores
+ranks = join(place(), device)       # which can exchange numbers now
 """
 
 import os
 import secrets
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from quantbench.cli import say
+from quantbench import host
 from quantbench.errors import UsageError
 from quantbench.ops.cpu import build
 from quantbench.ops.cpu import ranks as shared_memory
 from quantbench.ops.ranks import ALONE, Ranks
-from quantbench.run import environment, threads
-from quantbench.run.launch import STORE, Place, place
-
-if TYPE_CHECKING:
-    from quantbench.run.plan import Plan
+from quantbench.run import threads
+from quantbench.run.environment import STORE, Place
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-
-
-def begin(plan: "Plan") -> "Plan":
-    """Set torch's threads as a plan says, and join its ranks: the plan, its ranks able to exchange
-    numbers. Prints a warning where threads or ranks have to share cores."""
-    environment.use_threads(plan.config)
-    where = place()
-    if where is None or plan.split is None:
-        return plan
-    line = warning(where, plan.device)
-    if line and where.rank == 0:
-        say(line)
-    return replace(plan, split=replace(plan.split, ranks=join(where, plan.device)))
 
 
 def warning(where: Place, device: torch.device) -> str | None:
@@ -58,7 +39,7 @@ def warning(where: Place, device: torch.device) -> str | None:
             f"--tp {where.local_size}: every rank needs a GPU of its own, and here "
             f"{'is' if count == 1 else 'are'} {count}; --tp {count} is the most"
         )
-    return threads.crowded(where.local_size, threads.cores()) if device.type == "cpu" else None
+    return threads.crowded(where.local_size, host.cores()) if device.type == "cpu" else None
 
 
 def join(where: Place | None, device: torch.device) -> Ranks:
@@ -76,9 +57,11 @@ def join(where: Place | None, device: torch.device) -> Ranks:
             world_size=where.size,
         )
     assert dist.group.WORLD is not None
-    ranks = Ranks(where.rank, where.size, dist.group.WORLD.group_name)
+    group = where.rank, where.size, dist.group.WORLD.group_name
+    ranks = Ranks(*group)
     together = device.type == "cpu" and where.local_size == where.size
-    return replace(ranks, memory=_shared_memory(ranks)) if together else ranks
+    memory = _shared_memory(ranks) if together else 0
+    return shared_memory.SharedMemoryRanks(*group, memory) if memory else ranks
 
 
 def _shared_memory(ranks: Ranks) -> int:
@@ -92,12 +75,6 @@ def _shared_memory(ranks: Ranks) -> int:
     if ranks.rank == 0:
         Path(path[0]).unlink(missing_ok=True)  # it lives as long as the ranks
     return handle if opened == ranks.size else 0
-
-
-def meet(ranks: Ranks) -> None:
-    """Wait until all ranks have come here."""
-    if ranks.size > 1:
-        dist.barrier()
 
 
 def backend(ranks: Ranks) -> str:

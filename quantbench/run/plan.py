@@ -1,11 +1,15 @@
 """The plan of a run: everything that is known before any weights are read, checked.
 
-plan = make_plan(config)        # a value: run/parallel.py sets threads and joins ranks
+plan = make_plan(config)        # a value
 plan.spec, plan.prompt, plan.cache_size
+plan = begin(plan)              # threads are set, and ranks joined
 """
+
+from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,19 +18,19 @@ from quantbench.errors import CheckpointError, UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.log.config import RunConfig, Unsaid, refuse_former
+from quantbench.log.record import held_name
 from quantbench.models import SAVED
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats import Checkpoint, open_checkpoint
-from quantbench.models.registry import check_split
-from quantbench.models.split import Split
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.ops.ranks import ALONE, Ranks
+from quantbench.progress import say
 from quantbench.quantize.registry import kernels_for
 from quantbench.quantize.spec import Selection, Spec, parse
-from quantbench.run import environment, parallel
-from quantbench.run.checks import check_name
-from quantbench.run.cutting import split_for
-from quantbench.run.launch import Place, place
+from quantbench.run import environment
+
+if TYPE_CHECKING:
+    from quantbench.models.split import Split
 
 INTERACTIVE_CACHE = 4096  # positions for --interactive; less if the model's context is shorter
 
@@ -69,7 +73,7 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     checkpoint whose description cannot be read, KernelError for a kernel that cannot run.
     """
     refuse_former(config)
-    where = place()
+    where = environment.place()
     config = dataclasses.replace(
         config,
         threads=environment.threads_of(config).recorded,
@@ -82,6 +86,8 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     if config.memory_profile and device.type not in ("cuda", "cpu"):
         raise UsageError(f"--memory_profile works on cuda and cpu, not on {device.type}")
     if where:
+        from quantbench.run import parallel
+
         parallel.warning(where, device)  # raises what cannot be
     precision: torch.dtype = getattr(torch, config.precision)
     architecture = checkpoint.config()
@@ -115,6 +121,31 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     )
 
 
+def begin(plan: Plan) -> Plan:
+    """Set torch's threads as a plan says, and join its ranks: the plan, its ranks able to exchange
+    numbers. Prints a warning where threads or ranks have to share cores."""
+    environment.use_threads(plan.config)
+    where = environment.place()
+    if where is None or plan.split is None:
+        return plan
+    from quantbench.run import parallel
+
+    line = parallel.warning(where, plan.device)
+    if line and where.rank == 0:
+        say(line)
+    ranks = parallel.join(where, plan.device)
+    return dataclasses.replace(plan, split=dataclasses.replace(plan.split, ranks=ranks))
+
+
+def check_name(config: RunConfig, name: str) -> None:
+    """Raise UsageError for a model whose name no log line can hold: its result would be lost."""
+    if not (config.interactive or config.dry_run) and not held_name(name):
+        raise UsageError(
+            f"--checkpoint_path: the model is named {name!r}, which no log line can hold; rename "
+            "its folder, or make a link to it"
+        )
+
+
 def split_of(
     config: RunConfig,
     spec: Spec | Selection,
@@ -128,7 +159,7 @@ def split_of(
     """
     if config.tp == 1:
         return None
-    where = place()
+    where = environment.place()
     if where is None:
         raise UsageError(
             f"--tp {config.tp}: this command measures one process; `python generate.py --tp "
@@ -140,13 +171,18 @@ def split_of(
 def check_ranks(plan: Plan, size: int) -> None:
     """Raise UsageError or KernelError where so many ranks of one machine cannot share the model
     that is planned for one process."""
-    parallel.warning(Place(0, size, 0, size), plan.device)
+    from quantbench.run import parallel
+
+    parallel.warning(environment.Place(0, size, 0, size), plan.device)
     _share(Ranks(0, size), plan.spec, plan.architecture, plan.checkpoint)
 
 
 def _share(
     ranks: Ranks, spec: Spec | Selection, architecture: ModelConfig, checkpoint: Checkpoint
 ) -> Split:
+    from quantbench.models.split import check_split
+    from quantbench.run.cutting import split_for
+
     check_split(architecture, ranks.size)
     saved = checkpoint.saved
     if saved is None and (spec.scheme is None or spec.prunes):

@@ -4,27 +4,27 @@ Most layers have the same shapes, so one of each kind is quantized on the meta d
 by their number.
 """
 
+import bisect
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from quantbench.devices import stored_bytes
 from quantbench.errors import KernelError, MemoryShortage, UsageError
-from quantbench.experts.layout import whole_pages
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import CacheFactory, KVCache
 from quantbench.log.config import RunConfig
-from quantbench.log.kinds import room_bytes
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
-from quantbench.models.mixtral import MixtureOfExperts
-from quantbench.models.weight_bytes import weight_bytes
+from quantbench.models.llama import weight_bytes
 from quantbench.quantize.registry import Quantizer
-from quantbench.quantize.spec import MEASURED, SHOWN, Selection, Spec, parse_scheme
-from quantbench.run.launch import place
+from quantbench.quantize.spec import Selection, Spec
+from quantbench.run.environment import place
 from quantbench.run.plan import Plan, kv_cache
-from quantbench.text import aligned
+from quantbench.text import size as size_text
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def size_of(
 
     Raises KernelError if the scheme does not support the model's shapes.
     """
-    kinds = architecture.kinds_of_layers()
+    kinds = [len(numbers) for numbers in architecture.kinds_of_layers()]
     with torch.device("meta"):
         model = build(architecture.one_of_each_kind()).to(precision)
     reason = None
@@ -97,112 +97,13 @@ def size_of(
     )
 
 
-def expert_bytes(
-    architecture: ModelConfig,
-    spec: Spec,
-    device: torch.device,
-    precision: torch.dtype,
-    kernel: str = "auto",
-) -> int:
-    """Bytes of one expert of a mixture, as its kernels hold it.
-
-    Raises KernelError if the scheme does not support the expert's shapes.
-    """
-    with torch.device("meta"):
-        model = build(architecture.one_of_each_kind()).to(precision)
-    try:
-        quantizer = Quantizer(spec, device, precision, kernel)
-    except KernelError:
-        quantizer = Quantizer.of_shapes(spec, device, precision)
-    mixtures = (name for name, m in model.named_modules() if isinstance(m, MixtureOfExperts))
-    name = f"{next(mixtures)}.experts.0"
-    count = 0
-    for part, module in model.get_submodule(name).named_children():
-        layer = quantizer.quantized(f"{name}.{part}", module)
-        if isinstance(layer, nn.Linear) and quantizer.kernels:
-            layer = quantizer.stored(f"{name}.{part}", layer)
-        count += sum(map(stored_bytes, layer.parameters()))
-    return count
-
-
-def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
-    """For how many experts of so many bytes --expert_memory has room.
-
-    free: bytes for them, where it is "auto".
-    """
-    asked = config.expert_memory
-    assert asked is not None
-    if asked.isdigit():
-        return int(asked)
-    room = room_bytes(asked)
-    return int((free if room is None else room) // whole_pages(nbytes))
-
-
-def slow_bytes(
-    config: RunConfig,
-    architecture: ModelConfig,
-    spec: Spec,
-    device: torch.device,
-    precision: torch.dtype,
-) -> int:
-    """Bytes of the experts that --expert_memory leaves in slow memory alone, at most."""
-    mixture = architecture.mixture
-    if config.expert_memory is None or mixture is None:
+def slow_bytes(config: RunConfig, *model: Any) -> int:
+    """Bytes of experts that are in slow memory alone; arguments as for expert_sizes.slow_bytes."""
+    if config.expert_memory is None:
         return 0
-    nbytes = expert_bytes(architecture, spec, device, precision, config.kernel)
-    layers = sum(not mixture.is_dense(layer) for layer in range(architecture.num_layers))
-    least = mixture.experts_per_token * nbytes  # what "auto" takes where there is nothing more
-    return max(0, layers * mixture.num_experts - expert_slots(config, nbytes, least)) * nbytes
+    from quantbench.run.expert_sizes import slow_bytes as of_experts
 
-
-def report(plan: Plan, free: int | None) -> str:
-    """What --dry_run prints. free: bytes of memory that are free; None if not known."""
-    config, architecture, spec, device = plan.config, plan.architecture, plan.spec, plan.device
-    precision, positions = plan.precision, plan.cache_size
-    rows = [("parameters", f"{architecture.parameters() / 1e9:.3f} billion")]
-    cached = kv_cache_bytes(architecture, config.batch_size, positions, precision, plan.cache)
-    cache = f"{cached / 1e9:.3f} GB for {positions} positions, batch {config.batch_size}"
-    scheme = spec.scheme
-    if scheme is None:
-        rows += [
-            ("model_size", f"not known before {spec} has measured"),
-            ("KV cache", cache),
-        ]
-    else:
-        size = size_of(architecture, scheme, device, precision, config.kernel)
-        slow = slow_bytes(config, architecture, scheme, device, precision)
-        need = size.memory_bytes - slow + cached
-        widened = f"; kernel {size.kernel} reads {size.bits_read:.2f}" if size.widened else ""
-        shared = size.model_bytes + size.embedding_bytes - size.memory_bytes
-        rows += [
-            ("model_size", f"{size.model_bytes / 1e9:.2f} GB as {scheme}"),
-            (
-                "embedding",
-                f"{size.embedding_bytes / 1e9:.2f} GB, not part of model_size"
-                + (", shared with the output layer" if shared else ""),
-            ),
-            ("KV cache", cache),
-            *(
-                [("slow memory", f"{slow / 1e9:.2f} GB of experts, not part of total")]
-                if slow
-                else []
-            ),
-            ("total", f"{need / 1e9:.2f} GB{_fitting(need, free, device)}"),
-            (
-                "bits per weight",
-                f"{size.bits_per_weight:.2f} on average in the quantized linear layers{widened}",
-            ),
-            ("kernel", size.kernel or f"none: {size.reason}"),
-        ]
-    head = "\n".join(f"{name:<16} {text}" for name, text in rows)
-    return f"{head}\n\n{table(architecture, device, precision, cached, free)}"
-
-
-def _fitting(need: int, free: int | None, device: torch.device) -> str:
-    if free is None:
-        return ""
-    fits = "fits" if need <= free else "does not fit"
-    return f" for weights, embedding and KV cache: {fits}, {free / 1e9:.2f} GB of {device} are free"
+    return of_experts(config, *model)
 
 
 def fits(plan: Plan, free: int | None) -> str:
@@ -243,14 +144,14 @@ def check_memory(
         return kv_cache_bytes(architecture, config.batch_size, positions, precision, kind)
 
     need = cached(positions)
-    shown = f"Weights: {_gb(weights)}; " if spec.scheme else ""
-    shown += f"experts in slow memory alone: {_gb(slow)}; " if spec.scheme and slow else ""
-    shown += f"KV cache: {_gb(need)}, {name}, {positions} positions"
+    shown = f"Weights: {size_text(weights)}; " if spec.scheme else ""
+    shown += f"experts in slow memory alone: {size_text(slow)}; " if spec.scheme and slow else ""
+    shown += f"KV cache: {size_text(need)}, {name}, {positions} positions"
     if config.batch_size > 1:
         shown += f", batch {config.batch_size}"
     if free is None or weights + need <= free:
         return shown
-    fitting = max(0, free - weights) // cached(1)
+    fitting = bisect.bisect_right(range(1, positions + 1), free - weights, key=cached)
     if fitting:
         advice = f"--cache_size {fitting} is the largest that fits"
         smaller = [name for name in CACHES if _takes(CACHES[name], architecture)]
@@ -262,8 +163,9 @@ def check_memory(
     else:
         advice = "the weights fit, but no position of a KV cache with them"
     raise MemoryShortage(
-        f"out of memory: weights of {_gb(weights)} and a KV cache of {_gb(need)} for {positions} "
-        f"positions need {_gb(weights + need)}, and {device} has {_gb(free)} free; {advice}"
+        f"out of memory: weights of {size_text(weights)} and a KV cache of {size_text(need)} for "
+        f"{positions} positions need {size_text(weights + need)}, and {device} has "
+        f"{size_text(free)} free; {advice}"
     )
 
 
@@ -276,10 +178,6 @@ def _takes(kind: type[KVCache], architecture: ModelConfig) -> bool:
     return True
 
 
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
-
-
 def kv_cache_bytes(
     architecture: ModelConfig,
     rows: int,
@@ -288,50 +186,8 @@ def kv_cache_bytes(
     cache: CacheFactory,
 ) -> int:
     """Bytes of the caches of all layers."""
-    layer = cache(
-        rows,
-        architecture.num_kv_heads,
-        positions,
-        architecture.head_dim,
-        precision,
-        "meta",
-        architecture.sliding_window,
+    shape = rows, architecture.num_kv_heads, positions, architecture.head_dim
+    windows = Counter(spec.window for spec in architecture.layers)
+    return sum(
+        cache(*shape, precision, "meta", window).nbytes * count for window, count in windows.items()
     )
-    return layer.nbytes * architecture.num_layers
-
-
-def table(
-    architecture: ModelConfig,
-    device: torch.device,
-    precision: torch.dtype,
-    cached: int,
-    free: int | None,
-) -> str:
-    """A line for each kind of scheme: its size for this model, and its kernel on this device.
-
-    cached: bytes of the KV cache. free: bytes of memory that are free; None if not known.
-    """
-    rows = [("scheme", "model_size", "bits/weight", "total", "fits?", f"kernel on {device.type}")]
-    widened: list[str] = []
-    for name in SHOWN:
-        try:
-            size = size_of(architecture, parse_scheme(name), device, precision)
-        except KernelError as error:
-            rows.append((name, "-", "-", "-", "-", f"none: {error}"))
-            continue
-        need = size.memory_bytes + cached
-        fits = "-" if free is None else "yes" if need <= free else "no"
-        bits = f"{size.bits_per_weight:.2f}"
-        kernel = size.kernel or f"none: {size.reason}"
-        rows.append((name, _gb(size.model_bytes), bits, _gb(need), fits, kernel))
-        if size.widened:
-            widened.append(f"{name} {size.bits_read:.2f}")
-    rows += [(name, "measured", "measured", "measured", "-", "measured") for name in MEASURED]
-    lines = [aligned(rows, left={0, len(rows[0]) - 1})]
-    lines.append("total: model_size + embedding + KV cache. bits/weight: as --save writes them.")
-    if widened:
-        lines.append(
-            f"On {device.type} the kernels hold scales of 8 bits in 16, which model_size counts; "
-            f"bits/weight there: {', '.join(widened)}"
-        )
-    return "\n".join(lines)

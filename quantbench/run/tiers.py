@@ -23,10 +23,11 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages
 from quantbench.quantize.registry import Quantizer
-from quantbench.run import caches, decoding
+from quantbench.run import decoding
+from quantbench.run.expert_sizes import expert_bytes, expert_slots
 from quantbench.run.plan import Plan
 from quantbench.run.saved_experts import SavedTier, open_saved
-from quantbench.run.sizes import expert_bytes, expert_slots, kv_cache_bytes
+from quantbench.run.sizes import kv_cache_bytes
 from quantbench.text import counted, size
 
 Say = Callable[[str], None]
@@ -206,8 +207,8 @@ def _faster(plan: Plan, tiers: Tiers, model: Transformer) -> Policy:
     """The policy whose decoding steps are faster, as the run will take them."""
     config, how = plan.config, (plan.precision, plan.device)
     tokens = trial.tokens_of(plan.prompt, config.batch_size)
-    kernel = caches.attention_of(plan.cache, model.config, *how).name
-    own = caches.of_layers(plan.cache, model.config, config.batch_size, len(tokens), *how, kernel)
+    kernel = decoding.attention_of(plan.cache, model.config, *how).name
+    own = decoding.caches_of(plan.cache, model.config, config.batch_size, len(tokens), *how, kernel)
     decoder = decoding.choose(config.decoder, model, own, config.batch_size)
     return trial.faster(tiers, decoder.step, tokens)
 

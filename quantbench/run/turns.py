@@ -18,7 +18,7 @@ from torch import Tensor
 from quantbench import devices
 from quantbench.run.clock import Clock
 from quantbench.run.environment import without_collections
-from quantbench.run.generation import Generates
+from quantbench.run.facts import Generates
 from quantbench.run.plan import Plan
 
 

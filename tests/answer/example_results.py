@@ -12,6 +12,7 @@ from quantbench.bench.answers import Reading
 from quantbench.bench.store import (
     ArmResult,
     ArmSample,
+    Bandwidth,
     Ended,
     Ready,
     Results,
@@ -70,18 +71,18 @@ def example_results(hostile: bool = False, seed: int = 3) -> Results:
     )
 
 
-def save(results: Results, folder: Path) -> None:
-    """Write the folder that measuring them would have left."""
-    empty = [ArmResult(arm.name, arm.text, arm.argv, arm.unable) for arm in results.arms]
-    kept = Store(Results(results.settings, empty, "none", results.about), folder)
+def keep(results: Results, folder: Path) -> None:
+    """Write them into the folder, as a session does."""
+    arms = [ArmResult(arm.name, arm.text, arm.argv) for arm in results.arms]
+    store = Store(Results(results.settings, arms, "none", results.about), folder)
     for number, arm in enumerate(results.arms):
-        if arm.facts:
-            kept.add(Ready(number, arm.processes - 1, arm.facts))
-        if arm.quality:
-            kept.add(Scored(number, arm.quality))
-        for event in (*arm.turns, *arm.samples):
-            kept.add(dataclasses.replace(event, arm=number))
-    kept.add(Ended(results.ended or "answered", results.seconds))
+        for process in range(PROCESSES if arm.facts else 0):
+            store.add(Ready(number, process, arm.facts))
+        for event in (Scored(number, arm.quality), *arm.turns, *arm.samples):
+            store.add(event)
+    for reading in results.bandwidth["cpu"]:
+        store.add(Bandwidth("cpu", reading))
+    store.add(Ended(results.ended, 1.0))
 
 
 def _arm(

@@ -22,8 +22,9 @@ from quantbench.bench import store as stores
 from quantbench.bench.answers import Planned
 from quantbench.compare.commands import ab as command
 from quantbench.errors import MemoryShortage, QuantbenchError
-from quantbench.log import log
-from quantbench.log.config import parse
+from quantbench.log.options import parse
+from quantbench.log.reading import config_of
+from quantbench.log.reading import read as read_log
 from quantbench.ops.ranks import ALONE
 from quantbench.run.energy import Meter
 from tests.bench.world import Behaviour, World
@@ -200,13 +201,13 @@ def test_the_csv_and_the_pictures(done):
 
 def test_every_arm_that_ran_has_its_line_in_the_log(done):
     folder, _, results = done
-    reading = log.read(folder / "benchmarks.txt")
+    reading = read_log(folder / "benchmarks.txt")
     assert not reading.bad
     ran = [row for row in results["rows"] if not row["failed"]]
     for (_, record), row in zip(reading.records, ran, strict=True):
         assert record.quant == ("None" if row["scheme"] == "none" else row["scheme"])
         assert f"{record.tok_s:.2f}" == f"{row['tok_s']:.2f}"
-        config = record.config()
+        config = config_of(record)
         assert config.quantization == row["scheme"] and config.num_samples == row["samples"]
     assert reading.records[2][1].kv_quant
 
@@ -302,7 +303,7 @@ def test_ctrl_c_and_sigterm_end_with_the_results_so_far(tmp_path):
     code, stdout, stderr = finish(process)
     assert code == 0 and "it was interrupted" in stdout
     assert (tmp_path / "out" / "report.md").exists() and re.search("^int8wo ", stdout, re.M)
-    assert len(log.read(tmp_path / "benchmarks.txt").records) == 2
+    assert len(read_log(tmp_path / "benchmarks.txt").records) == 2
     assert "No recommendation: quality was not measured" in stdout
 
 

@@ -11,7 +11,7 @@ from quantbench.answer.recommend import Recommendation, command, recommend, tune
 from quantbench.answer.row import Row
 from quantbench.errors import UsageError
 from quantbench.log import shell
-from quantbench.log.config import parse
+from quantbench.log.options import parse
 from quantbench.quality.types import NoQuality, Quality
 from quantbench.typed_json import from_json, to_json
 

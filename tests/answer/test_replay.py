@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from quantbench.answer.log_lines import checkpoint, mapped
 from quantbench.answer.replayed import Replayed
 from quantbench.compare.commands.generate import generate
-from quantbench.compare.commands.replay import checkpoint, mapped, replay
-from quantbench.log import log
-from quantbench.log.config import parse
+from quantbench.compare.commands.replay import replay
+from quantbench.log import reading
+from quantbench.log.options import parse
+from quantbench.log.reading import config_of
 from quantbench.typed_json import to_json
 from tests.bench.facts import arm_facts
 from tests.compare.refusals import one_line
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
-RECORDS = log.read(REFERENCE).records
+RECORDS = reading.read(REFERENCE).records
 
 
 def run(*arguments):
@@ -68,13 +70,13 @@ def short_log(short_run, tmp_path, monkeypatch):
 
 
 def test_then_and_now(short_log):
-    (_, record), before = log.read(short_log).records[0], short_log.read_text()
+    (_, record), before = reading.read(short_log).records[0], short_log.read_text()
     result = run("benchmarks.txt", "--all", "--write_result", "again.txt")
     assert result.exit_code == 0, result.stderr
     assert short_log.read_text() == before and not Path("old.jsonl").exists()
-    (_, again), *others = log.read("again.txt").records
+    (_, again), *others = reading.read("again.txt").records
     assert not others
-    asked, repeated = record.config(), again.config()
+    asked, repeated = config_of(record), config_of(again)
     assert repeated.max_new_tokens == 5 and repeated.num_samples == 2
     assert repeated.output_json_path is None and asked.output_json_path == "old.jsonl"
     for heading, name in (("tok/s", "tok_s"), ("peak memory", "peak_mem")):
@@ -118,13 +120,14 @@ def test_lines_that_a_condition_chooses_are_counted_with_the_time_left(monkeypat
 
 WORKER = """
 import json, random, sys
-from quantbench.compare import speed          # the commit's own, whatever the current folder has
+from quantbench import speed          # the commit's own, whatever the current folder has
 
 ready = json.loads(READY)
 draw = random.Random()
 for line in sys.stdin:
     request = json.loads(line)
     seconds = speed.SECONDS * draw.lognormvariate(0, 0.002)
+    tokens = request.get("tokens", 1)
     sample = {
         "prefill_seconds": seconds, "decode_seconds": 199 * seconds, "tok_s": 1 / seconds,
         "prefill_tok_s": 1 / seconds, "decode_tok_s": 1 / seconds,
@@ -132,9 +135,11 @@ for line in sys.stdin:
     }
     did = {
         "load": {}, "get_ready": ready, "sample": sample,
+        "turn": {"tokens": tokens, "seconds": tokens * seconds} if speed.TURNS else None,
         "bandwidth": {"bytes_per_s": 1e9, "round": None, "probe": "fake", "caveat": None},
-    }[request["do"]]
-    print(json.dumps({"did": did}), flush=True)
+    }.get(request["do"])
+    answer = {"did": did} if did is not None else {"failed": "no such thing", "kind": "other"}
+    print(json.dumps(answer), flush=True)
 """
 
 
@@ -151,31 +156,37 @@ def git(folder, *arguments):
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """A repository of five commits: empty, broken, unbuilt (its C++ does not compile, and it runs
-    all the same), old (a token takes 1 s) and slow (1.2 s)."""
+    """A repository of six commits: empty, broken, unbuilt (its C++ does not compile, and it runs
+    all the same), old (a token takes 1 s), turning (the first whose worker lies where the present
+    one does and takes turns) and slow (1.2 s)."""
     folder = tmp_path_factory.mktemp("repository")
     git(folder, "init", "--quiet")
     git(folder, "commit", "--allow-empty", "-m", "empty")
     git(folder, "tag", "empty")
     package = folder / "quantbench"
-    sampling = package / "compare" / "sampling"
-    sampling.mkdir(parents=True)
-    built = package / "ops" / "cpu"
-    built.mkdir(parents=True)
-    for inside in (package, sampling.parent, sampling, built.parent, built):
+    rooms = [package / room for room in ("compare/sampling", "bench", "run", "ops/cpu")]
+    for room in rooms:
+        room.mkdir(parents=True)
+    for inside in {package, *rooms, *(room.parent for room in rooms)}:
         (inside / "__init__.py").touch()
+    sampling, bench, run, built = rooms
     ready = f"READY = {json.dumps(to_json(arm_facts()))!r}\n"
     (folder / "log.txt").write_text(RECORDS[0][1].render() + "\n")
     for tag, seconds, worker in (
         ("broken", 1.0, "raise SystemExit('no kernels: g++ says no')"),
         ("unbuilt", 40.0, ready + WORKER),
         ("old", 1.0, ready + WORKER),
+        ("turning", 1.0, ready + WORKER),
         ("slow", 1.2, ready + WORKER),
     ):
         reason = "step.cpp:7: error: g++ says no" if tag == "unbuilt" else None
         (built / "build.py").write_text(f"def refusal():\n    return {reason!r}\n")
-        (sampling / "worker.py").write_text(worker)
-        (package / "compare" / "speed.py").write_text(f"SECONDS = {seconds}\n")
+        turns = tag in ("turning", "slow")
+        (sampling / "worker.py").unlink(missing_ok=True)
+        ((bench if turns else sampling) / "worker.py").write_text(worker)
+        if turns:
+            (run / "turns.py").touch()
+        (package / "speed.py").write_text(f"SECONDS, TURNS = {seconds}, {turns}\n")
         git(folder, "add", ".")
         git(folder, "commit", "-m", tag)
         git(folder, "tag", tag)
@@ -192,16 +203,17 @@ def inside(repository, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "commit, tolerance, code", [("old", "5%", 1), ("old", "25%", 0), ("slow", "5%", 0)]
+    "commit, tolerance, code",
+    [("old", "5%", 1), ("turning", "5%", 1), ("old", "25%", 0), ("slow", "5%", 0)],
 )
 def test_a_slowdown_is_shown_beside_the_old_commit(inside, commit, tolerance, code):
     result = run("log.txt", "--all", "--dummy", "--against", commit, "--tolerance", tolerance)
     assert result.exit_code == code, (result.stdout, result.stderr)
     name = git(inside, "rev-parse", "--short", commit)
-    words = rf"speed now ÷ commit {name}: ([\d.]+) × \((.*) ([\d.]+) to ([\d.]+)\)"
-    ratio, word, low, high = re.search(words, result.stdout).groups()
-    right = 1 / 1.2 if commit == "old" else 1.0
-    assert float(low) <= float(ratio) <= float(high) and word == "98 % interval"
+    words = rf"speed now ÷ commit {name}: ([\d.]+) × \(95% interval ([\d.]+) to ([\d.]+)\)"
+    ratio, low, high = re.search(words, result.stdout).groups()
+    right = 1.0 if commit == "slow" else 1 / 1.2
+    assert float(low) <= float(ratio) <= float(high)
     assert float(ratio) == pytest.approx(right, rel=0.02)
     assert ("worse: line 1: " in result.stdout) == bool(code)
 
@@ -210,7 +222,7 @@ def test_a_slowdown_is_shown_beside_the_old_commit(inside, commit, tolerance, co
     "commit, reason",
     [
         ("nowhere", "--against 'nowhere': there is no such commit"),
-        ("empty", "--against empty: that commit has no bench.worker"),
+        ("empty", "--against empty: that commit has no quantbench.bench.worker"),
         ("--all", "the option '--all' follows"),
     ],
 )
@@ -344,7 +356,7 @@ def test_a_checkpoint_that_is_missing(tmp_path):
 def test_options_given_take_the_place_of_the_lines():
     record = dict(RECORDS)[RECORDS[0][0]]
     config = mapped(record, {"num_layers": "2", "compile": True}, None, True)
-    said = record.config()
+    said = config_of(record)
     assert config.num_layers == 2 and config.temperature == said.temperature
     assert config == parse(
         ["--checkpoint_path", f"dummy:{record.mod}", "--device", said.device, "--compile",

@@ -351,7 +351,10 @@ def test_growth_measures_one_point(tmp_path, monkeypatch):
         (["--over", "width"], "--over takes layers, batch, depth, none; given: 'width'"),
         (["--values", "1"], "name it with --over"),
         (["--over", "batch", "--values", "two"], "whole numbers"),
-        (["--over", "none", "--json", "none.json", "--chart", "a.svg"], "holds no points yet"),
+        (
+            ["--over", "none", "--json", "none.json", "--chart", "a.svg"],
+            "--over none measures none",
+        ),
         (["--over", "none", "--json", "wrong.json"], "is not what this command writes"),
         (["--schemes", "int9wo"], "--schemes 'int9wo' is no scheme"),
         (["--over", "none", "--chart", "nowhere/a.svg"], "--chart nowhere/a.svg: No such file"),

@@ -9,8 +9,8 @@ from quantbench.answer.latency import resumable, tables
 from quantbench.bench.answers import TurnTime
 from quantbench.bench.cells import Cells, begin
 from quantbench.bench.process import WorkerFailed
-from quantbench.bench.progress import duration
 from quantbench.bench.store import Store
+from quantbench.progress import duration
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.why import Expected
 from tests.answer.latencies import ESTIMATE, plan

@@ -11,6 +11,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from quantbench import host
 from quantbench.bench import store as stores
 from quantbench.bench.answers import Planned, PlannedRuns
 from quantbench.bench.grid import DEFAULT, MOST_SETTINGS, group, read_grid, said
@@ -19,15 +20,16 @@ from quantbench.bench.worker import Worker
 from quantbench.compare.commands import tune as command
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.generate import make_generator
-from quantbench.log.config import RunConfig, parse
-from quantbench.run import decoding, identity, threads
+from quantbench.log.config import RunConfig
+from quantbench.log.options import parse
+from quantbench.run import identity, threads
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from tests.bench.world import Behaviour, FakeProcess, World
 from tests.compare.refusals import one_line
 
 COMMON = RunConfig(max_new_tokens="4")
-USUAL = threads.choose(None, threads.cores() or 1, os.environ).count  # threads of the default
+USUAL = threads.choose(None, host.cores() or 1, os.environ).count  # threads of the default
 
 
 def run(*words):
@@ -182,7 +184,7 @@ def test_kernel_and_decoder_are_those_that_the_loaded_model_gets(words):
     named = of("--device", "cpu", *words, "--decoder", generator.decoder.name)
     assert named == expected
     compiled = of("--device", "cpu", *words, "--compile")
-    one_op = generator.decoder.one_op or not decoding.compiles(loaded.model)
+    one_op = generator.decoder.one_op or not loaded.model.compiles()
     assert (compiled == expected) == one_op
 
 

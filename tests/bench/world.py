@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from quantbench.bench.answers import TurnTime
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.session import Session
-from quantbench.log.config import parse
+from quantbench.log.options import parse
 from quantbench.quality.types import Quality, QualityAnswer, ReferenceFile
 from quantbench.run.energy import Energy
 from quantbench.typed_json import from_json, to_json

@@ -140,18 +140,6 @@ def test_quality(folder):
     assert "| perplexity, on 78,541 tokens |" in TABLES["quality"](["q.json"])
 
 
-def test_estimates(folder):
-    """By hand: errors of +10 % and −30 % are 20 % on average, and −10 % in the middle."""
-    cases = [
-        {"kind": "token", "measured_seconds": 1.0, "estimated_seconds": seconds}
-        for seconds in (1.1, 0.7)
-    ]
-    save("e.json", cases=[*cases, {"kind": "memory", "measured_bytes": 4, "estimated_bytes": 5}])
-    (token, memory), _ = shown("estimates", "e.json")
-    assert token[1:] == ["2", "20.0%", "30.0%", "-10.0%"] and token[0] == "token"
-    assert memory == ["memory", "1", "25.0%", "25.0%", "+25.0%"]
-
-
 def test_roofline(folder):
     arm = {"arm": "a", "failed": None, "rounds": 4}
     row = {

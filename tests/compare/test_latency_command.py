@@ -15,7 +15,8 @@ from quantbench.__main__ import commands
 from quantbench.answer.latency import load
 from quantbench.bench.cell_plan import CellPlan, make_plan, whole_numbers
 from quantbench.errors import UsageError
-from quantbench.log.config import RunConfig, parse
+from quantbench.log.config import RunConfig
+from quantbench.log.options import parse
 from quantbench.typed_json import from_json, to_json
 from tests.answer.latencies import measured as made_up
 from tests.answer.latencies import plan

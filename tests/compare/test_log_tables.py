@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.log import log
+from quantbench.log.reading import read as read_log
 from quantbench.report.doc_tables import runs
 from quantbench.report.log_tables import groups
 
@@ -129,7 +129,7 @@ def test_two_decimals_of_a_small_model_give_no_ratio(folder):
 
 
 def test_every_line_of_the_old_log_is_read():
-    found = groups([record for _, record in log.read(REFERENCE).records])
+    found = groups([record for _, record in read_log(REFERENCE).records])
     assert {model for _, model in found} == {
         *("Llama-2-7b-chat-hf", "Meta-Llama-3-8B", "Meta-Llama-3.1-8B"),
     }

@@ -39,6 +39,7 @@ OURS = (
     "quantbench.compare",
     "quantbench.quality",
     "quantbench.models.chat",
+    "numpy.ctypeslib",  # safetensors writes by it
     "quantbench.run.saved_model",
     "quantbench.run.bandwidth",
     "quantbench.run.scoring",

@@ -11,7 +11,7 @@ from quantbench.errors import QuantbenchError
 from quantbench.estimate.calibration import of_file, runs
 from quantbench.estimate.cards import A5000, card
 from quantbench.estimate.predict import Request, predict
-from quantbench.log.log import read
+from quantbench.log.reading import read
 from quantbench.log.record import Record
 from quantbench.models.presets import preset
 

@@ -11,15 +11,17 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from quantbench.errors import QuantbenchError, UsageError
-from quantbench.estimate.counting import count_model, count_module, pairs
+from quantbench.estimate.counting import _Pass, count_model, count_module, pairs
 from quantbench.estimate.counting_configs import count_config, doubts
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
+from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.models.mixture import Mixture
 from quantbench.models.presets import preset
-from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run.sizes import size_of
+from tests.models import hugging_face
 
 # D 64, 4 query heads share 2 key/value heads of 16, F 96, V 256.
 GROUPED = ModelConfig("grouped", 64, 1, 4, 2, 16, 96, 256, 128)
@@ -478,3 +480,17 @@ def test_llama_4_is_counted():
     experts = 4 * 3 * 64 * 96
     rest = 10 * (shared_and_router + attention + experts) + 64 * 256
     assert total(count, "linear", "flops") == 2 * rest
+
+
+@pytest.mark.parametrize(("tokens", "depth"), [(1, 60), (40, 0)])
+@pytest.mark.parametrize("family", ["gemma-3", "qwen-3-moe-dense"])
+def test_a_layer_of_each_kind_stands_for_the_others(family, tokens, depth):
+    """Windows, and layers with and without experts: as if every layer were counted."""
+    theirs = hugging_face.FAMILIES[family]
+    config = from_hugging_face({"model_type": theirs.model_type, **theirs.to_dict()}, family)
+    spec, device = parse_scheme("none"), torch.device("cpu")
+    one = _Pass(None, spec, "dense", 2, torch.float32, device, 128, tokens, depth, "last")
+    for name in ("flops", "bytes_read", "calls"):
+        few, every = (sum(getattr(work, name) for work in count.works)
+                      for count in (one.of(config), one.of_layers(config)))  # fmt: skip
+        assert few == every

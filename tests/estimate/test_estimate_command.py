@@ -117,6 +117,7 @@ BAD = [
     (("--device", "L4", "--what_fits", "lots"), "takes a size such as 24GB", "'lots'"),
     (("--device", "L4", "--what_fits", "24"), "takes a size such as 24GB", "'24'"),
     (("--device", "L4", "--quantization", "int3"), "int3", "int4wo"),
+    (("--device", "L4", "--calibrated_on", "A100"), "--calibrated_on names the card", "both"),
     (("--calibration", "x.txt"), "--calibration is for a --device CARD", "measured"),
     (("--device", "L4", "--calibration", "missing.txt"), "missing.txt", "No such file"),
     (("--device", "L4", "--calibration", __file__), "holds no line of a run", "test_estimate"),

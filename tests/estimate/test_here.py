@@ -41,10 +41,10 @@ def test_how_many_layers_stand_for_all(layer, rest, total, cache, expected):
     assert depths(layer, rest, total, cache) == expected
 
 
-def test_a_line_through_turns_that_the_machine_slows(request):
+def test_a_line_through_turns_that_the_machine_slows():
     """A pass takes 5 ms and 2 ms a layer. States slow both turns of a cycle by up to 20 %, each
     turn scatters by 1 %, and one in ten is interrupted for twice its time."""
-    draw = random.Random(request.config.getoption("seed", default=0))
+    draw = random  # seeded for each test
 
     def turn(layers, state):
         interrupted = 2.0 if draw.random() < 0.1 else 1.0
@@ -62,6 +62,12 @@ def test_a_line_through_turns_that_the_machine_slows(request):
 def test_a_model_that_is_measured_whole_takes_what_was_measured():
     phase = Line((3,), ((0.3,), (0.1,), (0.2,))).phase(3)
     assert phase.seconds == 0.2 and phase.bound == "3 of 3 layers, measured"
+
+
+def test_noise_makes_no_run_faster_than_a_part_of_it():
+    """Two layers were interrupted, four were not."""
+    phase = Line((2, 4), ((0.9, 0.4), (0.8, 0.4), (0.9, 0.5))).phase(22)
+    assert phase.seconds == 0.4 and min(phase.parts.values()) >= 0
 
 
 def test_the_first_layers_are_those_of_the_model():
@@ -87,7 +93,7 @@ class Recorded:
         layers = len(self.model.layers)
         self.journal.append((layers, prompt.shape[1], new_tokens, start))
         seconds = 1e-3 * (layers + 1)
-        from quantbench.run.generation import Generation
+        from quantbench.run.facts import Generation
 
         return Generation(prompt, seconds * prompt.shape[1], seconds * (new_tokens - 1))
 

@@ -11,7 +11,7 @@ import sys
 import torch
 
 from quantbench.log.config import RunConfig
-from quantbench.models.weight_bytes import weight_bytes
+from quantbench.models.llama import weight_bytes
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
 from tests.run.loading_peak import peak_of

@@ -15,12 +15,12 @@ from quantbench.experts import slow, tiers, trial
 from quantbench.experts.layout import whole_pages
 from quantbench.experts.popularity import Popularity, Routers
 from quantbench.experts.tiers import POLICIES
-from quantbench.log.config import parse
-from quantbench.ops import names
+from quantbench.log.options import parse
 from quantbench.ops.cpu import build
 from quantbench.run import loading
+from quantbench.run.expert_sizes import expert_bytes
 from quantbench.run.plan import make_plan
-from quantbench.run.sizes import expert_bytes
+from quantbench.short_names import names
 from tests.experts.small import CPU, when_held
 from tests.test_refusals import only_error
 

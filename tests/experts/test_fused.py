@@ -16,7 +16,7 @@ from quantbench.experts.slow import Disk, Memory, pages
 from quantbench.experts.tiers import POLICIES
 from quantbench.generate import Generator
 from quantbench.ops.cpu import build
-from quantbench.run.decoding import why_not_fused
+from quantbench.run.cpu_step import why_not_fused
 from tests.experts.small import CPU, decoded, logits, some, tiered, whole
 from tests.models.hugging_face import saved
 

@@ -71,7 +71,7 @@ DAMAGED = {
     "binary": (bytes(range(256)), "is no JSON"),
     "nested": (b"[" * 100_000, "nested too deeply"),
     "another file": (b"[1, 2]", "it holds no counts"),
-    "another format": (changed(format=2), "its format is 2, not 1"),
+    "another format": (changed(format=2), "its format is not 1"),
     "no routers": (changed(routers=None), "routers takes Routers; given: None"),
     "a text for counts": (changed(halves=["a", "b"]), "takes"),
     "a layer less": (changed(halves=[HALF[:2], HALF[:2]]), "counts of 2 layers, and routers of 3"),

@@ -20,7 +20,7 @@ from quantbench.experts import slow
 from quantbench.generate import Generator
 from quantbench.log.config import RunConfig
 from quantbench.models.formats.saved import SavedTensors
-from quantbench.models.weight_bytes import step_bytes, weight_bytes
+from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.ops.cpu import build
 from quantbench.run import loading
 from quantbench.run.plan import make_plan

@@ -14,8 +14,8 @@ from quantbench.experts.layout import Layout, without_weights
 from quantbench.experts.slow import Disk, Memory
 from quantbench.experts.tiers import POLICIES, Tiers
 from quantbench.models.formats.saved import inner_tensors
+from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.models.loading import load_config
-from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import SHOWN, parse

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from quantbench import host
 from quantbench.log import about
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,9 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd\n"
     ],
 )
 def test_the_processor(tmp_path, monkeypatch, text, cores, said):
-    (tmp_path / "cpuinfo").write_text(text)
-    monkeypatch.setattr(about, "CPU", tmp_path / "cpuinfo")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text(text)
+    monkeypatch.setattr(host, "ROOT", tmp_path)
     monkeypatch.setattr(about.os, "sched_getaffinity", lambda process: cores, raising=False)
     assert said in about.processor()
 

@@ -17,6 +17,8 @@ import pytest
 from quantbench.errors import LogError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, repro
+from quantbench.log.reading import config_of
+from quantbench.log.reading import read as read_log
 from quantbench.log.record import Record
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +29,7 @@ LINE = dataclasses.replace(RECORD, repro=repro(RunConfig(device="cpu", compile=T
 # What the subprocesses below share: a whole record whose prompt says who wrote it.
 WRITER = f"""
 import dataclasses, itertools, json, os, sys
-from quantbench.log import log
+from quantbench.log import log, reading
 from quantbench.log.config import RunConfig, repro
 from quantbench.log.record import Record
 
@@ -61,7 +63,7 @@ def check(*arguments):
 
 def written_by(path):
     """(writer, count) of every record, in the order of the file."""
-    prompts = (record.config().prompt.split() for _, record in log.read(path).records)
+    prompts = (config_of(record).prompt.split() for _, record in read_log(path).records)
     return [(words[0], int(words[1])) for words in prompts]
 
 
@@ -87,7 +89,7 @@ def test_eight_processes_of_200_lines_each_lose_none(tmp_path):
     ]
     assert [writer.wait() for writer in writers] == [0] * 8
     assert path.read_bytes().count(b"\n") == 1600
-    assert log.read(path).bad == []
+    assert read_log(path).bad == []
     assert sorted(written_by(path)) == sorted((str(w), c) for w in range(8) for c in range(200))
 
 
@@ -128,7 +130,7 @@ def test_every_place_to_be_cut_at_leaves_whole_records(tmp_path):
     ambiguous = LINE.index("--temperature 0") + len("--temperature 0")
     for cut in range(1, len(LINE)):
         path.write_text(f"heading\n{LINE}\n{LINE[:cut]}")
-        torn = log.read(path)
+        torn = read_log(path)
         log.append(path, LINE)
         lines = path.read_text().split("\n")
         if cut < ambiguous:
@@ -137,7 +139,7 @@ def test_every_place_to_be_cut_at_leaves_whole_records(tmp_path):
             assert cut < 15 or "cut short, and removed by the next run" in torn.bad[0][1]
         else:
             assert lines == ["heading", LINE, LINE[:cut], LINE, ""]
-        assert log.read(path).bad == []
+        assert read_log(path).bad == []
 
 
 @pytest.mark.parametrize(
@@ -341,7 +343,7 @@ def test_reading_tells_records_headings_and_bad_lines_apart(tmp_path):
         + b"caf\xe9\n"
         + LINE.encode()
     )
-    reading = log.read(path)
+    reading = read_log(path)
     assert [number for number, _ in reading.records] == [3, 7, 9]
     assert [number for number, _ in reading.bad] == [4, 5, 7]
     assert "did you mean" in reading.bad[2][1] or "no such option" in reading.bad[2][1]
@@ -352,7 +354,7 @@ def test_names_that_are_not_utf8_go_through_the_file(tmp_path):
     record = dataclasses.replace(Record.parse(LINE), mod=os.fsdecode(b"caf\xe9"))
     log.append(path, record.render())
     assert b"mod: caf\xe9, kv_quant" in path.read_bytes()
-    assert log.read(path).records == [(1, record)]
+    assert read_log(path).records == [(1, record)]
 
 
 def test_check_of_the_reference_log():

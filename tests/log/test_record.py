@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from quantbench.errors import LogError, UsageError
 from quantbench.log.config import RunConfig
-from quantbench.log.record import Record, problem
+from quantbench.log.reading import config_of, problem
+from quantbench.log.record import Record
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
 LINES = [line for line in REFERENCE.read_text().splitlines() if "tok/s=" in line]
@@ -47,7 +48,7 @@ def test_a_line_worked_by_hand():
     assert Record.parse(LINE) == dataclasses.replace(
         RECORD, tok_s=170.83, mem_s=31.18, model_size=0.01
     )
-    assert RECORD.config() == RunConfig(quantization="int8wo")
+    assert config_of(RECORD) == RunConfig(quantization="int8wo")
 
 
 def test_numbers_wider_than_their_column_widen_it():
@@ -59,7 +60,7 @@ def test_numbers_wider_than_their_column_widen_it():
 def test_the_glued_option_is_kept_in_the_line_and_understood_in_the_config():
     glued = next(line for line in LINES if "8192--kv_cache_quantization" in line)
     record = Record.parse(glued)
-    assert record.config().cache_size == 8192 and record.config().kv_cache_quantization
+    assert config_of(record).cache_size == 8192 and config_of(record).kv_cache_quantization
 
 
 NUMBERS = st.floats(0, 1e6)
@@ -158,4 +159,4 @@ def test_a_line_that_parses_can_still_be_bad(old, new, says):
 
 def test_a_repro_line_not_understood_is_a_usage_error():
     with pytest.raises(UsageError):
-        dataclasses.replace(RECORD, repro="python").config()
+        config_of(dataclasses.replace(RECORD, repro="python"))

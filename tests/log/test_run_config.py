@@ -18,17 +18,17 @@ from quantbench.cli import Command
 from quantbench.compare.commands.generate import generate
 from quantbench.errors import UsageError
 from quantbench.log.config import (
+    EXPERT_POLICIES,
+    EXPERT_PREFETCH,
     KERNELS,
     RunConfig,
     argv,
     breaks_off,
     has_glued_option,
-    options,
-    parse,
     repro,
     split,
 )
-from quantbench.ops.names import EXPERT_POLICIES, EXPERT_PREFETCH
+from quantbench.log.options import options, parse
 from quantbench.run.checks import check_options
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"

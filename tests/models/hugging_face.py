@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -80,7 +82,21 @@ MIXTURES = {
     ),
     "olmoe": OlmoeConfig(**SIZES, **EXPERTS, num_key_value_heads=2),
 }
-FAMILIES = LLAMAS | MIXTURES
+GEMMA = SIZES | {"num_key_value_heads": 2, "head_dim": 32, "sliding_window": 8}
+# The scale of scores is not that of the head's width; scores and logits reach their caps.
+LAYERS_DIFFER = {
+    "gemma-2": Gemma2Config(
+        **GEMMA, query_pre_attn_scalar=24, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
+    ),
+    "gemma-3": Gemma3TextConfig(
+        **GEMMA | {"num_hidden_layers": 7}, query_pre_attn_scalar=32
+    ),
+    "qwen-2-windows": Qwen2Config(
+        **SIZES, num_key_value_heads=2, use_sliding_window=True, max_window_layers=1,
+        sliding_window=8,
+    ),
+}  # fmt: skip
+FAMILIES = LLAMAS | MIXTURES | LAYERS_DIFFER
 
 
 def model(family: str, seed: int = 0):

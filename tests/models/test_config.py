@@ -69,14 +69,27 @@ def test_reading_agrees_with_hugging_face(family):
         ours = from_hugging_face({"model_type": theirs.model_type, **content}, family)
         assert ours.parameters() == model(family).num_parameters()
         assert ours.norm_eps == theirs.rms_norm_eps
-        assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
         assert ours.num_kv_heads == theirs.num_key_value_heads
         assert ours.max_position == theirs.max_position_embeddings
-        assert (ours.rope_scaling is not None) == (theirs.rope_parameters["rope_type"] == "llama3")
-        assert ours.sliding_window == (getattr(theirs, "sliding_window", None) or None)
+        assert [(s.rope_theta, bool(s.rope_scaling), s.window) for s in ours.layers] == (
+            list(layers_of(theirs))
+        )
+        cap = getattr(theirs, "final_logit_softcapping", None)
+        assert ours.logit_softcap == cap
+
+
+def layers_of(theirs):
+    """Rotary base, whether it is scaled, and the window of each layer of transformers' config."""
+    window = getattr(theirs, "sliding_window", None) or None
+    usual = "sliding_attention" if window else "full_attention"
+    for kind in getattr(theirs, "layer_types", None) or [usual] * theirs.num_hidden_layers:
+        rope = theirs.rope_parameters.get(kind, theirs.rope_parameters)
+        scaled = rope["rope_type"] == "llama3"
+        yield rope["rope_theta"], scaled, window if kind == "sliding_attention" else None
 
 
 KINDS = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"]
+KINDS += ["gemma2", "gemma3_text"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,8 +108,10 @@ def test_absent_keys_mean_what_hugging_face_takes_them_for(kind):
     assert ours.norm_eps == theirs.rms_norm_eps
     assert ours.max_position == theirs.max_position_embeddings
     assert ours.tie_embeddings == theirs.tie_word_embeddings
-    assert ours.sliding_window == (getattr(theirs, "sliding_window", None) or None)
-    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    rows = [(s.rope_theta, bool(s.rope_scaling), s.window) for s in ours.layers]
+    assert rows == list(layers_of(theirs))
+    assert ours.layers[0].softcap == getattr(theirs, "attn_logit_softcapping", None)
+    assert ours.logit_softcap == getattr(theirs, "final_logit_softcapping", None)
     if ours.mixture:
         assert ours.mixture.num_experts == theirs.num_experts
         assert ours.mixture.experts_per_token == theirs.num_experts_per_tok
@@ -140,9 +155,8 @@ def test_what_transformers_keeps_of_a_model_changes_nothing():
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rotary scaling lacks"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         (
-            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1,
-             "sliding_window": 8},
-            "layers that differ in their attention window",
+            {"model_type": "gemma2", "layer_types": ["full_attention", "chunked_attention"]},
+            "layer_types 'chunked_attention', 'full_attention' of 2 layers",
         ),
     ],
     ids=str,
@@ -203,3 +217,16 @@ def test_configs_survive_json():
     for family, theirs in FAMILIES.items():
         content = json.loads(theirs.to_json_string())
         assert from_hugging_face(content, family).dim == 64
+
+
+def test_layers_of_a_kind_are_found_and_picked():
+    theirs = FAMILIES["gemma-2"]
+    config = from_hugging_face({"model_type": "gemma2", **theirs.to_dict()}, "gemma-2")
+    assert [spec.window for spec in config.layers] == [8, None, 8]
+    assert config.kinds_of_layers() == [[0, 2], [1]]
+    assert config.picked([1, 1, 0]).layers == tuple(config.layers[i] for i in (1, 1, 0))
+    assert config.one_of_each_kind().layers == config.layers[:2]
+    sparse = FAMILIES["qwen-3-moe-dense"]  # its last layer has no experts
+    config = from_hugging_face({"model_type": "qwen3_moe", **sparse.to_dict()}, "sparse")
+    assert config.kinds_of_layers() == [[0, 1], [2]]
+    assert config.picked([2, 0]).mixture.dense_layers == (0,)

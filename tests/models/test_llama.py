@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from quantbench import models
 from quantbench.generate import Generator
 from quantbench.models import build
+from quantbench.models.llama import weight_bytes
 from quantbench.models.loading import load_model
 from quantbench.models.presets import PRESETS
-from quantbench.models.weight_bytes import weight_bytes
 from quantbench.ops.cpu import build as build_cpp
 from tests.models.hugging_face import FAMILIES, LLAMAS, saved
 

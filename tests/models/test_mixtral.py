@@ -18,15 +18,15 @@ from quantbench import models
 from quantbench.compare.commands.generate import generate
 from quantbench.errors import CheckpointError
 from quantbench.generate import Generator
-from quantbench.models.config import from_fields
 from quantbench.models.formats import EMBEDDED
+from quantbench.models.formats.saved import architecture
 from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.mixtral import MixtureOfExperts, Router, stack_experts, tokens_per_expert
 from quantbench.models.mixture import compiles
 from quantbench.models.presets import PRESETS
 from quantbench.models.stacked import Stacked
-from quantbench.models.weight_bytes import step_bytes, weight_bytes
 from quantbench.ops.cpu import build as build_cpp
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.pruning import input_norms
@@ -314,10 +314,10 @@ def test_a_mixture_survives_json():
     config = from_hugging_face(MIXTURES["qwen-3-moe-dense"].to_dict(), "mine")
     assert config.mixture.dense_layers == (2,)
     fields = json.loads(json.dumps(dataclasses.asdict(config)))
-    assert from_fields(fields, "mine") == config
+    assert architecture(fields, "mine") == config
     fields["mixture"]["experts_per_token"] = 9
     with pytest.raises(CheckpointError, match="9 experts, and there are 6"):
-        from_fields(fields, "mine")
+        architecture(fields, "mine")
 
 
 def test_a_checkpoint_that_lacks_an_expert(tmp_path):
@@ -363,7 +363,7 @@ def compiled_step(model, rows, backend):
 @pytest.mark.parametrize(
     ("family", "backend", "rows"),
     [("mixtral", "aot_eager", 1), ("qwen-3-moe-dense", "eager", 2), ("qwen-2-moe", "eager", 7),
-     ("olmoe", "eager", 1)],
+     ("olmoe", "eager", 1), ("gemma-2", "aot_eager", 1), ("gemma-3", "eager", 2)],
 )  # fmt: skip
 def test_a_compiled_step_gives_hugging_faces_logits(family, backend, rows, tmp_path):
     """As one graph: experts are gathered for a few rows, and for many each computes all rows."""

@@ -20,19 +20,18 @@ from quantbench.models import registry
 from quantbench.models.accepted import POSITIVE
 from quantbench.models.loading import load_config
 from quantbench.models.registry import ARCHITECTURES, ATTENTION_BIAS, Architecture
+from quantbench.models.split import check_split
 from tests.models.hugging_face import SIZES
 
 FILE = '''
 """Granite: models.llama.Transformer, and a factor at four places."""
-
-from torch import nn
 
 from quantbench.models.llama import Block, Transformer
 
 
 class Granite(Transformer):
     def block(self, number):
-        return GraniteBlock(self.config)
+        return GraniteBlock(self.config, number)
 
     def embed(self, tokens):
         return super().embed(tokens) * dict(self.config.extras)["embedding_multiplier"]
@@ -42,36 +41,24 @@ class Granite(Transformer):
 
 
 class GraniteBlock(Block):
-    def __init__(self, config):
-        super().__init__(config)
-        factors = dict(config.extras)
-        self.residual = factors["residual_multiplier"]
-        # Attention divides by the root of a head's width.
-        self.attention.q_norm = Scaled(factors["attention_multiplier"] * config.head_dim**0.5)
+    def __init__(self, config, number):
+        super().__init__(config, number)
+        self.residual = dict(config.extras)["residual_multiplier"]
 
     def forward(self, x, *how):
         x = x + self.residual * self.attention(self.attention_norm(x), *how)
         return x + self.residual * self.feed_forward(self.ffn_norm(x))
-
-
-class Scaled(nn.Module):
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x):
-        return self.factor * x
 '''
 FACTORS = {
     "embedding_multiplier": 12.0,
-    "attention_multiplier": 0.5,
     "residual_multiplier": 0.22,
     "logits_scaling": 8.0,
 }
 ROW = Architecture(
     "granite_of_a_test:Granite",
     {"max_position": 2048},
-    fields=ATTENTION_BIAS,
+    fields={**ATTENTION_BIAS, "attention_multiplier": ("attention_scale",)},
+    accepts={"attention_multiplier": POSITIVE},
     extras=dict.fromkeys(FACTORS, POSITIVE),
 )
 
@@ -82,7 +69,8 @@ def granite(tmp_path, monkeypatch):
     (tmp_path / "granite_of_a_test.py").write_text(FILE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(ARCHITECTURES, "granite", ROW)
-    config = GraniteConfig(**SIZES, num_key_value_heads=2, tie_word_embeddings=True, **FACTORS)
+    config = GraniteConfig(**SIZES, num_key_value_heads=2, tie_word_embeddings=True,
+                           attention_multiplier=0.5, **FACTORS)  # fmt: skip
     model = AutoModelForCausalLM.from_config(config).float().eval()
     folder = tmp_path / "Granite-of-a-test"
     model.save_pretrained(folder)
@@ -105,7 +93,7 @@ def test_a_file_and_a_row_compute_what_hugging_face_computes(granite):
     assert generator.decoder.name == "modules"
     assert "the model is a Granite" in generator.decoder.reason
     with pytest.raises(UsageError, match="how ranks share a model of architecture granite_of"):
-        registry.check_split(load_config(str(folder)), 2)
+        check_split(load_config(str(folder)), 2)
 
 
 def test_it_is_quantized_saved_and_generates(granite, tmp_path):
@@ -140,5 +128,6 @@ def test_every_row_names_a_class_that_there_is(granite):
         assert registry.of_config(dataclasses.replace(config, architecture=row.name)).model == (
             row.model
         )
-    with pytest.raises(CheckpointError, match="'bloom' is not supported; there are llama, mixtral"):
+    supported = "'bloom' is not supported; there are llama, gemma, mixtral"
+    with pytest.raises(CheckpointError, match=supported):
         models.build(dataclasses.replace(config, architecture="bloom"))

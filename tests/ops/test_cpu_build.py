@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from quantbench import host
 from quantbench.errors import KernelError
 from quantbench.ops.cpu import build, compiler
 
@@ -269,19 +270,21 @@ def test_a_library_that_does_not_load_is_a_reason(small, monkeypatch):
 
 
 def test_no_more_compilers_than_cores_and_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiler, "GROUP", tmp_path)
-    monkeypatch.setattr(compiler.os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(host, "ROOT", tmp_path)
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr(compiler, "JOB_BYTES", 1)
     assert compiler.jobs() == 64
-    (tmp_path / "cpu.max").write_text("350000 100000\n")
-    assert compiler.jobs() == 3
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "memory.max").write_text("105\n")
-    (tmp_path / "memory.current").write_text("100\n")
+    (group / "cpu.max").write_text("350000 100000\n")
+    assert compiler.jobs() == 4
+    (group / "cpu.max").write_text("max 100000\n")
+    (group / "memory.max").write_text("105\n")
+    (group / "memory.current").write_text("100\n")
     assert compiler.jobs() == 5
-    (tmp_path / "memory.max").write_text("100\n")
+    (group / "memory.max").write_text("100\n")
     assert compiler.jobs() == 1
-    (tmp_path / "memory.max").write_text("max\n")
+    (group / "memory.max").write_text("max\n")
     assert compiler.jobs() == 64
 
 

@@ -200,7 +200,8 @@ class Unknown(CACHES["int8"]):  # type: ignore[misc]
 
 @pytest.mark.parametrize("kind", [Halving, Unknown])
 def test_a_cache_that_only_python_can_write(kind):
-    from quantbench.run.decoding import name_of, why_not_fused
+    from quantbench.run.cpu_step import why_not_fused
+    from quantbench.run.decoding import name_of
 
     model = built(PLAIN, torch.float32)
     caches = [kind(1, 2, 8, 16, torch.float32, "cpu", None, "cpu") for _ in model.layers]
@@ -210,7 +211,7 @@ def test_a_cache_that_only_python_can_write(kind):
 
 
 def test_layers_that_differ_in_their_caches():
-    from quantbench.run.decoding import why_not_fused
+    from quantbench.run.cpu_step import why_not_fused
 
     model = built(PLAIN, torch.float32)
     kinds = [CACHES["int8"], CACHES["fp8"]]

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quantbench.errors import UsageError
+from quantbench.log.reading import config_of
 from quantbench.log.record import Record
-from quantbench.run import checks, launch, threads
+from quantbench.run import checks, environment, launch, threads
 from quantbench.run.launch import RankFailed
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def test_a_run_of_two_ranks_is_logged_as_torchruns(tmp_path):
     stdout, stderr = command("--tp", 2, *files, cores=one_core).communicate(timeout=300)
     (line,) = log.read_text().splitlines()
     record = Record.parse(line)
-    assert record.render() == line and record.config().tp == 2
+    assert record.render() == line and config_of(record).tp == 2
     assert record.repro.startswith("torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny")
     assert "--tp" not in record.repro
     written = json.loads(details.read_text())
@@ -108,7 +109,7 @@ def test_torchrun_writes_one_line_with_its_repro(tmp_path):
     assert run.returncode == 0, run.stderr
     (line,) = log.read_text().splitlines()
     record = Record.parse(line)
-    assert record.render() == line and record.config().tp == 2
+    assert record.render() == line and config_of(record).tp == 2
     start = "torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny --device cpu"
     assert record.repro.startswith(start) and "--tp" not in record.repro
     assert run.stdout.count("Hello, my name is") == 1
@@ -151,10 +152,10 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 
 
 def test_a_place_is_read_from_torchruns_variables():
-    assert launch.place(TORCHRUN) == launch.Place(1, 4, 1, 2)
-    assert launch.place({}) is None
-    assert launch.place({"WORLD_SIZE": "4"}) is None  # some job schedulers set it
-    assert launch.place(TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert environment.place(TORCHRUN) == environment.Place(1, 4, 1, 2)
+    assert environment.place({}) is None
+    assert environment.place({"WORLD_SIZE": "4"}) is None  # some job schedulers set it
+    assert environment.place(TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}) is None
 
 
 @pytest.mark.parametrize("given", [2, 4])

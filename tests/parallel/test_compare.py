@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.compare.test_ab import ENVIRONMENT
 
 from quantbench.answer.replayed import beside
 from quantbench.compare.commands.replay import replay
 from quantbench.errors import QuantbenchError
-from quantbench.log import log
+from quantbench.log import reading
+from quantbench.log.reading import config_of
 from quantbench.log.record import Record
-from tests.compare.test_ab import ENVIRONMENT
 
 REPRO = (
     "torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny --device cpu --precision "
@@ -52,8 +53,8 @@ def test_a_line_of_torchrun_is_replayed_by_ranks(old_log):
     again = old_log.with_name("again.txt")
     result = run(old_log, "--all", "--write_result", again)
     assert result.exit_code == 0, result.stderr
-    ((_, record),) = log.read(again).records
-    assert record.repro.startswith(REPRO) and record.config().tp == 2
+    ((_, record),) = reading.read(again).records
+    assert record.repro.startswith(REPRO) and config_of(record).tp == 2
 
 
 def test_what_a_replay_of_ranks_would_do_and_cannot_do(old_log):
@@ -64,13 +65,13 @@ def test_what_a_replay_of_ranks_would_do_and_cannot_do(old_log):
     heads = "tiny has 4 query and 4 key/value heads, which 3 ranks cannot share evenly"
     assert result.exit_code == 1
     assert f"--tp 3: {heads}; --tp takes 1, 2, 4" in result.stderr
-    ((_, record),) = log.read(old_log).records
+    ((_, record),) = reading.read(old_log).records
 
     class Old:
         name, has_ranks = "abc1234", False
 
     with pytest.raises(QuantbenchError, match="abc1234: that commit measures no ranks"):
-        beside(record.config(), Old, None)
+        beside(config_of(record), Old, None)
 
 
 def test_an_arm_of_two_ranks(tmp_path):
@@ -90,5 +91,5 @@ def test_an_arm_of_two_ranks(tmp_path):
     assert shared["decoder"] == "cpu-step"
     # bfloat16 parts of sums are rounded on each rank: far less than what a scheme changes
     assert 0 <= shared["kl"] < 1e-3
-    repros = [record.repro for _, record in log.read(tmp_path / "benchmarks.txt").records]
+    repros = [record.repro for _, record in reading.read(tmp_path / "benchmarks.txt").records]
     assert [repro.split()[0] for repro in repros] == ["python", "torchrun"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quantbench.ops.cpu import build
-from quantbench.ops.cpu.ranks import CAPACITY, open_memory, total
+from quantbench.ops.cpu.ranks import CAPACITY, SharedMemoryRanks, open_memory
 from quantbench.ops.ranks import ALONE
 from tests.models import hugging_face
 from tests.parallel import work
@@ -149,6 +149,6 @@ def test_who_waits_for_a_rank_that_ends_sleeps_and_is_told(memory):
     threading.Timer(1, other.kill).start()
     before = time.thread_time()
     with pytest.raises(RuntimeError, match="another rank has ended: rank 1"):
-        total(torch.ones(3), handle)
+        SharedMemoryRanks(0, 2, memory=handle).sum(torch.ones(3))
     assert time.thread_time() - before < 0.5  # of a second of waiting
     other.join()

@@ -1,6 +1,5 @@
 """What ranks do in the tests: functions of (ranks, …), which processes receive by name."""
 
-import dataclasses
 import time
 from typing import Any
 
@@ -105,7 +104,7 @@ def sharing(ranks: Ranks, path: str) -> Ranks:
     handle = shared_memory.open_memory(path, ranks.rank, ranks.size)
     assert handle
     ranks.total([1.0])  # all have opened it
-    return dataclasses.replace(ranks, memory=handle)
+    return shared_memory.SharedMemoryRanks(**vars(ranks) | {"memory": handle})
 
 
 def decoded(

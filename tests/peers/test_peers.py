@@ -1,30 +1,29 @@
 """quantbench peers: llama.cpp's file, Hugging Face's double, the figures, refusals."""
 
-import dataclasses
 import importlib.util
 import json
 import math
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from quantbench.compare.sampling.comparison import Comparison
-from quantbench.compare.sampling.results import ArmResult, Results, Settings
 
+from quantbench.answer.decode_limit import peer_rows
+from quantbench.bench.answers import Reading, TurnTime
+from quantbench.bench.store import ArmResult, Bandwidth, Results, Settings, Turn
 from quantbench.compare.commands import peers
 from quantbench.errors import LogError, UsageError
-from quantbench.log.config import RunConfig, argv
 from quantbench.models.loading import load_config, load_model
-from quantbench.peers import packages as peer_packages
+from quantbench.peers import packages
 from quantbench.peers.gguf_file import FORMATS, check, q6_k, weight_bytes, write
 from quantbench.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
+from quantbench.report.columns import aligned
+from quantbench.report.limit_tables import PEERS, peer_remarks
+from tests.bench.facts import arm_facts, peer_facts
 from tests.models.small import small_checkpoint
 
-HERE = Path(__file__).parent
 ROTATIONS = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -276,49 +275,96 @@ def test_llama_cpp_says_what_we_say(tmp_path, changes):
 # -------------------------------------------------------------------------------- the figures
 
 
-def compared(*options, rounds=4):
-    """Ours, from the fake worker at about 1 s a step, beside a fake peer."""
-    config = dataclasses.replace(RunConfig(), max_new_tokens=5)
-    arms = [ArmResult("none", "", argv(config)), ArmResult("llama.cpp Q8_0", "", ["{}"])]
-    results = Results(Settings.of_rounds(rounds, 4), arms, "none")
-
-    def command(number):
-        fake = ["fake_peer.py", *options] if number else ["fake_worker.py", "--noise", "0"]
-        return (sys.executable, str(HERE / fake[0]), *fake[1:])
-
-    Comparison(results, None, lambda line: None, command, probe_rounds=True).run()
-    ours = results.arms[0].facts
-    run = dataclasses.replace(ours.run, prompt_tokens=128, kv_cache_bytes=0)
-    results.arms[0].facts = dataclasses.replace(ours, run=run)
+def compared(step=1.0, prompt=1.0, cycles=12):
+    """Ours, at 1 s a step and a prompt of 1 s, beside a peer."""
+    arms = [ArmResult("none", "", []), ArmResult("llama.cpp Q8_0", "", [])]
+    results = Results(Settings(), arms)
+    arms[0].facts = arm_facts(prompt_tokens=128, kv_cache_bytes=0)
+    arms[1].facts = peer_facts(weight_bytes=5_000_000)
+    for cycle in range(cycles):
+        results.apply(Bandwidth("cpu", Reading(1e9, cycle, "fake")))
+        for arm, seconds in enumerate((1.0, step)):
+            results.apply(Turn(arm, 0, cycle, "decode", 4, 4 * seconds))
+        for arm, seconds in enumerate((1.0, prompt)):
+            results.apply(Turn(arm, 0, cycle, "prompt", 128, seconds))
     return results
 
 
 def test_ratios_by_hand():
     """Ours: 1 s a step and a prompt of 1 s. Theirs: 1.5 s a step, 0.5 s for a prompt of 128.
     Weights of 10 and 5 MB at 1 GB/s: 1 % and 0.33 % of the limit."""
-    (row,) = peers.rows("int8wo", compared("--step", "1.5", "--prompt", "0.5"))
-    assert row.decode_ours_tok_s == pytest.approx(1)
+    (row,) = peer_rows("int8wo", compared(step=1.5, prompt=0.5))
+    assert row.decode_ours_tok_s == pytest.approx(1) and row.cycles == 12
     assert row.decode_theirs_tok_s == pytest.approx(1 / 1.5)
     assert row.prompt_theirs_tok_s == pytest.approx(256)
     for found, ratio in ((row.decode_ratio, 1.5), (row.prompt_ratio, 0.5)):
-        assert found.value == pytest.approx(ratio) and found.low <= ratio <= found.high
+        assert found.value == pytest.approx(ratio) and found.low < ratio < found.high
     assert row.ours_limit_share == pytest.approx(0.01)
     assert row.theirs_limit_share == pytest.approx(0.005 / 1.5)
-    shown = peers.aligned(peers.COLUMNS, [row])
+    shown = aligned(PEERS, [row])
     assert "1.500 (1." in shown and "256.00 tok/s" in shown
 
 
-def test_a_peer_that_fails_is_told(capsys):
-    (row,) = peers.rows("int8wo", compared("--fails-to-load", rounds=1))
-    assert row.failed == "out of memory"
-    assert "llama.cpp Q8_0: failed: out of memory" in peers.remarks([row], [], 2)
-    assert "-" in peers.aligned(peers.COLUMNS, [row])
-    (well,) = peers.rows("fp6", compared(rounds=1))
+def test_a_peer_that_fails_is_told():
+    results = compared(cycles=0)
+    results.arms[1].failed = "out of memory"
+    (row,) = peer_rows("int8wo", results)
+    assert row.failed == "out of memory" and row.decode_ratio is None
+    assert "llama.cpp Q8_0: failed: out of memory" in peer_remarks([row], [], 2)
+    assert "-" in aligned(PEERS, [row])
+    (well,) = peer_rows("fp6", compared())
     assert peers.failed([well]) is None
     assert peers.failed([well, row]) == (
         "1 of 2 comparisons failed (int8wo beside llama.cpp Q8_0): out of memory; leave out what "
         "failed with --schemes or --runtimes"
     )
+
+
+# ---------------------------------------------------------------------------------- the worker
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    """A worker of a runtime without a model: reading 5 tokens takes 5 s, and a step 1 s."""
+    worker, clock = PeerWorker(), [0.0]
+    monkeypatch.setattr("quantbench.peers.worker.time.perf_counter", lambda: clock[0])
+
+    class Runtime:
+        begun, read = 0, []
+
+        def begin(self):
+            self.begun, self.read = self.begun + 1, []
+
+        def next(self, tokens):
+            clock[0] += len(tokens)
+            self.read += tokens
+            assert len(self.read) <= 5 + worker.work.new  # that there is room for
+            return 100 + len(self.read)
+
+    worker.work, worker.runtime = Work("llama.cpp", 5, 10, 1, "tiny"), Runtime()
+    worker.prompt = [1, 2, 3, 4, 5]
+    return worker
+
+
+def test_turns_of_a_peer_go_on_and_begin_again_behind_the_prompt(worker):
+    runtime = worker.runtime
+    assert worker.turn("prompt", 0) == TurnTime(5, 5.0)
+    for turn in range(2):  # of five tokens each, of which the first does not count
+        assert worker.turn("decode", 4) == TurnTime(4, 4.0)
+        assert len(runtime.read) == 5 + 5 * (turn + 1)
+    assert runtime.read[5:] == [105 + n for n in range(10)]  # each token follows the last one
+    assert worker.turn("decode", 4) == TurnTime(4, 4.0)
+    assert runtime.begun == 2 and len(runtime.read) == 10
+    steps = random.randint(1, 9)
+    for _ in range(20):  # never beyond the room
+        assert worker.turn("decode", steps).seconds == steps
+
+
+def test_a_sample_of_a_peer(worker):
+    """A prompt of 5 s and nine steps; the first step's seconds are left out."""
+    sample = worker.sample(0)
+    assert (sample.prefill_seconds, sample.decode_seconds) == (5.0, 9.0)
+    assert sample.token_seconds == [1.0] * 8 and sample.tok_s == 10 / 14
 
 
 # -------------------------------------------------------------------------------- the command
@@ -340,7 +386,7 @@ def run(*arguments):
     ],
 )
 def test_what_peers_refuses(arguments, said, monkeypatch):
-    monkeypatch.setattr(peer_packages, "check", lambda runtimes: None)
+    monkeypatch.setattr(packages, "check", lambda runtimes: None)
     result = run(*arguments)
     assert result.exit_code != 0 and said in f"{result.output} {result.exception}"
 
@@ -358,10 +404,10 @@ def test_peers_on_a_small_model(tmp_path):
     path = tmp_path / "peers.json"
     given = ["--checkpoint_path", checkpoint(tmp_path), "--schemes", "none", "--threads", "1"]
     given += ["--runtimes", "transformers", "--prefill_size", "16", "--max_new_tokens", "4"]
-    result = run(*given, "--max_rounds", "2", "--processes", "1", "--json", str(path))
+    result = run(*given, "--cycles", "2", "--processes", "1", "--json", str(path))
     assert result.exit_code == 0, f"{result.output} {result.exception}"
     found = json.loads(path.read_text())
     assert [row["beside"] for row in found["rows"]] == ["transformers", "transformers, compiled"]
     for row in found["rows"]:
         ratio = row["decode_ours_tok_s"] / row["decode_theirs_tok_s"]
-        assert math.isfinite(ratio) and row["rounds"] == 2 and row["failed"] is None
+        assert math.isfinite(ratio) and row["cycles"] == 2 and row["failed"] is None

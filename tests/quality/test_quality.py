@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from scipy import stats
 from quantbench.compare.commands.quality import quality
 from quantbench.errors import KernelError, LogError, UsageError
 from quantbench.generate import Generator
-from quantbench.log.config import RunConfig, parse
+from quantbench.log.config import RunConfig
+from quantbench.log.options import parse
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer
@@ -323,6 +325,16 @@ def test_hidden_states_are_kept_to_the_bit(tmp_path):
     assert size < 100 * width * 2 + 20_000  # logits would be 4096 numbers a token
 
 
+def test_a_reference_that_ranks_shared_serves_one_process(tmp_path):
+    plan, full = plan_and_model()
+    shared = dataclasses.replace(plan, config=dataclasses.replace(plan.config, tp=2))
+    part, x = Passage("text", 0, [1, 2, 3], 1), torch.randn(2, plan.architecture.dim).bfloat16()
+    Reference.write(tmp_path / "kept", shared, [part], [x])
+    kept_file = Reference(tmp_path / "kept")
+    with torch.no_grad():
+        assert torch.equal(kept_file.head(plan)(kept_file.hidden(part)), full.logits(x))
+
+
 def test_a_passage_through_a_cache_predicts_the_same(request):
     """In chunks, and in a cache that held another passage before."""
     plan, full = plan_and_model("--precision", "float32")
@@ -432,6 +444,12 @@ def test_parts_by_depth_and_text_add_up():
 )
 def test_the_classes(kl, word):
     assert class_of(kl) == word and [most for most, *_ in CLASSES] == [0.01, 0.03, 0.1, 0.5]
+
+
+def test_the_documents_quote_the_table():
+    page = (Path(__file__).parents[2] / "docs" / "comparing.md").read_text()
+    for most, word, source in CLASSES:
+        assert re.search(rf"\| {most:g} \| {word}[^|]* \| {re.escape(source)} \|", page)
 
 
 def test_how_many_looks_are_needed():

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import time
 from collections import Counter
 
 import pytest
@@ -17,17 +18,16 @@ from quantbench.models.loading import load_model
 from quantbench.ops.cpu import build
 from quantbench.quantize import autoquant, race
 from quantbench.quantize.autoquant import (
-    AutoQuantizer,
     Candidate,
     Choice,
     Sample,
-    by_name,
     by_shape,
     choose,
     decibels,
     decide,
     table,
 )
+from quantbench.quantize.mixed import MixedQuantizer, by_name
 from quantbench.quantize.race import Timing
 from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import AutoQuant, parse
@@ -169,6 +169,7 @@ def test_the_worst_layer_of_a_shape_counts():
 
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
 def test_a_small_layer_from_end_to_end(monkeypatch, compile):
+    monkeypatch.setattr(autoquant, "TOO_SLOW", math.inf)
     monkeypatch.setattr(autoquant, "MAX_WEIGHTS", 64 * 64)
     selection = AutoQuant(int4=True)
     if compile:  # which takes seconds for every candidate
@@ -196,12 +197,19 @@ class Broken(nn.Linear):
         raise RuntimeError("no such instruction\nand many more lines")
 
 
-def test_a_race_drops_what_fails():
-    layers = [nn.Linear(8, 8), Broken(8, 8), nn.Linear(8, 8)]
-    result = race.race(layers, torch.randn(1, 1, 8), False, beside=lambda: 7.0)
-    first, broken, last = result.timings
+class Slow(nn.Linear):
+    def forward(self, x):
+        time.sleep(0.05)
+        return super().forward(x)
+
+
+def test_a_race_drops_what_fails_and_what_is_slow():
+    layers = [nn.Linear(8, 8), Slow(8, 8), Broken(8, 8), nn.Linear(8, 8)]
+    result = race.race(layers, torch.randn(1, 1, 8), False, beside=lambda: 7.0, too_slow=50)
+    first, slow, broken, last = result.timings
+    assert slow.rounds == race.WARM_UPS and 0.05 <= slow.seconds
     assert min(first.rounds, last.rounds) >= race.ROUNDS and not first.warm
-    assert broken == "RuntimeError: no such instruction" and result.outputs[1] is None
+    assert broken == "RuntimeError: no such instruction" and result.outputs[2] is None
     assert result.beside.seconds == 7 and result.rotated >= result.cache
 
 
@@ -420,7 +428,7 @@ def test_each_layer_gets_its_shape_s_choice():
     kernels = ["torch" if scheme == "none" else "torchao" for scheme in schemes]
     made = [Candidate(*how) for how in zip(map(parse, schemes), kernels, strict=True)]
     choices = [Choice(shape, [], "", one, []) for shape, one in zip(distinct, made, strict=True)]
-    auto = AutoQuantizer(by_shape(choices), CPU, torch.float32)
+    auto = MixedQuantizer(by_shape(choices), CPU, torch.float32)
     mine, _ = logits(auto)
     expected = {name: by_shape(choices)[shape] for name, shape in names.items()}
     assert auto.layers == {name: (str(spec), kernel) for name, (spec, kernel) in expected.items()}
@@ -432,12 +440,12 @@ def test_each_layer_gets_its_shape_s_choice():
 
     # A saved model is read back by name, and by no shape.
     saved = json.loads(json.dumps({name: list(how) for name, how in auto.layers.items()}))
-    again = AutoQuantizer(by_name(saved), CPU, torch.float32)
+    again = MixedQuantizer(by_name(saved), CPU, torch.float32)
     assert torch.equal(mine, logits(again)[0]) and again.layers == auto.layers
 
 
 def test_the_two_stages_are_the_whole():
-    auto = AutoQuantizer({(96, 64): (parse("int8wo"), "torchao")}, CPU, torch.bfloat16)
+    auto = MixedQuantizer({(96, 64): (parse("int8wo"), "torchao")}, CPU, torch.bfloat16)
     one = sample()
     numbers = auto.quantized("a", one.layer)
     assert auto.takes(one.layer) and not auto.layers
@@ -445,12 +453,12 @@ def test_the_two_stages_are_the_whole():
     assert torch.equal(whole(one.activations), halves(one.activations))
     norm = nn.LayerNorm(4)
     assert not auto.takes(norm) and auto("norm", norm) is norm
-    with pytest.raises(KernelError, match="output is 48 by 64, and autoquant has chosen nothing"):
+    with pytest.raises(KernelError, match="output is 48 by 64, and no scheme was chosen"):
         auto("output", sample(48).layer)
 
 
 def test_a_saved_kernel_that_cannot_run_here_is_replaced_and_reported():
-    auto = AutoQuantizer(by_name({"a": ["int8wo", "from elsewhere"]}), CPU, torch.bfloat16)
+    auto = MixedQuantizer(by_name({"a": ["int8wo", "from elsewhere"]}), CPU, torch.bfloat16)
     auto("a", sample().layer)
     assert auto.layers["a"][0] == "int8wo" and auto.ran == {auto.layers["a"][1]: 1}
     for name in ("int9", "autoquant"):

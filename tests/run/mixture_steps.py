@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quantbench.models.weight_bytes import step_bytes
+from quantbench.models.llama import step_bytes
 from quantbench.run import environment
 
 environment.prepare()  # before torch is imported: it reads the variables once

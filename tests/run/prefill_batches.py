@@ -16,7 +16,7 @@ import torch
 
 from quantbench.cli import quiet
 from quantbench.generate import Generator
-from quantbench.log.config import parse
+from quantbench.log.options import parse
 from quantbench.run import environment, loading
 from quantbench.run.plan import make_plan
 

@@ -9,14 +9,14 @@ from torch import nn
 
 from quantbench.errors import KernelError
 from quantbench.generate import Generator
+from quantbench.log import config as names
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
-from quantbench.ops import names
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
 from quantbench.run import decoding
-from quantbench.run.decoding import UNDERSTOOD, why_not_fused
+from quantbench.run.cpu_step import UNDERSTOOD, why_not_fused
 from tests.models.small import small_model
 
 pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
@@ -34,7 +34,11 @@ def fused():
 
 def test_every_field_of_a_config_is_understood_or_refused():
     """A new field that changes the result refuses the op until somebody has taught it."""
-    refused = {"extras"}  # keys of config.json that one architecture alone reads
+    refused = {
+        "extras",  # keys of config.json that one architecture alone reads
+        *("full_layers", "window_rope_theta", "post_norms"),
+        *("attention_scale", "attention_softcap", "logit_softcap"),
+    }
     assert {field.name for field in dataclasses.fields(ModelConfig)} == UNDERSTOOD | refused
 
 
@@ -45,7 +49,8 @@ def test_a_field_that_nobody_has_taught_the_op_refuses_it():
 
     model = fused()
     caches = Generator(model, 1, 8).caches
-    model.config = Newer(**vars(model.config))
+    fields = dataclasses.fields(ModelConfig)
+    model.config = Newer(**{field.name: getattr(model.config, field.name) for field in fields})
     assert why_not_fused(model, caches, 1) is None
     model.config = dataclasses.replace(model.config, softcap=30.0)
     assert "does not know what softcap means" in why_not_fused(model, caches, 1)
@@ -137,4 +142,4 @@ def test_without_the_library_the_reason_is_the_compiler_s(variable, value, monke
 
 
 def test_the_option_takes_the_decoders_that_there_are():
-    assert names.DECODERS == decoding.DECODERS
+    assert names.DECODERS == ("auto", *decoding.DECODERS)

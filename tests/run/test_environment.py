@@ -14,7 +14,7 @@ import torch
 
 from quantbench.bench.process import Process
 from quantbench.generate import Generator
-from quantbench.log import log
+from quantbench.log import reading
 from quantbench.log.config import RunConfig, split
 from quantbench.run.environment import (
     huge_page_bytes,
@@ -49,7 +49,7 @@ def generated(tmp_path):
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         facts = json.loads(json_path.read_text().splitlines()[-1])
-        return facts, log.read(str(log_path)).records[-1][1], done.stderr
+        return facts, reading.read(str(log_path)).records[-1][1], done.stderr
 
     return run
 

@@ -14,9 +14,9 @@ import torch
 from quantbench.errors import CheckpointError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED, open_checkpoint
+from quantbench.models.llama import weight_bytes
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
-from quantbench.models.weight_bytes import weight_bytes
 from quantbench.ops.cpu import build
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.loading import Loading

@@ -10,7 +10,7 @@ import torch
 from quantbench import generate
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED, saver
-from quantbench.models.weight_bytes import weight_bytes
+from quantbench.models.llama import weight_bytes
 from quantbench.ops.cpu import build
 from quantbench.quantize.spec import SHOWN
 from quantbench.run import loading, saved_model

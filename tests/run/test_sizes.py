@@ -199,6 +199,16 @@ def test_a_sliding_window_takes_its_window_and_no_more():
         memory(32768, free - 1, mistral)
 
 
+def test_layers_without_the_window_take_every_position():
+    mixed = dataclasses.replace(PRESETS["Mistral-7B-v0.1"], full_layers=(0, 5))
+    slots = 30 * 4096 + 2 * 32768  # of 32 layers
+    assert f"KV cache: {2 * 8 * 128 * 2 * slots / 1e6:.2f} MB" in memory(32768, None, mixed)
+    weights = size_of(mixed, parse("none"), CPU, torch.bfloat16).memory_bytes
+    free = weights + 2 * 8 * 128 * 2 * (30 * 4096 + 2 * 20000) + 1
+    with pytest.raises(MemoryShortage, match="--cache_size 20000 is the largest"):
+        memory(32768, free, mixed)
+
+
 # ---------------------------------------------------------------------------------- --dry_run
 
 

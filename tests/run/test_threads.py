@@ -5,8 +5,10 @@ import os
 import pytest
 
 from quantbench.errors import UsageError
-from quantbench.log.config import RunConfig, argv, parse
-from quantbench.run.threads import choose, cores, first_number
+from quantbench.host import cores
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import parse
+from quantbench.run.threads import choose, first_number
 
 EIGHT = range(8)
 

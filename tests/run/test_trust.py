@@ -10,8 +10,7 @@ import pytest
 
 from quantbench.log.table import Run, remarks, table
 from quantbench.run import machine
-from quantbench.run.machine import Counters, MachineUse, together
-from quantbench.run.trust import judge
+from quantbench.run.machine import Counters, MachineUse, judge, together
 from quantbench.run.why import held_back
 from quantbench.typed_json import from_json
 from tests.bench.facts import FACTS

@@ -49,7 +49,7 @@ TURN_NOISE = 0.025  # standard deviation
 LATE_SHARE, LATE_MEAN = 0.05, 0.15  # of every arm: exponential
 HEAVY_SHARE, HEAVY_LEAST, HEAVY_INDEX = 0.09, 0.5, 2.5  # of an arm with a heavy tail: Pareto
 LOADING = 3.0  # seconds without turns while arms load; states go on
-LOOKS = 1.2  # a look after so many times as many cycles, from 10 on
+LOOKS = 1.4  # a look after so many times as many cycles, from 10 on
 FALSE_UPPER, COVERAGE, DEMO_WIDTH = 0.05, 0.93, 0.08  # see `failures`
 LONG = 300.0  # seconds in which a session meets the machine's states often enough
 
@@ -96,14 +96,14 @@ CELLS = (
     Cell("2 arms, processes alike, 60 s", between=(0.0, 0.0)),
     Cell("2 arms, processes 0 to 5 %, 60 s", between=(0.0, 0.05), trials=300),
     Cell("2 arms, processes 5 %, known, 60 s", between=(0.05, 0.05), history=8),
-    Cell("demo: 4 arms, 20 s", ratios(0.6, 0.75, 1.3), budget=20, half_width=DEMO_WIDTH),
+    Cell("demo: 4 arms, 25 s", ratios(0.6, 0.75, 1.3), budget=25, half_width=DEMO_WIDTH),
     Cell("4 arms, equal, 15 s", (0.0,) * 3, budget=15),
     Cell("4 arms, processes 0 to 5 %, 60 s", (0.0,) * 3, between=(0.0, 0.05), trials=300),
-    Cell("8 arms, equal, 60 s", (0.0,) * 7),
-    Cell("8 arms, mixed, 300 s", MIXED, budget=300),
-    Cell("8 arms in groups of 3, mixed, 60 s", MIXED, group=3),
-    Cell("30 arms, equal, 60 s", (0.0,) * 29, trials=120),
-    Cell("30 arms in groups of 6, 300 s", (*MIXED * 4, 0.1), budget=300, group=6, trials=120),
+    Cell("8 arms, equal, 60 s", (0.0,) * 7, trials=150),
+    Cell("8 arms, mixed, 300 s", MIXED, budget=300, trials=150),
+    Cell("8 arms in groups of 3, mixed, 60 s", MIXED, group=3, trials=150),
+    Cell("30 arms, equal, 60 s", (0.0,) * 29, trials=100),
+    Cell("30 arms in groups of 6, 300 s", (*MIXED * 4, 0.1), budget=300, group=6, trials=100),
 )
 
 
@@ -155,7 +155,7 @@ def simulate(cell: Cell, generator: np.random.Generator, between: float) -> Sess
             column = (cycle + numbers, np.full(cycles, process), np.exp(logs), expected)
             found[arm].append(column)
         if len(arms) == count:  # groups: only where one of them has had its turns
-            steps = np.unique((LOOKS ** np.arange(13, 50)).astype(int))
+            steps = np.unique((LOOKS ** np.arange(7, 30)).astype(int))
             looks += [cycle + int(step) for step in steps if step < cycles]
         looks.append(cycle + cycles)
         cycle, now = cycle + cycles, now + cycles * length + LOADING

@@ -31,9 +31,11 @@ from quantbench.bench.answers import PlannedRuns, SchemeNames
 from quantbench.bench.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms, read_arms
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
-from quantbench.cli import Command, OptionOfOptions, say
+from quantbench.cli import Command, OptionOfOptions
 from quantbench.errors import QuantbenchError, UsageError
-from quantbench.log.config import RunConfig, argv, options
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import options
+from quantbench.progress import say
 from quantbench.typed_json import from_json, to_json
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])

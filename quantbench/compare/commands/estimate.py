@@ -14,11 +14,12 @@ import click
 
 from quantbench import files
 from quantbench.arguments import refuse_beside, refuse_given
-from quantbench.cli import Command, quiet, say
+from quantbench.cli import Command, quiet
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.log.about import write_json
 from quantbench.log.config import PRECISIONS
+from quantbench.progress import say
 from quantbench.run import environment
 from quantbench.text import shown
 

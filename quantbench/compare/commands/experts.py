@@ -16,12 +16,13 @@ from pathlib import Path
 import click
 
 from quantbench import files
-from quantbench.cli import Command, Group, progress, quiet, say
+from quantbench.cli import Command, Group, quiet
 from quantbench.errors import UsageError
 from quantbench.experts.placement import HitRates, hit_rates
 from quantbench.experts.popularity import LayerSkew, Popularity, keep, skews
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import PRECISIONS, RunConfig
+from quantbench.progress import progress, say
 from quantbench.report import expert_picture, expert_tables
 from quantbench.run import environment
 from quantbench.text import counted
@@ -90,8 +91,7 @@ def _profiled(
     from quantbench.experts.routing import routers_of
     from quantbench.models.formats import EMBEDDED
     from quantbench.run import loading
-    from quantbench.run.parallel import begin
-    from quantbench.run.plan import make_plan
+    from quantbench.run.plan import begin, make_plan
 
     plan = begin(make_plan(config))
     routers_of(plan.architecture)  # a dense model is refused before its weights are read

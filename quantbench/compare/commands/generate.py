@@ -12,8 +12,10 @@ from typing import Any
 
 import click
 
-from quantbench.cli import OneLineErrors, progress, quiet
-from quantbench.log.config import RunConfig, options
+from quantbench.cli import OneLineErrors, quiet
+from quantbench.log.config import RunConfig
+from quantbench.log.options import options
+from quantbench.progress import progress
 from quantbench.run import environment, launch
 from quantbench.run.checks import check
 
@@ -28,7 +30,7 @@ def generate(**given: Any) -> None:
     config = RunConfig(**given)
     scheme = check(config)
     quiet(config.debug)
-    if config.tp > 1 and launch.place() is None:
+    if config.tp > 1 and environment.place() is None:
         launch.start(config)
         return
     config = launch.become_rank(config)

@@ -20,10 +20,11 @@ from quantbench.answer import decode_limit
 from quantbench.answer.growth import AXES, Point, Points, merged, read, whole_numbers
 from quantbench.arguments import names_of, refuse_given
 from quantbench.bench.store import Settings
-from quantbench.cli import Command, say
+from quantbench.cli import Command
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import about, write_json
 from quantbench.log.config import RunConfig
+from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.report.columns import Columns, aligned, interval, number
 from quantbench.report.lines import draw
@@ -80,7 +81,8 @@ def growth(
     kept = files.Output("--json", json_path if axes else None, files.is_json, "JSON")
     files.check_outputs([picture, kept], {} if axes else {"--json": json_path})
     if not (axes or data.points):
-        raise UsageError(f"{json_path} holds no points yet, and --over none measures none")
+        why = files.missing(json_path) or "it holds no points yet"
+        raise UsageError(files.refusal("--json", json_path, why, "--over none measures none"))
     common = RunConfig(
         device=device,
         max_new_tokens=max_new_tokens,

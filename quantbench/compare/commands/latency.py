@@ -27,12 +27,14 @@ from quantbench.bench.cell_plan import DECIDED, CellPlan, make_plan, whole_numbe
 from quantbench.bench.cells import Cells, begin, is_left
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Store
-from quantbench.cli import Command, Group, OptionOfOptions, say
+from quantbench.cli import Command, Group, OptionOfOptions
 from quantbench.errors import LogError, QuantbenchError, UsageError
-from quantbench.log.config import RunConfig, argv, options
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import options
+from quantbench.progress import say
 from quantbench.report import latency as report
 from quantbench.report import latency_pictures
-from quantbench.run import launch
+from quantbench.run import environment
 from quantbench.text import shown
 from quantbench.typed_json import to_json
 
@@ -80,7 +82,7 @@ def latency(
     """Measure latencies of prefill and decoding: batch sizes × prompts × ranks × ARMs."""
     if click.get_current_context().invoked_subcommand:
         return
-    if launch.place() is not None:
+    if environment.place() is not None:
         raise UsageError(
             "latency starts its ranks itself, as many as --tp says: run it without torchrun"
         )

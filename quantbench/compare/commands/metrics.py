@@ -15,9 +15,10 @@ from quantbench import files
 from quantbench.answer import latency as answers
 from quantbench.answer.compared import CONFIDENCE
 from quantbench.answer.metrics import Comparison, Metric, Side, Value, compare
-from quantbench.cli import Command, say
+from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
+from quantbench.progress import say
 from quantbench.report import metrics as prose_report
 from quantbench.text import aligned, shown
 

@@ -23,16 +23,18 @@ from quantbench.answer import decode_limit
 from quantbench.answer.json_rows import PeerRow
 from quantbench.arguments import names_of
 from quantbench.bench.store import Results, Settings
-from quantbench.cli import Command, say
+from quantbench.cli import Command
 from quantbench.errors import LogError, QuantbenchError, UsageError
+from quantbench.host import cores
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
 from quantbench.peers import arms as peer_arms
 from quantbench.peers import packages
 from quantbench.peers.arms import PEERS, RUNTIMES
+from quantbench.progress import say
 from quantbench.report import limit_tables as tables
 from quantbench.report.columns import aligned
-from quantbench.run.threads import choose, cores
+from quantbench.run.threads import choose
 from quantbench.text import counted
 
 

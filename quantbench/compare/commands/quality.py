@@ -20,13 +20,15 @@ from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.cli import Command, quiet
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
-from quantbench.log.config import RunConfig, options
+from quantbench.log.config import RunConfig
+from quantbench.log.options import options
 from quantbench.quality.tasks import find
 from quantbench.quality.thresholds import (
     FIRST_TOKENS,
     LEGEND,
     MAX_KL,
     MOST_TOKENS,
+    SCALE,
     check_tokens,
     described,
 )
@@ -73,7 +75,11 @@ LEGEND_SQNR = (
     help="Predict so many tokens; 0: all [as many as show on which side of --max_kl the scheme is, "
     f"{FIRST_TOKENS} to {MOST_TOKENS}]",
 )
-@click.option("--max_kl", metavar="NATS", help=f"The KL divergence that is good enough [{MAX_KL}]")
+@click.option(
+    "--max_kl",
+    metavar="NATS",
+    help=f"The KL divergence that is good enough [{MAX_KL}]; {SCALE}",
+)
 @click.option("--lm_eval", metavar="TASKS", help="Tasks of lm-evaluation-harness, or their .yaml")
 @click.option(
     "--limit", type=click.IntRange(1), help="Take only the first N documents of each task"

@@ -28,10 +28,12 @@ from quantbench.bench.answers import SchemeNames
 from quantbench.bench.arm import make_arms
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
-from quantbench.cli import Command, say
+from quantbench.cli import Command
 from quantbench.compare.commands import ab
 from quantbench.errors import KernelError, QuantbenchError, UsageError
-from quantbench.log.config import RunConfig, argv, options, parse
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import options, parse
+from quantbench.progress import say
 from quantbench.quantize.spec import MEASURED
 from quantbench.run import checks
 from quantbench.text import shown, size

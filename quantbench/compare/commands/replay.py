@@ -26,12 +26,13 @@ from quantbench.answer.log_lines import Line, mapped, read
 from quantbench.answer.replayed import beside, measured
 from quantbench.arguments import fraction, refuse_given
 from quantbench.bench.old_commit import OldCommit, old_commit
-from quantbench.bench.progress import duration
-from quantbench.cli import Command, say
+from quantbench.cli import Command
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log import log
-from quantbench.log.config import RunConfig, options, repro
+from quantbench.log.config import RunConfig, repro
+from quantbench.log.options import options
 from quantbench.log.record import LINE, Record
+from quantbench.progress import duration, say
 from quantbench.quality.block_errors import LEAST_BLOCKS
 
 NOT_REPLAYED = ("output_json_path", "profile", "memory_profile", "save")

@@ -23,10 +23,11 @@ from quantbench.answer.json_rows import DecodeRow
 from quantbench.answer.layer_limit import LayerRow
 from quantbench.arguments import names_of, refuse_given
 from quantbench.bench.store import Results, Settings
-from quantbench.cli import Command, say
+from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import PRECISIONS, RunConfig
+from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.report import limit_tables as tables
 from quantbench.report.columns import aligned

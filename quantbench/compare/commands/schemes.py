@@ -12,9 +12,10 @@ import click
 
 from quantbench import files
 from quantbench.arguments import refuse_beside, refuse_given
-from quantbench.cli import Command, quiet, say
+from quantbench.cli import Command, quiet
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
+from quantbench.progress import say
 from quantbench.quality.thresholds import TOKENS
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, forms, parse
 from quantbench.text import aligned

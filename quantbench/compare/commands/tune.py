@@ -34,10 +34,11 @@ from quantbench.bench.answers import PlannedRuns
 from quantbench.bench.grid import Setting, Tuned, group, read_grid, said
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
-from quantbench.cli import say
 from quantbench.compare.commands import ab
 from quantbench.errors import UsageError
-from quantbench.log.config import RunConfig, argv, options
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import options
+from quantbench.progress import say
 from quantbench.typed_json import from_json, to_json
 
 # Options that may change what is predicted: with one of them in the grid, quality is measured.

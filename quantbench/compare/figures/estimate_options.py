@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from quantbench.cli import progress, say
 from quantbench.errors import KernelError, MemoryShortage, UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.log.config import PRECISIONS, RunConfig
+from quantbench.progress import progress, say
 from quantbench.quantize.spec import COMPARED, SHOWN, parse_scheme
 from quantbench.run import environment
 from quantbench.text import bytes_in

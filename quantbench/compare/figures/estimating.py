@@ -22,6 +22,8 @@ def machine_of(
     """This machine for "here"; or the card of that name, with what the runs in the file
     `calibration` reached on the card `calibrated_on`. Raises UsageError for a name that no data
     sheet has."""
+    if calibrated_on is not None and calibration is None:
+        raise UsageError("--calibrated_on names the card of --calibration's runs: give both")
     if device == HERE:
         if calibration is not None:
             raise UsageError("--calibration is for a --device CARD; here the model is measured")

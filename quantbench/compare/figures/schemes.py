@@ -18,8 +18,7 @@ from quantbench.models.loading import load_config
 from quantbench.quality.block_errors import block_mean, ratio
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, parse
 from quantbench.run.loading import Loading
-from quantbench.run.parallel import begin
-from quantbench.run.plan import make_plan
+from quantbench.run.plan import begin, make_plan
 from quantbench.run.scoring import token_nats
 from quantbench.run.sizes import size_of
 from quantbench.text import aligned

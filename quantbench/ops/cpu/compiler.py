@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from quantbench import host
 from quantbench.errors import KernelError
 
 TORCH = Path(torch.__file__).resolve().parent  # the same for all checkouts that share it
@@ -61,7 +62,6 @@ FAST_MATH = {
     *("-ffinite-math-only", "-freciprocal-math", "-ffp-model=fast", "-ffp-model=aggressive"),
 }
 JOB_BYTES = 1 << 30  # memory for one compiler process; more than the largest source needs
-GROUP = Path("/sys/fs/cgroup")  # the process's control group
 # Compiler messages when the machine failed, not the source: the build is tried again next time.
 PASSING = ("Killed", "No space left", "annot allocate memory", "out of memory")
 
@@ -212,26 +212,10 @@ def _known(
 
 
 def jobs() -> int:
-    """How many compilers may run at once: one for each core, and for each JOB_BYTES of memory."""
-    cores = float(len(os.sched_getaffinity(0)))
-    quota = _words(GROUP / "cpu.max")
-    if len(quota) == 2 and quota[0].isdigit():
-        cores = min(cores, int(quota[0]) / int(quota[1]))
-    free = []
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free.append(int(next(x for x in lines if x.startswith("MemAvailable")).split()[1]) * 1024)
-    limit, used = _words(GROUP / "memory.max"), _words(GROUP / "memory.current")
-    if limit and used and limit[0].isdigit():
-        free.append(int(limit[0]) - int(used[0]))
-    return max(1, min(int(cores), *(bytes // JOB_BYTES for bytes in free)))
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []
+    """How many compilers may run at once: one for each CPU, and for each JOB_BYTES of memory."""
+    free = host.free_memory()
+    limits = [host.cores(physical=False), None if free is None else free // JOB_BYTES]
+    return max(1, min((limit for limit in limits if limit is not None), default=1))
 
 
 class _Processes:

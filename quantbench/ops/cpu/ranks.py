@@ -1,8 +1,7 @@
 """Sums over the ranks of one machine, through memory that they share.
 
 handle = open_memory("/dev/shm/some-file", rank, size)      # 0: not possible here
-y = total(x, handle)                                        # x float32, of the same shape on all
-y = gathered(x, handle, [3, 2])                             # (rows, 3) and (rows, 2) to (rows, 5)
+ranks = SharedMemoryRanks(rank, size, group, handle)        # exchanges on the CPU
 
 A rank that fails in a decoding step over the ranks (step.py) ends it for all: every later call of
 these or of a step raises RuntimeError on every rank.
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quantbench.ops.cpu import build
+from quantbench.ops.ranks import Ranks
 
 torch.library.define("quantbench::cpu_ranks_sum", "(Tensor x, int handle) -> Tensor")
 torch.library.define(
@@ -35,7 +35,7 @@ def _(x, handle, widths):
 
 
 def open_memory(path: str, rank: int, size: int) -> int:
-    """A handle for the functions below; 0 if the memory cannot be had. All ranks open one path.
+    """A handle for SharedMemoryRanks; 0 if the memory cannot be had. All ranks open one path.
 
     None may use it before all have opened it. Raises KernelError without the C++ kernels."""
     function = build.load().quantbench_ranks_open
@@ -45,15 +45,17 @@ def open_memory(path: str, rank: int, size: int) -> int:
     return handle
 
 
-def total(x: Tensor, handle: int) -> Tensor:
-    """The sum over ranks of x, float32 and contiguous; the same bits on all of them.
+class SharedMemoryRanks(Ranks):
+    """Ranks that have opened one memory: `memory` is its handle.
 
-    Raises RuntimeError when another rank has ended or failed."""
-    return torch.ops.quantbench.cpu_ranks_sum(x, handle)
+    Their calls raise RuntimeError when another rank has ended or failed."""
 
+    def sum(self, x: Tensor) -> Tensor:
+        wide = x.float().contiguous()
+        return torch.ops.quantbench.cpu_ranks_sum(wide, self.memory).to(x.dtype)
 
-def gathered(x: Tensor, handle: int, widths: Sequence[int]) -> Tensor:
-    """All ranks' x (rows, K), contiguous, side by side in the order of ranks. widths: each one's K.
-
-    Raises RuntimeError when another rank has ended or failed."""
-    return torch.ops.quantbench.cpu_ranks_gather(x, handle, list(widths))
+    def gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
+        widths = widths or [x.shape[-1]] * self.size
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        all_rows = torch.ops.quantbench.cpu_ranks_gather(rows, self.memory, list(widths))
+        return all_rows.view(*x.shape[:-1], -1)
