@@ -11,11 +11,11 @@ The file has this order: how a token is drawn (`sample`), how a prompt is read (
 decoding step (`decode_one_token`), the loop around them (`Generator`), and the run of the command
 (`run`): plan, load, warm up, measure, and append one line to benchmarks.txt that ends with the
 command to repeat the run. Each of these steps, and the decoders, is a file in quantbench/run/; the
-options are in quantbench/compare/commands/generate.py. The README says what the numbers mean.
+options are in quantbench/commands/generate.py. The README says what the numbers mean.
 """
 
 if __name__ == "__main__":  # options are read, and variables set, before torch is imported
-    from quantbench.compare.commands.generate import generate as main
+    from quantbench.commands.generate import generate as main
 
     main()
 

@@ -5,7 +5,7 @@
     quantbench ab --checkpoint_path DIR --arms all       # every scheme that runs here
     quantbench schemes --list                            # which schemes there are
 
-`log` is log/command.py, and the others are files of compare/commands/.
+`log` is log/command.py, and the others are files of commands/.
 Nothing is imported but the command that was asked for.
 """
 
@@ -21,13 +21,13 @@ import quantbench
 from quantbench import completion
 from quantbench.cli import Group
 
-# Commands that are no file of compare/commands/: module, attribute, and what --help says.
+# Commands that are no file of commands/: module, attribute, and what --help says.
 OTHERS = {
     "log": ("quantbench.log.command", "commands",
             "check a log of runs, or show runs as a table"),
 }  # fmt: skip
 FIRST = ("generate", "ab", "recommend", "schemes")  # in this order before all others
-COMMANDS = Path(__file__).parent / "compare" / "commands"
+COMMANDS = Path(__file__).parent / "commands"
 
 
 class Commands(Group):
@@ -39,7 +39,7 @@ class Commands(Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         module, attribute, _ = OTHERS.get(
-            cmd_name, (f"quantbench.compare.commands.{cmd_name}", cmd_name, "")
+            cmd_name, (f"quantbench.commands.{cmd_name}", cmd_name, "")
         )
         if cmd_name not in self.list_commands(ctx):
             return None

@@ -47,10 +47,10 @@ os.environ["TIKTOKEN_CACHE_DIR"] = ""
 LONGEST = (
     "tests/test_readme.py",
     "tests/ops/test_cpu_step.py",
-    "tests/compare/test_ab.py",
+    "tests/answer/test_ab.py",
     "tests/test_generate.py",
     "tests/quantize/test_every_scheme.py",
-    "tests/compare/test_replay.py",
+    "tests/answer/test_replay.py",
     "tests/quantize/test_autoquant.py",
     "tests/run/test_loading.py",
     "tests/test_hostile.py",

@@ -100,7 +100,7 @@ def copy(tmp_path_factory):
         shutil.copy(file, folder)
     (folder / "quantize/schemes/coarse.py").write_text(SCHEME)
     (folder / "kv_cache/half.py").write_text(CACHE)
-    (folder / "quantbench/compare/commands/greet.py").write_text(COMMAND)
+    (folder / "quantbench/commands/greet.py").write_text(COMMAND)
     inserted(folder / "quantize/spec.py", "# In the order of their definitions.\n", SPELLING)
     dense = '        "dense": "quantbench.kv_cache.dense:DenseKVCache",\n'
     inserted(folder / "kv_cache/__init__.py", dense, dense + LINE)

@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 
 from quantbench import devices
-from quantbench.compare.commands.generate import generate as main
+from quantbench.commands.generate import generate as main
 from quantbench.log import reading
 from quantbench.log.config import split
 from quantbench.log.options import parse
@@ -602,6 +602,6 @@ def test_an_interrupt_is_one_line_and_no_log(broken):
 
 
 def test_what_needs_no_torch_imports_none(in_tmp):
-    code = "import sys, quantbench.compare.commands.generate; print('torch' in sys.modules)"
+    code = "import sys, quantbench.commands.generate; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "False"

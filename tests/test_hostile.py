@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from quantbench import files
 from quantbench.bench.worker import Worker
-from quantbench.compare.commands.generate import generate
+from quantbench.commands.generate import generate
 from quantbench.errors import LogError, QuantbenchError
 from tests.test_refusals import LINE, only_error
 

@@ -20,7 +20,7 @@ import torch
 from quantbench.__main__ import commands
 from quantbench.bench import store as stores
 from quantbench.bench.answers import Planned
-from quantbench.compare.commands import ab as command
+from quantbench.commands import ab as command
 from quantbench.errors import MemoryShortage, QuantbenchError
 from quantbench.log.options import parse
 from quantbench.log.reading import config_of

@@ -12,7 +12,7 @@ from quantbench.answer.compared import compare
 from quantbench.answer.limits import Limits
 from quantbench.answer.recommend import recommend
 from quantbench.answer.rows import rows
-from quantbench.compare.commands.ab import ab
+from quantbench.commands.ab import ab
 from quantbench.quality.thresholds import BROKEN, class_of
 from quantbench.report import html
 from quantbench.report.points import band, points, staircase
@@ -143,7 +143,7 @@ def test_open_shows_the_report(tmp_path, monkeypatch, has_a_browser):
 
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or has_a_browser)
-    monkeypatch.setattr("quantbench.compare.commands.ab.compare", lambda *given, **more: 0)
+    monkeypatch.setattr("quantbench.commands.ab.compare", lambda *given, **more: 0)
     folder = tmp_path / "out"
     arms = ["--arm", "--quantization none", "--arm", "--quantization int8wo"]
     more = ["--output", str(folder), "--write_result", "none"]

@@ -7,14 +7,14 @@ import pytest
 from click.testing import CliRunner
 
 from quantbench.bench.answers import SchemeNames
-from quantbench.compare.commands import recommend as command
+from quantbench.commands import recommend as command
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.quality.types import DecodeCheck
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from tests.bench.world import Behaviour, FakeProcess, World
-from tests.compare.refusals import one_line
+from tests.refusals import one_line
 
 GB = 10**9
 KL = {"none": 0.0, "int8wo": 0.002, "fp6": 0.02, "uintx-2-64": 3.0}

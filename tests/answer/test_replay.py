@@ -12,14 +12,14 @@ from click.testing import CliRunner
 
 from quantbench.answer.log_lines import checkpoint, mapped
 from quantbench.answer.replayed import Replayed
-from quantbench.compare.commands.generate import generate
-from quantbench.compare.commands.replay import replay
+from quantbench.commands.generate import generate
+from quantbench.commands.replay import replay
 from quantbench.log import reading
 from quantbench.log.options import parse
 from quantbench.log.reading import config_of
 from quantbench.typed_json import to_json
 from tests.bench.facts import arm_facts
-from tests.compare.refusals import one_line
+from tests.refusals import one_line
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
 RECORDS = reading.read(REFERENCE).records
@@ -105,7 +105,7 @@ def test_lines_that_a_condition_chooses_are_counted_with_the_time_left(monkeypat
     chosen = [(number, record) for number, record in RECORDS if record.quant == "int8wo"]
     left = iter([record for _, record in chosen])
     monkeypatch.setattr(
-        "quantbench.compare.commands.replay.measured", lambda *_: Replayed(next(left), [], None)
+        "quantbench.commands.replay.measured", lambda *_: Replayed(next(left), [], None)
     )
     result = run(str(REFERENCE), "--where", "quant=int8wo", "--dummy")
     assert result.exit_code == 0, result.stderr
@@ -280,7 +280,7 @@ def days(tmp_path, monkeypatch):
     def replayed(*seconds, caveat=None, tolerance="5%"):
         values = [one * 1e9 for one in seconds]
         monkeypatch.setattr(
-            "quantbench.compare.commands.replay.measured",
+            "quantbench.commands.replay.measured",
             lambda config, processes, read: Replayed(record, values, caveat),
         )
         line = ("--line", str(RECORDS[0][0]), "--dummy", "--tolerance", tolerance)

@@ -18,9 +18,9 @@ from quantbench.answer.layer_limit import layer_rows
 from quantbench.bench.answers import Product, Shape, ShapeTimings
 from quantbench.bench.layer_timing import Stack, kernels, shapes
 from quantbench.bench.store import Settings
-from quantbench.compare.commands import roofline as roofline_module
-from quantbench.compare.commands.growth import growth
-from quantbench.compare.commands.roofline import roofline
+from quantbench.commands import roofline as roofline_module
+from quantbench.commands.growth import growth
+from quantbench.commands.roofline import roofline
 from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig
 from quantbench.quantize import spec

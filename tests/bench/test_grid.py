@@ -17,7 +17,7 @@ from quantbench.bench.answers import Planned, PlannedRuns
 from quantbench.bench.grid import DEFAULT, MOST_SETTINGS, group, read_grid, said
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.worker import Worker
-from quantbench.compare.commands import tune as command
+from quantbench.commands import tune as command
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.generate import make_generator
 from quantbench.log.config import RunConfig
@@ -26,7 +26,7 @@ from quantbench.run import identity, threads
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from tests.bench.world import Behaviour, FakeProcess, World
-from tests.compare.refusals import one_line
+from tests.refusals import one_line
 
 COMMON = RunConfig(max_new_tokens="4")
 USUAL = threads.choose(None, host.cores() or 1, os.environ).count  # threads of the default

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from quantbench.compare.figures.estimating import generator_of
+from quantbench.answer.estimating import generator_of
 from quantbench.errors import KernelError, MemoryShortage, UsageError
 from quantbench.estimate import here as module
 from quantbench.estimate.here import Here, Line, cut, depths, here, of_model, timed

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from quantbench.compare.figures import estimating
+from quantbench.answer import estimating
 from quantbench.errors import MemoryShortage, UsageError
 from quantbench.estimate import cards
 from quantbench.estimate.cards import Card, Efficiency, card

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from quantbench.__main__ import commands
 from quantbench.answer.latency import Cell
 from quantbench.answer.row import Row
-from quantbench.compare.commands.estimate import estimate
+from quantbench.commands.estimate import estimate
 from quantbench.errors import QuantbenchError
 from quantbench.estimate.beside import Report, beside
 from quantbench.estimate.validate import Case, as_json, of_results, report

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from quantbench import devices
-from quantbench.compare.commands.generate import generate
+from quantbench.commands.generate import generate
 from quantbench.errors import UsageError
 from quantbench.experts import slow, tiers, trial
 from quantbench.experts.layout import whole_pages

@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 from safetensors import safe_open
 
-from quantbench.compare.commands.generate import generate
+from quantbench.commands.generate import generate
 from quantbench.experts import slow
 from quantbench.generate import Generator
 from quantbench.log.config import RunConfig

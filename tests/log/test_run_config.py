@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantbench.cli import Command
-from quantbench.compare.commands.generate import generate
+from quantbench.commands.generate import generate
 from quantbench.errors import UsageError
 from quantbench.log.config import (
     EXPERT_POLICIES,

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from quantbench.compare.commands.generate import generate
+from quantbench.commands.generate import generate
 from quantbench.errors import CheckpointError, QuantbenchError
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.hugging_face import from_hugging_face
@@ -365,7 +365,7 @@ limit = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from quantbench.compare.commands.generate import generate as main
+from quantbench.commands.generate import generate as main
 main(["--quantization", "int8wo", "--num_layers", "1", "--num_samples", "1", "--device", "cpu",
       "--max_new_tokens", "1", "--write_result", "none", "--save", sys.argv[2]])
 """

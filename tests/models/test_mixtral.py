@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig
 
 from quantbench import models
-from quantbench.compare.commands.generate import generate
+from quantbench.commands.generate import generate
 from quantbench.errors import CheckpointError
 from quantbench.generate import Generator
 from quantbench.models.formats import EMBEDDED

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, GraniteConfig
 
 from quantbench import models
-from quantbench.compare.commands.generate import generate
+from quantbench.commands.generate import generate
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.generate import Generator
 from quantbench.models import registry

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from tests.compare.test_ab import ENVIRONMENT
 
 from quantbench.answer.replayed import beside
-from quantbench.compare.commands.replay import replay
+from quantbench.commands.replay import replay
 from quantbench.errors import QuantbenchError
 from quantbench.log import reading
 from quantbench.log.reading import config_of

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from quantbench.answer.decode_limit import peer_rows
 from quantbench.bench.answers import Reading, TurnTime
 from quantbench.bench.store import ArmResult, Bandwidth, Results, Settings, Turn
-from quantbench.compare.commands import peers
+from quantbench.commands import peers
 from quantbench.errors import LogError, UsageError
 from quantbench.models.loading import load_config, load_model
 from quantbench.peers import packages

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 from scipy import stats
 
-from quantbench.compare.commands.quality import quality
+from quantbench.commands.quality import quality
 from quantbench.errors import KernelError, LogError, UsageError
 from quantbench.generate import Generator
 from quantbench.log.config import RunConfig
@@ -36,7 +36,7 @@ from quantbench.quantize.spec import parse as scheme
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from quantbench.run.scoring import token_nats
-from tests.compare.refusals import one_line
+from tests.refusals import one_line
 
 TOKENS = 600
 TOKENIZER = load_tokenizer(EMBEDDED, 4096)

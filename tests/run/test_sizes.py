@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from quantbench import devices
-from quantbench.compare.commands.generate import generate
+from quantbench.commands.generate import generate
 from quantbench.errors import MemoryShortage
 from quantbench.kv_cache.dense import DenseKVCache
 from quantbench.log.config import RunConfig

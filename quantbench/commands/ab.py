@@ -14,15 +14,6 @@ from typing import Any, TypeVar
 
 import click
 
-from quantbench.answer.comparing import (
-    check_log,
-    check_text,
-    compare,
-    new_folder,
-    open_report,
-    resumed,
-    warn_of_threads,
-)
 from quantbench.answer.limits import Limits, limit_options, limits
 from quantbench.answer.recommend import recommend
 from quantbench.answer.stop import Enough
@@ -32,6 +23,15 @@ from quantbench.bench.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms, read
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
 from quantbench.cli import Command, OptionOfOptions
+from quantbench.commands.comparing import (
+    check_log,
+    check_text,
+    compare,
+    new_folder,
+    open_report,
+    resumed,
+    warn_of_threads,
+)
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options

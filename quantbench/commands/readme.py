@@ -97,7 +97,7 @@ def readme(documents: tuple[str, ...], check: bool, redraw: bool) -> None:
 
 def _predictions(words: Sequence[str]) -> str:
     # imports torch, which takes seconds
-    from quantbench.compare.figures.doc_predictions import predictions
+    from quantbench.report.doc_predictions import predictions
 
     return predictions(words)
 

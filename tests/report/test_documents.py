@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from quantbench.compare.commands.estimate import estimate
-from quantbench.compare.commands.readme import readme
-from quantbench.compare.figures.doc_predictions import predictions
+from quantbench.commands.estimate import estimate
+from quantbench.commands.readme import readme
 from quantbench.errors import UsageError
 from quantbench.log.config import split
+from quantbench.report.doc_predictions import predictions
 from quantbench.report.doc_tables import TABLES
 from quantbench.report.documents import rewritten, table
 

@@ -17,15 +17,6 @@ from typing import Any
 
 import click
 
-from quantbench.answer.comparing import (
-    check_log,
-    check_text,
-    compare,
-    new_folder,
-    open_report,
-    resumed,
-    warn_of_threads,
-)
 from quantbench.answer.limits import Limits, limit_options, limits
 from quantbench.answer.recommend import Recommendation, tuned
 from quantbench.answer.stop import Enough
@@ -34,7 +25,16 @@ from quantbench.bench.answers import PlannedRuns
 from quantbench.bench.grid import Setting, Tuned, group, read_grid, said
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
-from quantbench.compare.commands import ab
+from quantbench.commands import ab
+from quantbench.commands.comparing import (
+    check_log,
+    check_text,
+    compare,
+    new_folder,
+    open_report,
+    resumed,
+    warn_of_threads,
+)
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options

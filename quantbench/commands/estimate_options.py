@@ -54,7 +54,7 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
             f"--what_fits takes a size such as 24GB or 80GiB; given: {what_fits!r}"
         ) from None
     environment.use_threads(RunConfig())
-    from quantbench.compare.figures import estimating
+    from quantbench.answer import estimating
     from quantbench.estimate.counting_configs import doubts
     from quantbench.estimate.fits import what_fits_into
     from quantbench.estimate.predict import Request, predict
@@ -100,7 +100,7 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
 def _estimated(request: "Request", machine: "Machine") -> "Estimate | str":
     """The estimate, or why the scheme cannot run. On this machine what does not fit is not
     measured."""
-    from quantbench.compare.figures import estimating
+    from quantbench.answer import estimating
     from quantbench.estimate.here import Here
     from quantbench.estimate.predict import predict
 

@@ -15,7 +15,7 @@ OPTIONS = ["--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu"]
 GENERATE = """
 import json, sys
 from quantbench import generate
-from quantbench.compare.commands.generate import generate as main
+from quantbench.commands.generate import generate as main
 
 def tell(*given):
     print("modules", json.dumps(sorted(sys.modules)))
@@ -36,7 +36,7 @@ serve(Telling())
 # What a worker needs beside, by the beginnings of names: our own files, some kB each, and Python's
 # modules by which it reads its requests.
 OURS = (
-    "quantbench.compare",
+    "quantbench.commands",
     "quantbench.quality",
     "quantbench.models.chat",
     "numpy.ctypeslib",  # safetensors writes by it

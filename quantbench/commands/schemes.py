@@ -72,7 +72,7 @@ def schemes(
     files.check_outputs([report_output(json_path)], {"--text": text})
     quiet(debug)
     # torch takes its seconds after the options
-    from quantbench.compare.figures import schemes as figures
+    from quantbench.answer import schemes as figures
 
     rows = figures.rows(base, names, measure, tokens, say)
     if json_path:

@@ -4,7 +4,7 @@ computed anew whenever documents are written or checked."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quantbench.compare.figures import estimating
+from quantbench.answer import estimating
 from quantbench.errors import UsageError
 from quantbench.estimate.predict import Estimate, Request, predict
 from quantbench.log import shell

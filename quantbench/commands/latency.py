@@ -18,7 +18,6 @@ import click
 
 from quantbench import files
 from quantbench.answer import latency as answers
-from quantbench.answer.comparing import FILE, new_folder, warn_of_threads
 from quantbench.answer.latency import Latencies
 from quantbench.bench import ray_tasks, store
 from quantbench.bench.answers import PlannedRuns
@@ -28,6 +27,7 @@ from quantbench.bench.cells import Cells, begin, is_left
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Store
 from quantbench.cli import Command, Group, OptionOfOptions
+from quantbench.commands.comparing import FILE, new_folder, warn_of_threads
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options

@@ -16,7 +16,6 @@ from typing import Any
 import click
 
 from quantbench.answer.compared import compare as compared
-from quantbench.answer.comparing import check_log, check_text, compare, new_folder
 from quantbench.answer.limits import Limits, limit_options, limits
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.recommend import recommend as recommended
@@ -29,7 +28,8 @@ from quantbench.bench.arm import make_arms
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
 from quantbench.cli import Command
-from quantbench.compare.commands import ab
+from quantbench.commands import ab
+from quantbench.commands.comparing import check_log, check_text, compare, new_folder
 from quantbench.errors import KernelError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options, parse

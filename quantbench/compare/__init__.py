@@ -1,1 +1,0 @@
-"""Comparison: arms run side by side, and what may be said about the difference."""
