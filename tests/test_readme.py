@@ -144,7 +144,7 @@ COMMANDS = sorted(
     {line or inline for line, inline in LINE.findall(DOCUMENTS.replace("\\\n", " "))},
 )
 # Modules that are run by name and read no options of ours.
-SCRIPTS = ("quantbench.models.tiny.train", "tests.compare.trust_simulation")
+SCRIPTS = ("quantbench.models.tiny.train", "tests.trust.simulation")
 
 
 def test_the_documents_have_commands_of_every_program():

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from quantbench.errors import QuantbenchError, UsageError
-from quantbench.estimate.counting import _Pass, count_model, count_module, pairs
+from quantbench.estimate.counting import count_model, count_module, pairs
 from quantbench.estimate.counting_configs import count_config, doubts
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
@@ -484,13 +484,17 @@ def test_llama_4_is_counted():
 
 @pytest.mark.parametrize(("tokens", "depth"), [(1, 60), (40, 0)])
 @pytest.mark.parametrize("family", ["gemma-3", "qwen-3-moe-dense"])
-def test_a_layer_of_each_kind_stands_for_the_others(family, tokens, depth):
+def test_a_layer_of_each_kind_stands_for_the_others(family, tokens, depth, monkeypatch):
     """Windows, and layers with and without experts: as if every layer were counted."""
     theirs = hugging_face.FAMILIES[family]
     config = from_hugging_face({"model_type": theirs.model_type, **theirs.to_dict()}, family)
-    spec, device = parse_scheme("none"), torch.device("cpu")
-    one = _Pass(None, spec, "dense", 2, torch.float32, device, 128, tokens, depth, "last")
-    for name in ("flops", "bytes_read", "calls"):
-        few, every = (sum(getattr(work, name) for work in count.works)
-                      for count in (one.of(config), one.of_layers(config)))  # fmt: skip
-        assert few == every
+
+    def sums():
+        works = count_model(config, "none", 2, tokens, depth, cache_size=128).works
+        return [
+            sum(getattr(work, name) for work in works) for name in ("flops", "bytes_read", "calls")
+        ]
+
+    few, apart = sums(), [[number] for number in range(config.num_layers)]
+    monkeypatch.setattr(ModelConfig, "kinds_of_layers", lambda self: [list(one) for one in apart])
+    assert few == sums()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.compare.test_ab import ENVIRONMENT
 
 from quantbench.answer.replayed import beside
 from quantbench.commands.replay import replay
@@ -16,6 +15,7 @@ from quantbench.errors import QuantbenchError
 from quantbench.log import reading
 from quantbench.log.reading import config_of
 from quantbench.log.record import Record
+from tests.answer.test_ab import ENVIRONMENT
 
 REPRO = (
     "torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny --device cpu --precision "

@@ -213,9 +213,10 @@ struct Attention : Attending {
       : format(kv_format(in.format, in.key_codes.scalar_type())), type(query_type(in.query)),
         key(in.key_codes, in.key_scale, code_bytes(format), scales(format, in.query.size(2))),
         value(in.value_codes, in.value_scale, code_bytes(format), scales(format, in.query.size(2))),
-        B(in.query.size(0)), H(in.query.size(1)), D(in.query.size(2)), K(in.key_codes.size(1)), T(in.key_codes.size(2)),
-        out(torch::stable::new_empty(in.query, {B, H, D}, with_denominator ? ScalarType::Float
-                                                                    : in.query.scalar_type())),
+        B(in.query.size(0)), H(in.query.size(1)), D(in.query.size(2)), K(in.key_codes.size(1)),
+        T(in.key_codes.size(2)),
+        out(torch::stable::new_empty(
+            in.query, {B, H, D}, with_denominator ? ScalarType::Float : in.query.scalar_type())),
         out_data(out.mutable_data_ptr()) {
     const bool int4 = format == KvFormat::int4;
     for (int i = 0; i < 4; ++i)
