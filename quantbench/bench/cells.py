@@ -71,7 +71,6 @@ class Cells:
         timeout: float | None = None,
         command: Command = process.COMMAND,
         machine: str | None = None,
-        progress: Progress | None = None,
     ) -> None:
         """
         numbers: of the cells to measure; None: all
@@ -82,7 +81,7 @@ class Cells:
         self.cells = plan.cells
         self.wanted = set(range(len(self.cells)) if numbers is None else numbers)
         self.timeout, self.machine = timeout, machine
-        self.progress = progress or Progress()
+        self.progress = Progress()
         self.pool = Pool(store, Path(), self.progress.say, command)
         self.loaded: dict[int, int] = {}  # the pool's number of each loaded arm
         self.noise = Noise()

@@ -63,6 +63,7 @@ from quantbench.typed_json import from_json, to_json
 if TYPE_CHECKING:
     from quantbench.bench.generators import Generators
     from quantbench.bench.layer_timing import Products
+    from quantbench.models.llama import Transformer
     from quantbench.run.bandwidth import Bandwidth
     from quantbench.run.loading import Loaded
     from quantbench.run.plan import Plan
@@ -183,14 +184,18 @@ class Worker:
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
         seconds = {phase: round(value, 3) for phase, value in self.seconds.items()}
         arm = ArmFacts.of_run(facts, ready, self._kernels(), peaks, seconds)
-        if estimate:
-            from quantbench.estimate import beside
+        seconds_of_run = self._estimate(facts) if estimate else None
+        return dataclasses.replace(arm, energy=[counted], estimate=seconds_of_run)
 
-            few = beside.phases_of(
-                facts, self.loaded.model, lambda model, _: generate.make_generator(plan, model)
-            )
-            arm = dataclasses.replace(arm, estimate=beside.seconds_of(few))
-        return dataclasses.replace(arm, energy=[counted])
+    def _estimate(self, facts: Facts) -> dict[str, float] | None:
+        """Seconds of a run, by the model's first layers."""
+        from quantbench import generate
+        from quantbench.estimate import beside
+
+        def generator_of(model: Transformer, _: object) -> generate.Generator:
+            return generate.make_generator(self.plan, model)
+
+        return beside.seconds_of(beside.phases_of(facts, self.loaded.model, generator_of))
 
     def _energy(self, run: Callable[[], object]) -> Energy | NotCounted:
         """The energy of a run. Those that are timed are not repeated for it: the other arms' would
@@ -261,7 +266,7 @@ class Worker:
         peaks = {"load": measure.of_all_ranks(plan, self.loaded.peak_memory)}
         ready = Ready(compiling, [], False)
         arm = ArmFacts.of_run(facts, ready, self._kernels(), peaks)
-        return dataclasses.replace(arm, energy=[counted])
+        return dataclasses.replace(arm, energy=[counted], estimate=self._estimate(facts))
 
     def expected(self, run: Facts, seconds: dict[str, float] | None) -> Expected:
         """What is estimated of a run. seconds: from its own first layers. It is for a worker that

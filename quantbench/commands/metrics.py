@@ -6,6 +6,7 @@
 Both are folders that latency --output wrote, or FOLDER:ARM where a folder has several arms.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def metrics(
 def sides(option: str, text: str, ranks: int | None) -> list[Side]:
     """The tables of one arm of a folder. Raises UsageError, one line."""
     folder, colon, arm = text, "", ""
-    if not Path(text).is_dir():
+    if not os.path.isdir(text):
         folder, colon, arm = text.rpartition(":")
         if not colon:
             folder = text

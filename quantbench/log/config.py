@@ -40,9 +40,7 @@ MODEL, SPEED, SAMPLE, CACHE, EXPERTS, OUTPUT = (
     "Model", "Speed", "Sample", "Cache", "Experts", "Output",
 )  # fmt: skip
 PRECISIONS = ("bfloat16", "float16", "float32")
-ALIASES = {
-    "precision": "dtype"
-}  # other names of options
+ALIASES = {"precision": "dtype"}  # other names of options
 KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
 DECODERS = ("auto", "cpu-step", "modules")
 FORMER_DECODERS = ("cpu-stack", "cpu-layer")  # of old logs

@@ -10,7 +10,7 @@ from quantbench.bench.answers import TurnTime
 from quantbench.bench.cells import Cells, begin
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.store import Store
-from quantbench.progress import Progress
+from quantbench.progress import duration
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.why import Expected
 from tests.answer.latencies import ESTIMATE, plan
@@ -112,7 +112,7 @@ def measure(monkeypatch, tmp_path):
         expected = Expected({"token_seconds": 0.03, **ESTIMATE})
         monkeypatch.setattr("quantbench.bench.pool.Pool.expected", lambda pool, facts: expected)
         kept = Store(results or begin(made), tmp_path)
-        Cells(kept, made, timeout=timeout, command=lambda n: (str(n),), progress=Progress()).run()
+        Cells(kept, made, timeout=timeout, command=lambda n: (str(n),)).run()
         assert not world.alive
         return tables(kept.results, made), kept.results, world
 
@@ -250,3 +250,21 @@ def test_the_estimate_and_the_energy_of_a_cell(measure):
     why_not = NotCounted("a fake moves by 9 J at once")
     measured, _, _ = measure(batch_sizes=[2], happens={"energy": why_not}, results=None)
     assert (cells(measured)[2].joules_per_token, cells(measured)[2].energy) == (None, why_not)
+
+
+# ----------------------------------------------------------------------------------- progress
+
+
+def test_progress_says_which_cells_and_how_many_are_done(measure, capsys):
+    measure(batch_sizes=[1, 2], runs=1, warmups=0)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "none: loading; 0 of 4 cells"
+    assert last.startswith("prompts of 100, batch size 2: none, int8wo; 2 of 4 cells; about ")
+
+
+@pytest.mark.parametrize(
+    "seconds, shown",
+    [(0.1, "1 s"), (89, "89 s"), (91, "2 min"), (5000, "83 min"), (9000, "2.5 h")],
+)
+def test_durations_are_rounded_for_people(seconds, shown):
+    assert duration(seconds) == shown
