@@ -121,3 +121,9 @@ def require_inside(index: Path, name: str) -> None:
             raise CheckpointError(
                 f"{index} names {name}: {files.reason(index.parent / name, error)}"
             ) from None
+
+
+class NotSaved(CheckpointError):
+    """The folder of --save cannot be written."""
+
+    code = "not-saved"

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from quantbench import files
 from quantbench.devices import stored_bytes
-from quantbench.errors import CheckpointError
 from quantbench.models import SAVED
 from quantbench.models.config import ModelConfig
-from quantbench.models.formats.base import SavedScheme
+from quantbench.models.formats.base import NotSaved, SavedScheme
 from quantbench.models.formats.saved import EXPERTS, VERSION, SavedExperts, inner_tensors
 from quantbench.models.tokenizer import FILES
 
@@ -30,12 +29,6 @@ _TOKENIZER_FILES = (
     "generation_config.json",
     "chat_template.jinja",
 )
-
-
-class NotSaved(CheckpointError):
-    """The folder of --save cannot be written."""
-
-    code = "not-saved"
 
 
 class Saver:

@@ -162,5 +162,12 @@ def _number(option: str, text: str, what: str, most: float) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < most:
-        raise UsageError(f"{option} takes {what}, above 0 and below {most:g}; given: {text!r}")
+        raise UsageError(
+            f"{option} takes {what}, above 0 and below {_short(most)}; given: {text!r}"
+        )
     return value
+
+
+def _short(value: float) -> str:
+    """1e9, as a person writes it."""
+    return f"{value:g}".replace("e+0", "e")

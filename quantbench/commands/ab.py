@@ -23,7 +23,10 @@ from quantbench.bench.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms, read
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
 from quantbench.cli import Command, OptionOfOptions
-from quantbench.commands.comparing import (
+from quantbench.errors import QuantbenchError, UsageError
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import options
+from quantbench.plans.comparing import (
     check_log,
     check_text,
     compare,
@@ -32,9 +35,6 @@ from quantbench.commands.comparing import (
     resumed,
     warn_of_threads,
 )
-from quantbench.errors import QuantbenchError, UsageError
-from quantbench.log.config import RunConfig, argv
-from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.typed_json import from_json, to_json
 

@@ -110,7 +110,7 @@ def estimate(
             if what_fits is not None:
                 every += ["kv_cache", "sequence_length", "new_tokens", "context_depth"]
             refuse_given(context, every, "the table has them all: leave it out")
-        from quantbench.commands.estimate_options import Asked, predicted
+        from quantbench.plans.estimate_options import Asked, predicted
 
         asked = Asked(
             checkpoint_path, device or "here", quantization, kv_cache, precision,

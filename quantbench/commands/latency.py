@@ -27,10 +27,10 @@ from quantbench.bench.cells import Cells, begin, is_left
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Store
 from quantbench.cli import Command, Group, OptionOfOptions
-from quantbench.commands.comparing import FILE, new_folder, warn_of_threads
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options
+from quantbench.plans.comparing import FILE, new_folder, warn_of_threads
 from quantbench.progress import say
 from quantbench.report import latency as report
 from quantbench.report import latency_pictures

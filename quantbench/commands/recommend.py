@@ -29,10 +29,10 @@ from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
 from quantbench.cli import Command
 from quantbench.commands import ab
-from quantbench.commands.comparing import check_log, check_text, compare, new_folder
 from quantbench.errors import KernelError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options, parse
+from quantbench.plans.comparing import check_log, check_text, compare, new_folder
 from quantbench.progress import say
 from quantbench.quantize.spec import MEASURED
 from quantbench.run import checks

@@ -24,12 +24,12 @@ from quantbench.answer.log_lines import Line, mapped, read
 from quantbench.arguments import fraction, refuse_given
 from quantbench.bench.old_commit import old_commit
 from quantbench.cli import Command
-from quantbench.commands.replaying import built, replayed
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig
 from quantbench.log.options import options
 from quantbench.log.record import LINE
+from quantbench.plans.replaying import built, replayed
 from quantbench.progress import duration, say
 
 NOT_REPLAYED = ("output_json_path", "profile", "memory_profile", "save")

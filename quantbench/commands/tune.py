@@ -26,7 +26,10 @@ from quantbench.bench.grid import Setting, Tuned, group, read_grid, said
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
 from quantbench.commands import ab
-from quantbench.commands.comparing import (
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig, argv
+from quantbench.log.options import options
+from quantbench.plans.comparing import (
     check_log,
     check_text,
     compare,
@@ -35,9 +38,6 @@ from quantbench.commands.comparing import (
     resumed,
     warn_of_threads,
 )
-from quantbench.errors import UsageError
-from quantbench.log.config import RunConfig, argv
-from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.typed_json import from_json, to_json
 

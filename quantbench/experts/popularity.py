@@ -17,7 +17,7 @@ from pathlib import Path
 
 from quantbench import files
 from quantbench.errors import LogError, UsageError
-from quantbench.text import counted, shown
+from quantbench.text import counted
 from quantbench.typed_json import from_json, to_json
 
 Counts = tuple[tuple[int, ...], ...]  # assignments by layer and expert; () for a dense layer
@@ -121,7 +121,7 @@ class Popularity:
             if not isinstance(value, dict) or "halves" not in value:
                 raise ValueError("it holds no counts")
             if value.get("format") != FORMAT:
-                raise ValueError(f"its format is {shown(value.get('format'), 40)}, not {FORMAT}")
+                raise ValueError(f"its format is not {FORMAT}")
             popularity = from_json(Popularity, value)
             popularity._check()
             return popularity

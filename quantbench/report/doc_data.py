@@ -30,7 +30,7 @@ class Compared:
 
     about: About
     rows: list[Row]
-    arms: list[Measured]
+    arms: list[Measured] = dataclasses.field(default_factory=list)
 
 
 def read(kind: type[T], path: str) -> T:

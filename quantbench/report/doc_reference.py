@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from quantbench.log.config import RunConfig, option_table
+from quantbench.quality.thresholds import CLASSES
 from quantbench.quantize import spec
 from quantbench.report.columns import size
 from quantbench.report.documents import Block, table
@@ -50,8 +51,15 @@ def cache_bytes(words: Sequence[str]) -> str:
     return table(headings, rows)
 
 
+def kl_classes(words: Sequence[str]) -> str:
+    """kl_classes: what a KL divergence means, and what published models have."""
+    rows = [(f"{most:g}", word, source) for most, word, source in CLASSES]
+    return table(("KL, nats a token, up to", "class", "what lies there"), rows)
+
+
 TABLES: Mapping[str, Block] = {
     "options": options,
     "schemes": schemes,
     "cache_bytes": cache_bytes,
+    "kl_classes": kl_classes,
 }

@@ -234,6 +234,56 @@ def peers(words: Sequence[str]) -> str:
     return captioned(PEERS, data.rows, data.about)
 
 
+# -------------------------------------------------------------------------------------------- trust
+
+
+@dataclasses.dataclass(frozen=True)
+class _Share:
+    """A share of sessions, with the upper end of its Clopper-Pearson interval."""
+
+    share: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Simulated:
+    """Sessions of one condition."""
+
+    cell: str
+    sessions: int
+    false_verdicts: _Share
+    covers: _Share
+    covers_long_run: _Share
+    half_width: float
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trust:
+    about: About
+    rows: list[_Simulated]
+
+
+TRUST: Columns[_Simulated] = [
+    ("sessions that were simulated", lambda row: row.cell),
+    ("number", lambda row: str(row.sessions)),
+    (
+        "false verdicts (at most)",
+        lambda row: f"{row.false_verdicts.share:.1%} ({row.false_verdicts.high:.1%})",
+    ),
+    ("hold", lambda row: f"{row.covers.share:.1%}"),
+    ("hold in all states", lambda row: f"{row.covers_long_run.share:.1%}"),
+    ("half-width", lambda row: f"{row.half_width:.1%}"),
+    ("after", lambda row: f"{row.seconds:.0f} s"),
+]
+
+
+def trust(words: Sequence[str]) -> str:
+    """trust FILE: how often simulated sessions erred, as `make trust` wrote it."""
+    data = read(_Trust, one_file(words))
+    return captioned(TRUST, data.rows, data.about)
+
+
 # ------------------------------------------------------------------------------------------ latency
 
 LatencyRow = tuple[Table, Cell]
@@ -273,5 +323,6 @@ TABLES: Mapping[str, Block] = {
     "roofline": roofline,
     "peers": peers,
     "latency": latency,
+    "trust": trust,
     **doc_reference.TABLES,
 }

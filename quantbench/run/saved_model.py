@@ -21,12 +21,10 @@ import torch
 from quantbench import files, models, ops, quantize
 from quantbench.errors import CheckpointError, KernelError
 from quantbench.log.origin import versions
-from quantbench.models.formats.base import SavedScheme
+from quantbench.models.formats.base import NotSaved, SavedScheme
 from quantbench.models.formats.saved import SavedModel
-from quantbench.models.formats.saver import NotSaved, Saver
 from quantbench.models.tokenizer import FILES
 from quantbench.quantize.spec import FullPrecision
-from quantbench.run import calibration
 from quantbench.run.loading import Loaded, Report, Say
 from quantbench.run.loading import load as load_anew
 from quantbench.run.plan import Plan
@@ -35,7 +33,7 @@ FACTS = "model.json"
 # What turns a checkpoint into quantized numbers.
 CODE = (
     *(Path(next(iter(package.__path__))) for package in (models, ops, quantize)),
-    Path(calibration.__file__),
+    Path(__file__).with_name("calibration.py"),
 )
 SHARD_BYTES = 1 << 20  # hardly more than a layer: what waits to be written counts as memory
 RESERVE = 2_000_000_000  # bytes of the disk to leave free
@@ -59,6 +57,8 @@ def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
     if reason := _clear(folder) or _too_small(plan, folder):
         say(f"The quantized model is not kept for the next process: {reason}")
         return load_anew(plan, report, say)
+    from quantbench.models.formats.saver import Saver  # a full-precision arm needs none
+
     try:
         scheme = SavedScheme(str(plan.spec), plan.config.precision)
         saver = Saver(folder, scheme, None, SHARD_BYTES)

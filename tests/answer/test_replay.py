@@ -105,7 +105,7 @@ def test_lines_that_a_condition_chooses_are_counted_with_the_time_left(monkeypat
     chosen = [(number, record) for number, record in RECORDS if record.quant == "int8wo"]
     left = iter([record for _, record in chosen])
     monkeypatch.setattr(
-        "quantbench.commands.replaying.measured", lambda *_: Replayed(next(left), [], None)
+        "quantbench.plans.replaying.measured", lambda *_: Replayed(next(left), [], None)
     )
     result = run(str(REFERENCE), "--where", "quant=int8wo", "--dummy")
     assert result.exit_code == 0, result.stderr
@@ -280,7 +280,7 @@ def days(tmp_path, monkeypatch):
     def replayed(*seconds, caveat=None, tolerance="5%"):
         values = [one * 1e9 for one in seconds]
         monkeypatch.setattr(
-            "quantbench.commands.replaying.measured",
+            "quantbench.plans.replaying.measured",
             lambda config, processes, read: Replayed(record, values, caveat),
         )
         line = ("--line", str(RECORDS[0][0]), "--dummy", "--tolerance", tolerance)

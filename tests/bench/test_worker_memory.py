@@ -36,7 +36,10 @@ serve(Telling())
 # What a worker needs beside, by the beginnings of names: our own files, some kB each, and Python's
 # modules by which it reads its requests.
 OURS = (
-    "quantbench.commands",
+    "quantbench.bench",
+    "quantbench.run.clock",
+    "quantbench.run.turns",
+    "safetensors.torch",  # the reference's hidden states
     "quantbench.quality",
     "quantbench.models.chat",
     "numpy.ctypeslib",  # safetensors writes by it

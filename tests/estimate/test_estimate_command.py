@@ -97,7 +97,7 @@ def test_what_fits(monkeypatch):
     """The largest first, and a count of what does not fit: 0.7 GB hold 4 bits of 1.1 billion
     weights beside 131 MB of embedding, and no 8."""
     schemes = ("int4wo-128", "none", "int8wo", "uintx-2-64", "bnb-nf4")
-    monkeypatch.setattr("quantbench.commands.estimate_options.SHOWN", schemes)
+    monkeypatch.setattr("quantbench.plans.estimate_options.SHOWN", schemes)
     result = run(*TINY, "--what_fits", "720MB", "--device", "L4")
     assert result.exit_code == 0, result.output
     head, columns, first, second, notes = result.stdout.splitlines()

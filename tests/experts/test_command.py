@@ -15,12 +15,12 @@ from quantbench.experts import slow, tiers, trial
 from quantbench.experts.layout import whole_pages
 from quantbench.experts.popularity import Popularity, Routers
 from quantbench.experts.tiers import POLICIES
+from quantbench.log import config as log_config
 from quantbench.log.options import parse
 from quantbench.ops.cpu import build
 from quantbench.run import loading
 from quantbench.run.expert_sizes import expert_bytes
 from quantbench.run.plan import make_plan
-from quantbench.short_names import names
 from tests.experts.small import CPU, when_held
 from tests.test_refusals import only_error
 
@@ -46,7 +46,7 @@ def expert_megabytes():
 
 
 def test_the_names_of_options_are_those_of_the_registries():
-    assert set(names.EXPERT_POLICIES) == {"auto", *POLICIES}
+    assert set(log_config.EXPERT_POLICIES) == {"auto", *POLICIES}
 
 
 def test_what_is_printed_and_in_json(place):

@@ -191,13 +191,13 @@ def test_speeds(folder):
         TABLES["speeds"](["ab.json", "fp6"])
 
 
-@pytest.mark.parametrize("ratio, is_marked", [(1.99, False), (2.01, True), (float("nan"), True)])
-def test_a_scheme_whose_perplexity_more_than_doubled_is_marked(folder, ratio, is_marked):
-    row = {"arm": "uintx-2-64", "verdict": "faster", "tok_s": 25.0, "perplexity_ratio": [ratio]}
+@pytest.mark.parametrize("kl, is_marked", [(0.49, False), (0.51, True), (float("nan"), True)])
+def test_a_scheme_whose_text_is_broken_is_marked(folder, kl, is_marked):
+    row = {"arm": "uintx-2-64", "verdict": "faster", "tok_s": 25.0, "kl": kl}
     save("ab.json", rows=[{"arm": "none", "verdict": "baseline", "tok_s": 14.0}, row])
     ((name, *_),) = shown("speeds", "ab.json", "uintx-2-64")[0]
     assert name == ("`uintx-2-64` (broken)" if is_marked else "`uintx-2-64`")
-    assert ("*Broken*: perplexity is more than twice" in TABLES["speeds"](["ab.json"])) == is_marked
+    assert ("*Broken*: KL is above 0.5 nats" in TABLES["speeds"](["ab.json"])) == is_marked
 
 
 def test_peers(folder):

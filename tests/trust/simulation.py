@@ -1,6 +1,6 @@
 """How often the statistics err, on simulated sessions whose truth is known: the engine's proof.
 
-    python -m tests.trust.simulation     # four minutes; docs/data/trust.json, docs/statistics.md
+    python -m tests.trust.simulation     # four minutes; docs/data/trust.json
 
 A session is simulated as the engine runs it: cycles A B C then C B A, turns of 100 ms, restarts,
 groups of arms that share the baseline. The machine has states of 0.5 to 30 s (log-uniform) in which
@@ -37,7 +37,6 @@ from quantbench.stats import Floor, Turns, best, enough, floor_of, intervals
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs/data/trust.json"
-DOCUMENT = ROOT / "docs/statistics.md"  # has the table of RESULT
 COMMAND = "make trust"
 
 TURN = 0.1  # seconds
@@ -311,40 +310,14 @@ def main(seed: int, only: str) -> None:
         if only in cell.name:
             started = time.perf_counter()
             rows.append(measure(cell, np.random.default_rng([seed, number])))
-            click.echo(
-                f"{time.perf_counter() - started:5.1f} s {table(rows[-1:]).splitlines()[-1]}"
-            )
+            click.echo(f"{time.perf_counter() - started:5.1f} s {rows[-1]}")
     missed = failures(rows)
     if not only:
         result = {"about": dataclasses.asdict(about()), "digest": proved, "rows": rows}
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
-        text = DOCUMENT.read_text()
-        DOCUMENT.write_text(text[: text.index(TABLE)] + table(rows))
     for line in missed:
         click.echo(line, err=True)
     sys.exit(1 if missed else 0)
-
-
-TABLE = "| sessions that were simulated |"  # how the table begins, to the end of the document
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
-    heads = ("number", "false verdicts", "hold", "hold in all states", "half-width", "after")
-    lines = [f"{TABLE} {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
-    for row in rows:
-        false = row["false_verdicts"]
-        cells = (
-            row["cell"],
-            str(row["sessions"]),
-            f"{100 * false['share']:.1f} % (to {100 * false['high']:.1f})",
-            f"{100 * row['covers']['share']:.1f} %",
-            f"{100 * row['covers_long_run']['share']:.1f} %",
-            f"{100 * row['half_width']:.1f} %",
-            f"{row['seconds']:.0f} s",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
