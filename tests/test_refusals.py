@@ -120,15 +120,18 @@ def only_error(result) -> str:
 
 
 def damage(folder: Path, text: str) -> None:
-    """Set a value of a JSON file: FILE KEYS VALUE, with slashes between the keys."""
+    """Set a value of a JSON file: FILE KEYS VALUE, with slashes between the keys; of JSON lines, the
+    first key is the line's number from 0."""
     file, keys, value = text.split(" ", 2)
-    document = json.loads((folder / file).read_text())
+    content, lines = (folder / file).read_text(), file.endswith(".jsonl")
+    document = [json.loads(line) for line in content.splitlines()] if lines else json.loads(content)
     inner = document
     *path, last = [int(key) if key.isdigit() else key for key in keys.split("/")]
     for key in path:
         inner = inner[key]
     inner[last] = json.loads(value)
-    (folder / file).write_text(json.dumps(document))
+    parts = [json.dumps(part) + "\n" for part in (document if lines else [document])]
+    (folder / file).write_text("".join(parts))
 
 
 @pytest.mark.parametrize("refusal", refusals(), ids=lambda refusal: refusal.command[:80])
