@@ -79,7 +79,6 @@ def compare(
 def as_json(results: Results, rows: Sequence[Row], answer: Recommendation) -> dict[str, object]:
     """Figures, answer and origin; samples are in samples.jsonl of --output."""
     value = {
-        "about": results.about,
         "settings": results.settings,
         "ended": results.ended,
         "bandwidth": results.bandwidth,
@@ -89,6 +88,7 @@ def as_json(results: Results, rows: Sequence[Row], answer: Recommendation) -> di
         ],
         "rows": list(rows),
         "answer": answer,
+        "about": results.about,  # not first: no --json of another command replaces the file
     }
     return {name: to_json(part) for name, part in value.items()}
 
