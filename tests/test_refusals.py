@@ -120,8 +120,8 @@ def only_error(result) -> str:
 
 
 def damage(folder: Path, text: str) -> None:
-    """Set a value of a JSON file: FILE KEYS VALUE, with slashes between the keys; of JSON lines, the
-    first key is the line's number from 0."""
+    """Set a value of a JSON file: FILE KEYS VALUE, with slashes between the keys. The first key of
+    JSON lines is a line's number, from 0."""
     file, keys, value = text.split(" ", 2)
     content, lines = (folder / file).read_text(), file.endswith(".jsonl")
     document = [json.loads(line) for line in content.splitlines()] if lines else json.loads(content)

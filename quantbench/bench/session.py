@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from quantbench import files
 from quantbench.bench import process
 from quantbench.bench.noise import Noise
 from quantbench.bench.pool import TURN, Command, DoesNotFit, Pool
@@ -26,8 +27,8 @@ from quantbench.bench.store import Ended, Left, Repeated, Results, Store
 from quantbench.progress import Progress, duration
 
 MOST_BESIDE = 8  # arms beside the baseline: a cycle has to be shorter than the machine's states
-LEAST_CYCLES = 8  # of each process
-MOST_APART = 6  # cycles between two prompts, at most
+LEAST_CYCLES = 12  # of each process: there is no interval of fewer (stats/sequence.py)
+MOST_APART = 4  # cycles between two prompts, at most
 APART = 20  # turns of an arm that is loaded without the baseline, which does not fit beside it
 
 
@@ -170,7 +171,10 @@ class Session:
         if number in self.pool.loaded:
             return True
         arm = self.results.arms[number]
-        self.progress(f"{arm.name}: loading", where)
+        what = f"{arm.name}: loading"
+        if not self.loads and not any(files.cache_folder().glob("kernels-*.so")):
+            what += ", and building the C++ kernels (once, about a minute)"
+        self.progress(what, where)
         started = self.clock()
         try:
             self.pool.load(number)

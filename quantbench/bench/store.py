@@ -345,7 +345,9 @@ def load(folder: Path, option: str = "--resume", command: str = "ab") -> Results
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two arms have the name {min(twice)!r:.80}")
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{named}: {META} is not what {command} --output writes: {error}") from None
+        raise UsageError(
+            f"{named}: {META} is not what {command} --output writes: {error}"
+        ) from None
     if (meta.plan is not None) != (command == "latency"):
         kept = "latency" if meta.plan is not None else "ab"
         raise UsageError(f"{named}: its {META} is of {kept}; {command} --output writes its own")
