@@ -76,7 +76,8 @@ class Pool:
             saved = str(self.saved.absolute() / str(number)) if self.saved else None
             worker.ask("load", argv=arm.argv, saved=saved, **room)
             self._score(number, worker)
-            first = {"estimate": True} if arm.facts is None and self.has_turns else {}
+            able = self.has_turns and _of_ours(arm.argv)  # and no older commit
+            first = {"estimate": True} if arm.facts is None and able else {}
             facts = worker.answer(ArmFacts, "get_ready", **first)
             if arm.facts is None:
                 expected = self.expected(facts)

@@ -9,7 +9,9 @@ from safetensors.torch import load_file
 
 from quantbench.errors import KernelError, UsageError
 from quantbench.models.hugging_face import from_hugging_face
-from quantbench.models.split import Split, possible_ranks
+from quantbench.models.loading import load_config
+from quantbench.models.registry import of_config
+from quantbench.models.split import Split, check_split, possible_ranks
 from quantbench.ops.ranks import ALONE, Ranks
 from quantbench.quantize.activation import ROUNDINGS, rounded
 from quantbench.quantize.spec import SHOWN, parse
@@ -29,6 +31,11 @@ def test_logits_of_the_embedded_model(pool, size):
 @pytest.mark.parametrize("family", hugging_face.FAMILIES)
 def test_logits_of_every_family(pool, tmp_path, family):
     folder, oracle = hugging_face.saved(family, tmp_path)
+    config = load_config(str(folder))
+    if not of_config(config).splits:
+        with pytest.raises(UsageError, match="--tp"):
+            check_split(config, 2)
+        return
     expected = oracle(torch.tensor(TOKENS)).logits
     for size in (2, 4):
         first, *others = pool.run(size, work.logits, str(folder), TOKENS)
