@@ -193,7 +193,7 @@ class Session:
         if not self.probe:
             self.pool.probe(self.results.cycles, every)
         self._cycle(every, None, prompts=True)  # arms that were warm alone settle together
-        ends, taken = self.clock() + seconds, 0
+        ends, taken, asked = self.clock() + seconds, 0, 0
         wanting: Collection[int] = group
         names = ", ".join(self.results.arms[n].name for n in every)
         while wanting and 0 in self.pool.loaded:
@@ -205,8 +205,9 @@ class Session:
             if self._cycle(order, number, prompts=taken % self._apart_cycles(group) == 0):
                 taken += 1
             wanting = [n for n in wanting if n in self.pool.loaded]
-            if taken >= LEAST_CYCLES or self.results.settings.cycles is not None:
-                wanting = self.rule.wanting(self.results, wanting, taken)
+            # Statistics take time that turns could have: the rule is asked after a tenth more.
+            if self.results.settings.cycles is not None or taken >= max(LEAST_CYCLES, 1.1 * asked):
+                wanting, asked = self.rule.wanting(self.results, wanting, taken), taken
                 if self.clock() > ends and self.results.settings.cycles is None:
                     break
 
