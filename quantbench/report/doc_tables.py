@@ -37,6 +37,10 @@ SPEED_UP_NOTE = (
     "The speed-up is of whole samples, the prompt's time included, so it is not the quotient of "
     "figures in the decode column."
 )
+TURNS_NOTE = (
+    "Speed-ups over the baseline, with 95 % intervals that hold for all arms together; a prompt has "
+    "17 tokens unless the command says otherwise."
+)
 BROKEN_NOTE = (
     " *Broken*: KL is above 0.5 nats, and the speed is of no use; pictures "
     "show such a scheme in grey."
@@ -115,19 +119,36 @@ def speeds(words: Sequence[str]) -> str:
         if row.speed_up and row.speed_up.confidence
     }
     tokens = measured_on(row.tokens for row in rows if row.perplexity_ratio)
+    of_turns = any(row.decode_speed_up for row in rows)
+    speed: Columns[Row] = [(f"speed-up ({', '.join(ends)})", _speed_up)]
+    quality: Columns[Row] = [
+        (
+            f"perplexity ÷ baseline's, {tokens} (95 % interval)",
+            interval(lambda row: row.perplexity_ratio, ".4f"),
+        )
+    ]
+    if of_turns:  # files of before 2026-11-25 have whole samples and perplexity alone
+        speed = [
+            ("decode ×", interval(lambda row: row.decode_speed_up, ".2f")),
+            ("prompt ×", interval(lambda row: row.prompt_speed_up, ".2f")),
+        ]
+        quality = [
+            (
+                "KL, nats",
+                with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f"),
+            )
+        ]
     columns: Columns[Row] = [
         ("", _arm),
         ("decode, tok/s", number(lambda row: row.decode_tok_s, ".1f")),
         ("of the limit", number(lambda row: row.bandwidth_share, ".0%")),
-        (f"speed-up ({', '.join(ends)})", _speed_up),
+        *speed,
         ("weights", lambda row: size(row.weight_bytes or None)),
         ("peak memory", _peak),
-        (
-            f"perplexity ÷ baseline's, {tokens} (95 % interval)",
-            interval(lambda row: row.perplexity_ratio, ".4f"),
-        ),
+        *quality,
     ]
-    notes = SPEED_UP_NOTE + (BROKEN_NOTE if any(map(_is_broken, rows)) else "")
+    notes = TURNS_NOTE if of_turns else SPEED_UP_NOTE
+    notes += BROKEN_NOTE if any(map(_is_broken, rows)) else ""
     return f"{markdown(columns, rows)}\n\n{notes}\n\n{data.about.caption()}"
 
 
