@@ -38,8 +38,8 @@ SPEED_UP_NOTE = (
     "figures in the decode column."
 )
 TURNS_NOTE = (
-    "Speed-ups over the baseline, with 95 % intervals that hold for all arms together; a prompt has "
-    "17 tokens unless the command says otherwise."
+    "Speed-ups over the baseline, with 95 % intervals that hold for all arms together; a prompt "
+    "has 17 tokens unless the command says otherwise."
 )
 BROKEN_NOTE = (
     " *Broken*: KL is above 0.5 nats, and the speed is of no use; pictures "
