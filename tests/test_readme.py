@@ -59,8 +59,8 @@ def test_make_demo(clone):
         assert re.search(rf"^{scheme} +[\d.]+", done.stdout, re.M)
     assert done.stdout.count("\nUse ") == 1
     # Which verdict depends on the time and on what else runs.
-    said = "faster|slower|no difference shown|too few processes"
-    verdicts = re.findall(rf"^(\S+) +[\d.]+ +[\d.]+ \(.*\) +(?:{said})", done.stdout, re.M)
+    said = "faster|slower|no difference shown|too few cycles"
+    verdicts = re.findall(rf"^(\S+) +[\d.]+ +[\d.]+ \(.*\) .* (?:{said})$", done.stdout, re.M)
     assert verdicts == schemes[1:]
     report = re.search(r"^The report: (demo/report\.(?:html|md))$", done.stdout, re.M)
     assert report and (clone / report[1]).exists()
