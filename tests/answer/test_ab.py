@@ -39,8 +39,19 @@ SEARCH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SEARCH, "OMP_NUM_THREADS": "1"}
 
 
+STARTED = []
+
+
+@pytest.fixture(autouse=True)
+def ended():
+    """What a test that fails leaves running would measure for hours."""
+    yield
+    while STARTED:
+        STARTED.pop().kill()  # its workers end with their input
+
+
 def start(folder, *arguments):
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*COMPARE, *arguments],
         cwd=folder,
         env=ENVIRONMENT,
@@ -49,6 +60,8 @@ def start(folder, *arguments):
         text=True,
         preexec_fn=_interruptible,
     )
+    STARTED.append(process)
+    return process
 
 
 def _interruptible():
