@@ -28,6 +28,7 @@ from quantbench.quality.thresholds import class_of
 
 KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or memory
 SAME_MEMORY = 1.01  # peaks of equal runs differ by less
+UNKNOWN = "quality"  # beside the names of limits
 NAMED = 4  # arms that are listed by name; the rest are counted
 MEASURING = (
     "max_new_tokens",
@@ -102,7 +103,7 @@ class _Arm:
 
 def recommend(rows: Sequence[Row], limits: Limits, best: Best) -> Recommendation:
     """The answer for these rows, the baseline's first."""
-    arms = [arm for n, row in enumerate(rows) if (arm := _measured(n, row, limits)) is not None]
+    arms = _arms(rows, limits)
     within = [arm for arm in arms if not arm.beyond]
     remarks = _remarks(rows, arms, limits)
     nothing = None
@@ -133,19 +134,16 @@ def command(arguments: Sequence[str], program: str = "generate") -> str:
 
 def verifying(arguments: Sequence[str], baseline: Sequence[str]) -> str:
     """The command that compares the arm with the baseline again."""
-    own, other = parse(arguments), parse(baseline)
-    usual = RunConfig()
-    defaults = {name: getattr(usual, name) for name in ("quantization", *MEASURING)}
+    own, other, usual = parse(arguments), parse(baseline), RunConfig()
+    differ = [name for name in vars(own) if getattr(own, name) != getattr(other, name)]
+    of_arms = {"quantization", *differ} - set(MEASURING)
+    defaults = {name: getattr(usual, name) for name in (*of_arms, *MEASURING)}
     common = dataclasses.replace(other, **defaults)
     words = [PROGRAM, "ab", *argv(common, said=True, always=("checkpoint_path",))]
     for config in (other, own):
-        changed = [
-            f"--{name} {getattr(config, name)}"
-            for name in vars(own)
-            if name == "quantization"
-            or (getattr(own, name) != getattr(other, name) and name not in MEASURING)
-        ]
-        words += ["--arm", " ".join(changed)]
+        values = {name: getattr(config, name) for name in of_arms}
+        arm = dataclasses.replace(usual, **values)
+        words += ["--arm", shell.join(argv(arm, said=True, always=("quantization",)))]
     return shell.join(words)
 
 
@@ -162,6 +160,18 @@ def said(row: Row) -> str:
         on = f" on the model {row.quality_model}" if row.quality_model else ""
         parts.append(f"KL {row.kl:.2g}{on} ({class_of(row.kl)})")
     return ", ".join(parts)
+
+
+def _arms(rows: Sequence[Row], limits: Limits) -> list[_Arm]:
+    """The rows to choose from: those with a speed-up. If the quality of any is known, one whose
+    quality is not is uncertain: full precision alone needs none."""
+    arms = [arm for n, row in enumerate(rows) if (arm := _measured(n, row, limits)) is not None]
+    if limits.max_kl is not None and any(row.kl is not None for row in rows):
+        for arm in arms:
+            if arm.row.kl is None and arm.row.verdict != "baseline":
+                arm.beyond[UNKNOWN] = math.inf
+                arm.unclear.add(UNKNOWN)
+    return arms
 
 
 def _measured(number: int, row: Row, limits: Limits) -> _Arm | None:
@@ -211,7 +221,7 @@ def _smallest(arms: Sequence[_Arm], then: Callable[[_Arm], float]) -> _Arm:
 def _remarks(rows: Sequence[Row], arms: Sequence[_Arm], limits: Limits) -> list[str]:
     """What is not recommended, by reason; uncertain ones named."""
     reasons: dict[str, list[str]] = {}
-    words = limits.words()
+    words = {**limits.words(), UNKNOWN: "quality not measured"}
     for row in rows:
         if row.dropped:
             reasons.setdefault(row.dropped, []).append(row.arm)
@@ -252,7 +262,8 @@ def _relax(arms: Sequence[_Arm], limits: Limits) -> str:
             far += abs(math.log(value / limit) if relative else KL_WEIGHT * (value - limit))
         return far
 
-    nearest = min(arms, key=distance)
+    known = [arm for arm in arms if UNKNOWN not in arm.beyond]  # the baseline's always is
+    nearest = min(known or arms, key=distance)
     needed = []
     for name, value in nearest.beyond.items():
         least = name.startswith("min_")
@@ -292,7 +303,7 @@ def tuned(
     the one is taken that changes the fewest: a winner inside the noise is none.
     """
     baseline = rows[0]
-    arms = [arm for n, row in enumerate(rows) if (arm := _measured(n, row, limits)) is not None]
+    arms = _arms(rows, limits)
     left = [arm.number for arm in arms if arm.number == 0 or not arm.beyond]
     remarks = _remarks(rows, arms, limits)
     if baseline.verdict == "failed":

@@ -79,6 +79,8 @@ class Row:
     dropped: str | None = omitted()  # why it was not measured any further
     processes: int = 0
     cycles: int = 0  # of turns beside the baseline
+    noise: float | None = omitted()  # of a cycle's ratio: standard deviation of its logarithm
+    floor: float | None = omitted()  # what processes add to the interval's half-width, a logarithm
     why: list[str] = field(default_factory=list)  # reasons for being no faster than the baseline
     argv: list[str] = field(default_factory=list)  # the arm as options of generate.py
     command: str | None = omitted()  # that runs the arm

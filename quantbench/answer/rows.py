@@ -161,7 +161,8 @@ def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> No
         row.verdict = "no baseline" if results.baseline.failed else "not measured"
     else:
         whole = found.whole[number]
-        row.cycles = found.decode[number].cycles if number in found.decode else whole.cycles
+        one = found.decode.get(number, whole)
+        row.cycles, row.noise, row.floor = one.cycles, one.noise, one.floor
         row.speed_up = _speed_up(whole)
         row.verdict = whole.verdict if row.speed_up.confidence else "too few cycles"
         if number in found.decode:
@@ -174,18 +175,18 @@ def _speed_up(found: Found) -> Ratio:
     return Ratio.of(found, CONFIDENCE).inverse
 
 
-def noise(results: Results, found: Compared | None = None) -> str:
-    """How noisy turns were and what processes differ by, as a sentence without a full stop."""
-    found = found or compare(results)
-    known = [one for one in found.decode.values() or found.whole.values() if one.cycles]
+def noise(rows: Sequence[Row], repeated: int) -> str:
+    """How noisy turns were and what processes differ by, as a sentence without a full stop.
+    repeated: cycles that do not count."""
+    known = [row for row in rows if row.cycles]
     if not known:
         return ""
-    repeated = f", {len(results.repeated)} repeated as the memory's speed changed within them"
+    again = f", {repeated} repeated as the memory's speed changed within them"
     return (
-        f"a turn's ratio to the baseline's scattered by {fmean(one.noise for one in known):.1%}, "
-        f"in {max(one.cycles for one in known)} cycles{repeated * bool(results.repeated)}; "
-        f"what processes differ by is {fmean(one.floor for one in known):.1%} of each interval's "
-        "half-width"
+        "a turn's ratio to the baseline's scattered by "
+        f"{fmean(row.noise or 0.0 for row in known):.1%}, in "
+        f"{max(row.cycles for row in known)} cycles{again * bool(repeated)}; intervals allow "
+        f"±{fmean(row.floor or 0.0 for row in known):.1%} for what processes of one arm differ by"
     )
 
 

@@ -1,7 +1,7 @@
 """When there is enough: the rule by which ab, recommend and tune measure (bench/session.py).
 
 An arm needs more turns while its interval is wide because of the turns' noise, and another process
-while it is wide because processes differ. Wide is more than `precision`, or than a tenth of the
+while it is wide because processes differ. Wide is more than `half_width`, or than a tenth of the
 effect. With `answer_only`, as for a recommendation, an arm also has enough once the nearer end of
 its interval shows that it is slower than the fastest, and not smaller than all that are faster: the
 answer cannot name it.

@@ -107,14 +107,14 @@ class Pool:
             if taken > WHOLE:
                 break
         self.prompt_seconds[number] = sample.prefill_seconds
-        steps = len(sample.token_seconds) + 1 if sample.decode_tok_s else 0
-        self.steps[number] = max(1, min(steps, round(TURN * (sample.decode_tok_s or 0))))
-        if not steps:
-            self.steps[number] = 0
+        self.steps[number] = 0
+        if speed := sample.decode_tok_s:
+            most = len(sample.token_seconds) + 1
+            self.steps[number] = max(1, min(most, round(TURN * speed)))
 
     def turn(self, number: int, cycle: int | None, kind: Kind) -> None:
         """Take a turn of an arm; of one that is not loaded, nothing. cycle: None for a turn that
-        does not count. The first turn of a prompt is that of the whole samples."""
+        does not count."""
         worker, steps = self.loaded.get(number), self.steps.get(number, 0)
         if worker is None or (kind == "decode" and not steps):
             return
@@ -200,10 +200,9 @@ class Pool:
         """Measure this arm's quality, once; the baseline's again if its states are missing."""
         arm, is_baseline = self.results.arms[number], number == 0
         settings = self.results.settings
-        wanted = any(one.quality is None for one in self.results.alive)
-        if not (settings.tokens and wanted) or (
-            arm.quality is not None and not (is_baseline and self.reference is None)
-        ):
+        missing = any(one.quality is None for one in self.results.alive)
+        for_others = is_baseline and self.reference is None and missing
+        if not settings.tokens or not (arm.quality is None or for_others):
             return
         try:
             answer = worker.answer(

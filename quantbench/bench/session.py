@@ -1,6 +1,6 @@
 """A session of measuring: cycles of short turns, until the rule of the command has its answer.
 
-    Session(store, rule, folder).run()          # results.ended says why it ended
+    Session(store, rule).run()          # results.ended says why it ended
 
 A cycle is one turn of decoding of every loaded arm, A B C, the next one C B A; every few cycles the
 prompt is read, too. States of a shared machine last longer than a cycle, so that they hit all arms,

@@ -106,13 +106,6 @@ class Bandwidth:
 
 
 @dataclass(frozen=True)
-class Logged:
-    """Lines were appended to the log for the whole samples so far."""
-
-    samples: int
-
-
-@dataclass(frozen=True)
 class Ended:
     """The end of a session; another may go on."""
 
@@ -128,7 +121,6 @@ EVENTS: dict[str, type] = {
     "repeated": Repeated,
     "left": Left,
     "bandwidth": Bandwidth,
-    "logged": Logged,
     "ended": Ended,
 }
 KEYS = {kind: key for key, kind in EVENTS.items()}
@@ -173,8 +165,6 @@ class Results:
     repeated: set[int] = field(default_factory=set)  # cycles that do not count
     cycles: int = 0  # numbers that were given
     bandwidth: dict[str, list[Reading]] = field(default_factory=dict)  # by device
-    logged: int = 0  # whole samples of which the log has lines
-    seconds: float = 0.0  # of all sessions
     ended: str | None = None
 
     @staticmethod
@@ -192,10 +182,6 @@ class Results:
     @property
     def alive(self) -> list[ArmResult]:
         return [arm for arm in self.arms if arm.failed is None]
-
-    @property
-    def samples(self) -> int:
-        return sum(len(arm.samples) for arm in self.arms)
 
     def turns(self, arm: int, kind: Kind) -> list[Turn]:
         """The arm's turns of this kind that count, in the order in which they were taken."""
@@ -234,10 +220,8 @@ class Results:
                 self.arms[number].dropped = why
             case Bandwidth(device, reading):
                 self.bandwidth.setdefault(device, []).append(reading)
-            case Logged(samples):
-                self.logged = samples
-            case Ended(why, seconds):
-                self.ended, self.seconds = why, self.seconds + seconds
+            case Ended(why):
+                self.ended = why
 
     def failure(self) -> str | None:
         """One line for arms that failed, with what to do; None where all went well. What was known

@@ -21,7 +21,7 @@ from quantbench.answer.rows import rows as rows_of
 from quantbench.bench import store
 from quantbench.bench.arm import Arm
 from quantbench.bench.session import Rule, Session
-from quantbench.bench.store import Logged, Results, Store
+from quantbench.bench.store import Results, Store
 from quantbench.errors import UsageError
 from quantbench.log import log
 from quantbench.progress import say
@@ -47,15 +47,14 @@ def compare(
 
     form: md, csv, json or answer, in the place of the tables.
     """
-    kept = Store(results, folder)
     before = len(results.arms[0].turns)
-    Session(kept, rule).run()
+    Session(Store(results, folder), rule).run()
     if results.ended == "interrupted" and not results.arms[0].turns:
         raise KeyboardInterrupt
     found = compared(results)
     rows = rows_of(results, found)
     if len(results.arms[0].turns) > before:
-        _log(kept, rows)
+        _log(results, rows)
     answer = conclude(rows, found.best)
     if folder:  # before stdout, which may be closed
         report.write(folder, results, rows, answer)
@@ -93,9 +92,8 @@ def as_json(results: Results, rows: Sequence[Row], answer: Recommendation) -> di
     return {name: to_json(part) for name, part in value.items()}
 
 
-def _log(kept: Store, rows: Sequence[Row]) -> None:
+def _log(results: Results, rows: Sequence[Row]) -> None:
     """Append a line to the log for every arm that was measured to the end."""
-    results = kept.results
     if results.write_result == "none":
         return
     count = 0
@@ -107,7 +105,6 @@ def _log(kept: Store, rows: Sequence[Row]) -> None:
             record = make_record(run, row.tok_s, row.peak_memory_bytes["generate"])
             log.append(Path(results.write_result), record.render())
             count += 1
-    kept.add(Logged(results.samples))
     say(f"Appended {count} line{'s' * (count != 1)} to {results.write_result}")
 
 

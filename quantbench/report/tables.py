@@ -139,7 +139,7 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     ]
     if any(row.speed_up for row in rows):
         lines.append(_ratios(results))
-    lines += [sentence] if (sentence := noise(results)) else []
+    lines += [sentence] if (sentence := noise(rows, len(results.repeated))) else []
     lines += _best(rows)
     lines += identical_plans(results)
     lines += _quality(results)

@@ -18,6 +18,10 @@ from quantbench.typed_json import from_json, to_json
 GB = 10**9
 
 
+def shell_words(text):
+    return [word.text for word in shell.words(text)]
+
+
 def measured(name, memory, tok_s, **more):
     peaks = {"generate": {"resident": round(memory * GB)}}
     return Row(name, tok_s=tok_s, peak_memory_bytes=peaks, argv=["--quantization", name], **more)
@@ -102,6 +106,16 @@ def best(rows):
     return of
 
 
+def test_an_arm_whose_quality_is_not_known_is_uncertain():
+    """Others have one, so that there is a limit; an unknown KL is not one of 0."""
+    unknown = arm("fast", 5.0, 0.5, kl=None, error=None, why_no_quality="another tokenizer")
+    rows = [baseline(), INT8, unknown]
+    answer = recommend(rows, Limits(), best(rows))
+    assert [choice.arm for choice in answer.choices] == ["int8wo"]
+    assert answer.remarks == ["Uncertain: fast (quality not measured)"]
+    assert recommend([baseline(), INT8, unknown], Limits(max_kl=None), best(rows)).choices
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_who_is_chosen(name):
     others, asked, chosen, remarks = CASES[name]
@@ -163,6 +177,10 @@ def test_commands_run_what_was_measured_and_compare_it_again():
     assert texts[:2] == ["quantbench", "ab"] and texts.count("--arm") == 2
     arms = [texts[n + 1] for n, word in enumerate(texts) if word == "--arm"]
     assert parse(arms[1].split()).threads == 2 and "int8wo" in arms[1] and "none" in arms[0]
+    words = ["--quantization", "int8wo", "--compile"]  # a switch takes no value
+    texts = [word.text for word in shell.words(verifying(words, []))]
+    first, second = (parse(shell_words(texts[n + 1])) for n, w in enumerate(texts) if w == "--arm")
+    assert (first.compile, second.compile) == (False, True)
 
 
 @pytest.mark.parametrize(
