@@ -28,10 +28,10 @@ from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options
 from quantbench.plans.comparing import (
     check_log,
+    check_open,
     check_text,
     compare,
     new_folder,
-    open_report,
     resumed,
     warn_of_threads,
 )
@@ -78,6 +78,19 @@ def measuring_options(function: Decorated) -> Decorated:
     return function
 
 
+def result_options(function: Decorated) -> Decorated:
+    """The options of ab and tune about what --output keeps and what is printed."""
+    for option in (
+        click.option("--format", "form", type=click.Choice(["md", "csv", "json", "answer"]),
+                     metavar="md|csv|json|answer", help="Print this instead of the table; -o, too"),
+        click.option("--open", "show", is_flag=True,
+                     help="Show report.html of --output in the browser"),
+        click.option("--resume", metavar="DIR", help="Go on with what --output DIR left"),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
 def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     """The options of `measuring_options` that were given, as Settings has them; they are taken out
     of `given`."""
@@ -97,11 +110,7 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     "--allow_different", is_flag=True, help="Compare arms of other models or prompts, too"
 )
 @limit_options
-@click.option("--resume", metavar="DIR", help="Go on with what --output DIR left")
-@click.option("--open", "show", is_flag=True, help="Show report.html of --output in the browser")
-@click.option("--format", "form", type=click.Choice(["md", "csv", "json", "answer"]),
-              metavar="md|csv|json|answer", help="Print this instead of the tables; -o, too"
-)  # fmt: skip
+@result_options
 @options(without=UNUSED, defaults={"max_new_tokens": MAX_NEW_TOKENS})
 @click.pass_context
 def ab(
@@ -117,8 +126,7 @@ def ab(
     **given: Any,
 ) -> None:
     """Compare ARMs: take turns with them until the difference is known."""
-    if show and not (output or resume):
-        raise UsageError("--open shows the report that --output DIR writes: give --output, too")
+    check_open(show, output or resume)
     settings = settings_of(given)
     if resume:
         refuse_beside(context, OF_RESUMED, RESUMED)
@@ -131,15 +139,13 @@ def ab(
         warn_of_threads(chosen)
         check_text(settings.get("text"), settings.get("tokens"))
         folder = new_folder(output)
+        check_log(common.write_result, folder, settings.get("text"))
         results = Results.begin(Settings(**settings), chosen, common.write_result)
     results.limits = to_json(asked)
-    check_log(results.write_result, folder, results.settings.text)
-    code = compare(
-        results, folder, Enough(asked), lambda rows, best: recommend(rows, asked, best), form
+    rule = Enough(asked)
+    sys.exit(
+        compare(results, folder, rule, lambda rows, best: recommend(rows, asked, best), form, show)
     )
-    if show and folder:
-        open_report(folder)
-    sys.exit(code)
 
 
 def _arms(

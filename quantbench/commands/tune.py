@@ -31,10 +31,10 @@ from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options
 from quantbench.plans.comparing import (
     check_log,
+    check_open,
     check_text,
     compare,
     new_folder,
-    open_report,
     resumed,
     warn_of_threads,
 )
@@ -51,11 +51,7 @@ NUMBERS = ("quantization", "precision", "kv_cache", "kv_cache_quantization", "ca
               help="Try these values of an option of generate; once for each option")  # fmt: skip
 @ab.measuring_options
 @limit_options
-@click.option("--resume", metavar="DIR", help="Go on with what --output DIR left")
-@click.option("--open", "show", is_flag=True, help="Show report.html of --output in the browser")
-@click.option("--format", "form", type=click.Choice(["md", "csv", "json", "answer"]),
-              metavar="md|csv|json|answer", help="Print this instead of the table; -o, too"
-)  # fmt: skip
+@ab.result_options
 @options(without=ab.UNUSED, defaults={"max_new_tokens": ab.MAX_NEW_TOKENS})
 @click.pass_context
 def tune(
@@ -69,8 +65,7 @@ def tune(
     **given: Any,
 ) -> None:
     """Find the fastest of many settings, if it is shown to be faster than the default."""
-    if show and not (output or resume):
-        raise UsageError("--open shows the report that --output DIR writes: give --output, too")
+    check_open(show, output or resume)
     settings = ab.settings_of(given)
     if resume:
         refuse_beside(context, ab.OF_RESUMED, "--resume goes on with the settings of that folder: "
@@ -100,14 +95,13 @@ def tune(
         warn_of_threads([one.arm for one in plans.able])
         results = begin(Settings(**settings), plans, common.write_result)
     results.limits = to_json(asked)
-    check_log(results.write_result, folder)
     changes = [arm.changes or 0 for arm in results.arms]
-    code = compare(
-        results, folder, Enough(asked), lambda rows, best: tuned(rows, asked, best, changes), form
+    rule = Enough(asked)
+    sys.exit(
+        compare(
+            results, folder, rule, lambda rows, best: tuned(rows, asked, best, changes), form, show
+        )
     )
-    if show and folder:
-        open_report(folder)
-    sys.exit(code)
 
 
 def planned(settings: Sequence[Setting]) -> Tuned:

@@ -42,10 +42,11 @@ def compare(
     rule: Rule,
     conclude: Conclude,
     form: str | None = None,
+    show: bool = False,
 ) -> int:
     """Measure, report and log; the exit code, 1 where an arm failed.
 
-    form: md, csv, json or answer, in the place of the tables.
+    form: md, csv, json or answer, in the place of the tables. show: the page of `folder`.
     """
     before = len(results.arms[0].turns)
     Session(Store(results, folder), rule).run()
@@ -69,10 +70,12 @@ def compare(
         "answer": answer.text,
     }
     click.echo(shown[form]().rstrip("\n"))
-    if failure := results.failure():
+    failure = results.failure()
+    if failure:
         say(f"error: {one_line(failure)}")
-        return 1
-    return 0
+    if show and folder:
+        open_report(folder)
+    return int(failure is not None)
 
 
 def as_json(results: Results, rows: Sequence[Row], answer: Recommendation) -> dict[str, object]:
@@ -122,6 +125,12 @@ def warn_of_threads(arms: Sequence[Arm]) -> None:
                 say(f"{arm.name}: {warning}")
 
 
+def check_open(show: bool, folder: str | None) -> None:
+    """UsageError where --open has no report to show."""
+    if show and not folder:
+        raise UsageError("--open shows the report that --output DIR writes: give --output, too")
+
+
 def check_text(text: str | None, tokens: int | None = None) -> None:
     """UsageError unless it can be read, and is used; the worker says whether it is long enough."""
     if text is None:
@@ -164,10 +173,11 @@ def check_log(write_result: str, folder: Path | None, text: str | None = None) -
 
 def resumed(path: str, changes: dict[str, object]) -> Results:
     """What --output left, with settings of when to stop changed. Raises UsageError where it is
-    another commit's or machine's."""
+    another commit's or machine's, or its log cannot be appended to."""
     results = store.load(Path(path))
     results.settings = dataclasses.replace(results.settings, **changes)  # type: ignore[arg-type]
     store.same_origin(results, f"--resume {path}")
+    check_log(results.write_result, Path(path), results.settings.text)
     return results
 
 

@@ -10,7 +10,7 @@ Arms take short turns in cycles, A B C then C B A. `paired` has the mean log rat
 tests/trust run the code that is used.
 """
 
-from quantbench.stats.arms import Interval, Verdict, best, enough, intervals, whole_run
+from quantbench.stats.arms import Interval, Verdict, best, enough, intervals
 from quantbench.stats.paired import Turns
 from quantbench.stats.processes import Floor, floor_of
 
@@ -23,5 +23,4 @@ __all__ = [
     "enough",
     "floor_of",
     "intervals",
-    "whole_run",
 ]

@@ -135,49 +135,6 @@ def best(
     return set(among) - slower
 
 
-def whole_run(
-    decode: Interval,
-    prompt: Interval | None,
-    baseline_decode_seconds: float,
-    baseline_prompt_seconds: float,
-    prompt_tokens: int,
-    new_tokens: int,
-) -> Interval:
-    """The ratio of a whole run: a prompt of P tokens, then N new ones, of which the prompt gives
-    the first. Without a prompt's interval, the ratio of decoding.
-
-    The baseline's seconds are per token. The ratio is the mean of both ratios, weighted by the
-    baseline's time; so are its ends, as if both ratios were off in the same direction: for normal
-    errors of any correlation that is at least as wide as an interval of the same level. Raises
-    ValueError for a run that takes no time.
-    """
-    if prompt is None:
-        return decode
-    decoding = baseline_decode_seconds * max(0, new_tokens - 1)
-    whole = decoding + baseline_prompt_seconds * prompt_tokens
-    if not whole > 0:
-        raise ValueError(
-            f"{prompt_tokens} prompt tokens and {new_tokens} new ones take {whole} s; "
-            "give at least one prompt token, and seconds above 0"
-        )
-    share = decoding / whole
-
-    def mean(of_decode: float, of_prompt: float) -> float:
-        parts = ((share, of_decode), (1 - share, of_prompt))
-        return sum(weight * value for weight, value in parts if weight > 0)
-
-    return Interval(
-        ratio=mean(decode.ratio, prompt.ratio),
-        low=mean(decode.low, prompt.low),
-        high=mean(decode.high, prompt.high),
-        cycles=min(decode.cycles, prompt.cycles),
-        processes=min(decode.processes, prompt.processes),
-        noise=mean(decode.noise, prompt.noise),
-        floor=mean(decode.floor, prompt.floor),
-        effective_processes=min(decode.effective_processes, prompt.effective_processes),
-    )
-
-
 def enough(
     found: Mapping[int, Interval], fastest: Collection[int], excluded: Collection[int] = ()
 ) -> tuple[bool, set[int]]:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from quantbench.stats import Floor, Interval, Turns, best, enough, intervals, whole_run
+from quantbench.stats import Floor, Interval, Turns, best, enough, intervals
 from quantbench.stats.sequence import FIRST
 
 FLOOR = Floor()
@@ -121,21 +121,6 @@ def test_without_enough_cycles_any_arm_may_be_the_fastest():
     generator = np.random.default_rng(18)
     baseline, arms = session(generator, (-2.0, 2.0), cycles=FIRST - 1)
     assert best(baseline, arms, FLOOR, among={0, 1, 2}) == {0, 1, 2}
-
-
-def test_a_whole_run_by_hand():
-    """100 steps of 10 ms and a prompt of 1000 × 1 ms take a second each: the plain mean."""
-    decode = Interval(0.5, 0.4, 0.6, 90, 2, 0.04, 0.02, 2.0)
-    prompt = Interval(2.0, 1.8, 2.4, 30, 2, 0.08, 0.04, 1.5)
-    found = whole_run(decode, prompt, 0.010, 0.001, prompt_tokens=1000, new_tokens=101)
-    assert (found.ratio, found.low, found.high) == pytest.approx((1.25, 1.1, 1.5))
-    assert (found.cycles, found.processes, found.effective_processes) == (30, 2, 1.5)
-    assert whole_run(decode, None, 0.010, 0.001, 1000, 101) == decode
-    assert whole_run(decode, prompt, 0.010, 0.001, 1000, 1).ratio == 2.0
-    unknown = dataclasses.replace(decode, low=0.0, high=math.inf)
-    assert whole_run(unknown, prompt, 0.010, 0.001, 1000, 1).high == 2.4
-    with pytest.raises(ValueError, match="at least one prompt token"):
-        whole_run(decode, prompt, 0.010, 0.001, prompt_tokens=0, new_tokens=1)
 
 
 def test_the_stop_rule():
