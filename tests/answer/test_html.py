@@ -19,6 +19,7 @@ from quantbench.report.points import band, points, staircase
 from quantbench.report.tables import full_table, remarks
 from tests.answer.example_results import ARMS, HOSTILE, example_results
 from tests.answer.test_estimated_rows import with_figures
+from tests.bench.world import Behaviour, World
 
 
 class Text(HTMLParser):
@@ -143,10 +144,10 @@ def test_open_shows_the_report(tmp_path, monkeypatch, has_a_browser):
 
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or has_a_browser)
-    monkeypatch.setattr("quantbench.commands.ab.compare", lambda *given, **more: 0)
+    World.of(Behaviour(), Behaviour(0.05)).install(monkeypatch)
     folder = tmp_path / "out"
     arms = ["--arm", "--quantization none", "--arm", "--quantization int8wo"]
-    more = ["--output", str(folder), "--write_result", "none"]
+    more = ["--output", str(folder), "--write_result", "none", "--tokens", "0", "--device", "cpu"]
     result = CliRunner().invoke(ab, ["--open", *arms, *more])
     assert result.exit_code == 0 and opened == [(folder / "report.html").as_uri()]
     assert ("--open: there is no browser here" in result.stderr) != has_a_browser
