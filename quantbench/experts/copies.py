@@ -2,11 +2,11 @@
 
     copies = make(slow, device)
     copies.begin([(slot, key)])         # compute something else, and then
-    copies.wait(slot)
+    copies.wait(slot)                   # until it is filled; both raise TierError
 
 From a disk that is read past the page cache the kernel copies, several experts at once (aio.py).
 From any other slow tier threads copy: reading a file releases Python's lock. A CUDA device copies
-from locked pages on a stream of its own, and its computing stream waits for an event.
+from locked pages on a separate stream, and its computing stream waits for an event.
 """
 
 import itertools
@@ -29,30 +29,28 @@ THREADS = 2  # that read at the same time
 
 
 class Slot:
-    """Room for one expert in fast memory, and the module that computes with its weights."""
+    """Room for the bytes of one expert, and the module that computes with them."""
+
+    coming: Any = None  # the copy that is under way; None when it has arrived
+    used: Any = None  # on CUDA: the event after the last product with this slot
 
     def __init__(self, buffer: Tensor, expert: nn.Module) -> None:
         self.buffer, self.expert = buffer, expert
-        self.key: Key | None = None  # of the expert in it
-        self.coming: Any = None  # the copy that is under way; None when it has arrived
-        self.used: Any = None  # on CUDA: the event after the last product with this slot
 
     @cached_property
     def addresses(self) -> tuple[int, int]:
-        """The addresses of the matrices w13 and w2 of the expert."""
-        return addresses(self.expert)
+        """Where the matrices w13 and w2 start; 0 if a kernel stores them in a form that the fused
+        step does not read."""
+        weights = [fused_weight(self.expert.get_submodule(name)) for name in ("w13", "w2")]
+        w13, w2 = (0 if weight is None else weight.data_ptr() for weight in weights)
+        return w13, w2
 
 
-def addresses(expert: nn.Module) -> tuple[int, int]:
-    """Where an expert's matrices w13 and w2 begin; 0 where a kernel has them in a form of its own
-    that the fused step does not read."""
-    weights = [fused_weight(expert.get_submodule(name)) for name in ("w13", "w2")]
-    w13, w2 = (0 if weight is None else weight.data_ptr() for weight in weights)
-    return w13, w2
+Pairs = Sequence[tuple[Slot, Key]]
 
 
-class Copies:
-    """Who copies: a class for each of the three ways below."""
+class _Copies:
+    """What the three classes below share, each with a `begin` and a `wait`."""
 
     seconds = 0.0  # in which the computing waited
 
@@ -61,27 +59,16 @@ class Copies:
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
-    def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
-        """Begin to fill slots, in this order as far as there is one. Raises TierError."""
-        raise NotImplementedError
-
-    def wait(self, slot: Slot) -> None:
-        """Until the slot is filled. Raises TierError."""
-        raise NotImplementedError
-
     def done(self, slot: Slot) -> None:
         """Note that all products with a slot's expert have been launched."""
 
 
-def make(slow: SlowTier, device: torch.device) -> Copies:
-    """The fastest that can copy from there: `BySystem` from a disk that is read past the page
-    cache, where the system allows it."""
+def make(slow: SlowTier, device: torch.device) -> "Copies":
+    """The fastest way that the slow tier, the device and the system allow."""
     if device.type == "cuda":
         return OnStream(slow, device)
-    if isinstance(slow, File) and slow.direct is not None:
-        queue = aio.opened()
-        if queue is not None:
-            return BySystem(slow, slow.direct, queue)
+    if isinstance(slow, File) and slow.direct is not None and (queue := aio.opened()) is not None:
+        return BySystem(slow, slow.direct, queue)
     return ByThreads(slow)
 
 
@@ -92,16 +79,15 @@ def buffers(count: int, nbytes: int, device: torch.device) -> list[Tensor]:
     return cut(torch.empty(count * nbytes, dtype=torch.uint8, device=device), nbytes)
 
 
-class ByThreads(Copies):
+class ByThreads(_Copies):
     """Threads of this process copy."""
 
     def __init__(self, slow: SlowTier) -> None:
         self.slow = slow
         self.pool = ThreadPoolExecutor(THREADS, "experts")
 
-    def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
+    def begin(self, pairs: Pairs) -> None:
         for slot, key in pairs:
-            slot.key = key
             slot.coming = self.pool.submit(self.slow.read, key, slot.buffer)
 
     def wait(self, slot: Slot) -> None:
@@ -111,58 +97,49 @@ class ByThreads(Copies):
         started = time.perf_counter()
         try:
             future.result()
-        except BaseException:
-            slot.key = None  # or what was overwritten in part would be taken for whole
-            raise
         finally:
-            if future.done():  # not after Ctrl-C: the copy is still under way then
+            if future.done():  # after Ctrl-C the copy is still under way
                 slot.coming = None
             self.seconds += time.perf_counter() - started
 
 
-class BySystem(Copies):
+class BySystem(_Copies):
     """The system reads from a disk, several experts at once, while this process computes."""
 
     def __init__(self, slow: File, file: int, queue: aio.Queue) -> None:
         """file: the disk's file, opened with O_DIRECT."""
         self.slow, self.file, self.queue = slow, file, queue
         self.tickets = itertools.count()
-        self.under_way: dict[int, Slot] = {}  # by ticket, which is also the slot's `coming`
         self.over: dict[int, int] = {}  # results of reads that `wait` has not taken, by ticket
 
-    def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
+    def begin(self, pairs: Pairs) -> None:
         reads = []
         for slot, key in pairs:
-            slot.key, slot.coming = key, next(self.tickets)
-            self.under_way[slot.coming] = slot
-            where = self.file, self.slow.starts[key], slot.buffer.data_ptr()
-            reads.append(aio.Read(slot.coming, *where, self.slow.nbytes))
-        refused = pairs[self.queue.submit(reads) :]  # too many, or the file system cannot do it
+            slot.coming = next(self.tickets)
+            address, start = slot.buffer.data_ptr(), self.slow.starts[key]
+            reads.append((slot.coming, self.file, address, self.slow.nbytes, start))
+        refused = pairs[self.queue.submit(reads) :]  # too many, or an unsupported file system
         for slot, _ in refused:
-            del self.under_way[slot.coming]
-            slot.key = slot.coming = None
+            slot.coming = None
         for slot, key in refused:
             started = time.perf_counter()
             self.slow.read(key, slot.buffer)
-            slot.key, self.seconds = key, self.seconds + time.perf_counter() - started
+            self.seconds += time.perf_counter() - started
 
     def wait(self, slot: Slot) -> None:
         if slot.coming is None:
             return
         started = time.perf_counter()
-        while slot.coming in self.under_way:
-            for ticket, result in self.queue.finished(at_least=1):
-                del self.under_way[ticket]
-                self.over[ticket] = result
+        while slot.coming not in self.over:
+            self.over.update(self.queue.finished(at_least=1))
         self.seconds += time.perf_counter() - started
         result, slot.coming = self.over.pop(slot.coming), None
         if result != self.slow.nbytes:
-            slot.key = None
             error = OSError(-result, os.strerror(-result)) if result < 0 else None
             raise self.slow.read_error(error)
 
 
-class OnStream(Copies):
+class OnStream(_Copies):
     """A CUDA stream copies."""
 
     def __init__(self, slow: SlowTier, device: torch.device) -> None:
@@ -172,12 +149,11 @@ class OnStream(Copies):
         self.waits = OfCard(device)
 
     def waited(self) -> float:
-        """Synchronizes: how long the computing stream stood still is known only afterwards."""
+        """Synchronizes: only afterwards it is known how long the computing stream waited."""
         return self.waits.seconds()
 
-    def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
+    def begin(self, pairs: Pairs) -> None:
         for slot, key in pairs:
-            slot.key = key
             self.stream.wait_event(slot.used)
             with torch.cuda.stream(self.stream):
                 self.slow.read(key, slot.buffer)
@@ -192,3 +168,6 @@ class OnStream(Copies):
 
     def done(self, slot: Slot) -> None:
         slot.used = torch.cuda.current_stream(self.device).record_event()
+
+
+Copies = ByThreads | BySystem | OnStream

@@ -1,4 +1,4 @@
-"""One layer whose experts lie in two tiers: what is computed and fetched, and in which order.
+"""One layer whose experts are in two tiers: what is computed and fetched, and in which order.
 
 layer = TieredLayer(store, number)
 layer(tokens, rows)         # as models.mixtral.MixtureOfExperts.outputs
@@ -22,7 +22,7 @@ class TieredLayer:
     def __init__(self, store: "Tiers", number: int) -> None:
         self.store, self.number = store, number
         self.own: OrderedDict[int, Slot] = OrderedDict()  # the least recently used one first
-        self.quota = 0  # how many slots this layer has
+        self.quota = 0  # number of this layer's slots
         # For the fused step (fused.py): the addresses of each expert's two matrices, or zeros, and
         # when each was last used, by a clock that restarts each time. None without that step.
         self.places: memoryview | None = None
@@ -54,7 +54,7 @@ class TieredLayer:
             self.places[2 * expert], self.places[2 * expert + 1] = addresses
 
     def note_uses(self) -> None:
-        """Bring `own` into the order of use that the fused step has written down."""
+        """Bring `own` into the order of use that the fused step has recorded."""
         if self.used:
             used = self.used.tolist()
             for expert in sorted(filter(used.__getitem__, range(len(used))), key=used.__getitem__):
@@ -62,18 +62,18 @@ class TieredLayer:
                 if expert in self.own:
                     self.own.move_to_end(expert)
 
-    def least_recent(self, needed: Collection[int]) -> int | None:
-        """The expert in fast memory that is not needed and is evicted first."""
-        return next((expert for expert in self.own if expert not in needed), None)
+    def evict(self, needed: Collection[int]) -> Slot | None:
+        """The slot of the least recently used expert that is not needed; None if all are needed."""
+        expert = next((expert for expert in self.own if expert not in needed), None)
+        return None if expert is None else self.give_up(expert)
 
     def room(self, needed: Collection[int]) -> Slot | None:
-        """A slot for an expert of this layer: an evicted expert's, or a free one; None if there is
-        none."""
-        store = self.store
-        if store.policy.caches and (len(self.own) >= self.quota or not store.landing):
-            if (expert := self.least_recent(needed)) is not None:
-                return self.give_up(expert)
-        return store.landing.pop() if store.landing else None
+        """A slot for an expert that is fetched: an evicted expert's, or a free one, or None."""
+        landing, full = self.store.landing, len(self.own) >= self.quota
+        slot = None
+        if self.store.policy.caches and (full or not landing):
+            slot = self.evict(needed)
+        return landing.pop() if slot is None and landing else slot
 
     def settle(self, expert: int, slot: Slot, needed: Collection[int]) -> Slot | None:
         """Leave a fetched expert in fast memory if it may stay there. Returns the slot that this
@@ -81,11 +81,8 @@ class TieredLayer:
         if not (self.store.policy.caches and self.quota):
             return slot
         given = None
-        if len(self.own) >= self.quota:
-            least = self.least_recent(needed)
-            if least is None:
-                return slot
-            given = self.give_up(least)
+        if len(self.own) >= self.quota and (given := self.evict(needed)) is None:
+            return slot
         self.keep(expert, slot)
         return given
 
@@ -97,22 +94,22 @@ class _Turn:
         self.layer, self.store = layer, layer.store
         self.tokens, self.rows = tokens, rows
         self.results: dict[int, Tensor] = {}
+        self.waiting: deque[int] = deque()  # experts to be fetched as soon as there is room
         self.pending: OrderedDict[int, Slot] = OrderedDict()  # experts that are being fetched
 
     def outputs(self) -> dict[int, Tensor]:
         """What each expert returns, by its number.
 
-        A processor that the slow tier has to itself (a CPU under a card) gets its tokens first
-        and computes last: meanwhile the other one computes what was launched. Raises TierError.
+        A processor that only the slow tier has (a CPU under a card) gets its tokens first and
+        computes last: meanwhile the card computes what was launched. Raises TierError.
         """
         layer, store = self.layer, self.store
         resident = [expert for expert in self.rows if expert in layer.own]
-        missing = [expert for expert in self.rows if expert not in layer.own]
-        there = () if store.policy.fetches else missing
-        self.waiting = deque(missing if store.policy.fetches else ())
+        there = [expert for expert in self.rows if expert not in layer.own]
+        if store.policy.fetches:
+            self.waiting, there = deque(there), []
         self._count(resident, there)
-        beneath = store.beneath is not None
-        sent = {e: self.tokens[self.rows[e]].cpu() for e in there} if beneath else {}
+        sent = {e: self.tokens[self.rows[e]].cpu() for e in there} if store.beneath else {}
         try:
             self._begin()
             for expert in resident:
@@ -120,10 +117,6 @@ class _Turn:
                 layer.own.move_to_end(expert)
                 self._compute(expert, slot)
                 self._begin()
-            if not beneath:
-                for expert in there:
-                    taken = self.tokens[self.rows[expert]]
-                    self.results[expert] = store.in_place((layer.number, expert))(taken)
             while self.pending:
                 expert, slot = next(iter(self.pending.items()))
                 store.copies.wait(slot)
@@ -134,8 +127,9 @@ class _Turn:
                 self._begin()
         finally:
             store.abandon(self.pending.values())
-        for expert, x in sent.items():
-            returned = store.in_place((layer.number, expert))(x)
+        for expert in there:
+            x = sent[expert] if sent else self.tokens[self.rows[expert]]
+            returned = store.in_place((layer.number, expert)).expert(x)
             self.results[expert] = returned.to(self.tokens.device)
         return self.results
 
@@ -151,7 +145,7 @@ class _Turn:
         traffic.there += tokens(there)
 
     def _begin(self) -> None:
-        """Begin to fetch what is missing, as far as there is room."""
+        """Start to fetch what is missing, as far as there is room."""
         pairs = []
         while self.waiting and (slot := self.layer.room(self._needed())) is not None:
             expert = self.waiting.popleft()

@@ -1,23 +1,23 @@
 """The experts of a model in two tiers: all in slow memory, and some of them in fast memory, too.
 
-    tiers = Tiers(Disk(folder), architecture, device, POLICIES["cache"])
+    tiers = Tiers(new_file(folder), architecture, device, POLICIES["cache"])
     model = load_model(…, transform=tiers.after(quantizer))     # each expert goes to the slow tier
     tiers.attach(model)                                         # now the model computes, slowly
-    tiers.hold(placement.fast, slots=20)                        # these experts are in fast memory
+    tiers.hold(fast, slots=20)                                  # these experts are in fast memory
     tiers.traffic.hits
 
-Fast memory is a number of slots, each for one expert. A few of them are the landing: what is
-fetched arrives there, as many experts as a token has in a layer. The others belong to layers, at
-first to those whose experts a placement puts there. A layer's experts that no token takes are not
-fetched and not computed; the others are computed in any order and added up in the order of their
-numbers, so that the sums are those of a model that lies in one memory.
+Fast memory is a number of slots, each for one expert. A few of them are the landing: experts that
+are fetched arrive there, as many as a token has in a layer. The others belong to layers, at first
+to those whose experts a placement puts there. A layer's experts that no token takes are not fetched
+and not computed; the others are computed in any order and added up in the order of their numbers,
+so that the sums are those of a model in one memory.
 """
 
 import contextlib
 import re
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -28,15 +28,15 @@ from quantbench.experts.copies import Slot
 from quantbench.experts.fused import Fused
 from quantbench.experts.layer import TieredLayer
 from quantbench.experts.layout import Layout, without_weights
-from quantbench.experts.slow import Disk, Key, SlowTier, pages
+from quantbench.experts.slow import File, Key, SlowTier, pages
 from quantbench.experts.traffic import Traffic, TwoTiers
 from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
+from quantbench.models.form import with_parameters
 from quantbench.models.formats.saved import SavedExperts
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts, elsewhere_of
-from quantbench.quantize.registry import with_weight
 from quantbench.text import size
 
 LINEAR = re.compile(r"layers\.(\d+)\.feed_forward\.experts\.(\d+)\.(\w+)")
@@ -81,8 +81,8 @@ class Tiers:
     ) -> None:
         """device: that of the fast tier, and of the rest of the model.
 
-        beneath: where the slow tier's processor is another than the device: where it finds the
-        experts in the form of its own kernels, and what brings them into that form. None: it
+        beneath: if another processor than the device computes with experts in the slow tier: where
+        they are in the form of its kernels, and what brings them into that form. None: the device
         computes with the bytes of `slow`.
         """
         assert architecture.mixture is not None
@@ -90,8 +90,8 @@ class Tiers:
         self.beneath = beneath[0] if beneath else None
         self.stages_beneath = beneath[1] if beneath else None
         self.keys = keys_of(architecture)
-        self.width = architecture.mixture.experts_per_token
         self.experts_each = architecture.mixture.num_experts  # of a layer
+        self.width = architecture.mixture.experts_per_token
         self.layers: dict[int, TieredLayer] = {}
         self.fused: Fused | None = None  # for the fused step, which is the CPU's
         self.copies = copies.make(slow, device)
@@ -99,39 +99,34 @@ class Tiers:
         self.lock = threading.Lock()
         self.traffic = Traffic()
         self.stopwatch = stopwatch.of(device)  # of the layers' experts, by the model's modules
-        self.arrivals = 0  # experts that can be on their way: slots of the landing
+        self.arrivals = 0  # slots of the landing: experts that can be fetched at a time
         self.landing: list[Slot] = []  # those of them that are free
         self.skeleton: nn.Module = nn.Identity()  # an expert without weights
-        # An expert's linear layers without weights, where all experts are in the slow tier already.
+        # If a file has all experts already, an expert's linear layers without weights.
         self.pattern: dict[str, nn.Module] = {}
-        self._layouts: dict[bool, Layout] = {}  # of `slow`, and whether of `beneath`
-        self._in_place: dict[Key, nn.Module] = {}
+        self._layouts: dict[SlowTier, Layout] = {}
+        self._in_place: dict[Key, Slot] = {}
 
     @property
     def layout(self) -> Layout:
         """The layout of an expert in fast memory."""
-        return self._layouts[False]
-
-    def lie_there(self, linears: Mapping[str, nn.Module]) -> None:
-        """Note that the slow tier has all experts, in the layout of these linear layers."""
-        self._layouts[False] = Layout.of(linears)
-        self.pattern = {name: without_weights(linear) for name, linear in linears.items()}
+        return self._layouts[self.slow]
 
     def after(self, stages: Stages) -> "Arriving":
         """A quantizer whose experts go to the slow tier as soon as they have their kernels."""
         return Arriving(stages, self)
 
-    def keep(self) -> SavedExperts | None:
-        """What a later run knows the experts' file by, where it is to be kept. Raises TierError."""
-        return self.slow.keep() if isinstance(self.slow, Disk) and self.slow.kept else None
+    def are_stored(self, linears: Mapping[str, nn.Module]) -> None:
+        """Note that the slow tier has all experts, in the layout of these linear layers."""
+        self._layouts[self.slow] = Layout.of(linears)
+        self.pattern = {name: without_weights(linear) for name, linear in linears.items()}
 
-    def take(self, key: Key, linears: Mapping[str, nn.Module], beneath: bool = False) -> None:
-        """Put an expert into the slow tier. Raises TierError, KernelError."""
-        slow = self.beneath if beneath and self.beneath else self.slow
+    def put(self, slow: SlowTier, key: Key, linears: Mapping[str, nn.Module]) -> None:
+        """Put an expert into a slow tier. Raises TierError, KernelError."""
         layout = Layout.of(linears)
-        if beneath not in self._layouts:
+        if slow not in self._layouts:
             slow.reserve(self.keys, layout.nbytes)
-        known = self._layouts.setdefault(beneath, layout)
+        known = self._layouts.setdefault(slow, layout)
         if known != layout:
             raise KernelError(
                 f"--expert_memory: expert {key[1]} of layer {key[0]} is stored in another way than "
@@ -141,24 +136,29 @@ class Tiers:
         known.write(linears, block)
         slow.put(key, block)
 
-    def in_place(self, key: Key) -> nn.Module:
-        """An expert that computes in the slow tier, with its weights where they lie. TierError."""
+    def keep(self) -> SavedExperts | None:
+        """What a later run identifies the experts' file by, if it is kept. Raises TierError."""
+        return self.slow.keep() if isinstance(self.slow, File) and self.slow.kept else None
+
+    def in_place(self, key: Key) -> Slot:
+        """An expert in the slow tier, to compute with its weights there. Raises TierError."""
         slow = self.beneath or self.slow
         slow.check()
         if key not in self._in_place:
-            layout = self._layouts[self.beneath is not None]
-            self._in_place[key] = layout.expert(self.skeleton, slow.in_place(key))
+            buffer = slow.in_place(key)
+            expert = self._layouts[slow].expert(self.skeleton, buffer)
+            self._in_place[key] = Slot(buffer, expert)
         return self._in_place[key]
 
     def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
-        """Begin to copy these experts, in this order. Raises TierError."""
+        """Start to copy these experts, in this order. Raises TierError."""
         if pairs:
             self.traffic.fetches += len(pairs)
             self.traffic.bytes_moved += len(pairs) * self.layout.nbytes
             self.copies.begin(pairs)
 
     def abandon(self, slots: Iterable[Slot]) -> None:
-        """Make slots free whose copies are under way, when an error has ended a pass."""
+        """Free slots whose copies are under way, when an error has ended a pass."""
         for slot in slots:
             with contextlib.suppress(TierError):
                 self.copies.wait(slot)
@@ -167,7 +167,7 @@ class Tiers:
     # ------------------------------------------------------------------------------ the model
 
     def attach(self, model: Transformer) -> None:
-        """Let a model compute with these experts: `hold` says how many are in fast memory."""
+        """Let a model compute with these experts; `hold` brings some into fast memory."""
         assert isinstance(model, Mixtral)
         for number, block in enumerate(model.layers):
             mixture = block.get_submodule("feed_forward")
@@ -185,8 +185,8 @@ class Tiers:
     def hold(self, fast: Sequence[Collection[int]], slots: int) -> None:
         """Fill fast memory anew: these experts of each layer, and the landing.
 
-        slots: for how many experts there is room. What these leave free goes to all layers alike,
-        where fetched experts stay. Raises UsageError where it is not enough, TierError.
+        slots: number of experts that fit. If fetched experts stay, all layers share the slots that
+        are left. Raises UsageError for too few slots, TierError.
         """
         count = sum(map(len, fast))
         landing = 0 if count == len(self.keys) else self.least
@@ -195,7 +195,7 @@ class Tiers:
                 f"fast memory for {slots} experts cannot hold {count} and {landing} that are "
                 "fetched"
             )
-        for layer in self.layers.values():  # their memory is free before new memory is taken
+        for layer in self.layers.values():  # before new memory is allocated
             for expert in list(layer.own):
                 layer.give_up(expert)
         self.landing.clear()
@@ -240,10 +240,10 @@ class Tiers:
             self.fused.count()
         self.traffic.expert_seconds += self.stopwatch.seconds()
         self.traffic.waiting_seconds += self.copies.waited()
-        return self.traffic.copy()
+        return replace(self.traffic)
 
     def record(self, config: RunConfig) -> TwoTiers:
-        """Where the experts lie, and the options that said so."""
+        """Where the experts are, and by which options."""
         return TwoTiers(
             fast=sum(self.quotas),
             landing=self.arrivals,
@@ -259,49 +259,35 @@ class Tiers:
 
 
 class Arriving:
-    """A quantizer (models.loading.Stages) whose experts go to the slow tier."""
+    """A quantizer (models.loading.Holding) whose experts go to the slow tier."""
 
     def __init__(self, stages: Stages, tiers: Tiers) -> None:
-        self.stages, self.tiers = stages, tiers
+        self.stages, self.tiers, self.quantized = stages, tiers, stages.quantized
         self.waiting: dict[str, nn.Module] = {}  # the linear layers of the expert that arrives
         self.beneath: dict[str, nn.Module] = {}  # the same for the slow tier's own kernels
-
-    def __call__(self, name: str, module: nn.Module) -> nn.Module:
-        return self.built(name, self.quantized(name, module))
 
     def held(self, name: str) -> nn.Module | None:
         """As models.loading.Holding."""
         match = LINEAR.fullmatch(name)
-        if match is None or not self.tiers.pattern:
-            return None
-        return without_weights(self.tiers.pattern[match[3]])
-
-    def quantized(self, name: str, module: nn.Module) -> nn.Module:
-        return self.stages.quantized(name, module)
+        pattern = self.tiers.pattern.get(match[3]) if match else None
+        return without_weights(pattern) if pattern else None
 
     def built(self, name: str, layer: nn.Module) -> nn.Module:
-        match = LINEAR.fullmatch(name)
+        match, tiers = LINEAR.fullmatch(name), self.tiers
         if match is None:
             return self.stages.built(name, layer)
         key, linear = (int(match[1]), int(match[2])), match[3]
-        if self.tiers.stages_beneath:
-            self.beneath[linear] = self.tiers.stages_beneath.built(name, _moved(layer))
+        if tiers.stages_beneath:
+            weights = {kind: p.data.cpu() for kind, p in layer.named_parameters()}
+            moved = {kind: nn.Parameter(w, requires_grad=False) for kind, w in weights.items()}
+            self.beneath[linear] = tiers.stages_beneath.built(name, with_parameters(layer, moved))
         self.waiting[linear] = built = self.stages.built(name, layer)
         if self.waiting.keys() == LINEARS:
-            self.tiers.take(key, self.waiting)
-            if self.beneath:
-                self.tiers.take(key, self.beneath, beneath=True)
+            tiers.put(tiers.slow, key, self.waiting)
+            if tiers.beneath:
+                tiers.put(tiers.beneath, key, self.beneath)
             self.waiting, self.beneath = {}, {}
         return without_weights(built)
-
-
-def _moved(layer: nn.Module) -> nn.Module:
-    """A quantized layer in RAM; the one on the card stays as it is."""
-    moved = with_weight(layer, layer.get_parameter("weight").data.cpu())
-    if getattr(layer, "bias", None) is not None:
-        bias = layer.get_parameter("bias").data.cpu()
-        moved.register_parameter("bias", nn.Parameter(bias, requires_grad=False))
-    return moved
 
 
 def tiers_of(model: Transformer) -> Tiers | None:

@@ -1,11 +1,11 @@
-"""The policy `auto`: the better of `cache` and `compute_there`, by seconds of a few steps of each.
+"""The policy `auto`: the faster of `cache` and `compute_there`, by seconds of a few steps of each.
 
     tiers.policy = faster(tiers, decoder.step, tokens)
 
 Results do not depend on the policy, only time does. Steps of both policies alternate, over the
 tokens of the run's own prompt, so that both meet the same routing and the same machine. Before a
 step that computes in place, the system drops the experts' pages from its page cache: the policy is
-chosen for a machine whose memory is used up, where --expert_memory is all that there is for them.
+chosen for a machine whose memory is used up, where --expert_memory is all that experts have.
 """
 
 import itertools
@@ -42,16 +42,14 @@ def faster(tiers: Tiers, step: Callable[[Tensor, Tensor], object], tokens: Tenso
         for position, token in enumerate(tokens.to(tiers.device)):
             tiers.policy = CANDIDATES[position % len(CANDIDATES)]
             if not tiers.policy.fetches:
-                for key in tiers.keys:
-                    tiers.slow.drop(key)
+                tiers.slow.drop()
             started = time.perf_counter()
             step(token, torch.tensor([position], device=tiers.device))
             if tiers.device.type == "cuda":
                 torch.cuda.synchronize(tiers.device)
             seconds[tiers.policy].append(time.perf_counter() - started)
     finally:
-        for key in tiers.keys:  # what the last steps read would seem to be free memory
-            tiers.slow.drop(key)
+        tiers.slow.drop()  # what the last steps read would count as free memory
         tiers.policy = policy
         tiers.counted()
         tiers.traffic = before

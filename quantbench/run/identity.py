@@ -91,8 +91,8 @@ def _experts(plan: Plan, scheme: Spec) -> dict[str, object]:
     if capacity <= 0:
         values["expert_placement"] = None
     elif config.expert_placement != "popularity":  # whose counts are those of weights, not read yet
-        values["expert_placement"] = [sorted(layer) for layer in
-                                      placed(config, routers, capacity).fast]  # fmt: skip
+        fast = placed(config, routers, capacity)
+        values["expert_placement"] = list(map(sorted, fast))
     return values
 
 

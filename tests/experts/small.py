@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from quantbench.experts.slow import Disk, Memory
+from quantbench.experts.slow import Memory, new_file
 from quantbench.experts.tiers import Policy, Tiers
 from quantbench.generate import Generator
 from quantbench.models.loading import load_config, load_model
@@ -34,7 +34,7 @@ def tiered(
     kernel: str = "auto",
 ):
     """The model and its tiers. slow: a folder; None: RAM under a CPU in the place of a card."""
-    tier = Memory(pinned=False) if slow is None else Disk(slow)
+    tier = Memory(pinned=False) if slow is None else new_file(slow)
     tiers = Tiers(tier, load_config(path), CPU, policy)
     stages = tiers.after(quantizer(scheme, precision, kernel))
     model = load_model(path, precision=precision, transform=stages)

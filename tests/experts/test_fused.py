@@ -12,7 +12,8 @@ import torch
 from quantbench.errors import QuantbenchError
 from quantbench.experts import aio, copies
 from quantbench.experts.copies import BySystem, ByThreads
-from quantbench.experts.slow import Disk, Memory, pages
+from quantbench.experts.fused import Fused
+from quantbench.experts.slow import Memory, new_file, pages
 from quantbench.experts.tiers import POLICIES
 from quantbench.generate import Generator
 from quantbench.ops.cpu import build
@@ -240,17 +241,16 @@ def test_a_slow_reader_changes_no_logit(path, tmp_path, monkeypatch):
 
 def test_the_op_waits_only_where_something_arrives(monkeypatch):
     """It asks, computes what is there, and then waits; what computes there is not waited for."""
-    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], None)
     calls = []
+    for inner in (Fused._begin, Fused._finish):
+
+        def noted(self, layer, inner=inner):
+            calls.append((inner.__name__, layer.number))
+            return inner(self, layer)
+
+        monkeypatch.setattr(Fused, inner.__name__, noted)
+    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["fetch"], None)
     tiers.hold([set(range(0, 8, 2))] * 5, 20 + 2)  # of eight experts, of which a token takes two
-    for name in ("_begin", "_finish"):
-        inner = getattr(tiers.fused, name)
-
-        def noted(layer, name=name, inner=inner):
-            calls.append((name, layer.number))
-            return inner(layer)
-
-        monkeypatch.setattr(tiers.fused, name, noted)
     logits(model, decoder="cpu-step")
     begun = [number for name, number in calls if name == "_begin"]
     assert begun and calls == [(n, number) for number in begun for n in ("_begin", "_finish")]
@@ -264,7 +264,7 @@ def test_the_op_waits_only_where_something_arrives(monkeypatch):
 
 
 def test_the_system_reads_iff_the_disk_is_direct_and_the_kernel_allows_it(tmp_path, monkeypatch):
-    disk = Disk(tmp_path)
+    disk = new_file(tmp_path)
     allowed = aio.opened() is not None
     assert isinstance(copies.make(disk, CPU), BySystem) == (disk.direct is not None and allowed)
     assert isinstance(copies.make(Memory(False), CPU), ByThreads)
@@ -298,18 +298,18 @@ def test_a_queue_reads_parts_of_files(tmp_path):
     buffer = pages(4 * 4096)
     with open(path, "rb") as file:
         reads = [
-            aio.Read(7, file.fileno(), 4096, buffer.data_ptr(), 4096),
-            aio.Read(8, file.fileno(), 8192, buffer.data_ptr() + 4096, 8192),  # beyond the end
+            (7, file.fileno(), buffer.data_ptr(), 4096, 4096),
+            (8, file.fileno(), buffer.data_ptr() + 4096, 8192, 8192),  # beyond the end
         ]
         assert queue.submit(reads) == 2
         results = dict(queue.finished(2))
     assert results == {7: 4096, 8: 4096} and queue.finished(0) == []
     assert bytes(buffer[:8192].numpy()) == bytes(range(256)) * 32
-    assert queue.submit([aio.Read(9, 10**6, 0, buffer.data_ptr(), 4096)]) == 0  # no such file
+    assert queue.submit([(9, 10**6, buffer.data_ptr(), 4096, 0)]) == 0  # no such file
 
 
 def test_more_reads_than_a_queue_holds(tmp_path):
-    disk, keys = Disk(tmp_path), [(0, expert) for expert in range(aio.READS + 9)]
+    disk, keys = new_file(tmp_path), [(0, expert) for expert in range(aio.READS + 9)]
     disk.reserve(keys, 4096)
     for key in keys:
         block = pages(4096)
@@ -319,4 +319,4 @@ def test_more_reads_than_a_queue_holds(tmp_path):
     reader.begin(list(zip(slots, keys, strict=True)))
     for slot, key in zip(slots, keys, strict=True):
         reader.wait(slot)
-        assert slot.key == key and slot.buffer.eq(key[1] % 251).all()
+        assert slot.buffer.eq(key[1] % 251).all()

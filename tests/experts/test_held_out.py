@@ -55,7 +55,7 @@ def test_hits_while_the_model_reads_are_those_of_the_counts(how, tokens, popular
     capacity = random.Random(torch.initial_seed()).randrange(1, 38)
     made = profile_of(popularity, first)
     placement = place(how, popularity.routers, capacity, made, seed=3)
-    tiers.hold(placement.fast, capacity + tiers.least)
+    tiers.hold(placement, capacity + tiers.least)
     before = tiers.counted()
     with torch.no_grad():
         for window in torch.split(tokens[len(tokens) // 2 :], CONTEXT):
@@ -63,6 +63,6 @@ def test_hits_while_the_model_reads_are_those_of_the_counts(how, tokens, popular
     traffic = tiers.counted().since(before)
     assert traffic.assignments == sum(map(sum, second)) == 5 * 2 * 4096
     expected = sum(second[layer][e] for layer, e in product(range(5), range(8))
-                   if e in placement.fast[layer])  # fmt: skip
+                   if e in placement[layer])  # fmt: skip
     assert traffic.hits == expected == hits(placement, second)
     assert traffic.hit_rate == expected / (5 * 2 * 4096)

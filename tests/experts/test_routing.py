@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from quantbench.errors import UsageError
-from quantbench.experts.popularity import added
 from quantbench.experts.routing import counting, digest, identity, profile, routers_of
 from quantbench.models.mixture import Mixture
 from quantbench.models.registry import build
@@ -58,7 +57,8 @@ def test_a_profile_counts_both_halves(model):
     windows = [TOKENS[None, i : i + 8] for i in (0, 8)] + [TOKENS[None, 16:20]]
     first = chosen_by_hand(model, windows[0])
     for window in windows[1:]:
-        first = added(first, chosen_by_hand(model, window))
+        layers = zip(first, chosen_by_hand(model, window), strict=True)
+        first = tuple(tuple(map(sum, zip(*layer, strict=True))) for layer in layers)
     assert popularity.halves[0] == first
     assert popularity.tokens == 40 and done[-1] == (40, 40)
     assert [sum(layer) for layer in popularity.counts] == [80, 0, 80]

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from quantbench.errors import KernelError, TierError
 from quantbench.experts import slow
 from quantbench.experts.layout import Layout, without_weights
-from quantbench.experts.slow import Disk, Memory
+from quantbench.experts.slow import Memory, new_file
 from quantbench.experts.tiers import POLICIES, Tiers
 from quantbench.models.formats.saved import inner_tensors
 from quantbench.models.llama import step_bytes, weight_bytes
@@ -177,7 +177,7 @@ def test_sizes_count_all_experts_wherever_they_lie(place):
 
 def test_the_file_is_safetensors(place):
     """Read back by its own library: whole pages, an expert each."""
-    disk = Disk(place)
+    disk = new_file(place)
     keys = [(layer, expert) for layer in (0, 2) for expert in range(3)]
     disk.reserve(keys, 8192)
     blocks = {key: torch.randint(256, (8192,), dtype=torch.uint8) for key in keys}
@@ -185,7 +185,7 @@ def test_the_file_is_safetensors(place):
         aligned = slow.pages(8192)
         aligned.copy_(block)
         disk.put(key, aligned)
-    with safe_open(disk.path, "pt") as opened:
+    with safe_open(f"/proc/self/fd/{disk.buffered}", "pt") as opened:
         assert sorted(opened.keys()) == sorted(f"layers.{i}.experts.{e}" for i, e in keys)
         for (layer, expert), block in blocks.items():
             assert torch.equal(opened.get_tensor(f"layers.{layer}.experts.{expert}"), block)
@@ -193,13 +193,12 @@ def test_the_file_is_safetensors(place):
     for key, block in blocks.items():
         disk.read(key, buffer)
         assert torch.equal(buffer, block) and torch.equal(disk.in_place(key), block)
-    disk.close()
     assert not list(place.iterdir())
 
 
 def test_without_o_direct_pages_are_dropped(place, monkeypatch):
-    monkeypatch.setattr(slow, "_direct", lambda path, flags: None)
-    disk = Disk(place)
+    monkeypatch.setattr(slow, "_direct", lambda file: None)
+    disk = new_file(place)
     disk.reserve([(0, 0)], 4096)
     disk.put((0, 0), torch.full((4096,), 7, dtype=torch.uint8))
     buffer = slow.pages(4096)
@@ -207,22 +206,12 @@ def test_without_o_direct_pages_are_dropped(place, monkeypatch):
     assert buffer.eq(7).all() and "dropped" in disk.place
 
 
-def test_what_killed_processes_left_is_removed(place):
-    place.mkdir()
-    (place / "experts-killed.safetensors").write_bytes(b"x")
-    (place / "other.safetensors").write_bytes(b"x")
-    alive = Disk(place)
-    second = Disk(place)
-    names = {alive.path.name, second.path.name, "other.safetensors"}
-    assert {path.name for path in place.iterdir()} == names
-
-
 def truncate(tiers):
-    os.truncate(tiers.slow.path, os.path.getsize(tiers.slow.path) // 2)
+    os.ftruncate(tiers.slow.buffered, tiers.slow.end // 2)
 
 
 def cut_one_byte(tiers):
-    os.truncate(tiers.slow.path, os.path.getsize(tiers.slow.path) - 1)
+    os.ftruncate(tiers.slow.buffered, tiers.slow.end - 1)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -241,15 +230,6 @@ def test_a_damaged_file_is_an_error_of_one_line(policy, damage, decoder, place):
     assert "\n" not in str(raised.value) and str(place) in str(raised.value)
 
 
-def test_a_removed_file_is_there_until_the_end(place):
-    expected = logits(whole("tiny_moe", "int8wo"))
-    model, tiers = tiered("tiny_moe", "int8wo", POLICIES["cache"], place)
-    tiers.hold([set()] * 5, 2)
-    tiers.slow.path.unlink()
-    assert torch.equal(logits(model), expected)
-    tiers.slow.close()
-
-
 def full(*arguments):
     raise OSError(28, "No space left on device")
 
@@ -266,7 +246,7 @@ def test_a_full_disk_says_how_much_is_needed(where, place, monkeypatch):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(TierError, match="file/slow: the experts' file cannot be written: Not a d"):
-        Disk(tmp_path / "file" / "slow")
+        new_file(tmp_path / "file" / "slow")
 
 
 def test_an_expert_stored_in_another_way_is_refused():
@@ -278,7 +258,8 @@ def test_an_expert_stored_in_another_way_is_refused():
     def arrive(stages, expert):
         for linear, shape in (("w13", (256, 64)), ("w2", (32, 256))):
             module = torch.nn.Linear(*shape, bias=False).bfloat16()
-            stages(name.format(expert, linear), module)
+            path = name.format(expert, linear)
+            stages.built(path, stages.quantized(path, module))
 
     arrive(stages, 0)
     with pytest.raises(Exception, match="stored in another way"):
