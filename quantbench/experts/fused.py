@@ -39,7 +39,7 @@ class Fused:
     def __init__(self, store: "Tiers", layers: Mapping[int, TieredLayer]) -> None:
         """layers: with experts, by their numbers."""
         self.store, self.layers = store, layers
-        self.every = store.experts_each  # experts of a layer
+        self.every = store.mixture.num_experts  # of a layer
         self.turn = torch.zeros(LISTS + 2 * self.every, dtype=torch.int64)
         self.numbers = _numbers(self.turn)
         function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)

@@ -32,9 +32,68 @@ class TieredLayer:
         with self.store.lock:
             started = self.store.stopwatch.start()
             self.note_uses()
-            outputs = _Turn(self, tokens, rows).outputs()
+            outputs = self._outputs(tokens, rows)
             self.store.stopwatch.stop(started)
         return sorted(outputs.items())
+
+    def _outputs(self, tokens: Tensor, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """What each expert returns, by its number, in the order in which they were computed.
+
+        A processor that only the slow tier has (a CPU under a card) gets its tokens first and
+        computes last: meanwhile the card computes what was launched. Raises TierError.
+        """
+        store, results = self.store, dict[int, Tensor]()
+        resident = [expert for expert in rows if expert in self.own]
+        missing = [expert for expert in rows if expert not in self.own]
+        waiting = deque(missing if store.policy.fetches else ())  # for room, to be fetched
+        there = () if store.policy.fetches else missing  # to be computed in the slow tier
+        pending: OrderedDict[int, Slot] = OrderedDict()  # experts that are being fetched
+        self._count(rows, resident, waiting, there)
+        sent = {e: tokens[rows[e]].cpu() for e in there} if store.beneath else {}
+
+        def fetch() -> None:
+            pairs = []
+            while waiting and (slot := self.room(rows.keys() - results.keys())) is not None:
+                expert = waiting.popleft()
+                pairs.append((slot, (self.number, expert)))
+                pending[expert] = slot
+            store.begin(pairs)
+
+        def compute(expert: int, slot: Slot) -> None:
+            results[expert] = slot.expert(tokens[rows[expert]])
+            store.copies.done(slot)
+
+        try:
+            fetch()
+            for expert in resident:
+                slot = self.own[expert]
+                self.own.move_to_end(expert)
+                compute(expert, slot)
+                fetch()
+            while pending:
+                expert, slot = next(iter(pending.items()))
+                store.copies.wait(slot)
+                del pending[expert]
+                compute(expert, slot)
+                if (given := self.settle(expert, slot, rows.keys() - results.keys())) is not None:
+                    store.landing.append(given)
+                fetch()
+        finally:
+            store.abandon(pending.values())
+        for expert in there:
+            x = sent[expert] if sent else tokens[rows[expert]]
+            returned = store.in_place((self.number, expert)).expert(x)
+            results[expert] = returned.to(tokens.device)
+        return results
+
+    def _count(self, rows: Mapping[int, Tensor], *groups: Iterable[int]) -> None:
+        """Count the tokens of all experts, and of those that are resident, fetched, in place."""
+        traffic = self.store.traffic
+        hits, fetched, there = (sum(len(rows[expert]) for expert in group) for group in groups)
+        traffic.assignments += hits + fetched + there
+        traffic.hits += hits
+        traffic.fetched += fetched
+        traffic.there += there
 
     # ------------------------------------------------------------------------------ fast memory
 
@@ -85,78 +144,3 @@ class TieredLayer:
             return slot
         self.keep(expert, slot)
         return given
-
-
-class _Turn:
-    """One pass of some tokens through a layer's experts."""
-
-    def __init__(self, layer: TieredLayer, tokens: Tensor, rows: Mapping[int, Tensor]) -> None:
-        self.layer, self.store = layer, layer.store
-        self.tokens, self.rows = tokens, rows
-        self.results: dict[int, Tensor] = {}
-        self.waiting: deque[int] = deque()  # experts to be fetched as soon as there is room
-        self.pending: OrderedDict[int, Slot] = OrderedDict()  # experts that are being fetched
-
-    def outputs(self) -> dict[int, Tensor]:
-        """What each expert returns, by its number.
-
-        A processor that only the slow tier has (a CPU under a card) gets its tokens first and
-        computes last: meanwhile the card computes what was launched. Raises TierError.
-        """
-        layer, store = self.layer, self.store
-        resident = [expert for expert in self.rows if expert in layer.own]
-        there = [expert for expert in self.rows if expert not in layer.own]
-        if store.policy.fetches:
-            self.waiting, there = deque(there), []
-        self._count(resident, there)
-        sent = {e: self.tokens[self.rows[e]].cpu() for e in there} if store.beneath else {}
-        try:
-            self._begin()
-            for expert in resident:
-                slot = layer.own[expert]
-                layer.own.move_to_end(expert)
-                self._compute(expert, slot)
-                self._begin()
-            while self.pending:
-                expert, slot = next(iter(self.pending.items()))
-                store.copies.wait(slot)
-                del self.pending[expert]
-                self._compute(expert, slot)
-                if (given := layer.settle(expert, slot, self._needed())) is not None:
-                    store.landing.append(given)
-                self._begin()
-        finally:
-            store.abandon(self.pending.values())
-        for expert in there:
-            x = sent[expert] if sent else self.tokens[self.rows[expert]]
-            returned = store.in_place((layer.number, expert)).expert(x)
-            self.results[expert] = returned.to(self.tokens.device)
-        return self.results
-
-    def _count(self, resident: Collection[int], there: Collection[int]) -> None:
-        traffic = self.store.traffic
-
-        def tokens(experts: Iterable[int]) -> int:
-            return sum(len(self.rows[expert]) for expert in experts)
-
-        traffic.assignments += tokens(self.rows)
-        traffic.hits += tokens(resident)
-        traffic.fetched += tokens(self.waiting)
-        traffic.there += tokens(there)
-
-    def _begin(self) -> None:
-        """Start to fetch what is missing, as far as there is room."""
-        pairs = []
-        while self.waiting and (slot := self.layer.room(self._needed())) is not None:
-            expert = self.waiting.popleft()
-            pairs.append((slot, (self.layer.number, expert)))
-            self.pending[expert] = slot
-        self.store.begin(pairs)
-
-    def _needed(self) -> Collection[int]:
-        """The experts that are still to be computed."""
-        return self.rows.keys() - self.results.keys()
-
-    def _compute(self, expert: int, slot: Slot) -> None:
-        self.results[expert] = slot.expert(self.tokens[self.rows[expert]])
-        self.store.copies.done(slot)

@@ -81,7 +81,7 @@ def from_file(option: str, path: str, routers: Routers, capacity: int) -> Fast:
     """
     value, given = files.read_json(option, path, UsageError, AGAIN), f"{option} {path}"
     if not isinstance(value, dict) or "fast" not in value:
-        popularity = Popularity.read(option, path, value).of_model(routers, option, path)
+        popularity = Popularity.load(option, path, value).of_model(routers, option, path)
         return most_popular(popularity.counts, capacity)
     try:
         listed = from_json(list[list[int]], value["fast"])

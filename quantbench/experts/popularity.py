@@ -104,16 +104,14 @@ class Popularity:
         files.write_text(option, path, json.dumps(to_json(self)) + "\n")
 
     @staticmethod
-    def load(option: str, path: str | Path) -> "Popularity":
+    def load(option: str, path: str | Path, value: object = None) -> "Popularity":
         """Raises UsageError, one line, for a file that `quantbench experts profile` did not write.
 
-        option: the option that names the file, for the message.
+        option: the option that names the file, for the message. value: the file's JSON, if it was
+        read before.
         """
-        return Popularity.read(option, path, files.read_json(option, path, UsageError, AGAIN))
-
-    @staticmethod
-    def read(option: str, path: str | Path, value: object) -> "Popularity":
-        """The popularity in a file's JSON. Raises UsageError, one line."""
+        if value is None:
+            value = files.read_json(option, path, UsageError, AGAIN)
         try:
             if not isinstance(value, dict) or "halves" not in value:
                 raise ValueError("it holds no counts")

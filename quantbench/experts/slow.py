@@ -62,7 +62,11 @@ class File:
     def __init__(self, file: int, place: Path, where: str, kept: bool = False) -> None:
         """file: opened through the page cache. place: shown to the user. where: starts the
         messages of errors. kept: whether `keep` will be called."""
-        self.buffered, self.direct, self.where, self.kept = file, _direct(file), where, kept
+        self.buffered, self.where, self.kept = file, where, kept
+        self.direct: int | None = None  # the same file past the page cache
+        with contextlib.suppress(OSError, AttributeError):  # not every file system allows that
+            flags = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE | os.O_DIRECT | os.O_CLOEXEC
+            self.direct = os.open(f"/proc/self/fd/{file}", flags)
         self.file = file if self.direct is None else self.direct
         weakref.finalize(self, lambda opened: list(map(os.close, opened)), {file, self.file})
         how = "pages dropped after each read" if self.direct is None else "past the page cache"
@@ -75,11 +79,24 @@ class File:
     # ------------------------------------------------------------------------------ writing
 
     def lay_out(self, keys: Sequence[Key], nbytes: int) -> bytes:
-        """Note where each expert of nbytes is; returns the header, as the file starts with it."""
-        header = _header(keys, nbytes)
-        self.nbytes, self.end = nbytes, len(header) + nbytes * len(keys)
-        self.starts = {key: len(header) + i * nbytes for i, key in enumerate(keys)}
-        return header
+        """Note where each expert of nbytes is. Returns the file's start, whole pages: the length of
+        a JSON object, and the object.
+
+        https://github.com/huggingface/safetensors#format; JSON may end with spaces.
+        """
+        table = {
+            f"layers.{layer}.experts.{expert}": {
+                "dtype": "U8",
+                "shape": [nbytes],
+                "data_offsets": [i * nbytes, (i + 1) * nbytes],
+            }
+            for i, (layer, expert) in enumerate(keys)
+        }
+        text = json.dumps(table, separators=(",", ":")).encode()
+        start = whole_pages(8 + len(text))
+        self.nbytes, self.end = nbytes, start + nbytes * len(keys)
+        self.starts = {key: start + i * nbytes for i, key in enumerate(keys)}
+        return (start - 8).to_bytes(8, "little") + text.ljust(start - 8)
 
     def reserve(self, keys: Sequence[Key], nbytes: int) -> None:
         """Make room for these experts of nbytes each. Raises TierError."""
@@ -228,32 +245,6 @@ def _writing(where: str, nbytes: int = 0) -> Iterator[None]:
         ) from None
 
 
-def _header(keys: Sequence[Key], nbytes: int) -> bytes:
-    """The start of a safetensors file, whole pages: the length of a JSON object, and the object.
-
-    https://github.com/huggingface/safetensors#format; JSON may end with spaces.
-    """
-    table = {
-        f"layers.{layer}.experts.{expert}": {
-            "dtype": "U8",
-            "shape": [nbytes],
-            "data_offsets": [i * nbytes, (i + 1) * nbytes],
-        }
-        for i, (layer, expert) in enumerate(keys)
-    }
-    text = json.dumps(table, separators=(",", ":")).encode()
-    length = whole_pages(8 + len(text)) - 8
-    return length.to_bytes(8, "little") + text.ljust(length)
-
-
-def _direct(file: int) -> int | None:
-    """The same file opened past the page cache; None if the file system does not allow that."""
-    flags = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
-    with contextlib.suppress(OSError, AttributeError):
-        return os.open(f"/proc/self/fd/{file}", flags | os.O_DIRECT | os.O_CLOEXEC)
-    return None
-
-
 class Memory:
     """RAM, under the memory of a card, or of the CPU in its place."""
 
@@ -273,7 +264,12 @@ class Memory:
             of_layer = list(group)
             whole = pages(nbytes * len(of_layer))
             if self.pinned:
-                _lock(whole)
+                code = int(_cuda().cudaHostRegister(whole.data_ptr(), whole.numel(), 0))
+                if code != 0:
+                    raise TierError(
+                        f"cannot lock {size(whole.numel())} of RAM for the card (CUDA error "
+                        f"{code}); a smaller --quantization takes less"
+                    )
                 self.locked.append(whole)
             self.blocks |= dict(zip(of_layer, cut(whole, nbytes), strict=True))
 
@@ -296,18 +292,11 @@ class Memory:
 SlowTier = File | Memory  # which holds all experts
 
 
-def _lock(memory: Tensor) -> None:
-    """Lock a buffer's pages for a CUDA card. Raises TierError."""
+def _cuda() -> Any:
     runtime: Any = torch.cuda
-    code = runtime.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
-    if int(code) != 0:
-        raise TierError(
-            f"cannot lock {size(memory.numel())} of RAM for the card (CUDA error {int(code)}); "
-            "a smaller --quantization takes less"
-        )
+    return runtime.cudart()
 
 
 def _unlock(locked: Sequence[Tensor]) -> None:
-    runtime: Any = torch.cuda
     for memory in locked:
-        runtime.cudart().cudaHostUnregister(memory.data_ptr())
+        _cuda().cudaHostUnregister(memory.data_ptr())

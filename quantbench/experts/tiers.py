@@ -17,7 +17,8 @@ import contextlib
 import re
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -52,8 +53,7 @@ def keys_of(architecture: ModelConfig) -> list[Key]:
     return [(layer, expert) for layer in layers for expert in range(mixture.num_experts)]
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(NamedTuple):
     """What happens to an expert that a token takes and that is not in fast memory."""
 
     name: str
@@ -82,16 +82,13 @@ class Tiers:
         """device: that of the fast tier, and of the rest of the model.
 
         beneath: if another processor than the device computes with experts in the slow tier: where
-        they are in the form of its kernels, and what brings them into that form. None: the device
-        computes with the bytes of `slow`.
+        they are in the form of its kernels, and what brings them into that form.
         """
         assert architecture.mixture is not None
         self.slow, self.device, self.policy = slow, device, policy
         self.beneath = beneath[0] if beneath else None
         self.stages_beneath = beneath[1] if beneath else None
-        self.keys = keys_of(architecture)
-        self.experts_each = architecture.mixture.num_experts  # of a layer
-        self.width = architecture.mixture.experts_per_token
+        self.mixture, self.keys = architecture.mixture, keys_of(architecture)
         self.layers: dict[int, TieredLayer] = {}
         self.fused: Fused | None = None  # for the fused step, which is the CPU's
         self.copies = copies.make(slow, device)
@@ -106,6 +103,8 @@ class Tiers:
         self.pattern: dict[str, nn.Module] = {}
         self._layouts: dict[SlowTier, Layout] = {}
         self._in_place: dict[Key, Slot] = {}
+
+    # ------------------------------------------------------------------------------ slow memory
 
     @property
     def layout(self) -> Layout:
@@ -126,14 +125,13 @@ class Tiers:
         layout = Layout.of(linears)
         if slow not in self._layouts:
             slow.reserve(self.keys, layout.nbytes)
-        known = self._layouts.setdefault(slow, layout)
-        if known != layout:
+        if self._layouts.setdefault(slow, layout) != layout:
             raise KernelError(
                 f"--expert_memory: expert {key[1]} of layer {key[0]} is stored in another way than "
                 "the first one; give one --quantization and --kernel for all"
             )
         block = pages(layout.nbytes)
-        known.write(linears, block)
+        layout.write(linears, block)
         slow.put(key, block)
 
     def keep(self) -> SavedExperts | None:
@@ -164,7 +162,7 @@ class Tiers:
                 self.copies.wait(slot)
             self.landing.append(slot)
 
-    # ------------------------------------------------------------------------------ the model
+    # ------------------------------------------------------------------------------ fast memory
 
     def attach(self, model: Transformer) -> None:
         """Let a model compute with these experts; `hold` brings some into fast memory."""
@@ -180,7 +178,7 @@ class Tiers:
     @property
     def least(self) -> int:
         """The smallest number of slots."""
-        return self.width if self.policy.fetches else 0
+        return self.mixture.experts_per_token if self.policy.fetches else 0
 
     def hold(self, fast: Sequence[Collection[int]], slots: int) -> None:
         """Fill fast memory anew: these experts of each layer, and the landing.

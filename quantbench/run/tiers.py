@@ -205,11 +205,11 @@ def settle(plan: Plan, tiers: Tiers, model: Transformer, say: Say) -> None:
 def _faster(plan: Plan, tiers: Tiers, model: Transformer) -> Policy:
     """The policy whose decoding steps are faster, as the run will take them."""
     config, how = plan.config, (plan.precision, plan.device)
-    tokens = trial.tokens_of(plan.prompt, config.batch_size)
+    rows = config.batch_size
     kernel = decoding.attention_of(plan.cache, model.config, *how).name
-    own = decoding.caches_of(plan.cache, model.config, config.batch_size, len(tokens), *how, kernel)
-    decoder = decoding.choose(config.decoder, model, own, config.batch_size)
-    return trial.faster(tiers, decoder.step, tokens)
+    own = decoding.caches_of(plan.cache, model.config, rows, trial.POSITIONS, *how, kernel)
+    decoder = decoding.choose(config.decoder, model, own, rows)
+    return trial.faster(tiers, decoder.step, plan.prompt, rows)
 
 
 def placed(config: RunConfig, routers: Routers, capacity: int) -> Fast:

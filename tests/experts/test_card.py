@@ -6,7 +6,6 @@ import random
 import pytest
 import torch
 
-from quantbench.experts import layer as layers
 from quantbench.experts import stopwatch, trial
 from quantbench.experts.slow import Memory
 from quantbench.experts.tiers import POLICIES, Tiers
@@ -65,22 +64,19 @@ def test_the_processor_beneath_computes_while_the_other_is_busy(monkeypatch):
     model, tiers = over_ram("cpu")
     tiers.policy = POLICIES["compute_there"]
     tiers.hold([{0, 1, 2, 3}] * 5, 20)
-    compute, in_place, order = layers._Turn._compute, Tiers.in_place, []
+    order, in_place = [], tiers.in_place
+    layers = {slot: n for n, layer in tiers.layers.items() for slot in layer.own.values()}
 
-    def on_the_card(self, expert, slot):
-        order.append((self.layer.number, "card", expert))
-        compute(self, expert, slot)
+    def beneath(key):
+        order.append((key[0], "beneath"))
+        return in_place(key)
 
-    def beneath(self, key):
-        order.append((key[0], "beneath", key[1]))
-        return in_place(self, key)
-
-    monkeypatch.setattr(layers._Turn, "_compute", on_the_card)
-    monkeypatch.setattr(Tiers, "in_place", beneath)
+    monkeypatch.setattr(tiers, "in_place", beneath)
+    monkeypatch.setattr(tiers.copies, "done", lambda slot: order.append((layers[slot], "card")))
     logits(model, "cpu")
     both = 0  # layers in which both compute
     for number in range(5):
-        who = [where for layer, where, _ in order if layer == number]
+        who = [where for layer, where in order if layer == number]
         assert who == sorted(who, key=("card", "beneath").index)
         both += len(set(who)) == 2
     assert both
@@ -91,20 +87,19 @@ def test_the_processor_beneath_computes_while_the_other_is_busy(monkeypatch):
 def test_auto_takes_the_faster_policy_and_leaves_no_count(slower, device):
     model, tiers = over_ram(device)
     tiers.hold([{0}, {1, 2}, set(), set(), {7}], 8)
-    before, policies, clock = tiers.counted(), [], [0.0]
+    before, policies, seen, clock = tiers.counted(), [], [], [0.0]
 
     def step(tokens, position):
         policies.append(tiers.policy.name)
+        seen.append(tokens.flatten().tolist())
         clock[0] += 1.0 + (tiers.policy.name == slower)
         model(tokens)
 
-    tokens = trial.tokens_of([5, 6, 7], 2)
-    assert tokens[:3].flatten().tolist() == [5, 6, 7, 5, 6, 7]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial.time, "perf_counter", lambda: clock[0])
-        chosen = trial.faster(tiers, step, tokens)
+        chosen = trial.faster(tiers, step, [5, 6, 7, 8, 9], 2)
     assert chosen.name == {"cache": "compute_there", "compute_there": "cache"}[slower]
-    assert policies == ["cache", "compute_there"] * 13
+    assert policies == ["cache", "compute_there"] * 13 and seen[:3] == [[5, 6], [7, 8], [9, 5]]
     assert tiers.policy is POLICIES["cache"] and tiers.counted() == before
 
 

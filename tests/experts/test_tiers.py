@@ -167,8 +167,6 @@ def test_sizes_count_all_experts_wherever_they_lie(place):
     assert [step_bytes(model, rows) for rows in (1, 4)] == [
         step_bytes(one, rows) for rows in (1, 4)
     ]
-    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    assert experts == len(tiers.keys) * tiers.layout.weight_bytes
     assert all(p.is_meta for name, p in model.named_parameters() if ".experts." in name)
 
 
@@ -197,7 +195,7 @@ def test_the_file_is_safetensors(place):
 
 
 def test_without_o_direct_pages_are_dropped(place, monkeypatch):
-    monkeypatch.setattr(slow, "_direct", lambda file: None)
+    monkeypatch.delattr(os, "O_DIRECT")
     disk = new_file(place)
     disk.reserve([(0, 0)], 4096)
     disk.put((0, 0), torch.full((4096,), 7, dtype=torch.uint8))
