@@ -3,6 +3,8 @@
     copies = make(slow, device)
     copies.begin([(slot, key)])         # compute something else, and then
     copies.wait(slot)                   # until it is filled; both raise TierError
+    copies.done(slot)                   # after all products with its expert were launched
+    copies.waits.seconds()              # in which the computing waited
 
 From a disk that is read past the page cache the kernel copies, several experts at once (aio.py).
 From any other slow tier threads copy: reading a file releases Python's lock. A CUDA device copies
@@ -11,7 +13,6 @@ from locked pages on a separate stream, and its computing stream waits for an ev
 
 import itertools
 import os
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from quantbench.experts import aio
 from quantbench.experts.slow import File, Key, SlowTier, cut, pages
-from quantbench.experts.stopwatch import OfCard
+from quantbench.experts.stopwatch import OfCard, OfProcess
 from quantbench.quantize.kernel import fused_weight
 
 THREADS = 2  # that read at the same time
@@ -49,20 +50,6 @@ class Slot:
 Pairs = Sequence[tuple[Slot, Key]]
 
 
-class _Copies:
-    """What the three classes below share, each with a `begin` and a `wait`."""
-
-    seconds = 0.0  # in which the computing waited
-
-    def waited(self) -> float:
-        """Seconds in which the computing waited for copies, since the last call."""
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
-
-    def done(self, slot: Slot) -> None:
-        """Note that all products with a slot's expert have been launched."""
-
-
 def make(slow: SlowTier, device: torch.device) -> "Copies":
     """The fastest way that the slow tier, the device and the system allow."""
     if device.type == "cuda":
@@ -79,11 +66,11 @@ def buffers(count: int, nbytes: int, device: torch.device) -> list[Tensor]:
     return cut(torch.empty(count * nbytes, dtype=torch.uint8, device=device), nbytes)
 
 
-class ByThreads(_Copies):
+class ByThreads:
     """Threads of this process copy."""
 
     def __init__(self, slow: SlowTier) -> None:
-        self.slow = slow
+        self.slow, self.waits = slow, OfProcess()
         self.pool = ThreadPoolExecutor(THREADS, "experts")
 
     def begin(self, pairs: Pairs) -> None:
@@ -94,21 +81,24 @@ class ByThreads(_Copies):
         future = slot.coming
         if future is None:
             return
-        started = time.perf_counter()
+        started = self.waits.start()
         try:
             future.result()
         finally:
             if future.done():  # after Ctrl-C the copy is still under way
                 slot.coming = None
-            self.seconds += time.perf_counter() - started
+            self.waits.stop(started)
+
+    def done(self, slot: Slot) -> None:
+        """Nothing: a product ends before its slot is used again."""
 
 
-class BySystem(_Copies):
+class BySystem:
     """The system reads from a disk, several experts at once, while this process computes."""
 
     def __init__(self, slow: File, file: int, queue: aio.Queue) -> None:
         """file: the disk's file, opened with O_DIRECT."""
-        self.slow, self.file, self.queue = slow, file, queue
+        self.slow, self.file, self.queue, self.waits = slow, file, queue, OfProcess()
         self.tickets = itertools.count()
         self.over: dict[int, int] = {}  # results of reads that `wait` has not taken, by ticket
 
@@ -122,35 +112,34 @@ class BySystem(_Copies):
         for slot, _ in refused:
             slot.coming = None
         for slot, key in refused:
-            started = time.perf_counter()
+            started = self.waits.start()
             self.slow.read(key, slot.buffer)
-            self.seconds += time.perf_counter() - started
+            self.waits.stop(started)
 
     def wait(self, slot: Slot) -> None:
         if slot.coming is None:
             return
-        started = time.perf_counter()
+        started = self.waits.start()
         while slot.coming not in self.over:
             self.over.update(self.queue.finished(at_least=1))
-        self.seconds += time.perf_counter() - started
+        self.waits.stop(started)
         result, slot.coming = self.over.pop(slot.coming), None
         if result != self.slow.nbytes:
             error = OSError(-result, os.strerror(-result)) if result < 0 else None
             raise self.slow.read_error(error)
 
+    def done(self, slot: Slot) -> None:
+        """Nothing: a product ends before its slot is used again."""
 
-class OnStream(_Copies):
+
+class OnStream:
     """A CUDA stream copies."""
 
     def __init__(self, slow: SlowTier, device: torch.device) -> None:
         self.slow, self.device = slow, device
         cuda: Any = torch.cuda  # whose classes have no types
         self.stream = cuda.Stream(device)
-        self.waits = OfCard(device)
-
-    def waited(self) -> float:
-        """Synchronizes: only afterwards it is known how long the computing stream waited."""
-        return self.waits.seconds()
+        self.waits = OfCard(device)  # in which the computing stream waited
 
     def begin(self, pairs: Pairs) -> None:
         for slot, key in pairs:
@@ -167,6 +156,7 @@ class OnStream(_Copies):
             self.waits.stop(started)
 
     def done(self, slot: Slot) -> None:
+        """Note that all products with a slot's expert have been launched."""
         slot.used = torch.cuda.current_stream(self.device).record_event()
 
 

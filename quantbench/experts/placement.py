@@ -86,14 +86,11 @@ def from_file(option: str, path: str, routers: Routers, capacity: int) -> Fast:
     try:
         listed = from_json(list[list[int]], value["fast"])
     except ValueError:
-        raise UsageError(
-            f"{given}: fast is a list of experts for each layer, such as [[0, 3], []]; "
-            f"given: {shown(value['fast'])}"
-        ) from None
+        listed = []
     if len(listed) != len(routers.experts):
         raise UsageError(
-            f"{given} lists experts of {len(listed)} layers; {routers.model} has "
-            f"{len(routers.experts)}: list one for each, [] for none"
+            f"{given}: fast is a list of experts for each of {routers.model}'s "
+            f"{len(routers.experts)} layers, such as [[0, 3], []]; given: {shown(value['fast'])}"
         )
     for layer, (chosen, count) in enumerate(zip(listed, routers.experts, strict=True)):
         if wrong := [expert for expert in chosen if not 0 <= expert < count]:

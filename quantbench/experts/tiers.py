@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from quantbench.errors import KernelError, TierError, UsageError
+from quantbench.errors import KernelError, TierError
 from quantbench.experts import copies, stopwatch
 from quantbench.experts.copies import Slot
 from quantbench.experts.fused import Fused
@@ -183,16 +183,12 @@ class Tiers:
     def hold(self, fast: Sequence[Collection[int]], slots: int) -> None:
         """Fill fast memory anew: these experts of each layer, and the landing.
 
-        slots: number of experts that fit. If fetched experts stay, all layers share the slots that
-        are left. Raises UsageError for too few slots, TierError.
+        slots: number of experts that fit, at least these and `least`, or all. If fetched experts
+        stay, all layers share the slots that are left. Raises TierError.
         """
         count = sum(map(len, fast))
         landing = 0 if count == len(self.keys) else self.least
-        if slots < count + landing:
-            raise UsageError(
-                f"fast memory for {slots} experts cannot hold {count} and {landing} that are "
-                "fetched"
-            )
+        assert count + landing <= slots
         for layer in self.layers.values():  # before new memory is allocated
             for expert in list(layer.own):
                 layer.give_up(expert)
@@ -202,21 +198,20 @@ class Tiers:
         made = [Slot(buffer, self.layout.expert(self.skeleton, buffer)) for buffer in room]
         for slot in made:
             self.copies.done(slot)
-        keys = [(number, e) for number in self.layers for e in sorted(fast[number])]
-        held, self.landing = made[:count], made[count:]
+        self.landing = made[count:]
+        keys = [(number, expert) for number in self.layers for expert in sorted(fast[number])]
         for start in range(0, count, AT_ONCE):
-            pairs = list(zip(held, keys, strict=True))[start : start + AT_ONCE]
+            pairs = list(zip(made, keys, strict=False))[start : start + AT_ONCE]
             self.copies.begin(pairs)
-            for slot, _ in pairs:
+            for slot, (number, expert) in pairs:
                 self.copies.wait(slot)
-        for slot, (number, expert) in zip(held, keys, strict=True):
-            self.layers[number].keep(expert, slot)
+                self.layers[number].keep(expert, slot)
         for layer in self.layers.values():
             layer.quota = len(layer.own)
         for _ in range(empty):  # each to the layer that keeps the fewest
             min(self.layers.values(), key=lambda layer: layer.quota).quota += 1
         self.arrivals = landing
-        self.copies.waited()
+        self.copies.waits.seconds()
 
     @property
     def quotas(self) -> list[int]:
@@ -237,7 +232,7 @@ class Tiers:
         if self.fused:
             self.fused.count()
         self.traffic.expert_seconds += self.stopwatch.seconds()
-        self.traffic.waiting_seconds += self.copies.waited()
+        self.traffic.waiting_seconds += self.copies.waits.seconds()
         return replace(self.traffic)
 
     def record(self, config: RunConfig) -> TwoTiers:

@@ -14,6 +14,7 @@ from quantbench.experts import aio, copies
 from quantbench.experts.copies import BySystem, ByThreads
 from quantbench.experts.fused import Fused
 from quantbench.experts.slow import Memory, new_file, pages
+from quantbench.experts.stopwatch import OfProcess
 from quantbench.experts.tiers import POLICIES
 from quantbench.generate import Generator
 from quantbench.ops.cpu import build
@@ -181,10 +182,7 @@ class Late:
     """Copies (copies.Copies) that are made at the last moment: until then a slot holds rubbish."""
 
     def __init__(self, slow):
-        self.slow, self.waits = slow, 0
-
-    def waited(self):
-        return 0.0
+        self.slow, self.waited, self.waits = slow, 0, OfProcess()
 
     def begin(self, pairs):
         for slot, key in pairs:
@@ -192,7 +190,7 @@ class Late:
             slot.coming = key
 
     def wait(self, slot):
-        self.waits += slot.coming is not None
+        self.waited += slot.coming is not None
         if slot.coming is not None:
             self.slow.read(slot.coming, slot.buffer)
             slot.coming = None
@@ -212,10 +210,10 @@ def test_nothing_is_computed_with_an_expert_that_has_not_arrived(scheme):
         tiers.policy = POLICIES[name]
         count = draw.randint(5, 25)
         tiers.hold(some(tiers, count, draw), count + tiers.least + draw.randint(0, 7))
-        late.waits = 0
+        late.waited = 0
         for rows, same in zip((1, 3), expected, strict=True):
             assert torch.equal(logits(model, rows, decoder="cpu-step"), same), (name, count)
-        assert late.waits
+        assert late.waited
 
 
 @pytest.mark.parametrize("path", ["tiny_moe", "qwen-2-moe"])

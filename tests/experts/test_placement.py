@@ -91,13 +91,16 @@ def test_a_file_is_counts_or_a_list_of_experts(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"fast": [[0], []]}', "lists experts of 2 layers; mine has 3: list one for each, [] for"),
+        (
+            '{"fast": [[0], []]}',
+            "a list of experts for each of mine's 3 layers, such as [[0, 3], []]",
+        ),
         ('{"fast": [[0], [], [4]]}', "layer 2 has experts 0 to 3; given: 4"),
         ('{"fast": [[0], [1], []]}', "layer 1 has none; given: 1"),
         ('{"fast": [[0], [], [-1]]}', "layer 2 has experts 0 to 3; given: -1"),
         ('{"fast": [[0, 1, 2, 3], [], []]}', "lists 4 experts, and memory is for 3; list fewer"),
-        ('{"fast": "all"}', "fast is a list of experts for each layer, such as [[0, 3], []]; giv"),
-        ('{"fast": [[0.5], [], []]}', "fast is a list of experts for each layer, such as"),
+        ('{"fast": "all"}', "3 layers, such as [[0, 3], []]; given: 'all'"),
+        ('{"fast": [[0.5], [], []]}', "fast is a list of experts for each of mine's 3 layers"),
         ("{}", "it holds no counts; write it anew with quantbench"),
     ],
 )
