@@ -1,8 +1,6 @@
 """A card over RAM, where the CPU computes with experts of its own. A CPU stands in for the card;
 where there is a card, the same tests run there, too."""
 
-import random
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from quantbench.experts.tiers import POLICIES, Tiers
 from quantbench.models.loading import load_config, load_model
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
-from tests.experts.small import CPU, some
+from tests.experts.small import CPU, hold_some
 
 CARDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPE = torch.bfloat16
@@ -45,15 +43,14 @@ def test_logits_are_those_of_one_memory(scheme, device):
     card, spec = torch.device(device), parse(scheme)
     whole = load_model("tiny_moe", card, DTYPE, transform=Quantizer(spec, card, DTYPE))
     expected = logits(whole, device)
-    draw = random.Random(torch.initial_seed())
     model, tiers = over_ram(device, scheme)
     for policy in POLICIES.values():
         tiers.policy = policy
-        for count in (0, draw.randint(1, 30)):
-            tiers.hold(some(tiers, count, draw), count + 2 + draw.randint(0, 7))
+        for count in (0, None):
+            hold_some(tiers, count)
             got = logits(model, device)
             if policy.fetches or device == "cpu":
-                assert torch.equal(got, expected)
+                assert torch.equal(got, expected), (policy, tiers.quotas)
             else:
                 assert (got - expected).abs().max() <= 0.05 * expected.abs().max()
     assert tiers.counted().there > 0
@@ -83,24 +80,23 @@ def test_the_processor_beneath_computes_while_the_other_is_busy(monkeypatch):
 
 
 @pytest.mark.parametrize("device", CARDS)
-@pytest.mark.parametrize("slower", ["cache", "compute_there"])
-def test_auto_takes_the_faster_policy_and_leaves_no_count(slower, device):
+def test_auto_takes_the_faster_policy_and_leaves_no_count(device, monkeypatch):
     model, tiers = over_ram(device)
     tiers.hold([{0}, {1, 2}, set(), set(), {7}], 8)
-    before, policies, seen, clock = tiers.counted(), [], [], [0.0]
+    clock = [0.0]
+    monkeypatch.setattr(trial.time, "perf_counter", lambda: clock[0])
+    for slower, faster in (("cache", "compute_there"), ("compute_there", "cache")):
+        before, policies, seen = tiers.counted(), [], []
 
-    def step(tokens, position):
-        policies.append(tiers.policy.name)
-        seen.append(tokens.flatten().tolist())
-        clock[0] += 1.0 + (tiers.policy.name == slower)
-        model(tokens)
+        def step(tokens, position, slower=slower, policies=policies, seen=seen):
+            policies.append(tiers.policy.name)
+            seen.append(tokens.flatten().tolist())
+            clock[0] += 1.0 + (tiers.policy.name == slower)
+            model(tokens)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial.time, "perf_counter", lambda: clock[0])
-        chosen = trial.faster(tiers, step, [5, 6, 7, 8, 9], 2)
-    assert chosen.name == {"cache": "compute_there", "compute_there": "cache"}[slower]
-    assert policies == ["cache", "compute_there"] * 13 and seen[:3] == [[5, 6], [7, 8], [9, 5]]
-    assert tiers.policy is POLICIES["cache"] and tiers.counted() == before
+        assert trial.faster(tiers, step, [5, 6, 7, 8, 9], 2).name == faster
+        assert policies == ["cache", "compute_there"] * 13 and seen[:3] == [[5, 6], [7, 8], [9, 5]]
+        assert tiers.policy is POLICIES["cache"] and tiers.counted() == before
 
 
 @pytest.mark.parametrize("device", CARDS)
