@@ -25,8 +25,8 @@ NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 REQUEST = struct.Struct("<Q8xH2xIQQq16x")  # iocb: data, opcode, file, address, nbytes, offset
 EVENT = struct.Struct("<QQqq")  # io_event: data, address of the iocb, result, second result
 PREAD = 0  # IOCB_CMD_PREAD, an opcode
-# A number by which the caller recognizes the read, a descriptor, where to put the bytes, how many,
-# and where they start in the file; the last three are multiples of a page.
+# The caller's number for the read, a descriptor, the address for the bytes, their number, and their
+# start in the file; the last three are multiples of a page.
 Read = tuple[int, int, int, int, int]
 
 

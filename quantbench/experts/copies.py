@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from quantbench.experts import aio
-from quantbench.experts.slow import File, Key, SlowTier, cut, pages
+from quantbench.experts.slow import File, Key, SlowTier, pages
 from quantbench.experts.stopwatch import OfCard, OfProcess
 from quantbench.quantize.kernel import fused_weight
 
@@ -62,8 +62,8 @@ def make(slow: SlowTier, device: torch.device) -> "Copies":
 def buffers(count: int, nbytes: int, device: torch.device) -> list[Tensor]:
     """Room for `count` experts of nbytes each."""
     if device.type == "cpu" and count:
-        return cut(pages(count * nbytes), nbytes)
-    return cut(torch.empty(count * nbytes, dtype=torch.uint8, device=device), nbytes)
+        return list(pages(count * nbytes).view(count, nbytes))
+    return list(torch.empty((count, nbytes), dtype=torch.uint8, device=device))
 
 
 class ByThreads:

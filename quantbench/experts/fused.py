@@ -13,7 +13,7 @@ needs the others.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -36,9 +36,8 @@ ASK, WAIT, CLOCK, ASSIGNMENTS, HITS, NANOSECONDS, WANTED, LISTS = range(8)
 class Fused:
     """The experts of one model, as its fused steps find and ask for them."""
 
-    def __init__(self, store: "Tiers", layers: Mapping[int, TieredLayer]) -> None:
-        """layers: with experts, by their numbers."""
-        self.store, self.layers = store, layers
+    def __init__(self, store: "Tiers") -> None:
+        self.store, self.layers = store, store.layers
         self.every = store.mixture.num_experts  # of a layer
         self.turn = torch.zeros(LISTS + 2 * self.every, dtype=torch.int64)
         self.numbers = _numbers(self.turn)
@@ -49,9 +48,9 @@ class Fused:
         self.error: BaseException | None = None  # why the step that is under way cannot go on
         self.wanted: list[int] = []  # experts that the op has asked for last
         self.arriving: dict[int, Slot] = {}  # those of them that are being fetched
-        # Experts that the op computes with until it asks again: where they are in the slow tier
-        # (False), or a slot of the landing (True).
-        self.lent: list[tuple[TieredLayer, int, Slot, bool]] = []
+        # Experts that the op computes with until it asks again, and their slots of the landing;
+        # None: in the slow tier.
+        self.lent: list[tuple[TieredLayer, int, Slot | None]] = []
         self.tables: dict[int, Tensor] = {}  # by the layer's number
 
     # ------------------------------------------------------------------------------ the op
@@ -76,8 +75,9 @@ class Fused:
     def _networks(self) -> step.Networks:
         """An expert's matrices, without numbers."""
         layout, skeleton = self.store.layout, self.store.skeleton
-        nowhere = torch.empty(layout.nbytes, dtype=torch.uint8, device="meta")
-        expert = layout.expert(skeleton, nowhere)
+        expert = layout.expert(
+            skeleton, torch.empty(layout.nbytes, dtype=torch.uint8, device="meta")
+        )
         w13, w2 = (fused_weight(expert.get_submodule(name)) for name in ("w13", "w2"))
         assert w13 is not None and w2 is not None  # or the fused step would have been refused
         w2_layer = skeleton.get_submodule("w2")
@@ -139,7 +139,8 @@ class Fused:
                 continue
             tokens = numbers[second + place]
             if not store.policy.fetches:
-                self._lend(layer, expert, store.in_place((layer.number, expert)), False)
+                layer.show(expert, store.in_place((layer.number, expert)).addresses)
+                self.lent.append((layer, expert, None))
                 traffic.there += tokens
                 continue
             slot = layer.room(self.wanted)
@@ -160,21 +161,17 @@ class Fused:
             del self.arriving[expert]
             given = layer.settle(expert, slot, self.wanted)
             if given is slot:
-                self._lend(layer, expert, slot, True)
+                layer.show(expert, slot.addresses)
+                self.lent.append((layer, expert, slot))
             elif given:
                 self.store.landing.append(given)
         return 1
 
-    def _lend(self, layer: TieredLayer, expert: int, slot: Slot, from_landing: bool) -> None:
-        """Let the op compute with an expert until it asks again."""
-        layer.show(expert, slot.addresses)
-        self.lent.append((layer, expert, slot, from_landing))
-
     def _take_back(self) -> None:
         """Free what was lent for a turn."""
-        for layer, expert, slot, from_landing in self.lent:
+        for layer, expert, slot in self.lent:
             layer.show(expert, (0, 0))
-            if from_landing:
+            if slot:
                 self.store.landing.append(slot)
         self.lent.clear()
 

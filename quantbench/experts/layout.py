@@ -39,11 +39,9 @@ class Layout:
         Raises KernelError for a kernel that keeps numbers outside of its parameters.
         """
         for name, linear in linears.items():
-            known = all(
-                type(p) is nn.Parameter or hasattr(p, "__tensor_flatten__")
-                for p in linear.parameters()
-            )
-            if not known or any(True for _ in (*linear.buffers(), *linear.children())):
+            kinds = {type(p) for p in linear.parameters()} - {nn.Parameter}
+            known = all(hasattr(kind, "__tensor_flatten__") for kind in kinds)
+            if not known or [*linear.buffers(), *linear.children()]:
                 raise KernelError(
                     f"--expert_memory: {name} is a {type(linear).__name__}, which keeps more than "
                     "its weights; --kernel cpu or reference keeps nothing else"
@@ -66,8 +64,7 @@ class Layout:
         buffer."""
         views, made = self._views(buffer), {}
         for name, (_, kinds) in self.forms.items():
-            tensors = {kind: form.made_of(views) for kind, form in kinds.items()}
-            weights = {kind: nn.Parameter(t, requires_grad=False) for kind, t in tensors.items()}
+            weights = {k: nn.Parameter(form.made_of(views), False) for k, form in kinds.items()}
             made[name] = with_parameters(self.modules[name], weights)
         return with_children(skeleton, made)
 

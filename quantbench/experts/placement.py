@@ -24,11 +24,10 @@ Fast = tuple[frozenset[int], ...]  # experts in fast memory by layer; empty for 
 def place(
     how: str, routers: Routers, capacity: int, popularity: Popularity | None = None, seed: int = 0
 ) -> Fast:
-    """Choose `capacity` experts of the model, or all if it has fewer.
+    """Choose `capacity` experts of the model, or all if it has fewer: those that are chosen most
+    often, equally many of each layer (drawn at random by the seed), or those of the first layers.
 
-    how: "popularity", the experts that are chosen most often; "uniform", equally many of each
-    layer, drawn at random by the seed; "first", those of the first layers. popularity: of this
-    model, for "popularity".
+    popularity: of this model, for "popularity".
     """
     experts = routers.experts
     if how == "uniform":
@@ -43,10 +42,8 @@ def place(
 
 
 def most_popular(counts: Counts, capacity: int) -> Fast:
-    """The `capacity` experts that are chosen most often, of all layers together.
-
-    Equally popular ones come by their rank within their layers, so that no layer is favored.
-    """
+    """The `capacity` experts that are chosen most often, of all layers together. Equally popular
+    ones come by their rank within their layers, so that no layer is favored."""
     places = []
     for layer, of_layer in enumerate(counts):
         ranked = sorted((-count, expert) for expert, count in enumerate(of_layer))
@@ -65,20 +62,15 @@ def even_shares(experts: Sequence[int], capacity: int) -> list[int]:
 
     experts: how many each layer has, 0 or the same number.
     """
-    having = [layer for layer, count in enumerate(experts) if count]
-    each, more = divmod(min(capacity, sum(experts)), max(1, len(having)))
-    shares = {layer: each + (number < more) for number, layer in enumerate(having)}
-    return [shares.get(layer, 0) for layer in range(len(experts))]
+    each, more = divmod(min(capacity, sum(experts)), max(1, sum(map(bool, experts))))
+    extra = iter(range(more))
+    return [each + (next(extra, None) is not None) if count else 0 for count in experts]
 
 
 def from_file(option: str, path: str, routers: Routers, capacity: int) -> Fast:
-    """The placement that a file asks for.
-
-    The file is either what `quantbench experts profile` wrote, whose most popular experts are
-    taken, or {"fast": [[0, 3], [], …]}, the experts themselves by layer.
-    Raises UsageError, one line, for another file, one of another model, and for more experts than
-    `capacity`.
-    """
+    """The placement that a file asks for: counts as `quantbench experts profile` writes them, or
+    {"fast": [[0, 3], [], …]}, the experts by layer. Raises UsageError, one line, for another file,
+    one of another model, and for more experts than `capacity`."""
     value, given = files.read_json(option, path, UsageError, AGAIN), f"{option} {path}"
     if not isinstance(value, dict) or "fast" not in value:
         popularity = Popularity.load(option, path, value).of_model(routers, option, path)
@@ -146,11 +138,8 @@ class HitRates:
 
 
 def hit_rates(routers: Routers, pairs: Sequence[tuple[Counts, Counts]]) -> list[HitRates]:
-    """Placements of eighths of the experts by the first counts of a pair, tried on the second;
-    hits and assignments of all pairs are added up.
-
-    Eighths are rounded up; those that are not enough for a token are left out.
-    """
+    """Placements of eighths of the experts, rounded up, by the first counts of a pair, tried on the
+    second; all pairs are added up. Eighths that are not enough for a token are left out."""
     every = sum(routers.experts)
     assignments = sum(sum(map(sum, held_out)) for _, held_out in pairs)
     of, rates = max(1, assignments), []

@@ -23,18 +23,13 @@ from quantbench.typed_json import from_json, to_json
 Counts = tuple[tuple[int, ...], ...]  # assignments by layer and expert; () for a dense layer
 FORMAT = 1  # of the file
 AGAIN = "write it anew with quantbench experts profile"
-# A layer is flat if the more popular half of its experts serves less than this above its even
-# share: which of its experts are in fast memory then hardly matters.
-FLAT = 0.05
+FLAT = 0.05  # of a layer, if its more popular half serves less than this above its even share
 
 
 @dataclass(frozen=True)
 class Routers:
-    """What distinguishes one model's routing from another's: shape, and a digest of each router.
-
-    A digest (experts/routing.py) is of the signs of a router's weights, which no change of dtype
-    alters: "" for a layer without experts, and for weights that have not been read.
-    """
+    """What distinguishes one model's routing from another's: shape, and a digest of each router
+    (experts/routing.py); "" for a layer without experts, and for weights that were not read."""
 
     model: str  # its name, for messages
     num_experts: int  # of each layer that has any
@@ -49,11 +44,8 @@ class Routers:
         return tuple(0 if i in self.dense_layers else self.num_experts for i in layers)
 
     def difference(self, other: "Routers") -> str | None:
-        """Why counts over these routers do not apply to `other`, of as many or fewer layers; None
-        if they do.
-
-        Words that end before the other model's name: "3 layers, not 5 as in".
-        """
+        """Why counts over these routers do not apply to `other`, of at most as many layers; None if
+        they do. Words that end before the other model's name: "3 layers, not 5 as in"."""
         layers = len(other.digests)
         if len(self.digests) < layers:
             return f"{counted(len(self.digests), 'layer')}, not {layers} as in"
@@ -86,11 +78,8 @@ class Popularity:
         return tuple(tuple(map(sum, zip(*layer, strict=True))) for layer in layers)
 
     def of_model(self, routers: Routers, option: str, path: str | Path) -> "Popularity":
-        """The counts of a model's layers. Raises UsageError, one line, for another model's counts.
-
-        A model with fewer layers of the same routers (--num_layers) gets the counts of those.
-        option, path: as the user gave them, for the message.
-        """
+        """The counts of a model's layers, which may be fewer (--num_layers). Raises UsageError, one
+        line with the option and path that the user gave, for another model's counts."""
         if difference := self.routers.difference(routers):
             raise UsageError(
                 f"{option} {path} is of another model: {self.routers.model} has {difference} "
@@ -105,11 +94,8 @@ class Popularity:
 
     @staticmethod
     def load(option: str, path: str | Path, value: object = None) -> "Popularity":
-        """Raises UsageError, one line, for a file that `quantbench experts profile` did not write.
-
-        option: the option that names the file, for the message. value: the file's JSON, if it was
-        read before.
-        """
+        """Raises UsageError, one line with the option, for a file that `quantbench experts profile`
+        did not write. value: the file's JSON, if it was read before."""
         if value is None:
             value = files.read_json(option, path, UsageError, AGAIN)
         try:
@@ -182,8 +168,8 @@ class LayerSkew:
     layer: int
     shares: tuple[float, ...]  # of the layer's assignments, by expert
     effective: float  # this number of experts, chosen evenly, would be as varied
-    # The share of assignments that the more popular half of the experts serves. The half is chosen
-    # by one half of the text and tried on the other; the mean of both ways.
+    # The share of assignments to the more popular half of the experts, as chosen by one half of the
+    # text and tried on the other; the mean of both ways.
     half_serves: float
     is_flat: bool
 
@@ -202,10 +188,8 @@ def skews(popularity: Popularity) -> list[LayerSkew]:
 
 
 def effective_experts(counts: Sequence[int]) -> float:
-    """How many experts, chosen evenly, would be as varied: exp of the entropy of the shares.
-
-    From 1, where one expert has all tokens, to the number of experts. 0 without assignments.
-    """
+    """How many experts, chosen evenly, would be as varied: exp of the entropy of the shares, from 1
+    to the number of experts. 0 without assignments."""
     shares = [count / sum(counts) for count in counts if count]
     return math.exp(-sum(share * math.log(share) for share in shares)) if shares else 0.0
 

@@ -49,11 +49,6 @@ def as_bytes(tensor: Tensor) -> memoryview:
     return memoryview(tensor.numpy())  # type: ignore[arg-type]
 
 
-def cut(whole: Tensor, nbytes: int) -> list[Tensor]:
-    """Views of nbytes each."""
-    return [whole[start : start + nbytes] for start in range(0, len(whole), nbytes)]
-
-
 class File:
     """A safetensors file of experts on a disk."""
 
@@ -152,7 +147,8 @@ class File:
 
     def read_error(self, error: OSError | None = None) -> TierError:
         """The error for a read that failed; None: it returned too few bytes."""
-        if error is None or self.is_truncated():  # past the end O_DIRECT fails with other errors
+        truncated = os.fstat(self.buffered).st_size < self.end
+        if error is None or truncated:  # past the end O_DIRECT fails with other errors
             why = "was truncated while the run used it; run again, and leave the file alone"
         else:
             why = f"cannot be read: {error.strerror}; give --expert_folder on another disk"
@@ -174,13 +170,10 @@ class File:
             self._mapping.madvise(mmap.MADV_DONTNEED)
         os.posix_fadvise(self.buffered, 0, self.end, os.POSIX_FADV_DONTNEED)
 
-    def is_truncated(self) -> bool:
-        return os.fstat(self.buffered).st_size < self.end
-
     def check(self) -> None:
         """Raise TierError if the file was truncated: reading its mapping would end the process
         with a signal."""
-        if self.is_truncated():
+        if os.fstat(self.buffered).st_size < self.end:
             raise self.read_error()
 
 
@@ -271,7 +264,7 @@ class Memory:
                         f"{code}); a smaller --quantization takes less"
                     )
                 self.locked.append(whole)
-            self.blocks |= dict(zip(of_layer, cut(whole, nbytes), strict=True))
+            self.blocks |= dict(zip(of_layer, whole.view(-1, nbytes), strict=True))
 
     def put(self, key: Key, block: Tensor) -> None:
         self.blocks[key].copy_(block)

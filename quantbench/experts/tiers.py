@@ -99,12 +99,11 @@ class Tiers:
         self.arrivals = 0  # slots of the landing: experts that can be fetched at a time
         self.landing: list[Slot] = []  # those of them that are free
         self.skeleton: nn.Module = nn.Identity()  # an expert without weights
-        # If a file has all experts already, an expert's linear layers without weights.
-        self.pattern: dict[str, nn.Module] = {}
+        self.pattern: dict[
+            str, nn.Module
+        ] = {}  # its linear layers, if a saved file has all experts
         self._layouts: dict[SlowTier, Layout] = {}
         self._in_place: dict[Key, Slot] = {}
-
-    # ------------------------------------------------------------------------------ slow memory
 
     @property
     def layout(self) -> Layout:
@@ -162,8 +161,6 @@ class Tiers:
                 self.copies.wait(slot)
             self.landing.append(slot)
 
-    # ------------------------------------------------------------------------------ fast memory
-
     def attach(self, model: Transformer) -> None:
         """Let a model compute with these experts; `hold` brings some into fast memory."""
         assert isinstance(model, Mixtral)
@@ -173,7 +170,7 @@ class Tiers:
                 self.layers[number] = mixture.elsewhere = TieredLayer(self, number)
                 self.skeleton = mixture.experts[0]
         if self.device.type == "cpu":
-            self.fused = Fused(self, self.layers)
+            self.fused = Fused(self)
 
     @property
     def least(self) -> int:
@@ -271,8 +268,9 @@ class Arriving:
             return self.stages.built(name, layer)
         key, linear = (int(match[1]), int(match[2])), match[3]
         if tiers.stages_beneath:
-            weights = {kind: p.data.cpu() for kind, p in layer.named_parameters()}
-            moved = {kind: nn.Parameter(w, requires_grad=False) for kind, w in weights.items()}
+            moved = {
+                kind: nn.Parameter(p.data.cpu(), False) for kind, p in layer.named_parameters()
+            }
             self.beneath[linear] = tiers.stages_beneath.built(name, with_parameters(layer, moved))
         self.waiting[linear] = built = self.stages.built(name, layer)
         if self.waiting.keys() == LINEARS:
