@@ -24,8 +24,8 @@ from quantbench.models.mixture import compiles
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Spec
 from quantbench.run import decoding, threads
-from quantbench.run.expert_sizes import expert_bytes, expert_slots
 from quantbench.run.plan import Plan
+from quantbench.run.sizes import expert_bytes, expert_slots
 from quantbench.run.tiers import placed, policy_of
 
 # Options that change no generated token's time: what is written where, and how much is measured.

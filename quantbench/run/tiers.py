@@ -24,10 +24,9 @@ from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages
 from quantbench.quantize.registry import Quantizer
 from quantbench.run import decoding
-from quantbench.run.expert_sizes import expert_bytes, expert_slots
 from quantbench.run.plan import Plan
 from quantbench.run.saved_experts import SavedTier, open_saved
-from quantbench.run.sizes import kv_cache_bytes
+from quantbench.run.sizes import expert_bytes, expert_slots, kv_cache_bytes
 from quantbench.text import counted, size
 
 Say = Callable[[str], None]

@@ -18,8 +18,8 @@ from quantbench.experts.tiers import POLICIES
 from quantbench.log import config as log_config
 from quantbench.log.options import parse
 from quantbench.run import loading
-from quantbench.run.expert_sizes import expert_bytes
 from quantbench.run.plan import make_plan
+from quantbench.run.sizes import expert_bytes
 from tests.experts.small import CPU, REFUSAL, when_held
 from tests.test_refusals import only_error
 
@@ -47,7 +47,7 @@ def record_of(words):
 
 def tiny_expert_bytes():
     plan = make_plan(parse(TIERED))
-    return expert_bytes(plan.architecture, plan.spec.scheme, CPU, plan.precision)
+    return expert_bytes(plan.architecture, plan.spec.scheme, CPU, plan.precision, "auto")
 
 
 def test_the_names_of_options_are_those_of_the_registries():
