@@ -21,35 +21,28 @@ REFUSAL = build.refusal()
 NEEDS_KERNELS = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
 
 
-def quantizer(scheme: str, precision: torch.dtype = torch.bfloat16, kernel: str = "auto"):
-    return Quantizer(parse(scheme), CPU, precision, kernel)
+def quantizer(scheme, precision=torch.bfloat16, kernel="auto", device="cpu"):
+    return Quantizer(parse(scheme), torch.device(device), precision, kernel)
 
 
 @cache
-def whole(
-    path: str = "tiny_moe",
-    scheme: str = "int8wo",
-    precision: torch.dtype = torch.bfloat16,
-    kernel: str = "auto",
-):
-    """The model, all of its experts in one memory. Tests share it, and leave it as it is."""
-    stages = quantizer(scheme, precision, kernel)
-    return load_model(path, precision=precision, transform=stages)
+def whole(path="tiny_moe", scheme="int8wo", *how):
+    """The model, all of its experts in one memory. Tests share it, and leave it as it is.
+
+    how: precision, kernel, device, as for `quantizer`.
+    """
+    stages = quantizer(scheme, *how)
+    return load_model(path, stages.device, stages.dtype, transform=stages)
 
 
-def tiered(
-    policy: str,
-    slow: Path | None,
-    path: str = "tiny_moe",
-    scheme: str = "int8wo",
-    precision: torch.dtype = torch.bfloat16,
-    kernel: str = "auto",
-):
-    """The model and its tiers. slow: a folder; None: RAM under a CPU in the place of a card."""
-    tier = Memory(pinned=False) if slow is None else new_file(slow)
-    tiers = Tiers(tier, load_config(path), CPU, POLICIES[policy])
-    stages = tiers.after(quantizer(scheme, precision, kernel))
-    model = load_model(path, precision=precision, transform=stages)
+def tiered(policy, slow: Path | None, path="tiny_moe", scheme="int8wo", *how, beneath=False):
+    """The model and its tiers. slow: a folder; None: RAM, under a CPU in the place of a card.
+    beneath: whether experts are in RAM in the form of the CPU's kernels, too."""
+    stages = quantizer(scheme, *how)
+    tier = new_file(slow) if slow else Memory(pinned=stages.device.type == "cuda")
+    own = (Memory(pinned=False), quantizer(scheme, stages.dtype)) if beneath else None
+    tiers = Tiers(tier, load_config(path), stages.device, POLICIES[policy], own)
+    model = load_model(path, stages.device, stages.dtype, transform=tiers.after(stages))
     tiers.attach(model)
     return model, tiers
 
@@ -63,18 +56,19 @@ def hold_some(tiers: Tiers, count: int | None = None) -> None:
     tiers.hold(fast, count + tiers.least + random.randint(0, 7))
 
 
-def logits(model, rows: int = 1, steps: int = 4, decoder: str = "modules") -> torch.Tensor:
+def logits(model, rows=1, steps=4, decoder="modules") -> torch.Tensor:
     """Logits of a prompt in two chunks and of decoding steps, for rows of different tokens."""
     generator = Generator(model, rows, 64, decoder=decoder)
     draw = torch.Generator().manual_seed(rows)
     tokens = torch.randint(model.config.vocab_size, (rows, 24 + steps), generator=draw)
+    tokens = tokens.to(model.tok_embeddings.weight.device)
     with torch.no_grad():
         parts = [generator.forward(tokens[:, :17], 0), generator.forward(tokens[:, 17:24], 17)]
         parts += [generator.forward(tokens[:, i : i + 1], i) for i in range(24, 24 + steps)]
     return torch.cat(parts, 1)
 
 
-def decoded(model, tokens: torch.Tensor, decoder: str, kv_cache: str = "dense") -> torch.Tensor:
+def decoded(model, tokens: torch.Tensor, decoder, kv_cache="dense") -> torch.Tensor:
     """Logits of tokens (1, S), each by a decoding step."""
     generator = Generator(model, 1, tokens.shape[1], kv_cache, decoder)
     with torch.no_grad():
@@ -84,7 +78,7 @@ def decoded(model, tokens: torch.Tensor, decoder: str, kv_cache: str = "dense") 
 
 def routing(tokens: torch.Tensor) -> list[tuple[int, set[int]]]:
     """(layer, experts of the token) as the modules of tiny_moe choose them, for tokens (1, S)."""
-    model, chosen = whole(precision=torch.float32), list[tuple[int, set[int]]]()
+    model, chosen = whole("tiny_moe", "int8wo", torch.float32), list[tuple[int, set[int]]]()
     hooks = [
         layer.feed_forward.router.register_forward_hook(
             lambda *a, number=number: chosen.append((number, set(a[2][0].flatten().tolist())))

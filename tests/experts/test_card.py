@@ -1,37 +1,22 @@
 """A card over RAM, where the CPU computes with experts of its own. A CPU stands in for the card;
 where there is a card, the same tests run there, too."""
 
+import itertools
+
 import pytest
 import torch
 
 from quantbench.experts import stopwatch, trial
-from quantbench.experts.slow import Memory
-from quantbench.experts.tiers import POLICIES, Tiers
-from quantbench.models.loading import load_config, load_model
-from quantbench.quantize.registry import Quantizer
-from quantbench.quantize.spec import parse
-from tests.experts.small import CPU, hold_some
+from quantbench.experts.tiers import POLICIES
+from tests.experts.small import hold_some, logits, tiered, whole
 
 CARDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-DTYPE = torch.bfloat16
 
 
 def over_ram(device, scheme="int8wo"):
     """tiny_moe on a device, its experts in RAM, in the form of both processors."""
-    card, spec = torch.device(device), parse(scheme)
-    beneath = Memory(pinned=False), Quantizer(spec, CPU, DTYPE)
-    slow = Memory(pinned=device == "cuda")
-    tiers = Tiers(slow, load_config("tiny_moe"), card, POLICIES["cache"], beneath)
-    stages = tiers.after(Quantizer(spec, card, DTYPE))
-    model = load_model("tiny_moe", card, DTYPE, transform=stages)
-    tiers.attach(model)
-    return model, tiers
-
-
-def logits(model, device):
-    tokens = torch.randint(4096, (2, 40), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        return model(tokens.to(device))
+    how = torch.bfloat16, "auto", device
+    return tiered("cache", None, "tiny_moe", scheme, *how, beneath=True)
 
 
 @pytest.mark.parametrize("device", CARDS)
@@ -40,15 +25,13 @@ def test_logits_are_those_of_one_memory(scheme, device):
     """To the bit with fetching. Under a card the CPU adds in another order: 5 % of the largest
     logit is more than bfloat16 makes of that in five layers, and less than any wrong expert does.
     """
-    card, spec = torch.device(device), parse(scheme)
-    whole = load_model("tiny_moe", card, DTYPE, transform=Quantizer(spec, card, DTYPE))
-    expected = logits(whole, device)
+    expected = logits(whole("tiny_moe", scheme, torch.bfloat16, "auto", device), 2)
     model, tiers = over_ram(device, scheme)
     for policy in POLICIES.values():
         tiers.policy = policy
         for count in (0, None):
             hold_some(tiers, count)
-            got = logits(model, device)
+            got = logits(model, 2)
             if policy.fetches or device == "cpu":
                 assert torch.equal(got, expected), (policy, tiers.quotas)
             else:
@@ -70,13 +53,10 @@ def test_the_processor_beneath_computes_while_the_other_is_busy(monkeypatch):
 
     monkeypatch.setattr(tiers, "in_place", beneath)
     monkeypatch.setattr(tiers.copies, "done", lambda slot: order.append((layers[slot], "card")))
-    logits(model, "cpu")
-    both = 0  # layers in which both compute
-    for number in range(5):
-        who = [where for layer, where in order if layer == number]
-        assert who == sorted(who, key=("card", "beneath").index)
-        both += len(set(who)) == 2
-    assert both
+    logits(model, 2)
+    turns = [[w for _, w in turn] for _, turn in itertools.groupby(order, key=lambda each: each[0])]
+    assert all(who == sorted(who, key=("card", "beneath").index) for who in turns)
+    assert any(len(set(who)) == 2 for who in turns)  # layers in which both compute
 
 
 @pytest.mark.parametrize("device", CARDS)

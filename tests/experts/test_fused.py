@@ -63,7 +63,7 @@ def test_the_cache_is_that_of_a_simulation():
             if len(own[layer]) == quotas[layer]:
                 del own[layer][next(e for e in own[layer] if e not in experts)]
             own[layer][expert] = None
-    model, tiers = tiered("cache", None, precision=torch.float32)
+    model, tiers = tiered("cache", None, "tiny_moe", "int8wo", torch.float32)
     tiers.hold(FAST, 7 + tiers.least + 6)
     before = tiers.counted()
     decoded(model, tokens, "cpu-step")
@@ -136,7 +136,7 @@ def test_what_goes_wrong_in_the_middle_of_a_step_ends_it(error, rows, tmp_path, 
 
 
 def test_a_kernel_that_is_not_cpp_says_why_it_is_not_fused():
-    model, tiers = tiered("cache", None, kernel="reference")
+    model, tiers = tiered("cache", None, "tiny_moe", "int8wo", torch.bfloat16, "reference")
     tiers.hold(FAST, 10)
     generator = Generator(model, 1, 8)
     assert generator.decoder.name == "modules"

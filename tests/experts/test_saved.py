@@ -16,13 +16,12 @@ from click.testing import CliRunner
 from safetensors import safe_open
 
 from quantbench.commands.generate import generate
-from quantbench.generate import Generator
 from quantbench.log.config import RunConfig
 from quantbench.models.formats.saved import SavedTensors
 from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
-from tests.experts.small import NEEDS_KERNELS, when_held
+from tests.experts.small import NEEDS_KERNELS, logits, when_held
 from tests.models.small import small_checkpoint
 from tests.run.loading_peak import peak_of
 from tests.test_refusals import only_error
@@ -76,13 +75,8 @@ def model_of(**options):
     return loading.load(plan, lambda *a: None, lambda line: None).model
 
 
-def logits(**options):
-    generator = Generator(model_of(**options), 2, 32)
-    tokens = torch.randint(4096, (2, 20), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        parts = [generator.forward(tokens[:, :16], 0)]
-        parts += [generator.forward(tokens[:, i : i + 1], i) for i in range(16, 20)]
-    return torch.cat(parts, 1)
+def logits_of(**options):
+    return logits(model_of(**options), 2, decoder="auto")
 
 
 def test_the_file_is_safetensors_with_the_sums_that_are_noted(original):
@@ -131,12 +125,12 @@ def test_a_run_reads_it_and_writes_none(original, saved, place, monkeypatch):
 def test_logits_are_the_same_to_the_bit(scheme, policy, place):
     how = {"checkpoint_path": "tiny_moe", "quantization": scheme}
     two = {"expert_memory": "9", "expert_policy": policy}
-    expected = logits(**how)
-    assert torch.equal(logits(**how, **two, save="saved"), expected)
-    assert torch.equal(logits(checkpoint_path="saved", **two), expected)
-    assert torch.equal(logits(checkpoint_path="saved"), expected)  # all in one memory
+    expected = logits_of(**how)
+    assert torch.equal(logits_of(**how, **two, save="saved"), expected)
+    assert torch.equal(logits_of(checkpoint_path="saved", **two), expected)
+    assert torch.equal(logits_of(checkpoint_path="saved"), expected)  # all in one memory
     fewer = {"checkpoint_path": "saved", "num_layers": 3}
-    assert torch.equal(logits(**fewer, **two), logits(**fewer))
+    assert torch.equal(logits_of(**fewer, **two), logits_of(**fewer))
     assert not written(place)
 
 
@@ -145,7 +139,8 @@ def test_kernels_and_sizes_are_those_of_any_load(monkeypatch):
 
     def noted(self, *arguments):
         model = load(self, *arguments)
-        seen.append((self.quantizer.ran, weight_bytes(model), step_bytes(model, 1)))
+        sizes = weight_bytes(model), step_bytes(model, 1), step_bytes(model, 4)
+        seen.append((self.quantizer.ran, *sizes))
         return model
 
     monkeypatch.setattr(loading.Loading, "load", noted)
