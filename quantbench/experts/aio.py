@@ -45,6 +45,7 @@ class Queue:
         first = ctypes.addressof(self.requests)
         self.pointers = (ctypes.c_void_p * READS)(*(first + REQUEST.size * i for i in range(READS)))
         self.events = ctypes.create_string_buffer(EVENT.size * READS)
+        self.ended = memoryview(self.events)
         weakref.finalize(self, self.call, destroy, self.context)  # waits for reads under way
 
     def submit(self, reads: Sequence[Read]) -> int:
@@ -68,8 +69,8 @@ class Queue:
         while True:
             count = self.call(self.getevents, self.context, least, most, self.events, None)
             if count >= 0:
-                ended = memoryview(self.events)[: count * EVENT.size]
-                return [(ticket, result) for ticket, _, result, _ in EVENT.iter_unpack(ended)]
+                events = EVENT.iter_unpack(self.ended[: count * EVENT.size])
+                return [(ticket, result) for ticket, _, result, _ in events]
             if ctypes.get_errno() != errno.EINTR:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 

@@ -13,6 +13,7 @@ from locked pages on a separate stream, and its computing stream waits for an ev
 
 import itertools
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -81,13 +82,13 @@ class ByThreads:
         future = slot.coming
         if future is None:
             return
-        started = self.waits.start()
+        started = time.perf_counter()
         try:
             future.result()
         finally:
             if future.done():  # after Ctrl-C the copy is still under way
                 slot.coming = None
-            self.waits.stop(started)
+            self.waits.total += time.perf_counter() - started
 
     def done(self, slot: Slot) -> None:
         """Nothing: a product ends before its slot is used again."""
@@ -112,17 +113,17 @@ class BySystem:
         for slot, _ in refused:
             slot.coming = None
         for slot, key in refused:
-            started = self.waits.start()
+            started = time.perf_counter()
             self.slow.read(key, slot.buffer)
-            self.waits.stop(started)
+            self.waits.total += time.perf_counter() - started
 
     def wait(self, slot: Slot) -> None:
         if slot.coming is None:
             return
-        started = self.waits.start()
+        started = time.perf_counter()
         while slot.coming not in self.over:
             self.over.update(self.queue.finished(at_least=1))
-        self.waits.stop(started)
+        self.waits.total += time.perf_counter() - started
         result, slot.coming = self.over.pop(slot.coming), None
         if result != self.slow.nbytes:
             error = OSError(-result, os.strerror(-result)) if result < 0 else None
