@@ -14,7 +14,6 @@ twice. If the file system does not support O_DIRECT, its pages are dropped after
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import json
 import mmap
@@ -54,21 +53,23 @@ class File:
 
     name = "disk"
 
-    def __init__(self, file: int, place: Path, where: str, kept: bool = False) -> None:
-        """file: opened through the page cache. place: shown to the user. where: starts the
-        messages of errors. kept: whether `keep` will be called."""
-        self.buffered, self.where, self.kept = file, where, kept
-        self.direct: int | None = None  # the same file past the page cache
+    def __init__(self, path: Path, flags: int, place: Path, where: str, kept: bool = False) -> None:
+        """flags: of os.open. place: shown to the user. where: starts the messages of errors. kept:
+        whether `keep` will be called. Raises OSError."""
+        self.where, self.kept = where, kept
+        self.buffered = os.open(path, flags | os.O_CLOEXEC, 0o666)  # through the page cache
+        self.direct: int | None = None  # past it
         with contextlib.suppress(OSError, AttributeError):  # not every file system allows that
-            flags = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE | os.O_DIRECT | os.O_CLOEXEC
-            self.direct = os.open(f"/proc/self/fd/{file}", flags)
-        self.file = file if self.direct is None else self.direct
-        weakref.finalize(self, lambda opened: list(map(os.close, opened)), {file, self.file})
+            self.direct = os.open(path, flags & os.O_ACCMODE | os.O_DIRECT | os.O_CLOEXEC)
+        self.file = self.buffered if self.direct is None else self.direct
+        weakref.finalize(
+            self, lambda opened: list(map(os.close, opened)), {self.buffered, self.file}
+        )
         how = "pages dropped after each read" if self.direct is None else "past the page cache"
         self.place = f"{place}, {how}"
         self.starts: dict[Key, int] = {}
         self.nbytes = self.end = 0
-        self.sums: dict[Key, int] = {}  # CRC-32 of each expert, if the file is kept
+        self.sums: dict[Key, int] = {}  # CRC-32 of each expert in a file to be kept
         self._mapping: mmap.mmap | None = None
 
     # ------------------------------------------------------------------------------ writing
@@ -184,12 +185,10 @@ def new_file(folder: Path, kept: bool = False) -> File:
     with _writing(where):
         folder.mkdir(parents=True, exist_ok=True)
         if kept:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            file = os.open(folder / EXPERTS, flags, 0o666)
-        else:
-            with tempfile.TemporaryFile(dir=folder) as unnamed:
-                file = os.dup(unnamed.fileno())
-    return File(file, folder, where, kept)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            return File(folder / EXPERTS, flags, folder, where, kept)
+        with tempfile.NamedTemporaryFile(dir=folder) as named:  # whose name ends here
+            return File(Path(named.name), os.O_RDWR, folder, where)
 
 
 class Unusable(Exception):
@@ -205,7 +204,7 @@ def saved_file(folder: Path, saved: SavedExperts, keys: Sequence[Key], nbytes: i
     path = folder / EXPERTS
     if reason := files.problem(path):
         raise Unusable(f"{path}: {reason}")
-    file = File(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path, str(path))
+    file = File(path, os.O_RDONLY, path, str(path))
     header = file.lay_out(keys, nbytes)
     try:
         status = os.fstat(file.buffered)

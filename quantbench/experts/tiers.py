@@ -134,7 +134,7 @@ class Tiers:
         slow.put(key, block)
 
     def keep(self) -> SavedExperts | None:
-        """What a later run identifies the experts' file by, if it is kept. Raises TierError."""
+        """What identifies the file of --save to a later run, if this is one. Raises TierError."""
         return self.slow.keep() if isinstance(self.slow, File) and self.slow.kept else None
 
     def in_place(self, key: Key) -> Slot:

@@ -99,7 +99,7 @@ def changed(**changes):
 
 
 HALF = [list(layer) for layer in FIRST]
-DAMAGED = {  # a file, and what is said of it
+DAMAGED = {  # a file, and a part of the message
     "": "it is no JSON (line 1, column 1: Expecting value)",
     changed()[:-20]: "it is no JSON (line 1, column ",
     "[" * 100_000: "nested too deeply",
