@@ -268,8 +268,8 @@ class UintX(Spec):
     phrase = "{} bits: the loss is {}"
     like = "Q{}_K"
     shown = (
-        *("uintx-7-64", "uintx-5-64", "uintx-4-64", "uintx-3-64", "uintx-3-64-hqq"),
-        *("uintx-2-8", "uintx-2-64", "uintx-2-64-hqq"),
+        *("uintx-7-64", "uintx-6-64", "uintx-5-64", "uintx-4-64", "uintx-3-64"),
+        *("uintx-3-64-hqq", "uintx-2-8", "uintx-2-64", "uintx-2-64-hqq"),
     )  # not uintx-1: two codes at the ends of the range are no useful quantization (docs/LOG.md)
     choices = {"bits": (1, 2, 3, 4, 5, 6, 7), "group_size": (8, 16, *GROUP_SIZES)}
     bits: int = 4
