@@ -132,7 +132,7 @@ class Int8Linear(KernelLinear):
 
 
 class FourBitLinear(KernelLinear):
-    """Weights dequantized by bitsandbytes' op, then multiplied by torch."""
+    """bitsandbytes' own product for any number of rows: its matmul_4bit calls it, too."""
 
     form: str  # "nf4" or "fp4"
     largest: nn.Parameter  # max|w| of each block of 64, (N · K / 64,) float32
@@ -146,10 +146,10 @@ class FourBitLinear(KernelLinear):
         return made
 
     def forward(self, x: Tensor) -> Tensor:
-        shape = self.out_features, self.in_features
-        weight = torch.ops.bitsandbytes.dequantize_4bit(
-            self.weight, self.largest, BLOCK, self.form, shape, x.dtype
-        )
+        shape, ops = (self.out_features, self.in_features), torch.ops.bitsandbytes
+        if hasattr(ops, "gemm_4bit"):  # from bitsandbytes 0.50 on
+            return ops.gemm_4bit(x, self.weight, shape, self.largest, BLOCK, self.form, self.bias)
+        weight = ops.dequantize_4bit(self.weight, self.largest, BLOCK, self.form, shape, x.dtype)
         return F.linear(x, weight, self.bias)
 
 
