@@ -18,7 +18,7 @@ from quantbench.ops.packing import pack
 from quantbench.quantize.kernel import Kernel, KernelLinear
 from quantbench.quantize.kernels import our_kernels
 from quantbench.quantize.packed import PackedWeight
-from quantbench.quantize.scheme import Scheme, in_row_blocks
+from quantbench.quantize.scheme import Scheme, in_row_blocks, multiple_refuses
 from quantbench.quantize.spec import BitsAndBytes
 
 BLOCK = 64
@@ -160,10 +160,7 @@ def _unavailable(spec: BitsAndBytes, device: torch.device, dtype: torch.dtype) -
 
 
 def _refuses(spec: BitsAndBytes, in_features: int) -> str | None:
-    multiple = 1 if spec.form == "int8" else BLOCK
-    if in_features % multiple == 0:
-        return None
-    return f"has in_features {in_features}; {spec} takes multiples of {multiple}"
+    return None if spec.form == "int8" else multiple_refuses(BLOCK)(spec, in_features)
 
 
 KERNELS = our_kernels(
