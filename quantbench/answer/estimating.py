@@ -30,10 +30,9 @@ def machine_of(
         return here(generator_of)
     if calibration is None:
         return card(device)
-    from quantbench.estimate.calibration import of_file
+    from quantbench.estimate.calibration import runs
 
-    target = card(device)
-    return card(device, of_file(calibration, calibrated_on or target.name))
+    return card(device, runs(calibration, calibrated_on or card(device).name))
 
 
 def generator_of(model: Transformer, request: Request) -> Generator:

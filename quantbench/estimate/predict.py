@@ -16,8 +16,9 @@ import torch
 
 from quantbench.devices import prefill_chunk
 from quantbench.errors import UsageError
-from quantbench.estimate.counting import Count, Logits, count_model
+from quantbench.estimate.counting import Count
 from quantbench.estimate.counting_configs import count_config
+from quantbench.estimate.counting_models import Logits, count_model
 from quantbench.models.config import ModelConfig
 from quantbench.run.energy import NO_COUNTER
 from quantbench.text import size
