@@ -82,6 +82,17 @@ def test_a_card_and_all_schemes(tmp_path):
     assert joules["source"] == "no counter; power limit × time is an upper bound"
 
 
+def test_a_described_model_with_or_without_dummy(tmp_path):
+    """As generate.py takes it, and the config.json alone."""
+    fields = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
+              "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256}  # fmt: skip
+    (tmp_path / "shape.json").write_text(json.dumps(fields))
+    for prefix in ("", "dummy:"):
+        words = ("--checkpoint_path", f"{prefix}{tmp_path}/shape.json", "--device", "L4")
+        result = run("estimate", *words, "--new_tokens", "8", "--sequence_length", "16")
+        assert result.exit_code == 0, result.output
+
+
 def test_a_card_by_the_runs_of_a_log(tmp_path):
     """An A100 reached 1131 GB/s with int8wo: 55 % of its data sheet's bandwidth."""
     log = str(Path(__file__).parents[1] / "data" / "torchao_llama_log.txt")
