@@ -45,6 +45,7 @@ def test_the_json_of_this_machine(tmp_path, machine):
     assert token["low"] < token["value"] == 0.02 < token["high"]
     assert token["source"] == "measured now" and found["about"]["command"]
     assert "nine in ten" in result.stdout and "no counter" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"verify: {found['verify']}"
 
 
 def test_a_machine_whose_power_nothing_says(tmp_path, machine, monkeypatch):
@@ -99,7 +100,7 @@ def test_a_card_by_the_runs_of_a_log(tmp_path):
     words = ("--quantization", "int8wo", "--calibration", log)
     result = run(*TINY, "--device", "A100", *words)
     assert result.exit_code == 0, result.output
-    assert f"2 runs of {log} on NVIDIA A100-SXM4-80GB" in result.stdout
+    assert f"2 runs of {log}, taken to have run on NVIDIA A100-SXM4-80GB" in result.stdout
     other = run(*TINY, "--device", "H100", "--calibrated_on", "A100", *words)
     assert other.exit_code == 0 and "on NVIDIA A100-SXM4-80GB" in other.stdout
 
