@@ -13,6 +13,7 @@ from typing import Any
 
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.estimate.cards import Run
+from quantbench.estimate.counting_models import Logits
 from quantbench.estimate.datasheets import find, known
 from quantbench.estimate.predict import Request
 from quantbench.estimate.validate import objects
@@ -117,7 +118,7 @@ def _case(above: dict[str, Any], content: dict[str, Any]) -> Request | None:
         return None
     positions, batch = above.get("positions", 128), above.get("batch", 1)
     precision = "float16" if content.get("precision") == "float16" else "bfloat16"
-    logits = "all" if content.get("logits") == "all" else "last"
+    logits: Logits = "all" if content.get("logits") == "all" else "last"
     return Request(architecture, scheme, batch=batch, prompt=positions, new_tokens=0,
                    precision=precision, logits=logits)  # fmt: skip
 

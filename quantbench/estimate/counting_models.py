@@ -76,7 +76,7 @@ def count_model(
 
 
 def _whole(run: "_Run", config: ModelConfig, tokens: int, depth: int, logits: Logits) -> Count:
-    """Layers of a kind are counted once: what a second one adds stands for each of the rest."""
+    """Layers of a kind are counted once; each of the rest adds what a second one does."""
     (first, *alike), *others = config.kinds_of_layers()
     base = total = run.count(config.picked([first]), tokens, depth, logits)
     for layers in filter(None, (alike, *others)):
@@ -129,7 +129,7 @@ class _Run:
         for name, layer in model.named_modules():
             if isinstance(layer, nn.Linear) or name in formats:
                 read = share if ".experts." in name else 1.0
-                layer.forward = partial(recorder.linear, layer, formats.get(name), read)  # type: ignore[method-assign]
+                layer.forward = partial(recorder.linear, layer, formats.get(name), read)
         with torch.no_grad(), recorder:
             x = model.hidden(ids, positions, caches)
             if logits != "none":

@@ -145,17 +145,20 @@ def _at(content: Any, place: str) -> Any:
 
 def _cases(content: Fields, names: Fields) -> Iterator[Case]:
     device = names.get("device", "")
-    kind, sides = names.get("kind", device), _sides(content)
-    found = [
+    kind: str = names.get("kind", device)
+    sides = _sides(content)
+    found: list[tuple[str, str, Any, Any]] = [
         (kind, quantity, content.get(f"measured_{suffix}"), content.get(f"estimated_{suffix}"))
         for suffix, quantity in SUFFIXES.items()
     ]
-    found += [(kind, quantity, *(side.get(name) for side in sides))
-              for name, (quantity, kind) in FIGURES.items()]  # fmt: skip
+    found += [
+        (kind, quantity, sides[0].get(name), sides[1].get(name))
+        for name, (quantity, kind) in FIGURES.items()
+    ]
     for kind, quantity, *values in found:
         if all(isinstance(v, int | float) and 0 < v < LARGEST_MEASURED for v in values):
-            measured, estimated = map(float, values)
-            own = map(names.get, ("scheme", "batch", "positions"))
+            measured, estimated = (float(value) for value in values)
+            own: Any = map(names.get, ("scheme", "batch", "positions"))
             yield Case(names.get("model", ""), device, kind, quantity, measured, estimated, *own)
 
 

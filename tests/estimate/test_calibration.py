@@ -105,12 +105,12 @@ def test_runs_of_an_a5000_for_an_a6000(tmp_path):
     """A step goes by the bandwidth, which is the same; a prompt by the power limits, 300 W for 230
     (the streaming multiprocessors: 84 for 64). Runs of the same model stand alone."""
     rows = [
-        {"model": model, "device": "NVIDIA RTX A5000", "kind": kind, "batch": 16 if kind == "prompt" else 1,
+        {"model": model, "device": "NVIDIA RTX A5000", "kind": kind, "batch": batch,
          "positions": 1024, "measured_seconds": seconds}
-        for model, kind, seconds in (
-            ("TinyLlama-1.1B-Chat-v1.0", "prompt", 0.55),
-            ("TinyLlama-1.1B-Chat-v1.0", "token", 0.0034),
-            ("Llama-3.2-1B", "token", 0.1),
+        for model, kind, batch, seconds in (
+            ("TinyLlama-1.1B-Chat-v1.0", "prompt", 16, 0.55),
+            ("TinyLlama-1.1B-Chat-v1.0", "token", 1, 0.0034),
+            ("Llama-3.2-1B", "token", 1, 0.1),
         )
     ]  # fmt: skip
     (tmp_path / "rows.json").write_text(json.dumps(rows))
@@ -128,7 +128,7 @@ def test_runs_of_an_a5000_for_an_a6000(tmp_path):
 
 def test_lines_of_a_faster_card_are_refused():
     """1419 GB/s, on a card that has 300."""
-    with pytest.raises(QuantbenchError, match="they ran on another card; name it as --calibrated_on"):
+    with pytest.raises(QuantbenchError, match="another card; name it as --calibrated_on"):
         card("L4", runs(str(REFERENCE), "L4")).efficiency(Request(preset("Llama-2-7b-hf")))
 
 

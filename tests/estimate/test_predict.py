@@ -212,7 +212,9 @@ def test_what_cannot_be_split_is_one_line(machine):
 def test_cards_are_taken_to_be_as_an_a5000():
     """Bytes go by the bandwidth. Products of a card that is made alike go by the power limit, 300 W
     for 230, of another one by the peak: the H100 has three times the peak for a watt."""
-    own, alike, other = (card(name).efficiency(Request(CONFIG)) for name in ("A5000", "A6000", "H100 SXM"))
+    own, alike, other = (
+        card(name).efficiency(Request(CONFIG)) for name in ("A5000", "A6000", "H100 SXM")
+    )
     assert own == cards.A5000 and alike.memory == other.memory == own.memory
     assert other.arithmetic == own.arithmetic
     assert alike.arithmetic == pytest.approx(own.arithmetic * (300 / 230) / (154.8 / 111.1))
