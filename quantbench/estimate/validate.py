@@ -145,7 +145,7 @@ def _at(content: Any, place: str) -> Any:
 
 def _cases(content: Fields, names: Fields) -> Iterator[Case]:
     device = names.get("device", "")
-    kind: str = names.get("kind", device)
+    kind = str(names.get("kind", device))
     sides = _sides(content)
     found: list[tuple[str, str, Any, Any]] = [
         (kind, quantity, content.get(f"measured_{suffix}"), content.get(f"estimated_{suffix}"))

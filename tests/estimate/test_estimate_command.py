@@ -92,6 +92,8 @@ def test_a_described_model_with_or_without_dummy(tmp_path):
         words = ("--checkpoint_path", f"{prefix}{tmp_path}/shape.json", "--device", "L4")
         result = run("estimate", *words, "--new_tokens", "8", "--sequence_length", "16")
         assert result.exit_code == 0, result.output
+        verify = result.stdout.splitlines()[-1]
+        assert f"--checkpoint_path dummy:{tmp_path}/shape.json --device cuda --compile" in verify
 
 
 def test_a_card_by_the_runs_of_a_log(tmp_path):
