@@ -9,7 +9,7 @@ A line of a log has the seconds of a whole run, which is nearly all decoding. Re
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.estimate.cards import Run
@@ -28,7 +28,9 @@ from quantbench.models.presets import preset
 from quantbench.progress import say
 from quantbench.quantize.spec import parse_scheme
 from quantbench.text import counted
+from quantbench.typed_json import LARGEST_MEASURED
 
+MOST = 1 << 24  # positions, or sequences, of a case
 CHARACTERS = 4  # of a token of --prompt, whose tokenizer is elsewhere
 
 
@@ -57,7 +59,7 @@ def _of_log(path: str, card: str) -> list[Run]:
     found = []
     for number, record in log.records:
         request = _request(config_of(record), record.mod) if number not in bad else None
-        if request is not None and record.device != "cpu":
+        if request is not None and record.device != "cpu" and record.tok_s > 0:
             found.append(Run(request, card, request.new_tokens / record.tok_s, source=source))
     return found
 
@@ -71,13 +73,13 @@ def _of_json(path: str, assumed: str) -> Iterator[Run]:
             continue
         source = f"{path} on {sheet.name}"
         seconds, kind = content.get("measured_seconds"), content.get("kind", "prompt")
-        if isinstance(seconds, float) and seconds > 0 and kind in ("prompt", "token"):
+        if _is_measured(seconds) and kind in ("prompt", "token"):
             if (case := _case(above, content)) is not None:
                 yield Run(case, sheet.name, **{kind: seconds}, source=source)
             continue
         line, command = content.get("line"), content.get("command")
         speed, prompt = content.get("decode_tok_s"), content.get("time_to_first_token_s")
-        if not isinstance(speed, float) or not isinstance(prompt, float) or speed <= 0:
+        if not (_is_measured(speed) and _is_measured(prompt)):
             continue
         try:
             config = of_repro(command) if command else config_of(Record.parse(str(line)))
@@ -85,6 +87,11 @@ def _of_json(path: str, assumed: str) -> Iterator[Run]:
             continue
         if (request := _request(config, content.get("model"))) is not None:
             yield Run(request, sheet.name, prompt=prompt, token=1 / speed, source=source)
+
+
+def _is_measured(value: object) -> TypeGuard[float]:
+    """Whether a value of a file can be seconds or a speed."""
+    return type(value) in (int, float) and 0 < value < LARGEST_MEASURED  # type: ignore[operator]
 
 
 def _request(config: RunConfig, model: Any) -> Request | None:
@@ -117,6 +124,8 @@ def _case(above: dict[str, Any], content: dict[str, Any]) -> Request | None:
     except QuantbenchError:
         return None
     positions, batch = above.get("positions", 128), above.get("batch", 1)
+    if not (0 < positions <= MOST and 0 < batch <= MOST):
+        return None
     precision = "float16" if content.get("precision") == "float16" else "bfloat16"
     logits: Logits = "all" if content.get("logits") == "all" else "last"
     return Request(architecture, scheme, batch=batch, prompt=positions, new_tokens=0,

@@ -47,8 +47,10 @@ class Asked:
     def verifying(self, quantization: str) -> str:
         """The command that measures what is estimated, on the device itself; on a card compiled."""
         path, card = self.checkpoint_path, self.device != "here"
+        if path.endswith(".json"):
+            path = f"dummy:{path.removeprefix('dummy:')}"
         config = RunConfig(
-            checkpoint_path=f"dummy:{path.removeprefix('dummy:')}" if path.endswith(".json") else path,
+            checkpoint_path=path,
             kv_cache=self.kv_cache, precision=self.precision, batch_size=self.batch_size,
             prefill_size=self.sequence_length, max_new_tokens=max(1, self.new_tokens),
             context_depth=self.context_depth, num_layers=self.num_layers, tp=self.tp, compile=card,

@@ -91,7 +91,11 @@ def test_runs_that_were_not_compiled_or_ran_on_a_processor_are_left_out():
     "content",
     ["", "{}", '[{"decode_tok_s": 1.0, "time_to_first_token_s": 1.0, "command": "x"}]',
      json.dumps({"device": {"name": "Some CPU"}, "decode_tok_s": 1.0, "model": "Llama-3.2-1B",
-                 "time_to_first_token_s": 1.0, "command": COMMAND.format("none", 9)})],
+                 "time_to_first_token_s": 1.0, "command": COMMAND.format("none", 9)}),
+     *('[{"model": "Llama-3.2-1B", ' + row + "}]" for row in (
+         '"measured_seconds": 1e400', '"measured_seconds": true', '"measured_seconds": -1.0',
+         '"measured_seconds": 1.0, "batch": -4', '"measured_seconds": 1.0, "positions": 0',
+         '"measured_seconds": 1.0, "kind": "run"', '"measured_seconds": 1.0, "scheme": "int3"'))],
 )  # fmt: skip
 def test_a_file_without_a_run_is_refused_in_a_line(tmp_path, content):
     path = tmp_path / "x.json"
@@ -110,7 +114,7 @@ def test_runs_of_an_a5000_for_an_a6000(tmp_path):
         for model, kind, batch, seconds in (
             ("TinyLlama-1.1B-Chat-v1.0", "prompt", 16, 0.55),
             ("TinyLlama-1.1B-Chat-v1.0", "token", 1, 0.0034),
-            ("Llama-3.2-1B", "token", 1, 0.1),
+            ("Llama-3.2-1B", "token", 1, 1),
         )
     ]  # fmt: skip
     (tmp_path / "rows.json").write_text(json.dumps(rows))
