@@ -76,7 +76,7 @@ def count_model(
 
 
 def _whole(run: "_Run", config: ModelConfig, tokens: int, depth: int, logits: Logits) -> Count:
-    """Layers of a kind are counted once; each of the rest adds what a second one does."""
+    """One layer of a kind is counted; each of the rest adds what a second layer adds."""
     (first, *alike), *others = config.kinds_of_layers()
     base = total = run.count(config.picked([first]), tokens, depth, logits)
     for layers in filter(None, (alike, *others)):
