@@ -30,7 +30,7 @@ from quantbench.report.columns import (
 )
 from quantbench.report.doc_data import Compared, captioned, one_file, read
 from quantbench.report.documents import Block
-from quantbench.report.points import band
+from quantbench.report.pareto import band
 
 R = TypeVar("R")
 SPEED_UP_NOTE = (
