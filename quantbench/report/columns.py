@@ -21,7 +21,19 @@ from quantbench.report.documents import table
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], str]]]  # a heading, and the text of a row's cell
-LEFT = {"arm", "kernel", "verdict", "scheme", "beside", "layer", "over", "setting"}  # headings
+# Headings of columns that are aligned left.
+LEFT = {
+    "machine",
+    "model",
+    "arm",
+    "kernel",
+    "verdict",
+    "scheme",
+    "beside",
+    "layer",
+    "over",
+    "setting",
+}
 
 
 def number(
@@ -78,6 +90,15 @@ def with_error(
 def size(count: float | None) -> str:
     """1 GB is 1e9 bytes, as in the log."""
     return "-" if count is None else text.size(count)
+
+
+def narrowed(columns: Columns[R], rows: Sequence[R]) -> tuple[Columns[R], str]:
+    """The columns that differ between rows, and for the caption what all rows have in common."""
+    cells = {number: {show(row) for row in rows} for number, (_, show) in enumerate(columns)}
+    same = [n for n, shown in cells.items() if n and len(shown) == 1 and len(rows) > 1]
+    left = [column for n, column in enumerate(columns) if n not in same]
+    common = {columns[n][0]: min(cells[n]) for n in same}
+    return left, "; ".join(f"{heading}: {cell}" for heading, cell in common.items() if cell != "-")
 
 
 def aligned(columns: Columns[R], rows: Sequence[R]) -> str:

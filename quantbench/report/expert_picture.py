@@ -1,5 +1,4 @@
-"""Which experts are chosen, as a picture: a heat map, and hit rates over capacities.
-"""
+"""Which experts are chosen, as a picture: a heat map, and hit rates over capacities."""
 
 import io
 from collections.abc import Sequence

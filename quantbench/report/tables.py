@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from quantbench.answer.limits import memory_said
@@ -43,8 +43,8 @@ def _memory_rate(row: Row) -> str:
     return f"{rate / 1e9:.2f} GB/s" + ("" if share is None else f" ({share:.1%})")
 
 
-P50 = number(lambda row: row.token_p50_s, ".3f", 1e3)
-P99 = number(lambda row: row.token_p99_s, ".3f", 1e3, " ms")
+P50: Callable[[Row], str] = number(lambda row: row.token_p50_s, ".3f", 1e3)
+P99: Callable[[Row], str] = number(lambda row: row.token_p99_s, ".3f", 1e3, " ms")
 ARM: Columns[Row] = [("arm", lambda row: row.arm)]
 MAIN: Columns[Row] = [
     *ARM,
