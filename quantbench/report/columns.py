@@ -58,21 +58,6 @@ def interval(read: Callable[[R], Interval | Ratio | None], form: str = ".3f") ->
     return shown
 
 
-def percent(read: Callable[[R], Interval | None]) -> Callable[[R], str]:
-    """A share with its ends in whole percent: 85 % (79 to 92)."""
-
-    def shown(row: R) -> str:
-        value = read(row)
-        if value is None:
-            return "-"
-        ends = ""
-        if value.low is not None and value.high is not None:
-            ends = f" ({100 * value.low:.0f} to {100 * value.high:.0f})"
-        return f"{100 * value.value:.0f} %{ends}"
-
-    return shown
-
-
 def with_error(
     read: Callable[[R], float | None], error: Callable[[R], float | None], form: str
 ) -> Callable[[R], str]:

@@ -24,12 +24,12 @@ from quantbench.report.columns import (
     interval,
     markdown,
     number,
-    percent,
     size,
     with_error,
 )
 from quantbench.report.doc_data import Compared, captioned, one_file, read
 from quantbench.report.documents import Block
+from quantbench.report.limit_tables import MODELS, PEERS
 from quantbench.report.pareto import band
 
 R = TypeVar("R")
@@ -211,42 +211,16 @@ class _Roofline:
     model: list[DecodeRow] | None
 
 
-ROOFLINE: Columns[DecodeRow] = [
-    ("scheme", code(lambda row: row.scheme)),
-    ("decode, tok/s", number(lambda row: row.decode_tok_s, ".1f")),
-    ("limit, tok/s", number(lambda row: row.limit_tok_s, ".1f")),
-    ("of the limit", percent(lambda row: row.limit_share)),
-    ("÷ `none`", interval(lambda row: row.speed_up, ".2f")),
-    (
-        "stock kernel, tok/s",
-        number(lambda row: row.stock.decode_tok_s if row.stock else None, ".1f"),
-    ),
-    ("÷ stock", interval(lambda row: row.over_stock, ".2f")),
-]
-
-
 def roofline(words: Sequence[str]) -> str:
     """roofline FILE: whole models against memory's limit, as `roofline --json FILE` wrote them."""
     data = read(_Roofline, one_file(words))
-    return captioned(ROOFLINE, data.model or [], data.about)
+    return captioned(MODELS, data.model or [], data.about)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Peers:
     about: About
     rows: list[PeerRow]
-
-
-PEERS: Columns[PeerRow] = [
-    ("ours", code(lambda row: row.scheme)),
-    ("theirs", lambda row: row.beside),
-    ("decode: ours, tok/s", number(lambda row: row.decode_ours_tok_s, ".1f")),
-    ("theirs", number(lambda row: row.decode_theirs_tok_s, ".1f")),
-    ("ratio", interval(lambda row: row.decode_ratio, ".2f")),
-    ("prompt: ours, tok/s", number(lambda row: row.prompt_ours_tok_s, ".0f")),
-    ("theirs", number(lambda row: row.prompt_theirs_tok_s, ".0f")),
-    ("ratio", interval(lambda row: row.prompt_ratio, ".2f")),
-]
 
 
 def peers(words: Sequence[str]) -> str:
