@@ -31,10 +31,10 @@ from quantbench.bench import store
 from quantbench.bench.arm import make_arms
 from quantbench.bench.store import Results, Settings
 from quantbench.cli import Command
-from quantbench.commands import ab
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.options import options, parse
+from quantbench.plans import compare_options as shared
 from quantbench.plans.comparing import check_log, check_text, compare, new_folder
 from quantbench.plans.menu import check_models, menu, name_of
 from quantbench.progress import say
@@ -43,7 +43,7 @@ from quantbench.run import checks
 from quantbench.text import shown, size
 from quantbench.typed_json import to_json
 
-UNUSED = (*ab.UNUSED, "quantization", "compile", "checkpoint_path")
+UNUSED = (*shared.UNUSED, "quantization", "compile", "checkpoint_path")
 OF_EARLIER = ("earlier", "checkpoints", "share", "debug", *vars(Limits()))
 
 
@@ -53,8 +53,8 @@ OF_EARLIER = ("earlier", "checkpoints", "share", "debug", *vars(Limits()))
 @click.option("--share", metavar="FILE", help="Write the figures here, too, for collect")
 @click.option("--checkpoint_path", "checkpoints", multiple=True, metavar="PATH", default=("tiny",),
               help="As in generate.py; several are compared by bits per byte [tiny]")  # fmt: skip
-@ab.measuring_options
-@options(without=UNUSED, defaults={"max_new_tokens": ab.MAX_NEW_TOKENS})
+@shared.measuring_options
+@options(without=UNUSED, defaults={"max_new_tokens": shared.MAX_NEW_TOKENS})
 @click.pass_context
 def recommend(
     context: click.Context,
@@ -66,7 +66,7 @@ def recommend(
     **given: Any,
 ) -> None:
     """Which quantization to take: the fastest that keeps quality, the smallest, the best mix."""
-    asked, settings = limits(given), ab.settings_of(given)
+    asked, settings = limits(given), shared.settings_of(given)
     common = dataclasses.replace(RunConfig(**given), compile=True)
     written = files.Output("--share", share, HOLDS, "JSON of recommend --share")
     if earlier is not None:
