@@ -35,7 +35,7 @@ class Model:
     settings: Settings
     limits: dict[str, Any]
     rows: list[Row]
-    # Of the baseline's predictions, with its standard error; None where its weights are random.
+    # The baseline's bits per byte and their standard error; None where its weights are random.
     bits_per_byte: float | None = omitted()
     bits_error: float | None = omitted()
 

@@ -82,7 +82,7 @@ def growth(
         raise UsageError(files.refusal("--json", json_path, why, "--over none measures none"))
     common = RunConfig(**given, compile=True, temperature=0, write_result="none")
     if common.max_new_tokens < 2:
-        raise UsageError("--max_new_tokens takes 2 or more: decoding begins with the second")
+        raise UsageError("--max_new_tokens takes 2 or more: the first is the prompt's")
     if checkpoint_path and wanted:
         from quantbench.models.loading import load_config  # torch takes its seconds
 

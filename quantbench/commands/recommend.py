@@ -140,7 +140,7 @@ def _begin(config: RunConfig, settings: Settings, asked: Limits, folder: Path | 
 
 
 def _check_folder(results: Results, folder: str, checkpoints: Sequence[str]) -> None:
-    """Raise UsageError where a folder's results are of another model than was asked for."""
+    """Raise UsageError where a folder's results are of another model than --checkpoint_path."""
     models = {parse(arm.argv).checkpoint_path for arm in results.arms if arm.argv}
     if models != set(checkpoints):
         raise UsageError(

@@ -96,7 +96,7 @@ def roofline(
                      "leave it out, or add model to --parts")  # fmt: skip
     common = RunConfig(**given, compile=True, temperature=0, write_result="none")
     if common.max_new_tokens < 2:
-        raise UsageError("--max_new_tokens takes 2 or more: decoding begins with the second")
+        raise UsageError("--max_new_tokens takes 2 or more: the first is the prompt's")
     files.check_outputs([report_output(json_path)], {"--checkpoint_path": common.checkpoint_path})
     kernels, layers = layer_limit.measured(common, chosen, "layers" in wanted, only_ours)
     report = Report(common, layers or None)

@@ -15,7 +15,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
 DEFAULT = Settings()
 STOPS = ("half_width", "max_minutes", "processes")
-# What --resume takes beside the folder, by click's names, and what is said of any other option.
+# Options that --resume takes, by click's names, and the error for any other option.
 OF_RESUMED = ("resume", *STOPS, "form", "show", *vars(Limits()), "debug")
 RESUMED = (
     "--resume goes on with what that folder holds: the only other options are --half_width, "

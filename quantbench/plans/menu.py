@@ -105,5 +105,5 @@ def check_models(checkpoints: Sequence[str]) -> None:
 
 
 def name_of(checkpoint_path: str) -> str:
-    """Of the model's folder in --output, where there are several models."""
+    """The name of the model's folder inside --output, where there are several models."""
     return Path(checkpoint_path).absolute().name

@@ -36,7 +36,7 @@ def test_each_row_has_its_machine_and_its_own_interval(files):
     result = collected(*files.values())
     assert result.exit_code == 0, result.stderr
     head, *lines = result.stdout.splitlines()
-    assert "machine" in head and "model" not in head  # one model: it stands in the caption
+    assert "machine" in head and "model" not in head  # one model: it is in the caption
     assert "model: TinyLlama-1.1B-Chat-v1.0; peak memory: 3.00 GB" in lines
     for machine, seed in (("Example CPU", 3), ("Other CPU", 4)):
         of_machine = rows(example_results(seed=seed))
