@@ -18,16 +18,16 @@ from quantbench.models.loading import load_model
 from quantbench.quality.types import LayerSqnr
 from quantbench.run.plan import Plan
 
-COLUMNS = 256  # sampled per weight; the error does not vary by column
+COLUMNS = 128  # sampled per weight; the error does not vary by column
 TOKENS = 64  # of the text
 
 
 @torch.no_grad()
-def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: Tensor) -> list[LayerSqnr]:
-    """Every linear layer of the model, in order, against the checkpoint `full`; `ids` (N,) is the
+def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: list[int]) -> list[LayerSqnr]:
+    """Every linear layer of the model, in order, against the checkpoint `full`; `ids` are the
     text that outputs are compared on, its first 64 tokens. Experts in two tiers of memory are left
     out: their weights are not in the model's modules."""
-    inputs = _inputs(model, ids[:TOKENS])
+    inputs = _inputs(model, torch.tensor([ids[:TOKENS]], device=plan.device))
     layers: list[LayerSqnr] = []
 
     def compare(name: str, module: nn.Module) -> nn.Module:
@@ -80,7 +80,7 @@ def _inputs(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
     linears = [name for name in linears if not _is_elsewhere(model.get_submodule(name))]
     hooks = [model.get_submodule(n).register_forward_pre_hook(keep(n)) for n in linears]
     try:
-        model(ids[None])
+        model(ids)
     finally:
         for hook in hooks:
             hook.remove()

@@ -5,6 +5,8 @@ averaged over tokens. It decides instead of perplexity, since it needs a tenth (
 thousandth (8 bits) of the tokens to tell two schemes apart. Nothing here needs torch.
 """
 
+from collections.abc import Collection
+
 from quantbench.errors import UsageError
 
 MAX_KL = 0.03  # the limit unless --max_kl gives another
@@ -56,8 +58,11 @@ def looks_needed(kl: float, standard_error: float, limit: float, looks: int) -> 
     return looks
 
 
-def described(text: str | None, tokens: int, window: int, model: str | None = None) -> str:
-    """What quality was measured on, in words. tokens: predicted. window: tokens of the longest
-    passage. model: if not the arm's."""
-    words = f"{tokens} tokens of {text or 'the embedded texts'}, at most {window} at once"
+def described(
+    text: str | None, tokens: Collection[int], window: int, model: str | None = None
+) -> str:
+    """What quality was measured on, in words. tokens: predicted of each arm. window: tokens of the
+    longest passage. model: if not the arm's."""
+    span = " to ".join(str(count) for count in sorted({min(tokens), max(tokens)}))
+    words = f"{span} tokens of {text or 'the embedded texts'}, at most {window} at once"
     return f"the model {model} on {words}" if model else words

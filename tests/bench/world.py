@@ -15,7 +15,7 @@ from quantbench.bench.answers import TurnTime
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.session import Session
 from quantbench.log.options import parse
-from quantbench.quality.types import Quality, QualityAnswer, ReferenceFile
+from quantbench.quality.types import Quality, QualityAnswer
 from quantbench.run.energy import Energy
 from quantbench.typed_json import from_json, to_json
 from tests.bench.facts import arm_facts
@@ -127,11 +127,11 @@ class FakeProcess:
             raise WorkerFailed("out of memory", "memory")
         self.world.now += self.behaviour.loading
 
-    def quality(self, tokens, text, reference, keep, max_kl=0.03):
+    def quality(self, tokens, text, reference, keep, max_kl=0.03, looks=1):
         scores = Quality(tokens, 8.0, 0.1)
         if reference:
             scores = dataclasses.replace(scores, kl=self.behaviour.kl, kl_standard_error=1e-5)
-        return QualityAnswer(scores, ReferenceFile(keep) if keep else None)
+        return QualityAnswer(scores)
 
     def get_ready(self, estimate=False):
         own = dataclasses.replace(self.config, device="cpu")
