@@ -85,13 +85,13 @@ class Worker:
     one_sample: OneSample
     turns: Turns
     generators: Generators | None = None  # of the cells of latency
-    scored: Scored | None = None
     seconds: dict[str, float]  # of the process, by phase of its start
     probe: Bandwidth | None = None
     timer: Products | None = None
 
     def __init__(self) -> None:
         self.speeds: dict[str, float] = {}  # bytes per second of memory, by kind of device
+        self.scored: dict[str | None, Scored] = {}  # quality so far, by the reference
 
     def load(
         self, argv: list[str], saved: str | None = None, headroom: int = 0, others: int = 0
@@ -150,12 +150,12 @@ class Worker:
 
         started = time.perf_counter()
         with devices.returning_memory():  # else scoring would raise the peak of generating
-            given = (tokens, text, reference, keep, max_kl, looks, self.scored)
-            self.scored = arm.scored(self.plan, self.loaded.model, *given)
+            given = (tokens, text, reference, keep, max_kl, looks, self.scored.get(reference))
+            self.scored[reference] = scored = arm.scored(self.plan, self.loaded.model, *given)
             gc.collect()  # reference cycles hold models: up to 10 MB, which would count as peak
         took = time.perf_counter() - started
         self.seconds["quality"] = self.seconds.get("quality", 0.0) + took
-        return self.scored.answer
+        return scored.answer
 
     def get_ready(self, estimate: bool = False) -> ArmFacts:
         """Compile, warm up, and count the energy of a sample. estimate: whether to estimate a run
