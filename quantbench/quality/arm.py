@@ -20,13 +20,12 @@ from quantbench.log.config import RunConfig
 from quantbench.models.llama import Transformer
 from quantbench.quality import decode_check
 from quantbench.quality.layer_sqnr import sqnr_of_layers
-from quantbench.quality.reference import Reference, read_on
+from quantbench.quality.reference import Reference, model_of, read_on
 from quantbench.quality.scores import Scores, score, summary
 from quantbench.quality.texts import Texts
 from quantbench.quality.thresholds import MAX_KL, TOKENS
 from quantbench.quality.types import DecodeCheck, LayerSqnr, NoQuality, QualityAnswer
 from quantbench.run.checks import EXPERTS
-from quantbench.run.loading import Loading
 from quantbench.run.plan import Plan, begin, make_plan
 
 EMBEDDED_MODEL = "tiny"  # takes the place of random weights, which predict nothing
@@ -117,7 +116,4 @@ def embedded(plan: Plan) -> tuple[Plan, Transformer]:
     changes: dict[str, Any] = {name: fields[name].default for name in OF_THE_RUN}
     changes |= {"checkpoint_path": EMBEDDED_MODEL, "compile": False, "compile_prefill": False}
     plan = begin(make_plan(dataclasses.replace(plan.config, **changes)))
-    loading = Loading(
-        plan.config, plan.spec, plan.device, plan.tokenizer, plan.split, plan.checkpoint
-    )
-    return plan, loading.load(lambda done, total: None, lambda line: None)
+    return plan, model_of(plan)

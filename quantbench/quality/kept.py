@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ import torch
 from quantbench import files
 from quantbench.errors import LogError
 from quantbench.log.config import RunConfig
-from quantbench.progress import Report, can_erase, progress, say
+from quantbench.progress import progress, say
 from quantbench.quality import decode_check, texts
 from quantbench.quality.reference import Reference, read_on
 from quantbench.run.loading import Loaded, load
@@ -55,7 +54,7 @@ def reference(config: RunConfig, text: str | None, tokens: int, looks: int) -> R
         return kept
     read = texts.Texts(plan, text, tokens)
     model = loaded(plan).model
-    with phase("Full precision: reading") as report:
+    with progress("Full precision: reading", unit="tokens") as report:
         made = read_on(plan, model, read, looks, kept, report)
     if made.about.noise_floor is None:
         _, floor = decode_check.both_ways(plan, model, made.passages[0].ids, FLOOR_STEPS)
@@ -68,20 +67,9 @@ def reference(config: RunConfig, text: str | None, tokens: int, looks: int) -> R
     return made
 
 
-@contextlib.contextmanager
-def phase(what: str, unit: str = "tokens") -> Iterator[Report]:
-    """Show `what` and how far it is; where no line can be erased, once."""
-    if can_erase():
-        with progress(what, lasting=False, unit=unit) as report:
-            yield report
-    else:
-        say(f"{what} …")
-        yield lambda done, total: None
-
-
 def loaded(plan: Plan) -> Loaded:
     """The plan's model, with progress while it is loaded."""
-    with phase(f"Loading {plan.name} as {plan.spec} in {plan.config.precision}", "GB") as report:
+    with progress(f"Loading {plan.name} as {plan.spec} in {plan.config.precision}") as report:
         return load(plan, report, say)
 
 

@@ -10,10 +10,11 @@ from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.formats import open_checkpoint
+from quantbench.progress import progress
 from quantbench.quality import decode_check
-from quantbench.quality.kept import FLOOR_STEPS, full_plan, loaded, phase, reference
+from quantbench.quality.kept import FLOOR_STEPS, full_plan, loaded, reference
 from quantbench.quality.layer_sqnr import sqnr_of_layers
-from quantbench.quality.scores import of_reference, score, summary
+from quantbench.quality.scores import Scores, score, summary
 from quantbench.quality.tasks import Flips, Tasks, evaluate, flips
 from quantbench.quality.thresholds import MOST_TOKENS, looks_needed
 from quantbench.quality.types import LayerSqnr, Quality
@@ -69,7 +70,7 @@ def measure(
     while True:
         full = reference(plan.config, text, most, looks)
         loading = loaded(plan)
-        with phase(f"{plan.spec}: reading") as report:
+        with progress(f"{plan.spec}: reading", unit="tokens") as report:
             scores = score(plan, loading.model, full, until, scores, report)
         if not math.isfinite(scores["nats"].mean()):
             raise QuantbenchError(f"--quantization {plan.spec}: its predictions are not numbers")
@@ -84,7 +85,7 @@ def measure(
     quality = dataclasses.replace(
         quality, decoding=decode_check.check(plan, model, ids, FLOOR_STEPS)
     )
-    with phase("Each layer against the same layer in full precision"):
+    with progress("Each layer against the same layer in full precision"):
         layers = sqnr_of_layers(plan, model, plan.config.checkpoint_path, ids)
     result = of_full = None
     if tasks:
@@ -103,7 +104,7 @@ def measure(
         max_kl=max_kl,
         settled=quality.settled(max_kl),
         quality=quality,
-        full_precision=of_reference(scores).with_interval(),
+        full_precision=summary(Scores(scores.passages, {"nats": scores["reference_nats"]})),
         noise_floor=full.about.noise_floor.with_interval(),
         layers=layers,
         tasks=result.figures if result else {},

@@ -81,11 +81,19 @@ class Reference:
         unused = {name: getattr(defaults(), name) for name in ("save", "expert_memory", *EXPERTS)}
         own_process = {name: getattr(plan.config, name) for name in ("threads", "tp")}
         own = make_plan(dataclasses.replace(config, **unused, **own_process, num_layers=1))
-        split = plan.split and own.split and dataclasses.replace(own.split, ranks=plan.split.ranks)
-        loading = Loading(own.config, own.spec, own.device, own.tokenizer, split, own.checkpoint)
-        model = loading.load(lambda done, total: None, lambda line: None)
+        if plan.split and own.split:
+            split = dataclasses.replace(own.split, ranks=plan.split.ranks)
+            own = dataclasses.replace(own, split=split)
+        model = model_of(own)
         model.layers, model.tok_embeddings = nn.ModuleList(), nn.Embedding(0, 0)
         return lambda x: model.logits(x.to(own.device))
+
+
+def model_of(plan: Plan) -> Transformer:
+    """The plan's model, beside another one of this process: quietly, and not counted as its peak of
+    memory."""
+    given = (plan.config, plan.spec, plan.device, plan.tokenizer, plan.split, plan.checkpoint)
+    return Loading(*given).load(lambda done, total: None, lambda line: None)
 
 
 @torch.no_grad()

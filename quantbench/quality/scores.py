@@ -220,11 +220,6 @@ def summary(scores: Scores) -> Quality:
     )
 
 
-def of_reference(scores: Scores) -> Quality:
-    """The reference's own figures on the same tokens."""
-    return summary(Scores(scores.passages, {"nats": scores["reference_nats"]}))
-
-
 def _part(name: str, scores: Scores, chosen: Tensor, digest: str | None = None) -> Part:
     kl, nats = scores.estimate(scores["kl"], chosen), scores["nats"] - scores["reference_nats"]
     return Part(
