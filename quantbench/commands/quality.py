@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 NAMES = {"greedy": "the model's own, greedy", "sampled": "the model's own, sampled"}
 WORST = 5  # layers that are shown
-NOISE_FLOOR = "noise floor: decoding steps"
 SAMPLING = ("num_samples", "max_new_tokens", "top_k", "temperature", "prompt", "prefill_size")
 # What changes no figure: rows and positions at once, ranks, and where experts lie.
 FREE = (
@@ -130,11 +129,15 @@ def quality(
 
 def report(measured: QualityReport) -> str:
     """The baseline's figures, the scheme's and the noise floor's, and the worst layers."""
-    columns = (measured.full_precision, measured.quality, measured.noise_floor)
-    rows = [["", f"baseline: {measured.config.precision}", measured.scheme, NOISE_FLOOR]]
+    floor = measured.noise_floor
+    columns = (measured.full_precision, measured.quality, floor)
+    dtype, steps = measured.config.precision, f"noise floor: {floor.tokens} decoding steps"
+    rows = [["", f"baseline: {dtype}", measured.scheme, steps]]
     for name, (heading, form, error) in FIGURES.items():
         if getattr(measured.quality, name) is not None:
             rows.append([heading, *(_shown(of, name, form, error) for of in columns)])
+            if name == "perplexity":  # the noise floor's is of other tokens
+                rows[-1][-1] = "-"
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     quality = measured.quality
     lines = [

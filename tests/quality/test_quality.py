@@ -147,7 +147,8 @@ def test_the_noise_floor_is_below_any_scheme(tmp_path):
     assert floor["tokens"] == 64 and 0 < floor["kl"] < figures["kl"] < 0.01
     assert "kept by an earlier run" in result.stderr  # by the test before, or this one
     assert (
-        "noise floor: decoding steps" in result.stdout and ": within --max_kl 0.03" in result.stdout
+        "noise floor: 64 decoding steps" in result.stdout
+        and ": within --max_kl 0.03" in result.stdout
     )
 
 
