@@ -72,7 +72,7 @@ LEGEND_SQNR = (
 @click.option(
     "--tokens",
     type=click.IntRange(0),
-    help="Predict so many tokens; 0: all [as many as show on which side of --max_kl the scheme is, "
+    help="Predict N tokens; 0: all [until it is clear on which side of --max_kl the scheme is, "
     f"{FIRST_TOKENS} to {MOST_TOKENS}]",
 )
 @click.option(

@@ -57,16 +57,8 @@ def check(plan: Plan, model: Transformer, ids: list[int], steps: int = STEPS) ->
     """`both_ways`, and whether the difference is more than rounding."""
     decoder, found = both_ways(plan, model, ids, steps)
     assert found.kl is not None
-    limit, known = kl_of_rounding(plan), math.isfinite(found.kl)
-    return DecodeCheck(
-        decoder=decoder,
-        tokens=found.tokens,
-        kl=found.kl if known else None,
-        kl_max=max(0.0, found.kl_max or 0.0) if known else None,
-        perplexity_ratio=found.perplexity_ratio if known else None,
-        kl_of_rounding=limit,
-        differs=not found.kl <= limit,  # also where it is not a number
-    )
+    limit, kl = kl_of_rounding(plan), found.kl if math.isfinite(found.kl) else None
+    return DecodeCheck(decoder, found.tokens, kl, limit, differs=kl is None or kl > limit)
 
 
 def kl_of_rounding(plan: Plan) -> float:

@@ -31,7 +31,7 @@ FLOOR_STEPS = 64
 
 
 def full_plan(config: RunConfig) -> Plan:
-    """Of the config's model in full precision."""
+    """A plan for the config's model in full precision."""
     unquantized = {"quantization": "none", "kernel": "auto", "kv_cache": "dense"}
     full = dataclasses.replace(config, **unquantized, kv_cache_quantization=False)  # type: ignore
     return begin(make_plan(full))
@@ -50,7 +50,7 @@ def reference(config: RunConfig, text: str | None, tokens: int, looks: int) -> R
         kept = Reference.read(path)
         os.utime(path)
     if kept and (kept.about.whole or kept.about.looks >= looks):
-        say(f"Full precision: kept by an earlier run, {path}")
+        say(f"Full precision: an earlier run stored its hidden states in {path}")
         return kept
     read = texts.Texts(plan, text, tokens)
     model = loaded(plan).model

@@ -59,7 +59,7 @@ class Reference:
             about = from_json(About, json.loads(file.metadata()["about"]))
         except OSError:
             raise
-        except Exception as error:  # safetensors has an error class of its own
+        except Exception as error:  # SafetensorError is an Exception, no OSError
             raise ValueError(f"{path}: {error}") from error
         return Reference(about, lambda number: file.get_tensor(str(number)))
 

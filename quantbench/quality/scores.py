@@ -121,7 +121,7 @@ class Scores:
         return mean_of([self.estimate(self["kl"], own) for own in self.texts().values()])
 
     def bits_per_byte(self) -> float | None:
-        """Of the texts that no model wrote."""
+        """Bits per byte of the texts that no model wrote."""
         nats = torch.split(self["nats"], self._counts())
         known = [(n, part.bytes) for n, part in zip(nats, self.passages, strict=True) if part.bytes]
         size = sum(count for _, count in known)

@@ -42,7 +42,7 @@ class Tasks:
 @dataclass(frozen=True)
 class Result:
     figures: dict[str, dict[str, float]]  # by task, as the harness names them: "acc_stderr,none"
-    right: dict[str, dict[str, list[bool]]]  # by task and metric: each document, where it is 0 or 1
+    documents: dict[tuple[str, str], list[Any]]  # by task and metric: the value of each
 
 
 @dataclass(frozen=True)
@@ -101,29 +101,25 @@ def evaluate(plan: Plan, model: Transformer, tasks: Tasks, limit: int | None) ->
         task: {name: value for name, value in found.items() if isinstance(value, int | float)}
         for task, found in answer["results"].items()
     }
-    right: dict[str, dict[str, list[bool]]] = {}
-    for task, documents in answer["samples"].items():
-        for document in sorted(documents, key=lambda document: document["doc_id"]):
-            for metric in document["metrics"]:
-                if document[metric] in (0, 1):
-                    name = f"{metric},{document['filter']}"
-                    right.setdefault(task, {}).setdefault(name, []).append(bool(document[metric]))
-    return Result(figures, right)
+    documents: dict[tuple[str, str], list[Any]] = {}
+    for task, samples in answer["samples"].items():
+        for sample in sorted(samples, key=lambda sample: sample["doc_id"]):
+            for metric in sample["metrics"]:
+                documents.setdefault((task, metric), []).append(sample[metric])
+    return Result(figures, documents)
 
 
 def flips(result: Result, full: Result) -> list[Flips]:
-    """Of each metric that judges every document right or wrong."""
+    """The flips of each metric that judges every document right or wrong."""
     from scipy import stats
 
     found = []
-    for task, metrics in result.right.items():
-        for metric, own in metrics.items():
-            before = full.right[task].get(metric, [])
-            if len(before) == len(own):
-                lost = sum(a and not b for a, b in zip(before, own, strict=True))
-                gained = sum(b and not a for a, b in zip(before, own, strict=True))
-                p = stats.binomtest(lost, lost + gained).pvalue if lost + gained else 1.0
-                found.append(Flips(task, metric.partition(",")[0], lost, gained, float(p)))
+    for (task, metric), own in result.documents.items():
+        pairs = list(zip(full.documents[task, metric], own, strict=True))
+        if all(value in (0, 1) for pair in pairs for value in pair):
+            lost, gained = pairs.count((1, 0)), pairs.count((0, 1))
+            p = stats.binomtest(lost, lost + gained).pvalue if lost + gained else 1.0
+            found.append(Flips(task, metric, lost, gained, float(p)))
     return found
 
 

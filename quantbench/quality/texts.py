@@ -82,7 +82,7 @@ class Texts:
             raise UsageError(f"--text {path}: quality takes {LEAST_TOKENS} tokens or more")
 
     def look(self, look: int, model: Transformer) -> list[Passage]:
-        """The passages of one look; `model` writes those of its own."""
+        """The passages of one look; `model` writes the greedy and sampled ones."""
         found = [part for name in self.given for part in self._cut(name, look)]
         return found + (self._written(look, model) if "greedy" in self.shares else [])
 
@@ -91,7 +91,7 @@ class Texts:
         return all(self._span(name, look + 1) is None for name in self.given)
 
     def _span(self, name: str, look: int) -> tuple[int, int] | None:
-        """The first token and the end of a text's part in a look; None where there are none."""
+        """The first token and the end of a text's part in a look; None after its last one."""
         size, share = sum(self.shares.values()), self.shares[name]
         first, most = int(min(FIRST_TOKENS, self.most)) * share // size, self.most * share / size
         begin, end = first << look >> 1 if look else 0, first << look
@@ -154,7 +154,7 @@ def source(plan: Plan, text: str | None) -> str:
 
 
 def digest(passages: list[Passage]) -> str:
-    """Of the tokens that are predicted."""
+    """A hash of the tokens that are predicted."""
     predicted = [part.ids[part.first :] for part in passages]
     return hashlib.sha256(str(predicted).encode()).hexdigest()[:12]
 

@@ -17,8 +17,6 @@ class DecodeCheck:
     decoder: str  # that carried out the steps
     tokens: int  # that were predicted both ways
     kl: float | None  # nats, KL(prompt ‖ decoding), mean; None where logits are no numbers
-    kl_max: float | None
-    perplexity_ratio: float | None  # decoding ÷ prompt
     kl_of_rounding: float  # the largest mean that rounding explains
     differs: bool  # by more than that
 

@@ -145,7 +145,9 @@ def test_the_noise_floor_is_below_any_scheme(tmp_path):
     found, result = measured(tmp_path, "--quantization", "int8wo")
     floor, figures = found["noise_floor"], found["quality"]
     assert floor["tokens"] == 64 and 0 < floor["kl"] < figures["kl"] < 0.01
-    assert "kept by an earlier run" in result.stderr  # by the test before, or this one
+    assert (
+        "an earlier run stored its hidden states in" in result.stderr
+    )  # by the test before, or this one
     assert (
         "noise floor: 64 decoding steps" in result.stdout
         and ": within --max_kl 0.03" in result.stdout
@@ -603,8 +605,7 @@ def plan_and_model(*arguments):
 def test_decoding_predicts_what_a_prompt_does(arguments):
     plan, model = plan_and_model(*arguments)
     found = decode_check.check(plan, model, text().tolist(), 16)
-    assert not found.differs and 0 <= found.kl <= found.kl_max < 0.1 and found.tokens == 16
-    assert found.perplexity_ratio == pytest.approx(1, abs=0.05)
+    assert not found.differs and 0 <= found.kl < 0.1 and found.tokens == 16
     assert "modules" not in arguments or found.decoder == "modules"
     assert "predicts the same but for rounding" in found.sentence()
 
@@ -744,7 +745,7 @@ def test_flips_by_hand():
     """One document lost of one that differs proves nothing; ten of ten do: 2 / 2^10."""
 
     def result(*right):
-        return Result({}, {"task": {"acc,none": list(right)}})
+        return Result({}, {("task", "acc"): list(right), ("task", "f1"): [0.3]})
 
     (few,) = flips(result(True, False, True), result(True, True, True))
     assert (few.task, few.metric, few.lost, few.gained, few.p) == ("task", "acc", 1, 0, 1.0)
