@@ -20,7 +20,7 @@ from quantbench.bench.store import Bandwidth as Read
 from quantbench.errors import UsageError
 from quantbench.log.options import parse
 from quantbench.quality.thresholds import MAX_KL
-from quantbench.quality.types import NoQuality, Quality, QualityAnswer, ReferenceFile
+from quantbench.quality.types import NoQuality, Quality, QualityAnswer
 from quantbench.run.why import Expected
 
 HEADROOM = 500_000_000  # bytes to stay free when several arms are in memory together
@@ -58,7 +58,7 @@ class Pool:
         self.scratch, self.command, self.saved, self.has_turns = scratch, command, saved, has_turns
         self.loaded: dict[int, Process] = {}
         self.probes: dict[str, Process] = {}
-        self.reference: ReferenceFile | None = None
+        self.reference: str | None = None  # the file of the baseline's hidden states, once written
         self.steps: dict[int, int] = {}  # of a turn of decoding, by arm
         self.prompt_seconds: dict[int, float] = {}
 
@@ -197,31 +197,50 @@ class Pool:
         return self.command(number) if callable(self.command) else self.command
 
     def _score(self, number: int, worker: Process) -> None:
-        """Measure this arm's quality, once; the baseline's again if its states are missing."""
+        """Measure this arm's quality, once; the baseline's again if its states are missing. The
+        baseline reads on for an arm whose KL is not clear of the limit."""
         arm, is_baseline = self.results.arms[number], number == 0
-        settings = self.results.settings
         missing = any(one.quality is None for one in self.results.alive)
         for_others = is_baseline and self.reference is None and missing
-        if not settings.tokens or not (arm.quality is None or for_others):
+        if not self.results.settings.tokens or not (arm.quality is None or for_others):
             return
+        answer = self._quality(worker, is_baseline)
+        while answer.looks and 0 in self.loaded and not is_baseline:
+            baseline = self._quality(self.loaded[0], True, looks=answer.looks)
+            if isinstance(baseline.quality, NoQuality):
+                break
+            self._scored(0, baseline)
+            answer = self._quality(worker, False)
+        if is_baseline and isinstance(answer.quality, Quality):
+            self.reference = self._states
+        self._scored(number, answer)
+
+    def _quality(self, worker: Process, is_baseline: bool, looks: int = 1) -> QualityAnswer:
+        settings = self.results.settings
         try:
-            answer = worker.answer(
+            return worker.answer(
                 QualityAnswer,
                 "quality",
                 tokens=settings.tokens,
                 text=settings.text,
                 reference=None if is_baseline else self.reference,
-                keep=str(self.scratch / "reference") if is_baseline else None,
+                keep=self._states if is_baseline else None,
                 max_kl=self.results.limits.get("max_kl") or MAX_KL,
+                looks=looks,
             )
         except WorkerFailed as error:
             if isinstance(error, UsageError) and is_baseline:
                 raise UsageError(str(error)) from None  # the text will not do for any arm
-            if error.kind == "dead":
+            if error.kind == "dead" and looks == 1:
                 raise
-            answer = QualityAnswer(NoQuality(str(error)))
-        if is_baseline:
-            self.reference = answer.reference
+            return QualityAnswer(NoQuality(str(error)))
+
+    @property
+    def _states(self) -> str:
+        """The file of the baseline's hidden states."""
+        return str(self.scratch / "reference")
+
+    def _scored(self, number: int, answer: QualityAnswer) -> None:
         measured = answer.quality
         quality = measured.with_interval() if isinstance(measured, Quality) else measured
         self.store.add(Scored(number, quality))

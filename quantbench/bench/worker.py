@@ -53,7 +53,7 @@ from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, Usag
 from quantbench.log.options import parse
 from quantbench.progress import say
 from quantbench.quality.thresholds import MAX_KL
-from quantbench.quality.types import QualityAnswer, ReferenceFile
+from quantbench.quality.types import QualityAnswer
 from quantbench.run import environment, measure
 from quantbench.run.energy import Energy, Meter, NotCounted
 from quantbench.run.facts import Facts, OneSample, Ready, Sample
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from quantbench.bench.generators import Generators
     from quantbench.bench.layer_timing import Products
     from quantbench.models.llama import Transformer
+    from quantbench.quality.arm import Scored
     from quantbench.run.bandwidth import Bandwidth
     from quantbench.run.loading import Loaded
     from quantbench.run.plan import Plan
@@ -90,6 +91,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.speeds: dict[str, float] = {}  # bytes per second of memory, by kind of device
+        self.scored: dict[str | None, Scored] = {}  # quality so far, by the reference
 
     def load(
         self, argv: list[str], saved: str | None = None, headroom: int = 0, others: int = 0
@@ -137,24 +139,23 @@ class Worker:
         self,
         tokens: int,
         text: str | None,
-        reference: ReferenceFile | None,
+        reference: str | None,
         keep: str | None,
         max_kl: float = MAX_KL,
+        looks: int = 1,
     ) -> QualityAnswer:
-        """How well it predicts, and how far from `reference`. keep: the file for its states.
-        max_kl: tokens are drawn until the KL is on one side of it."""
+        """How well it predicts, and how far from `reference`: see quality/arm.py."""
         from quantbench import devices
-        from quantbench.quality import scores
+        from quantbench.quality import arm
 
         started = time.perf_counter()
-        keep = keep if self.plan.ranks.rank == 0 else None
         with devices.returning_memory():  # else scoring would raise the peak of generating
-            answer = scores.quick(
-                self.plan, self.loaded.model, tokens, text, reference, keep, max_kl
-            )
+            given = (tokens, text, reference, keep, max_kl, looks, self.scored.get(reference))
+            self.scored[reference] = scored = arm.scored(self.plan, self.loaded.model, *given)
             gc.collect()  # reference cycles hold models: up to 10 MB, which would count as peak
-        self.seconds["quality"] = time.perf_counter() - started
-        return answer
+        took = time.perf_counter() - started
+        self.seconds["quality"] = self.seconds.get("quality", 0.0) + took
+        return scored.answer
 
     def get_ready(self, estimate: bool = False) -> ArmFacts:
         """Compile, warm up, and count the energy of a sample. estimate: whether to estimate a run

@@ -72,7 +72,7 @@ LEGEND_SQNR = (
 @click.option(
     "--tokens",
     type=click.IntRange(0),
-    help="Predict so many tokens; 0: all [as many as show on which side of --max_kl the scheme is, "
+    help="Predict N tokens; 0: all [until it is clear on which side of --max_kl the scheme is, "
     f"{FIRST_TOKENS} to {MOST_TOKENS}]",
 )
 @click.option(
@@ -129,16 +129,19 @@ def quality(
 
 def report(measured: QualityReport) -> str:
     """The baseline's figures, the scheme's and the noise floor's, and the worst layers."""
-    columns = (measured.full_precision, measured.quality, measured.noise_floor)
-    dtype = measured.config.precision
-    rows = [["", f"baseline: {dtype}", measured.scheme, f"noise floor: {measured.other_dtype}"]]
+    floor = measured.noise_floor
+    columns = (measured.full_precision, measured.quality, floor)
+    dtype, steps = measured.config.precision, f"noise floor: {floor.tokens} decoding steps"
+    rows = [["", f"baseline: {dtype}", measured.scheme, steps]]
     for name, (heading, form, error) in FIGURES.items():
         if getattr(measured.quality, name) is not None:
             rows.append([heading, *(_shown(of, name, form, error) for of in columns)])
+            if name == "perplexity":  # the noise floor's is of other tokens
+                rows[-1][-1] = "-"
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     quality = measured.quality
     lines = [
-        f"{measured.model}: {described(measured.text, quality.tokens, quality.window or 0)}",
+        f"{measured.model}: {described(measured.text, [quality.tokens], quality.window or 0)}",
         _verdict(measured),
         "",
         *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
@@ -165,7 +168,7 @@ def report(measured: QualityReport) -> str:
         lines.append(LEGEND_SQNR)
     if measured.tasks:
         lines += ["", "lm-evaluation-harness"]
-        lines += [f"  {task} {name}: {value}" for task, name, value in scores(measured.tasks)]
+        lines += _tasks(measured)
     return "\n".join(lines)
 
 
@@ -197,18 +200,30 @@ def _parts(heading: str, parts: Sequence[Part]) -> Sequence[str]:
     return [aligned(rows, left={0, 5}, widest=39)]
 
 
-def scores(tasks: Mapping[str, Mapping[str, float]]) -> Sequence[tuple[str, str, str]]:
-    """Task, metric and value, the value with its standard error where there is one."""
+def _tasks(measured: QualityReport) -> Sequence[str]:
+    """A line for each task and metric: the scheme's value, full precision's, and the documents that
+    flipped."""
+    flips = {(one.task, one.metric): one for one in measured.flips}
     lines = []
-    for task, figures in tasks.items():
-        for name, value in figures.items():
+    for task, figures in measured.tasks.items():
+        full = measured.tasks_of_full_precision.get(task, {})
+        for name in figures:
             if "_stderr" in name:
                 continue
-            metric, _, how = name.partition(",")
-            error = figures.get(f"{metric}_stderr,{how}", math.nan)
-            shown = f"{value:.4f}" + (f" ± {error:.4f}" if math.isfinite(error) else "")
-            lines.append((task, metric, shown))
+            metric = name.partition(",")[0]
+            own, of_full = (_value(values, name) for values in (figures, full))
+            line = f"  {task} {metric}: {own}; full precision {of_full}"
+            if one := flips.get((task, metric)):
+                line += f"; {one.lost} lost, {one.gained} gained, McNemar's p {one.p:.2g}"
+            lines.append(line)
     return lines
+
+
+def _value(figures: Mapping[str, float], name: str) -> str:
+    """A metric with its standard error, if it has one."""
+    error = figures.get(name.replace(",", "_stderr,"), math.nan)
+    value = f"{figures.get(name, math.nan):.4f}"
+    return f"{value} ± {error:.4f}" if math.isfinite(error) else value
 
 
 def _shown(quality: Quality, name: str, form: str, error: str | None) -> str:

@@ -1,7 +1,6 @@
 """Standard errors of means over tokens that depend on each other: of perplexity and KL.
 
-    kl = block_mean(kl_sums, token_counts)                  # by windows or files
-    more = perplexity_ratio(nll_sums, baseline_sums, token_counts)
+    kl = block_mean(kl_sums, token_counts)                  # by blocks of tokens, or windows
 
 Tokens of one text are not independent: what is hard to predict comes in passages. The mean over
 tokens is a ratio of sums over blocks (windows or files), and its standard error is the ratio
@@ -28,9 +27,14 @@ class Estimate:
     standard_error: float
     freedom: int
 
+    @property
+    def known_error(self) -> float | None:
+        """The standard error, if there is one."""
+        return self.standard_error if math.isfinite(self.standard_error) else None
+
     def ends(self, confidence: float = 0.95) -> tuple[float, float]:
         """The interval's ends; infinite without a standard error."""
-        if not math.isfinite(self.standard_error):
+        if self.known_error is None:
             return -math.inf, math.inf
         from scipy import special  # 13 MB: a worker imports this file, and its peak memory counts
 
@@ -50,11 +54,8 @@ def block_mean(sums: Sequence[float], counts: Sequence[float]) -> Estimate:
     total, weight = np.asarray(sums, float), np.asarray(counts, float)
     mean = float(total.sum() / weight.sum())
     residuals = total - mean * weight
-    while len(residuals) >= MERGE_FROM and _lag_one(residuals) > 1.64 / math.sqrt(len(residuals)):
-        pairs = len(residuals) // 2
-        merged = residuals[: 2 * pairs].reshape(pairs, 2).sum(1)
-        merged[-1] += residuals[2 * pairs :].sum()
-        residuals = merged
+    while len(residuals) >= MERGE_FROM and _correlated(residuals):
+        residuals = np.add.reduceat(residuals, range(0, len(residuals) - 1, 2))
     blocks = len(residuals)
     if blocks < LEAST_BLOCKS:
         return Estimate(mean, math.inf, blocks - 1)
@@ -62,43 +63,27 @@ def block_mean(sums: Sequence[float], counts: Sequence[float]) -> Estimate:
     return Estimate(mean, error, blocks - 1)
 
 
+def _correlated(residuals: np.ndarray) -> bool:
+    """Whether neighbours resemble each other: one-sided, at 5 %."""
+    products = float(residuals[1:] @ residuals[:-1])
+    return products > 1.64 / math.sqrt(len(residuals)) * float(residuals @ residuals)
+
+
 def mean_of(estimates: Sequence[Estimate]) -> Estimate:
     """The mean of independent means, each counting alike. Its degrees of freedom are those that
     Satterthwaite (1946) derives from the variances."""
-    count = len(estimates)
-    mean = sum(estimate.mean for estimate in estimates) / count
-    variances = [(estimate.standard_error / count) ** 2 for estimate in estimates]
-    total = sum(variances)
+    means, errors, freedoms = (
+        np.array([getattr(estimate, name) for estimate in estimates])
+        for name in ("mean", "standard_error", "freedom")
+    )
+    mean, variances = float(means.mean()), (errors / len(errors)) ** 2
+    total = float(variances.sum())
     if not math.isfinite(total):
         return Estimate(mean, math.inf, 0)
-    parts = zip(variances, estimates, strict=True)
-    spread = sum(variance**2 / estimate.freedom for variance, estimate in parts)
-    freedom = sum(estimate.freedom for estimate in estimates) if not spread else total**2 / spread
+    freedom = total**2 / (variances**2 / freedoms).sum() if total else freedoms.sum()
     return Estimate(mean, math.sqrt(total), int(freedom))
-
-
-def perplexity_ratio(
-    sums: Sequence[float],
-    baseline: Sequence[float],
-    counts: Sequence[float],
-    confidence: float = 0.95,
-) -> tuple[float, float, float]:
-    """Perplexity ÷ the baseline's on the same blocks, and its interval's ends.
-
-    `sums` and `baseline`: negative log-likelihoods, nats, summed by block.
-    """
-    differences = np.asarray(sums, float) - np.asarray(baseline, float)
-    estimate = block_mean(differences.tolist(), counts)
-    low, high = estimate.ends(confidence)
-    return ratio(estimate.mean), ratio(low), ratio(high)
 
 
 def ratio(logarithm: float) -> float:
     """exp, up to 700: of more than 709 it is no float; schemes that predict nothing come near."""
     return math.exp(min(logarithm, 700.0))
-
-
-def _lag_one(residuals: np.ndarray) -> float:
-    """Correlation of neighbouring blocks' residuals."""
-    energy = float(residuals @ residuals)
-    return float(residuals[1:] @ residuals[:-1]) / energy if energy else 0.0

@@ -6,36 +6,44 @@ one: the two models are never in memory together.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
-from quantbench.models import build
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import load_model
 from quantbench.quality.types import LayerSqnr
 from quantbench.run.plan import Plan
 
-COLUMNS = 256  # sampled per weight; the error does not vary by column
+COLUMNS = 128  # sampled per weight; the error does not vary by column
 TOKENS = 64  # of the text
 
 
 @torch.no_grad()
-def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: Tensor) -> list[LayerSqnr]:
-    """Every linear layer of the model, in order, against the checkpoint `full`; `ids` (N,) is the
-    text that outputs are compared on, its first 64 tokens. Experts in two tiers of memory are left
-    out: their weights are not in the model's modules."""
-    inputs = _inputs(model, ids[:TOKENS])
+def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: list[int]) -> list[LayerSqnr]:
+    """Every linear layer of the model, in order, against the checkpoint `full`, on the text `ids`.
+    Experts in two tiers of memory are left out: their weights are not in the model's modules."""
+    inputs: dict[str, Tensor] = {}  # (1, n, K), by the layer's name
+    names = {module: name for name, module in model.named_modules()}
+
+    def keep(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        if module in names and given:
+            inputs[names[module]] = given[0]
+
+    hook = register_module_forward_pre_hook(keep)
+    try:
+        model(torch.tensor([ids[:TOKENS]], device=plan.device))
+    finally:
+        hook.remove()
     layers: list[LayerSqnr] = []
 
     def compare(name: str, module: nn.Module) -> nn.Module:
-        if name in inputs:
-            x, quantized = inputs.pop(name), model.get_submodule(name)
-            probe = _columns(module.weight)
-            of_weights, of_outputs = (_sqnr(module, quantized, given) for given in (probe, x))
-            layers.append(LayerSqnr(name, of_weights, of_outputs))
+        if isinstance(module, nn.Linear) and name in inputs:
+            x, quantized = inputs.pop(name).flatten(0, -2), model.get_submodule(name)
+            given = (_columns(module.weight), x)
+            layers.append(LayerSqnr(name, *(_sqnr(module, quantized, rows) for rows in given)))
         return nn.Identity()  # this model is never run: free its weights
 
     precision = getattr(torch, plan.config.precision)
@@ -65,28 +73,3 @@ def _columns(weight: Any) -> Tensor:
     count = weight.shape[1]
     chosen = torch.linspace(0, count - 1, min(COLUMNS, count)).long()
     return nn.functional.one_hot(chosen, count).to(weight.device, weight.dtype)
-
-
-def _inputs(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
-    """Each layer's inputs (n, K) when the model reads the tokens."""
-    inputs: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Callable[..., None]:
-        return lambda _, x: inputs.__setitem__(name, x[0].flatten(0, -2))
-
-    with torch.device("meta"):  # a kernel's layer may be no nn.Linear any more
-        plain = build(model.config)
-    linears = [name for name, module in plain.named_modules() if isinstance(module, nn.Linear)]
-    linears = [name for name in linears if not _is_elsewhere(model.get_submodule(name))]
-    hooks = [model.get_submodule(n).register_forward_pre_hook(keep(n)) for n in linears]
-    try:
-        model(ids[None])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return inputs
-
-
-def _is_elsewhere(module: nn.Module) -> bool:
-    """Whether a tier of memory holds the layer's weights."""
-    return any(parameter.is_meta for parameter in module.parameters())

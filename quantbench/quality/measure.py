@@ -1,26 +1,26 @@
 """What `quantbench quality` measures; in a separate file because it needs torch."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import torch
 
-from quantbench.errors import UsageError
+from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.formats import open_checkpoint
-from quantbench.progress import say
-from quantbench.quality import decode_check, harness
+from quantbench.progress import progress
+from quantbench.quality import decode_check
+from quantbench.quality.kept import FLOOR_STEPS, full_plan, loaded, reference
 from quantbench.quality.layer_sqnr import sqnr_of_layers
-from quantbench.quality.reference_cache import OTHER_DTYPE, loaded, phase, reference
-from quantbench.quality.scores import of_reference, score, summary
-from quantbench.quality.tasks import Tasks
+from quantbench.quality.scores import Scores, score, summary
+from quantbench.quality.tasks import Flips, Tasks, evaluate, flips
 from quantbench.quality.thresholds import MOST_TOKENS, looks_needed
 from quantbench.quality.types import LayerSqnr, Quality
 from quantbench.run.plan import begin, make_plan
 
-DECODED, STEPS = 129, 64  # one window of 129 tokens is read both ways, its last 64 by steps
-FIRST_LOOKS, ALL_LOOKS = 3, 64  # of full precision: reading on takes two models' loading
+ALL_LOOKS = 64
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,11 @@ class QualityReport:
     settled: bool  # whether it is on one side of it beyond doubt
     quality: Quality
     full_precision: Quality  # the baseline's own
-    noise_floor: Quality  # of full precision in other_dtype, on the first tokens
-    other_dtype: str
+    noise_floor: Quality  # of full precision: decoding steps against prompts
     layers: list[LayerSqnr]
     tasks: dict[str, dict[str, float]]  # by task, metrics as lm-evaluation-harness names them
+    tasks_of_full_precision: dict[str, dict[str, float]]
+    flips: list[Flips]
     versions: dict[str, str | None]
     git_commit: str | None
 
@@ -64,46 +65,51 @@ def measure(
             "against full precision: give that checkpoint, and --quantization"
         )
     plan = begin(make_plan(config))
-    most, looks = (MOST_TOKENS, FIRST_LOOKS) if tokens is None else (tokens, ALL_LOOKS)
+    until, most, looks = (max_kl, MOST_TOKENS, 1) if tokens is None else (None, tokens, ALL_LOOKS)
     scores = None
     while True:
         full = reference(plan.config, text, most, looks)
         loading = loaded(plan)
-        done = scores.passages[-1].number + 1 if scores else 0
-        with phase(f"{plan.spec}: reading") as report:
-            until = max_kl if tokens is None else None
-            scores = score(
-                plan, loading.model, full.read[done:], full, until, report=report, before=scores
-            )
+        with progress(f"{plan.spec}: reading", unit="tokens") as report:
+            scores = score(plan, loading.model, full, until, scores, report)
+        if not math.isfinite(scores["nats"].mean()):
+            raise QuantbenchError(f"--quantization {plan.spec}: its predictions are not numbers")
         quality = summary(scores).with_interval()
-        if tokens is not None or quality.settled(max_kl) or full.whole:
+        if until is None or quality.settled(max_kl) or full.about.whole:
             break
         del loading  # full precision reads more: the two are never in memory together
         kl = scores.mean_kl()
-        needed = looks_needed(kl.mean, kl.standard_error, max_kl, full.looks)
-        looks = max(needed, full.looks + 2)
-    model, ids = loading.model, torch.tensor(full.read[0].ids, device=plan.device)
+        needed = looks_needed(kl.mean, kl.standard_error, max_kl, full.about.looks)
+        looks = max(needed, full.about.looks + 1)
+    model, kernel, ids = loading.model, loading.kernels, full.passages[0].ids
     quality = dataclasses.replace(
-        quality, decoding=decode_check.check(plan, model, ids[:DECODED], STEPS)
+        quality, decoding=decode_check.check(plan, model, ids, FLOOR_STEPS)
     )
-    with phase("Each layer against the same layer in full precision"):
+    with progress("Each layer against the same layer in full precision"):
         layers = sqnr_of_layers(plan, model, plan.config.checkpoint_path, ids)
-    floor, scheme = full.about.noise_floor, str(plan.spec)
-    assert floor is not None
+    result = of_full = None
+    if tasks:
+        result = evaluate(plan, model, tasks, limit)
+        del loading, model
+        full_precision = full_plan(plan.config)
+        of_full = evaluate(full_precision, loaded(full_precision).model, tasks, limit)
+    scheme = str(plan.spec)
+    assert full.about.noise_floor is not None
     return QualityReport(
         config=plan.config,
         model=plan.name,
         scheme=scheme if plan.kv_cache == "dense" else f"{scheme}, {plan.kv_cache} KV cache",
-        kernel=loading.kernels,
+        kernel=kernel,
         text=text,
         max_kl=max_kl,
         settled=quality.settled(max_kl),
         quality=quality,
-        full_precision=of_reference(scores).with_interval(),
-        noise_floor=floor.with_interval(),
-        other_dtype=OTHER_DTYPE[plan.config.precision],
+        full_precision=summary(Scores(scores.passages, {"nats": scores["reference_nats"]})),
+        noise_floor=full.about.noise_floor.with_interval(),
         layers=layers,
-        tasks=harness.evaluate(plan, model, tasks, limit, say) if tasks else {},
+        tasks=result.figures if result else {},
+        tasks_of_full_precision=of_full.figures if of_full else {},
+        flips=flips(result, of_full) if result and of_full else [],
         versions=versions(),
         git_commit=git_commit(),
     )

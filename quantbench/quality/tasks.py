@@ -1,20 +1,34 @@
-"""Which tasks of lm-evaluation-harness are asked for. They are looked up before a model is read.
+"""Tasks of lm-evaluation-harness on our models; `pip install lm-eval` is what it needs.
 
-    find("hellaswag,my_task.yaml").names        # raises UsageError for one that is not there
+    tasks = find("hellaswag,my_task.yaml")      # before a model is read, and before torch is
+    result = evaluate(plan, model, tasks, limit=100)
+    flips(result, of_full_precision)            # documents that were right, or became so
 
-Nothing here needs torch.
+Tasks ask three things of a model: how likely a continuation is, how likely a whole text is, and
+what it would go on with. Everything runs through a KV cache of the plan's kind, a row at a time.
 """
 
+from __future__ import annotations
+
+import contextlib
 import difflib
 import importlib.util
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quantbench.errors import UsageError
-from quantbench.progress import progress
+from quantbench.errors import QuantbenchError, UsageError
+from quantbench.progress import progress, say
 from quantbench.text import shown
+
+if TYPE_CHECKING:
+    from quantbench.models.llama import Transformer
+    from quantbench.run.plan import Plan
+
+MOST_NEW_TOKENS = 256  # where a task does not say
+WINDOW = 1024  # positions, of which each token sees at least half
 
 
 @dataclass(frozen=True)
@@ -23,6 +37,23 @@ class Tasks:
 
     names: list[str]  # names of the harness, patterns of them, or files
     manager: Any = None  # the harness's TaskManager; None where all of them are files
+
+
+@dataclass(frozen=True)
+class Result:
+    figures: dict[str, dict[str, float]]  # by task, as the harness names them: "acc_stderr,none"
+    documents: dict[tuple[str, str], list[Any]]  # by task and metric: the value of each
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Documents that full precision and a scheme judge differently, in one metric of a task."""
+
+    task: str
+    metric: str
+    lost: int  # right in full precision alone
+    gained: int  # right in the scheme alone
+    p: float  # McNemar's exact test: how likely so uneven a split is, if neither is better
 
 
 def find(text: str) -> Tasks:
@@ -37,18 +68,130 @@ def find(text: str) -> Tasks:
         if name.endswith((".yaml", ".yml")) and not Path(name).is_file():
             raise UsageError(f"--lm_eval {name}: no such file")
     own = [name for name in names if not Path(name).is_file()]
-    return Tasks(names, _manager(own) if own else None)
-
-
-def _manager(names: Sequence[str]) -> Any:
-    """The harness's index of its tasks, which has these. To make it takes seconds."""
-    with progress("Looking up the tasks of lm-evaluation-harness", lasting=False):
+    if not own:
+        return Tasks(names)
+    with progress("Looking up the tasks of lm-evaluation-harness", lasting=False):  # seconds
         from lm_eval.tasks import TaskManager
 
         manager = TaskManager()
-    for name in names:
+    for name in own:
         if not manager.match_tasks([name]):
             close = difflib.get_close_matches(name, manager.all_tasks, n=1)
             hint = f"did you mean {close[0]}?" if close else "`lm-eval ls tasks` lists them"
             raise UsageError(f"--lm_eval {name}: lm-evaluation-harness has no such task; {hint}")
-    return manager
+    return Tasks(names, manager)
+
+
+def evaluate(plan: Plan, model: Transformer, tasks: Tasks, limit: int | None) -> Result:
+    """limit: documents of each task, at most. Raises QuantbenchError for tasks that it cannot
+    load."""
+    from lm_eval import simple_evaluate
+
+    say(f"lm-evaluation-harness, {plan.spec}: {', '.join(tasks.names)} …")
+    names = [os.path.abspath(task) if Path(task).is_file() else task for task in tasks.names]
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            answer: Any = simple_evaluate(
+                model=_adapter(plan, model), tasks=names, limit=limit, task_manager=tasks.manager
+            )
+    except (KeyError, ValueError, OSError, AssertionError, ImportError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise QuantbenchError(f"--lm_eval {','.join(tasks.names)}: {reason}") from error
+    figures = {
+        task: {name: value for name, value in found.items() if isinstance(value, int | float)}
+        for task, found in answer["results"].items()
+    }
+    documents: dict[tuple[str, str], list[Any]] = {}
+    for task, samples in answer["samples"].items():
+        for sample in sorted(samples, key=lambda sample: sample["doc_id"]):
+            for metric in sample["metrics"]:
+                documents.setdefault((task, metric), []).append(sample[metric])
+    return Result(figures, documents)
+
+
+def flips(result: Result, full: Result) -> list[Flips]:
+    """The flips of each metric that judges every document right or wrong."""
+    from scipy import stats
+
+    found = []
+    for (task, metric), own in result.documents.items():
+        pairs = list(zip(full.documents[task, metric], own, strict=True))
+        if all(value in (0, 1) for pair in pairs for value in pair):
+            lost, gained = pairs.count((1, 0)), pairs.count((0, 1))
+            p = stats.binomtest(lost, lost + gained).pvalue if lost + gained else 1.0
+            found.append(Flips(task, metric, lost, gained, float(p)))
+    return found
+
+
+def _adapter(plan: Plan, model: Transformer) -> Any:
+    import torch
+    from lm_eval.api.model import TemplateLM
+
+    from quantbench.generate import Generator
+    from quantbench.run.scoring import token_nats
+
+    tokenizer, device, most = plan.tokenizer, plan.device, plan.architecture.max_position
+
+    def generator(positions: int) -> Generator:
+        return Generator(model, 1, positions, plan.kv_cache)
+
+    class Adapter(TemplateLM):  # type: ignore[misc]
+        """Our model as the harness calls it, which sets the methods' names and arguments."""
+
+        @property
+        def eot_token_id(self) -> int:
+            return min(tokenizer.eos_ids, default=0)
+
+        @property
+        def prefix_token_id(self) -> int:
+            return self.eot_token_id if tokenizer.bos_id is None else tokenizer.bos_id
+
+        def tok_encode(
+            self, string: str, add_special_tokens: bool | None = None, **more: Any
+        ) -> list[int]:
+            return tokenizer.encode(string, bos=add_special_tokens is not False)
+
+        def _loglikelihood_tokens(
+            self, requests: Sequence[tuple[Any, list[int], list[int]]], **more: Any
+        ) -> list[tuple[float, bool]]:
+            """Sum of log-probabilities of each continuation, and whether it is the likeliest."""
+            rows = [(ids + more_ids)[-most - 1 :] for _, ids, more_ids in requests]
+            forward = generator(max(map(len, rows), default=1)).forward
+            likelihoods = []
+            for row, (_, _, continuation) in zip(rows, requests, strict=True):
+                ids, count = torch.tensor(row, device=device), len(continuation)
+                logs = forward(ids[None, :-1])[0, -count:].double().log_softmax(-1)
+                likelihood = logs.gather(-1, ids[-count:, None]).sum().item()
+                likelihoods.append((likelihood, bool((logs.argmax(-1) == ids[-count:]).all())))
+            return likelihoods
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+            """Sum of log-probabilities of each text, in windows."""
+            sums = []
+            for (text,) in (request.args for request in requests):
+                ids = [self.prefix_token_id, *tokenizer.encode(text, bos=False)]
+                tokens = torch.tensor(ids, device=device)
+                some = len(ids) > 1  # else there is nothing to predict
+                nats = token_nats(generator(WINDOW).forward, tokens, min(WINDOW, most)).sum()
+                sums.append(-nats.item() if some else 0.0)
+            return sums
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+            """The likeliest continuation of each text, up to the first of its stops."""
+            return [self._continue(*request.args) for request in requests]
+
+        def _continue(self, text: str, asked: Mapping[str, Any]) -> str:
+            stops = asked.get("until") or []
+            stops = [stops] if isinstance(stops, str) else list(stops)
+            count = min(int(asked.get("max_gen_toks", MOST_NEW_TOKENS)), most - 1)
+            ids = self.tok_encode(text)[-(most - count) :]
+            new: list[int] = []
+            for token in generator(len(ids) + count).stream(torch.tensor([ids], device=device)):
+                new.append(int(token))
+                said = tokenizer.decode([*ids, *new])[len(tokenizer.decode(ids)) :]
+                ended = new[-1] in tokenizer.eos_ids or len(new) == count
+                if ended or any(stop in said for stop in stops):
+                    break
+            return said[: min([len(said), *(said.find(s) for s in stops if s in said)])]
+
+    return Adapter()

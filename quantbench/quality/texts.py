@@ -1,26 +1,27 @@
 """What quality is measured on: passages of prose, of code, and of text that the model itself wrote.
 
-    for passage in passages(plan, None, 16384, lambda: written(plan, model)):
+    texts = Texts(plan, None, 4096)
+    for passage in texts.look(0, model):
         passage.ids                     # read from position 0 on; ids[first:] are predicted
 
 The prose is the beginning of "Workshop on Electronic Texts" (Library of Congress, 1992), which is
 in the public domain; few models know it by heart. The code is files of this project (BSD 3-Clause),
 Python and C++ in turn, as they were when the text was made. An embedded model knows only Python's
 standard library: it takes modules of that which its training left out. What a model writes itself,
-after a few prompts and in its chat template if it has one, is closest to what it is used for.
+in its chat template if it has one, is closest to what it is used for.
 
-Texts are read in looks. The first has 512 tokens, an equal share of each text, and each further one
-as many as all before it. Each passage continues its text where the last one ended, but is read from
-position 0 on, so the later ones are longer, and reach greater depths.
+Texts are read in looks. The first has 512 tokens, each further one at most as many as all before
+it. A passage continues its text where the last one ended, but is read from position 0 on, so that
+later ones are longer and reach greater depths. At each look the model answers another prompt, by 64
+decoding steps: a greedy row, and sampled ones beside it, which take hardly more time.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from quantbench import files
 from quantbench.errors import UsageError
@@ -33,14 +34,15 @@ from quantbench.run.plan import Plan
 
 TEXTS = {name: Path(__file__).with_name(f"{name}.txt") for name in ("prose", "code")}
 HELD_OUT = EMBEDDED / "heldout.txt"
-PROMPTS = (
+SHARES = {"prose": 3, "code": 3, "greedy": 1, "sampled": 1}  # of the tokens; alike in the KL
+PROMPTS = (  # one a look
     "Explain to a twelve-year-old how a bicycle stays upright.",
     "Write a function that merges two sorted lists, and say how long it takes.",
+    "A train leaves at 9:40 and arrives at 13:05. How long does it travel? Show each step.",
+    "Summarize what a library does in three sentences, then translate them into French.",
+    "Begin a story about a lighthouse keeper who finds a letter.",
 )
-NEW_TOKENS, SAMPLED_ROWS = 128, 3  # for each prompt; one more row is greedy
-WRITTEN = ("greedy", "sampled")  # names of the texts that the model writes
-Report = Callable[[int, int], None]
-Written = tuple[list[int], int]  # ids with the prompt's, and where the answer begins
+NEW_TOKENS = 64  # of each row
 
 
 @dataclass(frozen=True)
@@ -52,53 +54,109 @@ class Passage:
     ids: list[int]
     first: int  # ids[first:] are predicted
     bytes: int | None = None  # of what is predicted, in UTF-8; None for what a model wrote
-    number: int = 0  # among all passages
-    digest: str = ""  # of all that is predicted of its text
 
     @property
     def predicted(self) -> int:
         return len(self.ids) - self.first
 
 
-def passages(
-    plan: Plan,
-    text: str | None,
-    most: int,
-    write: Callable[[], tuple[list[Written], list[Written]]],
-) -> list[Passage]:
-    """All passages, in the order in which they are read.
+class Texts:
+    """All texts of a run."""
 
-    text: a file that takes the place of all texts. most: tokens to predict, 0 for all. write:
-    gives what the model writes; called last, and only if that is read.
+    def __init__(self, plan: Plan, text: str | None, most: int) -> None:
+        """text: a file that takes the place of all texts. most: tokens to predict, 0 for all.
 
-    Raises UsageError for a text that cannot be read or has too few tokens.
-    """
-    check_tokens(most)
-    given = _given(plan, text)
-    own = WRITTEN if given.keys() == TEXTS.keys() else ()
-    count = len(given) + len(own)
-    share, limit = (min(FIRST_TOKENS, most) or FIRST_TOKENS) // count, most // count
-    found = [part for name, path in given.items() for part in _cut(plan, name, path, share, limit)]
-    if sum(part.predicted for part in found) < LEAST_TOKENS:
-        path = next(iter(given.values()))
-        raise UsageError(f"--text {path}: quality takes {LEAST_TOKENS} tokens or more")
-    if own:
-        for name, rows in zip(WRITTEN, write(), strict=True):
-            found += _in_looks(name, rows, share, limit)
-    found.sort(key=lambda part: part.look)
-    hashes = {part.text: hashlib.sha256() for part in found}
-    for part in found:
-        hashes[part.text].update(str(part.ids[part.first :]).encode())
-    return [
-        replace(part, number=number, digest=hashes[part.text].hexdigest()[:12])
-        for number, part in enumerate(found)
-    ]
+        Raises UsageError for a text that cannot be read or has too few tokens.
+        """
+        check_tokens(most)
+        self.plan, self.most = plan, most or math.inf
+        given = _given(plan, text)
+        own = given.keys() == TEXTS.keys()
+        self.shares = SHARES if own else dict.fromkeys(given, 1)
+        self.given = {
+            name: plan.tokenizer.encode(files.read_text("--text", path), bos=False)
+            for name, path in given.items()
+        }
+        if sum(map(len, self.given.values())) - (plan.tokenizer.bos_id is None) < LEAST_TOKENS:
+            path = next(iter(given.values()))
+            raise UsageError(f"--text {path}: quality takes {LEAST_TOKENS} tokens or more")
+
+    def look(self, look: int, model: Transformer) -> list[Passage]:
+        """The passages of one look; `model` writes the greedy and sampled ones."""
+        found = [part for name in self.given for part in self._cut(name, look)]
+        return found + (self._written(look, model) if "greedy" in self.shares else [])
+
+    def last(self, look: int) -> bool:
+        """Whether no tokens are left after this look."""
+        return all(self._span(name, look + 1) is None for name in self.given)
+
+    def _span(self, name: str, look: int) -> tuple[int, int] | None:
+        """The first token and the end of a text's part in a look; None after its last one."""
+        size, share = sum(self.shares.values()), self.shares[name]
+        first, most = int(min(FIRST_TOKENS, self.most)) * share // size, self.most * share / size
+        begin, end = first << look >> 1 if look else 0, first << look
+        end = int(min(end, most, len(self.given.get(name, range(end)))))
+        return (begin, end) if begin < end else None
+
+    def _cut(self, name: str, look: int) -> list[Passage]:
+        """A look's part of a given text, in passages no longer than the model's context."""
+        tokenizer, ids = self.plan.tokenizer, self.given[name]
+        opening = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+        room = self.plan.architecture.max_position + 1 - len(opening)
+        begin, end = self._span(name, look) or (0, 0)
+        found = []
+        for start in range(begin, end, room):
+            part = ids[start : min(start + room, end)]
+            unseen = "" if opening else tokenizer.decode(part[:1])
+            size = len(tokenizer.decode(part).encode()) - len(unseen.encode())
+            found.append(Passage(name, look, [*opening, *part], len(opening) or 1, size))
+        return [part for part in found if part.predicted > 0]
+
+    @torch.no_grad()
+    def _written(self, look: int, model: Transformer) -> list[Passage]:
+        """What the model answers to this look's prompt, greedy and at temperature 1; a row ends
+        with the token that ends the answer, or after NEW_TOKENS."""
+        if look >= len(PROMPTS):
+            return []
+        room = {name: end - begin for name in ("greedy", "sampled")
+                for begin, end in [self._span(name, look) or (0, 0)]}  # fmt: skip
+        plan, rows = self.plan, 1 + math.ceil(room["sampled"] / NEW_TOKENS)
+        chat = chat_of(plan.tokenizer, plan.name)
+        prompt, _ = chat.ask(PROMPTS[look])
+        count = min(NEW_TOKENS, max(room.values()), plan.architecture.max_position - len(prompt))
+        if not prompt or count < 1:
+            return []
+        generator = Generator(model, rows, len(prompt) + count, plan.kv_cache)
+        ids = torch.tensor(prompt, device=plan.device).expand(rows, -1)
+        logits = generator.forward(ids)[:, -1]
+        drawn = Sampling(temperature=1.0, top_k=logits.shape[-1])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(look)  # drawn on the CPU: the same on all devices and ranks
+            for step in range(count):
+                if step:
+                    logits = generator.forward(ids[:, -1:], ids.shape[1] - 1)[:, -1]
+                logits = logits.cpu()
+                token = torch.cat([sample(logits[:1], Sampling()), sample(logits[1:], drawn)])
+                ids = torch.cat([ids, token.to(ids.device)], 1)
+        found, first = [], len(prompt)
+        for name, row in zip(["greedy", *["sampled"] * (rows - 1)], ids.tolist(), strict=True):
+            ends = (at for at in range(first, len(row)) if row[at] in chat.stop_ids)
+            row = row[: min(next(ends, len(row)) + 1, first + room[name])]
+            room[name] -= len(row) - first
+            found.append(Passage(name, look, row, first))
+        return [part for part in found if part.predicted > 0]
 
 
 def source(plan: Plan, text: str | None) -> str:
     """A hash of all that decides what is read but the model's weights."""
     content = [path.read_bytes() for path in _given(plan, text).values()]
-    return hashlib.sha256(repr((content, PROMPTS, NEW_TOKENS, SAMPLED_ROWS)).encode()).hexdigest()
+    return hashlib.sha256(repr((content, SHARES, PROMPTS, NEW_TOKENS)).encode()).hexdigest()
+
+
+def digest(passages: list[Passage]) -> str:
+    """A hash of the tokens that are predicted."""
+    predicted = [part.ids[part.first :] for part in passages]
+    return hashlib.sha256(str(predicted).encode()).hexdigest()[:12]
 
 
 def _given(plan: Plan, text: str | None) -> dict[str, Path]:
@@ -107,72 +165,3 @@ def _given(plan: Plan, text: str | None) -> dict[str, Path]:
     if plan.checkpoint.folder in EMBEDDED_MODELS.values():
         return {"held out": HELD_OUT}
     return TEXTS
-
-
-def _cut(plan: Plan, name: str, path: Path, share: int, limit: int) -> list[Passage]:
-    """The text in passages: share tokens, share again, then twice as many each time."""
-    tokenizer = plan.tokenizer
-    opening = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-    ids = tokenizer.encode(files.read_text("--text", path), bos=False)[: limit or None]
-    room, first = plan.architecture.max_position + 1 - len(opening), len(opening) or 1
-    found, begin, look = [], 0, 0
-    while begin < len(ids):
-        end = min(len(ids), begin + (begin or share))
-        for start in range(begin, end, room):
-            part = ids[start : min(start + room, end)]
-            unseen = "" if opening else tokenizer.decode(part[:1])
-            size = len(tokenizer.decode(part).encode()) - len(unseen.encode())
-            found.append(Passage(name, look, [*opening, *part], first, size))
-        begin, look = end, look + 1
-    return [part for part in found if part.predicted > 0]
-
-
-def _in_looks(name: str, rows: Sequence[Written], share: int, limit: int) -> list[Passage]:
-    """What the model wrote, (ids, where it begins), each at the look that it is needed for."""
-    found, begin = [], 0
-    for ids, first in rows:
-        ids = ids[: first + limit - begin] if limit else ids
-        look = (begin // share).bit_length()
-        if len(ids) > first:
-            found.append(Passage(name, look, ids, first))
-        begin += len(ids) - first
-    return found
-
-
-@torch.no_grad()
-def written(
-    plan: Plan, model: Transformer, report: Report = lambda done, total: None
-) -> tuple[list[Written], list[Written]]:
-    """What the model writes after PROMPTS: greedy texts, and those drawn at temperature 1. A text
-    ends with the token that ends the answer, or after NEW_TOKENS."""
-    chat = chat_of(plan.tokenizer, plan.name)
-    context, rows = plan.architecture.max_position, 1 + SAMPLED_ROWS
-    random = torch.random.get_rng_state()
-    torch.manual_seed(0)  # the draws are on the CPU, so every device and rank makes the same
-    greedy, sampled = list[Written](), list[Written]()
-    for number, line in enumerate(PROMPTS):
-        chat.reset()
-        prompt, _ = chat.ask(line)
-        count = min(NEW_TOKENS, context - len(prompt))
-        if not prompt or count < 1:
-            continue
-        generator = Generator(model, rows, len(prompt) + count, plan.kv_cache)
-        ids = torch.tensor(prompt, device=plan.device).expand(rows, -1)
-        logits = generator.forward(ids)[:, -1]
-        for step in range(count):
-            ids = torch.cat([ids, _drawn(logits.cpu()).to(plan.device)], 1)
-            report(number * NEW_TOKENS + step, len(PROMPTS) * NEW_TOKENS)
-            if step < count - 1:
-                logits = generator.forward(ids[:, -1:], ids.shape[1] - 1)[:, -1]
-        for row, into in zip(ids.tolist(), [greedy, *[sampled] * SAMPLED_ROWS], strict=True):
-            answer = row[len(prompt) :]
-            end = next((at for at, id in enumerate(answer, 1) if id in chat.stop_ids), count)
-            into.append(([*prompt, *answer[:end]], len(prompt)))
-    torch.random.set_rng_state(random)
-    return greedy, sampled
-
-
-def _drawn(logits: Tensor) -> Tensor:
-    """The next token (B, 1) of each row: the likeliest of the first row, drawn for the others."""
-    drawn = sample(logits[1:], Sampling(temperature=1.0, top_k=logits.shape[-1]))
-    return torch.cat([sample(logits[:1], Sampling()), drawn])

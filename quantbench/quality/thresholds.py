@@ -5,16 +5,20 @@ averaged over tokens. It decides instead of perplexity, since it needs a tenth (
 thousandth (8 bits) of the tokens to tell two schemes apart. Nothing here needs torch.
 """
 
+from collections.abc import Collection
+
 from quantbench.errors import UsageError
 
 MAX_KL = 0.03  # the limit unless --max_kl gives another
-FIRST_TOKENS = 512  # before the KL is first compared with the limit; then twice as many each time
+FIRST_TOKENS = (
+    512  # before the KL is first compared with the limit; each further look doubles the tokens
+)
 MOST_TOKENS = 16384
 LEAST_TOKENS = 16  # of all texts together
 TOKENS = 4096  # at most, where many schemes are compared
 SURE = 3.5  # standard errors off the limit: 99 % at 7 degrees of freedom, as there are many looks
 
-# The largest KL of each class, what it means, and what published models lie there.
+# The largest KL of each class, what it means, and a published model of that class.
 CLASSES = (
     (0.01, "not noticeable", "Llama-3-8B as Q6_K has 0.0055 (llama.cpp #6936)"),
     (0.03, "good", "Llama-3-8B as Q5_K_M has 0.0108 (llama.cpp #6936)"),
@@ -56,8 +60,11 @@ def looks_needed(kl: float, standard_error: float, limit: float, looks: int) -> 
     return looks
 
 
-def described(text: str | None, tokens: int, window: int, model: str | None = None) -> str:
-    """What quality was measured on, in words. tokens: predicted. window: tokens of the longest
-    passage. model: if not the arm's."""
-    words = f"{tokens} tokens of {text or 'the embedded texts'}, at most {window} at once"
+def described(
+    text: str | None, tokens: Collection[int], window: int, model: str | None = None
+) -> str:
+    """What quality was measured on, in words. tokens: predicted of each arm. window: tokens of the
+    longest passage. model: if not the arm's."""
+    span = " to ".join(str(count) for count in sorted({min(tokens), max(tokens)}))
+    words = f"{span} tokens of {text or 'the embedded texts'}, at most {window} at once"
     return f"the model {model} on {words}" if model else words

@@ -5,8 +5,8 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from quantbench.quality import block_errors, thresholds
-from quantbench.quality.block_errors import Estimate
+from quantbench.quality import thresholds
+from quantbench.quality.block_errors import Estimate, ratio
 from quantbench.typed_json import omitted
 
 
@@ -17,8 +17,6 @@ class DecodeCheck:
     decoder: str  # that carried out the steps
     tokens: int  # that were predicted both ways
     kl: float | None  # nats, KL(prompt ‖ decoding), mean; None where logits are no numbers
-    kl_max: float | None
-    perplexity_ratio: float | None  # decoding ÷ prompt
     kl_of_rounding: float  # the largest mean that rounding explains
     differs: bool  # by more than that
 
@@ -26,15 +24,15 @@ class DecodeCheck:
         """What the check found, as a sentence for people without its full stop."""
         kl = "not a number of" if self.kl is None else f"{self.kl:.2g}"
         figures = f"KL {kl} nats on {self.tokens} tokens"
-        if self.differs:
+        if not self.differs:
             return (
-                f"decoding by {self.decoder} differs from reading the text as a prompt by more "
-                f"than rounding ({figures}, at most {self.kl_of_rounding:.2g} expected): the "
-                "quality shown is not that of generated text; please report it"
+                f"decoding by {self.decoder}, token by token, predicts the same but for rounding "
+                f"({figures})"
             )
         return (
-            f"decoding by {self.decoder}, token by token, predicts the same but for rounding "
-            f"({figures})"
+            f"decoding by {self.decoder} differs from reading the text as a prompt by more than "
+            f"rounding ({figures}, at most {self.kl_of_rounding:.2g} expected): the quality shown "
+            "is not that of generated text; please report it"
         )
 
 
@@ -57,7 +55,7 @@ class Part:
     kl_standard_error: float | None  # None: too few blocks
     top1: float
     perplexity_ratio: float
-    digest: str | None = omitted()  # of the text: what is measured can change between versions
+    digest: str | None = omitted()  # of the tokens: what is measured can change between versions
 
 
 @dataclass(frozen=True)
@@ -111,15 +109,15 @@ class Quality:
 
     def with_interval(self) -> "Quality":
         """The same with the intervals of its ratio of perplexities and its KL, if there are any."""
+        changes: dict[str, list[float]] = {}
         value, error = self.perplexity_ratio, self.perplexity_ratio_standard_error
-        ends, kl_ends = self.perplexity_ratio_interval, self.kl_interval
         if value and error is not None and self.perplexity_ratio_freedom is not None:
-            estimate = Estimate(math.log(value), error / value, self.perplexity_ratio_freedom)
-            ends = [block_errors.ratio(end) for end in estimate.ends()]
+            log = Estimate(math.log(value), error / value, self.perplexity_ratio_freedom)
+            changes["perplexity_ratio_interval"] = [ratio(end) for end in log.ends()]
         if self.kl is not None and self.kl_standard_error is not None and self.kl_freedom:
-            estimate = Estimate(self.kl, self.kl_standard_error, self.kl_freedom)
-            kl_ends = [max(0.0, end) for end in estimate.ends()]
-        return dataclasses.replace(self, perplexity_ratio_interval=ends, kl_interval=kl_ends)
+            kl = Estimate(self.kl, self.kl_standard_error, self.kl_freedom)
+            changes["kl_interval"] = [max(0.0, end) for end in kl.ends()]
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -130,15 +128,9 @@ class NoQuality:
 
 
 @dataclass(frozen=True)
-class ReferenceFile:
-    """A file of passages and of a model's final hidden states on them (quality/reference.py)."""
-
-    path: str
-
-
-@dataclass(frozen=True)
 class QualityAnswer:
-    """An arm's quality, and the file of its hidden states if the request named one."""
+    """An arm's quality so far. looks: as many would the reference have to read for its KL to be
+    clear of the limit; None where that is so, or there is no more to read."""
 
     quality: Quality | NoQuality
-    reference: ReferenceFile | None = None
+    looks: int | None = omitted()

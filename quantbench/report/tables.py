@@ -156,14 +156,15 @@ def _ratios(results: Results) -> str:
 def _quality(results: Results) -> list[str]:
     """What perplexity and KL were measured on, and how to read them."""
     measured = [arm.quality for arm in results.arms if isinstance(arm.quality, Quality)]
-    texts = [
-        described(results.settings.text, quality.tokens, quality.window, quality.model)
-        for quality in measured
-        if quality.window is not None
-    ]
     legend = LEGEND.items() if any(quality.kl is not None for quality in measured) else ()
+    texts = []
+    for model in dict.fromkeys(quality.model for quality in measured):
+        of_model = [q for q in measured if q.model == model and q.window is not None]
+        if of_model:
+            tokens, window = [q.tokens for q in of_model], max(q.window or 0 for q in of_model)
+            texts.append(described(results.settings.text, tokens, window, model))
     return [
-        *(f"quality is of {words}" for words in dict.fromkeys(texts)),
+        *([f"quality is of {'; of '.join(texts)}"] if texts else []),
         *(IN_LEGEND[name] + words for name, words in legend if name in IN_LEGEND),
     ]
 

@@ -90,7 +90,7 @@ def test_the_report_says_where_decoding_differs(world, monkeypatch, tmp_path):
     def differing(self, *given, **more):
         answer = usual(self, *given, **more)
         differs = self.config.quantization == "int8wo"
-        check = DecodeCheck("cpu-step", 16, 0.5 if differs else 1e-4, 1.0, 1.01, 0.002, differs)
+        check = DecodeCheck("cpu-step", 16, 0.5 if differs else 1e-4, 0.002, differs)
         found = dataclasses.replace(answer.quality, window=1024, model="tiny", decoding=check)
         return dataclasses.replace(answer, quality=found)
 

@@ -89,6 +89,12 @@ def test_quality_beyond_the_limit_is_not_timed(measure):
     assert Counter(world.asked("quality")) == {0: 1, 1: 1, 2: 1}  # once, whatever the processes
 
 
+def test_the_baseline_reads_on_for_an_arm_whose_quality_is_undecided(measure):
+    behaviours = [EQUAL, EQUAL, replace(EQUAL, looks=3), replace(EQUAL, looks=2)]
+    _, world = measure(behaviours, tokens=64)
+    assert world.looks == 3 and Counter(world.asked("quality")) == {0: 3, 1: 1, 2: 3, 3: 1}
+
+
 # ----------------------------------------------------------------------------------------- order
 
 

@@ -69,8 +69,8 @@ def test_a_worker_imports_next_to_nothing_that_generate_does_not(of_generate, tm
         worker.ask("load", argv=OPTIONS)
         if quality:
             logits = str(tmp_path / "logits")
-            first = worker.ask("quality", tokens=64, text=None, reference=None, keep=logits)
-            again = {"tokens": 64, "text": None, "reference": first["reference"], "keep": None}
+            worker.ask("quality", tokens=64, text=None, reference=None, keep=logits)
+            again = {"tokens": 64, "text": None, "reference": logits, "keep": None}
             assert worker.ask("quality", **again)["quality"]["perplexity_ratio"] == 1.0
         worker.ask("get_ready")
         worker.ask("sample", index=0)

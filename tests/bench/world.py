@@ -15,7 +15,7 @@ from quantbench.bench.answers import TurnTime
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.session import Session
 from quantbench.log.options import parse
-from quantbench.quality.types import Quality, QualityAnswer, ReferenceFile
+from quantbench.quality.types import Quality, QualityAnswer
 from quantbench.run.energy import Energy
 from quantbench.typed_json import from_json, to_json
 from tests.bench.facts import arm_facts
@@ -33,6 +33,7 @@ class Behaviour:
     fits_beside: int = 100  # other arms
     dies_at: int | None = None  # the turn, counted over all processes
     kl: float = 0.001
+    looks: int = 1  # of the baseline, until its KL is clear of the limit
     fails_to_load: bool = False
     joules: float | None = None  # of a sample, in every process; None: nothing counts them
 
@@ -53,6 +54,7 @@ class World:
     readings: object = lambda number: 1e9  # bytes per second of an idle machine; None fails
     read: list = field(default_factory=list)  # those that were taken
     caveat: str | None = None  # of the readings
+    looks: int = 0  # that the baseline has read for its quality
     seed: int = 0
 
     def __post_init__(self):
@@ -127,11 +129,13 @@ class FakeProcess:
             raise WorkerFailed("out of memory", "memory")
         self.world.now += self.behaviour.loading
 
-    def quality(self, tokens, text, reference, keep, max_kl=0.03):
-        scores = Quality(tokens, 8.0, 0.1)
+    def quality(self, tokens, text, reference, keep, max_kl=0.03, looks=1):
+        self.world.looks = self.world.looks if reference else looks
+        scores, more = Quality(tokens, 8.0, 0.1), None
         if reference:
             scores = dataclasses.replace(scores, kl=self.behaviour.kl, kl_standard_error=1e-5)
-        return QualityAnswer(scores, ReferenceFile(keep) if keep else None)
+            more = self.world.looks + 1 if self.behaviour.looks > self.world.looks else None
+        return QualityAnswer(scores, more)
 
     def get_ready(self, estimate=False):
         own = dataclasses.replace(self.config, device="cpu")

@@ -18,19 +18,21 @@ from scipy import stats
 from quantbench.commands.quality import quality
 from quantbench.errors import KernelError, LogError, UsageError
 from quantbench.generate import Generator
-from quantbench.log.config import RunConfig
+from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import parse
 from quantbench.models.formats import EMBEDDED
+from quantbench.models.llama import Transformer
 from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer
 from quantbench.ops.cpu import build
-from quantbench.quality import decode_check
-from quantbench.quality import reference_cache as kept
+from quantbench.quality import decode_check, kept, texts
+from quantbench.quality.arm import embedded, scored
 from quantbench.quality.layer_sqnr import sqnr, sqnr_of_layers
-from quantbench.quality.reference import Reference
-from quantbench.quality.scores import Reader, Scores, embedded, quick, score, summary
-from quantbench.quality.texts import Passage, passages, written
-from quantbench.quality.thresholds import CLASSES, class_of, looks_needed
+from quantbench.quality.reference import About, Reference
+from quantbench.quality.scores import Reader, Scores, compared, summary
+from quantbench.quality.tasks import Result, flips
+from quantbench.quality.texts import Passage, Texts
+from quantbench.quality.thresholds import CLASSES, class_of, described, looks_needed
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse as scheme
 from quantbench.run.loading import load
@@ -142,9 +144,14 @@ def test_figures_against_ones_computed_another_way(tmp_path):
 def test_the_noise_floor_is_below_any_scheme(tmp_path):
     found, result = measured(tmp_path, "--quantization", "int8wo")
     floor, figures = found["noise_floor"], found["quality"]
-    assert found["other_dtype"] == "float32" and 0 < floor["kl"] < figures["kl"] < 0.01
-    assert "kept by an earlier run" in result.stderr  # by the test before, or this one
-    assert "noise floor: float32" in result.stdout and ": within --max_kl 0.03" in result.stdout
+    assert floor["tokens"] == 64 and 0 < floor["kl"] < figures["kl"] < 0.01
+    assert (
+        "an earlier run stored its hidden states in" in result.stderr
+    )  # by the test before, or this one
+    assert (
+        "noise floor: 64 decoding steps" in result.stdout
+        and ": within --max_kl 0.03" in result.stdout
+    )
 
 
 def test_a_quantized_cache_shows(tmp_path):
@@ -168,7 +175,7 @@ def test_layers_against_their_own_weights(tmp_path):
         quantizer = Quantizer(scheme("int4wo-32"), torch.device("cpu"), torch.bfloat16)
         weight = quantizer.quantized(layer["name"], module).weight.dequantize().double()
         error = (weight - module.weight).square().sum() / module.weight.double().square().sum()
-        # 256 columns of up to 768, and products rounded to bfloat16
+        # 128 columns of up to 768, and products rounded to bfloat16
         assert layer["weights"] == pytest.approx(-10 * math.log10(error), abs=0.3)
         assert 10 < layer["outputs"] < 40
     worst = min(found["layers"], key=lambda layer: layer["outputs"])
@@ -180,7 +187,7 @@ def test_layers_against_their_own_weights(tmp_path):
 def test_layers_of_any_kernel(name):
     plan = make_plan(RunConfig(quantization=name, device="cpu"))
     quantized = load(plan, lambda done, total: None, print).model
-    layers = sqnr_of_layers(plan, quantized, "tiny", text())
+    layers = sqnr_of_layers(plan, quantized, "tiny", text().tolist())
     assert len(layers) == 21 and all(15 < layer.outputs < 60 for layer in layers)
     assert all(layer.weights > (15 if name == "bnb-nf4" else 35) for layer in layers)
 
@@ -192,7 +199,7 @@ def test_layers_of_experts_in_two_tiers_are_left_out(tmp_path):
     plans = [make_plan(RunConfig(**how)), make_plan(RunConfig(**how, **two))]
     models = [load(plan, lambda done, total: None, print).model for plan in plans]
     whole, tiered = (
-        sqnr_of_layers(plan, model, "tiny_moe", text())
+        sqnr_of_layers(plan, model, "tiny_moe", text().tolist())
         for plan, model in zip(plans, models, strict=True)
     )
     # In each of five layers two of attention, two of each of 8 experts, two of the shared one.
@@ -218,53 +225,42 @@ def test_sqnr_in_decibels():
 # -------------------------------------------------------------------------------- hidden states
 
 
-class Head:
-    """A model whose hidden states are its logits."""
-
-    logits = staticmethod(lambda x: x)
-
-
-class Kept:
-    """A reference of given logits (n, V)."""
-
-    def __init__(self, logits):
-        self.logits = logits
-
-    def head(self, plan):
-        return lambda x: x
-
-    def hidden(self, passage):
-        return self.logits
+def test_what_was_measured_is_one_phrase():
+    assert (
+        described(None, [512, 512], 192) == "512 tokens of the embedded texts, at most 192 at once"
+    )
+    found = described("a.txt", [512, 2048, 1024], 300, "tiny")
+    assert found == "the model tiny on 512 to 2048 tokens of a.txt, at most 300 at once"
 
 
-def scored(monkeypatch, q, p, targets):
-    """Scores of a passage that has these logits."""
-    monkeypatch.setattr(Reader, "hidden", lambda self, passage: q)
+def summary_of(q, p, targets):
+    """Figures of one passage with these logits."""
     passage = Passage("text", 0, [0, *targets], 1, 10)
-    return score(None, Head(), [passage], Kept(p))
+    return summary(Scores([passage], compared(q, p, torch.tensor(targets))))
 
 
-def test_scores_of_hand_worked_logits(monkeypatch):
+def test_scores_of_hand_worked_logits():
     """Two tokens: p = (1/2, 1/4, 1/4, 0, 0), q = (1/4, 1/2, 1/4, 0, 0), and the same again."""
     p, q = torch.tensor([2.0, 1, 1, 1e-30, 1e-30]), torch.tensor([1.0, 2, 1, 1e-30, 1e-30])
-    found = scored(monkeypatch, torch.stack([q, p]).log(), torch.stack([p, p]).log(), [0, 0])
-    assert found.nats.exp().tolist() == pytest.approx([4, 2])
-    assert found.top1.tolist() == [0, 1] and found.top5.tolist() == pytest.approx([1, 1])
-    assert found.right.tolist() == [0, 1] and found.reference_right.tolist() == [1, 1]
-    assert found.kl.tolist() == pytest.approx([math.log(2) / 4, 0])  # 1/2 log 2 - 1/4 log 2
-    assert (summary(found).lost, summary(found).gained) == (0.5, 0)
+    given = torch.stack([q, p]).log(), torch.stack([p, p]).log(), [0, 0]
+    found = compared(*given[:2], torch.tensor([0, 0]))
+    assert found["nats"].exp().tolist() == pytest.approx([4, 2])
+    assert found["top1"].tolist() == [0, 1] and found["top5"].tolist() == pytest.approx([1, 1])
+    assert found["right"].tolist() == [0, 1] and found["reference_right"].tolist() == [1, 1]
+    assert found["kl"].tolist() == pytest.approx([math.log(2) / 4, 0])  # 1/2 log 2 - 1/4 log 2
+    assert (summary_of(*given).lost, summary_of(*given).gained) == (0.5, 0)
 
 
-def test_hand_worked_divergence(monkeypatch):
+def test_hand_worked_divergence():
     p, q = torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.0625]]), torch.full((1, 5), 0.2)
-    found = summary(scored(monkeypatch, q.log().expand(4, 5), p.log().expand(4, 5), [0] * 4))
+    found = summary_of(q.log().expand(4, 5), p.log().expand(4, 5), [0] * 4)
     # sum of p log2 p is -1.875, so KL is (log2 5 - 1.875) bits
     assert found.kl == pytest.approx((math.log2(5) - 1.875) * math.log(2), rel=1e-6)
     assert found.perplexity == pytest.approx(5) and found.perplexity_ratio == pytest.approx(2.5)
     assert found.kl_standard_error == pytest.approx(0, abs=1e-9) and found.settled(0.03)
-    few = summary(scored(monkeypatch, q.log().expand(3, 5), p.log().expand(3, 5), [0] * 3))
+    few = summary_of(q.log().expand(3, 5), p.log().expand(3, 5), [0] * 3)
     assert few.kl == pytest.approx(found.kl) and few.kl_standard_error is None
-    assert few.perplexity_ratio_interval is None and not few.settled(0.03)
+    assert few.with_interval().kl_interval is None and not few.settled(0.03)
 
 
 def test_against_transformers(tmp_path):
@@ -287,15 +283,14 @@ def test_against_transformers(tmp_path):
         (tmp_path / name / "tokenizer.model").write_bytes(tokenizer)
         given = ("--checkpoint_path", str(tmp_path / name), "--precision", "float32")
         ours.append(plan_and_model(*given))
-    file = quick(*ours[0], 700, None, None, str(tmp_path / "kept")).reference
-    found = quick(*ours[1], 700, None, file, None).quality
+    file = str(tmp_path / "kept")
+    scored(*ours[0], 700, keep=file)
+    found = scored(*ours[1], 700, reference=file).answer.quality
     kl, total = {}, 0
-    parts = Reference(file.path).about.passages
+    parts = Reference.read(file).passages
     assert {part.text for part in parts} == {"prose", "code", "greedy", "sampled"}
     with torch.no_grad():
         for part in parts:
-            if part.look:  # the KL is settled after the first look
-                continue
             ids = torch.tensor([part.ids[:-1]])
             p, q = (m(ids).logits[0, part.first - 1 :].double() for m in theirs)
             rows = F.kl_div(q.log_softmax(-1), p.log_softmax(-1), log_target=True, reduction="none")
@@ -314,25 +309,25 @@ def test_hidden_states_are_kept_to_the_bit(tmp_path):
     """The reference against itself: nothing is lost, and its head is its own."""
     for name in ("none", "int8wo"):
         plan, own = plan_and_model("--quantization", name)
-        file = quick(plan, own, 100, None, None, str(tmp_path / name)).reference
-        again = quick(plan, own, 100, None, file, None).quality
+        file = tmp_path / name
+        assert scored(plan, own, 100, keep=str(file)).answer.quality.kl is None
+        again = scored(plan, own, 100, reference=str(file)).answer.quality
         assert again.kl == 0 and again.top1 == 1 and again.perplexity_ratio == 1
-    full, width = Reference(file.path), plan.architecture.dim
-    for part in full.read:
-        assert full.hidden(part).shape == (part.predicted, width)
-        assert full.hidden(part).dtype == torch.bfloat16
-    size = os.path.getsize(file.path)
-    assert size < 100 * width * 2 + 20_000  # logits would be 4096 numbers a token
+    full, width = Reference.read(file), plan.architecture.dim
+    for number, part in enumerate(full.passages):
+        assert full.hidden(number).shape == (part.predicted, width)
+        assert full.hidden(number).dtype == torch.bfloat16
+    assert file.stat().st_size < 100 * width * 2 + 20_000  # logits would be 4096 numbers a token
 
 
 def test_a_reference_that_ranks_shared_serves_one_process(tmp_path):
     plan, full = plan_and_model()
-    shared = dataclasses.replace(plan, config=dataclasses.replace(plan.config, tp=2))
     part, x = Passage("text", 0, [1, 2, 3], 1), torch.randn(2, plan.architecture.dim).bfloat16()
-    Reference.write(tmp_path / "kept", shared, [part], [x])
-    kept_file = Reference(tmp_path / "kept")
+    about = About([*argv(plan.config), "--tp", "2"], 4096, [part], 1, True)
+    Reference(about, [x].__getitem__).write(tmp_path / "kept")
+    kept_file = Reference.read(tmp_path / "kept")
     with torch.no_grad():
-        assert torch.equal(kept_file.head(plan)(kept_file.hidden(part)), full.logits(x))
+        assert torch.equal(kept_file.head(plan)(kept_file.hidden(0)), full.logits(x))
 
 
 def test_a_passage_through_a_cache_predicts_the_same(request):
@@ -353,6 +348,7 @@ def test_a_passage_through_a_cache_predicts_the_same(request):
 
 def copy_of_tiny(folder, **changes):
     """The embedded model elsewhere: for quality one like any other."""
+    folder.mkdir(exist_ok=True)
     for file in EMBEDDED.iterdir():
         if file.is_file():
             (folder / file.name).write_bytes(file.read_bytes())
@@ -361,64 +357,125 @@ def copy_of_tiny(folder, **changes):
     return str(folder)
 
 
+def looks(texts, model, count):
+    return [part for look in range(count) for part in texts.look(look, model)]
+
+
 def test_passages_cover_each_text_once(tmp_path):
     plan, full = plan_and_model("--checkpoint_path", copy_of_tiny(tmp_path))
-    found = passages(plan, None, 2048, lambda: written(plan, full))
-    assert [part.number for part in found] == list(range(len(found)))
-    assert [part.look for part in found] == sorted(part.look for part in found)
+    found = looks(Texts(plan, None, 2048), full, 3)
+    assert Texts(plan, None, 2048).last(2) and not Texts(plan, None, 2048).last(1)
     assert all(len(part.ids) <= 1025 for part in found)  # the model's context, and one to predict
+    opened = plan.tokenizer.bos_id is not None
     for name in ("prose", "code"):
         own = [part for part in found if part.text == name]
-        source = (Path(kept.__file__).with_name(f"{name}.txt")).read_text()
-        expected = plan.tokenizer.encode(source, bos=False)[:512]
-        opened = plan.tokenizer.bos_id is not None
+        expected = plan.tokenizer.encode(texts.TEXTS[name].read_text(), bos=False)[:768]
         assert sum((part.ids[opened:] for part in own), []) == expected
-        assert [len(part.ids) - opened for part in own] == [128, 128, 256]
+        assert [len(part.ids) - opened for part in own] == [192, 192, 384]
         assert [part.look for part in own] == [0, 1, 2]
         whole = plan.tokenizer.decode(expected).encode()
         assert abs(sum(part.bytes for part in own) - len(whole)) <= 30  # spaces at the seams
-        assert len({part.digest for part in own}) == 1
-    greedy = [part for part in found if part.text == "greedy"]
-    sampled = [part for part in found if part.text == "sampled"]
-    assert len(greedy) == 2 and 3 <= len(sampled) <= 6
-    again = passages(plan, None, 2048, lambda: written(plan, full))
-    assert again == found  # what is sampled, too
-    shorter = passages(plan, None, 1024, lambda: written(plan, full))
-    assert [p.ids for p in shorter if p.look == 0] == [p.ids for p in found if p.look == 0]
+    for look, most in enumerate((512, 512, 1024)):  # texts of the model's own end where it does
+        count = sum(part.predicted for part in found if part.look == look)
+        assert 0.75 * most - 2 <= count <= most
+        assert [part.text for part in found if part.look == look].count("greedy") == 1
+    assert looks(Texts(plan, None, 2048), full, 3) == found  # what is sampled, too
+    assert looks(Texts(plan, None, 512), full, 1) == [part for part in found if part.look == 0]
+    assert texts.digest(found[:1]) != texts.digest(found[1:2])
+
+
+def test_a_model_writes_its_text_in_few_steps_of_its_decoder(tmp_path, steps):
+    """Of 512 tokens 128 are its own: 64 steps of two rows, the first of them the prompt's."""
+    plan, full = plan_and_model("--checkpoint_path", copy_of_tiny(tmp_path))
+    parts = Texts(plan, None, 4096).look(0, full)
+    own = sum(part.predicted for part in parts if part.text in ("greedy", "sampled"))
+    assert own <= 128 and len(steps) <= 64 and set(steps[1:]) == {(2, 1)}
+    chosen = Generator(full, 9, 128).decoder  # rows of the last look that has a prompt
+    assert chosen.name == "cpu-step" or chosen.reason
 
 
 def test_an_embedded_model_takes_its_held_out_text_alone():
     plan = make_plan(parse(["--device", "cpu"]))
-    found = passages(plan, None, 0, pytest.fail)
+    given = Texts(plan, None, 0)
+    found = looks(given, None, 20)
     ids = plan.tokenizer.encode((EMBEDDED / "heldout.txt").read_text(), bos=False)
-    assert {part.text for part in found} == {"held out"}
+    assert {part.text for part in found} == {"held out"} and given.last(20)
     opened = plan.tokenizer.bos_id is not None
     assert sum((part.ids[opened:] for part in found), []) == ids
     assert max(len(part.ids) - 1 for part in found) <= plan.architecture.max_position
 
 
-def test_the_kl_is_measured_until_it_is_clear_of_the_limit(tmp_path):
+@pytest.fixture
+def steps(monkeypatch):
+    """The shapes of all that a Generator's `forward` is given."""
+    shapes, usual = [], Generator.forward
+
+    def forward(self, tokens, start=0):
+        shapes.append(tuple(tokens.shape))
+        return usual(self, tokens, start)
+
+    monkeypatch.setattr(Generator, "forward", forward)
+    return shapes
+
+
+@pytest.fixture
+def prompts(monkeypatch):
+    """The tokens of each passage that is read."""
+    counts, usual = [], Reader.hidden
+
+    def hidden(self, passage):
+        counts.append(passage.predicted)
+        return usual(self, passage)
+
+    monkeypatch.setattr(Reader, "hidden", hidden)
+    return counts
+
+
+def test_both_models_read_as_much_as_the_arm_needs(tmp_path, prompts):
+    """512 tokens where the KL is far from the limit; each token once where it is not."""
+    full, arm = plan_and_model(), plan_and_model("--quantization", "int4wo-64")  # KL 0.06
+    file = str(tmp_path / "kept")
+    baseline = scored(*full, keep=file)
+    found = scored(*arm, reference=file, max_kl=0.5)
+    assert found.answer.looks is None and found.answer.quality.tokens == sum(prompts[:1]) <= 512
+    assert prompts == [512, 512] and len(found.answer.quality.layers) == 21
+    found = None
+    while found is None or found.answer.looks:
+        if found:
+            baseline = scored(*full, keep=file, looks=found.answer.looks, before=baseline)
+        found = scored(*arm, reference=file, max_kl=0.058, before=found)
+        assert baseline.answer.quality.tokens == found.answer.quality.tokens
+    tokens = found.answer.quality.tokens
+    assert 1024 <= tokens <= 4096 and sum(prompts) == 512 + 2 * tokens
+    whole = scored(*arm, reference=file, max_kl=0.058)
+    for name in ("kl", "kl_standard_error", "perplexity", "texts"):
+        assert getattr(whole.answer.quality, name) == getattr(found.answer.quality, name)
+
+
+def test_the_kl_is_measured_until_it_is_clear_of_the_limit(tmp_path, prompts):
     """As many tokens as that takes, and no more; full precision reads on where it has to."""
-    seen = {}
+    path, seen = tmp_path / "quality.json", []
     for limit in ("0.5", "0.062"):  # int4wo-64 has 0.058 on the first 512 tokens
-        path = tmp_path / "quality.json"
-        result = run("--quantization", "int4wo-64", "--max_kl", limit, "--json", str(path))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path / limit))
+            result = run("--quantization", "int4wo-64", "--max_kl", limit, "--json", str(path))
         assert result.exit_code == 0, result.exception
-        seen[limit] = json.loads(path.read_text()), result
-    far, near = (found["quality"] for found, _ in seen.values())
-    assert 500 <= far["tokens"] <= 512 and near["tokens"] >= 1000
-    assert seen["0.5"][0]["settled"] and abs(far["kl"] - 0.5) > 3.5 * far["kl_standard_error"]
-    assert [part["name"] for part in near["depths"]][0] == "0-1k"
-    lines = seen["0.5"][1].stderr.splitlines()
-    assert len(lines) == len(set(lines)) and any("int4wo-64: reading" in line for line in lines)
+        seen.append(json.loads(path.read_text()))
+        tokens = seen[-1]["quality"]["tokens"]
+        assert sum(prompts) >= 2 * tokens and (limit != "0.5" or sum(prompts) == 2 * tokens == 1024)
+        prompts.clear()
+    far, near = (found["quality"] for found in seen)
+    assert near["tokens"] >= 1000 and near["depths"][0]["name"] == "0-1k"
+    assert seen[0]["settled"] and abs(far["kl"] - 0.5) > 3.5 * far["kl_standard_error"]
+    lines = result.stderr.splitlines()
+    assert any(line.startswith("int4wo-64: reading") for line in lines)
 
 
 def test_parts_by_depth_and_text_add_up():
-    plan, full = plan_and_model("--quantization", "int8wo")
-    torch.manual_seed(0)
     parts = [Passage("a", 0, list(range(1501)), 1), Passage("b", 0, list(range(200)), 100)]
     kl = torch.rand(1600).double()
-    rows = Scores(parts, kl, kl, kl, (kl > 0.1).double(), kl, kl, kl)
+    names = "nats reference_nats kl top1 top5 right reference_right".split()
+    rows = Scores(parts, dict.fromkeys(names, kl) | {"top1": (kl > 0.1).double()})
     found = summary(rows)
     by_text = {part.name: part for part in found.texts}
     assert by_text["a"].kl == pytest.approx(kl[:1500].mean().item())
@@ -430,20 +487,11 @@ def test_parts_by_depth_and_text_add_up():
     assert deep.kl == pytest.approx(kl[1023:1500].mean().item())
 
 
-@pytest.mark.parametrize(
-    "kl, word",
-    [
-        (0, "not noticeable"),
-        (0.01, "not noticeable"),
-        (0.0101, "good"),
-        (0.1, "usable"),
-        (0.5, "damaged"),
-        (3.0, "broken"),
-        (math.nan, "broken"),
-    ],
-)
-def test_the_classes(kl, word):
-    assert class_of(kl) == word and [most for most, *_ in CLASSES] == [0.01, 0.03, 0.1, 0.5]
+def test_the_classes():
+    ends = {0: "not noticeable", 0.01: "not noticeable", 0.0101: "good", 0.1: "usable",
+            0.5: "damaged", 3.0: "broken", math.nan: "broken"}  # fmt: skip
+    assert {kl: class_of(kl) for kl in ends} == ends
+    assert [most for most, *_ in CLASSES] == [0.01, 0.03, 0.1, 0.5]
 
 
 def test_the_documents_quote_the_table():
@@ -466,15 +514,12 @@ def test_the_hash_is_of_all_that_counts(tmp_path):
     keys = [key(), key("--precision", "float32"), key("--num_layers", "2"), key(tokens=32)]
     keys.append(key(text=str(EMBEDDED / "config.json")))
     assert len(set(keys)) == len(keys) and key() == keys[0]
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    copy, words = copy_of_tiny(folder), str(EMBEDDED / "heldout.txt")
+    copy, words = copy_of_tiny(tmp_path / "tiny"), str(EMBEDDED / "heldout.txt")
     first = key("--checkpoint_path", copy, text=words)
     assert first == key(text=words)  # the same bytes elsewhere
-    (weights,) = folder.glob("*.safetensors")
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
+    (weights,) = Path(copy).glob("*.safetensors")
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert key("--checkpoint_path", copy, text=words) != first
 
 
@@ -484,12 +529,9 @@ def test_kept_files_do_not_pile_up(tmp_path, monkeypatch):
     for age, name in enumerate(["newest", "middle", "oldest"]):
         (tmp_path / name).write_bytes(bytes(100))
         os.utime(tmp_path / name, (10**9 - age, 10**9 - age))
-    (tmp_path / f"{kept.SCRATCH}now").mkdir()
-    (tmp_path / f"{kept.SCRATCH}then").mkdir()
-    os.utime(tmp_path / f"{kept.SCRATCH}then", (10**9, 10**9))
     kept.discard_old(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"newest", "middle", f"{kept.SCRATCH}now"}
+    assert names == {"newest", "middle"}
     monkeypatch.setattr(kept, "MOST_BYTES", 50)
     kept.discard_old(tmp_path)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["newest"]
@@ -499,21 +541,21 @@ def test_a_kept_file_is_extended_and_used_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = RunConfig(device="cpu", num_layers=1)
     made = kept.reference(config, None, 2048, looks=1)
-    assert made.looks == 1 and not made.whole and made.about.noise_floor.kl > 0
-    os.utime(made.path, (10**9, 10**9))
-    assert kept.reference(config, None, 2048, looks=1).path == made.path
-    assert os.path.getmtime(made.path) > 10**9
-    more = kept.reference(config, None, 2048, looks=3)
-    assert more.path == made.path and more.looks == 3 and more.whole
-    assert torch.equal(more.hidden(made.read[0]), made.hidden(made.read[0]))
-    assert more.about.noise_floor == made.about.noise_floor
-    made.path.write_bytes(b"damaged")
-    assert kept.reference(config, None, 2048, looks=1).looks == 1
-    monkeypatch.setattr(kept, "save", None, raising=False)
-    monkeypatch.setattr(Reference, "write", staticmethod(no_space))
+    assert made.about.looks == 1 and not made.about.whole and made.about.noise_floor.kl > 0
+    (path,) = (tmp_path / "quantbench" / "logits").iterdir()
+    os.utime(path, (10**9, 10**9))
+    assert kept.reference(config, None, 2048, looks=1).about == made.about
+    assert path.stat().st_mtime > 10**9
+    more = kept.reference(config, None, 2048, looks=3).about
+    assert (more.looks, more.whole, more.noise_floor) == (3, True, made.about.noise_floor)
+    again = Reference.read(path)
+    assert again.about == more and torch.equal(again.hidden(0), made.hidden(0))
+    path.write_bytes(b"damaged")
+    assert kept.reference(config, None, 2048, looks=1).about.looks == 1
+    monkeypatch.setattr(Reference, "write", no_space)
     with pytest.raises(LogError, match="cannot keep hidden states in .*: No space left"):
         kept.reference(config, None, 100, looks=1)
-    assert not list(made.path.parent.glob(f"{kept.SCRATCH}*"))
+    assert list(path.parent.iterdir()) == [path]
 
 
 def no_space(*arguments):
@@ -560,59 +602,57 @@ def plan_and_model(*arguments):
 )  # fmt: skip
 def test_decoding_predicts_what_a_prompt_does(arguments):
     plan, model = plan_and_model(*arguments)
-    found = decode_check.check(plan, model, text()[:49], 16)
-    assert not found.differs and 0 <= found.kl <= found.kl_max < 0.1 and found.tokens == 16
-    assert found.perplexity_ratio == pytest.approx(1, abs=0.05)
+    found = decode_check.check(plan, model, text().tolist(), 16)
+    assert not found.differs and 0 <= found.kl < 0.1 and found.tokens == 16
     assert "modules" not in arguments or found.decoder == "modules"
     assert "predicts the same but for rounding" in found.sentence()
 
 
-def test_decoding_with_a_stale_row_is_seen(monkeypatch):
-    """A step that stores its keys one position too early: the last row of the cache is stale."""
-
-    class Stale(Generator):
-        def forward(self, tokens, start=0):
-            return super().forward(tokens, start - (tokens.shape[1] == 1))
-
+@pytest.mark.parametrize("broken", ["stale", "not a number"])
+def test_decoding_that_predicts_something_else_is_seen(monkeypatch, broken):
+    """stale: a step stores its keys one position too early, so the last row of the cache is."""
     plan, model = plan_and_model("--quantization", "int8wo")
-    right = decode_check.check(plan, model, text()[:49], 16)
-    monkeypatch.setattr(decode_check, "Generator", Stale)
-    found = decode_check.check(plan, model, text()[:49], 16)
-    assert found.differs and found.kl > 100 * right.kl
+    right = decode_check.check(plan, model, text().tolist(), 16)
+    usual = Generator.forward
+
+    def forward(self, tokens, start=0):
+        step = tokens.shape[1] == 1
+        logits = usual(self, tokens, start - (step and broken == "stale"))
+        return logits * math.nan if step and broken != "stale" else logits
+
+    monkeypatch.setattr(Generator, "forward", forward)
+    found = decode_check.check(plan, model, text().tolist(), 16)
+    assert found.differs and (found.kl is None or found.kl > 100 * right.kl)
     assert "differs from reading the text as a prompt by more than rounding" in found.sentence()
-
-
-def test_not_a_number_is_a_difference(monkeypatch):
-    class Broken(Generator):
-        def forward(self, tokens, start=0):
-            logits = super().forward(tokens, start)
-            return logits * math.nan if tokens.shape[1] == 1 else logits
-
-    monkeypatch.setattr(decode_check, "Generator", Broken)
-    found = decode_check.check(*plan_and_model(), text()[:33], 8)
-    assert found.differs and found.kl is None and "not a number" in found.sentence()
+    assert ("not a number" in found.sentence()) == (broken != "stale") == (found.kl is None)
 
 
 def test_an_arm_that_predicts_no_numbers_has_no_quality():
     plan, model = plan_and_model()
     with torch.no_grad():
         model.norm.weight.fill_(math.nan)
-    assert quick(plan, model, 64, None, None, None).quality.why_not.endswith("are not numbers")
+    assert scored(plan, model, 64).answer.quality.why_not.endswith("are not numbers")
+
+
+def test_a_scheme_that_predicts_no_numbers_is_refused(monkeypatch):
+    """Not shown as one without divergence: max(0.0, nan) is 0."""
+    monkeypatch.setattr(
+        Transformer, "logits", lambda self, x: x.new_full((*x.shape[:2], 4096), math.nan)
+    )
+    result = run("--quantization", "int8wo")
+    assert str(result.exception) == "--quantization int8wo: its predictions are not numbers"
 
 
 def test_random_weights_take_their_quality_from_the_embedded_model(tmp_path):
     """What the worker measures for an arm: the figures of the same scheme on the model tiny."""
     answers = []
     for path in ("dummy:Llama-3.2-1B", "tiny"):
-        plan, model = make_plan(parse(["--checkpoint_path", path, "--device", "cpu"])), None
-        if path == "tiny":  # random weights are not looked at
-            model = load(plan, lambda done, total: None, lambda line: None).model
-        file = quick(plan, model, 64, None, None, str(tmp_path / path[0])).reference
-        given = ["--checkpoint_path", path, "--device", "cpu", "--quantization", "uintx-3-64"]
-        plan = make_plan(parse(given))
-        if path == "tiny":
-            model = load(plan, lambda done, total: None, lambda line: None).model
-        answers.append(quick(plan, model, 64, None, file, None).quality)
+        file = str(tmp_path / path[0])
+        for name, role in (("none", {"keep": file}), ("uintx-3-64", {"reference": file})):
+            given = ["--checkpoint_path", path, "--device", "cpu", "--quantization", name]
+            plan = make_plan(parse(given))  # random weights are not looked at
+            found = scored(plan, plan_and_model(*given)[1] if path == "tiny" else None, 64, **role)
+        answers.append(found.answer.quality)
     random, tiny = answers
     assert random.model == "tiny" and tiny.model is None and random.window in (63, 64)
     assert dataclasses.replace(random, model=None) == tiny
@@ -621,21 +661,11 @@ def test_random_weights_take_their_quality_from_the_embedded_model(tmp_path):
     assert all(0 < layer.outputs < 30 for layer in tiny.layers)  # some 6 dB a bit
     arguments = ["--checkpoint_path", "dummy:Llama-3.2-1B", "--quantization", "autoquant"]
     plan = make_plan(parse([*arguments, "--device", "cpu"]))
-    assert "by a model's own layers" in quick(plan, None, 64, None, None, None).quality.why_not
+    assert "by a model's own layers" in scored(plan, None, 64).answer.quality.why_not
 
 
 # ------------------------------------------------------------------------- lm-evaluation-harness
 
-TASK = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
-output_type: {kind}
-doc_to_text: "{text}"
-doc_to_target: "{target}"
-{more}
-"""
 DOCUMENTS = [
     {
         "text": "def read_lines(path):\n",
@@ -644,32 +674,31 @@ DOCUMENTS = [
     },
     {"text": "import os\nimport ", "right": "sys", "wrong": "banana"},
 ]
+BETTER = {"aggregation": "mean", "higher_is_better": True}
+TASKS = {  # one of each kind that the harness has
+    "choose": {"output_type": "multiple_choice", "doc_to_text": "{{text}}", "doc_to_target": 0,
+               "doc_to_choice": ["{{right}}", "{{wrong}}"], "target_delimiter": "",
+               "metric_list": [{"metric": "acc", **BETTER}]},
+    "roll": {"output_type": "loglikelihood_rolling", "doc_to_text": "",
+             "doc_to_target": "{{text}}{{right}}", "metric_list": [{"metric": "bits_per_byte"}]},
+    "go_on": {"output_type": "generate_until", "doc_to_text": "{{text}}",
+              "doc_to_target": "{{right}}", "metric_list": [{"metric": "exact_match", **BETTER}],
+              "generation_kwargs": {"until": ["\n"], "max_gen_toks": 8, "do_sample": False}},
+}  # fmt: skip
 
 
 @pytest.fixture
 def tasks(tmp_path, monkeypatch):
-    """Three tasks made from a local file, one of each kind that the harness has."""
+    """The tasks' files, which are JSON: YAML contains it."""
     pytest.importorskip("lm_eval", reason="pip install lm-eval")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     data = tmp_path / "documents.jsonl"
     data.write_text("\n".join(map(json.dumps, DOCUMENTS)) + "\n")
-    made = {}
-    for name, kind, words, target, more in (
-        ("choose", "multiple_choice", "{{text}}", "0",
-         'doc_to_choice: ["{{right}}", "{{wrong}}"]\ntarget_delimiter: ""\n'
-         "metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]"),
-        ("roll", "loglikelihood_rolling", "", "{{text}}{{right}}",
-         "metric_list: [{metric: bits_per_byte}]"),
-        ("go_on", "generate_until", "{{text}}", "{{right}}",
-         "generation_kwargs: {until: [\"\\n\"], max_gen_toks: 8, do_sample: false}\n"
-         "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]"),
-    ):  # fmt: skip
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(
-            TASK.format(name=name, data=data, kind=kind, text=words, target=target, more=more)
-        )
-        made[name] = str(path)
-    return made
+    source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}}
+    for name, task in TASKS.items():
+        made = {"task": name, "test_split": "test", **source, **task}
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(made))
+    return {name: str(tmp_path / f"{name}.yaml") for name in TASKS}
 
 
 def test_tasks_of_the_harness(tasks, tmp_path):
@@ -685,24 +714,33 @@ def test_tasks_of_the_harness(tasks, tmp_path):
         size += len(whole.encode())
     assert got["roll"]["bits_per_byte,none"] == pytest.approx(bits / size, rel=0.01)
     assert 0 <= got["go_on"]["exact_match,none"] <= 1
-    assert "choose acc: 1.0000" in result.stdout
+    assert "choose acc: 1.0000 ± 0.0000; full precision 1.0000 ± 0.0000; 0 lost" in result.stdout
 
 
-@pytest.mark.parametrize(
-    "given, why",
-    [
-        ("no_such_task_at_all", "--lm_eval no_such_task_at_all: lm-evaluation-harness has no such"),
-        ("{choose},no_such_task_at_all", "--lm_eval no_such_task_at_all: lm-evaluation-harness"),
+def test_flips_by_hand():
+    """One document lost of one that differs proves nothing; ten of ten do: 2 / 2^10."""
+
+    def result(*right):
+        return Result({}, {("task", "acc"): list(right), ("task", "f1"): [0.3]})
+
+    (few,) = flips(result(True, False, True), result(True, True, True))
+    assert (few.task, few.metric, few.lost, few.gained, few.p) == ("task", "acc", 1, 0, 1.0)
+    (many,) = flips(result(*[False] * 10, True), result(*[True] * 10, True))
+    assert (many.lost, many.gained) == (10, 0) and many.p == pytest.approx(2 / 2**10)
+
+
+def test_a_task_that_is_not_there_is_refused_before_torch_is_read(tasks, monkeypatch):
+    monkeypatch.setitem(sys.modules, "quantbench.quality.measure", None)  # cannot be imported
+    none = "--lm_eval no_such_task_at_all: lm-evaluation-harness has no such task; `lm-eval ls"
+    for given, why in (
+        ("{choose},no_such_task_at_all", none),
         ("helaswag", "--lm_eval helaswag: lm-evaluation-harness has no such task; did you mean "
          "hellaswag?"),
         ("nowhere.yaml", "--lm_eval nowhere.yaml: no such file"),
         ("{choose},,nowhere.yaml", "--lm_eval takes names with commas between them; given: "),
-    ],
-)  # fmt: skip
-def test_a_task_that_is_not_there_is_refused_before_torch_is_read(tasks, monkeypatch, given, why):
-    monkeypatch.setitem(sys.modules, "quantbench.quality.measure", None)  # cannot be imported
-    result = run("--tokens", "600", "--lm_eval", given.format(**tasks))
-    assert one_line(result).startswith(why) and isinstance(result.exception, UsageError)
+    ):  # fmt: skip
+        result = run("--tokens", "600", "--lm_eval", given.format(**tasks))
+        assert one_line(result).startswith(why) and isinstance(result.exception, UsageError)
 
 
 def test_without_the_harness_the_line_says_what_to_install(monkeypatch):
