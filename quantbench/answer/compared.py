@@ -1,6 +1,6 @@
 """What the statistics say of a session's turns: each arm against the baseline, and the fastest.
 
-    found = compare(results)
+    found = Compared(results)
     found.decode[1]         # seconds of a decoding step, arm ÷ baseline, with its interval
     found.whole[1]          # of a run with this prompt and so many new tokens
     found.best({0, 1, 4})   # those that may be the fastest of them
@@ -10,8 +10,9 @@ observations is a prompt and the decoding between it and the next one. Verdicts 
 """
 
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -24,12 +25,31 @@ CONFIDENCE = 0.95  # of all intervals of one kind together, at any time
 
 @dataclass(frozen=True)
 class Compared:
-    """Intervals by the arm's number; none of the baseline, 0."""
+    """Intervals by the arm's number; none of the baseline, 0. Each kind is computed when it is
+    first read: the stop rule reads `whole` alone."""
 
-    decode: Mapping[int, Interval]
-    prompt: Mapping[int, Interval]
-    whole: Mapping[int, Interval]
-    turns: Mapping[int, Turns]  # of whole runs
+    results: Results
+
+    @cached_property
+    def decode(self) -> Mapping[int, Interval]:
+        return _intervals(self._turns(lambda number: self.results.turns(number, "decode")))
+
+    @cached_property
+    def prompt(self) -> Mapping[int, Interval]:
+        return _intervals(self._turns(lambda number: self.results.turns(number, "prompt")))
+
+    @cached_property
+    def whole(self) -> Mapping[int, Interval]:
+        return _intervals(self.turns)
+
+    @cached_property
+    def turns(self) -> Mapping[int, Turns]:
+        """Whole runs."""
+        return self._turns(lambda number: whole_runs(self.results, number))
+
+    def _turns(self, of_arm: Callable[[int], Collection[Turn]]) -> Mapping[int, Turns]:
+        found = {number: turns_of(of_arm(number)) for number in range(len(self.results.arms))}
+        return {number: turns for number, turns in found.items() if turns is not None}
 
     def best(self, among: Collection[int]) -> set[int]:
         """Those that may be the fastest whole run of them; all where nothing was compared."""
@@ -38,22 +58,6 @@ class Compared:
             return set(among)
         others = {n: turns for n, turns in self.turns.items() if n}
         return stats.best(self.turns[0], others, Floor(), able, 1 - CONFIDENCE)
-
-
-def compare(results: Results) -> Compared:
-    """Compare all turns so far."""
-    decode: dict[int, Turns] = {}
-    prompt: dict[int, Turns] = {}
-    whole: dict[int, Turns] = {}
-    for number in range(len(results.arms)):
-        for kind, turns in (
-            (decode, results.turns(number, "decode")),
-            (prompt, results.turns(number, "prompt")),
-            (whole, whole_runs(results, number)),
-        ):
-            if (made := turns_of(turns)) is not None:
-                kind[number] = made
-    return Compared(_intervals(decode), _intervals(prompt), _intervals(whole), whole)
 
 
 def _intervals(turns: Mapping[int, Turns]) -> Mapping[int, Interval]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from quantbench.answer.compared import compare as compared
+from quantbench.answer.compared import Compared
 from quantbench.answer.limits import Limits, limit_options, limits
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.recommend import recommend as recommended
@@ -34,7 +34,7 @@ from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options, parse
 from quantbench.plans.comparing import check_log, check_text, compare, new_folder
 from quantbench.progress import say
-from quantbench.quantize.spec import MEASURED
+from quantbench.quantize.spec import MEASURED, START_WITH
 from quantbench.run import checks
 from quantbench.text import shown, size
 from quantbench.typed_json import to_json
@@ -112,7 +112,7 @@ def of_folder(folder: Path, asked: Limits, checkpoint_path: str | None) -> Recom
             f"--from {folder} holds results of {', '.join(sorted(models))}, not of "
             f"--checkpoint_path {shown(checkpoint_path)}"
         )
-    found = compared(results)
+    found = Compared(results)
     return recommended(rows(results, found), asked, found.best)
 
 
@@ -146,6 +146,9 @@ def select(needs: Mapping[str, int], free: int | None, most: int | None) -> list
     if baseline != BASELINES[0]:
         say(f"The baseline is {baseline}, as {BASELINES[0]} does not fit into {size(free or 0)}")
     others = [name for name in needs if name != baseline and _fits(needs[name], free)]
+    # One of each number of bits, then those with most: time may end before all are loaded, and a
+    # coarser variant is not tried where a finer one's quality is far from the limit.
+    others.sort(key=lambda name: (name not in START_WITH, -needs[name]))
     left_out = [name for name in others if most is not None and needs[name] > most]
     if left_out:
         named = ", ".join(f"{name} ({size(needs[name])})" for name in left_out)
