@@ -204,6 +204,7 @@ class Session:
         fixed = self.results.settings.cycles is not None
         ends = self.clock() + (self._left() if fixed else seconds)
         taken, asked, least = 0, 0, 1 if fixed else LEAST_CYCLES
+        before = max(len(self.results.turns(n, "decode")) for n in group)
         wanting: Collection[int] = group
         names = ", ".join(self.results.arms[n].name for n in every)
         while wanting and 0 in self.pool.loaded:
@@ -218,7 +219,7 @@ class Session:
             if taken >= least and self.clock() > ends:
                 break
             # Statistics take time that turns could have: the rule is asked after a tenth more.
-            if fixed or taken >= max(LEAST_CYCLES, 1.1 * asked):
+            if fixed or taken >= max(LEAST_CYCLES, asked + (before + taken) / 10):
                 wanting, asked = self.rule.wanting(self.results, wanting, taken), taken
 
     def _cycle(self, order: Sequence[int], number: int | None, prompts: bool) -> bool:
