@@ -102,9 +102,7 @@ def _columns(turns: Collection[Turn]) -> tuple[NDArray[Any], ...]:
     return *numbers.reshape(-1, 3).T, seconds
 
 
-def _by_cycle(
-    cycle: NDArray[Any], process: NDArray[Any], seconds: NDArray[Any]
-) -> Turns | None:
+def _by_cycle(cycle: NDArray[Any], process: NDArray[Any], seconds: NDArray[Any]) -> Turns | None:
     if not len(cycle):
         return None
     cycles, first, place = np.unique(cycle, return_index=True, return_inverse=True)

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from quantbench.answer.compared import Compared
-from quantbench.answer.limits import Z, Limits, ruled_out
+from quantbench.answer.limits import Limits, Z, ruled_out
 from quantbench.bench.store import ArmResult, Results
 from quantbench.log.options import parse
 from quantbench.quality.types import Quality

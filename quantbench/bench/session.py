@@ -181,7 +181,8 @@ class Session:
         name = self.results.arms[number].name
         if visit:  # not a line for each arm: it reads as if all began again
             process = "a second" if visit == 1 else "another"
-            self.progress(f"checking with {process} process of each arm: loading", f"{name} {where}")
+            where = ", ".join(filter(None, (name, where)))
+            self.progress(f"checking with {process} process of each arm: loading", where)
         else:
             kernels = ", and building the C++ kernels (once, about a minute)"
             builds = not self.loads and not any(files.cache_folder().glob("kernels-*.so"))

@@ -29,8 +29,7 @@ from quantbench.bench.answers import ArmFacts, TimedSample, TurnTime
 from quantbench.bench.worker import serve
 from quantbench.cli import quiet
 from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
-from quantbench.peers.packages import MISSING
-from quantbench.peers.work import Work
+from quantbench.peers.arms import MISSING, Work
 from quantbench.run.environment import without_collections
 from quantbench.run.facts import Peak, Ready, Sample
 from quantbench.run.measure import warm_up

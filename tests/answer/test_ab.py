@@ -298,7 +298,7 @@ def test_a_killed_worker_and_a_killed_coordinator(tmp_path):
     process.send_signal(signal.SIGINT)
     code, stdout, stderr = finish(process)
     assert code == 1 and "error: 'int8wo' failed: " in stderr
-    assert "int8wo: loading" not in stderr and "fp6: loading" in stderr
+    assert "int8wo: loading" not in stderr and "with a second process" in stderr
     again = stores.load(out)
     assert again.ended == "interrupted"
     for arm, old in zip(again.arms, kept.arms, strict=True):

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import random
+import re
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from quantbench.bench.store import ArmResult, Bandwidth, Results, Settings, Turn
 from quantbench.commands import peers
 from quantbench.errors import LogError, UsageError
 from quantbench.models.loading import load_config, load_model
-from quantbench.peers import packages
+from quantbench.peers import arms as peer_arms
 from quantbench.peers.gguf_file import FORMATS, check, q6_k, weight_bytes, write
 from quantbench.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
 from quantbench.report.columns import aligned
@@ -386,7 +387,7 @@ def run(*arguments):
     ],
 )
 def test_what_peers_refuses(arguments, said, monkeypatch):
-    monkeypatch.setattr(packages, "check", lambda runtimes: None)
+    monkeypatch.setattr(peer_arms, "check_packages", lambda runtimes: None)
     result = run(*arguments)
     assert result.exit_code != 0 and said in f"{result.output} {result.exception}"
 
@@ -404,6 +405,9 @@ def test_peers_on_a_small_model(tmp_path):
     path = tmp_path / "peers.json"
     given = ["--checkpoint_path", checkpoint(tmp_path), "--schemes", "none", "--threads", "1"]
     given += ["--runtimes", "transformers", "--prefill_size", "16", "--max_new_tokens", "4"]
+    partly = run(*given, "--max_minutes", "0")
+    assert partly.exit_code == 0 and "--max_minutes was reached" in partly.stdout
+    assert len(re.findall(r"^none .*\d tok/s", partly.stdout, re.M)) == 1  # of two
     result = run(*given, "--cycles", "2", "--processes", "1", "--json", str(path))
     assert result.exit_code == 0, f"{result.output} {result.exception}"
     found = json.loads(path.read_text())

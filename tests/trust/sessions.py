@@ -5,7 +5,7 @@
 
 Session, rule, workers and turns are those of `ab`; every arm has the same options. Workers stay
 loaded, and each process of an arm is one of them, drawn at random, so that two arms differ by what
-two processes differ by. A slower arm waits, after each turn, for 5 % of the time that the turn took.
+two processes differ by. A slower arm waits, after each turn, for 5 % of the time that it took.
 Exits with 1 where the sessions show that a requirement of tests/trust/simulation.py is missed.
 """
 
@@ -74,37 +74,45 @@ def session(argv: Sequence[str], minutes: float, true: float) -> dict[str, Any]:
     """One session of two arms, the second slower by `true`."""
     arms = [ArmResult(name, "", list(argv)) for name in ("baseline", "arm")]
     results, started = Results(Settings(max_minutes=minutes, tokens=0), arms), time.monotonic()
-    with (
-        mock.patch("quantbench.bench.pool.Process", Kept),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
+    replaced, quiet = mock.patch("quantbench.bench.pool.Process", Kept), io.StringIO()
+    with replaced, contextlib.redirect_stderr(quiet):
         rule, store = Enough(Limits()), Store(results, None)
         Session(store, rule, lambda number: (str(true if number else 1.0),)).run()
     if results.ended == "interrupted":
         raise KeyboardInterrupt
     if failure := results.failure():
         raise WorkerFailed(failure)
-    one, expected = Compared(results).whole[1], "slower" if true > 1 else "no difference shown"
+    one, no_difference = Compared(results).whole[1], "no difference shown"
+    right = "slower" if true > 1 else no_difference
+    seconds, covers = time.monotonic() - started, one.low <= true <= one.high
+    judged = {"found": one.verdict == right, "false": one.verdict not in (right, no_difference)}
+    own = {"true": true, "seconds": seconds, "half_width": one.half_width, "covers": covers}
+    return {**vars(one), **own, **judged}
+
+
+def summary(sessions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Shares with their bounds, and medians."""
+    count, means = len(sessions), ("ratio", "half_width", "seconds", "cycles", "processes")
+    shares = {name: sum(one[name] for one in sessions) for name in ("false", "covers", "found")}
     return {
-        "true": true, "ratio": one.ratio, "low": one.low, "high": one.high,
-        "half_width": one.half_width, "cycles": one.cycles, "processes": one.processes,
-        "seconds": time.monotonic() - started, "covers": one.low <= true <= one.high,
-        "found": one.verdict == expected,
-        "false": one.verdict not in (expected, "no difference shown"),
-    }  # fmt: skip
+        "true": sessions[0]["true"],
+        "sessions": count,
+        **{name: bounds(share, count) for name, share in shares.items()},
+        **{name: statistics.median(one[name] for one in sessions) for name in means},
+    }
 
 
 @click.command()
-@click.option("--sessions", default=40, show_default=True, help="Of either kind.")
-@click.option("--minutes", default=0.5, show_default=True, help="--max_minutes of each.")
-@click.option("--checkpoint_path", default="tiny", show_default=True)
-@click.option("--scheme", default="none", show_default=True)
-@click.option("--workers", type=click.IntRange(2), default=6, show_default=True)
+@click.option("--sessions", type=click.IntRange(1), default=40, help="Of either kind [40]")
+@click.option("--minutes", default=0.5, help="--max_minutes of each [0.5]")
+@click.option("--checkpoint_path", default="tiny")
+@click.option("--scheme", default="none")
+@click.option("--workers", type=click.IntRange(2), default=6, help="Processes that stay loaded [6]")
 @click.option("--json", "path", type=Path, default=ROOT / "docs/data/trust_sessions.json")
 def main(
     sessions: int, minutes: float, checkpoint_path: str, scheme: str, workers: int, path: Path
 ) -> None:
-    """Measure, print and write shares with their bounds, medians, and every session."""
+    """Measure; print and write the summary of either kind, and every session."""
     argv = ["--checkpoint_path", checkpoint_path, "--quantization", scheme, "--compile"]
     argv += ["--max_new_tokens", "32", "--write_result", "none"]
     with contextlib.ExitStack() as stack:
@@ -115,17 +123,10 @@ def main(
             Kept.idle.append((worker, worker.answer(ArmFacts, "get_ready")))
         done = []
         for number in range(2 * sessions):
-            done.append(session(argv, minutes, (1.0, SLOWER)[number % 2]))
-            click.echo(f"{number + 1} of {2 * sessions}: {json.dumps(done[-1])}", err=True)
-    rows = []
-    for true in (1.0, SLOWER):
-        own = [one for one in done if one["true"] == true]
-        shares = {name: bounds(sum(one[name] for one in own), len(own))
-                  for name in ("false", "covers", "found")}  # fmt: skip
-        medians = {name: statistics.median(one[name] for one in own)
-                   for name in ("ratio", "half_width", "seconds", "cycles", "processes")}  # fmt: skip
-        rows.append({"true": true, "sessions": len(own), **shares, **medians})
-        click.echo(json.dumps(rows[-1]))
+            done.append(one := session(argv, minutes, (1.0, SLOWER)[number % 2]))
+            click.echo(f"{number + 1} of {2 * sessions}: {json.dumps(one)}", err=True)
+    rows = [summary(done[first::2]) for first in (0, 1)]
+    click.echo("\n".join(map(json.dumps, rows)))
     about_it = {"about": dataclasses.asdict(about()), "argv": argv, "minutes": minutes}
     path.write_text(json.dumps({**about_it, "rows": rows, "sessions": done}, indent=1) + "\n")
     missed = [r for r in rows if r["false"]["low"] > FALSE_UPPER or r["covers"]["high"] < COVERAGE]

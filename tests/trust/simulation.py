@@ -2,11 +2,11 @@
 
     python -m tests.trust.simulation     # minutes; docs/data/trust.json
 
-A session is bench.session.Session with the rule that ab and recommend have (answer/stop.py): cycles,
-groups, restarts, repeated cycles and the end are theirs. Its workers have no model. The machine has
-states of 0.5 to 30 s (log-uniform) in which memory is faster or slower; an arm's seconds follow
-memory's with an exponent from 0, not at all, to 1. Every arm has noise that lasts about a second,
-noise of single turns, turns that are late, and processes that differ.
+A session is bench.session.Session with the rule that ab and recommend have (answer/stop.py):
+cycles, groups, restarts, repeated cycles and the end are theirs. Its workers have no model. The
+machine has states of 0.5 to 30 s (log-uniform) in which memory is faster or slower; an arm's
+seconds follow memory's with an exponent from 0, not at all, to 1. Every arm has noise that lasts
+about a second, noise of single turns, turns that are late, and processes that differ.
 
 The truth of an arm is its expected log ratio, averaged over the session: over the states that it
 met. A session of half a minute may lie in a single state, and no statistic knows of states that it
@@ -52,7 +52,7 @@ from tests.bench.world import Behaviour, FakeProcess, World
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs/data/trust.json"
 COMMAND = "make trust"
-PROVED = ("quantbench/stats", "quantbench/answer/stop.py", "quantbench/answer/compared.py",
+PROVED = ("quantbench/stats/*.py", "quantbench/answer/stop.py", "quantbench/answer/compared.py",
           "quantbench/bench/session.py", "quantbench/bench/noise.py")  # fmt: skip
 
 NEW_TOKENS = 33  # of a whole run; a step is as long as the prompt of one token
@@ -120,11 +120,9 @@ CELLS = (
 
 @dataclass
 class Machine(World):
-    """Workers of a cell, on a machine whose processes differ by the standard deviation `between`.
-    """
+    """The machine of a cell, and its workers."""
 
     cell: Cell = Cell("")
-    between: float = 0.0
     clean: float = 0.0  # seconds of the last turn without noise
 
     def __post_init__(self) -> None:
@@ -206,9 +204,8 @@ class Truth(Store):
 
     def __init__(self, results: Results, machine: Machine) -> None:
         super().__init__(results, None)
-        self.machine, self.clean = machine, dataclasses.replace(
-            results, arms=[ArmResult(arm.name, "", arm.argv) for arm in results.arms], repeated=set()
-        )  # fmt: skip
+        arms = [ArmResult(arm.name, "", arm.argv) for arm in results.arms]
+        self.machine, self.clean = machine, Results(results.settings, arms)
 
     def add(self, event: object) -> None:
         super().add(event)
@@ -229,7 +226,7 @@ def simulate(cell: Cell, seed: int, between: float) -> tuple[Truth, float]:
     """A session that has ended, and the seconds it took."""
     count = len(cell.effects) + 1
     arms = [Behaviour(between=between, loading=LOADING, fits_beside=cell.beside)] * count
-    machine = Machine(arms, seed=seed, cell=cell, between=between)
+    machine = Machine(arms, seed=seed, cell=cell)
     argv = ["--max_new_tokens", str(NEW_TOKENS)]
     named = [ArmResult(f"arm {number}", "", argv) for number in range(count)]
     store = Truth(Results(Settings(max_minutes=cell.minutes, tokens=0), named), machine)
@@ -311,8 +308,8 @@ def failures(rows: list[dict[str, Any]]) -> list[str]:
 
 def digest() -> str:
     """Of the sources that the result proves."""
-    files = [path for name in PROVED for path in ([ROOT / name] if name.endswith(".py") else sorted((ROOT / name).glob("*.py")))]
-    parts = (f"{source.name}\0".encode() + source.read_bytes() for source in (*files, Path(__file__)))
+    files = [path for name in PROVED for path in sorted(ROOT.glob(name))]
+    parts = (f"{path.name}\0".encode() + path.read_bytes() for path in (*files, Path(__file__)))
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -321,8 +318,7 @@ def digest() -> str:
 @click.option("--only", default="", help="Cells whose name has this text; nothing is written.")
 def main(seed: int, only: str) -> None:
     """Simulate every condition and write docs/data/trust.json."""
-    started, proved = time.perf_counter(), digest()
-    rows = []
+    started, proved, rows = time.perf_counter(), digest(), []
     chosen = [cell for cell in CELLS if only in cell.name]
     with ProcessPoolExecutor() as pool:
         for row in pool.map(measure, chosen, [seed] * len(chosen)):
