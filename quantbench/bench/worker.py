@@ -40,6 +40,7 @@ from quantbench.bench import ranks
 from quantbench.bench.answers import (
     ArmFacts,
     Layers,
+    Peaks,
     Planned,
     PlannedRuns,
     Reading,
@@ -183,9 +184,22 @@ class Worker:
         devices.reset_peak_memory(device)
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
         seconds = {phase: round(value, 3) for phase, value in self.seconds.items()}
-        arm = ArmFacts.of_run(facts, ready, self._kernels(), peaks, seconds)
-        seconds_of_run = self._estimate(facts) if estimate else None
-        return dataclasses.replace(arm, energy=[counted], estimate=seconds_of_run)
+        arm = self._facts(facts, ready, peaks, counted, estimate)
+        return dataclasses.replace(arm, start_seconds=[seconds])
+
+    def _facts(
+        self, run: Facts, ready: Ready, peaks: Peaks, energy: Energy | NotCounted, estimate: bool
+    ) -> ArmFacts:
+        return ArmFacts(
+            device=run.config.device,
+            weight_bytes=run.weight_bytes,
+            peak_memory_bytes=peaks,
+            ready=ready,
+            run=run,
+            kernels=self._kernels(),
+            energy=[energy],
+            estimate=self._estimate(run) if estimate else None,
+        )
 
     def _estimate(self, facts: Facts) -> dict[str, float] | None:
         """Seconds of a run, by the model's first layers."""
@@ -264,9 +278,7 @@ class Worker:
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
         counted = self._energy(lambda: (turns.prompt(), turns.decode(steps)))
         peaks = {"load": measure.of_all_ranks(plan, self.loaded.peak_memory)}
-        ready = Ready(compiling, [], False)
-        arm = ArmFacts.of_run(facts, ready, self._kernels(), peaks)
-        return dataclasses.replace(arm, energy=[counted], estimate=self._estimate(facts))
+        return self._facts(facts, Ready(compiling, [], False), peaks, counted, estimate=True)
 
     def expected(self, run: Facts, seconds: dict[str, float] | None) -> Expected:
         """What is estimated of a run. seconds: from its own first layers. It is for a worker that
