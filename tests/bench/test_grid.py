@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from quantbench import host
 from quantbench.bench import store as stores
 from quantbench.bench.answers import Planned, PlannedRuns
-from quantbench.bench.grid import DEFAULT, MOST_SETTINGS, group, read_grid, said
+from quantbench.bench.grid import DEFAULT, group, read_grid, said
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.worker import Worker
 from quantbench.commands import tune as command
@@ -54,51 +54,6 @@ def test_a_value_may_be_the_default():
     assert names == [None, None, 1]
     (axis,) = read_grid(COMMON, ["dtype=bfloat16,float32"]).axes
     assert axis.option == "precision"
-
-
-BAD = [
-    # the command line, part of the one line
-    ((), "nothing to tune: give --over OPTION=VALUE,VALUE"),
-    (("--over", "threads"), "--over 'threads' takes OPTION=VALUE,VALUE"),
-    (("--over", "=1,2"), "generate has no option ''"),
-    (("--over", "thread=1,2"), "generate has no option 'thread'; did you mean threads"),
-    (("--over", "zzzz=1,2"), "generate has no option 'zzzz'; there are quantization, "),
-    (("--over", "threads=2"), "one value is no choice: give --threads 2, or another value"),
-    (("--over", "threads=1,2,1"), "twice '1': leave one out"),
-    (("--over", "threads=1,01"), "twice '1' and '01', which are the same"),
-    (("--over", "threads=1,"), "a value is empty"),
-    (("--over", "threads="), "a value is empty"),
-    (("--over", "threads=0,1"), "--threads takes a whole number from 1 to 1024; given: '0'"),
-    (("--over", "kv_cache=dense,int3"), "--kv_cache takes one of"),
-    (("--over", "quantization=int8wo,int9wo"), "nearest: int8wo"),
-    (("--over", "compile=yes,no"), "--compile is a switch, which takes on and off here"),
-    (("--over", "batch_size=1,2"), "settings that differ in --batch_size do not do the same work"),
-    (("--over", "checkpoint_path=a,b"), "differ in --checkpoint_path do not do the same work"),
-    (("--over", "num_samples=1,2"), "a comparison decides --num_samples itself"),
-    (("--over", "threads=1,2", "--over", "threads=3,4"), "--over threads is given twice"),
-    (("--over", "threads=" + ",".join(map(str, range(1, 34))), "--over", "compile=on,off"),
-     f"33 × 2 = 66 settings, and {MOST_SETTINGS} at most"),
-    (("--resume", "full", "--over", "threads=1,2"), "--over: --resume goes on with the settings"),
-    (("--resume", "full", "--precision", "float32"), "--precision: --resume goes on"),
-    (("--resume", "nowhere"), "--resume nowhere: meta.json: No such file"),
-    (("--over", "threads=1,2", "--output", "full"), "--output full is neither new nor an empty"),
-    (("--over", "threads=1,2", "--open"), "--open shows the report"),
-    (("--over", "threads=1,2", "--text", "nowhere"), "--text nowhere: No such file"),
-    (("--over", "threads=1,2", "--write_result", "no/log"), "cannot append to 'no/log'"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("words", "message"), BAD, ids=lambda v: str(v)[:50])
-def test_bad_input_is_one_line(tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "x").touch()
-    (tmp_path / "benchmarks.txt").write_text("the log\n")
-    monkeypatch.setattr(command, "Process", lambda: pytest.fail("a worker was started"))
-    result = run(*words)
-    assert message in one_line(result)
-    assert isinstance(result.exception, QuantbenchError) or result.exception.exit_code == 2
-    assert (tmp_path / "benchmarks.txt").read_text() == "the log\n"
 
 
 # ------------------------------------------------------------------------------- identical plans

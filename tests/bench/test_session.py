@@ -301,33 +301,6 @@ def test_a_line_that_a_kill_cut_short_is_left_out(measure, tmp_path):
     assert path.read_bytes() == whole
 
 
-DAMAGED = {
-    "nothing of a turn": ('{"turn": {}}', "line 1 of samples.jsonl"),
-    "no such event": ('{"what": 1}', "line 1 of samples.jsonl"),
-    "no such arm": (
-        '{"turn": {"arm": 9, "process": 0, "cycle": 0, "kind": "decode", "tokens": 1, '
-        '"seconds": 1.0}}',
-        "arms 0 to 1",
-    ),
-    "a turn in no time": (
-        '{"turn": {"arm": 1, "process": 0, "cycle": 0, "kind": "decode", "tokens": 1, '
-        '"seconds": 0.0}}',
-        "seconds of a turn",
-    ),
-    "text": ("hello", "line 1 of samples.jsonl"),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_is_refused_in_one_line(measure, tmp_path, name):
-    measure([EQUAL, EQUAL], Fixed(3, 1), folder=tmp_path, cycles=3, processes=1)
-    line, why = DAMAGED[name]
-    (tmp_path / stores.SAMPLES).write_text(line + "\n")
-    with pytest.raises(UsageError, match=why) as raised:
-        stores.load(tmp_path)
-    assert "\n" not in str(raised.value)
-
-
 @pytest.mark.parametrize("what", ["machine", "commit", "torch"])
 def test_samples_of_elsewhere_are_not_mixed(measure, tmp_path, what):
     measure([EQUAL, EQUAL], Fixed(3, 1), folder=tmp_path, cycles=3, processes=1)
@@ -337,16 +310,6 @@ def test_samples_of_elsewhere_are_not_mixed(measure, tmp_path, what):
     (tmp_path / stores.META).write_text(json.dumps(meta))
     with pytest.raises(UsageError, match=f"measured with {what} another"):
         stores.same_origin(stores.load(tmp_path), "--resume DIR")
-
-
-def test_two_arms_of_one_name_and_another_version_are_refused(measure, tmp_path):
-    measure([EQUAL, EQUAL], Fixed(3, 1), folder=tmp_path, cycles=3, processes=1)
-    meta = json.loads((tmp_path / stores.META).read_text())
-    twice = {**meta, "arms": [meta["arms"][0]] * 2}
-    for value, why in ((twice, "two arms have the name"), ({**meta, "format": 99}, "another ver")):
-        (tmp_path / stores.META).write_text(json.dumps(value))
-        with pytest.raises(UsageError, match=why):
-            stores.load(tmp_path)
 
 
 def test_a_whole_run_is_a_prompt_and_its_steps(measure):

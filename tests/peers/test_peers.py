@@ -17,7 +17,6 @@ from quantbench.bench.store import ArmResult, Bandwidth, Results, Settings, Turn
 from quantbench.commands import peers
 from quantbench.errors import LogError, UsageError
 from quantbench.models.loading import load_config, load_model
-from quantbench.peers import arms as peer_arms
 from quantbench.peers.gguf_file import FORMATS, check, q6_k, weight_bytes, write
 from quantbench.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
 from quantbench.report.columns import aligned
@@ -373,23 +372,6 @@ def test_a_sample_of_a_peer(worker):
 
 def run(*arguments):
     return CliRunner().invoke(peers.peers, list(arguments))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--schemes", "int8"], "--schemes takes none, int8wo, fp6, int4wo-128; given: 'int8'"),
-        (["--runtimes", "vllm"], "--runtimes takes llama.cpp, transformers; given: 'vllm'"),
-        (["--threads", "0"], "threads"),
-        (["--max_new_tokens", "1"], "max_new_tokens"),
-        (["--schemes", "fp6", "--runtimes", "transformers"], "none has a format to compare with"),
-        (["--gguf", __file__], "test_peers.py: Not a directory"),
-    ],
-)
-def test_what_peers_refuses(arguments, said, monkeypatch):
-    monkeypatch.setattr(peer_arms, "check_packages", lambda runtimes: None)
-    result = run(*arguments)
-    assert result.exit_code != 0 and said in f"{result.output} {result.exception}"
 
 
 def test_without_the_packages(monkeypatch):
