@@ -82,12 +82,9 @@ class Pool:
         Raises DoesNotFit where other arms take the memory.
         """
         arm = self.results.arms[number]
-        worker = self.loaded[number] = self.start(number)
         try:
-            beside = [self.results.arms[other] for other in self.loaded if other != number]
-            room = {"headroom": HEADROOM, "others": sum(map(occupied, beside))} if beside else {}
             saved = str(self.saved.absolute() / str(number)) if self.saved else None
-            worker.ask("load", argv=arm.argv, saved=saved, **room)
+            worker = self.start(number, arm.argv, saved=saved)
             self._score(number, worker)
             if self.leaves_out(number):
                 return
@@ -211,10 +208,16 @@ class Pool:
             self.probes[device] = Process(self._command(0))
         return self.probes[device]
 
-    def start(self, number: int) -> Process:
-        argv = self.results.arms[number].argv
+    def start(self, number: int, argv: list[str], **more: object) -> Process:
+        """Start the arm's worker and load the model, in the memory that the others leave. Raises
+        WorkerFailed; the worker is in `loaded` even so."""
         size = parse(argv).tp if _of_ours(argv) else 1
-        return Process(ranks.of(self._command(number), size))
+        worker = Process(ranks.of(self._command(number), size))
+        others = sum(occupied(self.results.arms[other]) for other in self.loaded)
+        room = {"headroom": HEADROOM, "others": others} if self.loaded else {}
+        self.loaded[number] = worker
+        worker.ask("load", argv=argv, **more, **room)
+        return worker
 
     def _command(self, number: int) -> Sequence[str]:
         return self.command(number) if callable(self.command) else self.command
