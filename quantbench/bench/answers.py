@@ -20,7 +20,7 @@ Peaks = dict[str, Peak]  # by phase: load, warm_up, generate
 
 @dataclass(frozen=True, kw_only=True)
 class _Keys:
-    """What the JSON of an ArmFacts has of its own, beside the keys of its `run` and `ready`."""
+    """The keys of an ArmFacts' JSON that are not those of its `run` and `ready`."""
 
     weight_bytes: int  # bytes of weights that a decoding step reads
     peak_memory_bytes: Peaks

@@ -82,6 +82,7 @@ class Session:
         self.noise = Noise()
         self.started = clock()
         self.loads, self.loading = 0, 0.0  # seconds
+        self.before = 0  # processes that each arm of this visit has had
         self.pool: Pool
         self.progress: Progress
 
@@ -122,7 +123,7 @@ class Session:
                 return "processes"
             if visit and self._left() <= 2 * self._a_load():  # the baseline's, and one more
                 return "max_minutes"
-            self._visit(waiting if visit % 2 == 0 else waiting[::-1], visit)
+            self._visit(waiting if visit % 2 == 0 else waiting[::-1])
             visit += 1
 
     def _measurable(self) -> list[int]:
@@ -138,13 +139,14 @@ class Session:
         """Seconds that loading an arm took, the mean of this session."""
         return self.loading / self.loads if self.loads else 0.0
 
-    def _visit(self, waiting: list[int], visit: int) -> None:
+    def _visit(self, waiting: list[int]) -> None:
         """Start every one of these arms anew, in groups that share the baseline's process."""
         self.pool.unload(0)
         arms, done = len(waiting), 0
-        last = visit + 1 >= self.results.settings.processes
+        self.before = min(self.results.arms[number].processes for number in waiting)
+        last = self.before + 1 >= self.results.settings.processes
         while waiting and self.results.baseline.failed is None:
-            if not self._load(0, visit, ""):
+            if not self._load(0, ""):
                 return
             group: list[int] = []
             while waiting and len(group) < MOST_BESIDE and (not group or self._has_time(group)):
@@ -152,13 +154,13 @@ class Session:
                 try:
                     left = duration(min(self._left(), self._a_load() * (arms - done + 1)))
                     where = f"arm {done} of {arms}" + f"; about {left} to load" * (done > 1)
-                    if self._load(waiting[0], visit, where):
+                    if self._load(waiting[0], where):
                         group.append(waiting[0])
                 except DoesNotFit as reason:
                     done -= 1
                     if group:
                         break  # it comes with the next ones
-                    self._apart(waiting[0], visit, str(reason))
+                    self._apart(waiting[0], str(reason))
                 waiting.pop(0)
             if group:
                 self._cycles(group, self._left() / (1 + (not last) + len(waiting) / MOST_BESIDE))
@@ -172,15 +174,15 @@ class Session:
         cycle = sum(TURN + self.pool.prompt_seconds.get(n, 0.0) for n in (0, *group))
         return self._left() > self._a_load() + LEAST_CYCLES * cycle
 
-    def _load(self, number: int, visit: int, where: str) -> bool:
+    def _load(self, number: int, where: str) -> bool:
         """Whether the arm is loaded now, and is not ruled out. Raises DoesNotFit."""
         if number in self.pool.loaded:
             return True
         if self.pool.leaves_out(number):
             return False
         name = self.results.arms[number].name
-        if visit:  # not a line for each arm: it reads as if all began again
-            process = "a second" if visit == 1 else "another"
+        if self.before:  # one line for all arms: a line each reads as if everything were repeated
+            process = "a second" if self.before == 1 else "another"
             where = ", ".join(filter(None, (name, where)))
             self.progress(f"checking with {process} process of each arm: loading", where)
         else:
@@ -242,7 +244,7 @@ class Session:
         prompt = max(self.pool.prompt_seconds.get(n, 0.0) for n in (0, *group))
         return max(1, min(MOST_APART, round(prompt / TURN)))
 
-    def _apart(self, number: int, visit: int, reason: str) -> None:
+    def _apart(self, number: int, reason: str) -> None:
         """Turns of an arm that does not fit beside the baseline: the baseline's, its own, and the
         baseline's again are one cycle."""
         self.progress.say(f"{reason}: each is loaded alone")
@@ -250,7 +252,7 @@ class Session:
         for arm in (0, number, 0):
             for other in set(self.pool.loaded) - {arm}:
                 self.pool.unload(other)
-            if self._load(arm, visit, ""):
+            if self._load(arm, ""):
                 self.pool.probe(cycle, [arm])
                 for turn in range(APART):
                     self.pool.turn(arm, cycle, "decode")

@@ -61,7 +61,7 @@ class Report:
 @click.option("--cycles", type=click.IntRange(1), default=24,
               help="Turns of each process [24]; intervals need 8")  # fmt: skip
 @click.option("--max_minutes", type=click.FloatRange(0), default=10.0,
-              help="Stop measuring after so long, loading included [10]")  # fmt: skip
+              help="Stop after N minutes, loading included [10]")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), default=2,
               help="Start every program N times [2]")  # fmt: skip
 @click.option("--gguf", metavar="DIR", help="Keep llama.cpp's files here, and use those that exist")

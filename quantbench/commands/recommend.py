@@ -146,8 +146,8 @@ def select(needs: Mapping[str, int], free: int | None, most: int | None) -> list
     if baseline != BASELINES[0]:
         say(f"The baseline is {baseline}, as {BASELINES[0]} does not fit into {size(free or 0)}")
     others = [name for name in needs if name != baseline and _fits(needs[name], free)]
-    # One of each number of bits, then those with most: time may end before all are loaded, and a
-    # coarser variant is not tried where a finer one's quality is far from the limit.
+    # One scheme of each number of bits, then those with most: time may end before all are loaded,
+    # and a variant is not tried where the quality of a finer variant is far from the limit.
     others.sort(key=lambda name: (name not in START_WITH, -needs[name]))
     left_out = [name for name in others if most is not None and needs[name] > most]
     if left_out:

@@ -68,8 +68,7 @@ class Report:
 @click.option("--cycles", type=click.IntRange(1), default=24,
               help="Turns of each process of the whole model [24]; intervals need 8")  # fmt: skip
 @click.option("--max_minutes", type=click.FloatRange(0), default=10.0,
-              help="Stop measuring the whole model after so long, loading included [10]"
-)  # fmt: skip
+              help="Stop measuring the whole model after N minutes [10]")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), default=2,
               help="Start each scheme N times [2]")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")

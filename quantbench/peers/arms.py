@@ -34,7 +34,7 @@ PEERS = {
 }
 RUNTIMES = ("llama.cpp", "transformers")
 PACKAGES = {"llama.cpp": ("llama_cpp", "gguf"), "transformers": ("transformers",)}
-MISSING = "quantbench peers needs packages of its own: pip install '.[peers]'"
+MISSING = "quantbench peers needs more packages: pip install '.[peers]'"
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class Machine(World):
         self.effects = (0.0, *cell.effects)
         count = len(self.effects)
         self.exponents = cell.exponents or tuple(draw.uniform(0, 1) for _ in range(count))
-        # The session begins within a state, more likely within a long one.
+        # The session starts within a state, more likely within a long one.
         low, high = map(math.log, STATE_SECONDS)
         lengths = [math.exp(draw.uniform(low, high)) for _ in range(1000)]
         lengths[0] = draw.choices(lengths, lengths)[0] * draw.random()
