@@ -36,7 +36,7 @@ from unittest import mock
 import click
 import numpy as np
 from scipy import integrate
-from scipy.stats import beta
+from scipy.stats import binomtest
 
 from quantbench.answer.compared import Compared
 from quantbench.answer.limits import Limits
@@ -278,10 +278,10 @@ def measure(cell: Cell, seed: int) -> dict[str, Any]:
 
 def bounds(count: int, trials: int) -> dict[str, float]:
     """A share and its two-sided Clopper-Pearson bounds at 95 %."""
-    low = beta.ppf(0.025, count, trials - count + 1) if count else 0.0
-    high = beta.isf(0.025, count + 1, trials - count) if count < trials else 1.0
-    share = count / trials if trials else 0.0
-    return {"share": round(share, 4), "low": round(float(low), 4), "high": round(float(high), 4)}
+    if not trials:
+        return {"share": 0.0, "low": 0.0, "high": 1.0}
+    low, high = binomtest(count, trials).proportion_ci(0.95)
+    return {"share": round(count / trials, 4), "low": round(low, 4), "high": round(high, 4)}
 
 
 def failures(rows: list[dict[str, Any]]) -> list[str]:
