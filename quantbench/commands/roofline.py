@@ -134,6 +134,8 @@ def roofline(
             write_json(json_path, report)
         click.echo("\n" * bool(layers) + aligned(tables.MODELS, report.model))
         remarks = tables.model_remarks(report.model, report.comparison.bandwidth)
+        if report.comparison.ended == "max_minutes":
+            remarks.append("--max_minutes was reached")
         click.echo("\n" + "\n".join(remarks))
         failed = failed or any(row.failed for row in report.model)
     if json_path:

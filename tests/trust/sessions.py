@@ -5,7 +5,7 @@
 
 Session, rule, workers and turns are those of `ab`; every arm has the same options. Workers stay
 loaded, and each process of an arm is one of them, drawn at random, so that two arms differ by what
-two processes differ by. A slower arm waits, after each turn, for 5 % of the time that it took.
+two processes differ by. A slower arm waits, after each turn, for 5 % of its time, which count.
 Exits with 1 where the sessions show that a requirement of tests/trust/simulation.py is missed.
 """
 
@@ -36,6 +36,7 @@ from quantbench.run.why import Expected
 from tests.trust.simulation import COVERAGE, FALSE_UPPER, ROOT, bounds
 
 SLOWER = 1.05
+SHARES, MEDIANS = ("false", "covers", "found"), ("ratio", "half_width", "seconds", "cycles")
 ANSWERS = {Reading: Reading(1e9, None, "none"), Expected: Expected()}  # no interval depends on them
 
 
@@ -45,7 +46,7 @@ class Kept:
     idle: list[tuple[Process, ArmFacts]] = []
 
     def __init__(self, words: Sequence[str]) -> None:
-        self.waits, self.drawn = float(words[0]) - 1, None
+        self.slower, self.drawn = float(words[0]), None
 
     def ask(self, do: str, /, **arguments: Any) -> None:
         self.drawn = self.idle.pop(random.randrange(len(self.idle)))
@@ -58,10 +59,10 @@ class Kept:
             return facts
         answer = worker.answer(kind, do, **arguments)
         if kind is TurnTime:
-            waited, started = 0.0, time.perf_counter()
-            while waited < self.waits * answer.seconds:
-                waited = time.perf_counter() - started
-            answer = dataclasses.replace(answer, seconds=answer.seconds + waited)
+            end = time.perf_counter() + (self.slower - 1) * answer.seconds
+            while time.perf_counter() < end:  # the seconds of what ends the wait late do not count
+                pass
+            answer = dataclasses.replace(answer, seconds=self.slower * answer.seconds)
         return answer
 
     def close(self) -> None:
@@ -76,30 +77,26 @@ def session(argv: Sequence[str], minutes: float, true: float) -> dict[str, Any]:
     results, started = Results(Settings(max_minutes=minutes, tokens=0), arms), time.monotonic()
     replaced, quiet = mock.patch("quantbench.bench.pool.Process", Kept), io.StringIO()
     with replaced, contextlib.redirect_stderr(quiet):
-        rule, store = Enough(Limits()), Store(results, None)
-        Session(store, rule, lambda number: (str(true if number else 1.0),)).run()
+        commands = lambda number: (str(true if number else 1.0),)  # noqa: E731
+        Session(Store(results, None), Enough(Limits()), commands).run()
     if results.ended == "interrupted":
         raise KeyboardInterrupt
     if failure := results.failure():
         raise WorkerFailed(failure)
-    one, no_difference = Compared(results).whole[1], "no difference shown"
-    right = "slower" if true > 1 else no_difference
+    one, none = Compared(results).whole[1], "no difference shown"
+    right = "slower" if true > 1 else none
     seconds, covers = time.monotonic() - started, one.low <= true <= one.high
-    judged = {"found": one.verdict == right, "false": one.verdict not in (right, no_difference)}
-    own = {"true": true, "seconds": seconds, "half_width": one.half_width, "covers": covers}
-    return {**vars(one), **own, **judged}
+    judged = {"covers": covers, "found": one.verdict == right,
+              "false": one.verdict not in (right, none)}  # fmt: skip
+    return {**vars(one), "true": true, "seconds": seconds, "half_width": one.half_width, **judged}
 
 
 def summary(sessions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Shares with their bounds, and medians."""
-    count, means = len(sessions), ("ratio", "half_width", "seconds", "cycles", "processes")
-    shares = {name: sum(one[name] for one in sessions) for name in ("false", "covers", "found")}
-    return {
-        "true": sessions[0]["true"],
-        "sessions": count,
-        **{name: bounds(share, count) for name, share in shares.items()},
-        **{name: statistics.median(one[name] for one in sessions) for name in means},
-    }
+    columns = {name: [one[name] for one in sessions] for name in sessions[0]}
+    shares = {name: bounds(sum(columns[name]), len(sessions)) for name in SHARES}
+    medians = {name: statistics.median(columns[name]) for name in MEDIANS}
+    return {"true": sessions[0]["true"], "sessions": len(sessions), **shares, **medians}
 
 
 @click.command()
@@ -121,11 +118,12 @@ def main(
             stack.callback(worker.close)
             worker.ask("load", argv=argv)
             Kept.idle.append((worker, worker.answer(ArmFacts, "get_ready")))
-        done = []
-        for number in range(2 * sessions):
-            done.append(one := session(argv, minutes, (1.0, SLOWER)[number % 2]))
-            click.echo(f"{number + 1} of {2 * sessions}: {json.dumps(one)}", err=True)
-    rows = [summary(done[first::2]) for first in (0, 1)]
+        done: list[dict[str, Any]] = []
+        with contextlib.suppress(KeyboardInterrupt):  # what there is counts
+            while len(done) < 2 * sessions:
+                done.append(session(argv, minutes, (1.0, SLOWER)[len(done) % 2]))
+                click.echo(f"{len(done)} of {2 * sessions}: {json.dumps(done[-1])}", err=True)
+    rows = [summary(done[first::2]) for first in (0, 1) if done[first::2]]
     click.echo("\n".join(map(json.dumps, rows)))
     about_it = {"about": dataclasses.asdict(about()), "argv": argv, "minutes": minutes}
     path.write_text(json.dumps({**about_it, "rows": rows, "sessions": done}, indent=1) + "\n")
