@@ -92,26 +92,12 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class SchemeNames:
-    """Every scheme that has a kernel on the worker's device."""
-
-    schemes: list[str]
-
-
-@dataclass(frozen=True)
 class Planned:
     """What a run's options come to before its weights are read (run/identity.py)."""
 
     identity: dict[str, str] | None  # equal ones do the same work; None where it cannot run
     problem: str | None = None  # why it cannot
     kind: str | None = None  # usage, where the options are wrong; refused
-
-
-@dataclass(frozen=True)
-class PlannedRuns:
-    """One for each run in the request."""
-
-    runs: list[Planned]
 
 
 # ----------------------------------------------------------------------------------------- layers

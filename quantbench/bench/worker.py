@@ -42,9 +42,7 @@ from quantbench.bench.answers import (
     Layers,
     Peaks,
     Planned,
-    PlannedRuns,
     Reading,
-    SchemeNames,
     ShapeTimings,
     TimedSample,
     TurnTime,
@@ -302,7 +300,7 @@ class Worker:
             self.probe = Bandwidth(devices.resolve(device))
         return self.probe
 
-    def schemes(self, argv: list[str]) -> SchemeNames:
+    def schemes(self, argv: list[str]) -> list[str]:
         """Every kind of scheme that has a kernel here."""
         import torch
 
@@ -322,9 +320,9 @@ class Worker:
             except KernelError:
                 pass
         # The last considers all that the others do: they find its timings kept.
-        return SchemeNames([*names, *reversed(MEASURED)])
+        return [*names, *reversed(MEASURED)]
 
-    def plans(self, argvs: list[list[str]]) -> PlannedRuns:
+    def plans(self, argvs: list[list[str]]) -> list[Planned]:
         """What each run's options come to, and whether it fits into the memory that is free."""
         from quantbench import devices
         from quantbench.run import checks, identity, sizes, tiers
@@ -347,7 +345,7 @@ class Worker:
             except QuantbenchError as error:
                 kind = "usage" if isinstance(error, UsageError) else "refused"
                 planned.append(Planned(None, str(error), kind))
-        return PlannedRuns(planned)
+        return planned
 
     def layers(
         self, checkpoint_path: str, schemes: list[str], device: str, precision: str

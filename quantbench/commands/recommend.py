@@ -23,7 +23,6 @@ from quantbench.answer.rows import rows
 from quantbench.answer.stop import Enough
 from quantbench.arguments import given_options
 from quantbench.bench import store
-from quantbench.bench.answers import SchemeNames
 from quantbench.bench.arm import make_arms
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
@@ -121,7 +120,7 @@ def candidates(common: RunConfig, asked: Limits) -> list[str]:
     from is. Raises UsageError where --max_memory is below all of them."""
     worker = Process()
     try:
-        names = worker.answer(SchemeNames, "schemes", argv=argv(common)).schemes
+        names = worker.answer(list[str], "schemes", argv=argv(common))
     finally:
         worker.close()
     needs, free = needed(common, [name for name in names if name not in MEASURED])

@@ -470,9 +470,9 @@ def test_a_scheme_that_the_model_cannot_take_is_no_arm(monkeypatch, capsys):
 def test_the_worker_knows_what_runs_here():
     from quantbench.bench.worker import Worker
 
-    schemes = Worker().schemes(["--device", "cpu"]).schemes
+    schemes = Worker().schemes(["--device", "cpu"])
     assert {"none", "int8wo", "fp6", "uintx-2-64", "autoquant"} <= set(schemes)
-    only = Worker().schemes(["--device", "cpu", "--kernel", "reference"]).schemes
+    only = Worker().schemes(["--device", "cpu", "--kernel", "reference"])
     assert "fp6" in only and "none" not in only  # what is not quantized has no such kernel
 
 

@@ -6,7 +6,6 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from quantbench.bench.answers import SchemeNames
 from quantbench.commands import recommend as command
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
@@ -29,7 +28,7 @@ class Schemes:
     """As a worker that knows which schemes run here."""
 
     def answer(self, kind, do, **arguments):
-        return SchemeNames([*KL, "autoquant"])
+        return [*KL, "autoquant"]
 
     def close(self):
         pass

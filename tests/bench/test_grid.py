@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from quantbench import host
 from quantbench.bench import store as stores
-from quantbench.bench.answers import Planned, PlannedRuns
+from quantbench.bench.answers import Planned
 from quantbench.bench.grid import DEFAULT, group, read_grid, said
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.worker import Worker
@@ -175,8 +175,8 @@ class Plans:
     """As a worker that plans; a setting's identity is its configuration."""
 
     def answer(self, kind, do, argvs):
-        assert (kind, do) == (PlannedRuns, "plans")
-        return PlannedRuns([Planned({"argv": " ".join(argv)}) for argv in argvs])
+        assert (kind, do) == (list[Planned], "plans")
+        return [Planned({"argv": " ".join(argv)}) for argv in argvs]
 
     def close(self):
         pass
@@ -256,8 +256,7 @@ def test_a_setting_that_fails_is_the_exit_code_after_the_answer(measured, monkey
 
     class Refused(Plans):
         def answer(self, kind, do, argvs):
-            runs = super().answer(kind, do, argvs).runs
-            return PlannedRuns([*runs[:3], Planned(None, "no room", "refused")])
+            return [*super().answer(kind, do, argvs)[:3], Planned(None, "no room", "refused")]
 
     monkeypatch.setattr(FakeProcess, "load", before)
     monkeypatch.setattr(sys.modules[__name__], "Plans", Refused)
@@ -268,7 +267,7 @@ def test_a_setting_that_fails_is_the_exit_code_after_the_answer(measured, monkey
 def test_one_plan_is_not_measured(monkeypatch):
     class Alike(Plans):
         def answer(self, kind, do, argvs):
-            return PlannedRuns([Planned({}) for _ in argvs])
+            return [Planned({}) for _ in argvs]
 
     monkeypatch.setattr(command, "Process", Alike)
     result = run("--over", "threads=1,2")
@@ -280,7 +279,7 @@ def test_one_plan_is_not_measured(monkeypatch):
 def test_nothing_but_the_default_can_run(monkeypatch):
     class Refused(Plans):
         def answer(self, kind, do, argvs):
-            return PlannedRuns([Planned({}), *[Planned(None, "no room", "refused")] * 2])
+            return [Planned({}), *[Planned(None, "no room", "refused")] * 2]
 
     monkeypatch.setattr(command, "Process", Refused)
     assert "no setting but default can run here; threads=1: no room" in one_line(
@@ -303,7 +302,7 @@ def test_equal_settings_are_hardly_ever_told_apart(measured):
 def test_a_worker_says_what_cannot_run():
     argvs = [["--device", "cpu"], ["--kernel", "triton", "--quantization", "none"],
              ["--cache_size", "3"], ["--tp", "2"], ["--expert_policy", "fetch"]]  # fmt: skip
-    able, kernel, cache, ranks, experts = Worker().plans(argvs).runs
+    able, kernel, cache, ranks, experts = Worker().plans(argvs)
     assert "there is no second tier of memory" in experts.problem
     assert able.identity["decoder"] == "cpu-step" and able.problem is None
     assert kernel.identity is None and "--kernel triton" in kernel.problem
