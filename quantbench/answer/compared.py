@@ -1,6 +1,6 @@
 """What the statistics say of a session's turns: each arm against the baseline, and the fastest.
 
-    found = compare(results)
+    found = Compared(results)
     found.decode[1]         # seconds of a decoding step, arm ÷ baseline, with its interval
     found.whole[1]          # of a run with this prompt and so many new tokens
     found.best({0, 1, 4})   # those that may be the fastest of them
@@ -9,11 +9,13 @@ A whole run is what the arms were asked for: P prompt tokens, then N new ones. E
 observations is a prompt and the decoding between it and the next one. Verdicts are about it.
 """
 
-import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quantbench import stats
 from quantbench.bench.store import Results, Turn
@@ -24,12 +26,31 @@ CONFIDENCE = 0.95  # of all intervals of one kind together, at any time
 
 @dataclass(frozen=True)
 class Compared:
-    """Intervals by the arm's number; none of the baseline, 0."""
+    """Intervals by the arm's number; none of the baseline, 0. Each kind is computed when it is
+    first read: the stop rule reads `whole` alone."""
 
-    decode: Mapping[int, Interval]
-    prompt: Mapping[int, Interval]
-    whole: Mapping[int, Interval]
-    turns: Mapping[int, Turns]  # of whole runs
+    results: Results
+
+    @cached_property
+    def decode(self) -> Mapping[int, Interval]:
+        return _intervals(self._turns(lambda n: turns_of(self.results.turns(n, "decode"))))
+
+    @cached_property
+    def prompt(self) -> Mapping[int, Interval]:
+        return _intervals(self._turns(lambda n: turns_of(self.results.turns(n, "prompt"))))
+
+    @cached_property
+    def whole(self) -> Mapping[int, Interval]:
+        return _intervals(self.turns)
+
+    @cached_property
+    def turns(self) -> Mapping[int, Turns]:
+        """Whole runs."""
+        return self._turns(lambda n: whole_runs(self.results, n))
+
+    def _turns(self, of_arm: Callable[[int], Turns | None]) -> Mapping[int, Turns]:
+        found = {number: of_arm(number) for number in range(len(self.results.arms))}
+        return {number: turns for number, turns in found.items() if turns is not None}
 
     def best(self, among: Collection[int]) -> set[int]:
         """Those that may be the fastest whole run of them; all where nothing was compared."""
@@ -38,22 +59,6 @@ class Compared:
             return set(among)
         others = {n: turns for n, turns in self.turns.items() if n}
         return stats.best(self.turns[0], others, Floor(), able, 1 - CONFIDENCE)
-
-
-def compare(results: Results) -> Compared:
-    """Compare all turns so far."""
-    decode: dict[int, Turns] = {}
-    prompt: dict[int, Turns] = {}
-    whole: dict[int, Turns] = {}
-    for number in range(len(results.arms)):
-        for kind, turns in (
-            (decode, results.turns(number, "decode")),
-            (prompt, results.turns(number, "prompt")),
-            (whole, whole_runs(results, number)),
-        ):
-            if (made := turns_of(turns)) is not None:
-                kind[number] = made
-    return Compared(_intervals(decode), _intervals(prompt), _intervals(whole), whole)
 
 
 def _intervals(turns: Mapping[int, Turns]) -> Mapping[int, Interval]:
@@ -65,38 +70,40 @@ def _intervals(turns: Mapping[int, Turns]) -> Mapping[int, Interval]:
 
 def turns_of(turns: Collection[Turn]) -> Turns | None:
     """Seconds per token; of an arm's turns in one cycle, the mean. None without any."""
-    by_cycle: dict[int, list[Turn]] = {}
-    for turn in turns:
-        by_cycle.setdefault(turn.cycle, []).append(turn)
-    if not by_cycle:
-        return None
-    cycles = sorted(by_cycle)
-    seconds = [
-        statistics.fmean(turn.seconds / turn.tokens for turn in by_cycle[cycle]) for cycle in cycles
-    ]
-    processes = [by_cycle[cycle][0].process for cycle in cycles]
-    return Turns(np.array(cycles), np.array(processes), np.array(seconds))
+    cycle, process, tokens, seconds = _columns(turns)
+    return _by_cycle(cycle, process, seconds / tokens)
 
 
-def whole_runs(results: Results, number: int) -> list[Turn]:
+def whole_runs(results: Results, number: int) -> Turns | None:
     """For each prompt the seconds of a run: the prompt's, and its new tokens' at the mean speed of
-    the turns until the next prompt. As a turn of `max_new_tokens` tokens, like in the log."""
+    the turns until the next prompt. Per token of `max_new_tokens`, like in the log."""
     arm = results.arms[number]
     prompts, steps = results.turns(number, "prompt"), results.turns(number, "decode")
     run = arm.facts.run if arm.facts else None
     new = run.config.max_new_tokens if run else 1 + max((turn.tokens for turn in steps), default=0)
-    if not prompts:
-        return steps
-    runs, place = [], 0
-    for prompt, following in zip(prompts, [*prompts[1:], None], strict=True):
-        own = []
-        while place < len(steps) and (following is None or steps[place].cycle < following.cycle):
-            if steps[place].process == prompt.process and steps[place].cycle >= prompt.cycle:
-                own.append(steps[place])
-            place += 1
-        if new > 1 and not own:
-            continue
-        step = sum(t.seconds for t in own) / sum(t.tokens for t in own) if own else 0.0
-        seconds = prompt.seconds + (new - 1) * step
-        runs.append(Turn(number, prompt.process, prompt.cycle, "prompt", new, seconds))
-    return runs
+    if not prompts or new == 1:
+        return turns_of(prompts or steps)
+    cycle, process, _, prompt = _columns(prompts)
+    of_cycle, of_process, tokens, seconds = _columns(steps)
+    own = np.searchsorted(cycle, of_cycle, "right") - 1  # the last prompt before each turn
+    paired = (own >= 0) & (process[own] == of_process)
+    summed, count = (
+        np.bincount(own[paired], values[paired], len(prompts)) for values in (seconds, tokens)
+    )
+    whole = count > 0
+    runs = prompt[whole] + (new - 1) * summed[whole] / count[whole]
+    return _by_cycle(cycle[whole], process[whole], runs / new)
+
+
+def _columns(turns: Collection[Turn]) -> tuple[NDArray[Any], ...]:
+    """Cycle, process, tokens and seconds of each."""
+    numbers = np.array([(turn.cycle, turn.process, turn.tokens) for turn in turns], int)
+    seconds = np.array([turn.seconds for turn in turns])
+    return *numbers.reshape(-1, 3).T, seconds
+
+
+def _by_cycle(cycle: NDArray[Any], process: NDArray[Any], seconds: NDArray[Any]) -> Turns | None:
+    if not len(cycle):
+        return None
+    cycles, first, place = np.unique(cycle, return_index=True, return_inverse=True)
+    return Turns(cycles, process[first], np.bincount(place, seconds) / np.bincount(place))

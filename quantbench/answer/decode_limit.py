@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quantbench import stats
-from quantbench.answer.compared import compare, turns_of
+from quantbench.answer.compared import Compared, turns_of
 from quantbench.answer.interval import Interval, Ratio
 from quantbench.answer.json_rows import DecodeRow, PeerRow
 from quantbench.answer.readings import is_limit, median
@@ -97,7 +97,7 @@ def _ratio(own: stats.Turns, other: stats.Turns) -> Interval | None:
 
 def rows(results: Results) -> list[DecodeRow]:
     """A row for each arm."""
-    found = compare(results).decode
+    found = Compared(results).decode
     made = []
     for number, arm in enumerate(results.arms):
         row = DecodeRow(arm.name, arm.failed, len(results.turns(number, "decode")))
@@ -139,7 +139,7 @@ def with_stock(results: Results) -> list[DecodeRow]:
 
 def peer_rows(scheme: str, results: Results) -> list[PeerRow]:
     """A row for each peer; our arm is the first."""
-    ours, found = results.baseline, compare(results)
+    ours, found = results.baseline, Compared(results)
     made = []
     for number, peer in enumerate(results.arms[1:], 1):
         row = PeerRow(scheme, peer.name, ours.failed or peer.failed)

@@ -2,7 +2,7 @@
 
 for row in rows(results):
     print(row.arm, row.speed_up, row.verdict)
-compare(results).best({0, 2, 5})            # of these rows, those that may be the fastest
+Compared(results).best({0, 2, 5})            # of these rows, those that may be the fastest
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
-from quantbench.answer.compared import CONFIDENCE, Compared, compare
+from quantbench.answer.compared import CONFIDENCE, Compared
 from quantbench.answer.interval import Interval, Ratio
 from quantbench.answer.readings import is_limit, median
 from quantbench.answer.row import Row
@@ -26,7 +26,7 @@ from quantbench.stats import Interval as Found
 
 def rows(results: Results, found: Compared | None = None) -> list[Row]:
     """A row for each arm, the baseline's first."""
-    found = found or compare(results)
+    found = found or Compared(results)
     alive = [n for n, arm in enumerate(results.arms) if arm.failed is None and n in found.turns]
     best = found.best(alive) if found.whole else set()
     made = []

@@ -1,23 +1,30 @@
-"""When there is enough: the rule by which ab, recommend and tune measure (bench/session.py).
+"""When there is enough: the rule by which ab, recommend, tune and replay measure
+(bench/session.py), and which tests/trust simulates.
 
 An arm needs more turns while its interval is wide because of the turns' noise, and another process
 while it is wide because processes differ. Wide is more than `half_width`, or than a tenth of the
-effect. With `answer_only`, as for a recommendation, an arm also has enough once the nearer end of
-its interval shows that it is slower than the fastest, and not smaller than all that are faster: the
-answer cannot name it.
+effect; for arms that may be the fastest and are not alike, more than `half_width`. With
+`answer_only`, as for a recommendation, an arm also has enough once the nearer end of its interval
+shows that it is slower than the fastest, and not smaller than all that are faster: the answer
+cannot name it.
 """
 
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from quantbench.answer.compared import Compared, compare
-from quantbench.answer.limits import Limits, ruled_out
-from quantbench.bench.store import Results
-from quantbench.stats import Interval
+from quantbench.answer.compared import Compared
+from quantbench.answer.limits import Limits, Z, ruled_out
+from quantbench.bench.store import ArmResult, Results
+from quantbench.log.options import parse
+from quantbench.quality.types import Quality
+from quantbench.quantize.spec import parse_scheme
 
 LEAST_PROCESSES = 2  # of each arm whose speed counts: the second is the check of the first
 OF_THE_EFFECT = 0.1
+FAR = 2.0  # times the limit of the KL: there a coarser variant of the scheme is not tried
+TOO_COARSE = "not tried, as a finer variant's KL is far above the limit"
+ALIKE = 0.05  # arms that differ by less are one answer
 
 
 @dataclass(frozen=True)
@@ -28,49 +35,68 @@ class Enough:
     answer_only: bool = False
 
     def out(self, results: Results, arm: int) -> str | None:
-        """An arm that a limit excludes whatever its speed is not measured any further, if only the
-        answer counts."""
-        return ruled_out(results.arms[arm].quality, self.limits) if self.answer_only else None
+        """If only the answer counts, an arm that a limit excludes whatever its speed is not
+        measured any further, and one that is coarser than an arm far beyond the limit not at
+        all."""
+        own = results.arms[arm]
+        if not self.answer_only or own.quality is not None:
+            return ruled_out(own.quality, self.limits) if self.answer_only else None
+        hopeless = any(self._far(other) and _coarser(own, other) for other in results.arms)
+        return TOO_COARSE if hopeless else None
+
+    def _far(self, arm: ArmResult) -> bool:
+        quality, most = arm.quality, self.limits.max_kl
+        if most is None or not isinstance(quality, Quality) or quality.kl is None:
+            return False
+        return quality.kl - Z * (quality.kl_standard_error or 0.0) > FAR * most
 
     def wanting(self, results: Results, group: Collection[int], taken: int) -> Collection[int]:
-        found = compare(results)
+        found = Compared(results)
         return [
             n
             for n in group
-            if not self._beaten(results, found, n)
-            and (n not in found.whole or not self._settled(results, found.whole[n], turns=True))
+            if not self._beaten(found, n)
+            and (n not in found.whole or not self._settled(found, n, turns=True))
         ]
 
     def open(self, results: Results) -> Collection[int]:
-        found = compare(results)
-        arms = enumerate(results.arms)
+        found = Compared(results)
         return [
             n
-            for n, arm in arms
+            for n, arm in enumerate(results.arms)
             if n and arm.failed is None and arm.dropped is None
-            and not self._beaten(results, found, n)
+            and not self._beaten(found, n)
             and (
                 arm.processes < LEAST_PROCESSES
                 or n not in found.whole
-                or not self._settled(results, found.whole[n], turns=False)
+                or not self._settled(found, n, turns=False)
             )
         ]  # fmt: skip
 
-    def _settled(self, results: Results, one: Interval, turns: bool) -> bool:
+    def _settled(self, found: Compared, number: int, turns: bool) -> bool:
         """Whether the interval is narrow enough; turns: or as narrow as more turns of this process
         make it."""
-        narrow = max(
-            math.log1p(results.settings.half_width), OF_THE_EFFECT * abs(math.log(one.nearer))
-        )
+        one, narrow = found.whole[number], math.log1p(found.results.settings.half_width)
+        by_effect = OF_THE_EFFECT * abs(math.log(one.nearer))
+        if by_effect > narrow and not self._has_rival(found, number):
+            narrow = by_effect
         width = math.log1p(one.half_width)
         noise = math.sqrt(max(0.0, width**2 - one.floor**2)) if math.isfinite(width) else width
         return width <= narrow or (turns and noise <= max(narrow, one.floor) / 2)
 
-    def _beaten(self, results: Results, found: Compared, number: int) -> bool:
+    def _has_rival(self, found: Compared, number: int) -> bool:
+        """Whether the arm is among those that may be the fastest, and is not like the first."""
+        arms = enumerate(found.results.arms)
+        able = [n for n, arm in arms if not (arm.failed or ruled_out(arm.quality, self.limits))]
+        ratios = {n: found.whole[n].ratio if n else 1.0 for n in found.best(able)}
+        return ratios.get(number, 0.0) > (1 + ALIKE) * min(ratios.values(), default=1.0)
+
+    def _beaten(self, found: Compared, number: int) -> bool:
         """Whether the answer cannot name the arm: another one that stays within the limits is shown
         to be as fast, and takes less memory."""
         if not self.answer_only or number not in found.whole:
             return False
+        results = found.results
         return any(
             other != number
             and found.whole[other].high < found.whole[number].low
@@ -78,6 +104,20 @@ class Enough:
             and results.arms[other].dropped is None
             for other in found.whole
         )
+
+
+def _coarser(arm: ArmResult, than: ArmResult) -> bool:
+    """Whether it is the same scheme with no more bits and no smaller groups, and else alike."""
+    one, other = (parse_scheme(parse(each.argv).quantization) for each in (arm, than))
+    if type(one) is not type(other) or one == other:
+        return False
+    rising = {"bits": -1, "group_size": 1}  # the sign by which a field makes a scheme coarser
+    return all(
+        (value - getattr(other, name)) * rising[name] >= 0
+        if name in rising
+        else value == getattr(other, name)
+        for name, value in vars(one).items()
+    )
 
 
 def _bytes(results: Results, number: int) -> float:

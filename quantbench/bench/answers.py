@@ -8,6 +8,7 @@ Nothing here needs torch, so that commands which only ask workers start at once.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.facts import Facts, Peak, Ready, Sample
@@ -17,15 +18,12 @@ from quantbench.typed_json import from_json, omitted, to_json
 Peaks = dict[str, Peak]  # by phase: load, warm_up, generate
 
 
-@dataclass(frozen=True)
-class ArmFacts:
-    """What is known of an arm before its first sample."""
+@dataclass(frozen=True, kw_only=True)
+class _Keys:
+    """The keys of an ArmFacts' JSON that are not those of its `run` and `ready`."""
 
-    device: str
     weight_bytes: int  # bytes of weights that a decoding step reads
-    ready: Ready
     peak_memory_bytes: Peaks
-    run: Facts | None = None  # of a model of ours; None for another runtime
     kernels: dict[str, str | None] | None = None  # why each of the scheme's cannot run, if so
     about: str | None = None  # version and settings of another runtime
     # For each of the arm's processes the seconds from its start to its first sample, by phase:
@@ -38,82 +36,32 @@ class ArmFacts:
     limit: Limit | None = None  # of a step, where there is an estimate
     no_estimate: str | None = None  # why there is none
 
-    @staticmethod
-    def of_run(
-        run: Facts,
-        ready: Ready,
-        kernels: dict[str, str | None],
-        peaks: Peaks,
-        seconds: dict[str, float] | None = None,
-    ) -> "ArmFacts":
-        return ArmFacts(
-            run.config.device,
-            run.weight_bytes,
-            ready,
-            peaks,
-            run,
-            kernels,
-            None,
-            [seconds] if seconds else [],
-        )
+
+@dataclass(frozen=True, kw_only=True)
+class ArmFacts(_Keys):
+    """What is known of an arm before its first sample."""
+
+    device: str
+    ready: Ready
+    run: Facts | None = None  # of a model of ours, whose `kernels` are known; None: another runtime
 
     def to_json(self) -> dict[str, object]:
         """A flat JSON object: the keys of `run` and of `ready` are side by side with our own."""
-        value: dict[str, object] = {
-            "config": {"device": self.device},
-            "weight_bytes": self.weight_bytes,
-        }
-        value |= to_json(self.run) if self.run else {}
-        value |= to_json(self.ready)
-        value |= {} if self.kernels is None else {"kernels": self.kernels}
-        value |= {} if self.about is None else {"about": self.about}
-        if self.start_seconds:
-            value["start_seconds"] = self.start_seconds
-        value |= {"energy": to_json(self.energy)} if self.energy else {}
-        for name in ("estimate", "limit", "no_estimate"):
-            own = getattr(self, name)
-            value |= {} if own is None else {name: to_json(own)}
-        return value | {"peak_memory_bytes": self.peak_memory_bytes}
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(_Keys)}
+        run = to_json(self.run) if self.run else {"config": {"device": self.device}}
+        known = {name: to_json(value) for name, value in own.items() if value not in (None, [])}
+        return {**run, **to_json(self.ready), **known}
 
     @staticmethod
-    def from_json(value: Mapping[str, object]) -> "ArmFacts":
+    def from_json(value: Mapping[str, Any]) -> "ArmFacts":
         """What `to_json` gave. Raises ValueError or KeyError where it is something else."""
-        arm = from_json(_ArmKeys, value)
+        own = from_json(_Keys, value)
         return ArmFacts(
-            arm.config.device,
-            arm.weight_bytes,
-            from_json(Ready, value),
-            arm.peak_memory_bytes,
-            None if arm.kernels is None else from_json(Facts, value),
-            arm.kernels,
-            arm.about,
-            arm.start_seconds or [],
-            arm.energy or [],
-            arm.estimate,
-            arm.limit,
-            arm.no_estimate,
+            **vars(own),
+            device=from_json(str, value["config"]["device"]),
+            ready=from_json(Ready, value),
+            run=None if own.kernels is None else from_json(Facts, value),
         )
-
-
-@dataclass(frozen=True)
-class _Device:
-    device: str
-
-
-@dataclass(frozen=True)
-class _ArmKeys:
-    """The keys of an ArmFacts' JSON that are neither a Facts' nor a Ready's alone."""
-
-    config: _Device
-    weight_bytes: int
-    peak_memory_bytes: Peaks
-    kernels: dict[str, str | None] | None
-    about: str | None
-    start_seconds: list[dict[str, float]] | None
-    energy: list[Energy | NotCounted] | None
-    estimate: dict[str, float] | None = None
-    limit: Limit | None = None
-    no_estimate: str | None = None
 
 
 @dataclass(frozen=True)
@@ -144,26 +92,12 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class SchemeNames:
-    """Every scheme that has a kernel on the worker's device."""
-
-    schemes: list[str]
-
-
-@dataclass(frozen=True)
 class Planned:
     """What a run's options come to before its weights are read (run/identity.py)."""
 
     identity: dict[str, str] | None  # equal ones do the same work; None where it cannot run
     problem: str | None = None  # why it cannot
     kind: str | None = None  # usage, where the options are wrong; refused
-
-
-@dataclass(frozen=True)
-class PlannedRuns:
-    """One for each run in the request."""
-
-    runs: list[Planned]
 
 
 # ----------------------------------------------------------------------------------------- layers

@@ -23,7 +23,7 @@ from quantbench.bench.answers import ArmFacts, TurnTime
 from quantbench.bench.arm import Arm
 from quantbench.bench.cell_plan import CellPlan, Place, PlannedCell
 from quantbench.bench.noise import Noise
-from quantbench.bench.pool import HEADROOM, Command, Pool, occupied
+from quantbench.bench.pool import Command, Pool
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.store import (
     Ended,
@@ -36,7 +36,7 @@ from quantbench.bench.store import (
     Store,
     Turn,
 )
-from quantbench.log.config import RunConfig, argv
+from quantbench.log.config import argv
 from quantbench.progress import Progress, duration
 from quantbench.text import counted
 from quantbench.typed_json import to_json
@@ -159,12 +159,10 @@ class Cells:
         the other arms' memory, all its cells have it."""
         number = self._number(place, arm)
         self._say(f"{self.plan.arms[arm].name}: loading")
-        worker = self.pool.loaded[number] = self.pool.start(number)
-        others = sum(occupied(self.results.arms[own]) for own in self.loaded.values())
-        room = {"headroom": HEADROOM, "others": others} if self.loaded else {}
-        least = dataclasses.replace(self._config(number), prefill_size=1, batch_size=1)
+        config = self.cells[number].config(self.plan.decode_length)
+        least = dataclasses.replace(config, prefill_size=1, batch_size=1)
         try:
-            worker.ask("load", argv=argv(least, said=True), **room)
+            self.pool.start(number, argv(least, said=True))
         except WorkerFailed as error:
             self.pool.unload(number)
             if not (self.loaded and error.kind in SHORT):
@@ -174,9 +172,6 @@ class Cells:
             return False
         self.loaded[arm] = number
         return True
-
-    def _config(self, number: int) -> RunConfig:
-        return self.cells[number].config(self.plan.decode_length)
 
     def _ready(self, place: int, arm: int) -> bool:
         """Get caches and compiled steps for the cell; whether that went well."""

@@ -15,7 +15,17 @@ from pathlib import Path
 from quantbench.bench import process, ranks
 from quantbench.bench.answers import ArmFacts, Reading, TimedSample, TurnTime
 from quantbench.bench.process import Process, WorkerFailed
-from quantbench.bench.store import ArmResult, ArmSample, Kind, Left, Ready, Scored, Store, Turn
+from quantbench.bench.store import (
+    ArmResult,
+    ArmSample,
+    Kind,
+    Left,
+    Ready,
+    Results,
+    Scored,
+    Store,
+    Turn,
+)
 from quantbench.bench.store import Bandwidth as Read
 from quantbench.errors import UsageError
 from quantbench.log.options import parse
@@ -46,6 +56,7 @@ class Pool:
         command: Command = process.COMMAND,
         saved: Path | None = None,
         has_turns: bool = True,
+        out: Callable[[Results, int], str | None] = lambda results, arm: None,
     ) -> None:
         """
         scratch: a folder for this session
@@ -53,7 +64,9 @@ class Pool:
         saved: a folder where an arm may be kept as it was quantized, for its later processes
         has_turns: False where workers take whole samples only, each a turn of both kinds: those of
             an older commit
+        out: why no more of an arm is measured, asked before it is loaded and once it is scored
         """
+        self.out = out
         self.store, self.results, self.say = store, store.results, say
         self.scratch, self.command, self.saved, self.has_turns = scratch, command, saved, has_turns
         self.loaded: dict[int, Process] = {}
@@ -63,19 +76,18 @@ class Pool:
         self.prompt_seconds: dict[int, float] = {}
 
     def load(self, number: int) -> None:
-        """Start the arm's worker, score it once, and get it ready. An arm that fails or is ruled
-        out by its quality is not loaded afterwards.
+        """Start the arm's worker, score it once, and get it ready. An arm that fails or is left out
+        is not loaded afterwards.
 
         Raises DoesNotFit where other arms take the memory.
         """
         arm = self.results.arms[number]
-        worker = self.loaded[number] = self.start(number)
         try:
-            beside = [self.results.arms[other] for other in self.loaded if other != number]
-            room = {"headroom": HEADROOM, "others": sum(map(occupied, beside))} if beside else {}
             saved = str(self.saved.absolute() / str(number)) if self.saved else None
-            worker.ask("load", argv=arm.argv, saved=saved, **room)
+            worker = self.start(number, arm.argv, saved=saved)
             self._score(number, worker)
+            if self.leaves_out(number):
+                return
             able = self.has_turns and _of_ours(arm.argv)  # and no older commit
             first = {"estimate": True} if arm.facts is None and able else {}
             facts = worker.answer(ArmFacts, "get_ready", **first)
@@ -94,6 +106,14 @@ class Pool:
             if error.kind == "memory" and self.loaded:
                 raise DoesNotFit(f"{arm.name} does not fit into memory with the others") from None
             self.fail(number, error)
+
+    def leaves_out(self, number: int) -> bool:
+        """Whether the rule leaves the arm out; then it is not loaded, and the results say why."""
+        if number and (why := self.out(self.results, number)):
+            self.store.add(Left(number, why))
+            self.unload(number)
+            return True
+        return False
 
     def _samples(self, number: int, worker: Process) -> None:
         """Whole samples, which also tell how long a turn is."""
@@ -188,10 +208,16 @@ class Pool:
             self.probes[device] = Process(self._command(0))
         return self.probes[device]
 
-    def start(self, number: int) -> Process:
-        argv = self.results.arms[number].argv
+    def start(self, number: int, argv: list[str], **more: object) -> Process:
+        """Start the arm's worker and load the model, in the memory that the others leave. Raises
+        WorkerFailed; the worker is in `loaded` even so."""
         size = parse(argv).tp if _of_ours(argv) else 1
-        return Process(ranks.of(self._command(number), size))
+        worker = Process(ranks.of(self._command(number), size))
+        others = sum(occupied(self.results.arms[other]) for other in self.loaded)
+        room = {"headroom": HEADROOM, "others": others} if self.loaded else {}
+        self.loaded[number] = worker
+        worker.ask("load", argv=argv, **more, **room)
+        return worker
 
     def _command(self, number: int) -> Sequence[str]:
         return self.command(number) if callable(self.command) else self.command

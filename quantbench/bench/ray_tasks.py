@@ -19,7 +19,16 @@ from typing import Any
 from quantbench.bench.cell_plan import CellPlan
 from quantbench.bench.cells import Cells, begin, is_left
 from quantbench.bench.process import environment
-from quantbench.bench.store import EVENTS, KEYS, Ended, Left, Repeated, Results, Store, Turn
+from quantbench.bench.store import (
+    Ended,
+    Left,
+    Repeated,
+    Results,
+    Store,
+    Turn,
+    event_of,
+    line_of,
+)
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.about import machine
 from quantbench.log.config import RunConfig
@@ -50,7 +59,7 @@ def measure(task: str, timeout: float | None) -> str:
     plan = from_json(CellPlan, asked["plan"])
     kept, here = Recorder(plan), f"{machine()}, {node()}"
     Cells(kept, plan, asked["cells"], timeout, machine=here).run()
-    return json.dumps([{KEYS[type(event)]: to_json(event)} for event in kept.events])
+    return json.dumps(list(map(line_of, kept.events)))
 
 
 def node() -> str:
@@ -145,8 +154,7 @@ def take(store: Store, events: Sequence[dict[str, Any]]) -> None:
     """Add a task's events. Its cycles come after those that are there."""
     cycles = store.results.cycles
     for line in events:
-        ((key, value),) = line.items()
-        event: Any = from_json(EVENTS[key], value)
+        event = event_of(line)
         if isinstance(event, Turn | Repeated):
             event = dataclasses.replace(event, cycle=event.cycle + cycles)
         if not isinstance(event, Ended):

@@ -23,7 +23,7 @@ from quantbench import files
 from quantbench.bench import process
 from quantbench.bench.noise import Noise
 from quantbench.bench.pool import TURN, Command, DoesNotFit, Pool
-from quantbench.bench.store import Ended, Left, Repeated, Results, Store
+from quantbench.bench.store import Ended, Repeated, Results, Store
 from quantbench.progress import Progress, duration
 
 MOST_BESIDE = 8  # arms beside the baseline: a cycle has to be shorter than the machine's states
@@ -36,7 +36,7 @@ class Rule(Protocol):
     """What is enough."""
 
     def out(self, results: Results, arm: int) -> str | None:
-        """Why this arm needs no turns, being ruled out already; None where it is not."""
+        """Why this arm needs no turns, before it is loaded or once it is scored; else None."""
 
     def wanting(self, results: Results, group: Collection[int], taken: int) -> Collection[int]:
         """Those of the loaded arms that need more cycles of this process, which has had `taken`."""
@@ -82,6 +82,7 @@ class Session:
         self.noise = Noise()
         self.started = clock()
         self.loads, self.loading = 0, 0.0  # seconds
+        self.before = 0  # processes that each arm of this visit has had
         self.pool: Pool
         self.progress: Progress
 
@@ -93,7 +94,7 @@ class Session:
             with Progress() as self.progress:
                 say = self.progress.say
                 once = results.settings.processes == 1  # then nothing would be read back
-                given = (self.command, None if once else saved, self.has_turns)
+                given = (self.command, None if once else saved, self.has_turns, self.rule.out)
                 self.pool = Pool(self.store, Path(scratch), say, *given)
                 try:
                     why = self._run()
@@ -142,11 +143,13 @@ class Session:
         """Start every one of these arms anew, in groups that share the baseline's process."""
         self.pool.unload(0)
         arms, done = len(waiting), 0
+        self.before = min(self.results.arms[number].processes for number in waiting)
+        last = self.before + 1 >= self.results.settings.processes
         while waiting and self.results.baseline.failed is None:
             if not self._load(0, ""):
                 return
             group: list[int] = []
-            while waiting and len(group) < MOST_BESIDE and (self._left() > 0 or not group):
+            while waiting and len(group) < MOST_BESIDE and (not group or self._has_time(group)):
                 done += 1
                 try:
                     left = duration(min(self._left(), self._a_load() * (arms - done + 1)))
@@ -160,29 +163,37 @@ class Session:
                     self._apart(waiting[0], str(reason))
                 waiting.pop(0)
             if group:
-                self._cycles(group, self._left() / (2 + len(waiting) / MOST_BESIDE))
+                self._cycles(group, self._left() / (1 + (not last) + len(waiting) / MOST_BESIDE))
             for number in group:
                 self.pool.unload(number)
             if self._left() <= 0:
                 return
 
+    def _has_time(self, group: Sequence[int]) -> bool:
+        """Whether there is time to load one more arm and take the cycles that an interval needs."""
+        cycle = sum(TURN + self.pool.prompt_seconds.get(n, 0.0) for n in (0, *group))
+        return self._left() > self._a_load() + LEAST_CYCLES * cycle
+
     def _load(self, number: int, where: str) -> bool:
         """Whether the arm is loaded now, and is not ruled out. Raises DoesNotFit."""
         if number in self.pool.loaded:
             return True
-        arm = self.results.arms[number]
-        what = f"{arm.name}: loading"
-        if not self.loads and not any(files.cache_folder().glob("kernels-*.so")):
-            what += ", and building the C++ kernels (once, about a minute)"
-        self.progress(what, where)
+        if self.pool.leaves_out(number):
+            return False
+        name = self.results.arms[number].name
+        if self.before:  # one line for all arms: a line each reads as if everything were repeated
+            process = "a second" if self.before == 1 else "another"
+            where = ", ".join(filter(None, (name, where)))
+            self.progress(f"checking with {process} process of each arm: loading", where)
+        else:
+            kernels = ", and building the C++ kernels (once, about a minute)"
+            builds = not self.loads and not any(files.cache_folder().glob("kernels-*.so"))
+            self.progress(f"{name}: loading{kernels * builds}", where)
         started = self.clock()
         try:
             self.pool.load(number)
         finally:
             self.loads, self.loading = self.loads + 1, self.loading + self.clock() - started
-        if number and number in self.pool.loaded and (why := self.rule.out(self.results, number)):
-            self.store.add(Left(number, why))
-            self.pool.unload(number)
         return number in self.pool.loaded
 
     # ----------------------------------------------------------------------------------- cycles
@@ -193,7 +204,10 @@ class Session:
         if not self.probe:
             self.pool.probe(self.results.cycles, every)
         self._cycle(every, None, prompts=True)  # arms that were warm alone settle together
-        ends, taken, asked = self.clock() + seconds, 0, 0
+        fixed = self.results.settings.cycles is not None
+        ends = self.clock() + (self._left() if fixed else seconds)
+        taken, asked, least = 0, 0, 1 if fixed else LEAST_CYCLES
+        before = max(len(self.results.turns(n, "decode")) for n in group)
         wanting: Collection[int] = group
         names = ", ".join(self.results.arms[n].name for n in every)
         while wanting and 0 in self.pool.loaded:
@@ -205,11 +219,11 @@ class Session:
             if self._cycle(order, number, prompts=taken % self._apart_cycles(group) == 0):
                 taken += 1
             wanting = [n for n in wanting if n in self.pool.loaded]
+            if taken >= least and self.clock() > ends:
+                break
             # Statistics take time that turns could have: the rule is asked after a tenth more.
-            if self.results.settings.cycles is not None or taken >= max(LEAST_CYCLES, 1.1 * asked):
+            if fixed or taken >= max(LEAST_CYCLES, asked + (before + taken) / 10):
                 wanting, asked = self.rule.wanting(self.results, wanting, taken), taken
-                if self.clock() > ends and self.results.settings.cycles is None:
-                    break
 
     def _cycle(self, order: Sequence[int], number: int | None, prompts: bool) -> bool:
         """A turn of each; whether it counts."""

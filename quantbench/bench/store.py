@@ -130,8 +130,8 @@ KEYS = {kind: key for key, kind in EVENTS.items()}
 
 
 @dataclass
-class ArmResult:
-    """An arm and what was measured of it."""
+class Planned:
+    """An arm before anything is measured, as in meta.json."""
 
     name: str
     text: str  # as the person wrote it
@@ -139,6 +139,12 @@ class ArmResult:
     unable: str | None = omitted()  # why it cannot run here, known before anything was measured
     also: list[str] | None = omitted()  # of a tune: other settings of the same plan, not measured
     changes: int | None = omitted()  # of a tune: options that differ from the default's
+
+
+@dataclass
+class ArmResult(Planned):
+    """An arm and what was measured of it."""
+
     facts: ArmFacts | None = None  # None until the first process is ready
     quality: Quality | NoQuality | None = None
     turns: list[Turn] = field(default_factory=list)
@@ -246,18 +252,6 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """An arm in meta.json."""
-
-    name: str
-    text: str
-    argv: list[str]
-    unable: str | None = omitted()
-    also: list[str] | None = omitted()
-    changes: int | None = omitted()
-
-
-@dataclass(frozen=True)
 class Meta:
     """What meta.json holds."""
 
@@ -292,7 +286,7 @@ class Store:
         if self.folder is None:
             return
         try:
-            self.file.write(json.dumps({KEYS[type(event)]: to_json(event)}) + "\n")
+            self.file.write(json.dumps(line_of(event)) + "\n")
         except OSError as error:
             raise LogError(f"cannot write {self.folder / SAMPLES}: {error.strerror}") from None
 
@@ -349,8 +343,7 @@ def _replay(results: Results, path: Path, named: str) -> None:
     whole = data[: data.rfind(b"\n") + 1]
     for number, line in enumerate(whole.splitlines(), 1):
         try:
-            ((key, value),) = parsed(line).items()
-            event: Any = from_json(EVENTS[key], value)
+            event = event_of(parsed(line))
             _check(event, len(results.arms))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
@@ -359,6 +352,19 @@ def _replay(results: Results, path: Path, named: str) -> None:
         results.apply(event)
     if len(whole) < len(data):
         path.write_bytes(whole)
+
+
+def event_of(value: object) -> Any:
+    """The event in a line's JSON. Raises ValueError, KeyError or TypeError where it holds none."""
+    if not (isinstance(value, dict) and len(value) == 1 and EVENTS.keys() >= value.keys()):
+        raise ValueError(f"an event is one of {', '.join(EVENTS)}; given: {value!r:.80}")
+    ((key, inner),) = value.items()
+    return from_json(EVENTS[key], inner)
+
+
+def line_of(event: object) -> dict[str, object]:
+    """The event as a line's JSON."""
+    return {KEYS[type(event)]: to_json(event)}
 
 
 def _check(event: object, arms: int) -> None:

@@ -40,10 +40,9 @@ from quantbench.bench import ranks
 from quantbench.bench.answers import (
     ArmFacts,
     Layers,
+    Peaks,
     Planned,
-    PlannedRuns,
     Reading,
-    SchemeNames,
     ShapeTimings,
     TimedSample,
     TurnTime,
@@ -184,9 +183,22 @@ class Worker:
         devices.reset_peak_memory(device)
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
         seconds = {phase: round(value, 3) for phase, value in self.seconds.items()}
-        arm = ArmFacts.of_run(facts, ready, self._kernels(), peaks, seconds)
-        seconds_of_run = self._estimate(facts) if estimate else None
-        return dataclasses.replace(arm, energy=[counted], estimate=seconds_of_run)
+        arm = self._facts(facts, ready, peaks, counted, estimate)
+        return dataclasses.replace(arm, start_seconds=[seconds])
+
+    def _facts(
+        self, run: Facts, ready: Ready, peaks: Peaks, energy: Energy | NotCounted, estimate: bool
+    ) -> ArmFacts:
+        return ArmFacts(
+            device=run.config.device,
+            weight_bytes=run.weight_bytes,
+            peak_memory_bytes=peaks,
+            ready=ready,
+            run=run,
+            kernels=self._kernels(),
+            energy=[energy],
+            estimate=self._estimate(run) if estimate else None,
+        )
 
     def _estimate(self, facts: Facts) -> dict[str, float] | None:
         """Seconds of a run, by the model's first layers."""
@@ -265,9 +277,7 @@ class Worker:
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
         counted = self._energy(lambda: (turns.prompt(), turns.decode(steps)))
         peaks = {"load": measure.of_all_ranks(plan, self.loaded.peak_memory)}
-        ready = Ready(compiling, [], False)
-        arm = ArmFacts.of_run(facts, ready, self._kernels(), peaks)
-        return dataclasses.replace(arm, energy=[counted], estimate=self._estimate(facts))
+        return self._facts(facts, Ready(compiling, [], False), peaks, counted, estimate=True)
 
     def expected(self, run: Facts, seconds: dict[str, float] | None) -> Expected:
         """What is estimated of a run. seconds: from its own first layers. It is for a worker that
@@ -291,7 +301,7 @@ class Worker:
             self.probe = Bandwidth(devices.resolve(device))
         return self.probe
 
-    def schemes(self, argv: list[str]) -> SchemeNames:
+    def schemes(self, argv: list[str]) -> list[str]:
         """Every kind of scheme that has a kernel here."""
         import torch
 
@@ -311,9 +321,9 @@ class Worker:
             except KernelError:
                 pass
         # The last considers all that the others do: they find its timings kept.
-        return SchemeNames([*names, *reversed(MEASURED)])
+        return [*names, *reversed(MEASURED)]
 
-    def plans(self, argvs: list[list[str]]) -> PlannedRuns:
+    def plans(self, argvs: list[list[str]]) -> list[Planned]:
         """What each run's options come to, and whether it fits into the memory that is free."""
         from quantbench import devices
         from quantbench.run import checks, identity, sizes, tiers
@@ -336,7 +346,7 @@ class Worker:
             except QuantbenchError as error:
                 kind = "usage" if isinstance(error, UsageError) else "refused"
                 planned.append(Planned(None, str(error), kind))
-        return PlannedRuns(planned)
+        return planned
 
     def layers(
         self, checkpoint_path: str, schemes: list[str], device: str, precision: str

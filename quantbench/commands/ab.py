@@ -18,7 +18,7 @@ from quantbench.answer.limits import Limits, limit_options, limits
 from quantbench.answer.recommend import recommend
 from quantbench.answer.stop import Enough
 from quantbench.arguments import refuse_beside
-from quantbench.bench.answers import PlannedRuns, SchemeNames
+from quantbench.bench.answers import Planned
 from quantbench.bench.arm import Arm, every_scheme, make_arms, read_arms
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
@@ -107,10 +107,10 @@ def _arms(
     read_arms(common, texts)  # what is wrong is told before torch is imported
     worker = Process()
     try:
-        schemes = worker.answer(SchemeNames, "schemes", argv=argv(common)).schemes
+        schemes = worker.answer(list[str], "schemes", argv=argv(common))
         added = every_scheme(common, texts, schemes)[len(texts) :]
         argvs = [argv(arm.config, said=True) for arm in read_arms(common, added)]
-        plans = worker.answer(PlannedRuns, "plans", argvs=argvs).runs
+        plans = worker.answer(list[Planned], "plans", argvs=argvs)
     finally:
         worker.close()
     able = [text for text, plan in zip(added, plans, strict=True) if plan.problem is None]

@@ -11,6 +11,7 @@ take short turns in cycles, as the arms of `ab` do.
 import dataclasses
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ from quantbench.host import cores
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
 from quantbench.peers import arms as peer_arms
-from quantbench.peers import packages
 from quantbench.peers.arms import PEERS, RUNTIMES
 from quantbench.progress import say
 from quantbench.report import limit_tables as tables
@@ -61,7 +61,7 @@ class Report:
 @click.option("--cycles", type=click.IntRange(1), default=24,
               help="Turns of each process [24]; intervals need 8")  # fmt: skip
 @click.option("--max_minutes", type=click.FloatRange(0), default=10.0,
-              help="Start no more processes of a scheme after so long [10]")  # fmt: skip
+              help="Stop after N minutes, loading included [10]")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), default=2,
               help="Start every program N times [2]")  # fmt: skip
 @click.option("--gguf", metavar="DIR", help="Keep llama.cpp's files here, and use those that exist")
@@ -95,7 +95,7 @@ def peers(
         raise UsageError("--gguf keeps llama.cpp's files, and --runtimes leaves llama.cpp out")
     if gguf is not None:
         files.check_folder("--gguf", gguf)
-    packages.check(wanted)
+    peer_arms.check_packages(wanted)
     common = RunConfig(
         checkpoint_path=checkpoint_path,
         num_layers=num_layers,
@@ -106,11 +106,17 @@ def peers(
         temperature=0,
         write_result="none",
     )
-    settings = Settings(cycles=cycles, processes=processes, max_minutes=max_minutes, tokens=0)
+    settings = Settings(cycles=cycles, processes=processes, tokens=0)
+    end, stopped = time.monotonic() + 60 * max_minutes, list[str]()
     count = choose(threads, cores(), os.environ).count or os.cpu_count() or 1
     report = Report(count, [], [])
     with _folder(gguf) as folder:
-        for scheme in compared:
+        for done, scheme in enumerate(compared):
+            minutes = (end - time.monotonic()) / 60 / (len(compared) - done)  # its share
+            if minutes <= 0 and report.rows:
+                stopped = compared[done:]
+                break
+            settings = dataclasses.replace(settings, max_minutes=max(0.0, minutes))
             ours = dataclasses.replace(common, quantization=scheme)
             named = peer_arms.of_runtimes(scheme, wanted)
             arms = peer_arms.make_arms(ours, named, folder, count)
@@ -123,7 +129,11 @@ def peers(
         write_json(json_path, report)
         say(f"Wrote {json_path}")
     click.echo(aligned(tables.PEERS, report.rows))
-    click.echo("\n" + "\n".join(tables.peer_remarks(report.rows, report.comparisons, count)))
+    remarks = tables.peer_remarks(report.rows, report.comparisons, count)
+    if any(results.ended == "max_minutes" for results in report.comparisons):
+        left_out = f"; not compared: {', '.join(stopped)}" if stopped else ""
+        remarks.append(f"--max_minutes was reached{left_out}")
+    click.echo("\n" + "\n".join(remarks))
     if failure := failed(report.rows):
         raise QuantbenchError(failure)
 

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from quantbench import files
-from quantbench.answer.compared import compare as compared
+from quantbench.answer.compared import Compared
 from quantbench.answer.limits import Limits, limit_options, limits
 from quantbench.answer.recommend import Best, Recommendation
 from quantbench.answer.recommend import recommend as recommended
@@ -79,7 +79,7 @@ def recommend(
         results = store.load(Path(earlier), "--from")
         if "checkpoints" in said:
             _check_folder(results, earlier, checkpoints)
-        found = compared(results)
+        found = Compared(results)
         rows = rows_of(results, found)
         answer = recommended(rows, asked, found.best)
         if share:

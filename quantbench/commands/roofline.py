@@ -63,7 +63,7 @@ class Report:
 @click.option("--cycles", type=click.IntRange(1), default=24,
               help="Turns of each process of the whole model [24]; intervals need 8")  # fmt: skip
 @click.option("--max_minutes", type=click.FloatRange(0), default=10.0,
-              help="Start no more processes of the whole model after so long [10]")  # fmt: skip
+              help="Stop measuring the whole model after N minutes [10]")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), default=2,
               help="Start each scheme N times [2]")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
@@ -115,6 +115,8 @@ def roofline(
             write_json(json_path, report)
         click.echo("\n" * bool(layers) + aligned(tables.MODELS, report.model))
         remarks = tables.model_remarks(report.model, report.comparison.bandwidth)
+        if report.comparison.ended == "max_minutes":
+            remarks.append("--max_minutes was reached")
         click.echo("\n" + "\n".join(remarks))
         failed = failed or any(row.failed for row in report.model)
     if json_path:

@@ -21,7 +21,7 @@ from quantbench.answer.limits import Limits, limit_options, limits
 from quantbench.answer.recommend import Recommendation, tuned
 from quantbench.answer.stop import Enough
 from quantbench.arguments import refuse_beside
-from quantbench.bench.answers import PlannedRuns
+from quantbench.bench.answers import Planned
 from quantbench.bench.grid import Setting, Tuned, group, read_grid, said
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
@@ -107,7 +107,7 @@ def planned(settings: Sequence[Setting]) -> Tuned:
     worker = Process()
     try:
         argvs = [argv(setting.config, said=True) for setting in settings]
-        plans = worker.answer(PlannedRuns, "plans", argvs=argvs).runs
+        plans = worker.answer(list[Planned], "plans", argvs=argvs)
     finally:
         worker.close()
     return group(settings, plans)

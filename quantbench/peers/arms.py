@@ -4,16 +4,19 @@ arms = make_arms(config, of_runtimes("int8wo", ["llama.cpp"]), folder, threads=2
 measure(arms, settings, command(threads=2))
 """
 
+import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench.bench import process
 from quantbench.bench.process import Process
 from quantbench.bench.store import ArmResult
+from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig, argv
-from quantbench.peers.work import Work
 from quantbench.progress import say
 from quantbench.typed_json import to_json
 
@@ -30,6 +33,29 @@ PEERS = {
     "int4wo-128": (("llama.cpp", "Q4_0"),),
 }
 RUNTIMES = ("llama.cpp", "transformers")
+PACKAGES = {"llama.cpp": ("llama_cpp", "gguf"), "transformers": ("transformers",)}
+MISSING = "quantbench peers needs more packages: pip install '.[peers]'"
+
+
+@dataclass(frozen=True)
+class Work:
+    """Read `prompt` tokens at once, then make `new` tokens one by one: what every runtime does."""
+
+    runtime: str  # a key of peers.worker.RUNTIMES
+    prompt: int
+    new: int
+    threads: int
+    checkpoint: str  # as in generate.py
+    seed: int = 1234
+    num_layers: int | None = None  # as in generate.py
+    file: str = ""  # the GGUF of the checkpoint, for llama.cpp
+
+
+def check_packages(runtimes: Sequence[str]) -> None:
+    """UsageError unless all that these runtimes need is installed."""
+    for package in (name for runtime in runtimes for name in PACKAGES[runtime]):
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(f"{MISSING} ({package} is missing)")
 
 
 def of_runtimes(scheme: str, runtimes: Sequence[str]) -> list[tuple[str, str]]:
@@ -68,8 +94,7 @@ def make_arms(
 def _file(ours: RunConfig, form: str, folder: Path) -> Path:
     """The GGUF of the model in that format, written where it is missing."""
     layers = f"-{ours.num_layers}" if ours.num_layers else ""
-    name = "".join(letter if letter.isalnum() or letter in ".-" else "_"
-                   for letter in ours.checkpoint_path)  # fmt: skip
+    name = re.sub(r"[^\w.-]", "_", ours.checkpoint_path)
     path = folder / f"{name}{layers}-{form}.gguf"
     if path.exists():
         return path

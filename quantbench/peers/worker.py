@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import random
 import statistics
 import time
@@ -25,14 +24,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy
+import torch
+from torch import nn
+
+from quantbench import devices, files
 from quantbench.bench.answers import ArmFacts, TimedSample, TurnTime
 from quantbench.bench.worker import serve
 from quantbench.cli import quiet
 from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
-from quantbench.peers.packages import MISSING
-from quantbench.peers.work import Work
+from quantbench.models.config import ModelConfig
+from quantbench.models.formats.names import hugging_face as names
+from quantbench.models.loading import load_config, load_model
+from quantbench.peers.arms import MISSING, Work
 from quantbench.run.environment import without_collections
-from quantbench.run.facts import Peak, Ready, Sample
+from quantbench.run.facts import Ready, Sample
 from quantbench.run.measure import warm_up
 from quantbench.typed_json import from_json
 
@@ -50,12 +56,11 @@ class LlamaCpp:
 
     def __init__(self, work: Work, headroom: int) -> None:
         import llama_cpp
-        import numpy
 
         from quantbench.peers import gguf_file
 
         _check_memory(Path(work.file).stat().st_size, headroom)
-        self.api, self.numpy, self.work = llama_cpp, numpy, work
+        self.api, self.work = llama_cpp, work
         self.weight_bytes = gguf_file.weight_bytes(Path(work.file))
         llama_cpp.llama_backend_init()
         taken = {extra: self._tried(extra) for extra in (True, False)}
@@ -110,7 +115,7 @@ class LlamaCpp:
         if failed := self.api.llama_decode(self.context, batch):
             raise QuantbenchError(f"llama_decode says {failed}")
         logits = self.api.llama_get_logits_ith(self.context, -1)
-        self.logits = self.numpy.ctypeslib.as_array(logits, shape=(self.vocab,))
+        self.logits = numpy.ctypeslib.as_array(logits, shape=(self.vocab,))
         return int(self.logits.argmax())
 
 
@@ -118,14 +123,9 @@ class HuggingFace:
     """Hugging Face transformers in bfloat16, its decoding step compiled or not."""
 
     def __init__(self, work: Work, headroom: int, compiled: bool = False) -> None:
-        import torch
         import transformers
 
-        from quantbench.models.loading import load_config
-
-        architecture = load_config(work.checkpoint)
-        if work.num_layers:
-            architecture = architecture.with_layers(work.num_layers)
+        architecture = _architecture(work.checkpoint, work.num_layers)
         parts = {"experts": "mixture", "qk_norm": "qk_norm", "norms of outputs": "post_norms"}
         for part, field in parts.items():
             if getattr(architecture, field):
@@ -134,7 +134,6 @@ class HuggingFace:
                 )
         _check_memory(2 * architecture.parameters(), headroom)
         torch.set_num_threads(work.threads)
-        self.torch = torch
         self.compiled, self.length = compiled, work.prompt + work.new
         self.model = hugging_face(work.checkpoint, work.num_layers)
         self.vocab = self.model.config.vocab_size
@@ -162,7 +161,7 @@ class HuggingFace:
             self.cache = StaticCache(config=self.model.config, max_cache_len=self.length)
 
     def next(self, tokens: list[int]) -> int:
-        torch, count = self.torch, len(tokens)
+        count = len(tokens)
         positions = torch.arange(self.position, self.position + count)
         self.position += count
         with torch.no_grad():
@@ -187,23 +186,14 @@ RUNTIMES: dict[str, Callable[[Work, int], Any]] = {
 
 def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
     """LlamaForCausalLM with the checkpoint's weights, in bfloat16."""
-    import torch
-    from torch import nn
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from quantbench.models.formats.names import hugging_face as names
-    from quantbench.models.loading import load_config, load_model
-
-    ours = load_config(checkpoint)
-    if num_layers:
-        ours = ours.with_layers(num_layers)
+    ours = _architecture(checkpoint, num_layers)
     scaling: dict[str, Any] = {}
     if ours.rope_scaling:
-        parts = vars(ours.rope_scaling)
-        scaling = {"rope_scaling": {"rope_type": "llama3", **parts}}
-        scaling["rope_scaling"]["original_max_position_embeddings"] = scaling["rope_scaling"].pop(
-            "original_max_position"
-        )
+        parts = {"rope_type": "llama3", **vars(ours.rope_scaling)}
+        parts["original_max_position_embeddings"] = parts.pop("original_max_position")
+        scaling = {"rope_scaling": parts}
     made: Any = LlamaConfig  # transformers 4 and 5 name their arguments differently
     config = made(
         hidden_size=ours.dim,
@@ -241,6 +231,11 @@ def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
     return model.requires_grad_(False)
 
 
+def _architecture(checkpoint: str, num_layers: int | None) -> ModelConfig:
+    config = load_config(checkpoint)
+    return config.with_layers(num_layers) if num_layers else config
+
+
 class PeerWorker:
     """Answers a comparison as bench/worker.py's Worker does."""
 
@@ -248,12 +243,9 @@ class PeerWorker:
         """The checkpoint as a GGUF, whole or not at all."""
         from quantbench.peers import gguf_file
 
-        scratch = Path(f"{path}.part")
-        try:
-            gguf_file.write(scratch, checkpoint, form, num_layers)
-            os.replace(scratch, path)
-        finally:
-            scratch.unlink(missing_ok=True)
+        files.replace(
+            "--gguf", path, lambda part: gguf_file.write(part, checkpoint, form, num_layers)
+        )
 
     def load(
         self, argv: list[str], saved: str | None = None, headroom: int = 0, others: int = 0
@@ -276,7 +268,7 @@ class PeerWorker:
             device="cpu",
             weight_bytes=self.runtime.weight_bytes,
             ready=Ready(None, seconds, steady),
-            peak_memory_bytes={"warm_up": _peak_memory()},
+            peak_memory_bytes={"warm_up": devices.peak_memory(torch.device("cpu"))},
             about=self.runtime.about,
         )
 
@@ -325,23 +317,11 @@ class _Seconds(NamedTuple):
 
 def _check_memory(needed: int, headroom: int) -> None:
     """Raise MemoryShortage unless this many bytes, and `headroom` more, are free."""
-    import torch
-
-    from quantbench import devices
-
     free = devices.free_memory(torch.device("cpu"))
     if free is not None and needed > free - headroom:
         raise MemoryShortage(
             f"out of memory: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free"
         )
-
-
-def _peak_memory() -> Peak:
-    import torch
-
-    from quantbench import devices
-
-    return devices.peak_memory(torch.device("cpu"))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from quantbench import files, host
-from quantbench.answer.compared import compare as compared
+from quantbench.answer.compared import Compared
 from quantbench.answer.recommend import Best, Recommendation
 from quantbench.answer.row import Row
 from quantbench.answer.rows import rows as rows_of
@@ -52,7 +52,7 @@ def compare(
     Session(Store(results, folder), rule).run()
     if results.ended == "interrupted" and not results.arms[0].turns:
         raise KeyboardInterrupt
-    found = compared(results)
+    found = Compared(results)
     rows = rows_of(results, found)
     if len(results.arms[0].turns) > before:
         _log(results, rows)

@@ -11,7 +11,7 @@ from quantbench.answer import latency as answers
 from quantbench.answer.latency import Latencies
 from quantbench.answer.metrics import Comparison, Side, compare
 from quantbench.bench import ray_tasks, store
-from quantbench.bench.answers import PlannedRuns
+from quantbench.bench.answers import Planned
 from quantbench.bench.arm import Arm
 from quantbench.bench.cell_plan import CellPlan, make_plan, whole_numbers, written
 from quantbench.bench.cells import Cells, is_left
@@ -76,7 +76,7 @@ def leave_out(results: Results, plan: CellPlan, ray: str | None) -> None:
     worker = Process()
     try:
         argvs = [argv(config, said=True) for config in configs]
-        runs = worker.answer(PlannedRuns, "plans", argvs=argvs).runs
+        runs = worker.answer(list[Planned], "plans", argvs=argvs)
     finally:
         worker.close()
     for arm, run in zip(results.arms, runs, strict=True):

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quantbench.answer.limits import Limits
-from quantbench.bench.answers import SchemeNames
 from quantbench.bench.process import Process
 from quantbench.errors import KernelError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.progress import say
-from quantbench.quantize.spec import MEASURED
+from quantbench.quantize.spec import MEASURED, START_WITH
 from quantbench.text import size
 
 BASELINES = ("none", "int8wo")  # the first that fits into this machine's memory
@@ -24,7 +23,7 @@ def menu(common: RunConfig, asked: Limits) -> tuple[list[str], dict[str, int]]:
     chooses from is. Raises UsageError where --max_memory is below all of them."""
     worker = Process()
     try:
-        names = worker.answer(SchemeNames, "schemes", argv=argv(common)).schemes
+        names = worker.answer(list[str], "schemes", argv=argv(common))
     finally:
         worker.close()
     needs, free = needed(common, [name for name in names if name not in MEASURED])
@@ -48,6 +47,9 @@ def select(needs: Mapping[str, int], free: int | None, most: int | None) -> list
     if baseline != BASELINES[0]:
         say(f"The baseline is {baseline}, as {BASELINES[0]} does not fit into {size(free or 0)}")
     others = [name for name in fitting if name != baseline]
+    # One scheme of each number of bits, then those with most: time may end before all are loaded,
+    # and a variant is not tried where the quality of a finer variant is far from the limit.
+    others.sort(key=lambda name: (name not in START_WITH, -needs[name]))
     left_out = [name for name in others if most is not None and needs[name] > most]
     if left_out:
         named = ", ".join(f"{name} ({size(needs[name])})" for name in left_out)

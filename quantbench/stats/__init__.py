@@ -1,26 +1,16 @@
-"""Statistics of paired turns: how much faster is an arm, which may be the fastest, is it enough?
+"""Statistics of paired turns: how much faster is an arm, and which may be the fastest?
 
     found = intervals(baseline, {1: turns, 2: turns}, Floor())    # seconds ÷ the baseline's, 95 %
     fastest = best(baseline, arms, Floor(), among={0, 1, 2})      # contains the fastest, 95 %
-    done, still_open = enough(found, fastest)
 
 Arms take short turns in cycles, A B C then C B A. `paired` has the mean log ratio and its noise,
 `sequence` makes it hold at any time, `processes` adds what two processes of one arm differ by, and
-`arms` answers. Only numpy and scipy are imported, nothing of the project: simulations of
-tests/trust run the code that is used.
+`arms` answers. Only numpy and scipy are imported, nothing of the project. When a session stops is
+decided in answer/stop.py.
 """
 
-from quantbench.stats.arms import Interval, Verdict, best, enough, intervals
+from quantbench.stats.arms import Interval, Verdict, best, intervals
 from quantbench.stats.paired import Turns
-from quantbench.stats.processes import Floor, floor_of
+from quantbench.stats.processes import Floor
 
-__all__ = [
-    "Floor",
-    "Interval",
-    "Turns",
-    "Verdict",
-    "best",
-    "enough",
-    "floor_of",
-    "intervals",
-]
+__all__ = ["Floor", "Interval", "Turns", "Verdict", "best", "intervals"]

@@ -1,4 +1,4 @@
-"""Answers about several arms: intervals against the baseline, the fastest, and when to stop.
+"""Answers about several arms: intervals against the baseline, and which may be the fastest.
 
 An interval's half-width is the root of the squares of two parts, both logarithms: the noise of
 turns (`paired`), made valid at any time (`sequence`), and what processes differ by (`processes`),
@@ -20,11 +20,6 @@ from quantbench.stats.sequence import FIRST, largest, reach
 
 BASELINE = 0  # the baseline's arm number
 LEVEL = 0.05  # share of sessions in which any of the intervals leaves out the truth, at any time
-PRECISION = 0.03  # relative half-width that answers the question about a ratio near 1
-OF_THE_EFFECT = 0.1  # half-width ÷ effect that answers it far from 1, both as logarithms
-ALIKE = 0.05  # arms that differ by less are one answer
-MOSTLY_FLOOR = 0.9  # share of the half-width; above, endless turns would narrow it by a tenth
-RESTARTED = 1.6  # effective processes: the second one weighs at least a quarter
 
 Verdict = Literal["faster", "slower", "no difference shown"]
 
@@ -43,7 +38,6 @@ class Interval:
     processes: int  # of the arm
     noise: float  # standard deviation of the log ratio of one cycle
     floor: float  # the part of the half-width that processes cause, as a logarithm
-    effective_processes: float  # of the arm: 2 for two that have equal weight
 
     @property
     def half_width(self) -> float:
@@ -60,19 +54,6 @@ class Interval:
         if self.low <= 1 <= self.high:
             return "no difference shown"
         return "faster" if self.high < 1 else "slower"
-
-    @property
-    def settled(self) -> bool:
-        """Whether the interval is narrow enough, or more turns would hardly narrow it."""
-        effect = abs(math.log(self.nearer))
-        width = math.log1p(self.half_width)
-        return self.exhausted or width <= max(math.log1p(PRECISION), OF_THE_EFFECT * effect)
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether endless turns of these processes, at least two, would hardly narrow it."""
-        restarted = self.effective_processes >= RESTARTED
-        return restarted and self.floor >= MOSTLY_FLOOR * math.log1p(self.half_width)
 
 
 def intervals(
@@ -95,7 +76,6 @@ def intervals(
             processes=len({segment.process for segment in one.segments}),
             noise=one.noise,
             floor=part,
-            effective_processes=found.effective_processes,
         )
     return result
 
@@ -133,25 +113,6 @@ def best(
         if apart > width:
             slower.add(arm)
     return set(among) - slower
-
-
-def enough(
-    found: Mapping[int, Interval], fastest: Collection[int], excluded: Collection[int] = ()
-) -> tuple[bool, set[int]]:
-    """Whether the answer is stable, and the arms that still need turns.
-
-    fastest: what `best` returned. excluded: arms that a limit rules out; they need no turns. An arm
-    is open until its interval is settled. An arm that may be the fastest, but whose estimate is
-    more than ALIKE above the lowest, is open until turns cannot narrow it. The baseline has a turn
-    in every cycle and is never open.
-    """
-    still_open = {arm for arm, one in found.items() if arm not in excluded and not one.settled}
-    rivals = {arm: found[arm] for arm in fastest if arm in found and arm not in excluded}
-    ratios = [one.ratio for one in rivals.values()] + ([1.0] if BASELINE in fastest else [])
-    for arm, one in rivals.items():
-        if one.ratio > (1 + ALIKE) * min(ratios) and not one.exhausted:
-            still_open.add(arm)
-    return not still_open, still_open
 
 
 def _difference(

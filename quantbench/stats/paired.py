@@ -19,6 +19,7 @@ alike once they are not. A restart may thus come early or late.
 """
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,7 +62,6 @@ class Estimate:
     mean: float
     error: float  # standard error from the noise of turns
     process_share: float  # variance from processes ÷ floor²: 2 for one process on either side
-    effective_processes: float  # of the arm: 2 for two with equal weights
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,18 @@ class Contrast:
         """The log ratio where processes differ by the standard deviation `floor`."""
         if not self.freedom:
             logs = [value for segment in self.segments for value in segment.logs]
-            return Estimate(float(np.mean(logs)) if logs else 0.0, math.inf, 2.0, 1.0)
+            return Estimate(float(np.mean(logs)) if logs else 0.0, math.inf, 2.0)
         cycles = np.array([len(segment.logs) for segment in self.segments])
         weights = 1 / (2 * floor**2 + self.variance / cycles)
         weights /= weights.sum()
-        own: dict[int, float] = {}
-        partners: dict[int, float] = {}
+        shares = defaultdict[tuple[str, int], float](float)
         for segment, weight in zip(self.segments, weights, strict=True):
-            own[segment.process] = own.get(segment.process, 0.0) + float(weight)
-            partners[segment.partner] = partners.get(segment.partner, 0.0) + float(weight)
-        own_squares = sum(share**2 for share in own.values())
+            shares["own", segment.process] += weight
+            shares["partner", segment.partner] += weight
         return Estimate(
             mean=float(weights @ [segment.mean for segment in self.segments]),
             error=float(np.sqrt(self.variance * (weights**2 / cycles).sum())),
-            process_share=own_squares + sum(share**2 for share in partners.values()),
-            effective_processes=1 / own_squares,
+            process_share=float(sum(share**2 for share in shares.values())),
         )
 
 

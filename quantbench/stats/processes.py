@@ -3,8 +3,8 @@
 Cycles of one process are not replicates of a process, however many: where memory lies and which
 pages are huge is drawn once, at the start (docs/LOG.md: 1.5 % on this machine). The standard
 deviation of the logarithm between processes is a `Floor` under every interval. Two processes an arm
-cannot estimate it alone, so it has a prior worth `freedom` degrees of freedom, which the processes
-of this session and of earlier ones update (moderated variance: Smyth 2004).
+cannot estimate it alone, so it has a prior worth `freedom` degrees of freedom, which the session's
+processes update (moderated variance: Smyth 2004).
 
 The update is MIVQUE (Rao 1971), iterated. Differences y of an arm's successive segments have the
 covariance floor² K + V: K from the processes that they share (the baseline's are shared by arms), V
@@ -14,15 +14,14 @@ while turns are noisier than processes.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from quantbench.stats.paired import Contrast, Turns, contrast
+from quantbench.stats.paired import Contrast
 
 ITERATIONS = 3  # each at the variance that the last one found
-MOST_FREEDOM = 40.0  # a machine changes: its past is worth no more
 
 
 @dataclass(frozen=True)
@@ -33,31 +32,21 @@ class Floor:
     freedom: float = 4.0  # degrees of freedom behind it
 
 
-Session = tuple[Turns, Mapping[int, Turns]]  # of the baseline, and of each arm by its number
+def updated(prior: Floor, contrasts: Iterable[Contrast]) -> Floor:
+    """The floor after a session, given by its arms' contrasts with the baseline.
 
-
-def floor_of(history: Iterable[Session], prior: Floor | None = None) -> Floor:
-    """The prior updated by the processes of earlier sessions on this machine."""
-    contrasts = ([contrast(arm, baseline) for arm in arms.values()] for baseline, arms in history)
-    return updated(prior or Floor(), *contrasts)
-
-
-def updated(prior: Floor, *sessions: Iterable[Contrast]) -> Floor:
-    """The floor after sessions, each given by its arms' contrasts with the baseline.
-
-    A prior that sessions contradict counts less (Phipson et al. 2016), so that a machine whose
+    A prior that the session contradicts counts less (Phipson et al. 2016), so that a machine whose
     processes differ more than others' is believed soon.
     """
     own = variance = prior.deviation**2
-    contrasts = [list(session) for session in sessions]
+    known = list(contrasts)
     for _ in range(ITERATIONS):
-        estimates = [_variance(variance, session) for session in contrasts]
-        freedom = sum(counts for _, counts in estimates)
-        total = max(0.0, sum(estimate * counts for estimate, counts in estimates))
+        estimate, freedom = _variance(variance, known)
+        total = max(0.0, estimate * freedom)
         pooled = (prior.freedom * own + total) / (prior.freedom + freedom)
         weight = prior.freedom * min(1.0, own / pooled) ** 2
         variance = (weight * own + total) / (weight + freedom)
-    return Floor(math.sqrt(variance), min(prior.freedom + freedom, MOST_FREEDOM))
+    return Floor(math.sqrt(variance), prior.freedom + freedom)
 
 
 def _variance(guess: float, contrasts: Iterable[Contrast]) -> tuple[float, float]:

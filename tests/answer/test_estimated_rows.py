@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from quantbench.answer.compared import compare
+from quantbench.answer.compared import Compared
 from quantbench.answer.limits import Limits
 from quantbench.answer.recommend import recommend
 from quantbench.answer.rows import rows
@@ -17,7 +17,7 @@ from tests.answer.example_results import example_results
 
 
 def said(results):
-    found = compare(results)
+    found = Compared(results)
     arm_rows = rows(results, found)
     return terminal(results, arm_rows, recommend(arm_rows, Limits(), found.best))
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from quantbench.answer.compared import compare
+from quantbench.answer.compared import Compared
 from quantbench.answer.limits import Limits
 from quantbench.answer.recommend import recommend
 from quantbench.answer.rows import rows
@@ -49,7 +49,7 @@ def results():
 
 
 def answered(results):
-    return recommend(rows(results), Limits(max_kl=0.1), compare(results).best)
+    return recommend(rows(results), Limits(max_kl=0.1), Compared(results).best)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from quantbench.bench.answers import SchemeNames
 from quantbench.commands import recommend as command
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
@@ -30,7 +29,7 @@ class Schemes:
     """As a worker that knows which schemes run here."""
 
     def answer(self, kind, do, **arguments):
-        return SchemeNames([*KL, "autoquant"])
+        return [*KL, "autoquant"]
 
     def close(self):
         pass
@@ -140,9 +139,9 @@ NEEDS = {"none": 16 * GB, "int8wo": 8 * GB, "int4wo-64": 4 * GB, "fp6": 6 * GB}
 @pytest.mark.parametrize(
     "free, most, chosen",
     [
-        (None, None, ["none", "int8wo", "int4wo-64", "fp6"]),
-        (23 * GB, 7 * GB, ["none", "int4wo-64", "fp6"]),
-        (15 * GB, None, ["int8wo", "int4wo-64", "fp6"]),
+        (None, None, ["none", "int8wo", "fp6", "int4wo-64"]),
+        (23 * GB, 7 * GB, ["none", "fp6", "int4wo-64"]),
+        (15 * GB, None, ["int8wo", "fp6", "int4wo-64"]),
         (7 * GB, None, ["int4wo-64", "fp6"]),
     ],
 )

@@ -33,12 +33,19 @@ PEAKS = {"load": {"resident": 1}, "warm_up": {"resident": 2}}
 
 def arm_facts(kernels=None, **changes):
     """Facts as above but for `changes`; kernels: why each cannot run."""
-    facts = dataclasses.replace(FACTS, **{"step_weight_bytes": 0, **changes})
-    return ArmFacts.of_run(facts, Ready(None, [1.0, 1.0], True), kernels or {"cpu": None}, PEAKS)
+    run = dataclasses.replace(FACTS, **{"step_weight_bytes": 0, **changes})
+    return ArmFacts(
+        device=run.config.device,
+        weight_bytes=run.weight_bytes,
+        peak_memory_bytes=PEAKS,
+        ready=Ready(None, [1.0, 1.0], True),
+        run=run,
+        kernels=kernels or {"cpu": None},
+    )
 
 
 def peer_facts(weight_bytes):
     return ArmFacts(
-        "cpu", weight_bytes, Ready(None, [1.0, 1.0], True), {"warm_up": {"resident": 1}},
-        about="a fake",
+        device="cpu", weight_bytes=weight_bytes, ready=Ready(None, [1.0, 1.0], True),
+        peak_memory_bytes={"warm_up": {"resident": 1}}, about="a fake",
     )  # fmt: skip

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from quantbench.bench.cell_plan import CellPlan
-from quantbench.bench.ray_tasks import KEYS, node
-from quantbench.bench.store import Ended, Ready, Repeated, Turn
-from quantbench.typed_json import from_json, to_json
+from quantbench.bench.ray_tasks import node
+from quantbench.bench.store import Ended, Ready, Repeated, Turn, line_of
+from quantbench.typed_json import from_json
 from tests.bench.facts import arm_facts
 
 
@@ -36,4 +36,4 @@ def work(task, timeout):
             events.append(Turn(number, 0, cycle, "prompt", 100, 0.1))
             events.append(Turn(number, 0, cycle, "decode", 2, 0.04, [0.02, 0.02]))
     events += [Repeated(0), Ended("complete", 1.0)]
-    return json.dumps([{KEYS[type(event)]: to_json(event)} for event in events])
+    return json.dumps(list(map(line_of, events)))

@@ -75,11 +75,11 @@ def test_plans_say_which_cells_cannot_run(monkeypatch):
     """Before anything is loaded, ranks included."""
     argv = [*FLOAT32, "--write_result", "none"]
     large = [*argv, "--prefill_size", str(CONTEXT)]
-    runs = Worker().plans([argv, large, [*argv, "--tp", "2"], [*argv, "--tp", "3"]]).runs
+    runs = Worker().plans([argv, large, [*argv, "--tp", "2"], [*argv, "--tp", "3"]])
     assert [run.kind for run in runs] == [None, "usage", None, "usage"]
     assert "which 3 ranks cannot share evenly; --tp takes 1, 2, 4" in runs[3].problem
     monkeypatch.setattr(devices, "free_memory", lambda device: 1000)
-    (short,) = Worker().plans([argv]).runs
+    (short,) = Worker().plans([argv])
     assert short.kind == "refused" and "weights of" in short.problem
 
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from quantbench import host
 from quantbench.bench import store as stores
-from quantbench.bench.answers import Planned, PlannedRuns
-from quantbench.bench.grid import DEFAULT, MOST_SETTINGS, group, read_grid, said
+from quantbench.bench.answers import Planned
+from quantbench.bench.grid import DEFAULT, group, read_grid, said
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.worker import Worker
 from quantbench.commands import tune as command
@@ -54,51 +54,6 @@ def test_a_value_may_be_the_default():
     assert names == [None, None, 1]
     (axis,) = read_grid(COMMON, ["dtype=bfloat16,float32"]).axes
     assert axis.option == "precision"
-
-
-BAD = [
-    # the command line, part of the one line
-    ((), "nothing to tune: give --over OPTION=VALUE,VALUE"),
-    (("--over", "threads"), "--over 'threads' takes OPTION=VALUE,VALUE"),
-    (("--over", "=1,2"), "generate has no option ''"),
-    (("--over", "thread=1,2"), "generate has no option 'thread'; did you mean threads"),
-    (("--over", "zzzz=1,2"), "generate has no option 'zzzz'; there are quantization, "),
-    (("--over", "threads=2"), "one value is no choice: give --threads 2, or another value"),
-    (("--over", "threads=1,2,1"), "twice '1': leave one out"),
-    (("--over", "threads=1,01"), "twice '1' and '01', which are the same"),
-    (("--over", "threads=1,"), "a value is empty"),
-    (("--over", "threads="), "a value is empty"),
-    (("--over", "threads=0,1"), "--threads takes a whole number from 1 to 1024; given: '0'"),
-    (("--over", "kv_cache=dense,int3"), "--kv_cache takes one of"),
-    (("--over", "quantization=int8wo,int9wo"), "nearest: int8wo"),
-    (("--over", "compile=yes,no"), "--compile is a switch, which takes on and off here"),
-    (("--over", "batch_size=1,2"), "settings that differ in --batch_size do not do the same work"),
-    (("--over", "checkpoint_path=a,b"), "differ in --checkpoint_path do not do the same work"),
-    (("--over", "num_samples=1,2"), "a comparison decides --num_samples itself"),
-    (("--over", "threads=1,2", "--over", "threads=3,4"), "--over threads is given twice"),
-    (("--over", "threads=" + ",".join(map(str, range(1, 34))), "--over", "compile=on,off"),
-     f"33 × 2 = 66 settings, and {MOST_SETTINGS} at most"),
-    (("--resume", "full", "--over", "threads=1,2"), "--over: --resume goes on with what"),
-    (("--resume", "full", "--precision", "float32"), "--precision: --resume goes on"),
-    (("--resume", "nowhere"), "--resume nowhere: meta.json: No such file"),
-    (("--over", "threads=1,2", "--output", "full"), "--output full is neither new nor an empty"),
-    (("--over", "threads=1,2", "--open"), "--open shows the report"),
-    (("--over", "threads=1,2", "--text", "nowhere"), "--text nowhere: No such file"),
-    (("--over", "threads=1,2", "--write_result", "no/log"), "cannot append to 'no/log'"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("words", "message"), BAD, ids=lambda v: str(v)[:50])
-def test_bad_input_is_one_line(tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "x").touch()
-    (tmp_path / "benchmarks.txt").write_text("the log\n")
-    monkeypatch.setattr(command, "Process", lambda: pytest.fail("a worker was started"))
-    result = run(*words)
-    assert message in one_line(result)
-    assert isinstance(result.exception, QuantbenchError) or result.exception.exit_code == 2
-    assert (tmp_path / "benchmarks.txt").read_text() == "the log\n"
 
 
 # ------------------------------------------------------------------------------- identical plans
@@ -220,8 +175,8 @@ class Plans:
     """As a worker that plans; a setting's identity is its configuration."""
 
     def answer(self, kind, do, argvs):
-        assert (kind, do) == (PlannedRuns, "plans")
-        return PlannedRuns([Planned({"argv": " ".join(argv)}) for argv in argvs])
+        assert (kind, do) == (list[Planned], "plans")
+        return [Planned({"argv": " ".join(argv)}) for argv in argvs]
 
     def close(self):
         pass
@@ -301,8 +256,7 @@ def test_a_setting_that_fails_is_the_exit_code_after_the_answer(measured, monkey
 
     class Refused(Plans):
         def answer(self, kind, do, argvs):
-            runs = super().answer(kind, do, argvs).runs
-            return PlannedRuns([*runs[:3], Planned(None, "no room", "refused")])
+            return [*super().answer(kind, do, argvs)[:3], Planned(None, "no room", "refused")]
 
     monkeypatch.setattr(FakeProcess, "load", before)
     monkeypatch.setattr(sys.modules[__name__], "Plans", Refused)
@@ -313,7 +267,7 @@ def test_a_setting_that_fails_is_the_exit_code_after_the_answer(measured, monkey
 def test_one_plan_is_not_measured(monkeypatch):
     class Alike(Plans):
         def answer(self, kind, do, argvs):
-            return PlannedRuns([Planned({}) for _ in argvs])
+            return [Planned({}) for _ in argvs]
 
     monkeypatch.setattr(command, "Process", Alike)
     result = run("--over", "threads=1,2")
@@ -325,7 +279,7 @@ def test_one_plan_is_not_measured(monkeypatch):
 def test_nothing_but_the_default_can_run(monkeypatch):
     class Refused(Plans):
         def answer(self, kind, do, argvs):
-            return PlannedRuns([Planned({}), *[Planned(None, "no room", "refused")] * 2])
+            return [Planned({}), *[Planned(None, "no room", "refused")] * 2]
 
     monkeypatch.setattr(command, "Process", Refused)
     assert "no setting but default can run here; threads=1: no room" in one_line(
@@ -348,7 +302,7 @@ def test_equal_settings_are_hardly_ever_told_apart(measured):
 def test_a_worker_says_what_cannot_run():
     argvs = [["--device", "cpu"], ["--kernel", "triton", "--quantization", "none"],
              ["--cache_size", "3"], ["--tp", "2"], ["--expert_policy", "fetch"]]  # fmt: skip
-    able, kernel, cache, ranks, experts = Worker().plans(argvs).runs
+    able, kernel, cache, ranks, experts = Worker().plans(argvs)
     assert "there is no second tier of memory" in experts.problem
     assert able.identity["decoder"] == "cpu-step" and able.problem is None
     assert kernel.identity is None and "--kernel triton" in kernel.problem

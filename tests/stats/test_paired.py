@@ -24,7 +24,7 @@ def test_four_pairs_by_hand():
     assert compared.noise == pytest.approx(math.sqrt(4 / 3))
     found = compared.estimate(floor=0.015)
     assert found.mean == pytest.approx(2) and found.error == pytest.approx(math.sqrt(1 / 3))
-    assert found.process_share == pytest.approx(2) and found.effective_processes == 1
+    assert found.process_share == pytest.approx(2)
 
 
 def test_only_cycles_that_both_have_are_paired():
@@ -56,7 +56,6 @@ def test_segments_weigh_by_cycles_while_noise_dominates_and_alike_once_processes
     means = logs[:20].mean(), logs[20:].mean()
     assert alike.mean == pytest.approx(np.mean(means), abs=1e-3)
     assert alike.process_share == pytest.approx(1, abs=1e-3)
-    assert alike.effective_processes == pytest.approx(2, abs=1e-3)
 
 
 def test_a_restart_of_either_side_begins_a_segment_and_adds_no_noise():

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from quantbench.stats import Floor, Turns, floor_of
-from quantbench.stats.processes import MOST_FREEDOM
+from quantbench.stats import Floor, Turns
+from quantbench.stats.paired import contrast
+from quantbench.stats.processes import updated
 
 
 def session(generator, between, arms=3, cycles=200, noise=0.01, processes=2):
@@ -18,44 +19,45 @@ def session(generator, between, arms=3, cycles=200, noise=0.01, processes=2):
     return found[0], dict(enumerate(found[1:], start=1))
 
 
+def floor_after(baseline, arms, prior=Floor()):  # noqa: B008
+    return updated(prior, [contrast(arm, baseline) for arm in arms.values()])
+
+
 def test_one_arm_by_hand():
     """Two segments that differ by 0.2, without noise: the difference has four processes in it, so
     one degree of freedom says 0.04 / 4 = 0.01, and a prior of 0.1² with four agrees."""
     process = np.repeat([0, 1], 50)
     baseline = Turns(np.arange(100), process, np.ones(100))
     arm = Turns(np.arange(100), process, np.exp(0.2 * process))
-    found = floor_of([(baseline, {1: arm})], Floor(0.1, 4))
+    found = floor_after(baseline, {1: arm}, Floor(0.1, 4))
     assert found.deviation == pytest.approx(0.1) and found.freedom == pytest.approx(5)
 
 
 def test_without_restarts_nothing_is_learned():
     generator = np.random.default_rng(6)
-    assert floor_of([session(generator, 0.03, processes=1)], Floor()) == Floor()
-    assert floor_of([], Floor(0.02, 7)) == Floor(0.02, 7)
+    assert floor_after(*session(generator, 0.03, processes=1)) == Floor()
+    assert updated(Floor(0.02, 7), []) == Floor(0.02, 7)
 
 
 def test_noisy_turns_teach_next_to_nothing():
     generator = np.random.default_rng(7)
-    found = floor_of([session(generator, 0.0, noise=0.5, cycles=40)], Floor())
+    found = floor_after(*session(generator, 0.0, noise=0.5, cycles=40))
     assert found.freedom < 4.1 and found.deviation == pytest.approx(0.015, rel=0.1)
 
 
 @pytest.mark.parametrize("between", [0.004, 0.015, 0.05])
-def test_a_history_teaches_what_processes_differ_by(between):
-    """Twelve sessions of three arms have 36 degrees of freedom, so that the estimate scatters by
-    12 %, and the prior has four."""
-    generator = np.random.default_rng(8)
-    history = [session(generator, between) for _ in range(12)]
-    found = floor_of(history, Floor())
+def test_a_session_of_many_arms_teaches_what_processes_differ_by(between):
+    """Two processes of 36 arms have 36 degrees of freedom, so that the estimate scatters by 12 %,
+    and the prior has four."""
+    found = floor_after(*session(np.random.default_rng(8), between, arms=36))
     expected = np.sqrt((36 * between**2 + 4 * Floor().deviation ** 2) / 40)
     assert found.deviation == pytest.approx(expected, rel=0.36)
-    assert found.freedom <= MOST_FREEDOM
 
 
 def test_a_session_that_contradicts_the_prior_is_believed():
     """Pooled by degrees of freedom alone, 4 of 1.5 % and 3 of 8 % would be 5.4 %."""
     generator = np.random.default_rng(9)
-    found = [floor_of([session(generator, 0.08)], Floor()).deviation for _ in range(100)]
+    found = [floor_after(*session(generator, 0.08)).deviation for _ in range(100)]
     assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.08, rel=0.15)
 
 
@@ -64,4 +66,4 @@ def test_only_the_baseline_restarts():
     generator = np.random.default_rng(10)
     baseline, arms = session(generator, 0.02, arms=5)
     kept = {arm: Turns(t.cycle, 0 * t.process, t.seconds) for arm, t in arms.items()}
-    assert floor_of([(baseline, kept)], Floor()).freedom <= 5.0001
+    assert floor_after(baseline, kept).freedom <= 5.0001

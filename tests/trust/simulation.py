@@ -1,45 +1,62 @@
 """How often the statistics err, on simulated sessions whose truth is known: the engine's proof.
 
-    python -m tests.trust.simulation     # four minutes; docs/data/trust.json
+    python -m tests.trust.simulation     # minutes; docs/data/trust.json
 
-A session is simulated as the engine runs it: cycles A B C then C B A, turns of 100 ms, restarts,
-groups of arms that share the baseline. The machine has states of 0.5 to 30 s (log-uniform) in which
-memory is faster or slower; an arm's seconds follow memory's with an exponent from 0, not at all, to
-1. Every arm has noise that lasts about a second, noise of single turns, turns that are late, and
-processes that differ. A session ends where `enough` says so, or with its budget.
+A session is bench.session.Session with the rule that ab and recommend have (answer/stop.py):
+cycles, groups, restarts, repeated cycles and the end are theirs. Its workers have no model. The
+machine has states of 0.5 to 30 s (log-uniform) in which memory is faster or slower; an arm's
+seconds follow memory's with an exponent from 0, not at all, to 1. Every arm has noise that lasts
+about a second, noise of single turns, turns that are late, and processes that differ.
 
 The truth of an arm is its expected log ratio, averaged over the session: over the states that it
-met. A session of 15 s may lie in a single state, and no statistic knows of states that it did not
-meet. `covers_long_run` counts, for information, the sessions whose intervals also hold over all
-states that the machine has.
+met. A session of half a minute may lie in a single state, and no statistic knows of states that it
+did not meet. `covers_long_run` counts, for information, the sessions whose intervals also hold over
+all states that the machine has.
 
 Exits with 1 where a requirement is missed. The JSON has the digest of the sources that it proves.
 """
 
+import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import math
+import random
 import sys
 import time
+from bisect import bisect
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import click
 import numpy as np
-from numpy.typing import NDArray
-from scipy import integrate, signal
-from scipy.stats import beta
+from scipy import integrate
+from scipy.stats import binomtest
 
+from quantbench.answer.compared import Compared
+from quantbench.answer.limits import Limits
+from quantbench.answer.stop import Enough
+from quantbench.bench.answers import TurnTime
+from quantbench.bench.noise import Noise
+from quantbench.bench.session import Session
+from quantbench.bench.store import ArmResult, Ready, Repeated, Results, Settings, Store, Turn
 from quantbench.log.about import about
-from quantbench.stats import Floor, Turns, best, enough, floor_of, intervals
+from quantbench.stats.paired import contrast
+from tests.bench.world import Behaviour, FakeProcess, World
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs/data/trust.json"
 COMMAND = "make trust"
+PROVED = ("quantbench/stats/*.py", "quantbench/answer/stop.py", "quantbench/answer/compared.py",
+          "quantbench/bench/session.py", "quantbench/bench/noise.py")  # fmt: skip
 
-TURN = 0.1  # seconds
+NEW_TOKENS = 33  # of a whole run; a step is as long as the prompt of one token
+STEP = 0.1 / (NEW_TOKENS - 1)  # seconds: a turn takes 0.1
 STATE_SECONDS = (0.5, 30.0)
 STATE_DEVIATION = 0.13  # of the logarithm of memory's speed: 16 to 24 GB/s were seen in one demo
 SLOW_NOISE, SLOW_SECONDS = 0.02, 1.0  # of each arm: standard deviation, time constant
@@ -47,12 +64,9 @@ TURN_NOISE = 0.025  # standard deviation
 # Late turns: a share of all, and how much longer they take, as a part of a turn.
 LATE_SHARE, LATE_MEAN = 0.05, 0.15  # of every arm: exponential
 HEAVY_SHARE, HEAVY_LEAST, HEAVY_INDEX = 0.09, 0.5, 2.5  # of an arm with a heavy tail: Pareto
-LOADING = 3.0  # seconds without turns while arms load; states go on
-LOOKS = 1.4  # a look after so many times as many cycles, from 10 on
+LOADING = 3.0  # seconds in which an arm loads; states go on
 FALSE_UPPER, COVERAGE, DEMO_WIDTH = 0.05, 0.93, 0.08  # see `failures`
-LONG = 300.0  # seconds in which a session meets the machine's states often enough
-
-Floats = NDArray[np.float64]
+LONG = 5.0  # minutes in which a session meets the machine's states often enough
 
 
 @dataclass(frozen=True)
@@ -61,15 +75,14 @@ class Cell:
 
     name: str
     effects: tuple[float, ...] = (0.0,)
-    budget: float = 60.0  # seconds of turns
+    minutes: float = 1.0  # --max_minutes
     exponents: tuple[float, ...] = ()  # of every arm, the baseline first; empty: drawn from 0 to 1
-    drift: float = 0.0  # of the logarithm of memory's speed, over the budget
+    drift: float = 0.0  # of the logarithm of memory's speed, over the minutes
     heavy: tuple[int, ...] = ()  # arms with a heavy tail, 0 is the baseline
     between: tuple[float, float] = (0.015, 0.015)  # deviation of processes: uniform per machine
-    history: int = 0  # earlier sessions from which the floor is known; 0: the prior
-    processes: int = 2  # of each arm, one after the other, with equal shares of the budget
-    group: int = 30  # arms in memory at once beside the baseline
-    trials: int = 200
+    beside: int = 100  # arms that fit into memory together
+    answer_only: bool = False  # as recommend
+    trials: int = 150
     half_width: float = math.inf  # required of the median
 
 
@@ -79,162 +92,176 @@ def ratios(*values: float) -> tuple[float, ...]:
 
 MIXED = ratios(1.0, 0.95, 1.05, 0.7, 1.3, 2.0, 0.98)
 CELLS = (
-    Cell("2 arms, equal, 15 s", budget=15),
-    Cell("2 arms, equal, 60 s"),
-    Cell("2 arms, equal, 300 s", budget=300),
-    Cell("2 arms, 5 % slower, 60 s", ratios(1.05)),
-    Cell("2 arms, 5 % slower, 180 s", ratios(1.05), budget=180),
-    Cell("2 arms, 5 % slower, 5 processes, 300 s", ratios(1.05), budget=300, processes=5),
-    Cell("2 arms, 30 % slower, 15 s", ratios(1.3), budget=15),
-    Cell("2 arms, exponents 1 and 0, 15 s", budget=15, exponents=(1.0, 0.0)),
-    Cell("2 arms, exponents 1 and 0, 300 s", budget=300, exponents=(1.0, 0.0)),
-    Cell("2 arms, exponents 1 and 1, 60 s", exponents=(1.0, 1.0)),
-    Cell("2 arms, heavy tail, 60 s", heavy=(1,)),
-    Cell("2 arms, heavy tail in the baseline, 15 s", budget=15, heavy=(0,)),
-    Cell("2 arms, drift 30 %, 60 s", drift=0.3),
-    Cell("2 arms, processes alike, 60 s", between=(0.0, 0.0)),
-    Cell("2 arms, processes 0 to 5 %, 60 s", between=(0.0, 0.05), trials=300),
-    Cell("2 arms, processes 5 %, known, 60 s", between=(0.05, 0.05), history=8),
-    Cell("demo: 4 arms, 25 s", ratios(0.6, 0.75, 1.3), budget=25, half_width=DEMO_WIDTH),
-    Cell("4 arms, equal, 15 s", (0.0,) * 3, budget=15),
-    Cell("4 arms, processes 0 to 5 %, 60 s", (0.0,) * 3, between=(0.0, 0.05), trials=300),
-    Cell("8 arms, equal, 60 s", (0.0,) * 7, trials=150),
-    Cell("8 arms, mixed, 300 s", MIXED, budget=300, trials=150),
-    Cell("8 arms in groups of 3, mixed, 60 s", MIXED, group=3, trials=150),
-    Cell("30 arms, equal, 60 s", (0.0,) * 29, trials=100),
-    Cell("30 arms in groups of 6, 300 s", (*MIXED * 4, 0.1), budget=300, group=6, trials=100),
+    Cell("2 arms, equal, 0.5 min", minutes=0.5),
+    Cell("2 arms, equal, 1 min"),
+    Cell("2 arms, equal, 5 min", minutes=5),
+    Cell("2 arms, 5 % slower, 1 min", ratios(1.05)),
+    Cell("2 arms, 5 % slower, 5 min", ratios(1.05), 5),
+    Cell("2 arms, 30 % slower, 0.5 min", ratios(1.3), 0.5),
+    Cell("2 arms, exponents 1 and 0, 0.5 min", minutes=0.5, exponents=(1.0, 0.0)),
+    Cell("2 arms, exponents 1 and 0, 5 min", minutes=5, exponents=(1.0, 0.0)),
+    Cell("2 arms, exponents 1 and 1, 1 min", exponents=(1.0, 1.0)),
+    Cell("2 arms, heavy tail, 1 min", heavy=(1,)),
+    Cell("2 arms, heavy tail in the baseline, 0.5 min", minutes=0.5, heavy=(0,)),
+    Cell("2 arms, drift 30 %, 1 min", drift=0.3),
+    Cell("2 arms, processes alike, 1 min", between=(0.0, 0.0)),
+    Cell("2 arms, processes 0 to 5 %, 1 min", between=(0.0, 0.05), trials=300),
+    Cell("demo: 4 arms, 2 min", ratios(0.6, 0.75, 1.3), 2, half_width=DEMO_WIDTH),
+    Cell("4 arms, equal, 1 min", (0.0,) * 3),
+    Cell("4 arms, processes 0 to 5 %, 2 min", (0.0,) * 3, 2, between=(0.0, 0.05), trials=300),
+    Cell("8 arms, equal, 2 min", (0.0,) * 7, 2),
+    Cell("8 arms, mixed, 5 min", MIXED, 5),
+    Cell("8 arms in groups of 3, mixed, 5 min", MIXED, 5, beside=3),
+    Cell("8 arms, mixed, recommend, 5 min", MIXED, 5, answer_only=True),
+    Cell("30 arms, equal, 10 min", (0.0,) * 29, 10, trials=100),
+    Cell("30 arms, mixed, recommend, 5 min", (*MIXED * 4, 0.1), 5, answer_only=True, trials=100),
 )
 
 
-@dataclass(frozen=True)
-class Session:
-    """Every arm's turns, the baseline's first; `expected`: of their logarithms, at each turn."""
+@dataclass
+class Machine(World):
+    """The machine of a cell, and its workers."""
 
-    turns: list[Turns]
-    expected: list[Floats]
-    looks: list[int]  # cycles, ascending; the last is the end of the budget
+    cell: Cell = Cell("")
+    clean: float = 0.0  # seconds of the last turn without noise
 
-    def until(self, cycle: int) -> tuple[Turns, dict[int, Turns], Floats]:
-        """The baseline, the arms and their true log ratios after so many cycles."""
-        ends = [int(np.searchsorted(turns.cycle, cycle)) for turns in self.turns]
-        parts = [
-            Turns(turns.cycle[:end], turns.process[:end], turns.seconds[:end])
-            for turns, end in zip(self.turns, ends, strict=True)
-        ]
-        truths = []
-        for arm, part in list(enumerate(parts))[1:]:
-            shared = np.isin(parts[0].cycle, part.cycle)
-            baseline = self.expected[0][: ends[0]][shared]
-            apart = self.expected[arm][: ends[arm]] - baseline
-            truths.append(apart.mean() if len(apart) else math.nan)
-        return parts[0], dict(enumerate(parts[1:], start=1)), np.array(truths)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        draw, cell = self.random, self.cell
+        self.start_of_session = self.now
+        self.effects = (0.0, *cell.effects)
+        count = len(self.effects)
+        self.exponents = cell.exponents or tuple(draw.uniform(0, 1) for _ in range(count))
+        # The session starts within a state, more likely within a long one.
+        low, high = map(math.log, STATE_SECONDS)
+        lengths = [math.exp(draw.uniform(low, high)) for _ in range(1000)]
+        lengths[0] = draw.choices(lengths, lengths)[0] * draw.random()
+        self.ends, self.levels, end = [], [], self.now
+        while end < self.now + 90 * cell.minutes + 300:
+            end += lengths[len(self.ends) % len(lengths)]
+            self.ends.append(end)
+            self.levels.append(draw.gauss(0, STATE_DEVIATION))
 
+    def level(self, now: float) -> float:
+        """The logarithm of memory's speed."""
+        drifted = (now - self.start_of_session) / (60 * self.cell.minutes) - 0.5
+        return self.levels[bisect(self.ends, now)] + self.cell.drift * drifted
 
-def simulate(cell: Cell, generator: np.random.Generator, between: float) -> Session:
-    """A session on a machine whose processes differ by the standard deviation `between`."""
-    count = len(cell.effects) + 1
-    effects = (0.0, *cell.effects)
-    exponents = cell.exponents or tuple(generator.uniform(0, 1, count))
-    processes = generator.normal(0, between, (count, cell.processes))
-    memory = _memory(cell, generator)
-    found: list[list[tuple[Floats, ...]]] = [[] for _ in range(count)]
-    looks: list[int] = []
-    cycle, now = 0, 0.0
-    for process, arms, seconds in _blocks(cell):
-        length = TURN * len(arms)
-        cycles = max(1, int(seconds / length))
-        numbers = np.arange(cycles)
-        for place, arm in enumerate(arms):
-            order = np.where(numbers % 2 == 0, place, len(arms) - 1 - place)
-            starts = now + numbers * length + order * TURN
-            level = (memory(starts + TURN) - memory(starts)) / TURN
-            expected = effects[arm] - exponents[arm] * level
-            logs = expected + processes[arm, process]
-            logs = logs + _noise(arm in cell.heavy, cycles, length, generator)
-            column = (cycle + numbers, np.full(cycles, process), np.exp(logs), expected)
-            found[arm].append(column)
-        if len(arms) == count:  # groups: only where one of them has had its turns
-            steps = np.unique((LOOKS ** np.arange(7, 30)).astype(int))
-            looks += [cycle + int(step) for step in steps if step < cycles]
-        looks.append(cycle + cycles)
-        cycle, now = cycle + cycles, now + cycles * length + LOADING
-    columns = [[np.concatenate(part) for part in zip(*parts, strict=True)] for parts in found]
-    turns = [Turns(cycles, process, seconds) for cycles, process, seconds, _ in columns]
-    return Session(turns, [expected for *_, expected in columns], looks)
+    def start(self, command: Sequence[str]) -> FakeProcess:
+        return Worker(self, int(command[0]))
 
 
-def _blocks(cell: Cell) -> list[tuple[int, list[int], float]]:
-    """Process number, arms in memory, and seconds of turns of what lies between two loadings."""
-    arms = list(range(1, len(cell.effects) + 1))
-    groups = [arms[start : start + cell.group] for start in range(0, len(arms), cell.group)]
-    seconds = cell.budget / cell.processes / len(groups)
-    return [
-        (process, [0, *group], seconds) for process in range(cell.processes) for group in groups
-    ]
+class Worker(FakeProcess):
+    """A process of an arm; turns take as long as the machine's state and the noise say."""
+
+    slow, at = 0.0, -math.inf  # the noise that lasts, and when it was drawn
+
+    def answer(self, kind: type, do: str, /, **arguments: Any) -> Any:
+        return self.turn(**arguments) if kind is TurnTime else super().answer(kind, do, **arguments)
+
+    def _took(self, tokens: int) -> float:
+        world, draw, number = self.world, self.world.random, self.number
+        level = (world.level(world.now) + world.level(world.now + tokens * STEP)) / 2
+        expected = world.effects[number] - world.exponents[number] * level
+        kept = math.exp((self.at - world.now) / SLOW_SECONDS)
+        self.slow = kept * self.slow + draw.gauss(0, SLOW_NOISE) * math.sqrt(1 - kept**2)
+        noise = self.slow + draw.gauss(0, TURN_NOISE) + _late(number in world.cell.heavy, draw)
+        world.clean = tokens * STEP * math.exp(expected)
+        seconds = world.clean * self.factor * math.exp(noise)
+        self.at = world.now = world.now + seconds
+        return float(seconds)
 
 
-def _memory(cell: Cell, generator: np.random.Generator) -> Any:
-    """The integral over time of the logarithm of memory's speed, as a function of seconds."""
-    whole = cell.budget * 1.2 + LOADING * cell.processes * len(cell.effects)
-    count = int(whole / STATE_SECONDS[0]) + 1
-    durations = np.exp(generator.uniform(*np.log(STATE_SECONDS), count))
-    # The session begins within a state, more likely within a long one.
-    durations[0] = generator.choice(durations, p=durations / durations.sum()) * generator.random()
-    levels = generator.normal(0, STATE_DEVIATION, count)
-    times = np.concatenate([[0.0], np.cumsum(durations)])
-    integrals = np.concatenate([[0.0], np.cumsum(durations * levels)])
-    return lambda seconds: (
-        np.interp(seconds, times, integrals)
-        + cell.drift * (seconds**2 / (2 * cell.budget) - seconds / 2)
-    )
-
-
-def _noise(heavy: bool, cycles: int, length: float, generator: np.random.Generator) -> Floats:
-    """Logarithms of an arm's own noise, expectation 0."""
-    share = HEAVY_SHARE if heavy else LATE_SHARE
-    late = generator.random(cycles) < share
-    longer = (
-        HEAVY_LEAST * (1 + generator.pareto(HEAVY_INDEX, cycles))
-        if heavy
-        else generator.exponential(LATE_MEAN, cycles)
-    )
-    tail = np.log1p(late * longer) - share * (HEAVY_LOG if heavy else LATE_LOG)
-    kept = math.exp(-length / SLOW_SECONDS)
-    steps = generator.normal(0, SLOW_NOISE, cycles)
-    steps[1:] *= math.sqrt(1 - kept**2)
-    slow = signal.lfilter([1], [1, -kept], steps)
-    return np.asarray(slow + tail + generator.normal(0, TURN_NOISE, cycles))
+def _late(heavy: bool, draw: random.Random) -> float:
+    """By how much a turn is late, as a logarithm of expectation 0."""
+    longer, share = 0.0, HEAVY_SHARE if heavy else LATE_SHARE
+    if draw.random() < share:
+        longer = draw.expovariate(1 / LATE_MEAN)
+        if heavy:
+            longer = HEAVY_LEAST * (1 + draw.paretovariate(HEAVY_INDEX))
+    return math.log1p(longer) - share * (HEAVY_LOG if heavy else LATE_LOG)
 
 
 # Expected logarithms of how much longer a late turn takes.
 LATE_LOG = integrate.quad(lambda x: math.log1p(LATE_MEAN * x) * math.exp(-x), 0, math.inf)[0]
 HEAVY_LOG = integrate.quad(
-    lambda x: math.log1p(HEAVY_LEAST * x) * HEAVY_INDEX * x ** (-HEAVY_INDEX - 1), 1, math.inf
+    lambda x: math.log1p(HEAVY_LEAST * (1 + x)) * HEAVY_INDEX * x ** (-HEAVY_INDEX - 1), 1, math.inf
 )[0]
 
 
-def measure(cell: Cell, generator: np.random.Generator) -> dict[str, Any]:
+class Memory(Noise):
+    """As bench.noise.Noise, reading the simulated memory."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.cycles, self.repeated = machine, 0, 0
+
+    def read(self) -> float:
+        return math.exp(self.machine.level(self.machine.now))
+
+
+class Truth(Store):
+    """A store that also keeps what was measured without its noise."""
+
+    def __init__(self, results: Results, machine: Machine) -> None:
+        super().__init__(results, None)
+        arms = [ArmResult(arm.name, "", arm.argv) for arm in results.arms]
+        self.machine, self.clean = machine, Results(results.settings, arms)
+
+    def add(self, event: object) -> None:
+        super().add(event)
+        if isinstance(event, Turn):
+            seconds = self.machine.clean
+            event = Turn(event.arm, event.process, event.cycle, event.kind, event.tokens, seconds)
+        if isinstance(event, Turn | Repeated | Ready):
+            self.clean.apply(event)
+
+    def ratios(self, arms: Sequence[int]) -> np.ndarray:
+        """The arms' true log ratios: means over the cycles that were compared."""
+        turns = Compared(self.clean).turns
+        found = [contrast(turns[arm], turns[0]).segments for arm in arms]
+        return np.array([np.concatenate([s.logs for s in segments]).mean() for segments in found])
+
+
+def simulate(cell: Cell, seed: int, between: float) -> tuple[Truth, float]:
+    """A session that has ended, and the seconds it took."""
+    count = len(cell.effects) + 1
+    arms = [Behaviour(between=between, loading=LOADING, fits_beside=cell.beside)] * count
+    machine = Machine(arms, seed=seed, cell=cell)
+    argv = ["--max_new_tokens", str(NEW_TOKENS)]
+    named = [ArmResult(f"arm {number}", "", argv) for number in range(count)]
+    store = Truth(Results(Settings(max_minutes=cell.minutes, tokens=0), named), machine)
+    with (
+        mock.patch("quantbench.bench.pool.Process", machine.start),
+        mock.patch("quantbench.bench.session.Noise", lambda: Memory(machine)),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        rule = Enough(Limits(), cell.answer_only)
+        Session(store, rule, machine.command, clock=lambda: machine.now).run()
+    return store, machine.now - machine.start_of_session
+
+
+def measure(cell: Cell, seed: int) -> dict[str, Any]:
     """Counts and bounds of a cell's requirements, at the end of each session."""
+    draw = random.Random(f"{seed} {cell.name}")
     counts = dict.fromkeys(("false", "covers", "covers_long_run", "best", "found", "plain"), 0)
     widths: list[float] = []
     seconds: list[float] = []
-    long_run = np.array(cell.effects)
     for _ in range(cell.trials):
-        between = generator.uniform(*cell.between)
-        history = [simulate(cell, generator, between) for _ in range(cell.history)]
-        floor = floor_of((past.turns[0], dict(enumerate(past.turns[1:], 1))) for past in history)
-        found, fastest, truths, spent = run(simulate(cell, generator, between), floor)
-        low = np.log([max(one.low, 1e-300) for one in found.values()])
-        high = np.log([one.high for one in found.values()])
+        store, spent = simulate(cell, draw.getrandbits(32), draw.uniform(*cell.between))
+        found = Compared(store.results)
+        arms = list(found.whole)
+        truths, long_run = store.ratios(arms), np.array([cell.effects[arm - 1] for arm in arms])
+        low = np.log([max(found.whole[arm].low, 1e-300) for arm in arms])
+        high = np.log([found.whole[arm].high for arm in arms])
         signs = np.where(low > 0, 1, np.where(high < 0, -1, 0))
         counts["false"] += bool(np.any((signs != 0) & (signs != np.sign(truths))))
         counts["covers"] += bool(np.all((low <= truths) & (truths <= high)))
         counts["covers_long_run"] += bool(np.all((low <= long_run) & (long_run <= high)))
-        counts["best"] += int(np.argmin([0.0, *truths])) in fastest
+        counts["best"] += [0, *arms][int(np.argmin([0.0, *truths]))] in found.best([0, *arms])
         plain = np.abs(truths) >= math.log(1.05) * 0.99
         counts["plain"] += int(plain.sum())
         counts["found"] += int((plain & (signs == np.sign(truths))).sum())
-        widths += [one.half_width for one in found.values()]
+        widths += [one.half_width for one in found.whole.values()]
         seconds.append(spent)
     return {
         "cell": cell.name,
@@ -249,26 +276,12 @@ def measure(cell: Cell, generator: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def run(session: Session, floor: Floor) -> tuple[Any, set[int], Floats, float]:
-    """Intervals, arms that may be the fastest, truths and seconds of turns, when it has ended."""
-    for look in session.looks:
-        baseline, arms, truths = session.until(look)
-        if any(len(turns.cycle) == 0 for turns in arms.values()):
-            continue
-        found = intervals(baseline, arms, floor)
-        fastest = best(baseline, arms, floor, among={0, *arms})
-        if enough(found, fastest)[0]:
-            break
-    turns = len(baseline.cycle) + sum(len(turns.cycle) for turns in arms.values())
-    return found, fastest, truths, turns * TURN
-
-
 def bounds(count: int, trials: int) -> dict[str, float]:
     """A share and its two-sided Clopper-Pearson bounds at 95 %."""
-    low = beta.ppf(0.025, count, trials - count + 1) if count else 0.0
-    high = beta.isf(0.025, count + 1, trials - count) if count < trials else 1.0
-    share = count / trials if trials else 0.0
-    return {"share": round(share, 4), "low": round(float(low), 4), "high": round(float(high), 4)}
+    if not trials:
+        return {"share": 0.0, "low": 0.0, "high": 1.0}
+    low, high = binomtest(count, trials).proportion_ci(0.95)
+    return {"share": round(count / trials, 4), "low": round(low, 4), "high": round(high, 4)}
 
 
 def failures(rows: list[dict[str, Any]]) -> list[str]:
@@ -284,7 +297,7 @@ def failures(rows: list[dict[str, Any]]) -> list[str]:
             (
                 "coverage of all states",
                 row["covers_long_run"]["share"],
-                COVERAGE if cells[row["cell"]].budget >= LONG else 0.0,
+                COVERAGE if cells[row["cell"]].minutes >= LONG else 0.0,
                 1.0,
             ),
         ):
@@ -295,8 +308,8 @@ def failures(rows: list[dict[str, Any]]) -> list[str]:
 
 def digest() -> str:
     """Of the sources that the result proves."""
-    sources = [*sorted((ROOT / "quantbench/stats").glob("*.py")), Path(__file__)]
-    parts = (f"{source.name}\0".encode() + source.read_bytes() for source in sources)
+    files = [path for name in PROVED for path in sorted(ROOT.glob(name))]
+    parts = (f"{path.name}\0".encode() + path.read_bytes() for path in (*files, Path(__file__)))
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -305,12 +318,12 @@ def digest() -> str:
 @click.option("--only", default="", help="Cells whose name has this text; nothing is written.")
 def main(seed: int, only: str) -> None:
     """Simulate every condition and write docs/data/trust.json."""
-    rows, proved = [], digest()
-    for number, cell in enumerate(CELLS):
-        if only in cell.name:
-            started = time.perf_counter()
-            rows.append(measure(cell, np.random.default_rng([seed, number])))
-            click.echo(f"{time.perf_counter() - started:5.1f} s {rows[-1]}")
+    started, proved, rows = time.perf_counter(), digest(), []
+    chosen = [cell for cell in CELLS if only in cell.name]
+    with ProcessPoolExecutor() as pool:
+        for row in pool.map(measure, chosen, [seed] * len(chosen)):
+            rows.append(row)
+            click.echo(f"{time.perf_counter() - started:5.1f} s {row}")
     missed = failures(rows)
     if not only:
         result = {"about": dataclasses.asdict(about()), "digest": proved, "rows": rows}
