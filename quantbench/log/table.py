@@ -107,7 +107,7 @@ ESTIMATED: dict[str, tuple[str, Callable[[float], str]]] = {
     "peak_memory_bytes": ("peak memory", size),
     "joules_per_token": ("energy", lambda joules: f"{joules:.3g} J/token"),
 }
-NO_COUNTER = "no counter; power limit × time is an upper bound"  # as run/energy.py says it
+NO_COUNTER = "no counter; power limit × time is an upper bound"
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:
