@@ -56,7 +56,7 @@ from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer, ReferenceFile
 from quantbench.run import environment, measure
 from quantbench.run.energy import Energy, Meter, NotCounted
-from quantbench.run.facts import Facts, OneSample, Ready, Sample
+from quantbench.run.facts import Facts, OneSample, Ready
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
 
@@ -220,12 +220,11 @@ class Worker:
 
     def sample(self, index: int) -> TimedSample:
         from quantbench import devices
-        from quantbench.run.clock import Clock
+        from quantbench.run.turns import Clock
 
         clock = Clock(self.plan.device)
         generation = self.one_sample(index, after_token=clock.tick)
-        new_tokens = generation.tokens.shape[1]
-        sample = Sample.of(generation, len(self.plan.prompt), new_tokens, generation.machine)
+        sample = dataclasses.replace(generation, experts=None).sample(len(self.plan.prompt))
         return TimedSample(
             **vars(sample),
             token_seconds=[round(seconds, 7) for seconds in clock.intervals()],

@@ -18,8 +18,8 @@ from quantbench.devices import prefill_chunk
 from quantbench.errors import UsageError
 from quantbench.estimate.counting import Count, Logits, count_model
 from quantbench.estimate.counting_configs import count_config
+from quantbench.log.table import NO_COUNTER
 from quantbench.models.config import ModelConfig
-from quantbench.run.energy import NO_COUNTER
 from quantbench.text import size
 from quantbench.typed_json import omitted
 

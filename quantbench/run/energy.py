@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quantbench.log.table import NO_COUNTER
 from quantbench.text import counted
@@ -185,7 +185,7 @@ def pooled(energies: Sequence[Energy]) -> Energy:
     """The energy of a run that was counted several times: means over all repeats. The idle power is
     the mean of its readings, the resolution the coarsest."""
     repeats = [energy.repeats for energy in energies]
-    means = {
+    means: dict[str, Any] = {
         name: statistics.fmean([getattr(energy, name) for energy in energies], repeats)
         for name in ("joules", "joules_with_idle", "seconds")
     }

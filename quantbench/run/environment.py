@@ -10,14 +10,16 @@ Variables that the user has set are not changed. torch is imported only where it
 import contextlib
 import gc
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench import host
+from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.progress import say
-from quantbench.run import threads
+from quantbench.text import counted
 
 # Variables that libraries read once, when they are loaded.
 DEFAULTS: Mapping[str, str] = {
@@ -122,13 +124,73 @@ def is_torchrun(variables: Mapping[str, str] | None = None) -> bool:
     return place(given) is not None and STORE not in given
 
 
-def threads_of(config: RunConfig) -> threads.Threads:
+# ---------------------------------------------------------------------------------- threads
+
+
+@dataclass(frozen=True)
+class Threads:
+    """How many threads a run computes with."""
+
+    count: int | None  # for torch.set_num_threads; None: leave torch's default
+    cores: int | None  # physical cores that the process may use; None: not known
+    recorded: int | None  # the --threads of the repro command; None: leave it out
+
+    def warning(self) -> str | None:
+        """One line if there are more threads than cores, else None: a parallel loop ends with its
+        last thread, which waits for a core while others occupy all of them by waiting for it."""
+        if self.count is None or self.cores is None or self.count <= self.cores:
+            return None
+        cores = counted(self.cores, "core")
+        return f"{self.count} threads on {cores}: slower than {self.cores} (--threads {self.cores})"
+
+
+def choose_threads(
+    asked: int | None, cores: int | None, variables: Mapping[str, str], ranks: int = 1
+) -> Threads:
+    """The number `asked` for; or else that of OMP_NUM_THREADS in `variables`; or else `cores`,
+    divided among the `ranks` of a run on this machine.
+
+    It is recorded if it was asked for, or if it differs from `cores`. Raises UsageError if more are
+    asked for than OMP_THREAD_LIMIT allows; without a request that limit is applied silently.
+    """
+    limit = first_number(variables.get("OMP_THREAD_LIMIT", ""))
+    cores = max(1, cores // ranks) if cores else None
+    if asked is not None:
+        if limit and asked > limit:
+            raise UsageError(
+                f"--threads {asked} is more than OMP_THREAD_LIMIT={limit} allows; "
+                f"take --threads {limit} or unset that variable"
+            )
+        return Threads(asked, cores, asked)
+    count = first_number(variables.get("OMP_NUM_THREADS", "")) or cores
+    if count and limit:
+        count = min(count, limit)
+    return Threads(count, cores, count if count != cores else None)
+
+
+def crowded(ranks: int, cores: int | None) -> str | None:
+    """One line if there are more ranks on this machine than cores, else None."""
+    if cores is None or ranks <= cores:
+        return None
+    return (
+        f"{ranks} ranks on {counted(cores, 'core')} take turns and wait for one another at every "
+        f"layer: slower than --tp {cores}"
+    )
+
+
+def first_number(text: str) -> int | None:
+    """The first number of an OpenMP list such as "4,2"; None if it is not a positive number."""
+    number = re.match(r"\s*([0-9]{1,6})\s*(,|$)", text)
+    return (int(number[1]) or None) if number else None
+
+
+def threads_of(config: RunConfig) -> Threads:
     """The threads that `config` asks for. Raises UsageError beyond OMP_THREAD_LIMIT."""
     variables, where = dict(os.environ), place()
     if is_torchrun() and variables.get("OMP_NUM_THREADS") == "1":
         del variables["OMP_NUM_THREADS"]  # torchrun sets that whatever cores there are
     ranks = where.local_size if where else 1
-    return threads.choose(config.threads, host.cores(), variables, ranks)
+    return choose_threads(config.threads, host.cores(), variables, ranks)
 
 
 def use_threads(config: RunConfig) -> None:

@@ -23,7 +23,8 @@ from quantbench.models.llama import Transformer
 from quantbench.models.mixture import compiles
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Spec
-from quantbench.run import decoding, threads
+from quantbench.run import decoding
+from quantbench.run.environment import choose_threads
 from quantbench.run.expert_sizes import expert_bytes, expert_slots
 from quantbench.run.plan import Plan
 from quantbench.run.tiers import placed, policy_of
@@ -44,7 +45,7 @@ def identity(plan: Plan) -> dict[str, str]:
     values["quantization"] = plan.spec
     values["kv_cache"] = plan.kv_cache
     values["cache_size"] = plan.cache_size
-    values["threads"] = threads.choose(config.threads, host.cores(), os.environ).count
+    values["threads"] = choose_threads(config.threads, host.cores(), os.environ).count
     chunk = config.prefill_chunk or devices.prefill_chunk(plan.device, config.batch_size)
     values["prefill_chunk"] = min(chunk, len(plan.prompt))
     if config.temperature == 0:

@@ -24,7 +24,6 @@ from quantbench.run.energy import Energy, Meter, NotCounted
 from quantbench.run.facts import (
     Device,
     Facts,
-    Generates,
     Generation,
     Measured,
     OneSample,
@@ -33,12 +32,12 @@ from quantbench.run.facts import (
     Peaks,
     Ready,
     Sample,
-    Timed,
 )
 
 if TYPE_CHECKING:
     import torch
 
+    from quantbench.generate import Generator
     from quantbench.run.loading import Loaded
     from quantbench.run.plan import Plan
 
@@ -51,7 +50,7 @@ QUIET_SECONDS = 2  # least time between two lines of progress, for more than ten
 
 
 def measure(
-    plan: Plan, generator: Generates, loaded: Loaded, one_sample: OneSample, ready: Ready
+    plan: Plan, generator: Generator, loaded: Loaded, one_sample: OneSample, ready: Ready
 ) -> Measured:
     """Take samples, their energy and peak memory; write the traces that the options name."""
     from quantbench import devices
@@ -80,7 +79,7 @@ def measure(
     )
 
 
-def check_logits(plan: Plan, generator: Generates) -> None:
+def check_logits(plan: Plan, generator: Generator) -> None:
     """Raise QuantbenchError where the prompt, which a sample has read, is not followed by finite
     logits: the speed of such a model would be taken for that of one that works."""
     import torch
@@ -107,7 +106,7 @@ def readable(plan: Plan, tokens: list[int]) -> str | None:
     return plan.tokenizer.decode([*plan.prompt, *tokens[:end]])
 
 
-def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
+def facts_of(plan: Plan, generator: Generator, kernels: str) -> Facts:
     """The facts of a planned run with its Generator. kernels: as in run.loading.Loaded."""
     from quantbench import devices
     from quantbench.experts.tiers import tiers_of
@@ -156,7 +155,7 @@ def of_all_ranks(plan: Plan, peak: Peak) -> Peak:
     return dict(zip(peak, map(int, totals), strict=True))
 
 
-def sampler(plan: Plan, generator: Generates) -> OneSample:
+def sampler(plan: Plan, generator: Generator) -> OneSample:
     """A function that takes one sample, of --max_new_tokens tokens if not given another number."""
     import torch
 
@@ -218,7 +217,7 @@ def get_ready(
             line += f"; to token {tokens}, compilation included: {arrivals[-1] - since:.1f} s"
         say(line)
     tokens = min(WARM_UP_TOKENS, config.max_new_tokens)
-    seconds, steady = warm_up(lambda index: one_sample(index, tokens))
+    seconds, steady = warm_up(lambda index: one_sample(index, tokens).seconds)
     return Ready(
         compile_seconds=first_seconds if compiles else None,
         warm_ups=seconds,
@@ -228,9 +227,10 @@ def get_ready(
     )
 
 
-def warm_up(one_sample: Callable[[int], Timed]) -> tuple[list[float], bool]:
+def warm_up(one_sample: Callable[[int], float]) -> tuple[list[float], bool]:
     """Take samples until two in a row agree, or MAX_WARM_UPS of them that took WARM_UP_SECONDS.
 
+    one_sample: takes sample number `index`, and returns its seconds.
     Returns the seconds of each sample, and whether the last two agree. One warm-up sample is not
     enough: CUDA graphs are captured on the second call, and the processor's clock, the caches and
     the page tables need time to settle.
@@ -241,8 +241,7 @@ def warm_up(one_sample: Callable[[int], Timed]) -> tuple[list[float], bool]:
         while not steady and len(seconds) < MAX_SHORT_WARM_UPS:
             if len(seconds) >= MAX_WARM_UPS and sum(seconds) >= WARM_UP_SECONDS:
                 break
-            sample = one_sample(len(seconds))
-            seconds.append(sample.prefill_seconds + sample.decode_seconds)
+            seconds.append(one_sample(len(seconds)))
             steady = len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) <= AGREEMENT
     count = len(seconds)
     if steady:
@@ -283,8 +282,7 @@ def take(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int]]:
     for number in range(1, config.num_samples + 1):
         generation = one_sample(number - 1)
         tokens = generation.tokens[0].tolist()
-        use, traffic = generation.machine, generation.experts
-        samples.append(Sample.of(generation, len(plan.prompt), len(tokens), use, traffic))
+        samples.append(generation.sample(len(plan.prompt)))
         if config.num_samples <= 10 or time.monotonic() > last_line + QUIET_SECONDS:
             last_line = time.monotonic()
             say(f"Sample {number} of {config.num_samples}: {samples[-1].tok_s:.2f} tok/s")

@@ -8,7 +8,8 @@ from quantbench.errors import UsageError
 from quantbench.host import cores
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import parse
-from quantbench.run.threads import choose, first_number
+from quantbench.run.environment import choose_threads as choose
+from quantbench.run.environment import first_number
 
 EIGHT = range(8)
 
