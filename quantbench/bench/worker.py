@@ -314,7 +314,7 @@ class Worker:
     def plans(self, argvs: list[list[str]]) -> PlannedRuns:
         """What each run's options come to, and whether it fits into the memory that is free."""
         from quantbench import devices
-        from quantbench.run import checks, identity, sizes, tiers
+        from quantbench.run import checks, identity, sizes
         from quantbench.run import plan as planning
 
         planned = []
@@ -328,7 +328,7 @@ class Worker:
                     planned.append(Planned({"argv": " ".join(argv)}))
                     continue
                 checks.check(dataclasses.replace(config, write_result="none"))
-                plan = tiers.checked(planning.make_plan(config))
+                plan = planning.make_plan(config)
                 sizes.fits(plan, devices.free_memory(plan.device))
                 planned.append(Planned(identity.identity(plan)))
             except QuantbenchError as error:

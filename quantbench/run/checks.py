@@ -103,6 +103,8 @@ def _check_ranks(config: RunConfig) -> None:
         raise UsageError(
             f"--tp {config.tp}: torchrun has started {where.size} ranks; leave out --tp"
         )
+    if config.expert_memory is not None and (where or config.tp > 1):
+        raise UsageError("--expert_memory is for one process: leave out --tp")
     if config.tp == 1:
         return
     for option in ("interactive", "dry_run"):
@@ -122,8 +124,6 @@ def _check_experts(config: RunConfig) -> None:
             f"--expert_prefetch {config.expert_prefetch}: copies always overlap with computing, "
             "and the next layer's experts are no longer guessed; leave it out"
         )
-    if config.expert_memory is not None and config.tp > 1:
-        raise UsageError("--expert_memory is for one process: leave out --tp")
     if config.expert_folder is not None:
         files.check_folder("--expert_folder", config.expert_folder)
 

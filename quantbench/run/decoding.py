@@ -16,12 +16,9 @@ from torch import Tensor, nn
 
 from quantbench.errors import KernelError
 from quantbench.kv_cache.base import KVCache
-from quantbench.log.config import RunConfig
-from quantbench.models import mixture
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, Transformer
 from quantbench.ops import attention
-from quantbench.quantize.kernel import fused_weight
 
 DECODERS = FUSED, MODULES = "cpu-step", "modules"  # fastest first
 
@@ -67,27 +64,6 @@ def name_of(name: str, model: Transformer, caches: Sequence[KVCache], rows: int)
     if refusal and name != "auto":
         raise KernelError(f"--decoder {name}: {refusal}; auto takes what can run")
     return MODULES if refusal else FUSED
-
-
-def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.device) -> bool:
-    """Whether a run will compile something, as far as can be said before its weights are read.
-
-    A step that is one op (cpu-step) is never compiled, whatever --compile says, nor is the prompt
-    of a mixture of experts; its step is where `mixture.compiles` says so.
-    """
-    if architecture.mixture is not None:
-        apart = config.expert_memory is not None
-        return config.compile and mixture.compiles(architecture.mixture, device.type, apart)
-    from quantbench.run import cpu_step
-
-    asked = device.type == "cpu" and config.decoder in ("auto", FUSED)
-    one_op_is_possible = asked and cpu_step.may_take(config, architecture)
-    return config.compile_prefill or (config.compile and not one_op_is_possible)
-
-
-def may_be_fused(layer: nn.Module) -> bool:
-    """Whether cpu-step may take a layer that was just loaded; another layer may still refuse."""
-    return not isinstance(layer, nn.Linear) or fused_weight(layer) is not None
 
 
 class Modules:

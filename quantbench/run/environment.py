@@ -31,8 +31,6 @@ DEFAULTS: Mapping[str, str] = {
     # torch's profiler (kineto) prints a line to stderr when it starts and stops; 6 silences it.
     "KINETO_LOG_LEVEL": "6",
 }
-# No worker processes for Triton kernels: they would take the cores from the C++ compiler.
-CPU_COMPILER: Mapping[str, str] = {"TORCH_WARM_POOL": "0"}
 # Objects allocated between two garbage collections. Importing and tracing allocate objects that
 # live long; with Python's default of 700, collections took 20 % of the start-up time.
 GC_THRESHOLD = 100_000
@@ -41,8 +39,15 @@ GC_THRESHOLD = 100_000
 RECORDED_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "MALLOC_")
 RECORDED = (
     *DEFAULTS,
-    *CPU_COMPILER,
-    *("QUANTBENCH_ISA", "CXX", "CXXFLAGS", "LD_PRELOAD", "GLIBC_TUNABLES", "TRITON_INTERPRET"),
+    *(
+        "TORCH_WARM_POOL",
+        "QUANTBENCH_ISA",
+        "CXX",
+        "CXXFLAGS",
+        "LD_PRELOAD",
+        "GLIBC_TUNABLES",
+        "TRITON_INTERPRET",
+    ),
 )
 STORE = "QUANTBENCH_RANK_STORE"  # where the ranks that run/launch.py started meet
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -88,13 +93,6 @@ def without_collections() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def prepare_compiler(device_type: str) -> None:
-    """Set the compiler's variables for a device of this type, before the first compilation."""
-    if device_type == "cpu":
-        for name, value in CPU_COMPILER.items():
-            os.environ.setdefault(name, value)
 
 
 @dataclass(frozen=True)

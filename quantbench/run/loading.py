@@ -28,8 +28,6 @@ from quantbench.models.tokenizer import Tokenizer
 from quantbench.quantize.mixed import MixedQuantizer
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Selection, Spec, parse
-from quantbench.run import compiling
-from quantbench.run.decoding import compiles_anyway, may_be_fused
 from quantbench.run.plan import Plan, scheme_of
 
 if TYPE_CHECKING:
@@ -59,7 +57,7 @@ def load(
     saved: SavedModel | None = None,
     saver: Saver | None = None,
 ) -> Loaded:
-    """Load and quantize the model. Meanwhile the compiler is prepared, if the run will compile.
+    """Load and quantize the model.
 
     report: called as (bytes loaded, total bytes). say: called with lines of progress. saved: the
     same model, quantized already; saver: writes it as --save does (run/saved_model.py). Raises
@@ -80,19 +78,12 @@ def load(
         if loading.saver:
             loading.saver.clear()
         raise
-    preparation = compiling.Preparation(plan.device)
-    if plan.spec.scheme is not None:  # autoquant times kernels: nothing else may run meanwhile
-        if compiles_anyway(plan.config, plan.architecture, plan.device):
-            preparation.begin()
-        elif plan.config.compile and plan.architecture.mixture is None:
-            loading.on_layer = lambda layer: None if may_be_fused(layer) else preparation.begin()
     model = loading.load(report, say)
     if loading.tiers:
         from quantbench.models.formats.tensor_files import drop_pages
 
         drop_pages(plan.checkpoint.files)  # experts are read from the slow tier from now on
         settle(plan, loading.tiers, model, say)
-    preparation.wait()
     peaks = devices.peak_memory(plan.device)
     return Loaded(model, loading.kernels, peaks, loading.quantize_seconds)
 
@@ -141,8 +132,6 @@ class Loading:
         self.checkpoint = checkpoint or open_checkpoint(config.checkpoint_path)
         self.tokenizer = tokenizer
         self.precision: torch.dtype = getattr(torch, config.precision)
-        # Called with every embedding, norm and linear layer as soon as it has its kernel.
-        self.on_layer: Callable[[nn.Module], None] = lambda layer: None
         self.quantize_seconds = 0.0  # for quantizing and packing all layers
         self.tiers: Tiers | None = None  # where experts go as they arrive
         if spec.scheme:  # autoquant's quantizer is made in `load`
@@ -210,9 +199,7 @@ class Loading:
 
     def built(self, name: str, layer: nn.Module) -> nn.Module:
         with self._timed():
-            built = self.stages.built(name, layer)
-        self.on_layer(built)
-        return built
+            return self.stages.built(name, layer)
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:

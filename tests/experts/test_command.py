@@ -19,8 +19,8 @@ from quantbench.log import config as log_config
 from quantbench.log.options import parse
 from quantbench.ops.cpu import build
 from quantbench.run import loading
-from quantbench.run.expert_sizes import expert_bytes
 from quantbench.run.plan import make_plan
+from quantbench.run.tiers import expert_bytes
 from tests.experts.small import CPU, when_held
 from tests.test_refusals import only_error
 
