@@ -389,7 +389,7 @@ PROMPT_CUTS = ["'it'", "'it'\"'\"", "'it'\"'\"'s here'", "'it'\"'\"'s here' "]
 
 def test_importing_the_package_imports_no_torch():
     code = (
-        "import sys, quantbench.log.config, quantbench.log.record, quantbench.log.command\n"
+        "import sys, quantbench.log.config, quantbench.log.record, quantbench.commands.log\n"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     root = Path(__file__).parents[2]
