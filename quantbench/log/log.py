@@ -116,13 +116,10 @@ def is_cut_short(tail: str) -> bool:
 
 
 def _is_json_cut_short(tail: str) -> bool:
-    if not tail.startswith("{"):
-        return False
     try:
-        parsed(tail)
+        return tail.startswith("{") and parsed(tail) is None
     except ValueError:
         return True
-    return False
 
 
 def _append(path: FilePath, line: str, is_cut_short: Callable[[str], bool]) -> None:

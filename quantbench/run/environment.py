@@ -203,17 +203,19 @@ def use_threads(config: RunConfig) -> None:
     if chosen.count is not None:
         torch.set_num_threads(chosen.count)
         if torch.get_num_interop_threads() != chosen.count:
-            try:
+            with contextlib.suppress(RuntimeError):  # allowed once a process: the first run's stay
                 torch.set_num_interop_threads(chosen.count)
-            except RuntimeError:
-                pass  # torch allows it once a process: a second run keeps the first run's
 
 
 def in_force() -> Environment:
     """The settings of this process at this moment."""
     import torch
 
-    named = {name: os.environ[name] for name in sorted(os.environ) if _is_recorded(name)}
+    named = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name in RECORDED or name.startswith(RECORDED_PREFIXES)
+    }
     return Environment(
         threads=torch.get_num_threads(),
         interop_threads=torch.get_num_interop_threads(),
@@ -227,22 +229,10 @@ def in_force() -> Environment:
 
 def system_huge_pages(path: Path = HUGE_PAGES) -> str | None:
     """The kernel's setting, which is in brackets in its file: always, madvise or never."""
-    try:
-        return path.read_text().partition("[")[2].partition("]")[0] or None
-    except OSError:
-        return None
+    return host.read(path).partition("[")[2].partition("]")[0] or None
 
 
 def huge_page_bytes(path: Path = MEMORY_MAP) -> int | None:
     """Bytes of this process's anonymous memory in transparent huge pages."""
-    try:
-        for line in path.read_text().splitlines():
-            if line.startswith("AnonHugePages:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
-
-
-def _is_recorded(name: str) -> bool:
-    return name in RECORDED or name.startswith(RECORDED_PREFIXES)
+    found = re.search(r"^AnonHugePages:\s*(\d+)", host.read(path), re.M)
+    return int(found[1]) * 1024 if found else None

@@ -1,10 +1,8 @@
 """How a run is measured: compiled, warmed up, sampled. run/facts.py has the types of what results.
 
-    one_sample = sampler(plan, generator)
-    ready = get_ready(plan.config, plan.device, one_sample, generator.compiles)  # warms up
-    measured = measure(plan, generator, loaded, one_sample, ready)      # takes the samples
-
-Importing this module needs no torch.
+one_sample = sampler(plan, generator)
+ready = get_ready(plan.config, plan.device, one_sample, generator.compiles)  # warms up
+measured = measure(plan, generator, loaded, one_sample, ready)      # takes the samples
 """
 
 from __future__ import annotations
@@ -14,11 +12,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
+
+from quantbench import devices
 from quantbench.errors import QuantbenchError
+from quantbench.experts.traffic import Watch
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.progress import progress, say
+from quantbench.quantize.registry import available
 from quantbench.run import environment, machine
 from quantbench.run.energy import Energy, Meter, NotCounted
 from quantbench.run.facts import (
@@ -35,8 +38,6 @@ from quantbench.run.facts import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from quantbench.generate import Generator
     from quantbench.run.loading import Loaded
     from quantbench.run.plan import Plan
@@ -53,8 +54,6 @@ def measure(
     plan: Plan, generator: Generator, loaded: Loaded, one_sample: OneSample, ready: Ready
 ) -> Measured:
     """Take samples, their energy and peak memory; write the traces that the options name."""
-    from quantbench import devices
-    from quantbench.quantize.registry import available
     from quantbench.run.tracing import trace
 
     config, device, scheme = plan.config, plan.device, plan.spec.scheme
@@ -82,8 +81,6 @@ def measure(
 def check_logits(plan: Plan, generator: Generator) -> None:
     """Raise QuantbenchError where the prompt, which a sample has read, is not followed by finite
     logits: the speed of such a model would be taken for that of one that works."""
-    import torch
-
     config = plan.config
     last = torch.tensor([plan.prompt[-1:]] * config.batch_size, device=plan.device)
     position = torch.tensor([config.context_depth + len(plan.prompt) - 1], device=plan.device)
@@ -108,7 +105,6 @@ def readable(plan: Plan, tokens: list[int]) -> str | None:
 
 def facts_of(plan: Plan, generator: Generator, kernels: str) -> Facts:
     """The facts of a planned run with its Generator. kernels: as in run.loading.Loaded."""
-    from quantbench import devices
     from quantbench.experts.tiers import tiers_of
 
     tiers = tiers_of(generator.model)
@@ -157,10 +153,7 @@ def of_all_ranks(plan: Plan, peak: Peak) -> Peak:
 
 def sampler(plan: Plan, generator: Generator) -> OneSample:
     """A function that takes one sample, of --max_new_tokens tokens if not given another number."""
-    import torch
-
     from quantbench.experts.tiers import tiers_of
-    from quantbench.experts.traffic import Watch
 
     config = plan.config
     prompt = torch.tensor([plan.prompt] * config.batch_size, device=plan.device)
@@ -174,17 +167,13 @@ def sampler(plan: Plan, generator: Generator) -> OneSample:
         torch.manual_seed(config.seed + index)  # a sample does not depend on the warm-up's length
         count = config.max_new_tokens if tokens is None else tokens
         watch, before = Watch(tiers.counted if tiers else None), machine.Counters.read()
-        generation = generator.generate(
-            prompt, count, config.context_depth, watch.first(after_token)
-        )
+        own = generator.generate(prompt, count, config.context_depth, watch.first(after_token))
         use = machine.Counters.read().since(before)
         # All ranks take rank 0's seconds, so that they agree when they are warm.
-        own_seconds = generation.prefill_seconds, generation.decode_seconds
-        prefill_seconds, decode_seconds = plan.ranks.first(own_seconds, plan.device)
-        (own,) = plan.ranks.total([use.own_cores], plan.device)
-        use = use.of_processes(own)
-        seconds = prefill_seconds, decode_seconds
-        return Generation(generation.tokens, *seconds, use, watch.phases())
+        own_seconds = own.prefill_seconds, own.decode_seconds
+        prefill, decode = plan.ranks.first(own_seconds, plan.device)
+        (cores,) = plan.ranks.total([use.own_cores], plan.device)
+        return Generation(own.tokens, prefill, decode, use.of_processes(cores), watch.phases())
 
     return one_sample
 
@@ -202,8 +191,6 @@ def get_ready(
     since: time.perf_counter() when the process started; if given, the time to the first token is
     printed and returned.
     """
-    from quantbench import devices
-
     devices.reset_peak_memory(device)
     arrivals: list[float] = []  # time.perf_counter() after each token
     with progress("Compiling" if compiles else "First steps"):
