@@ -42,28 +42,27 @@ def choose(
     rows: the batch size. compiled: whether torch.compile will compile the step. Raises KernelError,
     with the reason, for a decoder that does not support them.
     """
+    picked, reason = name_of(name, model, caches, rows)
+    if picked == MODULES:
+        return Modules(model, list(caches), reason, compiled)
     from quantbench.run import cpu_step  # the C++ kernels, which other devices never read
 
-    if name_of(name, model, caches, rows) == FUSED:
-        decoder: Decoder = cpu_step.CpuStep(model, list(caches))
-        return decoder
-    reason = cpu_step.why_not_fused(model, caches, rows)
-    return Modules(model, list(caches), reason, compiled)
+    return cpu_step.CpuStep(model, list(caches))
 
 
-def name_of(name: str, model: Transformer, caches: Sequence[KVCache], rows: int) -> str:
-    """The name of the decoder that `choose` makes. The model and the caches may be on the meta
-    device, where they stand for a model on the CPU."""
+def name_of(
+    name: str, model: Transformer, caches: Sequence[KVCache], rows: int
+) -> tuple[str, str | None]:
+    """The name of the decoder that `choose` makes, and why the model cannot have cpu-step. The
+    model and the caches may be on the meta device, where they stand for a model on the CPU."""
     if name not in ("auto", *DECODERS):
         raise KernelError(f"--decoder {name}: there are auto, {', '.join(DECODERS)}")
-    if name == MODULES:
-        return MODULES
     from quantbench.run import cpu_step
 
     refusal = cpu_step.why_not_fused(model, caches, rows)
-    if refusal and name != "auto":
+    if refusal and name == FUSED:
         raise KernelError(f"--decoder {name}: {refusal}; auto takes what can run")
-    return MODULES if refusal else FUSED
+    return MODULES if refusal or name == MODULES else FUSED, refusal
 
 
 class Modules:

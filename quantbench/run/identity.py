@@ -79,4 +79,4 @@ def _decoder(plan: Plan, model: Transformer) -> str:
     kernel = decoding.attention_of(plan.cache, shape, plan.precision, plan.device).name
     how = plan.precision, "meta", kernel
     of_one = decoding.caches_of(plan.cache, shape, 1, 1, *how, layers=1)
-    return decoding.name_of(config.decoder, model, of_one, config.batch_size)
+    return decoding.name_of(config.decoder, model, of_one, config.batch_size)[0]

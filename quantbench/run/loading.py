@@ -74,11 +74,11 @@ def load(
             from quantbench.run.tiers import open_tiers, settle
 
             loading.tiers = open_tiers(plan, loading.known_quantizer, say)
-    except TierError:
+        model = loading.load(report, say)
+    except TierError:  # a disk that is full, for example
         if loading.saver:
             loading.saver.clear()
         raise
-    model = loading.load(report, say)
     if loading.tiers:
         from quantbench.models.formats.tensor_files import drop_pages
 
@@ -138,14 +138,12 @@ class Loading:
             self.quantizer: Quantizer | MixedQuantizer = Quantizer(
                 spec.scheme, device, self.precision, config.kernel
             )
-        saves = config.save and (split is None or split.ranks.rank == 0)
-        self.saver = self._saver(Path(config.save)) if saves else None  # type: ignore[arg-type]
+        self.saver: Saver | None = None
+        if config.save and (split is None or split.ranks.rank == 0):
+            from quantbench.models.formats.saver import Saver
 
-    def _saver(self, folder: Path) -> Saver:
-        from quantbench.models.formats.saver import Saver
-
-        scheme = SavedScheme(str(self.spec), self.config.precision)
-        return Saver(folder, scheme, self.checkpoint.tokenizer_folder)
+            scheme = SavedScheme(str(spec), config.precision)
+            self.saver = Saver(Path(config.save), scheme, self.checkpoint.tokenizer_folder)
 
     @torch.no_grad()
     def load(self, report: Report, say: Say) -> Transformer:
@@ -157,9 +155,8 @@ class Loading:
         elif isinstance(self.quantizer, Quantizer):
             self.quantizer.say = say
         saver, split = self.saver, self.split
-        prunes = self.spec.prunes and not self.checkpoint.saved
         cut = prune = None
-        if prunes:
+        if self.spec.prunes and not self.checkpoint.saved:
             from quantbench.run import calibration
 
             prune = calibration.pruner(self)
@@ -168,27 +165,22 @@ class Loading:
 
             cut = RankStages(self.quantizer, split, whole=saver is not None)
         self.stages: Stages = cut or self.quantizer
-        try:
-            model = load_model(
-                self.checkpoint,
-                self.device,
-                self.precision,
-                self.config.num_layers,
-                self.tiers.after(self) if self.tiers else self,
-                report,
-                prune,
-                split,
-                cut.reads_whole if cut else lambda name: False,
-                saver,
-            )
-            experts = self.tiers.keep() if self.tiers else None
-        except TierError:  # a disk that is full, for example
-            if saver:
-                saver.clear()
-            raise
+        model = load_model(
+            self.checkpoint,
+            self.device,
+            self.precision,
+            self.config.num_layers,
+            self.tiers.after(self) if self.tiers else self,
+            report,
+            prune,
+            split,
+            cut.reads_whole if cut else lambda name: False,
+            saver,
+        )
         if saver:
             layers = {name: list(choice) for name, choice in (self.quantizer.layers or {}).items()}
-            saver.finish(self.split.whole if self.split else model.config, layers, experts)
+            experts = self.tiers.keep() if self.tiers else None
+            saver.finish(split.whole if split else model.config, layers, experts)
             if self.config.save:
                 say(f"Saved to {saver.folder}: --checkpoint_path {saver.folder} loads it")
         return model
@@ -210,8 +202,8 @@ class Loading:
     @property
     def known_quantizer(self) -> Quantizer | None:
         """The quantizer, where it is known before weights are read."""
-        known = self.spec.scheme is not None and isinstance(self.quantizer, Quantizer)
-        return self.quantizer if known else None  # type: ignore[return-value]
+        quantizer = getattr(self, "quantizer", None)
+        return quantizer if isinstance(quantizer, Quantizer) else None
 
     @property
     def kernels(self) -> str:
