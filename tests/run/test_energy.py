@@ -27,6 +27,7 @@ class Tree:
             ("intel-rapl:0:0", "core"),  # inside the package: must not count twice
             ("intel-rapl:0:1", "dram"),
             ("intel-rapl:1", "package-1"),
+            ("intel-rapl:2", "psys"),  # the whole platform, packages included
             ("intel-rapl-mmio:0", "package-0"),  # the same package by another driver
         ):
             (root / folder).mkdir(parents=True)
@@ -65,16 +66,6 @@ def test_packages_and_memory_are_summed_each_once(tmp_path, start):
     tree.spend(5)
     assert counter.between(before, counter.read()) == pytest.approx(15)  # two packages, dram
     assert counter.name == "RAPL (package-0, dram package-0, package-1)"
-
-
-def test_memory_is_counted_once_where_another_zone_comes_before_its_package(tmp_path):
-    for folder, name in (("intel-rapl:0", "psys"), ("intel-rapl:1", "package-0"),
-                         ("intel-rapl:1:0", "dram"), ("intel-rapl-mmio:0", "package-0"),
-                         ("intel-rapl-mmio:0:0", "dram")):  # fmt: skip
-        (tmp_path / folder).mkdir()
-        for file, text in (("name", name), ("max_energy_range_uj", RANGE), ("energy_uj", 0)):
-            (tmp_path / folder / file).write_text(f"{text}\n")
-    assert energy.rapl(tmp_path).name == "RAPL (package-0, dram package-0)"
 
 
 def test_a_run_net_of_the_idle_machine(tmp_path, clock):
@@ -241,21 +232,18 @@ def test_the_gpus_that_cuda_has_at_these_numbers_are_summed(monkeypatch):
     assert counter.name == "NVML (2 GPUs)"
 
 
-@pytest.mark.parametrize(
-    ("device", "ranks", "numbers"),
-    [("cuda", 1, [0]), ("cuda:3", 1, [3]), ("cuda:0", 4, [0, 1, 2, 3]), ("cpu", 1, [0])],
-)
-def test_the_cards_of_a_run(monkeypatch, device, ranks, numbers):
+def test_the_cards_of_a_run(monkeypatch):
     asked = []
 
     def found(kind, cards):
-        asked.extend(cards)
+        asked.append(list(cards))
         raise NoCounter("none")
 
     monkeypatch.setattr(energy, "find", found)
-    several = SimpleNamespace(size=ranks, total=lambda values, device: values)
-    Meter.find(torch.device(device), several)
-    assert asked == numbers
+    for device, ranks in (("cuda", 1), ("cuda:3", 1), ("cuda:0", 4), ("cpu", 1)):
+        several = SimpleNamespace(size=ranks, total=lambda values, device: values)
+        Meter.find(torch.device(device), several)
+    assert asked == [[0], [3], [0, 1, 2, 3], [0]]
 
 
 def no_such_device(index):
