@@ -5,7 +5,7 @@
     quantbench ab --checkpoint_path DIR --arms all       # every scheme that runs here
     quantbench schemes --list                            # which schemes there are
 
-Each is a file of commands/. Nothing is imported but the command that was asked for.
+Each command is a file of commands/, and only the file of the given command is imported.
 """
 
 import ast

@@ -31,8 +31,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "expert_policy": EXPERT_POLICIES,
 }
 LISTS = {"schemes"}  # their values are several, with commas between
-FOLDERS = {"checkpoint_path"}  # beside the options whose placeholder is DIR
-FILES = {"expert_placement"}  # which may be a file, beside those of PATHS
+FOLDERS = {"checkpoint_path"}  # and options whose placeholder is DIR
+FILES = {"expert_placement"}  # which may be a file, and the options of PATHS
 PATHS = {"PATH", "FILE"}  # placeholders of options whose values are files
 Offered = Callable[[click.Context, str], list[CompletionItem]]
 

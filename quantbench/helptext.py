@@ -19,7 +19,7 @@ from quantbench.text import shown
 
 OWN = "Options"
 LARGEST = 2**63 - 1  # of a whole number: torch indexes with 64 bits
-# What people give as a word of its own, by the option that takes it.
+# What a word without an option probably is, by the option that takes it.
 GIVEN = {"checkpoint_path": "a model", "quantization": "a scheme", "prompt": "text"}
 SPACES = "in quotes where it has spaces"
 
@@ -38,7 +38,7 @@ def write_options(formatter: click.HelpFormatter, parameters: Sequence[click.Par
 
 
 def placeholder(option: click.Option) -> str:
-    """What stands for the option's value."""
+    """The placeholder of the option's value."""
     kinds = {click.types.IntParamType: "N", click.types.FloatParamType: "X"}
     usual = next((name for kind, name in kinds.items() if isinstance(option.type, kind)), "TEXT")
     return "" if option.is_flag else option.metavar or usual

@@ -1,4 +1,4 @@
-"""What crosses a file in run/ and log/ has a type of its own."""
+"""Public functions of run/ and log/ take and return types, no dicts of anything."""
 
 import ast
 from pathlib import Path

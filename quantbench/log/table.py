@@ -99,7 +99,7 @@ def _against(figure: Estimated, show: Callable[[float], str]) -> tuple[str, str,
     )
 
 
-# Of an estimate's figures: what the table calls them, and how it shows them.
+# Name and format of each figure of an estimate in the table.
 ESTIMATED: dict[str, tuple[str, Callable[[float], str]]] = {
     "prompt_seconds": ("prompt", seconds),
     "token_seconds": ("a step", seconds),

@@ -22,7 +22,7 @@ DEFAULT = RunConfig()
 EXPERTS = ("expert_placement", "expert_policy", "expert_prefetch", "expert_folder")
 FILES = ("write_result", "output_json_path", "profile", "memory_profile")
 INPUTS = ("checkpoint_path", "calibration_text", "expert_placement")
-# Options that would have no effect if the first one is given, and are refused therefore.
+# Options that would have no effect with another option, the key: a run refuses them.
 IGNORED = {
     "interactive": (
         *("prompt", "prefill_size", "context_depth", "output_json_path"),
@@ -38,7 +38,7 @@ INSTEAD = {
 }
 
 
-# Options that only some schemes take: whether one does, by its name, and what to say of another.
+# Options that only some schemes take: whether a scheme does, and the message for the others.
 OF_SCHEMES: Mapping[str, tuple[Callable[[Quantization], bool], str]] = {
     "calibration_text": (
         lambda spec: isinstance(spec, Selection) or spec.prunes,

@@ -79,7 +79,7 @@ def zones(root: Path = POWERCAP) -> dict[str, Path]:
 
 
 def rapl(root: Path = POWERCAP) -> Counter:
-    """The counters of all packages. Raises NoCounter where there are none, or none can be read."""
+    """The counters of all packages. Raises NoCounter if there are none, as reading them may."""
     if not (found := zones(root)):
         raise NoCounter(f"there is no RAPL counter in {root}")
 
@@ -118,7 +118,7 @@ def nvml(indices: Sequence[int]) -> Counter:
 
 
 def find(device_type: str, indices: Sequence[int] = (0,)) -> Counter:
-    """The counter of a device. Raises NoCounter where there is none."""
+    """The counter of a device. Raises NoCounter if there is none."""
     if device_type not in ("cuda", "cpu"):
         raise NoCounter(f"there is no counter of energy for {device_type}")
     return nvml(indices) if device_type == "cuda" else rapl()

@@ -148,8 +148,9 @@ def choose_threads(
     """The number `asked` for; or else that of OMP_NUM_THREADS in `variables`; or else `cores`,
     divided among the `ranks` of a run on this machine.
 
-    It is recorded if it was asked for, or if it differs from `cores`. Raises UsageError if more are
-    asked for than OMP_THREAD_LIMIT allows; without a request that limit is applied silently.
+    The repro command names it if the user asked for it, or if it differs from `cores`. Raises
+    UsageError if the user asks for more than OMP_THREAD_LIMIT; otherwise that limit applies
+    silently.
     """
     limit = first_number(variables.get("OMP_THREAD_LIMIT", ""))
     cores = max(1, cores // ranks) if cores else None

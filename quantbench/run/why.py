@@ -19,7 +19,7 @@ class Limit:
     """What memory allows of a decoding step."""
 
     step_bytes: float  # of weights and cache that a step reads, of all ranks
-    bytes_per_s: float  # of memory, as it was read beside the run
+    bytes_per_s: float  # of memory, as measured with the run
 
     def share(self, step_seconds: float) -> float:
         """Seconds that memory needs for these bytes ÷ those that a step took."""

@@ -1,4 +1,4 @@
-"""What torch.compile is told on this machine."""
+"""Options of torch.compile on this machine."""
 
 import os
 import subprocess

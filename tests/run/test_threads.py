@@ -62,7 +62,7 @@ QUOTAS = [  # cores, then the kernel's files
     (2, {"proc/self/cgroup": "3:cpuset:/\n2:cpu,cpuacct:/docker/1\n0::/",
          f"{CPU},cpuacct/docker/1/cpu.cfs_quota_us": "100000",
          f"{CPU},cpuacct/docker/1/cpu.cfs_period_us": "50000"}),
-    # a container of version 1 is told the host's path, and sees its own group as the mount
+    # in a container of version 1 the path is the host's, and the mount is the container's group
     (3, {"proc/self/cgroup": "2:cpu:/docker/1", f"{CPU}/cpu.cfs_quota_us": "300000",
          f"{CPU}/cpu.cfs_period_us": "100000"}),
 ]  # fmt: skip
