@@ -313,10 +313,6 @@ class Generator:
 def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
     """Plan, load, warm up, measure, print and log. started: time.perf_counter() of the process."""
     plan = make_plan(config, scheme)
-    if config.expert_memory is not None:
-        from quantbench.run import tiers
-
-        tiers.checked(plan)
     plan = begin(plan)  # threads are set, and ranks joined
     config, free = plan.config, devices.free_memory(plan.device)
     if config.dry_run:

@@ -5,8 +5,7 @@
     quantbench ab --checkpoint_path DIR --arms all       # every scheme that runs here
     quantbench schemes --list                            # which schemes there are
 
-`log` is log/command.py, and the others are files of commands/.
-Nothing is imported but the command that was asked for.
+Each command is a file of commands/, and only the file of the given command is imported.
 """
 
 import ast
@@ -21,29 +20,22 @@ import quantbench
 from quantbench import completion
 from quantbench.cli import Group
 
-# Commands that are no file of commands/: module, attribute, and what --help says.
-OTHERS = {
-    "log": ("quantbench.log.command", "commands",
-            "check a log of runs, or show runs as a table"),
-}  # fmt: skip
 FIRST = ("generate", "ab", "recommend", "schemes")  # in this order before all others
 COMMANDS = Path(__file__).parent / "commands"
 
 
 class Commands(Group):
-    """A command for each file of a folder, which holds a click command of its name; and OTHERS."""
+    """A command for each file of COMMANDS, which holds a click command of its name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        names = {*OTHERS, *(module.name for module in pkgutil.iter_modules([str(COMMANDS)]))}
+        names = {module.name for module in pkgutil.iter_modules([str(COMMANDS)])}
         return [*FIRST, *sorted(names - {*FIRST})]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module, attribute, _ = OTHERS.get(
-            cmd_name, (f"quantbench.commands.{cmd_name}", cmd_name, "")
-        )
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        module = importlib.import_module(f"quantbench.commands.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
         if "_QUANTBENCH_COMPLETE" in os.environ:
             completion.attach(command)
         return command
@@ -62,8 +54,6 @@ class Commands(Group):
 
 def described(name: str) -> str:
     """One line about a command: the first line of its file's docstring, after the colon."""
-    if name in OTHERS:
-        return OTHERS[name][2]
     text = ast.get_docstring(ast.parse((COMMANDS / f"{name}.py").read_text(encoding="utf-8")))
     return (text or "").splitlines()[0].partition(": ")[2].rstrip(".")
 

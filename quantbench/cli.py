@@ -19,7 +19,6 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +42,11 @@ class OptionOfOptions(click.Option):
 
 
 class TableOption(click.Option):
-    """An option of log.config.RunConfig, which checks its value. Help shows one spelling."""
+    """An option of log.config.RunConfig, which checks its value. group: its section of --help."""
 
     def __init__(self, *arguments: Any, group: str, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.group = group
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        first, *others = dict.fromkeys(f"--{key(name)}" for name in self.opts)
-        also = f" (or {', '.join(others)})" if others else ""
-        default = "" if self.is_flag or self.default is None else f" [{self.default}]"
-        return f"{first} {self.metavar or ''}".rstrip(), f"{self.help}{also}{default}"
 
 
 class Command(click.Command):
@@ -69,13 +62,9 @@ class Command(click.Command):
         settings["context_settings"] = {
             "max_content_width": 100, "token_normalize_func": key, **given}  # fmt: skip
         super().__init__(*arguments, **settings)
-        debug = next((param for param in self.params if param.name == "debug"), None)
-        if debug is None:
-            debug = click.Option(
-                ["--debug"], is_flag=True, expose_value=False, help="Show tracebacks"
-            )
-            self.params.append(debug)
-        debug.is_eager, debug.callback = True, _note_debug
+        if not any(param.name == "debug" for param in self.params):
+            shows = {"is_flag": True, "expose_value": False, "help": "Show tracebacks"}
+            self.params.append(click.Option(["--debug"], **shows))
 
     def texts(self, ctx: click.Context, args: Sequence[str]) -> dict[str, Any]:
         """Each given option's name with the text of its value, or True for a switch. Raises
@@ -99,20 +88,16 @@ class Command(click.Command):
                 raise click.NoSuchOption("--")
             given, words, _ = self.make_parser(ctx).parse_args(list(args))
         except click.UsageError as error:
-            raise UsageError(helptext.refusal(error, options, args)) from None
+            raise UsageError(helptext.refusal(error, {})) from None
         arguments = any(isinstance(param, click.Argument) for param in self.params)
         if words and not arguments and not isinstance(self, click.Group):
             raise UsageError(helptext.stray(words[0], options))
         for option in options.values():
             values = given.get(option.name or "")
-            texts = [
-                text
-                for text in (values if isinstance(values, list) else [values])
-                if isinstance(text, str)
-            ]
-            blank = [text for text in texts if not text.strip()]
-            if blank and not isinstance(option, OptionOfOptions | TableOption):
-                raise UsageError(f"{option.opts[0]} takes a value; given: {shown(blank[0])}")
+            for text in values if isinstance(values, list) else [values]:
+                blank = isinstance(text, str) and not text.strip()
+                if blank and not isinstance(option, OptionOfOptions | TableOption):
+                    raise UsageError(f"{option.opts[0]} takes a value; given: {shown(text)}")
         return given
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -123,11 +108,11 @@ class Command(click.Command):
             rest = super().parse_args(ctx, args)
             helptext.check_numbers(ctx, self.get_params(ctx))
         except click.BadParameter as error:
-            raise UsageError(helptext.refusal(error, {}, given=given)) from None
+            raise UsageError(helptext.refusal(error, given)) from None
         return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        helptext.write_options(ctx, formatter, self.get_params(ctx))
+        helptext.write_options(formatter, self.get_params(ctx))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         root = ctx.find_root().command
@@ -199,19 +184,6 @@ class Group(OneLineErrors, click.Group):
         raise UsageError(f"No such command {shown(args[0])}. {hint}")
 
 
-def _note_debug(ctx: click.Context, param: click.Parameter, wanted: bool) -> bool:
-    if wanted and isinstance(ctx.obj, _Debug):
-        ctx.obj.wanted = True
-    return wanted
-
-
-@dataclass
-class _Debug:
-    """Whether a command line has --debug: the object of its contexts."""
-
-    wanted: bool = False
-
-
 # ---------------------------------------------------------------------------------- failures
 
 
@@ -235,13 +207,16 @@ def _carried_out(
         with command.make_context(name, given, **extra) as context:
             return command.invoke(context)
     _open_standard_streams()
-    debug, cause = _Debug(), None
+    debug, cause = "--debug" in given, None  # click empties `given`
     try:
-        _require_posix()
+        if os.name != "posix":
+            raise QuantbenchError(
+                "quantbench needs Linux or macOS; on Windows it runs inside WSL (wsl --install)"
+            )
         with _sigterm_interrupts() as terminated:
             if sys.stdout is None:
                 raise QuantbenchError("stdout is closed; redirect it to a file or to /dev/null")
-            with command.make_context(name, given, obj=debug, **extra) as context:
+            with command.make_context(name, given, **extra) as context:
                 command.invoke(context)
             sys.stdout.flush()
         code = 128 + signal.SIGTERM if terminated else 0  # a command may keep what it has
@@ -249,7 +224,7 @@ def _carried_out(
         code = end.exit_code
     except (Exception, KeyboardInterrupt) as error:
         lost = _lost_stdout(error)
-        if lost is None and debug.wanted:
+        if lost is None and debug and not isinstance(error, UsageError):
             raise
         message, code = explained(error) if lost is None else (lost, 1)
         if isinstance(error, KeyboardInterrupt) and sys.stderr and sys.stderr.isatty():
@@ -304,13 +279,6 @@ def explained(error: BaseException) -> tuple[str, int]:
         )
     first_line = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first_line} (--debug shows where; please report it)", 1
-
-
-def _require_posix() -> None:
-    if os.name != "posix":
-        raise QuantbenchError(
-            "quantbench needs Linux or macOS; on Windows it runs inside WSL (wsl --install)"
-        )
 
 
 def _open_standard_streams() -> None:

@@ -3,7 +3,7 @@
 click asks for it while a person types, in a process of its own for each TAB: no torch here.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import click
@@ -31,8 +31,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "expert_policy": EXPERT_POLICIES,
 }
 LISTS = {"schemes"}  # their values are several, with commas between
-FOLDERS = {"checkpoint_path"}  # beside the options whose placeholder is DIR
-FILES = {"expert_placement"}  # which may be a file, beside those of PATHS
+FOLDERS = {"checkpoint_path"}  # and options whose placeholder is DIR
+FILES = {"expert_placement"}  # which may be a file, and the options of PATHS
 PATHS = {"PATH", "FILE"}  # placeholders of options whose values are files
 Offered = Callable[[click.Context, str], list[CompletionItem]]
 
@@ -50,7 +50,8 @@ def offer(
     """usual: what click itself offers, such as the names of a click.Choice."""
     name = parameter.name or ""
     before, comma, last = incomplete.rpartition(",") if name in LISTS else ("", "", incomplete)
-    items = [CompletionItem(f"{before}{comma}{v}") for v in _beginning(last, VALUES.get(name, ()))]
+    values = [value for value in VALUES.get(name, ()) if value.startswith(last)]
+    items = [CompletionItem(f"{before}{comma}{value}") for value in values]
     if items:  # bash forgets them where folders or files are offered, too
         return items
     if name in FOLDERS or parameter.metavar == "DIR":
@@ -60,28 +61,10 @@ def offer(
     return usual(context, incomplete)
 
 
-def _beginning(text: str, values: Iterable[str]) -> list[str]:
-    return [value for value in values if value.startswith(text)]
-
-
 class Bash(BashComplete):
-    """bash ends a word at a colon; `dummy:Llama-2-7b` is one word nevertheless."""
+    """bash would end a word at a colon, and `dummy:Llama-2-7b` is one word."""
 
-    def get_completion_args(self) -> tuple[list[str], str]:
-        args, incomplete = super().get_completion_args()
-        if incomplete == ":":
-            incomplete = ""
-            args = [*args, ":"]
-        if len(args) >= 2 and args[-1] == ":":
-            self.typed = f"{args[-2]}:"
-            return args[:-2], self.typed + incomplete
-        self.typed = ""
-        return args, incomplete
-
-    def format_completion(self, item: CompletionItem) -> str:
-        """Without what stands before the colon, which bash keeps."""
-        kept = item.value.removeprefix(self.typed) if item.type == "plain" else item.value
-        return f"{item.type},{kept}"
+    source_template = f"COMP_WORDBREAKS=${{COMP_WORDBREAKS//:}}\n{BashComplete.source_template}"
 
 
 add_completion_class(Bash)

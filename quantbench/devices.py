@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -71,9 +72,8 @@ class Cuda(Device):
     compile_options = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
 
     def describe(self, device: torch.device) -> dict[str, str | int]:
-        version = Path("/proc/driver/nvidia/version")
-        driver = version.read_text().splitlines()[0] if version.exists() else "unknown"
-        return super().describe(device) | {"driver": driver}
+        driver = host.read(Path("/proc/driver/nvidia/version")).partition("\n")[0]
+        return super().describe(device) | {"driver": driver or "unknown"}
 
 
 class Mps(Device):
@@ -119,11 +119,9 @@ class Cpu(Device):
             CLEAR_REFERENCES.write_text("5")  # 5 resets the peak resident set (man 5 proc)
 
     def peak_memory(self, device: torch.device) -> dict[str, int]:
-        if STATUS.exists():
-            for line in STATUS.read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    kind = "resident" if can_reset_peak() else "resident_since_start"
-                    return {kind: int(line.split()[1]) * 1024}
+        if peak := re.search(r"^VmHWM:\s*(\d+)", host.read(STATUS), re.M):
+            kind = "resident" if can_reset_peak() else "resident_since_start"
+            return {kind: int(peak[1]) * 1024}
         import resource  # here, because Windows has none: importing this module must not fail there
 
         unit = 1 if sys.platform == "darwin" else 1024

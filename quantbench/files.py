@@ -283,7 +283,9 @@ def require_writable(path: FilePath) -> None:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         folder = os.path.dirname(os.path.realpath(path))
-        if os.fspath(path).endswith(os.sep) or not os.fspath(path):
+        if os.fspath(path).endswith(os.sep):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
+        if not os.fspath(path):
             raise
         if not os.path.isdir(folder):
             raise OSError(errno.ENOENT, f"No such file or directory: {folder}") from None

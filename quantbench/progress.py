@@ -19,54 +19,11 @@ def say(line: str) -> None:
         click.echo(line, err=True)
 
 
-@contextlib.contextmanager
-def progress(what: str, lasting: bool = True, unit: str = "GB") -> Iterator[Report]:
-    """Show `what` and the time that passes; yields report(done, total), in bytes for "GB".
-
-    On a terminal that can erase a line, this line moves; elsewhere a new one comes every few
-    seconds. lasting: whether to leave a line with the seconds that it took. unit: of the report.
-    """
-    started = time.perf_counter()
-    with _moving(what, unit) if can_erase() else _lines(what, unit) as report:
-        yield report
-    if lasting:
-        say(f"{what}: {time.perf_counter() - started:.1f} s")
-
-
 def can_erase() -> bool:
     """Whether stderr is a terminal on which a line can move."""
     if sys.stderr is None or not sys.stderr.isatty():
         return False
     return os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
-
-
-@contextlib.contextmanager
-def _moving(what: str, unit: str) -> Iterator[Report]:
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what)
-        yield lambda done, total: bar.update(task, description=_line(what, done, total, unit))
-
-
-@contextlib.contextmanager
-def _lines(what: str, unit: str) -> Iterator[Report]:
-    spoken = time.perf_counter()
-
-    def report(done: int, total: int) -> None:
-        nonlocal spoken
-        if done < total and time.perf_counter() >= spoken + SECONDS_BETWEEN_LINES:
-            spoken = time.perf_counter()
-            say(_line(what, done, total, unit))
-
-    yield report
-
-
-def _line(what: str, done: int, total: int, unit: str) -> str:
-    part = f"{done / 1e9:.2f} of {total / 1e9:.2f}" if unit == "GB" else f"{done} of {total}"
-    return f"{what}: {part} {unit}"
 
 
 class Progress:
@@ -80,36 +37,64 @@ class Progress:
 
     def __init__(self) -> None:
         self.what = ""
-        self.status: Any = None
+        self.bar: Any = None  # on a terminal; of rich, which takes 40 ms to import
 
     def __enter__(self) -> "Progress":
         if can_erase():
             from rich.console import Console
+            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-            self.status = Console(stderr=True).status("")
-            self.status.start()
+            columns = SpinnerColumn(), TextColumn("{task.description}", markup=False)
+            console = Console(stderr=True)
+            self.bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+            self.bar.add_task("")
+            self.bar.start()
         return self
 
     def __exit__(self, *of_error: object) -> None:
-        if self.status:
-            self.status.stop()
+        if self.bar:
+            self.bar.stop()
 
     def __call__(self, what: str, how_far: str = "") -> None:
         line = "; ".join(filter(None, (what, how_far)))
-        if self.status:
-            from rich.markup import escape
-
-            self.status.update(escape(line))
+        if self.bar:
+            self.bar.update(self.bar.task_ids[0], description=line)
         elif what != self.what:
             say(line)
         self.what = what
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        if self.status:
-            self.status.console.print(line, markup=False, highlight=False)
+        if self.bar:
+            self.bar.console.print(line, markup=False, highlight=False)
         else:
             say(line)
+
+
+@contextlib.contextmanager
+def progress(what: str, lasting: bool = True, unit: str = "GB") -> Iterator[Report]:
+    """Show `what` and the time that passes; yields report(done, total), in bytes for "GB".
+
+    Where no line can move, a new one comes every few seconds. lasting: whether to leave a line with
+    the seconds that it took. unit: of the report.
+    """
+    started = spoken = time.perf_counter()
+
+    def report(done: int, total: int) -> None:
+        nonlocal spoken
+        part = f"{done / 1e9:.2f} of {total / 1e9:.2f}" if unit == "GB" else f"{done} of {total}"
+        if shown.bar:
+            shown(f"{what}: {part} {unit}")
+        elif done < total and time.perf_counter() >= spoken + SECONDS_BETWEEN_LINES:
+            spoken = time.perf_counter()
+            say(f"{what}: {part} {unit}")
+
+    with Progress() as shown:
+        if shown.bar:
+            shown(what)
+        yield report
+    if lasting:
+        say(f"{what}: {time.perf_counter() - started:.1f} s")
 
 
 def duration(seconds: float) -> str:

@@ -25,6 +25,7 @@ T = TypeVar("T")
 OMITTED = "omitted"  # key of a field's metadata
 LARGEST_MEASURED = 1e18  # seconds, bytes, tokens per second
 MOST_DIGITS = 300  # of a whole number: float() takes no more
+SCALARS: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float)}
 
 
 def parsed(text: str | bytes) -> Any:
@@ -92,22 +93,27 @@ def from_json(kind: type[T], value: object) -> T:
 
 def _read(kind: Any, value: Any, where: str) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is None:
-        return _read_plain(kind, value, where)
-    if origin is Union or origin is types.UnionType:
+    if origin in (Union, types.UnionType):
         return _read_union(arguments, value, where)
-    if origin is Literal and value in arguments:
+    if origin is Literal and value in arguments or kind in (Any, object):
         return value
-    if origin is list and isinstance(value, list):
-        return [_read(arguments[0], item, f"{where}[]") for item in value]
-    if origin is tuple and isinstance(value, list | tuple):
-        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+    if origin in (list, tuple) and isinstance(value, list | tuple):
+        several = origin is list or arguments[-1] is Ellipsis
+        kinds = arguments[:1] * len(value) if several else arguments
         if len(kinds) == len(value):
             pairs = zip(kinds, value, strict=True)
-            return tuple(_read(item_kind, item, f"{where}[]") for item_kind, item in pairs)
+            return origin(_read(item_kind, item, f"{where}[]") for item_kind, item in pairs)
     if origin is dict and isinstance(value, dict):
         return {key: _read(arguments[1], value[key], f"{where}.{key}") for key in value}
-    raise _wrong(kind, value, where)
+    if dataclasses.is_dataclass(kind):
+        if own := getattr(kind, "from_json", None):
+            return _read_by(own, value, where)
+        if isinstance(value, dict):
+            return _read_fields(kind, value, where)
+    scalar = isinstance(value, SCALARS.get(kind, ())) and isinstance(value, bool) == (kind is bool)
+    if scalar or (kind is types.NoneType and value is None):
+        return float(value) if kind is float else value
+    raise ValueError(f"{where} takes {getattr(kind, '__name__', kind)}; given: {value!r:.80}")
 
 
 def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -120,25 +126,6 @@ def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
         except ValueError as error:
             wrong.append(error)
     raise wrong[0]
-
-
-def _read_plain(kind: Any, value: Any, where: str) -> Any:
-    if kind is Any or kind is object:
-        return value
-    if kind is types.NoneType and value is None:
-        return None
-    if dataclasses.is_dataclass(kind):
-        own = getattr(kind, "from_json", None)
-        if not isinstance(value, dict) and not own:
-            raise _wrong(kind, value, where)
-        return _read_by(own, value, where) if own else _read_fields(kind, value, where)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if kind in (str, bool) and isinstance(value, kind):
-        return value
-    if kind is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise _wrong(kind, value, where)
 
 
 def _read_by(read: Callable[[Any], object], value: Any, where: str) -> object:
@@ -166,7 +153,3 @@ def _read_fields(kind: Any, value: Mapping[str, object], where: str) -> Any:
         elif field.default is field.default_factory is dataclasses.MISSING:
             arguments[field.name] = _read(hints[field.name], None, f"{where}.{field.name}")
     return _read_by(lambda given: kind(**given), arguments, where)
-
-
-def _wrong(kind: Any, value: object, where: str) -> ValueError:
-    return ValueError(f"{where} takes {getattr(kind, '__name__', kind)}; given: {value!r:.80}")

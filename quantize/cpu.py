@@ -80,4 +80,4 @@ def prepare() -> None:
 
 
 PACKED = Kernel(PackedLinear.of, no_cpu, prepare=prepare, takes_shapes=True)
-PLAIN = Kernel(PlainLinear.of, no_cpu, prepare=prepare)
+PLAIN = Kernel(PlainLinear.of, no_cpu, prepare=prepare, takes_shapes=True)

@@ -34,15 +34,8 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     Path("benchmarks.txt").write_text(f"{LINE}\n")
-    Path("runs.jsonl").write_text('{"line": "x"}\n')
     Path("trace.json").write_text('{\n  "schemaVersion": 1, "traceEvents": []}\n')
     Path("prose.txt").write_text("Once upon a time\n" * 40)
-    Path("binary").write_bytes(bytes(range(256)) * 4)
-    Path("hard").hardlink_to("benchmarks.txt")
-    Path("soft").symlink_to("benchmarks.txt")
-    os.mkfifo("pipe")
-    Path("dangling").symlink_to("nowhere/at/all")
-    Path("loop").symlink_to("loop")
     return tmp_path
 
 

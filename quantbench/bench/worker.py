@@ -55,7 +55,7 @@ from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer
 from quantbench.run import environment, measure
 from quantbench.run.energy import Energy, Meter, NotCounted
-from quantbench.run.facts import Facts, OneSample, Ready, Sample
+from quantbench.run.facts import Facts, OneSample, Ready
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
 
@@ -233,12 +233,11 @@ class Worker:
 
     def sample(self, index: int) -> TimedSample:
         from quantbench import devices
-        from quantbench.run.clock import Clock
+        from quantbench.run.turns import Clock
 
         clock = Clock(self.plan.device)
         generation = self.one_sample(index, after_token=clock.tick)
-        new_tokens = generation.tokens.shape[1]
-        sample = Sample.of(generation, len(self.plan.prompt), new_tokens, generation.machine)
+        sample = dataclasses.replace(generation, experts=None).sample(len(self.plan.prompt))
         return TimedSample(
             **vars(sample),
             token_seconds=[round(seconds, 7) for seconds in clock.intervals()],
@@ -326,7 +325,7 @@ class Worker:
     def plans(self, argvs: list[list[str]]) -> list[Planned]:
         """What each run's options come to, and whether it fits into the memory that is free."""
         from quantbench import devices
-        from quantbench.run import checks, identity, sizes, tiers
+        from quantbench.run import checks, identity, sizes
         from quantbench.run import plan as planning
 
         planned = []
@@ -340,7 +339,7 @@ class Worker:
                     planned.append(Planned({"argv": " ".join(argv)}))
                     continue
                 checks.check(dataclasses.replace(config, write_result="none"))
-                plan = tiers.checked(planning.make_plan(config))
+                plan = planning.make_plan(config)
                 sizes.fits(plan, devices.free_memory(plan.device))
                 planned.append(Planned(identity.identity(plan)))
             except QuantbenchError as error:

@@ -34,7 +34,7 @@ from quantbench.peers.arms import PEERS, RUNTIMES
 from quantbench.progress import say
 from quantbench.report import limit_tables as tables
 from quantbench.report.columns import aligned
-from quantbench.run.threads import choose
+from quantbench.run.environment import choose_threads
 from quantbench.text import counted
 
 
@@ -108,7 +108,7 @@ def peers(
     )
     settings = Settings(cycles=cycles, processes=processes, tokens=0)
     end, stopped = time.monotonic() + 60 * max_minutes, list[str]()
-    count = choose(threads, cores(), os.environ).count or os.cpu_count() or 1
+    count = choose_threads(threads, cores(), os.environ).count or os.cpu_count() or 1
     report = Report(count, [], [])
     with _folder(gguf) as folder:
         for done, scheme in enumerate(compared):

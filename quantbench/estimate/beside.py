@@ -21,10 +21,10 @@ from quantbench.estimate.datasheets import known
 from quantbench.estimate.here import RUN_DEVIATION, GeneratorOf, Here, of_model
 from quantbench.estimate.predict import Estimate, Figure, Phase, Request, pass_of, predict
 from quantbench.log import table
+from quantbench.log.table import NO_COUNTER
 from quantbench.models.llama import Transformer
 from quantbench.run import energy, why
 from quantbench.run.bandwidth import BYTES, Bandwidth
-from quantbench.run.energy import NO_COUNTER
 from quantbench.run.facts import Facts, Measured
 from quantbench.run.why import Expected
 from quantbench.text import size

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -28,9 +29,11 @@ from quantbench.models.llama import Transformer, step_bytes
 from quantbench.progress import progress, say
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run import energy
-from quantbench.run.facts import Generates
 from quantbench.run.loading import Loading
 from quantbench.run.sizes import check_memory, size_of
+
+if TYPE_CHECKING:
+    from quantbench.generate import Generator
 
 SECONDS = 6.0  # of turns
 TURN_SECONDS, MAX_STEPS = 0.1, 64  # of a turn of decoding steps
@@ -38,7 +41,7 @@ MIN_CYCLES = 3  # of each kind of turn, however long a prompt takes
 RUN_DEVIATION = 0.03  # of log(estimated ÷ measured), assumed: the run begins a moment later
 MEDIAN_ERROR = 1.2533 * 1.4826  # standard error of a median · √n ÷ median absolute deviation
 
-GeneratorOf = Callable[[Transformer, Request], Generates]
+GeneratorOf = Callable[[Transformer, Request], "Generator"]
 
 
 def depths(layer: float, rest: float, total: int, cache: int) -> tuple[int, ...]:
@@ -96,7 +99,7 @@ class Line:
         return (cycle[1] - cycle[0]) / (self.layers[1] - self.layers[0])
 
 
-def timed(request: Request, models: Mapping[int, Generates], seconds: float) -> tuple[Line, Line]:
+def timed(request: Request, models: "Mapping[int, Generator]", seconds: float) -> tuple[Line, Line]:
     """Prompts and decoding steps of models by their number of layers, fewest first.
 
     The kind of turn that took less time so far is next. A step's first turn refills the caches of
@@ -107,10 +110,10 @@ def timed(request: Request, models: Mapping[int, Generates], seconds: float) -> 
     shape = request.batch, request.prompt
     ids = torch.randint(weight.shape[0], shape, device=weight.device)
 
-    def prompt(generator: Generates) -> float:
+    def prompt(generator: "Generator") -> float:
         return generator.generate(ids, 1, request.depth).prefill_seconds
 
-    def steps(generator: Generates, count: int) -> float:
+    def steps(generator: "Generator", count: int) -> float:
         middle = request.depth + request.prompt + (request.new_tokens - count) // 2
         start = max(0, min(middle, request.positions - count - 1))
         return generator.generate(ids[:, -1:], count + 1, start).decode_seconds / count
@@ -121,7 +124,7 @@ def timed(request: Request, models: Mapping[int, Generates], seconds: float) -> 
         steps(generator, min(4, room))
     step = steps(generators[0], min(4, room))
     count = max(1, min(room, round(TURN_SECONDS / step)))
-    kinds: list[Callable[[Generates], float]] = [prompt, lambda generator: steps(generator, count)]
+    kinds: list[Callable[[Generator], float]] = [prompt, lambda generator: steps(generator, count)]
     cycles: list[list[tuple[float, ...]]] = [[], []]
     spent = [0.0, 0.0]
     while sum(spent) < seconds or min(map(len, cycles)) < MIN_CYCLES:

@@ -17,6 +17,7 @@ from pathlib import Path
 from quantbench import files, host
 from quantbench.log import shell
 from quantbench.log.origin import git_commit, versions
+from quantbench.text import counted
 from quantbench.typed_json import to_json
 
 CARDS = Path("/proc/driver/nvidia/gpus")  # a folder a card; there without asking the driver's tools
@@ -44,7 +45,8 @@ class About:
         """One line of Markdown."""
         packages = [f"{name} {self.versions[name]}" for name in ("torch", "torchao")
                     if self.versions.get(name)]  # fmt: skip
-        commit = f"commit {_short(self.commit)}" if self.commit else "commit not recorded"
+        digits, dirty, _ = (self.commit or "").partition("-dirty")
+        commit = f"commit {digits[:7]}{dirty}" if digits else "commit not recorded"
         where = ", ".join([self.machine, *packages])
         return f"<sub>{where}; {self.date}, {commit}: `{self.command}`</sub>"
 
@@ -95,23 +97,15 @@ def cards() -> list[str]:
 
 def processor() -> str:
     """2 cores of an AMD EPYC (AVX-512 VNNI)."""
-    has = (host.cpuinfo("flags") or host.cpuinfo("Features") or "").split()
-    features = [word for flag, word in FEATURES.items() if flag in has]
-    if "AVX-512 VNNI" in features:
-        features.remove("AVX-512")
-    if any(word.startswith("AVX-512") for word in features):
-        features.remove("AVX2")
+    flags = (host.cpuinfo("flags") or host.cpuinfo("Features") or "").split()
+    features = [word for flag, word in FEATURES.items() if flag in flags]
+    weaker = {"AVX-512 VNNI": {"AVX-512", "AVX2"}, "AVX-512": {"AVX2"}}
+    implied = set().union(*(weaker.get(word, ()) for word in features))
+    known = ", ".join(word for word in features if word not in implied)
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     called = host.cpuinfo("model name") or platform.machine()
-    known = f" ({', '.join(features)})" if features else ""
-    return f"{cores} core{'s' * (cores != 1)} of {called}{known}"
-
-
-def _short(commit: str) -> str:
-    """The first seven digits, and whether there were changes beside it."""
-    digits, dirty, _ = commit.partition("-dirty")
-    return f"{digits[:7]}{dirty}"
+    return f"{counted(cores, 'core')} of {called}" + (f" ({known})" if known else "")
 
 
 def report_output(path: str | None) -> files.Output:

@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from quantbench.log import shell
 from quantbench.text import bytes_in
@@ -11,49 +11,41 @@ from quantbench.text import bytes_in
 MAX_INT = 2**63 - 1  # the largest int64, with which torch indexes
 
 
-class Kind(Protocol):
+class Kind:
     """What an option accepts. Values are checked alike, whether they come as text or not."""
 
-    @property
-    def metavar(self) -> str:
-        """The placeholder for the value in --help, such as PATH."""
-
-    @property
-    def accepts(self) -> str:
-        """What is accepted, in words, for an error message: "--top_k takes …"."""
+    metavar = ""  # the placeholder for the value in --help, such as PATH
+    accepts = ""  # what is accepted, in words, for an error message: "--top_k takes …"
 
     def read(self, value: object) -> object:
         """The value, from itself or from its text. Raises ValueError when it is not accepted."""
+        raise NotImplementedError
 
     def write(self, value: Any) -> str:
         """The text that `read` turns back into the value."""
+        return str(value)
 
 
-@dataclass(frozen=True)
-class Switch:
+class Switch(Kind):
     """An option without a value: present or absent."""
 
-    metavar: str = ""
-    accepts: str = "no value: it is there or not"
+    accepts = "no value: it is there or not"
 
     def read(self, value: object) -> bool:
         if not isinstance(value, bool):
             raise ValueError
         return value
 
-    def write(self, value: bool) -> str:
-        return ""
-
 
 @dataclass(frozen=True)
-class Text:
+class Text(Kind):
     """Text that a command line can hold: without a NUL character."""
 
     metavar: str = "TEXT"
     may_be_empty: bool = False
 
     @property
-    def accepts(self) -> str:
+    def accepts(self) -> str:  # type: ignore[override]
         if self.may_be_empty:
             return "text without NUL characters"
         return "a value that is not empty and has no NUL character"
@@ -65,20 +57,17 @@ class Text:
             raise ValueError
         return value
 
-    def write(self, value: str) -> str:
-        return value
-
 
 @dataclass(frozen=True)
-class Whole:
+class Whole(Kind):
     """A whole number from `minimum` to `maximum`, both included."""
 
     minimum: int
-    metavar: str = "N"
     maximum: int = MAX_INT
+    metavar = "N"
 
     @property
-    def accepts(self) -> str:
+    def accepts(self) -> str:  # type: ignore[override]
         most = "2**63-1" if self.maximum == MAX_INT else self.maximum
         return f"a whole number from {self.minimum} to {most}"
 
@@ -91,16 +80,12 @@ class Whole:
             raise ValueError
         return value
 
-    def write(self, value: int) -> str:
-        return str(value)
 
-
-@dataclass(frozen=True)
-class Number:
+class Number(Kind):
     """A finite number of at least 0."""
 
-    metavar: str = "X"
-    accepts: str = "a finite number of at least 0"
+    metavar = "X"
+    accepts = "a finite number of at least 0"
 
     def read(self, value: object) -> float:
         if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -113,21 +98,18 @@ class Number:
             raise ValueError
         return abs(number)  # -0.0 would be written with a dash
 
-    def write(self, value: float) -> str:
-        return repr(value)
-
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Kind):
     """One of a few names."""
 
     choices: tuple[str, ...]
     prefix: str = ""  # always written before the name; optional when read
-    metavar: str = "NAME"
     former: tuple[str, ...] = ()  # names in old logs: readable, but a run refuses them
+    metavar = "NAME"
 
     @property
-    def accepts(self) -> str:
+    def accepts(self) -> str:  # type: ignore[override]
         return "one of " + ", ".join(self.choices)
 
     def read(self, value: object) -> str:
@@ -140,12 +122,11 @@ class Choice:
         return self.prefix + value
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(Kind):
     """Room in memory for some of many things: how many, or a size, or auto."""
 
-    metavar: str = "ROOM"
-    accepts: str = "a number from 1, a size such as 8GB or 500MB, or auto"
+    metavar = "ROOM"
+    accepts = "a number from 1, a size such as 8GB or 500MB, or auto"
 
     def read(self, value: object) -> str:
         text = str(value).strip() if isinstance(value, str | int) else ""
@@ -157,9 +138,6 @@ class Room:
         if text[-1:] not in "bB":
             raise ValueError
         return re.sub(r"\s", "", text).upper().replace("IB", "iB")
-
-    def write(self, value: str) -> str:
-        return value
 
 
 def room_bytes(value: str) -> float | None:

@@ -5,7 +5,6 @@ itself, writes its line with one write and ends with fsync. A partial line that 
 is removed by the next writer. A write that fails is undone.
 """
 
-import errno
 import json
 import os
 import re
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from quantbench.errors import LogError, UsageError
-from quantbench.files import FilePath, lock, require_new_file, require_regular
+from quantbench.files import FilePath, lock, require_regular, require_writable
 from quantbench.log import config
 from quantbench.log.record import Record
 from quantbench.typed_json import parsed
@@ -65,7 +64,7 @@ def check_writable(path: FilePath) -> None:
         try:
             require_regular(path)
         except FileNotFoundError:
-            _refuse_folder(path)
+            require_writable(path)
         else:
             os.close(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC))
 
@@ -116,13 +115,10 @@ def is_cut_short(tail: str) -> bool:
 
 
 def _is_json_cut_short(tail: str) -> bool:
-    if not tail.startswith("{"):
-        return False
     try:
-        parsed(tail)
+        return tail.startswith("{") and parsed(tail) is None
     except ValueError:
         return True
-    return False
 
 
 def _append(path: FilePath, line: str, is_cut_short: Callable[[str], bool]) -> None:
@@ -169,17 +165,6 @@ def _tail(descriptor: int, block: int = 1 << 16) -> bytes:
         tail = os.pread(descriptor, position - start, start) + tail
         position = start
     return tail.rpartition(b"\n")[2]
-
-
-def _refuse_folder(path: FilePath) -> None:
-    """Raise OSError if the missing file `path` could not be created."""
-    if os.fspath(path).endswith(os.sep):
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-    # For a link to a missing file, the file is created where the link points to.
-    folder = os.path.dirname(os.path.realpath(path))
-    if not os.fspath(path) or not os.path.exists(folder):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    require_new_file(folder)
 
 
 @contextmanager

@@ -54,7 +54,9 @@ def _click_option(
     option: Option = field.metadata["option"]
     names = [name for name in (field.name, ALIASES.get(field.name)) if name][by_alias:]
     spellings = dict.fromkeys(f"--{way}" for n in names for way in (n, n.replace("_", "-")))
-    settings: dict[str, Any] = {"default": default, "help": option.help}
+    also = "".join(f" (or --{name})" for name in names[1:])
+    usual = "" if is_switch(option) or default is None else f" [{default}]"
+    settings: dict[str, Any] = {"default": default, "help": f"{option.help}{also}{usual}"}
     if is_switch(option):
         settings["is_flag"] = True
     else:

@@ -30,17 +30,12 @@ def git_commit() -> str | None:
 
     A copy inside another project's repository is no checkout: git would name that project's commit.
     """
-    if not _is_checkout():
-        return None
-    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-
-
-def _is_checkout() -> bool:
-    """Whether our folder is the top of a git repository which tracks this file."""
     top = _git("rev-parse", "--show-toplevel")
     if top is None or not os.path.samefile(top, ROOT):
-        return False
-    return _git("ls-files", "--error-unmatch", str(Path(__file__).relative_to(ROOT))) is not None
+        return None
+    if _git("ls-files", "--error-unmatch", str(Path(__file__).relative_to(ROOT))) is None:
+        return None
+    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 def _git(*arguments: str) -> str | None:

@@ -5,6 +5,7 @@ for number, record in read("benchmarks.txt").records:
 read_runs("runs.jsonl")             # of --output_json_path
 """
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 
@@ -72,14 +73,12 @@ def _add(reading: Reading, number: int, line: str, cut_short: bool) -> None:
         reason = f"cut short, and removed by the next run; {reason or 'its repro line breaks off'}"
     if reason:
         reading.bad.append((number, reason))
-    try:
+    with contextlib.suppress(LogError, UsageError):  # it is in `bad` already
         entry = Record.parse(line)
         if not cut_short:
             reading.records.append((number, entry))
             if config.has_glued_option(entry.repro):
                 reading.mended.append(number)
-    except (LogError, UsageError):
-        pass  # it is in `bad` already
 
 
 def config_of(record: Record) -> RunConfig:
@@ -93,11 +92,7 @@ def problem(line: str) -> str | None:
         record = Record.parse(line)
         again = record.render()
         if again != line:
-            pairs = zip(line, again, strict=False)
-            column = next(
-                (index for index, pair in enumerate(pairs) if pair[0] != pair[1]),
-                min(len(line), len(again)),
-            )
+            column = len(os.path.commonprefix((line, again)))
             return (
                 f"column {column + 1}: {excerpt(line, column)} is written "
                 f"{excerpt(again, column)} by this format"

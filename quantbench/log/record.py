@@ -94,8 +94,11 @@ class Record:
                 raise _unexpected(line, position, f"{name}, {part.accepts}")
             values[name] = _READ.get(part.pattern, str)(match[0])
             position = match.end()
-        if not _is_date(values["timestamp"]):
-            raise LogError(f"column 1: {values['timestamp']} is not a date and time")
+        digits = values["timestamp"]
+        try:
+            datetime.fromisoformat(f"{digits[:8]}T{digits[8:]}")
+        except ValueError:
+            raise LogError(f"column 1: {digits} is not a date and time") from None
         return Record(**values)
 
 
@@ -107,14 +110,6 @@ def held_name(name: str) -> bool:
 
 
 _READ: dict[str, Callable[[str], Any]] = {_NUMBER: float, _TRUTH: "True".__eq__}
-
-
-def _is_date(digits: str) -> bool:
-    try:
-        datetime.fromisoformat(f"{digits[:8]}T{digits[8:]}")
-    except ValueError:
-        return False
-    return True
 
 
 def _unexpected(line: str, position: int, expected: str) -> LogError:

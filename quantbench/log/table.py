@@ -99,7 +99,7 @@ def _against(figure: Estimated, show: Callable[[float], str]) -> tuple[str, str,
     )
 
 
-# Of an estimate's figures: what the table calls them, and how it shows them.
+# Name and format of each figure of an estimate in the table.
 ESTIMATED: dict[str, tuple[str, Callable[[float], str]]] = {
     "prompt_seconds": ("prompt", seconds),
     "token_seconds": ("a step", seconds),
@@ -107,7 +107,7 @@ ESTIMATED: dict[str, tuple[str, Callable[[float], str]]] = {
     "peak_memory_bytes": ("peak memory", size),
     "joules_per_token": ("energy", lambda joules: f"{joules:.3g} J/token"),
 }
-NO_COUNTER = "no counter; power limit × time is an upper bound"  # as run/energy.py says it
+NO_COUNTER = "no counter; power limit × time is an upper bound"
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:

@@ -22,7 +22,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 import torch
@@ -263,7 +263,7 @@ class PeerWorker:
 
     def get_ready(self) -> ArmFacts:
         """Compile and warm up."""
-        seconds, steady = warm_up(self.sample)
+        seconds, steady = warm_up(self._sample_seconds)
         return ArmFacts(
             device="cpu",
             weight_bytes=self.runtime.weight_bytes,
@@ -276,8 +276,12 @@ class PeerWorker:
         """Every sample does the same work, whatever its index."""
         prompt, new = self.work.prompt, self.work.new
         prefill, steps = self._prompt(), [self._decode(1) for _ in range(new - 1)]
-        sample = Sample.of(_Seconds(prefill, math.fsum(steps)), prompt, new)
+        sample = Sample.of(prefill, math.fsum(steps), prompt, new)
         return TimedSample(**vars(sample), token_seconds=steps[1:])
+
+    def _sample_seconds(self, index: int) -> float:
+        sample = self.sample(index)
+        return sample.prefill_seconds + sample.decode_seconds
 
     def turn(self, kind: str, tokens: int) -> TurnTime:
         """kind: prompt, or decode of so many tokens, after one that does not count. Decoding goes
@@ -308,11 +312,6 @@ class PeerWorker:
                 self.token = self.runtime.next(tokens)
                 tokens = [self.token]
             return time.perf_counter() - started
-
-
-class _Seconds(NamedTuple):
-    prefill_seconds: float
-    decode_seconds: float
 
 
 def _check_memory(needed: int, headroom: int) -> None:

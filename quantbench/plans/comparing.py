@@ -27,7 +27,7 @@ from quantbench.log import log
 from quantbench.progress import say
 from quantbench.report import html as page
 from quantbench.report import tables as report
-from quantbench.run import threads
+from quantbench.run import environment
 from quantbench.run.facts import make_record
 from quantbench.text import one_line
 from quantbench.typed_json import to_json
@@ -118,9 +118,9 @@ def warn_of_threads(arms: Sequence[Arm]) -> None:
     """Say once for each arm what its worker would say where nobody reads it."""
     for arm in arms:
         cores, ranks = host.cores(), arm.config.tp
-        chosen = threads.choose(arm.config.threads, cores, os.environ, ranks)
+        chosen = environment.choose_threads(arm.config.threads, cores, os.environ, ranks)
         on_cpu = arm.config.device in ("auto", "cpu")
-        for warning in (chosen.warning(), threads.crowded(ranks, cores) if on_cpu else None):
+        for warning in (chosen.warning(), environment.crowded(ranks, cores) if on_cpu else None):
             if warning:
                 say(f"{arm.name}: {warning}")
 

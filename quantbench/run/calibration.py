@@ -4,7 +4,6 @@ autoquant measures each shape of layer on the inputs of the first layer (`sample
 each weight by the norm of its inputs (`pruning`).
 """
 
-import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +26,6 @@ from quantbench.quantize.mixed import MixedQuantizer, by_name
 if TYPE_CHECKING:
     from quantbench.run.loading import Loading
 
-SECONDS_BETWEEN_LINES = 5  # of progress, while autoquant prepares its candidates
 ROWS, TOKENS = 8, 256  # of the calibration text: 8 sequences of 256 tokens
 SAMPLED_EXPERTS = 2  # of a layer, for autoquant
 
@@ -40,21 +38,13 @@ def autoquantizer(loading: "Loading", say: Callable[[str], None]) -> MixedQuanti
     if saved := checkpoint.saved:
         return MixedQuantizer(by_name(saved.layers), *how)
     say("Timing every candidate for each shape of layer …")
-    last_line = time.monotonic()
-
-    def report(done: int, total: int) -> None:
-        nonlocal last_line
-        if time.monotonic() > last_line + SECONDS_BETWEEN_LINES:
-            last_line = time.monotonic()
-            say(f"Timed {done} of {total} shapes")
-
     choices = autoquant.choose(
         samples(load_model(checkpoint, *how, num_layers=1), _text(loading)),
         loading.spec,
         config.batch_size,
         config.min_sqnr,
         files.cache_folder(),
-        report,
+        lambda done, total: say(f"Timed {done} of {total} shapes"),
         compile=config.compile,
         kernel=config.kernel,
     )
@@ -113,13 +103,10 @@ def samples(model: Transformer, ids: Tensor) -> list[Sample]:
 def _left_out(inputs: Mapping[str, Tensor]) -> set[str]:
     """The layers of experts that are not among those with the most tokens."""
     by_matrix: dict[str, list[str]] = {}
-    for name in inputs:
+    for name in sorted(inputs, key=lambda name: -len(inputs[name])):
         if ".experts." in name:
             by_matrix.setdefault(name.rpartition(".")[2], []).append(name)
-    left_out: set[str] = set()
-    for names in by_matrix.values():
-        left_out.update(sorted(names, key=lambda name: -len(inputs[name]))[SAMPLED_EXPERTS:])
-    return left_out
+    return {name for names in by_matrix.values() for name in names[SAMPLED_EXPERTS:]}
 
 
 def pruning(architecture: ModelConfig, ids: Tensor) -> Callable[[str, nn.Module], None]:

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import click
 import torch
@@ -11,15 +12,17 @@ from quantbench.errors import UsageError
 from quantbench.models.chat import TemplateChat, chat_of
 from quantbench.models.tokenizer import Tokenizer, stream
 from quantbench.progress import say
-from quantbench.run.facts import Generates
 from quantbench.run.plan import Plan
 from quantbench.text import counted
+
+if TYPE_CHECKING:
+    from quantbench.generate import Generator
 
 COMMAND = re.compile("/[a-z]+")  # a line of one word; anything else is for the model
 HELP = "/reset forgets the conversation, /help shows this, Ctrl-D ends it"
 
 
-def chat(plan: Plan, generator: Generates) -> None:
+def chat(plan: Plan, generator: "Generator") -> None:
     """Converse with the plan's model on the terminal."""
 
     def next_tokens(ids: list[int], start: int) -> Iterator[int]:

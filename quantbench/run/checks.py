@@ -22,7 +22,7 @@ DEFAULT = RunConfig()
 EXPERTS = ("expert_placement", "expert_policy", "expert_prefetch", "expert_folder")
 FILES = ("write_result", "output_json_path", "profile", "memory_profile")
 INPUTS = ("checkpoint_path", "calibration_text", "expert_placement")
-# Options that would have no effect if the first one is given, and are refused therefore.
+# Options that would have no effect with another option, the key: a run refuses them.
 IGNORED = {
     "interactive": (
         *("prompt", "prefill_size", "context_depth", "output_json_path"),
@@ -38,7 +38,7 @@ INSTEAD = {
 }
 
 
-# Options that only some schemes take: whether one does, by its name, and what to say of another.
+# Options that only some schemes take: whether a scheme does, and the message for the others.
 OF_SCHEMES: Mapping[str, tuple[Callable[[Quantization], bool], str]] = {
     "calibration_text": (
         lambda spec: isinstance(spec, Selection) or spec.prunes,
@@ -103,6 +103,8 @@ def _check_ranks(config: RunConfig) -> None:
         raise UsageError(
             f"--tp {config.tp}: torchrun has started {where.size} ranks; leave out --tp"
         )
+    if config.expert_memory is not None and (where or config.tp > 1):
+        raise UsageError("--expert_memory is for one process: leave out --tp")
     if config.tp == 1:
         return
     for option in ("interactive", "dry_run"):
@@ -122,8 +124,6 @@ def _check_experts(config: RunConfig) -> None:
             f"--expert_prefetch {config.expert_prefetch}: copies always overlap with computing, "
             "and the next layer's experts are no longer guessed; leave it out"
         )
-    if config.expert_memory is not None and config.tp > 1:
-        raise UsageError("--expert_memory is for one process: leave out --tp")
     if config.expert_folder is not None:
         files.check_folder("--expert_folder", config.expert_folder)
 

@@ -1,17 +1,10 @@
-"""Making torch.compile start faster: its options, and its preparation while weights are read.
+"""What torch.compile is told: its options, and which dimensions change from call to call.
 
-    preparation = compiling.Preparation(device)
-    preparation.begin()     # in a thread: imports, and hashes of the compiler's sources
-    …                       # load the model
-    preparation.wait()
-    torch.compile(step, options=compiling.options(device))
-
-Most of a cold compilation's time is preparation; compiling the step itself is the smaller part
-(docs/LOG.md).
+torch.compile(step, options=compiling.options(device))
 """
 
+import os
 import platform
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +12,6 @@ import torch
 from torch import Tensor
 
 from quantbench import devices
-from quantbench.run import environment
 
 Options = dict[str, str | int | bool | Callable[..., Any]]  # the `options` of torch.compile
 
@@ -31,6 +23,8 @@ def options(device: torch.device) -> Options:
         return chosen
     from quantbench.ops.cpu import build
 
+    # No worker processes for Triton kernels: they would take the cores from the C++ compiler.
+    os.environ.setdefault("TORCH_WARM_POOL", "0")
     chosen |= build.options_of_inductor()
     # For each instruction set of the CPU, inductor compiles a file to see whether the compiler
     # supports it: 8 s on two cores. The compiler that built the C++ kernels supports them all.
@@ -61,37 +55,3 @@ def for_any_rows(compiled: Callable[..., Any]) -> Callable[..., Any]:
         return compiled(model, tokens, *rest)
 
     return call
-
-
-class Preparation:
-    """Preparing the compiler in a thread: importing its modules and hashing its sources.
-
-    The thread compiles a function that needs no kernel, because that uses only torch's public API.
-    An error is ignored: the real compilation raises it again.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.thread: threading.Thread | None = None
-
-    def begin(self) -> None:
-        """Start the thread, unless it runs or the device needs none."""
-        if self.device.type != "cpu" or self.thread is not None:
-            return
-        environment.prepare_compiler(self.device.type)
-        self.thread = threading.Thread(target=_compile_something, args=(self.device,), daemon=True)
-        self.thread.start()
-
-    def wait(self) -> None:
-        """Wait until the thread ends; return at once if none was started."""
-        if self.thread is not None:
-            self.thread.join()
-
-
-def _compile_something(device: torch.device) -> None:
-    try:
-        compiled = torch.compile(lambda x: x[None], fullgraph=True, options=options(device))
-        with torch.no_grad():
-            compiled(torch.zeros(64, device=device))
-    except Exception:
-        return

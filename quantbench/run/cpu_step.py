@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
-from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Attention, Block, FeedForward, Transformer, frequencies
 from quantbench.models.mixtral import JointNorm, Mixtral, MixtureOfExperts, elsewhere_of
@@ -86,13 +85,6 @@ def _moving(model: Transformer) -> "Fused | None":
 
 
 # ---------------------------------------------------------------------------------- what refuses
-
-
-def may_take(config: RunConfig, architecture: ModelConfig) -> bool:
-    """Whether the op may take the model of a run on the CPU, as far as options and architecture
-    tell."""
-    known = config.kv_cache in WRITTEN_BY_STEPS and config.batch_size <= step.MAX_FUSED_ROWS
-    return known and _unknown_field(architecture) is None
 
 
 def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:

@@ -16,12 +16,9 @@ from torch import Tensor, nn
 
 from quantbench.errors import KernelError
 from quantbench.kv_cache.base import KVCache
-from quantbench.log.config import RunConfig
-from quantbench.models import mixture
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, Transformer
 from quantbench.ops import attention
-from quantbench.quantize.kernel import fused_weight
 
 DECODERS = FUSED, MODULES = "cpu-step", "modules"  # fastest first
 
@@ -45,49 +42,27 @@ def choose(
     rows: the batch size. compiled: whether torch.compile will compile the step. Raises KernelError,
     with the reason, for a decoder that does not support them.
     """
+    picked, reason = name_of(name, model, caches, rows)
+    if picked == MODULES:
+        return Modules(model, list(caches), reason, compiled)
     from quantbench.run import cpu_step  # the C++ kernels, which other devices never read
 
-    if name_of(name, model, caches, rows) == FUSED:
-        decoder: Decoder = cpu_step.CpuStep(model, list(caches))
-        return decoder
-    reason = cpu_step.why_not_fused(model, caches, rows)
-    return Modules(model, list(caches), reason, compiled)
+    return cpu_step.CpuStep(model, list(caches))
 
 
-def name_of(name: str, model: Transformer, caches: Sequence[KVCache], rows: int) -> str:
-    """The name of the decoder that `choose` makes. The model and the caches may be on the meta
-    device, where they stand for a model on the CPU."""
+def name_of(
+    name: str, model: Transformer, caches: Sequence[KVCache], rows: int
+) -> tuple[str, str | None]:
+    """The name of the decoder that `choose` makes, and why the model cannot have cpu-step. The
+    model and the caches may be on the meta device, where they stand for a model on the CPU."""
     if name not in ("auto", *DECODERS):
         raise KernelError(f"--decoder {name}: there are auto, {', '.join(DECODERS)}")
-    if name == MODULES:
-        return MODULES
     from quantbench.run import cpu_step
 
     refusal = cpu_step.why_not_fused(model, caches, rows)
-    if refusal and name != "auto":
+    if refusal and name == FUSED:
         raise KernelError(f"--decoder {name}: {refusal}; auto takes what can run")
-    return MODULES if refusal else FUSED
-
-
-def compiles_anyway(config: RunConfig, architecture: ModelConfig, device: torch.device) -> bool:
-    """Whether a run will compile something, as far as can be said before its weights are read.
-
-    A step that is one op (cpu-step) is never compiled, whatever --compile says, nor is the prompt
-    of a mixture of experts; its step is where `mixture.compiles` says so.
-    """
-    if architecture.mixture is not None:
-        apart = config.expert_memory is not None
-        return config.compile and mixture.compiles(architecture.mixture, device.type, apart)
-    from quantbench.run import cpu_step
-
-    asked = device.type == "cpu" and config.decoder in ("auto", FUSED)
-    one_op_is_possible = asked and cpu_step.may_take(config, architecture)
-    return config.compile_prefill or (config.compile and not one_op_is_possible)
-
-
-def may_be_fused(layer: nn.Module) -> bool:
-    """Whether cpu-step may take a layer that was just loaded; another layer may still refuse."""
-    return not isinstance(layer, nn.Linear) or fused_weight(layer) is not None
+    return MODULES if refusal or name == MODULES else FUSED, refusal
 
 
 class Modules:

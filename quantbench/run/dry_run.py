@@ -6,7 +6,7 @@ from quantbench.errors import KernelError
 from quantbench.models.config import ModelConfig
 from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
 from quantbench.run.plan import Plan
-from quantbench.run.sizes import kv_cache_bytes, size_of, slow_bytes
+from quantbench.run.sizes import kv_cache_bytes, size_of
 from quantbench.text import aligned
 from quantbench.text import size as size_text
 
@@ -26,7 +26,11 @@ def report(plan: Plan, free: int | None) -> str:
         ]
     else:
         size = size_of(architecture, scheme, device, precision, config.kernel)
-        slow = slow_bytes(config, architecture, scheme, device, precision)
+        slow = 0
+        if config.expert_memory is not None:
+            from quantbench.run.tiers import slow_bytes
+
+            slow = slow_bytes(config, architecture, scheme, device, precision)
         need = size.memory_bytes - slow + cached
         widened = f"; kernel {size.kernel} reads {size.bits_read:.2f}" if size.widened else ""
         shared = size.model_bytes + size.embedding_bytes - size.memory_bytes

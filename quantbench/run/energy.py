@@ -8,10 +8,11 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from quantbench.log.table import NO_COUNTER
 from quantbench.text import counted
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from quantbench.ops.ranks import Ranks
 
 POWERCAP = Path("/sys/class/powercap")
-NO_COUNTER = "no counter; power limit × time is an upper bound"
 IDLE_SECONDS = 1.0  # for which the idle machine is read; only where there is a counter
 UPDATES = 50  # of the counter that a measurement spans: one of them is 2 %
 
@@ -51,10 +51,10 @@ class NotCounted:
 
 @dataclass(frozen=True)
 class Counter:
-    """Counters of energy that are read together. read() may raise NoCounter."""
+    """Counters of energy that are read together."""
 
     name: str  # "RAPL (package-0, dram package-0)", "NVML (2 GPUs)"
-    read: Callable[[], list[float]]  # joules since some time, a counter each
+    read: Callable[[], list[float]]  # joules since some time, a counter each; raises NoCounter
     ends: Sequence[float]  # joules at which each counter starts again from zero
     interval: float  # seconds between updates
 
@@ -67,19 +67,19 @@ class Counter:
 def zones(root: Path = POWERCAP) -> dict[str, Path]:
     """RAPL's folders of processor packages, and of memory where it is counted apart from them. The
     MSR and the MMIO driver may both list a package; cores lie within their package's figure."""
-    names = {path: path.read_text().strip() for path in root.glob("intel-rapl*:*/name")}
+    names = {path.parent: path.read_text().strip() for path in root.glob("intel-rapl*:*/name")}
     found: dict[str, Path] = {}
-    for path in sorted(names, key=lambda path: ("mmio" in path.parent.name, path)):
-        name, folder = names[path], path.parent
+    for folder in sorted(names, key=lambda folder: ("mmio" in folder.name, folder)):
+        name = names[folder]
         if name == "dram":  # inside the package whose folder's name its own begins with
-            name += f" {names[root / folder.name.rpartition(':')[0] / 'name']}"
+            name += f" {names[root / folder.name.rpartition(':')[0]]}"
         if name.startswith(("package", "dram")):
             found.setdefault(name, folder)
     return found
 
 
 def rapl(root: Path = POWERCAP) -> Counter:
-    """The counters of all packages. Raises NoCounter where there are none, or none can be read."""
+    """The counters of all packages. Raises NoCounter if there are none, as reading them may."""
     if not (found := zones(root)):
         raise NoCounter(f"there is no RAPL counter in {root}")
 
@@ -89,7 +89,6 @@ def rapl(root: Path = POWERCAP) -> Counter:
         except OSError as error:
             raise NoCounter(f"the RAPL counter cannot be read: {error.strerror}") from None
 
-    read()
     return Counter(f"RAPL ({', '.join(found)})", read, read("max_energy_range_uj"), 1e-3)
 
 
@@ -115,12 +114,11 @@ def nvml(indices: Sequence[int]) -> Counter:
         except pynvml.NVMLError as error:
             raise NoCounter(f"NVIDIA's driver counts no energy here: {error}") from None
 
-    read()
     return Counter(f"NVML ({counted(len(uuids), 'GPU')})", read, [math.inf] * len(uuids), 0.1)
 
 
 def find(device_type: str, indices: Sequence[int] = (0,)) -> Counter:
-    """The counter of a device. Raises NoCounter where there is none."""
+    """The counter of a device. Raises NoCounter if there is none."""
     if device_type not in ("cuda", "cpu"):
         raise NoCounter(f"there is no counter of energy for {device_type}")
     return nvml(indices) if device_type == "cuda" else rapl()
@@ -138,7 +136,7 @@ def power_limit(root: Path = POWERCAP) -> float | None:
 @dataclass(frozen=True)
 class Meter:
     """A counter of a run's devices, and the idle machine's power. The ranks of a run call its
-    methods together: rank 0 counts, and the others repeat a run as often as it does."""
+    methods together; each reads the counters of all, and rank 0 says when they are enough."""
 
     counter: Counter
     idle_watts: float
@@ -149,39 +147,35 @@ class Meter:
     def find(device: "torch.device", ranks: "Ranks") -> "Meter | NotCounted":
         """The meter, or why there is none. Where there is a counter it takes IDLE_SECONDS."""
         cards = range(ranks.size) if ranks.size > 1 else [device.index or 0]
+        why = None
         try:
             counter = find(device.type, cards)
             before, started = counter.read(), time.perf_counter()
             time.sleep(IDLE_SECONDS)
             idle = counter.between(before, counter.read()) / (time.perf_counter() - started)
-            missing, why = 0.0, "of some ranks"
         except NoCounter as error:
-            missing, why = 1.0, str(error)
-        if ranks.total([missing], device)[0]:
-            return NotCounted(f"{NO_COUNTER} ({why})")
+            why = str(error)
+        if ranks.total([float(why is not None)], device)[0]:
+            return NotCounted(f"{NO_COUNTER} ({why or 'of some ranks'})")
         return Meter(counter, idle, device, ranks)
 
     def energy(self, runs: Callable[[], int]) -> Energy | NotCounted:
         """The energy of a run. runs() carries out one or more and returns their number; it is
         repeated until the counter was updated UPDATES times."""
-        counter, first, going = self.counter, self.ranks.rank == 0, 1.0
+        counter, going, lost = self.counter, 1.0, None
         repeats, spent, seconds, started = 0, 0.0, 0.0, time.perf_counter()
-        try:
-            last = counter.read() if first else []
-            while going:
-                repeats += runs()
-                if first:  # run by run: a counter wraps once at most
-                    now, seconds = counter.read(), time.perf_counter() - started
-                    spent, last = spent + counter.between(last, now), now
-                more = float(seconds < UPDATES * counter.interval)
-                (going,) = self.ranks.first([more], self.device)
-        except NoCounter as error:
-            self.ranks.first([0.0], self.device)
-            return NotCounted(f"{counter.name} stopped while it was read: {error}")
-        if not first:
-            return NotCounted("rank 0 counts the energy of all")
-        if not spent:
-            return NotCounted(f"{counter.name} does not move in {seconds:.1f} s")
+        last = counter.read()
+        while going:
+            repeats += runs()
+            try:  # run by run: a counter wraps once at most
+                now, seconds = counter.read(), time.perf_counter() - started
+                spent, last = spent + counter.between(last, now), now
+            except NoCounter as error:
+                lost = f"stopped while it was read: {error}"
+            more = lost is None and seconds < UPDATES * counter.interval
+            (going,) = self.ranks.first([float(more)], self.device)
+        if lost or not spent:
+            return NotCounted(f"{counter.name} {lost or f'does not move in {seconds:.1f} s'}")
         net = max(0.0, spent - self.idle_watts * seconds)
         each = net / repeats, spent / repeats, seconds / repeats
         return Energy(counter.name, *each, self.idle_watts, repeats, counter.interval / seconds)
@@ -190,20 +184,16 @@ class Meter:
 def pooled(energies: Sequence[Energy]) -> Energy:
     """The energy of a run that was counted several times: means over all repeats. The idle power is
     the mean of its readings, the resolution the coarsest."""
-    repeats = [one.repeats for one in energies]
-
-    def mean(figures: list[float]) -> float:
-        return statistics.fmean(figures, repeats)
-
-    return Energy(
-        counter=energies[0].counter,
-        joules=mean([one.joules for one in energies]),
-        joules_with_idle=mean([one.joules_with_idle for one in energies]),
-        seconds=mean([one.seconds for one in energies]),
-        idle_watts=statistics.fmean(one.idle_watts for one in energies),
-        repeats=sum(repeats),
-        resolution=max(one.resolution for one in energies),
-    )
+    repeats = [energy.repeats for energy in energies]
+    means: dict[str, Any] = {
+        name: statistics.fmean([getattr(energy, name) for energy in energies], repeats)
+        for name in ("joules", "joules_with_idle", "seconds")
+    }
+    idle, coarsest = [e.idle_watts for e in energies], max(e.resolution for e in energies)
+    return replace(
+        energies[0], **means, idle_watts=statistics.fmean(idle), repeats=sum(repeats),
+        resolution=coarsest,
+    )  # fmt: skip
 
 
 def sentence(

@@ -10,14 +10,16 @@ Variables that the user has set are not changed. torch is imported only where it
 import contextlib
 import gc
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench import host
+from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.progress import say
-from quantbench.run import threads
+from quantbench.text import counted
 
 # Variables that libraries read once, when they are loaded.
 DEFAULTS: Mapping[str, str] = {
@@ -29,8 +31,6 @@ DEFAULTS: Mapping[str, str] = {
     # torch's profiler (kineto) prints a line to stderr when it starts and stops; 6 silences it.
     "KINETO_LOG_LEVEL": "6",
 }
-# No worker processes for Triton kernels: they would take the cores from the C++ compiler.
-CPU_COMPILER: Mapping[str, str] = {"TORCH_WARM_POOL": "0"}
 # Objects allocated between two garbage collections. Importing and tracing allocate objects that
 # live long; with Python's default of 700, collections took 20 % of the start-up time.
 GC_THRESHOLD = 100_000
@@ -39,8 +39,15 @@ GC_THRESHOLD = 100_000
 RECORDED_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "MALLOC_")
 RECORDED = (
     *DEFAULTS,
-    *CPU_COMPILER,
-    *("QUANTBENCH_ISA", "CXX", "CXXFLAGS", "LD_PRELOAD", "GLIBC_TUNABLES", "TRITON_INTERPRET"),
+    *(
+        "TORCH_WARM_POOL",
+        "QUANTBENCH_ISA",
+        "CXX",
+        "CXXFLAGS",
+        "LD_PRELOAD",
+        "GLIBC_TUNABLES",
+        "TRITON_INTERPRET",
+    ),
 )
 STORE = "QUANTBENCH_RANK_STORE"  # where the ranks that run/launch.py started meet
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -88,13 +95,6 @@ def without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def prepare_compiler(device_type: str) -> None:
-    """Set the compiler's variables for a device of this type, before the first compilation."""
-    if device_type == "cpu":
-        for name, value in CPU_COMPILER.items():
-            os.environ.setdefault(name, value)
-
-
 @dataclass(frozen=True)
 class Place:
     """A process among the ranks of a run."""
@@ -122,13 +122,74 @@ def is_torchrun(variables: Mapping[str, str] | None = None) -> bool:
     return place(given) is not None and STORE not in given
 
 
-def threads_of(config: RunConfig) -> threads.Threads:
+# ---------------------------------------------------------------------------------- threads
+
+
+@dataclass(frozen=True)
+class Threads:
+    """How many threads a run computes with."""
+
+    count: int | None  # for torch.set_num_threads; None: leave torch's default
+    cores: int | None  # physical cores that the process may use; None: not known
+    recorded: int | None  # the --threads of the repro command; None: leave it out
+
+    def warning(self) -> str | None:
+        """One line if there are more threads than cores, else None: a parallel loop ends with its
+        last thread, which waits for a core while others occupy all of them by waiting for it."""
+        if self.count is None or self.cores is None or self.count <= self.cores:
+            return None
+        cores = counted(self.cores, "core")
+        return f"{self.count} threads on {cores}: slower than {self.cores} (--threads {self.cores})"
+
+
+def choose_threads(
+    asked: int | None, cores: int | None, variables: Mapping[str, str], ranks: int = 1
+) -> Threads:
+    """The number `asked` for; or else that of OMP_NUM_THREADS in `variables`; or else `cores`,
+    divided among the `ranks` of a run on this machine.
+
+    The repro command names it if the user asked for it, or if it differs from `cores`. Raises
+    UsageError if the user asks for more than OMP_THREAD_LIMIT; otherwise that limit applies
+    silently.
+    """
+    limit = first_number(variables.get("OMP_THREAD_LIMIT", ""))
+    cores = max(1, cores // ranks) if cores else None
+    if asked is not None:
+        if limit and asked > limit:
+            raise UsageError(
+                f"--threads {asked} is more than OMP_THREAD_LIMIT={limit} allows; "
+                f"take --threads {limit} or unset that variable"
+            )
+        return Threads(asked, cores, asked)
+    count = first_number(variables.get("OMP_NUM_THREADS", "")) or cores
+    if count and limit:
+        count = min(count, limit)
+    return Threads(count, cores, count if count != cores else None)
+
+
+def crowded(ranks: int, cores: int | None) -> str | None:
+    """One line if there are more ranks on this machine than cores, else None."""
+    if cores is None or ranks <= cores:
+        return None
+    return (
+        f"{ranks} ranks on {counted(cores, 'core')} take turns and wait for one another at every "
+        f"layer: slower than --tp {cores}"
+    )
+
+
+def first_number(text: str) -> int | None:
+    """The first number of an OpenMP list such as "4,2"; None if it is not a positive number."""
+    number = re.match(r"\s*([0-9]{1,6})\s*(,|$)", text)
+    return (int(number[1]) or None) if number else None
+
+
+def threads_of(config: RunConfig) -> Threads:
     """The threads that `config` asks for. Raises UsageError beyond OMP_THREAD_LIMIT."""
     variables, where = dict(os.environ), place()
     if is_torchrun() and variables.get("OMP_NUM_THREADS") == "1":
         del variables["OMP_NUM_THREADS"]  # torchrun sets that whatever cores there are
     ranks = where.local_size if where else 1
-    return threads.choose(config.threads, host.cores(), variables, ranks)
+    return choose_threads(config.threads, host.cores(), variables, ranks)
 
 
 def use_threads(config: RunConfig) -> None:
@@ -143,17 +204,19 @@ def use_threads(config: RunConfig) -> None:
     if chosen.count is not None:
         torch.set_num_threads(chosen.count)
         if torch.get_num_interop_threads() != chosen.count:
-            try:
+            with contextlib.suppress(RuntimeError):  # allowed once a process: the first run's stay
                 torch.set_num_interop_threads(chosen.count)
-            except RuntimeError:
-                pass  # torch allows it once a process: a second run keeps the first run's
 
 
 def in_force() -> Environment:
     """The settings of this process at this moment."""
     import torch
 
-    named = {name: os.environ[name] for name in sorted(os.environ) if _is_recorded(name)}
+    named = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name in RECORDED or name.startswith(RECORDED_PREFIXES)
+    }
     return Environment(
         threads=torch.get_num_threads(),
         interop_threads=torch.get_num_interop_threads(),
@@ -167,22 +230,10 @@ def in_force() -> Environment:
 
 def system_huge_pages(path: Path = HUGE_PAGES) -> str | None:
     """The kernel's setting, which is in brackets in its file: always, madvise or never."""
-    try:
-        return path.read_text().partition("[")[2].partition("]")[0] or None
-    except OSError:
-        return None
+    return host.read(path).partition("[")[2].partition("]")[0] or None
 
 
 def huge_page_bytes(path: Path = MEMORY_MAP) -> int | None:
     """Bytes of this process's anonymous memory in transparent huge pages."""
-    try:
-        for line in path.read_text().splitlines():
-            if line.startswith("AnonHugePages:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
-
-
-def _is_recorded(name: str) -> bool:
-    return name in RECORDED or name.startswith(RECORDED_PREFIXES)
+    found = re.search(r"^AnonHugePages:\s*(\d+)", host.read(path), re.M)
+    return int(found[1]) * 1024 if found else None

@@ -8,16 +8,17 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from quantbench.experts.traffic import PhaseFigures, Phases, TwoTiers, total
 from quantbench.log.config import RunConfig, repro
 from quantbench.log.record import Record
+from quantbench.log.table import NO_COUNTER
 from quantbench.models.config import ModelConfig
 from quantbench.run import machine
-from quantbench.run.energy import NO_COUNTER, Energy, NotCounted
+from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.environment import Environment
 from quantbench.run.machine import MachineUse, Trust, judge
 from quantbench.typed_json import OMITTED, omitted, to_json
@@ -25,10 +26,6 @@ from quantbench.typed_json import OMITTED, omitted, to_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quantbench.kv_cache.base import KVCache
-    from quantbench.models.llama import Transformer
-    from quantbench.ops.attention import Choice
-    from quantbench.run.decoding import Decoder
 
 Peak = dict[str, int]  # bytes by kind, as devices.peak_memory gives them; the first is logged
 
@@ -43,14 +40,17 @@ class Generation:
     machine: MachineUse | None = None  # meanwhile; None: not measured
     experts: Phases | None = None  # what two tiers of experts did; None: there is one
 
-
-class Timed(Protocol):
-    """The seconds of a sample."""
-
     @property
-    def prefill_seconds(self) -> float: ...
-    @property
-    def decode_seconds(self) -> float: ...
+    def seconds(self) -> float:
+        return self.prefill_seconds + self.decode_seconds
+
+    def sample(self, prompt_tokens: int) -> Sample:
+        """prompt_tokens: of one row."""
+        return Sample.of(
+            *(self.prefill_seconds, self.decode_seconds, prompt_tokens, self.tokens.shape[1]),
+            self.machine,
+            self.experts,
+        )
 
 
 class OneSample(Protocol):
@@ -60,25 +60,6 @@ class OneSample(Protocol):
         self,
         index: int,
         tokens: int | None = None,
-        after_token: Callable[[], object] = lambda: None,
-    ) -> Generation: ...
-
-
-class Generates(Protocol):
-    """The interface of generate.Generator that measuring needs."""
-
-    model: Transformer
-    caches: list[KVCache]
-    attention: Choice
-    decoder: Decoder
-
-    def stream(self, prompt: Tensor, start: int = 0) -> Iterator[Tensor]: ...
-
-    def generate(
-        self,
-        prompt: Tensor,
-        max_new_tokens: int,
-        start: int = 0,
         after_token: Callable[[], object] = lambda: None,
     ) -> Generation: ...
 
@@ -164,16 +145,17 @@ class Sample:
 
     @staticmethod
     def of(
-        timed: Timed,
+        prefill: float,
+        decode: float,
         prompt_tokens: int,
         new_tokens: int,
         machine: MachineUse | None = None,
         experts: Phases | None = None,
     ) -> Sample:
-        prefill, decode = timed.prefill_seconds, timed.decode_seconds
+        """prefill, decode: seconds. Tokens are those of one row."""
         return Sample(
-            prefill_seconds=prefill,
-            decode_seconds=decode,
+            prefill,
+            decode,
             tok_s=new_tokens / (prefill + decode),
             prefill_tok_s=prompt_tokens / prefill,
             decode_tok_s=(new_tokens - 1) / decode if new_tokens > 1 else None,

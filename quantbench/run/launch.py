@@ -38,7 +38,6 @@ LOST = re.compile(
     r"closed by peer|reset by peer|Broken pipe|another rank has (ended|failed)|NCCL|store"
 )
 SECONDS_FOR_CAUSE = 3  # in which a cause may follow a consequence
-SECONDS_TO_AGREE = 5  # in which the other ranks may fail for the same reason
 SECONDS_TO_END = 5  # between SIGTERM and SIGKILL
 
 
@@ -120,20 +119,19 @@ class Running:
         theirs, self.lifeline = os.pipe()
         self.processes: list[subprocess.Popen[bytes]] = []
         for rank in range(size):
-            quiet = rank > 0 and not debug
+            null = subprocess.DEVNULL if rank else None
             with open(folder / f"{rank}.stderr", "wb") as stderr:
-                self.processes.append(
-                    subprocess.Popen(
-                        command,
-                        env=variables_of(rank, size, folder) | {LIFELINE: str(theirs)},
-                        pass_fds=[theirs],
-                        stdin=subprocess.DEVNULL if rank else None,
-                        stdout=subprocess.DEVNULL if rank else None,
-                        stderr=stderr if quiet else None,
-                        # Ctrl-C on the terminal reaches only the launcher, which ends the ranks.
-                        start_new_session=True,
-                    )
+                process = subprocess.Popen(
+                    command,
+                    env=variables_of(rank, size, folder) | {LIFELINE: str(theirs)},
+                    pass_fds=[theirs],
+                    stdin=null,
+                    stdout=null,
+                    stderr=stderr if rank and not debug else None,
+                    # Ctrl-C on the terminal reaches only the launcher, which ends the ranks.
+                    start_new_session=True,
                 )
+            self.processes.append(process)
         os.close(theirs)
 
     def wait(self) -> None:
@@ -145,25 +143,13 @@ class Running:
                 return
             failures = {rank: code for rank, code in enumerate(codes) if code}
             causes = {r: c for r, c in failures.items() if not LOST.search(self._report(r, c))}
-            if failures:
-                deadline = deadline or time.monotonic() + SECONDS_FOR_CAUSE
+            if failures and deadline is None:
+                deadline = time.monotonic() + SECONDS_FOR_CAUSE
             if causes or (deadline and time.monotonic() > deadline):
                 rank, code = next(iter((causes or failures).items()))
-                self._wait_briefly()
                 self.end()
                 raise RankFailed(self._report(rank, code), code if code > 0 else 1)
             time.sleep(0.05)
-
-    def _wait_briefly(self) -> None:
-        """Wait for what other ranks say as well: what all of them say is not about one rank."""
-        deadline = time.monotonic() + SECONDS_TO_AGREE
-        while time.monotonic() < deadline and not all(map(self._has_said, range(self.size))):
-            time.sleep(0.02)
-
-    def _has_said(self, rank: int) -> bool:
-        report = self.folder / f"{rank}.report"
-        ended = self.processes[rank].poll() is not None
-        return ended or (report.exists() and report.stat().st_size > 0)
 
     def end(self) -> None:
         """End the ranks that are still running."""
@@ -185,8 +171,7 @@ class Running:
         written = self.folder / f"{rank}.report"
         if written.exists():
             message = written.read_text()
-            others = [file.read_text() for file in self.folder.glob("*.report") if file != written]
-            return message if code == 2 or message in others else f"{who}: {message}"
+            return message if code == 2 else f"{who}: {message}"
         if code == -signal.SIGKILL:
             return f"{who} was killed (SIGKILL), as the system does when memory runs out"
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"

@@ -28,8 +28,6 @@ from quantbench.models.tokenizer import Tokenizer
 from quantbench.quantize.mixed import MixedQuantizer
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Selection, Spec, parse
-from quantbench.run import compiling
-from quantbench.run.decoding import compiles_anyway, may_be_fused
 from quantbench.run.plan import Plan, scheme_of
 
 if TYPE_CHECKING:
@@ -59,7 +57,7 @@ def load(
     saved: SavedModel | None = None,
     saver: Saver | None = None,
 ) -> Loaded:
-    """Load and quantize the model. Meanwhile the compiler is prepared, if the run will compile.
+    """Load and quantize the model.
 
     report: called as (bytes loaded, total bytes). say: called with lines of progress. saved: the
     same model, quantized already; saver: writes it as --save does (run/saved_model.py). Raises
@@ -76,23 +74,16 @@ def load(
             from quantbench.run.tiers import open_tiers, settle
 
             loading.tiers = open_tiers(plan, loading.known_quantizer, say)
-    except TierError:
+        model = loading.load(report, say)
+    except TierError:  # a disk that is full, for example
         if loading.saver:
             loading.saver.clear()
         raise
-    preparation = compiling.Preparation(plan.device)
-    if plan.spec.scheme is not None:  # autoquant times kernels: nothing else may run meanwhile
-        if compiles_anyway(plan.config, plan.architecture, plan.device):
-            preparation.begin()
-        elif plan.config.compile and plan.architecture.mixture is None:
-            loading.on_layer = lambda layer: None if may_be_fused(layer) else preparation.begin()
-    model = loading.load(report, say)
     if loading.tiers:
         from quantbench.models.formats.tensor_files import drop_pages
 
         drop_pages(plan.checkpoint.files)  # experts are read from the slow tier from now on
         settle(plan, loading.tiers, model, say)
-    preparation.wait()
     peaks = devices.peak_memory(plan.device)
     return Loaded(model, loading.kernels, peaks, loading.quantize_seconds)
 
@@ -141,22 +132,18 @@ class Loading:
         self.checkpoint = checkpoint or open_checkpoint(config.checkpoint_path)
         self.tokenizer = tokenizer
         self.precision: torch.dtype = getattr(torch, config.precision)
-        # Called with every embedding, norm and linear layer as soon as it has its kernel.
-        self.on_layer: Callable[[nn.Module], None] = lambda layer: None
         self.quantize_seconds = 0.0  # for quantizing and packing all layers
         self.tiers: Tiers | None = None  # where experts go as they arrive
         if spec.scheme:  # autoquant's quantizer is made in `load`
             self.quantizer: Quantizer | MixedQuantizer = Quantizer(
                 spec.scheme, device, self.precision, config.kernel
             )
-        saves = config.save and (split is None or split.ranks.rank == 0)
-        self.saver = self._saver(Path(config.save)) if saves else None  # type: ignore[arg-type]
+        self.saver: Saver | None = None
+        if config.save and (split is None or split.ranks.rank == 0):
+            from quantbench.models.formats.saver import Saver
 
-    def _saver(self, folder: Path) -> Saver:
-        from quantbench.models.formats.saver import Saver
-
-        scheme = SavedScheme(str(self.spec), self.config.precision)
-        return Saver(folder, scheme, self.checkpoint.tokenizer_folder)
+            scheme = SavedScheme(str(spec), config.precision)
+            self.saver = Saver(Path(config.save), scheme, self.checkpoint.tokenizer_folder)
 
     @torch.no_grad()
     def load(self, report: Report, say: Say) -> Transformer:
@@ -168,9 +155,8 @@ class Loading:
         elif isinstance(self.quantizer, Quantizer):
             self.quantizer.say = say
         saver, split = self.saver, self.split
-        prunes = self.spec.prunes and not self.checkpoint.saved
         cut = prune = None
-        if prunes:
+        if self.spec.prunes and not self.checkpoint.saved:
             from quantbench.run import calibration
 
             prune = calibration.pruner(self)
@@ -179,27 +165,22 @@ class Loading:
 
             cut = RankStages(self.quantizer, split, whole=saver is not None)
         self.stages: Stages = cut or self.quantizer
-        try:
-            model = load_model(
-                self.checkpoint,
-                self.device,
-                self.precision,
-                self.config.num_layers,
-                self.tiers.after(self) if self.tiers else self,
-                report,
-                prune,
-                split,
-                cut.reads_whole if cut else lambda name: False,
-                saver,
-            )
-            experts = self.tiers.keep() if self.tiers else None
-        except TierError:  # a disk that is full, for example
-            if saver:
-                saver.clear()
-            raise
+        model = load_model(
+            self.checkpoint,
+            self.device,
+            self.precision,
+            self.config.num_layers,
+            self.tiers.after(self) if self.tiers else self,
+            report,
+            prune,
+            split,
+            cut.reads_whole if cut else lambda name: False,
+            saver,
+        )
         if saver:
             layers = {name: list(choice) for name, choice in (self.quantizer.layers or {}).items()}
-            saver.finish(self.split.whole if self.split else model.config, layers, experts)
+            experts = self.tiers.keep() if self.tiers else None
+            saver.finish(split.whole if split else model.config, layers, experts)
             if self.config.save:
                 say(f"Saved to {saver.folder}: --checkpoint_path {saver.folder} loads it")
         return model
@@ -210,9 +191,7 @@ class Loading:
 
     def built(self, name: str, layer: nn.Module) -> nn.Module:
         with self._timed():
-            built = self.stages.built(name, layer)
-        self.on_layer(built)
-        return built
+            return self.stages.built(name, layer)
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -223,8 +202,8 @@ class Loading:
     @property
     def known_quantizer(self) -> Quantizer | None:
         """The quantizer, where it is known before weights are read."""
-        known = self.spec.scheme is not None and isinstance(self.quantizer, Quantizer)
-        return self.quantizer if known else None  # type: ignore[return-value]
+        quantizer = getattr(self, "quantizer", None)
+        return quantizer if isinstance(quantizer, Quantizer) else None
 
     @property
     def kernels(self) -> str:

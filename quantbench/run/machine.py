@@ -9,6 +9,7 @@ Linux counts CPU time in ticks of 10 ms, so the use of a sample that takes less 
 adds up the samples of a run. Other systems have no /proc/stat: what they do not tell is None.
 """
 
+import contextlib
 import os
 import statistics
 import time
@@ -44,16 +45,20 @@ class MachineUse:
             others = max(0.0, self.other_cores - (own_cores - self.own_cores))
         return replace(self, own_cores=own_cores, other_cores=others)
 
+    def others(self) -> list[str]:
+        """Who else used the cores, as far as that is known."""
+        cores, others = counted(self.cores, "core"), []
+        if self.other_cores is not None:
+            others.append(f"other processes used {self.other_cores:.1f} of {cores}")
+        if self.stolen_cores is not None and self.stolen_cores >= 0.05:
+            others.append(f"the hypervisor took {self.stolen_cores:.1f} of {cores}")
+        return others
+
     def sentence(self) -> str:
         """Who used the cores, without a full stop."""
-        said = []
-        if self.other_cores is not None:
-            said.append(f"other processes used {self.other_cores:.1f} of {_cores(self.cores)}")
-        if self.stolen_cores is not None and self.stolen_cores >= 0.05:
-            said.append(f"the hypervisor took {self.stolen_cores:.1f}")
-        said.append(f"this one used {self.own_cores:.1f}")
+        own = f"this one used {self.own_cores:.1f}"
         preempted = counted(self.involuntary_switches, "time")
-        return f"{', '.join(said)} and was preempted {preempted}"
+        return f"{', '.join([*self.others(), own])} and was preempted {preempted}"
 
 
 @dataclass(frozen=True)
@@ -139,10 +144,8 @@ def _allowed() -> set[int]:
         threads = [0]
     allowed: set[int] = set()
     for thread in threads:
-        try:
+        with contextlib.suppress(OSError):  # the thread has ended
             allowed |= os.sched_getaffinity(thread)
-        except OSError:
-            pass  # the thread has ended
     return allowed
 
 
@@ -158,10 +161,6 @@ def _ticks(cores: Collection[int], path: Path = STAT) -> tuple[float | None, flo
     except (OSError, ValueError, IndexError):
         return None, None
     return busy / TICKS_PER_SECOND, stolen / TICKS_PER_SECOND
-
-
-def _cores(count: int) -> str:
-    return counted(count, "core")
 
 
 # ---------------------------------------------------------------------------------- trust
@@ -221,20 +220,16 @@ def judge(
     spread = Spread.of(tok_s)
     scatters = (spread.coefficient_of_variation or 0) > MOST_SCATTER
     crowded = machine is not None and _crowded(machine, threads)
-    reasons = []
-    if scatters:
-        reasons.append(f"samples scatter {spread.most_tok_s / spread.least_tok_s:.1f} ×")
-    if machine is not None and (crowded or scatters):
-        reasons += _others(machine)
-    why = None
-    if scatters or crowded:
-        idle = "repeat it on an idle machine" if crowded else "repeat it with longer samples"
-        option = "" if crowded else " (--max_new_tokens)"
-        why = f"{'; '.join(reasons)}: not trustworthy; {idle}{option}, or {IN_TURNS}"
-    elif spread.coefficient_of_variation is None:
+    if crowded or scatters:
+        reasons = [f"samples scatter {spread.most_tok_s / spread.least_tok_s:.1f} ×"] * scatters
+        reasons += machine.others() if machine else []
+        advice = "on an idle machine" if crowded else "with longer samples (--max_new_tokens)"
+        why = f"{'; '.join(reasons)}: not trustworthy; repeat it {advice}, or {IN_TURNS}"
+        return Trust(spread, machine, load_average, False, why)
+    if spread.coefficient_of_variation is None:
         why = "one sample shows no scatter; take more (--num_samples 5)"
-    unknown = spread.coefficient_of_variation is None and not crowded
-    return Trust(spread, machine, load_average, None if unknown else why is None, why)
+        return Trust(spread, machine, load_average, None, why)
+    return Trust(spread, machine, load_average, True, None)
 
 
 def _crowded(machine: MachineUse, threads: int) -> bool:
@@ -242,13 +237,3 @@ def _crowded(machine: MachineUse, threads: int) -> bool:
     taken = (machine.other_cores or 0) + (machine.stolen_cores or 0)
     idle = max(0, machine.cores - threads)
     return taken > idle + MOST_TAKEN * machine.cores
-
-
-def _others(machine: MachineUse) -> list[str]:
-    said = []
-    cores = counted(machine.cores, "core")
-    if machine.other_cores is not None:
-        said.append(f"other processes used {machine.other_cores:.1f} of {cores}")
-    if machine.stolen_cores is not None and machine.stolen_cores >= 0.05:
-        said.append(f"the hypervisor took {machine.stolen_cores:.1f} of {cores}")
-    return said

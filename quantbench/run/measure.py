@@ -1,10 +1,8 @@
 """How a run is measured: compiled, warmed up, sampled. run/facts.py has the types of what results.
 
-    one_sample = sampler(plan, generator)
-    ready = get_ready(plan.config, plan.device, one_sample, generator.compiles)  # warms up
-    measured = measure(plan, generator, loaded, one_sample, ready)      # takes the samples
-
-Importing this module needs no torch.
+one_sample = sampler(plan, generator)
+ready = get_ready(plan.config, plan.device, one_sample, generator.compiles)  # warms up
+measured = measure(plan, generator, loaded, one_sample, ready)      # takes the samples
 """
 
 from __future__ import annotations
@@ -14,17 +12,21 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
+
+from quantbench import devices
 from quantbench.errors import QuantbenchError
+from quantbench.experts.traffic import Watch
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.progress import progress, say
+from quantbench.quantize.registry import available
 from quantbench.run import environment, machine
 from quantbench.run.energy import Energy, Meter, NotCounted
 from quantbench.run.facts import (
     Device,
     Facts,
-    Generates,
     Generation,
     Measured,
     OneSample,
@@ -33,12 +35,10 @@ from quantbench.run.facts import (
     Peaks,
     Ready,
     Sample,
-    Timed,
 )
 
 if TYPE_CHECKING:
-    import torch
-
+    from quantbench.generate import Generator
     from quantbench.run.loading import Loaded
     from quantbench.run.plan import Plan
 
@@ -51,11 +51,9 @@ QUIET_SECONDS = 2  # least time between two lines of progress, for more than ten
 
 
 def measure(
-    plan: Plan, generator: Generates, loaded: Loaded, one_sample: OneSample, ready: Ready
+    plan: Plan, generator: Generator, loaded: Loaded, one_sample: OneSample, ready: Ready
 ) -> Measured:
     """Take samples, their energy and peak memory; write the traces that the options name."""
-    from quantbench import devices
-    from quantbench.quantize.registry import available
     from quantbench.run.tracing import trace
 
     config, device, scheme = plan.config, plan.device, plan.spec.scheme
@@ -80,11 +78,9 @@ def measure(
     )
 
 
-def check_logits(plan: Plan, generator: Generates) -> None:
+def check_logits(plan: Plan, generator: Generator) -> None:
     """Raise QuantbenchError where the prompt, which a sample has read, is not followed by finite
     logits: the speed of such a model would be taken for that of one that works."""
-    import torch
-
     config = plan.config
     last = torch.tensor([plan.prompt[-1:]] * config.batch_size, device=plan.device)
     position = torch.tensor([config.context_depth + len(plan.prompt) - 1], device=plan.device)
@@ -107,9 +103,8 @@ def readable(plan: Plan, tokens: list[int]) -> str | None:
     return plan.tokenizer.decode([*plan.prompt, *tokens[:end]])
 
 
-def facts_of(plan: Plan, generator: Generates, kernels: str) -> Facts:
+def facts_of(plan: Plan, generator: Generator, kernels: str) -> Facts:
     """The facts of a planned run with its Generator. kernels: as in run.loading.Loaded."""
-    from quantbench import devices
     from quantbench.experts.tiers import tiers_of
 
     tiers = tiers_of(generator.model)
@@ -156,12 +151,9 @@ def of_all_ranks(plan: Plan, peak: Peak) -> Peak:
     return dict(zip(peak, map(int, totals), strict=True))
 
 
-def sampler(plan: Plan, generator: Generates) -> OneSample:
+def sampler(plan: Plan, generator: Generator) -> OneSample:
     """A function that takes one sample, of --max_new_tokens tokens if not given another number."""
-    import torch
-
     from quantbench.experts.tiers import tiers_of
-    from quantbench.experts.traffic import Watch
 
     config = plan.config
     prompt = torch.tensor([plan.prompt] * config.batch_size, device=plan.device)
@@ -176,15 +168,19 @@ def sampler(plan: Plan, generator: Generates) -> OneSample:
         count = config.max_new_tokens if tokens is None else tokens
         watch = Watch(tiers.counted, after_token) if tiers else None
         before = machine.Counters.read()
-        generation = generator.generate(prompt, count, config.context_depth, watch or after_token)
+        own = generator.generate(prompt, count, config.context_depth, watch or after_token)
         use = machine.Counters.read().since(before)
         # All ranks take rank 0's seconds, so that they agree when they are warm.
-        own_seconds = generation.prefill_seconds, generation.decode_seconds
-        prefill_seconds, decode_seconds = plan.ranks.first(own_seconds, plan.device)
-        (own,) = plan.ranks.total([use.own_cores], plan.device)
-        use = use.of_processes(own)
-        seconds = prefill_seconds, decode_seconds
-        return Generation(generation.tokens, *seconds, use, watch.phases() if watch else None)
+        own_seconds = own.prefill_seconds, own.decode_seconds
+        prefill, decode = plan.ranks.first(own_seconds, plan.device)
+        (cores,) = plan.ranks.total([use.own_cores], plan.device)
+        return Generation(
+            own.tokens,
+            prefill,
+            decode,
+            use.of_processes(cores),
+            watch.phases() if watch else None,
+        )
 
     return one_sample
 
@@ -202,8 +198,6 @@ def get_ready(
     since: time.perf_counter() when the process started; if given, the time to the first token is
     printed and returned.
     """
-    from quantbench import devices
-
     devices.reset_peak_memory(device)
     arrivals: list[float] = []  # time.perf_counter() after each token
     with progress("Compiling" if compiles else "First steps"):
@@ -217,7 +211,7 @@ def get_ready(
             line += f"; to token {tokens}, compilation included: {arrivals[-1] - since:.1f} s"
         say(line)
     tokens = min(WARM_UP_TOKENS, config.max_new_tokens)
-    seconds, steady = warm_up(lambda index: one_sample(index, tokens))
+    seconds, steady = warm_up(lambda index: one_sample(index, tokens).seconds)
     return Ready(
         compile_seconds=first_seconds if compiles else None,
         warm_ups=seconds,
@@ -227,9 +221,10 @@ def get_ready(
     )
 
 
-def warm_up(one_sample: Callable[[int], Timed]) -> tuple[list[float], bool]:
+def warm_up(one_sample: Callable[[int], float]) -> tuple[list[float], bool]:
     """Take samples until two in a row agree, or MAX_WARM_UPS of them that took WARM_UP_SECONDS.
 
+    one_sample: takes sample number `index`, and returns its seconds.
     Returns the seconds of each sample, and whether the last two agree. One warm-up sample is not
     enough: CUDA graphs are captured on the second call, and the processor's clock, the caches and
     the page tables need time to settle.
@@ -240,8 +235,7 @@ def warm_up(one_sample: Callable[[int], Timed]) -> tuple[list[float], bool]:
         while not steady and len(seconds) < MAX_SHORT_WARM_UPS:
             if len(seconds) >= MAX_WARM_UPS and sum(seconds) >= WARM_UP_SECONDS:
                 break
-            sample = one_sample(len(seconds))
-            seconds.append(sample.prefill_seconds + sample.decode_seconds)
+            seconds.append(one_sample(len(seconds)))
             steady = len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) <= AGREEMENT
     count = len(seconds)
     if steady:
@@ -282,8 +276,7 @@ def take(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int]]:
     for number in range(1, config.num_samples + 1):
         generation = one_sample(number - 1)
         tokens = generation.tokens[0].tolist()
-        use, traffic = generation.machine, generation.experts
-        samples.append(Sample.of(generation, len(plan.prompt), len(tokens), use, traffic))
+        samples.append(generation.sample(len(plan.prompt)))
         if config.num_samples <= 10 or time.monotonic() > last_line + QUIET_SECONDS:
             last_line = time.monotonic()
             say(f"Sample {number} of {config.num_samples}: {samples[-1].tok_s:.2f} tok/s")

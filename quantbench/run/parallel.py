@@ -16,8 +16,7 @@ from quantbench.errors import UsageError
 from quantbench.ops.cpu import build
 from quantbench.ops.cpu import ranks as shared_memory
 from quantbench.ops.ranks import ALONE, Ranks
-from quantbench.run import threads
-from quantbench.run.environment import STORE, Place
+from quantbench.run.environment import STORE, Place, crowded
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -39,7 +38,7 @@ def warning(where: Place, device: torch.device) -> str | None:
             f"--tp {where.local_size}: every rank needs a GPU of its own, and here "
             f"{'is' if count == 1 else 'are'} {count}; --tp {count} is the most"
         )
-    return threads.crowded(where.local_size, host.cores()) if device.type == "cpu" else None
+    return crowded(where.local_size, host.cores()) if device.type == "cpu" else None
 
 
 def join(where: Place | None, device: torch.device) -> Ranks:

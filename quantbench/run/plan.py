@@ -93,10 +93,6 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     architecture = checkpoint.config()
     if config.num_layers:
         architecture = architecture.with_layers(config.num_layers)
-    if config.expert_memory is not None:
-        from quantbench.experts.routing import routers_of
-
-        routers_of(architecture)  # refuses a model without experts
     check_name(config, checkpoint.name)
     tokenizer = checkpoint.tokenizer(architecture.vocab_size)
     if spec.scheme:
@@ -106,7 +102,7 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     split = split_of(config, spec, architecture, checkpoint)
     prompt = prompt_of(config, architecture.vocab_size, tokenizer)
     cache_size = positions(config, len(prompt), architecture.max_position)
-    return Plan(
+    plan = Plan(
         config=config,
         checkpoint=checkpoint,
         device=device,
@@ -119,6 +115,11 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
         kv_cache=kv_cache(config),
         split=split,
     )
+    if config.expert_memory is not None:
+        from quantbench.run import tiers
+
+        tiers.check(plan)
+    return plan
 
 
 def begin(plan: Plan) -> Plan:
@@ -239,8 +240,6 @@ def positions(config: RunConfig, prompt: int, context: int) -> int:
     run needs more than --cache_size or the context.
     """
     if config.interactive:
-        if config.context_depth:
-            raise UsageError("--interactive begins at the beginning: leave out --context_depth")
         return config.cache_size or min(context, INTERACTIVE_CACHE)
     if prompt == 0:
         raise UsageError("--prompt is empty, and this tokenizer has no token to begin with")

@@ -12,11 +12,10 @@ import dataclasses
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, cast
 
 from quantbench import files, models, ops, quantize
 from quantbench.errors import CheckpointError, KernelError
@@ -90,8 +89,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "versions": versions(),
         "code": files.digest_of_code(*CODE),
     }
-    parsed: dict[str, Any] = json.loads(json.dumps(facts, default=str))
-    return parsed
+    return cast("dict[str, Any]", json.loads(json.dumps(facts, default=str)))
 
 
 def _calibration_files(plan: Plan) -> list[Path]:
@@ -137,20 +135,15 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _sums(folder: Path) -> dict[str, list[int]]:
-    """Per file its length and a sum over its bytes in their order.
-
-    Read in chunks, not mapped: pages of a mapped file count as this process's memory.
-    """
-    buffer = bytearray(CHUNK)
-    words = torch.frombuffer(buffer, dtype=torch.int64)
+    """Per file its length and its checksum. Read in chunks, not mapped: pages of a mapped file
+    count as this process's memory."""
     sums = {}
     for path in _files(folder):
-        total = 0
+        checksum = 0
         with open(path, "rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                buffer[count:] = bytes(CHUNK - count)
-                total = (total * 31 + int(words.sum())) % (1 << 61)
-        sums[path.name] = [path.stat().st_size, total]
+            while chunk := file.read(CHUNK):
+                checksum = zlib.adler32(chunk, checksum)
+        sums[path.name] = [path.stat().st_size, checksum]
     return sums
 
 

@@ -7,7 +7,6 @@ by their number.
 import bisect
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,6 @@ from quantbench.errors import KernelError, MemoryShortage, UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import CacheFactory, KVCache
 from quantbench.log.config import RunConfig
-from quantbench.log.kinds import room_bytes
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer, weight_bytes
@@ -46,6 +44,45 @@ class Size:
         return self.bits_read - self.bits_per_weight > 0.05
 
 
+@dataclass(frozen=True)
+class Shapes:
+    """A layer of each kind of a model, on the meta device."""
+
+    model: Transformer  # its layers as their kernels hold them
+    linears: dict[str, nn.Linear]  # its linear layers by name, as --save writes them
+    kernels: str | None  # that run; None if none can
+    reason: str | None  # why no kernel can run
+
+
+def shapes_of(
+    architecture: ModelConfig,
+    spec: Spec,
+    device: torch.device,
+    precision: torch.dtype,
+    kernel: str = "auto",
+) -> Shapes:
+    """A model of this architecture, quantized by `spec` for a kernel of `device`.
+
+    Raises KernelError if the scheme does not support the model's shapes.
+    """
+    with torch.device("meta"):
+        model = build(architecture.one_of_each_kind()).to(precision)
+    reason = None
+    try:
+        quantizer = Quantizer(spec, device, precision, kernel)
+    except KernelError as error:
+        reason, quantizer = str(error), Quantizer.of_shapes(spec, device, precision)
+    linears: dict[str, nn.Linear] = {}
+    for name in [name for name, module in model.named_modules() if module._parameters]:
+        layer = quantizer.quantized(name, model.get_submodule(name))
+        if isinstance(layer, nn.Linear):
+            linears[name] = layer
+            layer = layer if reason else quantizer.stored(name, layer)
+        model.set_submodule(name, layer)
+    kernels = None if reason else ", ".join(quantizer.ran) or "torch"
+    return Shapes(model, linears, kernels, reason)
+
+
 def size_of(
     architecture: ModelConfig,
     spec: Spec,
@@ -57,26 +94,19 @@ def size_of(
 
     Raises KernelError if the scheme does not support the model's shapes.
     """
+    shapes = shapes_of(architecture, spec, device, precision, kernel)
+    model, linears = shapes.model, shapes.linears
     kinds = [len(numbers) for numbers in architecture.kinds_of_layers()]
-    model, quantizer, reason = _shapes(architecture, spec, device, precision, kernel)
-    linears: dict[str, nn.Linear] = {}
-    read: dict[str, int] = {}  # bytes of a linear layer as its kernel holds it, without the bias
-    for name in [name for name, module in model.named_modules() if module._parameters]:
-        layer = quantizer.quantized(name, model.get_submodule(name))
-        if isinstance(layer, nn.Linear):
-            linears[name] = layer
-            if reason is None:
-                layer = quantizer.stored(name, layer)
-            bias = linears[name].bias
-            read[name] = sum(map(stored_bytes, layer.parameters()))
-            read[name] -= 0 if bias is None else stored_bytes(bias)
-        model.set_submodule(name, layer)
     times = {name: kinds[int(name.split(".")[1])] if "layers." in name else 1 for name in linears}
-    in_layers = [sum(map(stored_bytes, layer.parameters())) for layer in model.layers]
-    packed = sum(stored_bytes(layer.weight) * times[name] for name, layer in linears.items())
-    count = sum(layer.weight.numel() * times[name] for name, layer in linears.items())
+    in_layers = [_bytes(layer) for layer in model.layers]
     more = [size * (count - 1) for size, count in zip(in_layers, kinds, strict=True)]
     model_bytes = weight_bytes(model) + sum(more)
+    count = packed = read = 0
+    for name, layer in linears.items():
+        bias = 0 if layer.bias is None else stored_bytes(layer.bias)
+        count += layer.weight.numel() * times[name]
+        packed += stored_bytes(layer.weight) * times[name]
+        read += (_bytes(model.get_submodule(name)) - bias) * times[name]
     table, output = model.tok_embeddings.weight, model.output.weight
     alike = type(table.data) is type(output.data) and table.shape == output.shape
     shared = architecture.tie_embeddings and alike
@@ -86,76 +116,17 @@ def size_of(
         embedding_bytes,
         model_bytes + (0 if shared else embedding_bytes),
         8 * packed / count,
-        8 * sum(bytes_read * times[name] for name, bytes_read in read.items()) / count,
-        None if reason else ", ".join(quantizer.ran) or "torch",
-        reason,
+        8 * read / count,
+        shapes.kernels,
+        shapes.reason,
     )
 
 
-def _shapes(
-    architecture: ModelConfig,
-    spec: Spec,
-    device: torch.device,
-    precision: torch.dtype,
-    kernel: str,
-) -> tuple[Transformer, Quantizer, str | None]:
-    """A layer of each kind on the meta device, a quantizer, and why no kernel can run, if so."""
-    with torch.device("meta"):
-        model = build(architecture.one_of_each_kind()).to(precision)
-    try:
-        return model, Quantizer(spec, device, precision, kernel), None
-    except KernelError as error:
-        return model, Quantizer.of_shapes(spec, device, precision), str(error)
+def _bytes(module: nn.Module) -> int:
+    return sum(map(stored_bytes, module.parameters()))
 
 
-# ---------------------------------------------------------------------------------- experts
-
-
-def expert_bytes(architecture: ModelConfig, *how: Any) -> int:
-    """Bytes of one expert of a mixture, as its kernels hold it. how: the spec, the device, the
-    precision and the kernel, as for `size_of`.
-
-    Raises KernelError if the scheme does not support the expert's shapes.
-    """
-    model, quantizer, reason = _shapes(architecture, *how)
-    name = next(name for name, _ in model.named_modules() if name.endswith(".experts.0"))
-    count = 0
-    for part, module in model.get_submodule(name).named_children():
-        layer = quantizer.quantized(f"{name}.{part}", module)
-        if isinstance(layer, nn.Linear) and reason is None:
-            layer = quantizer.stored(f"{name}.{part}", layer)
-        count += sum(map(stored_bytes, layer.parameters()))
-    return count
-
-
-def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
-    """The number of experts of nbytes each that --expert_memory has room for.
-
-    free: bytes for them, if it is "auto".
-    """
-    from quantbench.experts.layout import whole_pages
-
-    asked = config.expert_memory
-    assert asked is not None
-    if asked.isdigit():
-        return int(asked)
-    room = room_bytes(asked)
-    return int((free if room is None else room) // whole_pages(nbytes))
-
-
-def slow_bytes(config: RunConfig, architecture: ModelConfig, *how: Any) -> int:
-    """Bytes of the experts that --expert_memory leaves in slow memory alone, at most. how: the
-    spec, the device and the precision."""
-    mixture = architecture.mixture
-    if config.expert_memory is None or mixture is None:
-        return 0
-    nbytes = expert_bytes(architecture, *how, config.kernel)
-    layers = sum(not mixture.is_dense(layer) for layer in range(architecture.num_layers))
-    least = mixture.experts_per_token * nbytes  # what "auto" takes if nothing more is free
-    return max(0, layers * mixture.num_experts - expert_slots(config, nbytes, least)) * nbytes
-
-
-# ---------------------------------------------------------------------------------- what fits
+# ---------------------------------------------------------------------------------- does it fit
 
 
 def fits(plan: Plan, free: int | None) -> str:
@@ -186,10 +157,13 @@ def check_memory(
     nothing, because their size is known only after it has chosen.
     """
     precision, name = getattr(torch, config.precision), kv_cache(config)
-    weights = 0
+    weights = slow = 0
     if spec.scheme:
         size = size_of(architecture, spec.scheme, device, precision, config.kernel)
-        slow = slow_bytes(config, architecture, spec.scheme, device, precision)
+        if config.expert_memory is not None:
+            from quantbench.run.tiers import slow_bytes
+
+            slow = slow_bytes(config, architecture, spec.scheme, device, precision)
         weights = size.memory_bytes - slow
 
     def cached(positions: int, kind: CacheFactory = CACHES[name]) -> int:
@@ -197,7 +171,7 @@ def check_memory(
 
     need = cached(positions)
     shown = f"Weights: {size_text(weights)}; " if spec.scheme else ""
-    shown += f"experts in slow memory alone: {size_text(slow)}; " if spec.scheme and slow else ""
+    shown += f"experts in slow memory alone: {size_text(slow)}; " if slow else ""
     shown += f"KV cache: {size_text(need)}, {name}, {positions} positions"
     if config.batch_size > 1:
         shown += f", batch {config.batch_size}"

@@ -1,6 +1,6 @@
 """From --expert_memory to experts in two tiers: the slow one is a disk, or RAM under a card.
 
-tiers = open_tiers(plan, quantizer, say)    # before weights are read; None: no --expert_memory
+tiers = open_tiers(plan, quantizer, say)    # before weights are read
 model = load_model(…, transform=tiers.after(quantizer))
 settle(plan, tiers, model, say)             # some experts are in fast memory now
 """
@@ -11,22 +11,27 @@ from pathlib import Path
 import torch
 
 from quantbench import devices, files
+from quantbench.devices import stored_bytes
 from quantbench.errors import UsageError
 from quantbench.experts import trial
+from quantbench.experts.layout import whole_pages
 from quantbench.experts.placement import PLACEMENTS, Fast, from_file, place
 from quantbench.experts.popularity import Routers, find
 from quantbench.experts.routing import identity, routers_of
 from quantbench.experts.slow import Memory, SlowTier, Unusable, new_file
 from quantbench.experts.tiers import POLICIES, Policy, Tiers
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import room_bytes
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages
+from quantbench.models.mixtral import MixtureOfExperts
 from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import Spec
 from quantbench.run import decoding
 from quantbench.run.plan import Plan
 from quantbench.run.saved_experts import SavedTier, open_saved
-from quantbench.run.sizes import expert_bytes, expert_slots, kv_cache_bytes
+from quantbench.run.sizes import kv_cache_bytes, shapes_of
 from quantbench.text import counted, size
 
 Say = Callable[[str], None]
@@ -34,14 +39,11 @@ RESERVE = 0.1  # share of the free memory that --expert_memory auto leaves free
 CPU = torch.device("cpu")
 
 
-def checked(plan: Plan) -> Plan:
-    """The plan. Raises UsageError for options about experts that cannot be followed, as far as that
-    is known before weights are read: too little memory, counts of another model."""
+def check(plan: Plan) -> None:
+    """Raise UsageError for options about experts that cannot be followed, as far as that is known
+    before weights are read: too little memory, counts of another model."""
     config, device = plan.config, plan.device
-    if config.expert_memory is None:
-        return plan
-    if config.tp > 1:
-        raise UsageError("--expert_memory is for one process: leave out --tp")
+    routers = routers_of(plan.architecture)  # refuses a model without experts
     if config.expert_folder and device.type != "cpu":
         raise UsageError(
             f"--expert_folder: with --device {device} experts lie in RAM, not on disk: leave it out"
@@ -51,22 +53,18 @@ def checked(plan: Plan) -> Plan:
         nbytes = expert_bytes(plan.architecture, *how)
         require_enough(config, plan.architecture, expert_slots(config, nbytes, 0), nbytes)
     if config.expert_placement not in PLACEMENTS:
-        routers = routers_of(plan.architecture)
         placed(config, routers, sum(routers.experts))
-    return plan
 
 
-def open_tiers(plan: Plan, quantizer: Quantizer | None, say: Say) -> Tiers | None:
-    """Tiers for the run's model; None if all of it lies in one memory. They are empty, unless
-    --save has left the experts beside the checkpoint.
+def open_tiers(plan: Plan, quantizer: Quantizer | None, say: Say) -> Tiers:
+    """Tiers for the run's model. They are empty, unless --save has left the experts beside the
+    checkpoint.
 
     quantizer: the run's; None where it is not known before weights are read.
-    Raises UsageError as `checked`, TierError for a slow tier that cannot be written.
+    Raises UsageError for a policy that cannot be followed, TierError for a slow tier that cannot be
+    written.
     """
     config, device = plan.config, plan.device
-    if config.expert_memory is None:
-        return None
-    checked(plan)
     rest = plan.architecture, device, policy_of(config), _beneath(plan)
     if device.type != "cpu":
         return Tiers(Memory(pinned=True), *rest)
@@ -116,6 +114,49 @@ def _beneath(plan: Plan) -> tuple[SlowTier, Stages] | None:
 
 
 # ---------------------------------------------------------------------------------- how many
+
+
+def expert_bytes(
+    architecture: ModelConfig,
+    spec: Spec,
+    device: torch.device,
+    precision: torch.dtype,
+    kernel: str = "auto",
+) -> int:
+    """Bytes of one expert of a mixture, as its kernels hold it. Raises KernelError as `size_of`."""
+    model = shapes_of(architecture, spec, device, precision, kernel).model
+    mixtures = (module for module in model.modules() if isinstance(module, MixtureOfExperts))
+    return sum(map(stored_bytes, next(mixtures).experts[0].parameters()))
+
+
+def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
+    """For how many experts of so many bytes --expert_memory has room.
+
+    free: bytes for them, where it is "auto".
+    """
+    asked = config.expert_memory
+    assert asked is not None
+    if asked.isdigit():
+        return int(asked)
+    room = room_bytes(asked)
+    return int((free if room is None else room) // whole_pages(nbytes))
+
+
+def slow_bytes(
+    config: RunConfig,
+    architecture: ModelConfig,
+    spec: Spec,
+    device: torch.device,
+    precision: torch.dtype,
+) -> int:
+    """Bytes of the experts that --expert_memory leaves in slow memory alone, at most."""
+    mixture = architecture.mixture
+    if config.expert_memory is None or mixture is None:
+        return 0
+    nbytes = expert_bytes(architecture, spec, device, precision, config.kernel)
+    layers = sum(not mixture.is_dense(layer) for layer in range(architecture.num_layers))
+    least = mixture.experts_per_token * nbytes  # what "auto" takes where there is nothing more
+    return max(0, layers * mixture.num_experts - expert_slots(config, nbytes, least)) * nbytes
 
 
 def policy_of(config: RunConfig) -> Policy:

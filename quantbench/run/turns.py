@@ -9,21 +9,24 @@ the positions of a run of --max_new_tokens, and begins again behind the prompt a
 step is not counted: it brings the arm's weights back into the processor's caches.
 """
 
+import itertools
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from quantbench import devices
-from quantbench.run.clock import Clock
 from quantbench.run.environment import without_collections
-from quantbench.run.facts import Generates
 from quantbench.run.plan import Plan
+
+if TYPE_CHECKING:
+    from quantbench.generate import Generator
 
 
 class Turns:
-    def __init__(self, plan: Plan, generator: Generates) -> None:
+    def __init__(self, plan: Plan, generator: "Generator") -> None:
         config = plan.config
         self.plan, self.generator, self.start = plan, generator, config.context_depth
         self.prompts = torch.tensor([plan.prompt] * config.batch_size, device=plan.device)
@@ -62,3 +65,30 @@ class Turns:
             seconds = time.perf_counter() - started
         self.steps_taken = clock.intervals()
         return self.plan.ranks.first((seconds,), self.plan.device)[0]
+
+
+class Clock:
+    """`tick` after each token; `intervals` once the device is done.
+
+    The CPU works in step with us, so its clock is ours. On CUDA a step has only been issued when
+    `tick` is called: an event is put behind it, and read when all is over.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.events = device.type == "cuda"
+        self.ticks: list[Any] = []
+
+    def tick(self) -> None:
+        if self.events:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self.ticks.append(event)
+        else:
+            self.ticks.append(time.perf_counter())
+
+    def intervals(self) -> list[float]:
+        """Seconds from each tick to the next."""
+        pairs = itertools.pairwise(self.ticks)
+        if self.events:
+            return [earlier.elapsed_time(later) / 1000 for earlier, later in pairs]
+        return [later - earlier for earlier, later in pairs]

@@ -19,7 +19,7 @@ class Limit:
     """What memory allows of a decoding step."""
 
     step_bytes: float  # of weights and cache that a step reads, of all ranks
-    bytes_per_s: float  # of memory, as it was read beside the run
+    bytes_per_s: float  # of memory, as measured with the run
 
     def share(self, step_seconds: float) -> float:
         """Seconds that memory needs for these bytes ÷ those that a step took."""
@@ -82,7 +82,11 @@ def held_back(facts: Facts, kernels: Mapping[str, str | None]) -> list[str]:
 
     kernels: of the run's scheme, each with why it cannot run here; None where it can.
     """
-    sentences = [_kernel(facts, kernels), _decoder(facts), _attention(facts)]
+    sentences = [_kernel(facts, kernels)]
+    if facts.decoder_reason:
+        sentences.append(f"a step is not one op (decoder {facts.decoder}): {facts.decoder_reason}")
+    if facts.attention_reason:
+        sentences.append(f"attention runs on plain torch: {facts.attention_reason}")
     if facts.decoder == "cpu-step":
         pass  # one C++ op leaves nothing to compile
     elif not compiles(facts.architecture.mixture, facts.device.type, facts.experts is not None):
@@ -109,14 +113,3 @@ def _kernel(run: Facts, kernels: Mapping[str, str | None]) -> str | None:
     if "," in run.kernel:
         return f"not every layer's shape fits its fastest kernel: {run.kernel}"
     return None
-
-
-def _decoder(run: Facts) -> str | None:
-    if not run.decoder_reason:
-        return None
-    return f"a step is not one op (decoder {run.decoder}): {run.decoder_reason}"
-
-
-def _attention(run: Facts) -> str | None:
-    reason = run.attention_reason
-    return f"attention runs on plain torch: {reason}" if reason else None

@@ -19,7 +19,7 @@ from quantbench.log import config as log_config
 from quantbench.log.options import parse
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
-from quantbench.run.sizes import expert_bytes
+from quantbench.run.tiers import expert_bytes
 from tests.experts.small import CPU, REFUSAL, when_held
 from tests.test_refusals import only_error
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.log import origin
-
 ROOT = Path(__file__).parents[2]
 TELL = "from quantbench.log.origin import git_commit; print(git_commit())"
 
@@ -67,10 +65,3 @@ def test_a_copy_at_the_top_that_they_do_not_track_names_none(tmp_path):
     copy(tmp_path)
     commit(tmp_path)
     assert told(tmp_path) == "None"
-
-
-def test_git_is_asked_once(monkeypatch):
-    origin.git_commit.cache_clear()
-    first = origin.git_commit()
-    monkeypatch.setattr(origin, "_git", lambda *_: pytest.fail("asked again"))
-    assert origin.git_commit() == first

@@ -25,9 +25,11 @@ from quantbench.log.config import (
     argv,
     breaks_off,
     has_glued_option,
+    option_table,
     repro,
     split,
 )
+from quantbench.log.kinds import Number, Whole
 from quantbench.log.options import options, parse
 from quantbench.run.checks import check_options
 
@@ -255,25 +257,11 @@ def test_nothing_else_is_taken_apart(command):
 @pytest.mark.parametrize(
     "words, says",
     [
-        ("--num_samples 0", "--num_samples takes a whole number from 1"),
         ("--num_samples 1.5", "given: '1.5'"),
-        ("--num_samples many", "given: 'many'"),
         ("--num_samples 1_0", "given: '1_0'"),
-        ("--max_new_tokens 0", "--max_new_tokens takes"),
-        ("--max_new_tokens -3", "given: '-3'"),
-        ("--max-new-tokens=-3", "given: '-3'"),
-        ("--top_k 0", "--top_k takes"),
+        ("--max-new-tokens=-3", "--max_new_tokens takes a whole number from 1"),
         ("--temperature -0.1", "--temperature takes a finite number of at least 0"),
-        ("--temperature nan", "--temperature takes"),
-        ("--temperature inf", "--temperature takes"),
         ("--temperature 1e999", "--temperature takes"),
-        ("--temperature warm", "given: 'warm'"),
-        ("--cache_size 0", "--cache_size takes"),
-        ("--prefill_size 0", "--prefill_size takes"),
-        ("--batch_size 0", "--batch_size takes"),
-        ("--num_layers 0", "--num_layers takes"),
-        ("--seed -1", "--seed takes a whole number from 0"),
-        ("--seed 9223372036854775808", "2**63-1"),
         ("--seed " + "9" * 6000, "--seed takes"),
         ("--precision int8", "bfloat16, float16, float32; given: 'int8'"),
         ("--kernel cuda", "auto, torchao, cpu, triton, bitsandbytes, reference"),
@@ -281,15 +269,14 @@ def test_nothing_else_is_taken_apart(command):
         ("--profile=", "--profile takes"),
         ("--prompt=\0", "--prompt takes text without NUL characters"),
         ("--prompt=\ud800", "--prompt takes text"),
-        ("--compile=yes", "--compile takes no value"),
-        ("--top_k", "--top_k takes a value, and none is given"),
+        ("--compile=yes", "Option '--compile' does not take a value"),
+        ("--top_k", "Option '--top_k' requires an argument"),
         ("--prompt --compile", "--prompt=VALUE"),
         ("--max_tokens 5", "did you mean --max_new_tokens?"),
         ("--quantisation int8wo", "did you mean --quantization?"),
         ("--complie", "did you mean --compile?"),
         ("--zzzzzz", "--help"),
         ("-c", "no such option: '-c'"),
-        ("-compile", "did you mean --compile?"),
         ("--", "no such option: '--'"),
         ("hello", "'hello' belongs to no option"),
         ("--prompt hello world", "'world' belongs to no option"),
@@ -302,6 +289,21 @@ def test_every_wrong_argument_is_one_line_that_names_it(words, says, capfd):
     assert len(str(raised.value).splitlines()) == 1
     assert len(str(raised.value)) < 250
     assert capfd.readouterr() == ("", "")
+
+
+KINDS = {name: option.kind for name, option in option_table().items()}
+
+
+@pytest.mark.parametrize("name", [n for n, k in KINDS.items() if isinstance(k, Whole | Number)])
+def test_numbers_out_of_range_are_refused(name):
+    kind = KINDS[name]
+    whole = isinstance(kind, Whole)
+    wrong = (kind.minimum - 1, kind.maximum + 1) if whole else (-0.5, "nan", "inf", 10**400)
+    for value in (*wrong, "many", ""):
+        with pytest.raises(UsageError, match=f"--{name} takes"):
+            RunConfig(**{name: value})
+    if whole:
+        assert getattr(RunConfig(**{name: kind.maximum}), name) == kind.maximum
 
 
 @pytest.mark.parametrize(
@@ -390,7 +392,7 @@ PROMPT_CUTS = ["'it'", "'it'\"'\"", "'it'\"'\"'s here'", "'it'\"'\"'s here' "]
 
 def test_importing_the_package_imports_no_torch():
     code = (
-        "import sys, quantbench.log.config, quantbench.log.record, quantbench.log.command\n"
+        "import sys, quantbench.log.config, quantbench.log.record, quantbench.commands.log\n"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     root = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from quantbench.errors import UsageError
 from quantbench.log.reading import config_of
 from quantbench.log.record import Record
-from quantbench.run import checks, environment, launch, threads
+from quantbench.run import checks, environment, launch
 from quantbench.run.launch import RankFailed
 
 ROOT = Path(__file__).parents[2]
@@ -176,5 +176,5 @@ def test_what_runs_in_one_process_is_refused(option):
     ("cores", "ranks", "each"), [(8, 2, 4), (2, 4, 1), (7, 2, 3), (None, 2, None)]
 )
 def test_threads_are_divided_among_ranks(cores, ranks, each):
-    assert threads.choose(None, cores, {}, ranks).count == each
-    assert bool(threads.crowded(ranks, cores)) == (cores == 2)
+    assert environment.choose_threads(None, cores, {}, ranks).count == each
+    assert bool(environment.crowded(ranks, cores)) == (cores == 2)

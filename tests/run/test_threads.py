@@ -1,14 +1,13 @@
 """How many threads: machines, containers and variables, as files under a folder of their own."""
 
-import os
-
 import pytest
 
 from quantbench.errors import UsageError
 from quantbench.host import cores
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import parse
-from quantbench.run.threads import choose, first_number
+from quantbench.run.environment import choose_threads as choose
+from quantbench.run.environment import first_number
 
 EIGHT = range(8)
 
@@ -46,65 +45,32 @@ def test_cores_of_the_affinity_mask_count_once(machine, siblings, allowed, expec
     assert cores(machine(siblings), allowed) == expected
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"sys/fs/cgroup/cpu.max": "max 100000"}, 8),
-        ({"sys/fs/cgroup/cpu.max": "300000 100000"}, 3),
-        ({"sys/fs/cgroup/cpu.max": "250000 100000"}, 3),
-        ({"sys/fs/cgroup/cpu.max": "50000 100000"}, 1),
-        ({"sys/fs/cgroup/cpu.max": "5000000 100000"}, 8),
-        ({"sys/fs/cgroup/cpu.max": "damaged"}, 8),
-        # the process's own group allows 4, the one around it 2
-        (
-            {
-                "proc/self/cgroup": "0::/a/b",
-                "sys/fs/cgroup/a/b/cpu.max": "400000 100000",
-                "sys/fs/cgroup/a/cpu.max": "200000 100000",
-            },
-            2,
-        ),
-        ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/b/cpu.max": "100000 100000"}, 8),
-        (
-            {
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-            },
-            8,
-        ),
-        (
-            {
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-            },
-            2,
-        ),
-        (
-            {
-                "proc/self/cgroup": "3:cpuset:/\n2:cpu,cpuacct:/docker/1\n0::/",
-                "sys/fs/cgroup/cpu,cpuacct/docker/1/cpu.cfs_quota_us": "100000",
-                "sys/fs/cgroup/cpu,cpuacct/docker/1/cpu.cfs_period_us": "50000",
-            },
-            2,
-        ),
-        # a container of version 1 is told the host's path, and sees its own group as the mount
-        (
-            {
-                "proc/self/cgroup": "2:cpu:/docker/1",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-            },
-            3,
-        ),
-    ],
-)
-def test_the_quota_of_cpu_time_is_rounded_up(machine, files, expected):
+GROUP, CPU = "sys/fs/cgroup", "sys/fs/cgroup/cpu"  # of version 2 and of version 1
+QUOTAS = [  # cores, then the kernel's files
+    (8, {f"{GROUP}/cpu.max": "max 100000"}),
+    (3, {f"{GROUP}/cpu.max": "300000 100000"}),
+    (3, {f"{GROUP}/cpu.max": "250000 100000"}),
+    (1, {f"{GROUP}/cpu.max": "50000 100000"}),
+    (8, {f"{GROUP}/cpu.max": "5000000 100000"}),
+    (8, {f"{GROUP}/cpu.max": "damaged"}),
+    # the process's own group allows 4, the one around it 2
+    (2, {"proc/self/cgroup": "0::/a/b", f"{GROUP}/a/b/cpu.max": "400000 100000",
+         f"{GROUP}/a/cpu.max": "200000 100000"}),
+    (8, {"proc/self/cgroup": "0::/a", f"{GROUP}/b/cpu.max": "100000 100000"}),
+    (8, {f"{CPU}/cpu.cfs_quota_us": "-1", f"{CPU}/cpu.cfs_period_us": "100000"}),
+    (2, {f"{CPU}/cpu.cfs_quota_us": "150000", f"{CPU}/cpu.cfs_period_us": "100000"}),
+    (2, {"proc/self/cgroup": "3:cpuset:/\n2:cpu,cpuacct:/docker/1\n0::/",
+         f"{CPU},cpuacct/docker/1/cpu.cfs_quota_us": "100000",
+         f"{CPU},cpuacct/docker/1/cpu.cfs_period_us": "50000"}),
+    # in a container of version 1 the path is the host's, and the mount is the container's group
+    (3, {"proc/self/cgroup": "2:cpu:/docker/1", f"{CPU}/cpu.cfs_quota_us": "300000",
+         f"{CPU}/cpu.cfs_period_us": "100000"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expected", "files"), QUOTAS)
+def test_the_quota_of_cpu_time_is_rounded_up(machine, expected, files):
     assert cores(machine({}, **files), EIGHT) == expected
-
-
-def test_this_machine_has_at_least_one_core_for_us():
-    count = cores()
-    assert count is None or 1 <= count <= (os.cpu_count() or 1)
 
 
 @pytest.mark.parametrize(
@@ -146,12 +112,6 @@ def test_more_threads_than_cores_are_warned_of(count, cores, said):
 def test_where_the_system_does_not_say_torch_decides():
     assert choose(None, None, {}).count is None and choose(None, None, {}).recorded is None
     assert choose(3, None, {}).count == 3 and choose(3, None, {}).warning() is None
-
-
-@pytest.mark.parametrize("given", ["0", "-1", "1025", "two", "1.5", ""])
-def test_what_the_option_refuses(given):
-    with pytest.raises(UsageError, match="--threads takes a whole number from 1 to 1024; given:"):
-        parse([f"--threads={given}"])
 
 
 def test_the_option_is_written_only_where_it_was_given():

@@ -9,10 +9,6 @@ from quantbench.log.config import RunConfig
 from quantbench.run import measure
 
 
-def sample(seconds):
-    return SimpleNamespace(prefill_seconds=0.0, decode_seconds=seconds)
-
-
 @pytest.mark.parametrize(
     ("given", "taken", "steady"),
     [
@@ -26,7 +22,7 @@ def sample(seconds):
 )
 def test_it_ends_when_two_samples_agree_or_the_time_is_up(given, taken, steady):
     lengths = iter(given)
-    seconds, agreed = measure.warm_up(lambda index: sample(next(lengths)))
+    seconds, agreed = measure.warm_up(lambda index: next(lengths))
     assert seconds == given[:taken] and agreed == steady
 
 
@@ -38,7 +34,7 @@ def test_its_samples_are_short(asked, taken):
     def one_sample(index, tokens=None, after_token=lambda: None):
         counts.append(tokens)
         after_token()
-        return sample(1.0)
+        return SimpleNamespace(seconds=1.0)
 
     config = RunConfig(max_new_tokens=asked)
     ready = measure.get_ready(config, torch.device("cpu"), one_sample, compiles=False)

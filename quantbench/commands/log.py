@@ -1,4 +1,4 @@
-"""quantbench log check | table: is a log intact, and what did its runs measure?
+"""quantbench log: check a log of runs, or show runs as a table.
 
 quantbench log check benchmarks.txt     # names each damaged line; then exits with 1
 quantbench log table runs.jsonl         # of --output_json_path: a row for each run
@@ -16,11 +16,11 @@ from quantbench.text import counted
 
 
 @click.group(cls=Group)
-def commands() -> None:
+def log() -> None:
     """Check the log of benchmark runs, or show runs as a table."""
 
 
-@commands.command(cls=Command)
+@log.command(cls=Command)
 @click.argument("file", type=click.Path())
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def check(file: str, debug: bool) -> None:
@@ -40,7 +40,7 @@ def check(file: str, debug: bool) -> None:
     click.echo(f"{counted(count, 'record')}, {'all ' * (count > 1)}intact{note}")
 
 
-@commands.command(cls=Command)
+@log.command(cls=Command)
 @click.argument("file", type=click.Path())
 @click.option("--debug", is_flag=True, help="Show tracebacks")
 def table(file: str, debug: bool) -> None:
