@@ -140,7 +140,7 @@ class Saver:
         """Remove all that was written, and the folder if the save created it."""
         written = [
             file.name
-            for pattern in ("quantized-*.safetensors", "experts-*.safetensors", EXPERTS)
+            for pattern in ("quantized-*.safetensors", EXPERTS)
             for file in self.folder.glob(pattern)
         ]
         with contextlib.suppress(OSError):

@@ -30,10 +30,9 @@ def machine_of(
         return here(generator_of)
     if calibration is None:
         return card(device)
-    from quantbench.estimate.calibration import of_file
+    from quantbench.estimate.calibration import runs
 
-    target = card(device)
-    return card(device, of_file(calibration, calibrated_on or target.name))
+    return card(device, runs(calibration, calibrated_on or card(device).name))
 
 
 def generator_of(model: Transformer, request: Request) -> Generator:
@@ -55,7 +54,7 @@ def generator_of(model: Transformer, request: Request) -> Generator:
 def model_of(checkpoint_path: str, num_layers: int | None) -> ModelConfig | str:
     """The architecture of a checkpoint, or of a config.json; the path itself where only
     transformers understands it."""
-    path = Path(checkpoint_path)
+    path = Path(checkpoint_path.removeprefix("dummy:"))
     file = path / "config.json" if path.is_dir() else path
     described = f"dummy:{path}" if path.suffix == ".json" else checkpoint_path
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantbench.errors import LogError, UsageError
+from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.reading import config_of
 from quantbench.log.reading import read as read_log
@@ -61,6 +61,23 @@ def read(
     if not records and not unread:
         raise UsageError(f"no line of {path} has {' and '.join(conditions)}")
     return records, unread
+
+
+def runnable(
+    records: Sequence[tuple[int, Record]],
+    changes: Mapping[str, Any],
+    checkpoint_root: str | None,
+    dummy: bool,
+) -> tuple[list[Line], list[tuple[int, str]]]:
+    """The records as lines to run, and why others cannot be run."""
+    lines, problems = [], []
+    for number, record in records:
+        try:
+            config = mapped(record, changes, checkpoint_root, dummy)
+            lines.append(Line(number, record, config))
+        except QuantbenchError as error:
+            problems.append((number, str(error)))
+    return lines, problems
 
 
 def mapped(

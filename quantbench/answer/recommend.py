@@ -106,6 +106,8 @@ def recommend(rows: Sequence[Row], limits: Limits, best: Best) -> Recommendation
     arms = _arms(rows, limits)
     within = [arm for arm in arms if not arm.beyond]
     remarks = _remarks(rows, arms, limits)
+    if rows and rows[0].scheme not in (None, "none"):
+        remarks.append(f"KL and speed-ups are against {rows[0].arm}, not full precision")
     nothing = None
     if rows and rows[0].verdict == "failed":
         nothing = f"No recommendation: the baseline, {rows[0].arm}, failed: {rows[0].failed}"

@@ -8,24 +8,34 @@ The first arm is the baseline. Arms take short turns in cycles: bench/session.py
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from quantbench.answer.limits import Limits, limit_options, limits
 from quantbench.answer.recommend import recommend
 from quantbench.answer.stop import Enough
-from quantbench.arguments import fraction, refuse_beside
+from quantbench.arguments import refuse_beside
 from quantbench.bench.answers import PlannedRuns, SchemeNames
-from quantbench.bench.arm import NOT_IN_ARMS, Arm, every_scheme, make_arms, read_arms
+from quantbench.bench.arm import Arm, every_scheme, make_arms, read_arms
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
-from quantbench.cli import Command, OptionOfOptions
+from quantbench.cli import OptionOfOptions
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options
+from quantbench.plans.compare_options import (
+    MAX_NEW_TOKENS,
+    OF_RESUMED,
+    RESUMED,
+    UNUSED,
+    ShortOutput,
+    measuring_options,
+    result_options,
+    settings_of,
+)
 from quantbench.plans.comparing import (
     check_log,
     check_open,
@@ -37,67 +47,6 @@ from quantbench.plans.comparing import (
 )
 from quantbench.progress import say
 from quantbench.typed_json import from_json, to_json
-
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
-DEFAULT = Settings()
-STOPS = ("half_width", "max_minutes", "processes")
-# What --resume takes beside the folder, by click's names, and what is said of any other option.
-OF_RESUMED = ("resume", *STOPS, "form", "show", *vars(Limits()), "debug")
-RESUMED = (
-    "--resume goes on with the arms of that folder: the only other options are --half_width, "
-    "--processes, --max_minutes, --format, --open and the limits of the answer"
-)
-# Fewer than generate.py's: a difference shows in many short turns, not in long ones.
-MAX_NEW_TOKENS = 32
-
-
-class ShortOutput(Command):
-    """A Command that takes -o for --format."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, ["--format" if word == "-o" else word for word in args])
-
-
-def measuring_options(function: Decorated) -> Decorated:
-    """The options of ab, recommend and tune that say when to stop and what else to measure."""
-    for option in (
-        click.option("--output", metavar="DIR", help="Put results, report and picture here, a new "
-                     "folder; quantized arms, too, until the run has ended"),
-        click.option("--tokens", type=click.IntRange(0),
-                     help=f"Measure quality on at most so many tokens; 0: not [{DEFAULT.tokens}]"),
-        click.option("--text", help="A text file to measure quality on, instead of the usual ones"),
-        click.option("--processes", type=click.IntRange(1),
-                     help=f"Start each arm at most N times [{DEFAULT.processes}]"),
-        click.option("--max_minutes", type=click.FloatRange(0),
-                     help=f"Stop after so long, loading included [{DEFAULT.max_minutes:g}]"),
-        click.option("--half_width", metavar="X",
-                     help=f"Stop when intervals are this narrow [{DEFAULT.half_width:.0%}]"),
-    ):  # fmt: skip
-        function = option(function)
-    return function
-
-
-def result_options(function: Decorated) -> Decorated:
-    """The options of ab and tune about what --output keeps and what is printed."""
-    for option in (
-        click.option("--format", "form", type=click.Choice(["md", "csv", "json", "answer"]),
-                     metavar="md|csv|json|answer", help="Print this instead of the table; -o, too"),
-        click.option("--open", "show", is_flag=True,
-                     help="Show report.html of --output in the browser"),
-        click.option("--resume", metavar="DIR", help="Go on with what --output DIR left"),
-    ):  # fmt: skip
-        function = option(function)
-    return function
-
-
-def settings_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The options of `measuring_options` that were given, as Settings has them; they are taken out
-    of `given`."""
-    taken = {name: given.pop(name) for name in (*STOPS, "tokens", "text")}
-    if taken["half_width"] is not None:
-        taken["half_width"] = fraction("--half_width", taken["half_width"])
-    return {name: value for name, value in taken.items() if value is not None}
 
 
 @click.command(cls=ShortOutput)

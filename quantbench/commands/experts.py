@@ -10,8 +10,9 @@ the file, or `popularity` for what profile keeps when --output is left out. `sho
 and says how many assignments find their expert in fast memory under each placement.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,12 +22,16 @@ from quantbench.errors import UsageError
 from quantbench.experts.placement import HitRates, hit_rates
 from quantbench.experts.popularity import LayerSkew, Popularity, keep, skews
 from quantbench.log.about import report_output, write_json
-from quantbench.log.config import PRECISIONS, RunConfig
+from quantbench.log.config import RunConfig
+from quantbench.log.options import options
 from quantbench.progress import progress, say
-from quantbench.report import expert_picture, expert_tables
+from quantbench.report import expert_picture as picture
+from quantbench.report import expert_tables
 from quantbench.run import environment
 from quantbench.text import counted
 
+TAKEN = {"checkpoint_path", "quantization", "device", "precision", "num_layers", "debug"}
+KINDS = {".svg": (files.is_svg, "SVG"), ".html": (files.is_html, "HTML")}  # of --output
 CONTEXT = 1024  # positions of a window, or the model's context, if that is shorter
 
 
@@ -36,41 +41,17 @@ def experts() -> None:
 
 
 @experts.command(cls=Command)
-@click.option("--checkpoint_path", default="tiny_moe", metavar="PATH",
-              help="As in generate.py [tiny_moe]")  # fmt: skip
 @click.option("--text", metavar="FILE", help="A text to read, instead of the embedded held-out one")
 @click.option("--tokens", type=click.IntRange(2), metavar="N", help="Only its first N tokens [all]")
-@click.option("--quantization", default="none", metavar="SCHEME", help="As in generate.py [none]")
-@click.option("--device", default="auto", help="As in generate.py [auto]")
-@click.option("--precision", default="bfloat16", help=f"{', '.join(PRECISIONS)} [bfloat16]")
-@click.option("--num_layers", type=click.IntRange(1), help="Only the first N layers")
 @click.option("--output", metavar="FILE", help="Write the counts here, as JSON [the cache folder]")
-@click.option("--debug", is_flag=True, help="Show tracebacks")
-def profile(
-    checkpoint_path: str,
-    text: str | None,
-    tokens: int | None,
-    quantization: str,
-    device: str,
-    precision: str,
-    num_layers: int | None,
-    output: str | None,
-    debug: bool,
-) -> None:
+@options(without=vars(RunConfig()).keys() - TAKEN, defaults={"checkpoint_path": "tiny_moe"})
+def profile(text: str | None, tokens: int | None, output: str | None, **given: Any) -> None:
     """Run a model over a text, and count how often each expert of each layer is chosen."""
-    config = RunConfig(
-        checkpoint_path=checkpoint_path,
-        device=device,
-        precision=precision,
-        num_layers=num_layers,
-        write_result="none",
-    )
-    if quantization != "none":  # a saved model keeps its own
-        config = replace(config, quantization=quantization)
+    config = RunConfig(**given, write_result="none")
     words = None if text is None else files.read_text("--text", text)
     counts = files.Output("--output", output, files.json_with("routers"), "JSON of such a command")
     files.check_outputs([counts], {"--text": text})
-    popularity = _profiled(config, text, words, tokens, debug)
+    popularity = _profiled(config, text, words, tokens)
     if output is None:
         output = str(keep(popularity))
     else:
@@ -80,11 +61,11 @@ def profile(
 
 
 def _profiled(
-    config: RunConfig, text: str | None, words: str | None, tokens: int | None, debug: bool
+    config: RunConfig, text: str | None, words: str | None, tokens: int | None
 ) -> Popularity:
     """The counts of a text's first tokens. text: its path; None: the embedded text."""
     environment.prepare()
-    quiet(debug)
+    quiet(config.debug)
     import torch  # takes its seconds after the options were checked
 
     from quantbench.experts.routing import profile as count
@@ -138,7 +119,10 @@ def show(popularity: str, against: str | None, output: str | None, json_path: st
     if against is not None:
         other = Popularity.load("--against", against)
         other = other.of_model(counts.routers, "--against", against)
-    drawing = _drawing(output)
+    suffix = Path(output or "new.svg").suffix
+    if suffix not in KINDS:
+        raise UsageError(f"--output {output}: end its name in .svg or .html")
+    drawing = files.Output("--output", output, *KINDS[suffix])
     files.check_outputs(
         [drawing, report_output(json_path)], {"POPULARITY": popularity, "--against": against}
     )
@@ -152,30 +136,10 @@ def show(popularity: str, against: str | None, output: str | None, json_path: st
         write_json(json_path, Shown(popularity, against, layers, rates))
         say(f"Wrote {json_path}")
     if output:
-        _draw(Path(output), counts, layers, rates, lines)
+        title = expert_tables.title(counts)
+        if suffix == ".svg":
+            files.replace("--output", output, lambda p: picture.draw(p, title, layers, rates))
+        else:
+            files.write_text("--output", output, picture.page(title, layers, rates, lines))
         say(f"Drew {output}")
     click.echo("\n".join(lines))
-
-
-def _drawing(output: str | None) -> files.Output:
-    suffix = None if output is None else Path(output).suffix
-    if suffix not in (None, ".svg", ".html"):
-        raise UsageError(f"--output {output}: end its name in .svg or .html")
-    if suffix == ".html":
-        return files.Output("--output", output, files.is_html, "HTML")
-    return files.Output("--output", output, files.is_svg, "SVG")
-
-
-def _draw(
-    path: Path,
-    popularity: Popularity,
-    layers: list[LayerSkew],
-    rates: list[HitRates],
-    lines: list[str],
-) -> None:
-    title = expert_tables.title(popularity)
-    if path.suffix == ".svg":
-        files.replace("--output", path, lambda p: expert_picture.draw(p, title, layers, rates))
-    else:
-        page = expert_picture.page(title, layers, rates, lines)
-        files.write_text("--output", path, page)

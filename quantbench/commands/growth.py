@@ -24,12 +24,14 @@ from quantbench.cli import Command
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import about, write_json
 from quantbench.log.config import RunConfig
+from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.report.columns import Columns, aligned, interval, number
 from quantbench.report.lines import draw
 
 SCHEMES = spec.COMPARED_BRIEFLY
+DEFAULTS = {"device": "cpu", "max_new_tokens": 17}  # other than generate.py's
 PROCESSES = 2  # of each scheme at a point
 DATA, CHART = "docs/data/growth.json", "docs/growth.svg"
 OF_MEASURING = ("schemes", "checkpoint_path", "device", "max_new_tokens", "cycles")
@@ -41,14 +43,11 @@ OF_MEASURING = ("schemes", "checkpoint_path", "device", "max_new_tokens", "cycle
 @click.option("--schemes", metavar="A,B", help=f"Schemes to measure [{','.join(SCHEMES)}]")
 @click.option("--checkpoint_path", metavar="PATH",
               help="A model to measure, instead of each axis's own")  # fmt: skip
-@click.option("--device", default="cpu", help="cpu, cuda, xpu, mps, or auto [cpu]")
-@click.option("--max_new_tokens", type=click.IntRange(2), default=17,
-              help="New tokens before decoding begins again behind the prompt [17]")  # fmt: skip
 @click.option("--cycles", type=click.IntRange(1), default=16,
               help="Turns of each process at each point [16]; intervals need 8")  # fmt: skip
 @click.option("--json", "json_path", default=DATA, help=f"Where the points are kept [{DATA}]")
 @click.option("--chart", default=CHART, help=f"The picture [{CHART}]")
-@click.option("--debug", is_flag=True, help="Show tracebacks")
+@options(without=vars(RunConfig()).keys() - DEFAULTS.keys() - {"debug"}, defaults=DEFAULTS)
 @click.pass_context
 def growth(
     context: click.Context,
@@ -57,12 +56,10 @@ def growth(
     values: str | None,
     schemes: str | None,
     checkpoint_path: str | None,
-    device: str,
-    max_new_tokens: int,
     cycles: int,
     json_path: str,
     chart: str,
-    debug: bool,
+    **given: Any,
 ) -> None:
     """Measure decoding against layers, batch and depth, and draw it."""
     axes = names_of("--over", over, tuple(AXES), (*AXES, "none"))
@@ -83,13 +80,9 @@ def growth(
     if not (axes or data.points):
         why = files.missing(json_path) or "it holds no points yet"
         raise UsageError(files.refusal("--json", json_path, why, "--over none measures none"))
-    common = RunConfig(
-        device=device,
-        max_new_tokens=max_new_tokens,
-        compile=True,
-        temperature=0,
-        write_result="none",
-    )
+    common = RunConfig(**given, compile=True, temperature=0, write_result="none")
+    if common.max_new_tokens < 2:
+        raise UsageError("--max_new_tokens takes 2 or more: the first is the prompt's")
     if checkpoint_path and wanted:
         from quantbench.models.loading import load_config  # torch takes its seconds
 

@@ -8,9 +8,7 @@
 All arms of a cell take turns: docs/latency.md.
 """
 
-import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +17,22 @@ import click
 from quantbench import files
 from quantbench.answer import latency as answers
 from quantbench.answer.latency import Latencies
-from quantbench.bench import ray_tasks, store
-from quantbench.bench.answers import PlannedRuns
-from quantbench.bench.arm import Arm
-from quantbench.bench.cell_plan import DECIDED, CellPlan, make_plan, whole_numbers, written
-from quantbench.bench.cells import Cells, begin, is_left
-from quantbench.bench.process import Process
-from quantbench.bench.store import Results, Store
+from quantbench.bench.cell_plan import DECIDED, make_plan
+from quantbench.bench.cells import begin
+from quantbench.bench.store import Store
 from quantbench.cli import Command, Group, OptionOfOptions
-from quantbench.errors import LogError, QuantbenchError, UsageError
-from quantbench.log.config import RunConfig, argv
+from quantbench.errors import LogError, UsageError
+from quantbench.log.config import RunConfig
 from quantbench.log.options import options
-from quantbench.plans.comparing import FILE, new_folder, warn_of_threads
+from quantbench.plans.comparing import FILE, new_folder
+from quantbench.plans.latencies import DEFAULTS, check_measured, leave_out, measure, resumed
 from quantbench.progress import say
 from quantbench.report import latency as report
 from quantbench.report import latency_pictures
 from quantbench.run import environment
-from quantbench.text import shown
 from quantbench.typed_json import to_json
 
 REPORT, SAMPLES, PICTURE = "report.md", "samples.csv", "latency.svg"
-DEFAULTS: dict[str, Any] = {
-    "ranks": "1",
-    "sequence_lengths": "100",
-    "batch_sizes": "1,2,4,8,16,32",
-    "decode_length": 8,
-    "runs": 16,
-    "warmups": 1,
-}
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -91,18 +77,18 @@ def latency(
     folder: Path | None
     if resume:
         folder = Path(resume)
-        results, plan = _resumed(folder, output, common, texts, checkpoints, asked)
+        results, plan = resumed(folder, output, common, texts, checkpoints, asked)
     else:
         plan = make_plan(common, texts or ("",), checkpoints or ("tiny",), **(DEFAULTS | asked))
         folder = new_folder(output)
         results = begin(plan)
-        _leave_out(results, plan, ray)
-    measured = _measured(Store(results, folder), plan, timeout, ray)
+        leave_out(results, plan, ray)
+    measured = measure(Store(results, folder), plan, timeout, ray)
     text = report.report(measured)
     if folder:  # before stdout, which may be closed
         say(f"Wrote {', '.join(_write(folder, measured, text))} into {folder}")
     click.echo(text, nl=False)
-    _check_measured(measured)
+    check_measured(measured)
 
 
 @latency.command(cls=Command)
@@ -128,86 +114,6 @@ def tables(folders: tuple[str, ...], csv_path: str | None, picture: str | None) 
     click.echo(text, nl=False)
 
 
-# ------------------------------------------------------------------------------ what to measure
-
-
-def _resumed(
-    folder: Path,
-    output: str | None,
-    common: RunConfig,
-    texts: Sequence[str],
-    checkpoints: Sequence[str],
-    asked: dict[str, Any],
-) -> tuple[Results, CellPlan]:
-    """The results in a folder, to go on with. Raises UsageError where options that are given are
-    not those of its plan, or its samples are of another commit or machine."""
-    if output is not None and Path(output).absolute() != folder.absolute():
-        raise UsageError(f"--resume {folder} writes into that folder: leave out --output {output}")
-    results, kept = answers.resumable(folder)
-    if texts or common != RunConfig():
-        given = {name: getattr(kept, name) for name in DEFAULTS}
-        given = {n: written(v) if isinstance(v, list) else v for n, v in given.items()} | asked
-        arms = texts or [arm.text for arm in kept.arms]
-        plan = make_plan(common, arms, checkpoints or kept.models, **given)
-    else:
-        flags = {"ranks": "--tp"}
-        new: dict[str, Any] = {
-            name: whole_numbers(flags.get(name, f"--{name}"), v) if isinstance(v, str) else v
-            for name, v in asked.items()
-        }
-        plan = dataclasses.replace(kept, models=list(checkpoints) or kept.models, **new)
-    if difference := kept.difference(plan):
-        raise UsageError(f"--resume {folder} is of another plan: {difference}")
-    if any(is_left(results, kept, number) for number in range(len(results.arms))):
-        store.same_origin(results, f"--resume {folder}")
-    return results, kept
-
-
-def _leave_out(results: Results, plan: CellPlan, ray: str | None) -> None:
-    """Give cells that cannot run the reason, before a model is loaded. Raises UsageError, or
-    QuantbenchError, with the first reason where that is every cell."""
-    if ray is not None:
-        ray_tasks.connect(ray).shutdown()
-    configs = [cell.config(plan.decode_length) for cell in plan.cells]
-    if ray is not None:  # the devices and the memory of other machines are not known here
-        configs = [dataclasses.replace(config, device="cpu") for config in configs]
-    worker = Process()
-    try:
-        argvs = [argv(config, said=True) for config in configs]
-        runs = worker.answer(PlannedRuns, "plans", argvs=argvs).runs
-    finally:
-        worker.close()
-    for arm, run in zip(results.arms, runs, strict=True):
-        if run.problem and (run.kind == "usage" or ray is None):
-            arm.unable = arm.failed = run.problem.replace("--max_new_tokens", "--decode_length")
-    if all(arm.unable for arm in results.arms):
-        failure = UsageError if runs[0].kind == "usage" else QuantbenchError
-        raise failure(results.arms[0].unable or "")
-    if ray is None:  # once for each arm and number of ranks
-        some = {
-            (cell.arm.name, cell.place.ranks): c
-            for cell, c in zip(plan.cells, configs, strict=True)
-        }
-        warn_of_threads([Arm(name, "", config) for (name, _), config in some.items()])
-
-
-# ------------------------------------------------------------------------------------ measuring
-
-
-def _measured(kept: Store, plan: CellPlan, timeout: float | None, ray: str | None) -> Latencies:
-    """Every cell that is left. Raises KeyboardInterrupt after Ctrl-C if nothing was measured."""
-    if ray is not None:
-        ray_tasks.run(kept, plan, ray, say, timeout)
-    else:
-        Cells(kept, plan, timeout=timeout).run()
-    measured = answers.tables(kept.results, plan)
-    if measured.ended == "interrupted":
-        if not any(cell.samples for table in measured.tables for cell in table.cells):
-            raise KeyboardInterrupt
-        say(f"Interrupted: --resume {kept.folder} goes on" if kept.folder else "Interrupted")
-    return measured
-
-
 def _write(folder: Path, measured: Latencies, text: str) -> list[str]:
     """The report, every sample, all figures and the picture; the names of the files."""
     files.write_text("--output", folder / REPORT, text)
@@ -220,26 +126,3 @@ def _write(folder: Path, measured: Latencies, text: str) -> list[str]:
         files.replace("--output", path, lambda path: latency_pictures.draw(measured, path))
         names.append(PICTURE)
     return names
-
-
-def _check_measured(measured: Latencies) -> None:
-    """Raise QuantbenchError, with the first reason, where no cell has figures, or none of a model,
-    arm and number of ranks."""
-    cells = [cell for table in measured.tables for cell in table.cells]
-    if not any(cell.counted for cell in cells):
-        reason = next((cell.reason for cell in cells if cell.reason), "nothing was left to do")
-        raise QuantbenchError(f"no cell could be measured: {reason}")
-    failed, plan = {}, measured.plan
-    for key in dict.fromkeys(table.key[:3] for table in measured.tables):
-        own = [c for table in measured.tables if table.key[:3] == key for c in table.cells]
-        model, arm, ranks = key
-        if all(cell.reason for cell in own):
-            name = f"{shown(arm)}{f' of {model}' * (len(plan.models) > 1)}"
-            failed[f"{name}{f' --tp {ranks}' * (len(plan.ranks) > 1)}"] = own[0].reason
-    if failed:
-        name, why = next(iter(failed.items()))
-        others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        raise QuantbenchError(
-            f"no cell of {name}{others} could be measured: {why}; the others' tables hold: change "
-            "or leave out what failed"
-        )

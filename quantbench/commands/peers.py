@@ -148,8 +148,6 @@ def _folder(given: str | None) -> Iterator[Path]:
         return
     try:
         Path(given).mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise LogError(f"--gguf {given}: not a directory") from None
     except OSError as error:
         raise LogError(f"--gguf {given}: {error.strerror}") from None
     yield Path(given)

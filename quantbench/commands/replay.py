@@ -20,7 +20,7 @@ import click
 
 from quantbench import files
 from quantbench.answer.history import History
-from quantbench.answer.log_lines import Line, mapped, read
+from quantbench.answer.log_lines import read, runnable
 from quantbench.arguments import fraction, refuse_given
 from quantbench.bench.old_commit import old_commit
 from quantbench.cli import Command
@@ -56,31 +56,18 @@ class FileFirst(Command):
 @click.option("--line", "lines", type=click.IntRange(1), multiple=True, metavar="N",
               help="Run line N again, counted from 1")  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="Run every line again")
-@click.option(
-    "--where",
-    "conditions",
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Run lines again that have this VALUE; FIELD: "
-    f"{', '.join(name for name in LINE if name != 'repro')}",
-)
-@click.option(
-    "--tolerance", metavar="X", help="Exit with 1 if a line is shown to be worse by more, as 5%"
-)
-@click.option(
-    "--against", metavar="COMMIT", help="Run this commit beside the present one, in turns"
-)
-@click.option(
-    "--history",
-    "history_path",
-    metavar="FILE",
-    help="Compare with the earlier days in this file, relative to the memory's speed; add today",
-)
-@click.option(
-    "--processes",
-    type=click.IntRange(1),
-    help=f"Start each line N times [1; with --history {PROCESSES}]",
-)
+@click.option("--where", "conditions", multiple=True, metavar="FIELD=VALUE",
+              help="Run lines again that have this VALUE; FIELD: "
+              f"{', '.join(name for name in LINE if name != 'repro')}")  # fmt: skip
+@click.option("--tolerance", metavar="X",
+              help="Exit with 1 if a line is shown to be worse by more, as 5%")  # fmt: skip
+@click.option("--against", metavar="COMMIT",
+              help="Run this commit beside the present one, in turns")  # fmt: skip
+@click.option("--history", "history_path", metavar="FILE",
+              help="Compare with the earlier days in this file, relative to the memory's speed; "
+              "add today")  # fmt: skip
+@click.option("--processes", type=click.IntRange(1),
+              help=f"Start each line N times [1; with --history {PROCESSES}]")  # fmt: skip
 @click.option("--checkpoint_root", metavar="DIR", help="Look here for checkpoints that are missing")
 @click.option("--dummy", is_flag=True, help="Take random weights where a checkpoint is missing")
 @options(without=("interactive",))
@@ -127,13 +114,8 @@ def replay(
         raise UsageError(f"--checkpoint_root {checkpoint_root}: {why}")
     files.refuse_coinciding({"--history": history_path}, {"FILE": path, "--write_result": written})
     chosen, refused = read(path, lines, everything, conditions)
-    chosen_lines, problems = [], [f"line {number}: {reason}" for number, reason in refused]
-    for number, record in chosen:
-        try:
-            config = mapped(record, changes, checkpoint_root, dummy)
-            chosen_lines.append(Line(number, record, config))
-        except QuantbenchError as error:
-            problems.append(f"line {number}: {error}")
+    chosen_lines, unable = runnable(chosen, changes, checkpoint_root, dummy)
+    problems = [f"line {number}: {reason}" for number, reason in (*refused, *unable)]
     if not chosen_lines and len(problems) == 1:
         raise LogError(f"{path}: {problems[0]}")
     for problem in problems:

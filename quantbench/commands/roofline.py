@@ -14,6 +14,7 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -26,14 +27,18 @@ from quantbench.bench.store import Results, Settings
 from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
-from quantbench.log.config import PRECISIONS, RunConfig
+from quantbench.log.config import RunConfig
+from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.report import limit_tables as tables
 from quantbench.report.columns import aligned
 from quantbench.typed_json import omitted
 
-MODEL = "dummy:TinyLlama-1.1B-Chat-v1.0"
+# Options of generate.py that this command takes, and where its defaults are others.
+TAKEN = {"checkpoint_path", "device", "precision", "batch_size", "num_layers", "max_new_tokens",
+         "debug"}  # fmt: skip
+DEFAULTS = {"checkpoint_path": "dummy:TinyLlama-1.1B-Chat-v1.0", "max_new_tokens": 33}
 SCHEMES = spec.COMPARED
 PARTS = ("layers", "model")
 OF_MODEL = ("max_new_tokens", "cycles", "max_minutes", "processes")
@@ -50,21 +55,11 @@ class Report:
 
 
 @click.command(cls=Command)
-@click.option("--checkpoint_path", default=MODEL, metavar="PATH",
-              help=f"The model, as in generate.py [{MODEL}]")  # fmt: skip
-@click.option("--device", default="auto", help="cpu, cuda, xpu, mps, or auto [auto]")
-@click.option("--precision", default="bfloat16",
-              help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]")  # fmt: skip
 @click.option("--schemes", metavar="A,B", help=f"Schemes to measure [{','.join(SCHEMES)}]")
-@click.option("--batch_size", type=click.IntRange(1), default=1, help="Sequences at once [1]")
-@click.option("--num_layers", type=click.IntRange(1),
-              help="Keep only the first N layers of the whole model")  # fmt: skip
 @click.option("--parts", metavar="A,B",
               help=f"Single layers, the whole model, or both [{','.join(PARTS)}]")  # fmt: skip
 @click.option("--only_ours", is_flag=True,
               help="Leave out torch's and torchao's kernels, which take memory, too")  # fmt: skip
-@click.option("--max_new_tokens", type=click.IntRange(2), default=33,
-              help="New tokens before decoding begins again behind the prompt [33]")  # fmt: skip
 @click.option("--cycles", type=click.IntRange(1), default=24,
               help="Turns of each process of the whole model [24]; intervals need 8")  # fmt: skip
 @click.option("--max_minutes", type=click.FloatRange(0), default=10.0,
@@ -72,25 +67,19 @@ class Report:
 @click.option("--processes", type=click.IntRange(1), default=2,
               help="Start each scheme N times [2]")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
-@click.option("--debug", is_flag=True, help="Show tracebacks")
+@options(without=vars(RunConfig()).keys() - TAKEN, defaults=DEFAULTS)
 @click.pass_context
 def roofline(
     context: click.Context,
     /,
-    checkpoint_path: str,
-    device: str,
-    precision: str,
     schemes: str | None,
-    batch_size: int,
-    num_layers: int | None,
     parts: str | None,
     only_ours: bool,
-    max_new_tokens: int,
     cycles: int,
     max_minutes: float,
     processes: int,
     json_path: str | None,
-    debug: bool,
+    **given: Any,
 ) -> None:
     """Hold every scheme against the limit that memory's bandwidth sets."""
     specs = [spec.parse(name, "--schemes") for name in names_of("--schemes", schemes, SCHEMES)]
@@ -105,18 +94,10 @@ def roofline(
     if "model" not in wanted:
         refuse_given(context, OF_MODEL, "single layers are measured, and no whole model: "
                      "leave it out, or add model to --parts")  # fmt: skip
-    files.check_outputs([report_output(json_path)], {"--checkpoint_path": checkpoint_path})
-    common = RunConfig(
-        checkpoint_path=checkpoint_path,
-        device=device,
-        precision=precision,
-        batch_size=batch_size,
-        num_layers=num_layers,
-        max_new_tokens=max_new_tokens,
-        compile=True,
-        temperature=0,
-        write_result="none",
-    )
+    common = RunConfig(**given, compile=True, temperature=0, write_result="none")
+    if common.max_new_tokens < 2:
+        raise UsageError("--max_new_tokens takes 2 or more: the first is the prompt's")
+    files.check_outputs([report_output(json_path)], {"--checkpoint_path": common.checkpoint_path})
     kernels, layers = layer_limit.measured(common, chosen, "layers" in wanted, only_ours)
     report = Report(common, layers or None)
     if layers:

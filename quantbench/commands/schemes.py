@@ -7,6 +7,7 @@ quantbench schemes --measure int8wo fp6     # of these alone
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -15,11 +16,13 @@ from quantbench.arguments import refuse_beside, refuse_given
 from quantbench.cli import Command, quiet
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
+from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.quality.thresholds import TOKENS
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, forms, parse
 from quantbench.text import aligned
 
+TAKEN = {"checkpoint_path", "device", "precision", "debug"}  # of the options of generate.py
 NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compares with."
 
 
@@ -27,17 +30,11 @@ NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compar
 @click.argument("names", metavar="[SCHEME]...", nargs=-1)
 @click.option("--list", "only_names", is_flag=True, help="Say only what each is, in words")
 @click.option("--measure", is_flag=True, help="Measure perplexity on held-out text, too")
-@click.option(
-    "--checkpoint_path", default="tiny", help="The model whose shapes and weights are taken [tiny]"
-)
-@click.option("--device", default="auto", help="cpu, cuda, xpu, mps [auto]")
-@click.option("--precision", "--dtype", "precision", default="bfloat16",
-              help="bfloat16, float16, float32 (or --dtype) [bfloat16]")  # fmt: skip
 @click.option("--text", help="A text to measure on, instead of the embedded held-out one")
 @click.option("--tokens", type=click.IntRange(0), default=TOKENS,
               help=f"How many of its tokens; 0: all [{TOKENS}]")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write the rows here, too")
-@click.option("--debug", is_flag=True, help="Show tracebacks")
+@options(without=vars(RunConfig()).keys() - TAKEN)
 @click.pass_context
 def schemes(
     context: click.Context,
@@ -45,13 +42,10 @@ def schemes(
     names: tuple[str, ...],
     only_names: bool,
     measure: bool,
-    checkpoint_path: str,
-    device: str,
-    precision: str,
     text: str | None,
     tokens: int,
     json_path: str | None,
-    debug: bool,
+    **given: Any,
 ) -> None:
     """List the quantization SCHEMEs: bits per weight, and the kernel that runs on this device."""
     for name in names:
@@ -62,15 +56,13 @@ def schemes(
         click.echo(described(names or (*SHOWN, *MEASURED)))
         click.echo(NOTE)
         return
-    base = RunConfig(
-        checkpoint_path=checkpoint_path, device=device, precision=precision, calibration_text=text
-    )
+    base = RunConfig(**given, calibration_text=text)
     if not measure:
         refuse_given(context, ("text", "tokens"), "--measure reads it: give that, too")
     if text is not None:
         files.read_text("--text", text)
     files.check_outputs([report_output(json_path)], {"--text": text})
-    quiet(debug)
+    quiet(base.debug)
     # torch takes its seconds after the options
     from quantbench.answer import schemes as figures
 

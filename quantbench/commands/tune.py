@@ -25,10 +25,10 @@ from quantbench.bench.answers import PlannedRuns
 from quantbench.bench.grid import Setting, Tuned, group, read_grid, said
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
-from quantbench.commands import ab
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options
+from quantbench.plans import compare_options as shared
 from quantbench.plans.comparing import (
     check_log,
     check_open,
@@ -46,13 +46,13 @@ NUMBERS = ("quantization", "precision", "kv_cache", "kv_cache_quantization", "ca
            "min_sqnr")  # fmt: skip
 
 
-@click.command(cls=ab.ShortOutput)
+@click.command(cls=shared.ShortOutput)
 @click.option("--over", "overs", multiple=True, metavar="OPTION=A,B",
               help="Try these values of an option of generate; once for each option")  # fmt: skip
-@ab.measuring_options
+@shared.measuring_options
 @limit_options
-@ab.result_options
-@options(without=ab.UNUSED, defaults={"max_new_tokens": ab.MAX_NEW_TOKENS})
+@shared.result_options
+@options(without=shared.UNUSED, defaults={"max_new_tokens": shared.MAX_NEW_TOKENS})
 @click.pass_context
 def tune(
     context: click.Context,
@@ -66,11 +66,9 @@ def tune(
 ) -> None:
     """Find the fastest of many settings, if it is shown to be faster than the default."""
     check_open(show, output or resume)
-    settings = ab.settings_of(given)
+    settings = shared.settings_of(given)
     if resume:
-        refuse_beside(context, ab.OF_RESUMED, "--resume goes on with the settings of that folder: "
-                      "the other options are --half_width, --processes, --max_minutes, --format "
-                      "and the limits of the answer")  # fmt: skip
+        refuse_beside(context, shared.OF_RESUMED, shared.RESUMED)
         results = resumed(resume, settings)
         if results.baseline.changes is None:
             raise UsageError(f"--resume {resume} is a comparison of ab: quantbench ab goes on")

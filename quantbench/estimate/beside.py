@@ -252,6 +252,6 @@ def _limit(facts: Facts, bandwidth: float) -> why.Limit:
     """What memory allows of a step in the middle of the new tokens."""
     request = _request(facts)
     middle = request.depth + request.prompt + request.new_tokens // 2
-    attention = pass_of(request, torch.device(facts.device.type), 1, middle).of_kind("attention")
-    read = facts.step_weight_bytes + sum(work.bytes_read for work in attention)
+    step = pass_of(request, torch.device(facts.device.type), 1, middle)
+    read = facts.step_weight_bytes + step.total("bytes_read", "attention")
     return why.Limit(read, bandwidth)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from quantbench import files
 from quantbench.errors import CheckpointError, QuantbenchError, UsageError
-from quantbench.estimate.counting import Count, Logits, Recorder, count_module
+from quantbench.estimate.counting import Count, Recorder, count_module
+from quantbench.estimate.counting_models import Logits
 from quantbench.models.accepted import COUNT, LAYERS
 from quantbench.models.hugging_face import check_keys
 from quantbench.text import shown
@@ -150,7 +151,7 @@ def count_config(
             given["past_key_values"] = DynamicCache(config=made)
         if depth:
             before = torch.empty(batch, depth, dtype=torch.long, device="meta")
-            with torch.device("meta"), torch.no_grad(), Recorder(model, before, {}, {}):
+            with torch.device("meta"), torch.no_grad(), Recorder(model, before):
                 model(before, use_cache=True, past_key_values=given["past_key_values"])
         ids = torch.empty(batch, tokens, dtype=torch.long, device="meta")
         with torch.device("meta"):

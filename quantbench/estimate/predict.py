@@ -16,8 +16,9 @@ import torch
 
 from quantbench.devices import prefill_chunk
 from quantbench.errors import UsageError
-from quantbench.estimate.counting import Count, Logits, count_model
+from quantbench.estimate.counting import Count
 from quantbench.estimate.counting_configs import count_config
+from quantbench.estimate.counting_models import Logits, count_model
 from quantbench.models.config import ModelConfig
 from quantbench.run.energy import NO_COUNTER
 from quantbench.text import size
@@ -216,14 +217,9 @@ def predict(request: Request, machine: Machine) -> Estimate:
 
 
 def _largest(memory: Memory) -> str:
-    each = {
-        "weights": memory.weights,
-        "the KV cache": memory.kv_cache,
-        "activations": memory.activations,
-        "the runtime": memory.workspace,
-    }
-    name = max(each, key=lambda key: each[key])
-    return f"mostly {name}, {size(each[name])}"
+    names = ("weights", "the KV cache", "activations", "the runtime")
+    most, name = max(zip(vars(memory).values(), names, strict=True))
+    return f"mostly {name}, {size(most)}"
 
 
 def pass_of(
@@ -240,17 +236,8 @@ def pass_of(
                 "and --what_fits"
             )
         return count_config(request.config, request.batch, tokens, depth, logits, precision)
+    chunk = request.chunk or prefill_chunk(device, request.batch)
     return count_model(
-        request.config,
-        request.scheme,
-        request.kv_cache,
-        request.batch,
-        tokens,
-        depth,
-        request.tp,
-        logits,
-        precision,
-        device=device,
-        chunk=request.chunk or prefill_chunk(device, request.batch),
-        cache_size=cache_size,
-    )
+        request.config, request.scheme, request.kv_cache, request.batch, tokens, depth, request.tp,
+        logits, precision, device=device, chunk=chunk, cache_size=cache_size,
+    )  # fmt: skip

@@ -16,8 +16,7 @@ from typing import Any
 from quantbench import files
 from quantbench.errors import QuantbenchError
 from quantbench.log.options import of_repro
-from quantbench.text import aligned
-from quantbench.text import counted as number_of
+from quantbench.text import aligned, counted
 from quantbench.typed_json import LARGEST_MEASURED, parsed
 
 # Each quantity: its unit in a table, what its figures are multiplied by, and their format.
@@ -56,13 +55,14 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One run. Figures by quantity: seconds, bytes, joules per token, tokens per second."""
+    """One figure of a run: seconds, bytes, joules per token or tokens per second."""
 
     model: str
     device: str
-    group: str  # what its mean error is given for: a device, a kind of run
-    measured: dict[str, float]
-    estimated: dict[str, float]
+    kind: str  # of a run, or a device: what the mean error is given for
+    quantity: str
+    measured: float
+    estimated: float
     # None where the file does not say it.
     scheme: str | None = None
     batch: int | None = None
@@ -72,19 +72,12 @@ class Case:
     def name(self) -> str:
         """In a table: "own int8wo × 4, token at 8192"."""
         name = f"{self.model} {self.scheme}" if self.scheme else self.model
-        if self.batch is not None:
-            name += f" × {self.batch}"
-        if self.positions is not None:
-            name += f", {self.group} at {self.positions}"
-        return name
+        name += "" if self.batch is None else f" × {self.batch}"
+        return name + ("" if self.positions is None else f", {self.kind} at {self.positions}")
 
-    def error(self, quantity: str) -> float | None:
-        """(estimated − measured) ÷ measured; None without both figures."""
-        measured, estimated = self.measured.get(quantity), self.estimated.get(quantity)
-        return estimated / measured - 1 if measured and estimated else None
-
-
-# ---------------------------------------------------------------------------------- our results
+    @property
+    def error(self) -> float:
+        return self.estimated / self.measured - 1
 
 
 def of_results(path: str | Path) -> list[Case]:
@@ -93,13 +86,12 @@ def of_results(path: str | Path) -> list[Case]:
     Raises QuantbenchError, one line, for a file without any.
     """
     try:
-        every = list(objects(path))
+        cases = [case for content, names in objects(path) for case in _cases(content, names)]
     except ValueError:
         raise QuantbenchError(
             f"{path}: it is neither JSON nor JSON lines; --validate takes results that hold "
             "measured_seconds and estimated_seconds"
         ) from None
-    cases = [case for content, names in every for case in _cases(content, names)]
     if not cases:
         raise QuantbenchError(
             f"{path}: there is no case in it that was both measured and estimated; --validate "
@@ -151,33 +143,23 @@ def _at(content: Any, place: str) -> Any:
     return content
 
 
-def _cases(content: dict[str, Any], names: dict[str, Any]) -> Iterator[Case]:
+def _cases(content: Fields, names: Fields) -> Iterator[Case]:
     device = names.get("device", "")
-
-    def case(kind: str, measured: dict[str, float], estimated: dict[str, float]) -> Iterator[Case]:
-        if measured.keys() & estimated.keys():
-            own = map(names.get, ("scheme", "batch", "positions"))
-            yield Case(names.get("model", ""), device, kind, measured, estimated, *own)
-
-    flat = (
-        _known(content, {f"{side}_{suffix}": quantity for suffix, quantity in SUFFIXES.items()})
-        for side in ("measured", "estimated")
-    )
-    yield from case(names.get("kind", device), *flat)
+    kind = str(names.get("kind", device))
     sides = _sides(content)
-    for kind in dict.fromkeys(kind for _, kind in FIGURES.values()):
-        own = {name: quantity for name, (quantity, of) in FIGURES.items() if of == kind}
-        yield from case(kind, *(_known(side, own) for side in sides))
-
-
-def _known(content: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
-    """The values that can have been measured, by quantity. names: of quantities in the content."""
-    values = {quantity: content.get(name) for name, quantity in names.items()}
-    return {
-        quantity: float(value)
-        for quantity, value in values.items()
-        if isinstance(value, int | float) and 0 < value < LARGEST_MEASURED
-    }
+    found: list[tuple[str, str, Any, Any]] = [
+        (kind, quantity, content.get(f"measured_{suffix}"), content.get(f"estimated_{suffix}"))
+        for suffix, quantity in SUFFIXES.items()
+    ]
+    found += [
+        (kind, quantity, sides[0].get(name), sides[1].get(name))
+        for name, (quantity, kind) in FIGURES.items()
+    ]
+    for kind, quantity, *values in found:
+        if all(isinstance(v, int | float) and 0 < v < LARGEST_MEASURED for v in values):
+            measured, estimated = (float(value) for value in values)
+            own: Any = map(names.get, ("scheme", "batch", "positions"))
+            yield Case(names.get("model", ""), device, kind, quantity, measured, estimated, *own)
 
 
 def _sides(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -223,60 +205,37 @@ def _of_cell(prompts: list[float], steps: list[float], batch: int) -> dict[str, 
 
 
 def report(cases: Sequence[Case]) -> str:
-    """A table of the cases, and mean errors."""
-    return f"{_table(cases)}\n\n{_means(cases)}\n"
-
-
-def _table(cases: Sequence[Case]) -> str:
-    present = [q for q in QUANTITIES if any(q in c.measured or q in c.estimated for c in cases)]
-    head = ["Model", "Device"]
-    for name in present:
-        unit = QUANTITIES[name][0]
-        head += [f"Measured, {unit}", f"Estimated, {unit}", "Error"]
-    rows = [head]
+    """A table of the cases, and mean absolute errors by kind, scheme, model and quantity."""
+    rows = [["Model", "Device", "", "Measured", "Estimated", "Error"]]
+    groups: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
-        row = [case.name, case.device]
-        for name in present:
-            _, factor, form = QUANTITIES[name]
-            for side in (case.measured, case.estimated):
-                value = side.get(name)
-                row.append("" if value is None else form.format(value * factor))
-            error = case.error(name)
-            row.append("" if error is None else f"{error:+.1%}")
-        rows.append(row)
-    return aligned(rows, left=(0, 1))
+        unit, factor, form = QUANTITIES[case.quantity]
+        values = (form.format(value * factor) for value in (case.measured, case.estimated))
+        rows.append([case.name, case.device, f"{case.quantity}, {unit}", *values,
+                     f"{case.error:+.1%}"])  # fmt: skip
+        named = [f"scheme {case.scheme}", f"model {case.model}"] if case.scheme else []
+        for name in [case.kind, *named]:
+            groups.setdefault((name, case.quantity), []).append(case)
+    lines = [aligned(rows, left=(0, 1, 2)), ""]
+    for (name, quantity), own in groups.items():
+        worst = max(own, key=lambda case: abs(case.error))
+        mean = statistics.fmean(abs(case.error) for case in own)
+        lines.append(
+            f"- {name}: {quantity}: mean error {mean:.1%}, worst {abs(worst.error):.1%} "
+            f"({worst.name}); {counted(len(own), 'case')}"
+        )
+    return "\n".join(lines) + "\n"
 
 
-def _means(cases: Sequence[Case]) -> str:
-    """Mean absolute errors by kind, scheme, model and quantity: a line each."""
-    groups: dict[str, list[Case]] = {}
-    for case in cases:
-        named = ["scheme " + case.scheme, "model " + case.model] if case.scheme else []
-        for name in [case.group, *named]:
-            groups.setdefault(name, []).append(case)
-    lines = []
-    for name, own in groups.items():
-        for quantity in QUANTITIES:
-            errors = [(abs(e), case) for case in own if (e := case.error(quantity)) is not None]
-            if errors:
-                worst, at = max(errors, key=lambda pair: pair[0])
-                lines.append(
-                    f"- {name}: {quantity}: mean error {statistics.fmean(e for e, _ in errors):.1%}"
-                    f", worst {worst:.1%} ({at.name}); {number_of(len(errors), 'case')}"
-                )
-    return "\n".join(lines)
-
-
-def as_json(cases: Iterable[Case]) -> list[dict[str, Any]]:
+def as_json(cases: Iterable[Case]) -> list[Fields]:
     """The cases as `of_results` reads them."""
-    names = {quantity: suffix for suffix, quantity in SUFFIXES.items()}
+    suffixes = {quantity: suffix for suffix, quantity in SUFFIXES.items()}
     rows = []
     for case in cases:
-        row: dict[str, Any] = {"model": case.model, "device": case.device, "kind": case.group}
-        named_by = {"scheme": case.scheme, "batch": case.batch, "positions": case.positions}
-        row |= {name: value for name, value in named_by.items() if value is not None}
-        for side in ("measured", "estimated"):
-            own = getattr(case, side)
-            row |= {f"{side}_{names[q]}": value for q, value in own.items()}
-        rows.append(row)
+        row = {name: value for name, value in vars(case).items() if value is not None}
+        suffix = suffixes[row.pop("quantity")]
+        rows.append({
+            f"{key}_{suffix}" if key in ("measured", "estimated") else key: value
+            for key, value in row.items()
+        })  # fmt: skip
     return rows

@@ -1,19 +1,19 @@
 """Experts in two tiers of memory for the fused decoding step (ops/cpu/step.py).
 
-    table = fused.table(layer, experts)     # of the step's op, in the place of W2
+    table = fused.table(layer, experts)     # an argument of the step's op, in the place of W2
     with fused.stepping():                  # one step at a time
         step.decode(…)
 
-The op finds the address of each expert in its layer's table; zero: the expert is not in fast
+The op reads the address of each expert in its layer's table; zero: the expert is not in fast
 memory. While all experts that it needs are there, it calls nothing. Otherwise it calls back from
 the middle of the step (`Turn::ask` in ops/cpu/src/step/experts.h) with the experts that the tokens
-need. They are brought here, as the policy says, and their addresses written into the table. While
-copies are under way, the op computes with what is there, and calls back a second time
-(`Turn::wait`) when it needs the others.
+need. The policy brings them here, and their addresses are written into the table. While copies are
+under way, the op computes with what is there, and calls back a second time (`Turn::wait`) when it
+needs the others.
 """
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from quantbench.experts.copies import Slot, addresses
+from quantbench.experts.copies import Slot
 from quantbench.experts.layer import TieredLayer
-from quantbench.experts.slow import Key
 from quantbench.ops.cpu import step
 from quantbench.quantize.kernel import fused_weight
 
@@ -37,52 +36,48 @@ ASK, WAIT, CLOCK, ASSIGNMENTS, HITS, NANOSECONDS, WANTED, LISTS = range(8)
 class Fused:
     """The experts of one model, as its fused steps find and ask for them."""
 
-    def __init__(self, store: "Tiers", layers: Mapping[int, TieredLayer]) -> None:
-        """layers: with experts, by their numbers."""
-        self.store, self.layers = store, layers
-        self.every = store.experts_each  # experts of a layer
+    def __init__(self, store: "Tiers") -> None:
+        self.store, self.layers = store, store.layers
+        self.every = store.mixture.num_experts  # of a layer
         self.turn = torch.zeros(LISTS + 2 * self.every, dtype=torch.int64)
         self.numbers = _numbers(self.turn)
         function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
-        self.callbacks = function(self._ask), function(self._wait)
+        self.callbacks = [function(self._callback(of)) for of in (self._begin, self._finish)]
         for place, callback in zip((ASK, WAIT), self.callbacks, strict=True):
             self.numbers[place] = ctypes.cast(callback, ctypes.c_void_p).value or 0
         self.error: BaseException | None = None  # why the step that is under way cannot go on
         self.wanted: list[int] = []  # experts that the op has asked for last
         self.arriving: dict[int, Slot] = {}  # those of them that are being fetched
-        # What the op computes with until it asks again, and that does not stay: in a slot of the
-        # landing, or in the slow tier (None).
+        # Experts that the op computes with until it asks again, and their slots of the landing;
+        # None: in the slow tier.
         self.lent: list[tuple[TieredLayer, int, Slot | None]] = []
         self.tables: dict[int, Tensor] = {}  # by the layer's number
-        self.in_place: dict[Key, tuple[int, int]] = {}  # addresses in the slow tier
 
     # ------------------------------------------------------------------------------ the op
 
     def table(self, layer: TieredLayer, experts: step.Experts) -> Tensor:
         """The table of a layer's experts, the same one for all steps.
 
-        experts: of this layer; only their networks are not where they are.
+        experts: of this layer; their networks are replaced.
         """
         with self.store.lock:
-            return self._table(layer, experts)
-
-    def _table(self, layer: TieredLayer, experts: step.Experts) -> Tensor:
-        if layer.number not in self.tables:
-            used = torch.zeros(self.every, dtype=torch.int64)
-            moving = step.Moving(self.turn, used, layer.number)
-            made = replace(experts, networks=self._networks(), moving=moving).table()
-            self.tables[layer.number] = made
-            layer.used = _numbers(used)
-            layer.places = _numbers(made)[step.TABLE_HEAD :]
-            for expert, slot in layer.own.items():
-                layer.show(expert, slot.addresses)
-        return self.tables[layer.number]
+            if layer.number not in self.tables:
+                used = torch.zeros(self.every, dtype=torch.int64)
+                moving = step.Moving(self.turn, used, layer.number)
+                made = replace(experts, networks=self._networks(), moving=moving).table()
+                self.tables[layer.number] = made
+                layer.used = _numbers(used)
+                layer.places = _numbers(made)[step.TABLE_HEAD :]
+                for expert, slot in layer.own.items():
+                    layer.show(expert, slot.addresses)
+            return self.tables[layer.number]
 
     def _networks(self) -> step.Networks:
         """An expert's matrices, without numbers."""
         layout, skeleton = self.store.layout, self.store.skeleton
-        nowhere = torch.empty(layout.nbytes, dtype=torch.uint8, device="meta")
-        expert = layout.expert(skeleton, nowhere)
+        expert = layout.expert(
+            skeleton, torch.empty(layout.nbytes, dtype=torch.uint8, device="meta")
+        )
         w13, w2 = (fused_weight(expert.get_submodule(name)) for name in ("w13", "w2"))
         assert w13 is not None and w2 is not None  # or the fused step would have been refused
         w2_layer = skeleton.get_submodule("w2")
@@ -91,7 +86,7 @@ class Fused:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Around a step. Raises what went wrong while experts were brought, such as TierError."""
+        """Around a step. Raises the error of a callback, such as TierError."""
         with self.store.lock:
             self.error = None
             try:
@@ -115,27 +110,23 @@ class Fused:
 
     # ------------------------------------------------------------------------------ a turn
 
-    def _ask(self, number: int) -> int:
-        """`Turn::ask`. The op may not meet an exception: it ends the step instead."""
-        try:
-            return self._begin(self.layers[number])
-        except BaseException as error:
-            self.error = error
-            return 0
+    def _callback(self, method: Callable[[TieredLayer], int]) -> Callable[[int], int]:
+        """A method as the op calls it, with a layer's number. The op may not meet an exception: it
+        ends the step if 0 is returned."""
 
-    def _wait(self, number: int) -> int:
-        """`Turn::wait`."""
-        try:
-            self._finish(self.layers[number])
-            return 1
-        except BaseException as error:
-            self.error = error
-            return 0
+        def call(number: int) -> int:
+            try:
+                return method(self.layers[number])
+            except BaseException as error:
+                self.error = error
+                return 0
+
+        return call
 
     def _begin(self, layer: TieredLayer) -> int:
-        """Begin to bring the wanted experts of a layer, as many as there is room for at a time.
+        """`Turn::ask`: start to bring the wanted experts of a layer, as far as there is room.
 
-        Returns how many, the first ones, are there or arrive. Raises TierError.
+        Returns how many of them, the first ones, are there or arrive. Raises TierError.
         """
         store, traffic, numbers = self.store, self.store.traffic, self.numbers
         count, second = numbers[WANTED], LISTS + self.every
@@ -148,7 +139,8 @@ class Fused:
                 continue
             tokens = numbers[second + place]
             if not store.policy.fetches:
-                self._lend(layer, expert, None)
+                layer.show(expert, store.in_place((layer.number, expert)).addresses)
+                self.lent.append((layer, expert, None))
                 traffic.there += tokens
                 continue
             slot = layer.room(self.wanted)
@@ -161,35 +153,27 @@ class Fused:
         store.begin(pairs)
         return count
 
-    def _finish(self, layer: TieredLayer) -> None:
-        """Wait for what arrives, and show it to the op. Raises TierError."""
+    def _finish(self, layer: TieredLayer) -> int:
+        """`Turn::wait`: wait for what arrives, and show it to the op. Raises TierError."""
         while self.arriving:
             expert, slot = next(iter(self.arriving.items()))
             self.store.copies.wait(slot)
             del self.arriving[expert]
             given = layer.settle(expert, slot, self.wanted)
             if given is slot:
-                self._lend(layer, expert, slot)
+                layer.show(expert, slot.addresses)
+                self.lent.append((layer, expert, slot))
             elif given:
                 self.store.landing.append(given)
+        return 1
 
     def _take_back(self) -> None:
-        """Make free what was lent for a turn."""
+        """Free what was lent for a turn."""
         for layer, expert, slot in self.lent:
             layer.show(expert, (0, 0))
             if slot:
                 self.store.landing.append(slot)
         self.lent.clear()
-
-    def _lend(self, layer: TieredLayer, expert: int, slot: Slot | None) -> None:
-        """Let the op compute with an expert until it asks again. None: in the slow tier."""
-        if slot is None:
-            key = layer.number, expert
-            there = self.store.in_place(key)  # raises TierError if it is no longer all there
-            if key not in self.in_place:
-                self.in_place[key] = addresses(there)
-        layer.show(expert, slot.addresses if slot else self.in_place[key])
-        self.lent.append((layer, expert, slot))
 
 
 def _numbers(tensor: Tensor) -> memoryview:

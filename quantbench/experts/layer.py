@@ -1,4 +1,4 @@
-"""One layer whose experts lie in two tiers: what is computed and fetched, and in which order.
+"""One layer whose experts are in two tiers: what is computed and fetched, and in which order.
 
 layer = TieredLayer(store, number)
 layer(tokens, rows)         # as models.mixtral.MixtureOfExperts.outputs
@@ -22,7 +22,7 @@ class TieredLayer:
     def __init__(self, store: "Tiers", number: int) -> None:
         self.store, self.number = store, number
         self.own: OrderedDict[int, Slot] = OrderedDict()  # the least recently used one first
-        self.quota = 0  # how many slots this layer has
+        self.quota = 0  # number of this layer's slots
         # For the fused step (fused.py): the addresses of each expert's two matrices, or zeros, and
         # when each was last used, by a clock that restarts each time. None without that step.
         self.places: memoryview | None = None
@@ -32,9 +32,68 @@ class TieredLayer:
         with self.store.lock:
             started = self.store.stopwatch.start()
             self.note_uses()
-            outputs = _Turn(self, tokens, rows).outputs()
+            outputs = self._outputs(tokens, rows)
             self.store.stopwatch.stop(started)
         return sorted(outputs.items())
+
+    def _outputs(self, tokens: Tensor, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """What each expert returns, by its number, in the order in which they were computed.
+
+        A processor that only the slow tier has (a CPU under a card) gets its tokens first and
+        computes last: meanwhile the card computes what was launched. Raises TierError.
+        """
+        store, results = self.store, dict[int, Tensor]()
+        resident = [expert for expert in rows if expert in self.own]
+        missing = [expert for expert in rows if expert not in self.own]
+        waiting = deque(missing if store.policy.fetches else ())  # for room, to be fetched
+        there = () if store.policy.fetches else missing  # to be computed in the slow tier
+        pending: OrderedDict[int, Slot] = OrderedDict()  # experts that are being fetched
+        self._count(rows, resident, waiting, there)
+        sent = {e: tokens[rows[e]].cpu() for e in there} if store.beneath else {}
+
+        def fetch() -> None:
+            pairs = []
+            while waiting and (slot := self.room(rows.keys() - results.keys())) is not None:
+                expert = waiting.popleft()
+                pairs.append((slot, (self.number, expert)))
+                pending[expert] = slot
+            store.begin(pairs)
+
+        def compute(expert: int, slot: Slot) -> None:
+            results[expert] = slot.expert(tokens[rows[expert]])
+            store.copies.done(slot)
+
+        try:
+            fetch()
+            for expert in resident:
+                slot = self.own[expert]
+                self.own.move_to_end(expert)
+                compute(expert, slot)
+                fetch()
+            while pending:
+                expert, slot = next(iter(pending.items()))
+                store.copies.wait(slot)
+                del pending[expert]
+                compute(expert, slot)
+                if (given := self.settle(expert, slot, rows.keys() - results.keys())) is not None:
+                    store.landing.append(given)
+                fetch()
+        finally:
+            store.abandon(pending.values())
+        for expert in there:
+            x = sent[expert] if sent else tokens[rows[expert]]
+            returned = store.in_place((self.number, expert)).expert(x)
+            results[expert] = returned.to(tokens.device)
+        return results
+
+    def _count(self, rows: Mapping[int, Tensor], *groups: Iterable[int]) -> None:
+        """Count the tokens of all experts, and of those that are resident, fetched, in place."""
+        traffic = self.store.traffic
+        hits, fetched, there = (sum(len(rows[expert]) for expert in group) for group in groups)
+        traffic.assignments += hits + fetched + there
+        traffic.hits += hits
+        traffic.fetched += fetched
+        traffic.there += there
 
     # ------------------------------------------------------------------------------ fast memory
 
@@ -54,7 +113,7 @@ class TieredLayer:
             self.places[2 * expert], self.places[2 * expert + 1] = addresses
 
     def note_uses(self) -> None:
-        """Bring `own` into the order of use that the fused step has written down."""
+        """Bring `own` into the order of use that the fused step has recorded."""
         if self.used:
             used = self.used.tolist()
             for expert in sorted(filter(used.__getitem__, range(len(used))), key=used.__getitem__):
@@ -62,18 +121,18 @@ class TieredLayer:
                 if expert in self.own:
                     self.own.move_to_end(expert)
 
-    def least_recent(self, needed: Collection[int]) -> int | None:
-        """The expert in fast memory that is not needed and is evicted first."""
-        return next((expert for expert in self.own if expert not in needed), None)
+    def evict(self, needed: Collection[int]) -> Slot | None:
+        """The slot of the least recently used expert that is not needed; None if all are needed."""
+        expert = next((expert for expert in self.own if expert not in needed), None)
+        return None if expert is None else self.give_up(expert)
 
     def room(self, needed: Collection[int]) -> Slot | None:
-        """A slot for an expert of this layer: an evicted expert's, or a free one; None if there is
-        none."""
-        store = self.store
-        if store.policy.caches and (len(self.own) >= self.quota or not store.landing):
-            if (expert := self.least_recent(needed)) is not None:
-                return self.give_up(expert)
-        return store.landing.pop() if store.landing else None
+        """A slot for an expert that is fetched: an evicted expert's, or a free one, or None."""
+        landing, full = self.store.landing, len(self.own) >= self.quota
+        slot = None
+        if self.store.policy.caches and (full or not landing):
+            slot = self.evict(needed)
+        return landing.pop() if slot is None and landing else slot
 
     def settle(self, expert: int, slot: Slot, needed: Collection[int]) -> Slot | None:
         """Leave a fetched expert in fast memory if it may stay there. Returns the slot that this
@@ -81,88 +140,7 @@ class TieredLayer:
         if not (self.store.policy.caches and self.quota):
             return slot
         given = None
-        if len(self.own) >= self.quota:
-            least = self.least_recent(needed)
-            if least is None:
-                return slot
-            given = self.give_up(least)
+        if len(self.own) >= self.quota and (given := self.evict(needed)) is None:
+            return slot
         self.keep(expert, slot)
         return given
-
-
-class _Turn:
-    """One pass of some tokens through a layer's experts."""
-
-    def __init__(self, layer: TieredLayer, tokens: Tensor, rows: Mapping[int, Tensor]) -> None:
-        self.layer, self.store = layer, layer.store
-        self.tokens, self.rows = tokens, rows
-        self.results: dict[int, Tensor] = {}
-        self.pending: OrderedDict[int, Slot] = OrderedDict()  # experts that are being fetched
-
-    def outputs(self) -> dict[int, Tensor]:
-        """What each expert returns, by its number.
-
-        A processor that the slow tier has to itself (a CPU under a card) gets its tokens first
-        and computes last: meanwhile the other one computes what was launched. Raises TierError.
-        """
-        layer, store = self.layer, self.store
-        resident = [expert for expert in self.rows if expert in layer.own]
-        missing = [expert for expert in self.rows if expert not in layer.own]
-        there = () if store.policy.fetches else missing
-        self.waiting = deque(missing if store.policy.fetches else ())
-        self._count(resident, there)
-        beneath = store.beneath is not None
-        sent = {e: self.tokens[self.rows[e]].cpu() for e in there} if beneath else {}
-        try:
-            self._begin()
-            for expert in resident:
-                slot = layer.own[expert]
-                layer.own.move_to_end(expert)
-                self._compute(expert, slot)
-                self._begin()
-            if not beneath:
-                for expert in there:
-                    taken = self.tokens[self.rows[expert]]
-                    self.results[expert] = store.in_place((layer.number, expert))(taken)
-            while self.pending:
-                expert, slot = next(iter(self.pending.items()))
-                store.copies.wait(slot)
-                del self.pending[expert]
-                self._compute(expert, slot)
-                if (given := layer.settle(expert, slot, self._needed())) is not None:
-                    store.landing.append(given)
-                self._begin()
-        finally:
-            store.abandon(self.pending.values())
-        for expert, x in sent.items():
-            returned = store.in_place((layer.number, expert))(x)
-            self.results[expert] = returned.to(self.tokens.device)
-        return self.results
-
-    def _count(self, resident: Collection[int], there: Collection[int]) -> None:
-        traffic = self.store.traffic
-
-        def tokens(experts: Iterable[int]) -> int:
-            return sum(len(self.rows[expert]) for expert in experts)
-
-        traffic.assignments += tokens(self.rows)
-        traffic.hits += tokens(resident)
-        traffic.fetched += tokens(self.waiting)
-        traffic.there += tokens(there)
-
-    def _begin(self) -> None:
-        """Begin to fetch what is missing, as far as there is room."""
-        pairs = []
-        while self.waiting and (slot := self.layer.room(self._needed())) is not None:
-            expert = self.waiting.popleft()
-            pairs.append((slot, (self.layer.number, expert)))
-            self.pending[expert] = slot
-        self.store.begin(pairs)
-
-    def _needed(self) -> Collection[int]:
-        """The experts that are still to be computed."""
-        return self.rows.keys() - self.results.keys()
-
-    def _compute(self, expert: int, slot: Slot) -> None:
-        self.results[expert] = slot.expert(self.tokens[self.rows[expert]])
-        self.store.copies.done(slot)

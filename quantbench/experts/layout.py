@@ -2,11 +2,10 @@
 
     layout = Layout.of({"w13": linear, "w2": linear})
     layout.write(linears, buffer)               # the weights, copied into buffer (layout.nbytes,)
-    expert = layout.expert(skeleton, buffer)    # a FeedForward that computes with them there
+    expert = layout.expert(skeleton, buffer)    # a FeedForward that computes with these bytes
 
-So an expert is brought from one memory to another by copying bytes, and nothing is packed anew.
-Bytes are in the order of the kernel that was chosen when the model was loaded; a run of bytes is
-read back by the layout that wrote it, in the same process.
+So an expert is brought from one memory to another by copying bytes, and nothing is packed again.
+Only the kernels that were chosen when the model was loaded can read them.
 """
 
 import math
@@ -30,7 +29,6 @@ class Layout:
 
     forms: Forms
     places: tuple[tuple[int, torch.dtype, tuple[int, ...]], ...]  # offset, dtype, shape of each
-    weight_bytes: int  # that the parameters store
     nbytes: int  # of the run of bytes: with what aligns tensors, a multiple of PAGE
     modules: Mapping[str, nn.Module] = field(compare=False, repr=False)  # without weights
 
@@ -41,11 +39,9 @@ class Layout:
         Raises KernelError for a kernel that keeps numbers outside of its parameters.
         """
         for name, linear in linears.items():
-            known = all(
-                type(p) is nn.Parameter or hasattr(p, "__tensor_flatten__")
-                for p in linear.parameters()
-            )
-            if not known or any(True for _ in (*linear.buffers(), *linear.children())):
+            kinds = {type(p) for p in linear.parameters()} - {nn.Parameter}
+            known = all(hasattr(kind, "__tensor_flatten__") for kind in kinds)
+            if not known or [*linear.buffers(), *linear.children()]:
                 raise KernelError(
                     f"--expert_memory: {name} is a {type(linear).__name__}, which keeps more than "
                     "its weights; --kernel cpu or reference keeps nothing else"
@@ -54,10 +50,9 @@ class Layout:
         for part in _parts(forms, linears):
             start = -(-end // ALIGNMENT) * ALIGNMENT
             places.append((start, part.dtype, tuple(part.shape)))
-            end = start + math.prod(part.shape) * part.dtype.itemsize
-        stored = sum(stored_bytes(p) for linear in linears.values() for p in linear.parameters())
+            end = start + part.numel() * part.dtype.itemsize
         bare = {name: with_parameters(linear, {}) for name, linear in linears.items()}
-        return Layout(forms, tuple(places), stored, whole_pages(end), bare)
+        return Layout(forms, tuple(places), whole_pages(end), bare)
 
     def write(self, linears: Mapping[str, nn.Module], buffer: Tensor) -> None:
         """Copy the weights of an expert of this layout into a buffer (nbytes,) uint8."""
@@ -65,16 +60,11 @@ class Layout:
             view.copy_(part)
 
     def expert(self, skeleton: nn.Module, buffer: Tensor) -> nn.Module:
-        """A module like `skeleton` that computes with the weights in a buffer, where they lie.
-
-        skeleton: a FeedForward; its linear layers are replaced in the copy.
-        """
+        """A copy of `skeleton`, a FeedForward, whose linear layers compute with the weights in a
+        buffer."""
         views, made = self._views(buffer), {}
         for name, (_, kinds) in self.forms.items():
-            weights = {
-                kind: nn.Parameter(form.made_of(views), requires_grad=False)
-                for kind, form in kinds.items()
-            }
+            weights = {k: nn.Parameter(form.made_of(views), False) for k, form in kinds.items()}
             made[name] = with_parameters(self.modules[name], weights)
         return with_children(skeleton, made)
 
@@ -93,14 +83,13 @@ def _parts(forms: Forms, linears: Mapping[str, nn.Module]) -> Iterator[Tensor]:
 
 
 def whole_pages(nbytes: int) -> int:
-    """So many bytes, and what fills their last page."""
+    """`nbytes`, rounded up to whole pages, at least one."""
     return max(1, -(-nbytes // PAGE)) * PAGE
 
 
 def without_weights(linear: nn.Module) -> nn.Module:
-    """A layer like this one that holds as many bytes of weights on the meta device: so a model's
-    weights are counted in full, wherever they lie."""
+    """A layer like this one that has as many bytes of weights on the meta device, so that a model's
+    weights are counted in full, in whatever memory they are."""
     sizes = {name: stored_bytes(p) for name, p in linear.named_parameters()}
     empty = {n: torch.empty(s, dtype=torch.uint8, device="meta") for n, s in sizes.items()}
-    bytes_each = {name: nn.Parameter(e, requires_grad=False) for name, e in empty.items()}
-    return with_parameters(linear, bytes_each)
+    return with_parameters(linear, {n: nn.Parameter(e, False) for n, e in empty.items()})

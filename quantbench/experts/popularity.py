@@ -1,4 +1,4 @@
-"""How often each expert of each layer is chosen: counted over a text, kept as JSON.
+"""How often each expert of each layer is chosen: counted over a text, stored as JSON.
 
     popularity = Popularity.load("--expert_placement", path)
     popularity.counts[layer][expert]            # assignments; () for a layer without experts
@@ -23,18 +23,13 @@ from quantbench.typed_json import from_json, to_json
 Counts = tuple[tuple[int, ...], ...]  # assignments by layer and expert; () for a dense layer
 FORMAT = 1  # of the file
 AGAIN = "write it anew with quantbench experts profile"
-# A layer is flat if the more popular half of its experts serves less than this above its even
-# share: there it hardly matters which of its experts are in fast memory.
-FLAT = 0.05
+FLAT = 0.05  # of a layer, if its more popular half serves less than this above its even share
 
 
 @dataclass(frozen=True)
 class Routers:
-    """What tells one model's routing from another's: the shape, and a digest of each router.
-
-    A digest (experts/routing.py) is of the signs of a router's weights, which no change of dtype
-    alters: "" for a layer without experts, and for weights that have not been read.
-    """
+    """What distinguishes one model's routing from another's: shape, and a digest of each router
+    (experts/routing.py); "" for a layer without experts, and for weights that were not read."""
 
     model: str  # its name, for messages
     num_experts: int  # of each layer that has any
@@ -48,16 +43,9 @@ class Routers:
         layers = range(len(self.digests))
         return tuple(0 if i in self.dense_layers else self.num_experts for i in layers)
 
-    def first(self, layers: int) -> "Routers":
-        """Those of the model's first layers, as --num_layers takes them."""
-        dense = tuple(layer for layer in self.dense_layers if layer < layers)
-        return replace(self, dense_layers=dense, digests=self.digests[:layers])
-
     def difference(self, other: "Routers") -> str | None:
-        """Why counts over these routers do not apply to `other`; None if they do.
-
-        Words that end before the other model's name: "3 layers, not 5 as in".
-        """
+        """Why counts over these routers do not apply to `other`, of at most as many layers; None if
+        they do. Words that end before the other model's name: "3 layers, not 5 as in"."""
         layers = len(other.digests)
         if len(self.digests) < layers:
             return f"{counted(len(self.digests), 'layer')}, not {layers} as in"
@@ -65,7 +53,7 @@ class Routers:
             return f"{self.num_experts} experts a layer, not {other.num_experts} as in"
         if self.experts_per_token != other.experts_per_token:
             return f"{self.experts_per_token} experts a token, not {other.experts_per_token} as in"
-        if self.first(layers).dense_layers != other.dense_layers:
+        if self.experts[:layers] != other.experts:
             return "other layers without experts than"
         for layer, pair in enumerate(zip(self.digests, other.digests, strict=False)):
             if all(pair) and pair[0] != pair[1]:
@@ -86,14 +74,12 @@ class Popularity:
     @property
     def counts(self) -> Counts:
         """Over the whole text."""
-        return added(*self.halves)
+        layers = zip(*self.halves, strict=True)
+        return tuple(tuple(map(sum, zip(*layer, strict=True))) for layer in layers)
 
     def of_model(self, routers: Routers, option: str, path: str | Path) -> "Popularity":
-        """The counts of a model's layers. Raises UsageError, one line, for another model's counts.
-
-        A model with fewer layers of the same routers (--num_layers) gets the counts of those.
-        option, path: what was given, for the message.
-        """
+        """The counts of a model's layers, which may be fewer (--num_layers). Raises UsageError, one
+        line with the option and path that the user gave, for another model's counts."""
         if difference := self.routers.difference(routers):
             raise UsageError(
                 f"{option} {path} is of another model: {self.routers.model} has {difference} "
@@ -107,16 +93,11 @@ class Popularity:
         files.write_text(option, path, json.dumps(to_json(self)) + "\n")
 
     @staticmethod
-    def load(option: str, path: str | Path) -> "Popularity":
-        """Raises UsageError, one line, for a file that `quantbench experts profile` did not write.
-
-        option: the option that names the file, for the message.
-        """
-        return Popularity.read(option, path, files.read_json(option, path, UsageError, AGAIN))
-
-    @staticmethod
-    def read(option: str, path: str | Path, value: object) -> "Popularity":
-        """The popularity in a file's JSON. Raises UsageError, one line."""
+    def load(option: str, path: str | Path, value: object = None) -> "Popularity":
+        """Raises UsageError, one line with the option, for a file that `quantbench experts profile`
+        did not write. value: the file's JSON, if it was read before."""
+        if value is None:
+            value = files.read_json(option, path, UsageError, AGAIN)
         try:
             if not isinstance(value, dict) or "halves" not in value:
                 raise ValueError("it holds no counts")
@@ -131,33 +112,21 @@ class Popularity:
 
     def _check(self) -> None:
         """Raise ValueError for counts that no text can give."""
-        routers, layers = self.routers, len(self.routers.digests)
+        routers = self.routers
         of, every = routers.experts_per_token, routers.num_experts
         if not 1 <= of <= every:
             raise ValueError(f"{of} of {every} experts per token is impossible")
         for half in self.halves:
-            if len(half) != layers:
-                raise ValueError(f"counts of {len(half)} layers, and routers of {layers}")
-            for layer, (counts, experts) in enumerate(zip(half, routers.experts, strict=True)):
-                if len(counts) != experts:
-                    raise ValueError(
-                        f"layer {layer} has {len(counts)} counts for {experts} experts"
-                    )
-                if any(count < 0 for count in counts):
-                    raise ValueError(f"layer {layer} has a count below 0")
-        expected = self.tokens * of
-        for layer, total in enumerate(map(sum, self.counts)):
-            if self.counts[layer] and total != expected:
+            if tuple(map(len, half)) != routers.experts:
+                raise ValueError("its counts have other layers and experts than its routers")
+            if any(count < 0 for layer in half for count in layer):
+                raise ValueError("a count is below 0")
+        for layer, counts in enumerate(self.counts):
+            if counts and sum(counts) != self.tokens * of:
                 raise ValueError(
-                    f"layer {layer} counts {total} assignments, where {self.tokens} tokens give "
-                    f"{expected}"
+                    f"layer {layer} counts {sum(counts)} assignments, where {self.tokens} tokens "
+                    f"give {self.tokens * of}"
                 )
-
-
-def added(first: Counts, second: Counts) -> Counts:
-    """The sum, expert by expert."""
-    layers = zip(first, second, strict=True)
-    return tuple(tuple(a + b for a, b in zip(*layer, strict=True)) for layer in layers)
 
 
 # ------------------------------------------------------------------------------ the cache folder
@@ -179,7 +148,7 @@ def keep(popularity: Popularity) -> Path:
 
 
 def find(routers: Routers, option: str) -> Popularity:
-    """The counts of this model. Raises UsageError, naming the option, where none are kept."""
+    """The counts of this model. Raises UsageError, naming the option, if there are none."""
     path = path_of(routers)
     if not path.exists():
         raise UsageError(
@@ -199,20 +168,10 @@ class LayerSkew:
     layer: int
     shares: tuple[float, ...]  # of the layer's assignments, by expert
     effective: float  # this number of experts, chosen evenly, would be as varied
-    # The share of assignments that the more popular half of the experts serves. The half is chosen
-    # by one half of the text and tried on the other; the mean of both ways.
+    # The share of assignments to the more popular half of the experts, as chosen by one half of the
+    # text and tried on the other; the mean of both ways.
     half_serves: float
     is_flat: bool
-
-    @property
-    def most(self) -> int:
-        """The expert chosen most often."""
-        return self.shares.index(max(self.shares))
-
-    @property
-    def least(self) -> int:
-        """The expert chosen least often."""
-        return self.shares.index(min(self.shares))
 
 
 def skews(popularity: Popularity) -> list[LayerSkew]:
@@ -229,10 +188,8 @@ def skews(popularity: Popularity) -> list[LayerSkew]:
 
 
 def effective_experts(counts: Sequence[int]) -> float:
-    """How many experts, chosen evenly, would be as varied: exp of the entropy of the shares.
-
-    From 1, where one expert takes all, to the number of experts. 0 without assignments.
-    """
+    """How many experts, chosen evenly, would be as varied: exp of the entropy of the shares, from 1
+    to the number of experts. 0 without assignments."""
     shares = [count / sum(counts) for count in counts if count]
     return math.exp(-sum(share * math.log(share) for share in shares)) if shares else 0.0
 

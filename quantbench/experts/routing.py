@@ -1,15 +1,12 @@
 """Which experts a model's routers choose, counted while it computes.
 
-with counting(model) as counts:
-    model(tokens)
-counts[layer]                           # tokens of each expert; [] of a dense layer
-
 popularity = profile(model, tokens, context=1024, text="heldout.txt")
+popularity.counts[layer]                # assignments of each expert; () for a dense layer
 """
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -21,7 +18,6 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
 from quantbench.models.mixtral import Router, tokens_per_expert
 
-Report = Callable[[int, int], None]
 DIGITS = 16  # of a digest
 
 
@@ -48,15 +44,14 @@ def routers_of(config: ModelConfig) -> Routers:
 
 def identity(model: Transformer) -> Routers:
     """The routers of a loaded model, with their digests. UsageError for one without experts."""
-    routers = _by_layer(model)
-    digests = ["" if router is None else digest(router.weight) for router in routers]
+    digests = ["" if router is None else digest(router.weight) for router in _by_layer(model)]
     return replace(routers_of(model.config), digests=tuple(digests))
 
 
 def digest(weight: Tensor) -> str:
     """A digest of the signs of a weight.
 
-    Rounding to another dtype keeps every sign, so that a model has one digest in all precisions.
+    Rounding to another dtype does not change a sign, so all precisions of a model have one digest.
     """
     signs = torch.signbit(weight.detach()).cpu().contiguous().numpy()
     return hashlib.sha256(signs.tobytes()).hexdigest()[:DIGITS]
@@ -64,34 +59,8 @@ def digest(weight: Tensor) -> str:
 
 def _by_layer(model: Transformer) -> list[Router | None]:
     """Each layer's router; None for a layer without experts."""
-    return [
-        next((module for module in layer.modules() if isinstance(module, Router)), None)
-        for layer in model.layers
-    ]
-
-
-@contextlib.contextmanager
-def counting(model: Transformer) -> Iterator[list[list[int]]]:
-    """Count the tokens of each expert of each layer, in every pass through the model's modules.
-
-    A decoding step that one C++ op carries out calls no module, and is not counted.
-    """
-    routers = _by_layer(model)
-    counts = [[0] * (0 if router is None else len(router.weight)) for router in routers]
-
-    def hook(number: int) -> Callable[[Router, object, tuple[Tensor, Tensor]], None]:
-        def add(router: Router, _: object, output: tuple[Tensor, Tensor]) -> None:
-            more = tokens_per_expert(output[0], len(router.weight))
-            counts[number] = [a + b for a, b in zip(counts[number], more, strict=True)]
-
-        return add
-
-    hooks = [r.register_forward_hook(hook(number)) for number, r in enumerate(routers) if r]
-    try:
-        yield counts
-    finally:
-        for handle in hooks:
-            handle.remove()
+    routers = ((m for m in layer.modules() if isinstance(m, Router)) for layer in model.layers)
+    return [next(of_layer, None) for of_layer in routers]
 
 
 @torch.no_grad()
@@ -100,7 +69,7 @@ def profile(
     tokens: Tensor,
     context: int,
     text: str,
-    report: Report = lambda done, total: None,
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Popularity:
     """Count the experts that a text's tokens (N,) are sent to, in both halves of the text.
 
@@ -110,12 +79,25 @@ def profile(
     routers = identity(model)
     if len(tokens) < 2:
         raise UsageError(f"{text}: {len(tokens)} tokens are too few to count experts; give more")
+    counts: list[list[int]] = []
+
+    def counter(layer: int) -> Callable[[Router, object, tuple[Tensor, Tensor]], None]:
+        def add(router: Router, _: object, output: tuple[Tensor, Tensor]) -> None:
+            more = tokens_per_expert(output[0], len(router.weight))
+            counts[layer] = [a + b for a, b in zip(counts[layer], more, strict=True)]
+
+        return add
+
     middle, done, halves = len(tokens) // 2, 0, []
-    for half in (tokens[:middle], tokens[middle:]):
-        with counting(model) as counts:
+    with contextlib.ExitStack() as hooks:
+        for layer, router in enumerate(_by_layer(model)):
+            if router is not None:
+                hooks.callback(router.register_forward_hook(counter(layer)).remove)
+        for half in (tokens[:middle], tokens[middle:]):
+            counts[:] = [[0] * experts for experts in routers.experts]
             for window in torch.split(half, context):
                 model.hidden(window[None])
                 done += len(window)
                 report(done, len(tokens))
-        halves.append(tuple(map(tuple, counts)))
+            halves.append(tuple(map(tuple, counts)))
     return Popularity(routers, text, len(tokens), (halves[0], halves[1]))

@@ -15,11 +15,8 @@ import torch
 class OfProcess:
     """For a processor that has done the work when a call returns."""
 
-    def __init__(self) -> None:
-        self.total = 0.0
-
-    def start(self) -> float:
-        return time.perf_counter()
+    total = 0.0
+    start = staticmethod(time.perf_counter)
 
     def stop(self, started: float) -> None:
         self.total += time.perf_counter() - started
@@ -45,11 +42,10 @@ class OfCard:
         self.pairs.append((started, self.start()))
 
     def seconds(self) -> float:
-        if not self.pairs:
-            return 0.0
-        torch.cuda.synchronize(self.device)
+        if self.pairs:
+            torch.cuda.synchronize(self.device)
         pairs, self.pairs = self.pairs, []
-        return sum(float(start.elapsed_time(end)) for start, end in pairs) / 1e3
+        return sum((start.elapsed_time(end) for start, end in pairs), 0.0) / 1e3
 
 
 def of(device: torch.device) -> OfProcess | OfCard:

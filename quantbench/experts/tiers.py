@@ -1,42 +1,43 @@
 """The experts of a model in two tiers: all in slow memory, and some of them in fast memory, too.
 
-    tiers = Tiers(Disk(folder), architecture, device, POLICIES["cache"])
+    tiers = Tiers(new_file(folder), architecture, device, POLICIES["cache"])
     model = load_model(…, transform=tiers.after(quantizer))     # each expert goes to the slow tier
     tiers.attach(model)                                         # now the model computes, slowly
-    tiers.hold(placement.fast, slots=20)                        # these experts are in fast memory
+    tiers.hold(fast, slots=20)                                  # these experts are in fast memory
     tiers.traffic.hits
 
-Fast memory is a number of slots, each for one expert. A few of them are the landing: what is
-fetched arrives there, as many experts as a token has in a layer. The others belong to layers, at
-first to those whose experts a placement puts there. A layer's experts that no token takes are not
-fetched and not computed; the others are computed in any order and added up in the order of their
-numbers, so that the sums are those of a model that lies in one memory.
+Fast memory is a number of slots, each for one expert. A few of them are the landing: experts that
+are fetched arrive there, as many as a token has in a layer. The others belong to layers, at first
+to those whose experts a placement puts there. A layer's experts that no token takes are not fetched
+and not computed; the others are computed in any order and added up in the order of their numbers,
+so that the sums are those of a model in one memory.
 """
 
 import contextlib
 import re
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from quantbench.errors import KernelError, TierError, UsageError
+from quantbench.errors import KernelError, TierError
 from quantbench.experts import copies, stopwatch
 from quantbench.experts.copies import Slot
 from quantbench.experts.fused import Fused
 from quantbench.experts.layer import TieredLayer
 from quantbench.experts.layout import Layout, without_weights
-from quantbench.experts.slow import Disk, Key, SlowTier, pages
+from quantbench.experts.slow import File, Key, SlowTier, pages
 from quantbench.experts.traffic import Traffic, TwoTiers
 from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
+from quantbench.models.form import with_parameters
 from quantbench.models.formats.saved import SavedExperts
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts, elsewhere_of
-from quantbench.quantize.registry import with_weight
 from quantbench.text import size
 
 LINEAR = re.compile(r"layers\.(\d+)\.feed_forward\.experts\.(\d+)\.(\w+)")
@@ -52,8 +53,7 @@ def keys_of(architecture: ModelConfig) -> list[Key]:
     return [(layer, expert) for layer in layers for expert in range(mixture.num_experts)]
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(NamedTuple):
     """What happens to an expert that a token takes and that is not in fast memory."""
 
     name: str
@@ -81,17 +81,14 @@ class Tiers:
     ) -> None:
         """device: that of the fast tier, and of the rest of the model.
 
-        beneath: where the slow tier's processor is another than the device: where it finds the
-        experts in the form of its own kernels, and what brings them into that form. None: it
-        computes with the bytes of `slow`.
+        beneath: if another processor than the device computes with experts in the slow tier: where
+        they are in the form of its kernels, and what brings them into that form.
         """
         assert architecture.mixture is not None
         self.slow, self.device, self.policy = slow, device, policy
         self.beneath = beneath[0] if beneath else None
         self.stages_beneath = beneath[1] if beneath else None
-        self.keys = keys_of(architecture)
-        self.width = architecture.mixture.experts_per_token
-        self.experts_each = architecture.mixture.num_experts  # of a layer
+        self.mixture, self.keys = architecture.mixture, keys_of(architecture)
         self.layers: dict[int, TieredLayer] = {}
         self.fused: Fused | None = None  # for the fused step, which is the CPU's
         self.copies = copies.make(slow, device)
@@ -99,75 +96,73 @@ class Tiers:
         self.lock = threading.Lock()
         self.traffic = Traffic()
         self.stopwatch = stopwatch.of(device)  # of the layers' experts, by the model's modules
-        self.arrivals = 0  # experts that can be on their way: slots of the landing
+        self.arrivals = 0  # slots of the landing: experts that can be fetched at a time
         self.landing: list[Slot] = []  # those of them that are free
         self.skeleton: nn.Module = nn.Identity()  # an expert without weights
-        # An expert's linear layers without weights, where all experts are in the slow tier already.
-        self.pattern: dict[str, nn.Module] = {}
-        self._layouts: dict[bool, Layout] = {}  # of `slow`, and whether of `beneath`
-        self._in_place: dict[Key, nn.Module] = {}
+        self.pattern: dict[
+            str, nn.Module
+        ] = {}  # its linear layers, if a saved file has all experts
+        self._layouts: dict[SlowTier, Layout] = {}
+        self._in_place: dict[Key, Slot] = {}
 
     @property
     def layout(self) -> Layout:
         """The layout of an expert in fast memory."""
-        return self._layouts[False]
-
-    def lie_there(self, linears: Mapping[str, nn.Module]) -> None:
-        """Note that the slow tier has all experts, in the layout of these linear layers."""
-        self._layouts[False] = Layout.of(linears)
-        self.pattern = {name: without_weights(linear) for name, linear in linears.items()}
+        return self._layouts[self.slow]
 
     def after(self, stages: Stages) -> "Arriving":
         """A quantizer whose experts go to the slow tier as soon as they have their kernels."""
         return Arriving(stages, self)
 
-    def keep(self) -> SavedExperts | None:
-        """What a later run knows the experts' file by, where it is to be kept. Raises TierError."""
-        return self.slow.keep() if isinstance(self.slow, Disk) and self.slow.kept else None
+    def are_stored(self, linears: Mapping[str, nn.Module]) -> None:
+        """Note that the slow tier has all experts, in the layout of these linear layers."""
+        self._layouts[self.slow] = Layout.of(linears)
+        self.pattern = {name: without_weights(linear) for name, linear in linears.items()}
 
-    def take(self, key: Key, linears: Mapping[str, nn.Module], beneath: bool = False) -> None:
-        """Put an expert into the slow tier. Raises TierError, KernelError."""
-        slow = self.beneath if beneath and self.beneath else self.slow
+    def put(self, slow: SlowTier, key: Key, linears: Mapping[str, nn.Module]) -> None:
+        """Put an expert into a slow tier. Raises TierError, KernelError."""
         layout = Layout.of(linears)
-        if beneath not in self._layouts:
+        if slow not in self._layouts:
             slow.reserve(self.keys, layout.nbytes)
-        known = self._layouts.setdefault(beneath, layout)
-        if known != layout:
+        if self._layouts.setdefault(slow, layout) != layout:
             raise KernelError(
                 f"--expert_memory: expert {key[1]} of layer {key[0]} is stored in another way than "
                 "the first one; give one --quantization and --kernel for all"
             )
         block = pages(layout.nbytes)
-        known.write(linears, block)
+        layout.write(linears, block)
         slow.put(key, block)
 
-    def in_place(self, key: Key) -> nn.Module:
-        """An expert that computes in the slow tier, with its weights where they lie. TierError."""
+    def keep(self) -> SavedExperts | None:
+        """What identifies the file of --save to a later run, if this is one. Raises TierError."""
+        return self.slow.keep() if isinstance(self.slow, File) and self.slow.kept else None
+
+    def in_place(self, key: Key) -> Slot:
+        """An expert in the slow tier, to compute with its weights there. Raises TierError."""
         slow = self.beneath or self.slow
         slow.check()
         if key not in self._in_place:
-            layout = self._layouts[self.beneath is not None]
-            self._in_place[key] = layout.expert(self.skeleton, slow.in_place(key))
+            buffer = slow.in_place(key)
+            expert = self._layouts[slow].expert(self.skeleton, buffer)
+            self._in_place[key] = Slot(buffer, expert)
         return self._in_place[key]
 
     def begin(self, pairs: Sequence[tuple[Slot, Key]]) -> None:
-        """Begin to copy these experts, in this order. Raises TierError."""
+        """Start to copy these experts, in this order. Raises TierError."""
         if pairs:
             self.traffic.fetches += len(pairs)
             self.traffic.bytes_moved += len(pairs) * self.layout.nbytes
             self.copies.begin(pairs)
 
     def abandon(self, slots: Iterable[Slot]) -> None:
-        """Make slots free whose copies are under way, when an error has ended a pass."""
+        """Free slots whose copies are under way, when an error has ended a pass."""
         for slot in slots:
             with contextlib.suppress(TierError):
                 self.copies.wait(slot)
             self.landing.append(slot)
 
-    # ------------------------------------------------------------------------------ the model
-
     def attach(self, model: Transformer) -> None:
-        """Let a model compute with these experts: `hold` says how many are in fast memory."""
+        """Let a model compute with these experts; `hold` brings some into fast memory."""
         assert isinstance(model, Mixtral)
         for number, block in enumerate(model.layers):
             mixture = block.get_submodule("feed_forward")
@@ -175,27 +170,23 @@ class Tiers:
                 self.layers[number] = mixture.elsewhere = TieredLayer(self, number)
                 self.skeleton = mixture.experts[0]
         if self.device.type == "cpu":
-            self.fused = Fused(self, self.layers)
+            self.fused = Fused(self)
 
     @property
     def least(self) -> int:
         """The smallest number of slots."""
-        return self.width if self.policy.fetches else 0
+        return self.mixture.experts_per_token if self.policy.fetches else 0
 
     def hold(self, fast: Sequence[Collection[int]], slots: int) -> None:
         """Fill fast memory anew: these experts of each layer, and the landing.
 
-        slots: for how many experts there is room. What these leave free goes to all layers alike,
-        where fetched experts stay. Raises UsageError where it is not enough, TierError.
+        slots: number of experts that fit, at least these and `least`, or all. If fetched experts
+        stay, all layers share the slots that are left. Raises TierError.
         """
         count = sum(map(len, fast))
         landing = 0 if count == len(self.keys) else self.least
-        if slots < count + landing:
-            raise UsageError(
-                f"fast memory for {slots} experts cannot hold {count} and {landing} that are "
-                "fetched"
-            )
-        for layer in self.layers.values():  # their memory is free before new memory is taken
+        assert count + landing <= slots
+        for layer in self.layers.values():  # before new memory is allocated
             for expert in list(layer.own):
                 layer.give_up(expert)
         self.landing.clear()
@@ -204,21 +195,20 @@ class Tiers:
         made = [Slot(buffer, self.layout.expert(self.skeleton, buffer)) for buffer in room]
         for slot in made:
             self.copies.done(slot)
-        keys = [(number, e) for number in self.layers for e in sorted(fast[number])]
-        held, self.landing = made[:count], made[count:]
+        self.landing = made[count:]
+        keys = [(number, expert) for number in self.layers for expert in sorted(fast[number])]
         for start in range(0, count, AT_ONCE):
-            pairs = list(zip(held, keys, strict=True))[start : start + AT_ONCE]
+            pairs = list(zip(made, keys, strict=False))[start : start + AT_ONCE]
             self.copies.begin(pairs)
-            for slot, _ in pairs:
+            for slot, (number, expert) in pairs:
                 self.copies.wait(slot)
-        for slot, (number, expert) in zip(held, keys, strict=True):
-            self.layers[number].keep(expert, slot)
+                self.layers[number].keep(expert, slot)
         for layer in self.layers.values():
             layer.quota = len(layer.own)
         for _ in range(empty):  # each to the layer that keeps the fewest
             min(self.layers.values(), key=lambda layer: layer.quota).quota += 1
         self.arrivals = landing
-        self.copies.waited()
+        self.copies.waits.seconds()
 
     @property
     def quotas(self) -> list[int]:
@@ -239,11 +229,11 @@ class Tiers:
         if self.fused:
             self.fused.count()
         self.traffic.expert_seconds += self.stopwatch.seconds()
-        self.traffic.waiting_seconds += self.copies.waited()
-        return self.traffic.copy()
+        self.traffic.waiting_seconds += self.copies.waits.seconds()
+        return replace(self.traffic)
 
     def record(self, config: RunConfig) -> TwoTiers:
-        """Where the experts lie, and the options that said so."""
+        """Where the experts are, and by which options."""
         return TwoTiers(
             fast=sum(self.quotas),
             landing=self.arrivals,
@@ -259,49 +249,36 @@ class Tiers:
 
 
 class Arriving:
-    """A quantizer (models.loading.Stages) whose experts go to the slow tier."""
+    """A quantizer (models.loading.Holding) whose experts go to the slow tier."""
 
     def __init__(self, stages: Stages, tiers: Tiers) -> None:
-        self.stages, self.tiers = stages, tiers
+        self.stages, self.tiers, self.quantized = stages, tiers, stages.quantized
         self.waiting: dict[str, nn.Module] = {}  # the linear layers of the expert that arrives
         self.beneath: dict[str, nn.Module] = {}  # the same for the slow tier's own kernels
-
-    def __call__(self, name: str, module: nn.Module) -> nn.Module:
-        return self.built(name, self.quantized(name, module))
 
     def held(self, name: str) -> nn.Module | None:
         """As models.loading.Holding."""
         match = LINEAR.fullmatch(name)
-        if match is None or not self.tiers.pattern:
-            return None
-        return without_weights(self.tiers.pattern[match[3]])
-
-    def quantized(self, name: str, module: nn.Module) -> nn.Module:
-        return self.stages.quantized(name, module)
+        pattern = self.tiers.pattern.get(match[3]) if match else None
+        return without_weights(pattern) if pattern else None
 
     def built(self, name: str, layer: nn.Module) -> nn.Module:
-        match = LINEAR.fullmatch(name)
+        match, tiers = LINEAR.fullmatch(name), self.tiers
         if match is None:
             return self.stages.built(name, layer)
         key, linear = (int(match[1]), int(match[2])), match[3]
-        if self.tiers.stages_beneath:
-            self.beneath[linear] = self.tiers.stages_beneath.built(name, _moved(layer))
+        if tiers.stages_beneath:
+            moved = {
+                kind: nn.Parameter(p.data.cpu(), False) for kind, p in layer.named_parameters()
+            }
+            self.beneath[linear] = tiers.stages_beneath.built(name, with_parameters(layer, moved))
         self.waiting[linear] = built = self.stages.built(name, layer)
         if self.waiting.keys() == LINEARS:
-            self.tiers.take(key, self.waiting)
-            if self.beneath:
-                self.tiers.take(key, self.beneath, beneath=True)
+            tiers.put(tiers.slow, key, self.waiting)
+            if tiers.beneath:
+                tiers.put(tiers.beneath, key, self.beneath)
             self.waiting, self.beneath = {}, {}
         return without_weights(built)
-
-
-def _moved(layer: nn.Module) -> nn.Module:
-    """A quantized layer in RAM; the one on the card stays as it is."""
-    moved = with_weight(layer, layer.get_parameter("weight").data.cpu())
-    if getattr(layer, "bias", None) is not None:
-        bias = layer.get_parameter("bias").data.cpu()
-        moved.register_parameter("bias", nn.Parameter(bias, requires_grad=False))
-    return moved
 
 
 def tiers_of(model: Transformer) -> Tiers | None:

@@ -1,8 +1,7 @@
-"""What the two tiers did: a few counters, and what they say."""
+"""What the two tiers did: a few counters, and sentences about them."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from quantbench.text import counted, size
 
@@ -12,7 +11,7 @@ class Traffic:
     """Counters. An assignment is a token and one of its experts in a layer."""
 
     assignments: int = 0
-    hits: int = 0  # assignments whose expert lay in fast memory when its layer's turn came
+    hits: int = 0  # assignments whose expert was in fast memory when its layer was computed
     fetched: int = 0  # assignments whose expert was fetched
     there: int = 0  # assignments whose expert was computed in the slow tier
     fetches: int = 0  # experts copied into fast memory
@@ -20,13 +19,9 @@ class Traffic:
     waiting_seconds: float = 0.0  # in which nothing was computed because a copy was under way
     expert_seconds: float = 0.0  # for the experts of all layers, waiting included
 
-    def copy(self) -> "Traffic":
-        return dataclasses.replace(self)
-
     def since(self, before: "Traffic") -> "Traffic":
-        """What was counted after `before` was."""
-        mine, others = vars(self), vars(before)
-        return Traffic(**{name: mine[name] - others[name] for name in mine})
+        """What was counted after `before`."""
+        return Traffic(*(a - b for a, b in zip(astuple(self), astuple(before), strict=True)))
 
     @property
     def hit_rate(self) -> float:
@@ -46,8 +41,7 @@ class Traffic:
 
 def total(parts: Sequence[Traffic]) -> Traffic:
     """The sum of all counters."""
-    names = [field.name for field in dataclasses.fields(Traffic)]
-    return Traffic(**{name: sum(getattr(part, name) for part in parts) for name in names})
+    return Traffic(*map(sum, zip(*map(astuple, parts), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -59,29 +53,22 @@ class Phases:
 
 
 class Watch:
-    """What tiers do for one sample, if there are any: its prompt and its decoding apart."""
+    """Counts what tiers do for one sample; it is to be called after each new token."""
 
-    def __init__(self, counted: Callable[[], Traffic] | None) -> None:
-        """counted: Tiers.counted; None: there are no tiers."""
-        self.counted = counted
-        self.marks = [counted()] if counted else []  # at the start, and after the prompt
+    def __init__(self, count: Callable[[], Traffic], after_token: Callable[[], object]) -> None:
+        """count: Tiers.counted. after_token: called after each token, too."""
+        self.count, self.after_token = count, after_token
+        self.marks = [count()]  # at the start, and after the prompt
 
-    def first(self, after_token: Callable[[], object]) -> Callable[[], object]:
-        """`after_token`, to be called after each token; the first one ends the prompt."""
+    def __call__(self) -> None:
+        if len(self.marks) == 1:
+            self.marks.append(self.count())
+        self.after_token()
 
-        def after() -> object:
-            if self.counted and len(self.marks) == 1:
-                self.marks.append(self.counted())
-            return after_token()
-
-        return after
-
-    def phases(self) -> Phases | None:
+    def phases(self) -> Phases:
         """What was counted until now."""
-        if self.counted is None:
-            return None
         start, prompted = self.marks
-        return Phases(prompted.since(start), self.counted().since(prompted))
+        return Phases(prompted.since(start), self.count().since(prompted))
 
 
 @dataclass(frozen=True)
@@ -98,20 +85,14 @@ class PhaseFigures:
 
     @staticmethod
     def of(traffic: Traffic, seconds: float, passes: int, layers: int) -> "PhaseFigures":
-        """seconds: of all passes. layers: of those with experts."""
+        """seconds: of all passes. layers: number of layers with experts."""
         each = 1e3 / max(1, passes)
-        return PhaseFigures(
-            passes=passes,
-            ms=seconds * each,
-            expert_ms=traffic.expert_seconds * each,
-            layer_ms=traffic.expert_seconds * each / max(1, layers),
-            waiting_ms=traffic.waiting_seconds * each,
-            hit_rate=traffic.hit_rate,
-            traffic=traffic,
-        )
+        expert_ms, waiting_ms = traffic.expert_seconds * each, traffic.waiting_seconds * each
+        times = seconds * each, expert_ms, expert_ms / max(1, layers), waiting_ms
+        return PhaseFigures(passes, *times, traffic.hit_rate, traffic)
 
     def sentence(self) -> str:
-        """Without a full stop: what was moved, and what a pass takes."""
+        """Without a full stop: what was moved, and the milliseconds of a pass."""
         return (
             f"{self.traffic.sentence()}; each takes {self.ms:.2f} ms, its experts "
             f"{self.expert_ms:.2f} ms: {self.layer_ms:.3f} ms a layer, {self.waiting_ms:.2f} ms of "
@@ -121,10 +102,10 @@ class PhaseFigures:
 
 @dataclass(frozen=True)
 class TwoTiers:
-    """Where a run's experts lie."""
+    """Where a run's experts are."""
 
     fast: int  # experts in fast memory, of all layers, without those being fetched
-    landing: int  # experts that can be on their way at a time
+    landing: int  # experts that can be fetched at a time
     every: int  # experts in slow memory: all of them
     by_layer: list[int]  # `fast` by layer, of layers that have experts
     expert_bytes: int  # of each, as it is moved

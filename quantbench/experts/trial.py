@@ -1,14 +1,13 @@
-"""The policy `auto`: the better of `cache` and `compute_there`, by seconds of a few steps of each.
+"""The policy `auto`: the faster of `cache` and `compute_there`, by seconds of a few steps of each.
 
-    tiers.policy = faster(tiers, decoder.step, tokens)
+    tiers.policy = faster(tiers, decoder.step, prompt, rows)
 
 Results do not depend on the policy, only time does. Steps of both policies alternate, over the
 tokens of the run's own prompt, so that both meet the same routing and the same machine. Before a
 step that computes in place, the system drops the experts' pages from its page cache: the policy is
-chosen for a machine whose memory is used up, where --expert_memory is all that there is for them.
+chosen for a machine whose memory is used up, where --expert_memory is all that experts have.
 """
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -20,38 +19,34 @@ from quantbench.experts.tiers import POLICIES, Policy, Tiers
 
 CANDIDATES = (POLICIES["cache"], POLICIES["compute_there"])
 STEPS = 12  # of each policy, whose median counts; before them one of each that does not count
-
-
-def tokens_of(prompt: Sequence[int], rows: int) -> Tensor:
-    """Tokens (steps, rows, 1) int64 for `faster`: the prompt's, from its start again and again."""
-    count = len(CANDIDATES) * (1 + STEPS)
-    tokens = list(itertools.islice(itertools.cycle(prompt), count * rows))
-    return torch.tensor(tokens).view(count, rows, 1)
+POSITIONS = len(CANDIDATES) * (1 + STEPS)  # of all steps
 
 
 @torch.no_grad()
-def faster(tiers: Tiers, step: Callable[[Tensor, Tensor], object], tokens: Tensor) -> Policy:
+def faster(
+    tiers: Tiers, step: Callable[[Tensor, Tensor], object], prompt: Sequence[int], rows: int
+) -> Policy:
     """The policy whose steps take less time.
 
-    step: takes tokens (B, 1) and a position (1,), on the tiers' device. tokens: as `tokens_of`.
-    Raises TierError.
+    step: takes tokens (rows, 1) and a position (1,), on the tiers' device. prompt: token numbers,
+    which are taken again and again. Raises TierError.
     """
+    tokens = torch.tensor(prompt).repeat(-(-POSITIONS * rows // len(prompt)))
+    tokens = tokens[: POSITIONS * rows].view(POSITIONS, rows, 1).to(tiers.device)
     before, policy = tiers.counted(), tiers.policy
     seconds: dict[Policy, list[float]] = {candidate: [] for candidate in CANDIDATES}
     try:
-        for position, token in enumerate(tokens.to(tiers.device)):
+        for position, token in enumerate(tokens):
             tiers.policy = CANDIDATES[position % len(CANDIDATES)]
             if not tiers.policy.fetches:
-                for key in tiers.keys:
-                    tiers.slow.drop(key)
+                tiers.slow.drop()
             started = time.perf_counter()
             step(token, torch.tensor([position], device=tiers.device))
             if tiers.device.type == "cuda":
                 torch.cuda.synchronize(tiers.device)
             seconds[tiers.policy].append(time.perf_counter() - started)
     finally:
-        for key in tiers.keys:  # what the last steps read would seem to be free memory
-            tiers.slow.drop(key)
+        tiers.slow.drop()  # what the last steps read would count as free memory
         tiers.policy = policy
         tiers.counted()
         tiers.traffic = before

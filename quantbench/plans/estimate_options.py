@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from quantbench.errors import KernelError, MemoryShortage, UsageError
 from quantbench.kv_cache import CACHES
-from quantbench.log.config import PRECISIONS, RunConfig
+from quantbench.log import shell
+from quantbench.log.config import PRECISIONS, RunConfig, argv
 from quantbench.progress import progress, say
 from quantbench.quantize.spec import COMPARED, SHOWN, parse_scheme
 from quantbench.run import environment
@@ -42,6 +43,21 @@ class Asked:
             if value not in names:
                 raise UsageError(f"{option} takes {', '.join(names)}; given: {value!r}")
         object.__setattr__(self, "quantization", str(parse_scheme(self.quantization)))
+
+    def verifying(self, quantization: str) -> str:
+        """The command that measures what is estimated, on the device itself; on a card compiled."""
+        path, card = self.checkpoint_path, self.device != "here"
+        if path.endswith(".json"):
+            path = f"dummy:{path.removeprefix('dummy:')}"
+        config = RunConfig(
+            checkpoint_path=path,
+            kv_cache=self.kv_cache, precision=self.precision, batch_size=self.batch_size,
+            prefill_size=self.sequence_length, max_new_tokens=max(1, self.new_tokens),
+            context_depth=self.context_depth, num_layers=self.num_layers, tp=self.tp, compile=card,
+            device="cuda" if card else "auto",
+        )  # fmt: skip
+        words = argv(config, said=True, always=("checkpoint_path",))
+        return f"{shell.join(['quantbench', 'generate', *words])} --quantization {quantization}"
 
 
 def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, dict[str, Any]]:
@@ -90,11 +106,16 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
             say(f"Each of {len(COMPARED)} schemes is measured, in 10 to 30 seconds each")
         each = {name: _estimated(replace(request, scheme=name), machine) for name in COMPARED}
         text = tables.table(each, machine, machine.memory_bytes)
+        verify = asked.verifying("SCHEME")
         value = {"device": machine.name, "schemes": each, "warnings": machine.warnings}
-        return text, to_json(value)
+        return f"{text}\nverify: {verify}", to_json(value | {"verify": verify})
     estimating.check_memory(request, machine)
     one = predict(request, machine)
-    return "\n".join(tables.lines(one)), to_json(one)
+    if isinstance(config, str):  # which generate.py does not run
+        return "\n".join(tables.lines(one)), to_json(one)
+    verify = asked.verifying(asked.quantization)
+    text = "\n".join([*tables.lines(one), f"verify: {verify}"])
+    return text, to_json(one) | {"verify": verify}
 
 
 def _estimated(request: "Request", machine: "Machine") -> "Estimate | str":

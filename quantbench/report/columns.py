@@ -21,7 +21,19 @@ from quantbench.report.documents import table
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], str]]]  # a heading, and the text of a row's cell
-LEFT = {"arm", "kernel", "verdict", "scheme", "beside", "layer", "over", "setting"}  # headings
+# Headings of columns that are aligned left.
+LEFT = {
+    "machine",
+    "model",
+    "arm",
+    "kernel",
+    "verdict",
+    "scheme",
+    "beside",
+    "layer",
+    "over",
+    "setting",
+}
 
 
 def number(
@@ -46,21 +58,6 @@ def interval(read: Callable[[R], Interval | Ratio | None], form: str = ".3f") ->
     return shown
 
 
-def percent(read: Callable[[R], Interval | None]) -> Callable[[R], str]:
-    """A share with its ends in whole percent: 85 % (79 to 92)."""
-
-    def shown(row: R) -> str:
-        value = read(row)
-        if value is None:
-            return "-"
-        ends = ""
-        if value.low is not None and value.high is not None:
-            ends = f" ({100 * value.low:.0f} to {100 * value.high:.0f})"
-        return f"{100 * value.value:.0f} %{ends}"
-
-    return shown
-
-
 def with_error(
     read: Callable[[R], float | None], error: Callable[[R], float | None], form: str
 ) -> Callable[[R], str]:
@@ -78,6 +75,15 @@ def with_error(
 def size(count: float | None) -> str:
     """1 GB is 1e9 bytes, as in the log."""
     return "-" if count is None else text.size(count)
+
+
+def narrowed(columns: Columns[R], rows: Sequence[R]) -> tuple[Columns[R], str]:
+    """The columns that differ between rows, and for the caption what all rows have in common."""
+    cells = {number: {show(row) for row in rows} for number, (_, show) in enumerate(columns)}
+    same = [n for n, shown in cells.items() if n and len(shown) == 1 and len(rows) > 1]
+    left = [column for n, column in enumerate(columns) if n not in same]
+    common = {columns[n][0]: min(cells[n]) for n in same}
+    return left, "; ".join(f"{heading}: {cell}" for heading, cell in common.items() if cell != "-")
 
 
 def aligned(columns: Columns[R], rows: Sequence[R]) -> str:

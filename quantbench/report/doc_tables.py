@@ -13,6 +13,7 @@ from typing import TypeVar
 from quantbench import files
 from quantbench.answer.json_rows import DecodeRow, PeerRow, SchemeRow
 from quantbench.answer.latency import Cell, Latencies, Table, latency_rows, rate_rows
+from quantbench.answer.limits import memory_bytes
 from quantbench.answer.row import Row
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About
@@ -24,18 +25,18 @@ from quantbench.report.columns import (
     interval,
     markdown,
     number,
-    percent,
     size,
     with_error,
 )
 from quantbench.report.doc_data import Compared, captioned, one_file, read
 from quantbench.report.documents import Block
-from quantbench.report.points import band
+from quantbench.report.limit_tables import MODELS, PEERS
+from quantbench.report.pareto import band
 
 R = TypeVar("R")
 SPEED_UP_NOTE = (
-    "The speed-up is of whole samples, the prompt's time included, so it is not the quotient of "
-    "figures in the decode column."
+    "The speed-up is of whole samples, the prompt's time included, with 98 % intervals, so it "
+    "is not the quotient of figures in the decode column."
 )
 TURNS_NOTE = (
     "Speed-ups over the baseline, with 95 % intervals that hold for all arms together; a prompt "
@@ -113,30 +114,13 @@ def speeds(words: Sequence[str]) -> str:
         if missing := [name for name in names if name not in by_name]:
             raise UsageError(f"{path} measured no arm {missing[0]}; it has {', '.join(by_name)}")
         rows = [by_name[name] for name in names]
-    ends = {
-        f"{100 * row.speed_up.confidence:.4g} % interval"
-        for row in rows
-        if row.speed_up and row.speed_up.confidence
-    }
-    tokens = measured_on(row.tokens for row in rows if row.perplexity_ratio)
     of_turns = any(row.decode_speed_up for row in rows)
-    speed: Columns[Row] = [(f"speed-up ({', '.join(ends)})", _speed_up)]
-    quality: Columns[Row] = [
-        (
-            f"perplexity ÷ baseline's, {tokens} (95 % interval)",
-            interval(lambda row: row.perplexity_ratio, ".4f"),
-        )
-    ]
-    if of_turns:  # files of before 2026-11-25 have whole samples and perplexity alone
+    # Files of before 2026-11-25 have whole samples alone.
+    speed: Columns[Row] = [("whole run ×", interval(lambda row: row.speed_up, ".2f"))]
+    if of_turns:
         speed = [
             ("decode ×", interval(lambda row: row.decode_speed_up, ".2f")),
             ("prompt ×", interval(lambda row: row.prompt_speed_up, ".2f")),
-        ]
-        quality = [
-            (
-                "KL, nats",
-                with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f"),
-            )
         ]
     columns: Columns[Row] = [
         ("", _arm),
@@ -144,8 +128,8 @@ def speeds(words: Sequence[str]) -> str:
         ("of the limit", number(lambda row: row.bandwidth_share, ".0%")),
         *speed,
         ("weights", lambda row: size(row.weight_bytes or None)),
-        ("peak memory", _peak),
-        *quality,
+        ("peak memory", lambda row: size(memory_bytes(row))),
+        ("KL, nats", with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f")),
     ]
     notes = TURNS_NOTE if of_turns else SPEED_UP_NOTE
     notes += BROKEN_NOTE if any(map(_is_broken, rows)) else ""
@@ -158,17 +142,6 @@ def _is_broken(row: Row) -> bool:
 
 def _arm(row: Row) -> str:
     return f"`{row.arm}`" + (" (broken)" if _is_broken(row) else "")
-
-
-def _speed_up(row: Row) -> str:
-    if row.speed_up:
-        return row.speed_up.written(".2f")
-    return "1" if row.verdict == "baseline" else "-"
-
-
-def _peak(row: Row) -> str:
-    peaks = (row.peak_memory_bytes or {}).get("generate") or {}
-    return size(max(peaks.values(), default=None))
 
 
 # ------------------------------------------------------------------ schemes, roofline and peers
@@ -211,42 +184,16 @@ class _Roofline:
     model: list[DecodeRow] | None
 
 
-ROOFLINE: Columns[DecodeRow] = [
-    ("scheme", code(lambda row: row.scheme)),
-    ("decode, tok/s", number(lambda row: row.decode_tok_s, ".1f")),
-    ("limit, tok/s", number(lambda row: row.limit_tok_s, ".1f")),
-    ("of the limit", percent(lambda row: row.limit_share)),
-    ("÷ `none`", interval(lambda row: row.speed_up, ".2f")),
-    (
-        "stock kernel, tok/s",
-        number(lambda row: row.stock.decode_tok_s if row.stock else None, ".1f"),
-    ),
-    ("÷ stock", interval(lambda row: row.over_stock, ".2f")),
-]
-
-
 def roofline(words: Sequence[str]) -> str:
     """roofline FILE: whole models against memory's limit, as `roofline --json FILE` wrote them."""
     data = read(_Roofline, one_file(words))
-    return captioned(ROOFLINE, data.model or [], data.about)
+    return captioned(MODELS, data.model or [], data.about)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Peers:
     about: About
     rows: list[PeerRow]
-
-
-PEERS: Columns[PeerRow] = [
-    ("ours", code(lambda row: row.scheme)),
-    ("theirs", lambda row: row.beside),
-    ("decode: ours, tok/s", number(lambda row: row.decode_ours_tok_s, ".1f")),
-    ("theirs", number(lambda row: row.decode_theirs_tok_s, ".1f")),
-    ("ratio", interval(lambda row: row.decode_ratio, ".2f")),
-    ("prompt: ours, tok/s", number(lambda row: row.prompt_ours_tok_s, ".0f")),
-    ("theirs", number(lambda row: row.prompt_theirs_tok_s, ".0f")),
-    ("ratio", interval(lambda row: row.prompt_ratio, ".2f")),
-]
 
 
 def peers(words: Sequence[str]) -> str:

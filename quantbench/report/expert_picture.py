@@ -1,7 +1,4 @@
-"""Which experts are chosen, as a picture: a heat map, and hit rates over capacities.
-
-The same counts give the same file.
-"""
+"""Which experts are chosen, as a picture: a heat map, and hit rates over capacities."""
 
 import io
 from collections.abc import Sequence
@@ -11,7 +8,7 @@ from typing import Any
 
 from quantbench.experts.placement import HitRates
 from quantbench.experts.popularity import LayerSkew
-from quantbench.report.lines import COLOURS, STYLE
+from quantbench.report.drawing import COLOURS, drawn, tidy
 
 MOST = 2.0  # even shares at the end of the colour scale
 WAYS = {  # fields of HitRates: their lines' colours and dashes
@@ -40,17 +37,11 @@ def draw(
     rates: Sequence[HitRates],
 ) -> None:
     """Draw SVG. Raises OSError."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        height = min(12.0, max(3.4, 1.6 + 0.22 * len(layers)))
-        figure = Figure(figsize=(11, height), layout="constrained")
+    with drawn(file, size=(11, min(12.0, max(3.4, 1.6 + 0.22 * len(layers))))) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
         _heat(figure, left, layers)
         _rates(right, rates)
         figure.suptitle(title, fontsize=9)
-        figure.savefig(file, format="svg", metadata={"Date": None})
 
 
 def page(
@@ -81,10 +72,7 @@ def _rates(axes: Any, rates: Sequence[HitRates]) -> None:
     for name, (colour, dashes) in WAYS.items():
         values = [100 * getattr(one, name) for one in rates]
         axes.plot(shares, values, dashes, color=colour, label=name, markersize=4)
-    axes.set_xlabel("experts in fast memory, %")
-    axes.set_ylabel("assignments that find their expert there, %")
+    tidy(axes, "experts in fast memory, %", "assignments that find their expert there, %")
     axes.set_xlim(0, 100)
     axes.set_ylim(0, 102)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

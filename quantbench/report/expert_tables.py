@@ -1,6 +1,6 @@
 """Which experts are chosen, for the terminal: a heat map of the layers, and hit rates."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quantbench.experts.placement import HitRates
 from quantbench.experts.popularity import FLAT, LayerSkew, Popularity
@@ -30,8 +30,8 @@ def lines(popularity: Popularity, skews: Sequence[LayerSkew]) -> list[str]:
     columns: Columns[LayerSkew] = [
         ("layer", lambda skew: str(skew.layer)),
         (f"experts 0 to {experts - 1}", lambda skew: f"|{heat(skew.shares)}|"),
-        ("most chosen", lambda skew: f"{skew.most}: {skew.shares[skew.most]:.1%}"),
-        ("least", lambda skew: f"{skew.least}: {skew.shares[skew.least]:.1%}"),
+        ("most chosen", lambda skew: _expert(skew, max)),
+        ("least", lambda skew: _expert(skew, min)),
         ("as varied as", lambda skew: f"{skew.effective:.1f} of {experts}"),
         ("popular half serves", number(lambda skew: skew.half_serves, ".1%")),
     ]
@@ -59,6 +59,12 @@ def heat(shares: Sequence[float]) -> str:
     groups = [shares[start : start + each] for start in range(0, len(shares), each)]
     levels = [EVEN * len(shares) * sum(group) / len(group) for group in groups]
     return "".join(LEVELS[min(len(LEVELS) - 1, round(level))] for level in levels)
+
+
+def _expert(skew: LayerSkew, which: Callable[[Sequence[float]], float]) -> str:
+    """The first expert that has the most or the fewest assignments: "3: 12.5%"."""
+    share = which(skew.shares)
+    return f"{skew.shares.index(share)}: {share:.1%}"
 
 
 def _experts_per_character(experts: int) -> int:

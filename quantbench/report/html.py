@@ -1,24 +1,21 @@
-"""report.html: a comparison as one page that works offline and loads nothing from the network.
+"""report.html: a comparison as one page that works offline, loads nothing and runs no script.
 
-    write(folder, results, rows, table, remarks)
+    write(folder, results, rows, tables, remarks)
 
 The page is assets/report.html filled by jinja2, which escapes arms' names: these are a person's
-text. Charts are plotly's. A Content-Security-Policy allows these scripts only.
+text. Pictures are SVG in data: URLs, in which a browser runs no script either.
 """
 
 import base64
-import hashlib
-import re
+import io
 from collections.abc import Callable, Sequence
 from functools import cache
-from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import numpy as np
-from markupsafe import Markup
 
 from quantbench.answer.readings import span
 from quantbench.answer.recommend import Recommendation
@@ -28,17 +25,17 @@ from quantbench.log import shell
 from quantbench.log.about import About
 from quantbench.log.config import repro
 from quantbench.quality.types import Quality
-from quantbench.report.points import BANDS, COLOURS, LABELS, Point, points, staircase
+from quantbench.report import pareto
+from quantbench.report.drawing import COLOURS, drawn, tidy
 from quantbench.run.facts import Facts
 from quantbench.text import counted
 
 FILE = "report.html"
-FRONTS = {BANDS[0]: BANDS[:1], BANDS[1]: BANDS[:2]}  # bands of arms that a dashed line joins
 # Percentiles of the decoding steps that are drawn; more of them in the slow tail, which matters.
 PERCENTS = (1, 5, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.9, 100)
 MOST_TURNS = 400  # points of a line
-SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.S)
 Table = Sequence[Sequence[str]]  # headings, then a row for each arm
+Line = tuple[Sequence[Any], Sequence[float | None]]  # x and y
 
 
 def write(
@@ -46,34 +43,32 @@ def write(
     results: Results,
     rows: Sequence[Row],
     answer: Recommendation,
-    table: Table,
+    tables: Sequence[Table],
     remarks: Sequence[str] = (),
 ) -> None:
     """The page, into the folder. remarks: sentences on the measurement. Raises OSError."""
-    (folder / FILE).write_text(render(results, rows, answer, table, remarks), encoding="utf-8")
+    (folder / FILE).write_text(render(results, rows, answer, tables, remarks), encoding="utf-8")
 
 
 def render(
     results: Results,
     rows: Sequence[Row],
     answer: Recommendation,
-    table: Table,
+    tables: Sequence[Table],
     remarks: Sequence[str],
 ) -> str:
     run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
-    values: dict[str, Any] = {
-        "title": f"{run.model} on {run.device.name}" if run else "Nothing was loaded",
-        "subtitle": _subtitle(results, run),
-        "answer": answer,
-        "figures": _figures(results, rows),
-        "table": table,
-        "remarks": remarks,
-        "arms": [_arm(arm) for arm in results.arms],
-        "repeat": _repeat(results),
-        "machine": _machine(results, run),
-    }
-    page = _template().render(**values, policy="")
-    return page.replace('content=""', f'content="{_policy(page)}"', 1)
+    return _template().render(
+        title=f"{run.model} on {run.device.name}" if run else "Nothing was loaded",
+        subtitle=_subtitle(results, run),
+        answer=answer,
+        pictures=_pictures(results, rows),
+        tables=tables,
+        remarks=remarks,
+        arms=[_arm(arm) for arm in results.arms],
+        repeat=_repeat(results),
+        machine=_machine(results, run),
+    )
 
 
 @cache
@@ -82,144 +77,87 @@ def _template() -> jinja2.Template:
     return jinja2.Environment(autoescape=True).from_string(text.read_text(encoding="utf-8"))
 
 
-def _policy(page: str) -> str:
-    """Scripts by their hash; inline styles, which plotly sets; pictures that the page makes."""
-    hashes = {hashlib.sha256(script.encode()).digest() for script in SCRIPT.findall(page)}
-    allowed = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in hashes)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
+# --------------------------------------------------------------------------------------- pictures
 
 
-# ----------------------------------------------------------------------------------------- charts
-
-
-def _figures(results: Results, rows: Sequence[Row]) -> list[tuple[str, str, Markup]]:
-    """(heading, text, chart) of each chart that has data."""
-    from plotly import graph_objects as go
-
-    made: list[tuple[str, str, Markup]] = []
-
-    def add(heading: str, text: str, traces: Sequence[Any], **axes: Any) -> None:
-        if traces:
-            figure = go.Figure(traces)
-            clear, grey = "rgba(0,0,0,0)", "#808080"  # on light and dark pages
-            figure.update_layout(
-                paper_bgcolor=clear,
-                plot_bgcolor=clear,
-                font_color=grey,
-                legend={"orientation": "h", "y": -0.2},
-                margin={"t": 10},
-                **axes,
-            )
-            figure.update_xaxes(gridcolor="#80808040").update_yaxes(gridcolor="#80808040")
-            html = figure.to_html(
-                {"displayModeBar": False}, full_html=False, include_plotlyjs=not made
-            )
-            made.append((heading, text, Markup(html)))
-
-    log = {"type": "log"}
-    add(
-        "Speed, memory and quality",
-        "Up is faster, left is smaller. The dashed lines join the fastest arms of each size whose "
-        "quality is not noticeably worse, and that is good.",
-        _pareto(go, [point for point in points(rows) if point.speed_up is not None]),
-        xaxis=log | {"title": "peak memory, bytes (log scale)"},
-        yaxis=log | {"title": "speed-up over the baseline (log scale)"},
-    )
-
-    def arms(lines: Callable[[ArmResult], tuple[Any, Any]]) -> list[Any]:
-        traces = []
-        for arm in results.arms:
-            x, y = lines(arm)
-            if len(x):
-                traces.append(go.Scatter(x=x, y=y, name=escape(arm.name), connectgaps=False))
-        return traces
-
-    add(
-        "Speed of each turn of decoding",
-        "By cycle. A gap in a line is a new process of the arm.",
-        arms(lambda arm: _turns(results, results.arms.index(arm))),
-        xaxis_title="cycle",
-        yaxis_title="tokens per second",
-    )
-    add(
-        "Latency of a decoding step",
-        "The share of steps that took at most this long. A rise at the right is a tail of late "
-        "steps.",
-        arms(_latency),
-        xaxis_title="percent of the steps",
-        yaxis=log | {"title": "ms (log scale)"},
-    )
-    add(
-        "Quality by layer",
-        "Signal-to-noise ratio of each linear layer's output against full precision: 20 dB is an "
-        "error of a tenth.",
-        arms(_layers),
-        yaxis_title="dB",
-    )
+def _pictures(results: Results, rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """(heading, text, URL) of each picture that has data."""
+    made = []
+    if pareto.points(rows):
+        file = io.StringIO()
+        pareto.draw(rows, [file])
+        text = (
+            "Up is faster, left is smaller. The dashed lines join the fastest arms of each size "
+            "whose quality is not noticeably worse, and that is good."
+        )
+        made.append(("Speed, memory and quality", text, _url(file)))
+    for heading, (text, x, y, line) in LINES.items():
+        lines = {arm.name: line(results, arm) for arm in results.arms}
+        if shown := {name: line for name, line in lines.items() if len(line[0])}:
+            made.append((heading, text, _url(_drawn(shown, x, y))))
     return made
 
 
-def _pareto(go: Any, shown: Sequence[Point]) -> list[Any]:
-    traces = []
-    fastest = {point.arm for point in shown if point.baseline}
-    for band, bands in FRONTS.items():
-        if steps := staircase(shown, bands):
-            fastest |= {point.arm for point in steps}
-            x = [*(p.memory_bytes for p in steps), max(p.memory_bytes for p in shown)]
-            y = [*(p.speed_up for p in steps), steps[-1].speed_up]
-            line = {"shape": "hv", "dash": "dash", "color": COLOURS[band]}
-            traces.append(go.Scatter(x=x, y=y, mode="lines", line=line, showlegend=False))
-    for band, label in LABELS.items():
-        if own := [point for point in shown if point.band == band]:
-            speeds = [point.speed_up or 0 for point in own]
-            names = [escape(point.arm) for point in own]
-            up = [(p.high or speed) - speed for p, speed in zip(own, speeds, strict=True)]
-            down = [speed - (p.low or speed) for p, speed in zip(own, speeds, strict=True)]
-            traces.append(
-                go.Scatter(
-                    x=[point.memory_bytes for point in own],
-                    y=speeds,
-                    error_y={"type": "data", "array": up, "arrayminus": down},
-                    text=[name * (p.arm in fastest) for name, p in zip(names, own, strict=True)],
-                    hovertext=names,
-                    textposition="top center",
-                    mode="markers+text",
-                    marker={"color": COLOURS[band], "size": 10},
-                    name=label,
-                )
-            )
-    return traces
+def _drawn(lines: dict[str, Line], x: str, y: str) -> io.StringIO:
+    file = io.StringIO()
+    with drawn(file, size=(10, 5)) as figure:
+        axes = figure.add_subplot()
+        for number, (name, (xs, ys)) in enumerate(lines.items()):
+            dashes = ("-", "--", ":")[number // len(COLOURS) % 3]
+            axes.plot(xs, ys, dashes, marker=".", color=COLOURS[number % len(COLOURS)])
+            axes.lines[-1].set_label(name.replace("$", r"\$"))  # $…$ would be mathematics
+        tidy(axes, x, y)
+        if isinstance(next(iter(lines.values()))[0][0], str):
+            axes.tick_params("x", rotation=90)
+        figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    return file
 
 
-def _turns(results: Results, number: int) -> tuple[list[float], list[float | None]]:
+def _url(svg: io.StringIO) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.getvalue().encode()).decode()}"
+
+
+def _turns(results: Results, arm: ArmResult) -> Line:
     """Cycles and tokens per second of the arm's turns of decoding, MOST_TURNS of them at most; None
     between two processes."""
     x: list[float] = []
     y: list[float | None] = []
-    turns = results.turns(number, "decode")
+    turns = results.turns(results.arms.index(arm), "decode")
     turns = turns[:: 1 + len(turns) // MOST_TURNS]
     for before, turn in zip([None, *turns], turns, strict=False):
         if before and before.process != turn.process:
             x.append(turn.cycle - 0.5)
             y.append(None)
         x.append(turn.cycle)
-        y.append(float(f"{turn.tokens / turn.seconds:.6g}"))
+        y.append(turn.tokens / turn.seconds)
     return x, y
 
 
-def _latency(arm: ArmResult) -> tuple[Sequence[float], Sequence[float]]:
-    steps = [seconds for sample in arm.samples for seconds in sample.token_seconds]
-    if not steps:
-        return (), ()
-    return PERCENTS, [float(f"{1e3 * s:.6g}") for s in np.percentile(steps, PERCENTS)]
+def _latency(_: Results, arm: ArmResult) -> Line:
+    steps = [1e3 * seconds for sample in arm.samples for seconds in sample.token_seconds]
+    return (PERCENTS, [*np.percentile(steps, PERCENTS)]) if steps else ((), ())
 
 
-def _layers(arm: ArmResult) -> tuple[Sequence[str], Sequence[float | None]]:
+def _layers(_: Results, arm: ArmResult) -> Line:
     layers = arm.quality.layers or [] if isinstance(arm.quality, Quality) else []
     return [layer.name for layer in layers], [layer.outputs for layer in layers]
+
+
+# Heading: the text below it, both axes, and what an arm's line is.
+LINES: dict[str, tuple[str, str, str, Callable[[Results, ArmResult], Line]]] = {
+    "Speed of each turn of decoding": (
+        "By cycle. A gap in a line is a new process of the arm.",
+        "cycle", "tokens per second", _turns,
+    ),
+    "Latency of a decoding step": (
+        "The share of steps that took at most this long. A rise at the right is a tail of late "
+        "steps.", "percent of the steps", "ms", _latency,
+    ),
+    "Quality by layer": (
+        "Signal-to-noise ratio of each linear layer's output against full precision: 20 dB is an "
+        "error of a tenth.", "", "dB", _layers,
+    ),
+}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------ words

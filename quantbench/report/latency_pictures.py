@@ -5,7 +5,6 @@ Panels, of which those are drawn that have two points on a line:
 - decoded tokens/s over batch sizes;
 - time to first token at the smallest batch size over prompt lengths;
 - decoded tokens/s over ranks, at the largest batch size that every number of ranks has.
-The same results give the same file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from quantbench.answer.latency import Cell, Latencies, Table
-from quantbench.report.lines import COLOURS, STYLE
+from quantbench.report.drawing import COLOURS, drawn, tidy
 
 LATENCY, BATCH, PROMPT, RANKS = "latency against throughput", "batch size", "prompt", "ranks"
 AXES = {
@@ -60,8 +59,6 @@ def panels(results: Latencies) -> dict[str, Lines]:
 
 def draw(results: Latencies, path: Path) -> bool:
     """Draw SVG. Returns False, and writes no file, without a panel. Raises OSError."""
-    import matplotlib
-    from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator
 
     shown = panels(results)
@@ -70,8 +67,7 @@ def draw(results: Latencies, path: Path) -> bool:
     names = list(dict.fromkeys(name for lines in shown.values() for name in lines))
     colours = dict(zip(names, COLOURS * len(names), strict=False))
     dashes = {name: ("o-", "s--", "^:")[n // len(COLOURS) % 3] for n, name in enumerate(names)}
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.4 * len(shown), 3.8), layout="constrained")
+    with drawn(path, size=(4.4 * len(shown), 3.8)) as figure:
         for number, (title, lines) in enumerate(shown.items(), 1):
             panel: Any = figure.add_subplot(1, len(shown), number)
             for name, points in lines.items():
@@ -80,9 +76,7 @@ def draw(results: Latencies, path: Path) -> bool:
                 for point in points:
                     panel.annotate(point.label, (point.x, point.y), xytext=(3, 4), fontsize=7,
                                    textcoords="offset points")  # fmt: skip
-            panel.set_xlabel(AXES[title][0])
-            panel.set_ylabel(AXES[title][1])
-            panel.grid(alpha=0.3)
+            tidy(panel, *AXES[title])
             panel.set_ylim(0, 1.1 * max(point.y for points in lines.values() for point in points))
             if title != LATENCY:
                 values = sorted({point.x for points in lines.values() for point in points})
@@ -93,7 +87,6 @@ def draw(results: Latencies, path: Path) -> bool:
                 panel.set_title("numbers: batch size", fontsize=8)
                 panel.set_xlim(left=0)
             panel.legend(fontsize=7)
-        figure.savefig(path, format="svg", metadata={"Date": None})
     return True
 
 

@@ -1,7 +1,6 @@
 """The tables that roofline, growth and peers print, and the lines below them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from quantbench.answer.json_rows import DecodeRow, PeerRow
 from quantbench.answer.layer_limit import LayerRow
@@ -10,10 +9,6 @@ from quantbench.bench.answers import Product, Reading
 from quantbench.bench.store import Results
 from quantbench.report.columns import Columns, interval, number
 
-R = TypeVar("R")
-S = TypeVar("S")
-TOK_S = " tok/s"
-
 
 def _time(product: Product) -> str:
     seconds = (product.seconds, product.seconds_low, product.seconds_high)
@@ -21,14 +16,17 @@ def _time(product: Product) -> str:
     return f"{middle:.1f} µs ({low:.1f} to {high:.1f})" if product.seconds else "-"
 
 
-def _stock(read: Callable[[R], S | None], show: Callable[[S], str]) -> Callable[[R], str]:
-    """A cell of the stock kernel's row inside a row."""
+def _read(row: LayerRow) -> str:
+    """48.2 GB/s (81%): of the memory's speed."""
+    if row.bytes_per_s is None:
+        return "-"
+    share = "" if row.limit_share is None else f" ({row.limit_share:.0%})"
+    return f"{row.bytes_per_s / 1e9:.1f} GB/s{share}"
 
-    def shown(row: R) -> str:
-        stock = read(row)
-        return "-" if stock is None else show(stock)
 
-    return shown
+def _shares(row: PeerRow) -> str:
+    both = (row.ours_limit_share, row.theirs_limit_share)
+    return " / ".join("-" if share is None else f"{share:.0%}" for share in both)
 
 
 LAYERS: Columns[LayerRow] = [
@@ -36,35 +34,32 @@ LAYERS: Columns[LayerRow] = [
     ("scheme", lambda row: row.scheme),
     ("kernel", lambda row: row.kernel),
     ("time", _time),
-    ("read", number(lambda row: row.bytes_per_s, ".1f", 1e-9, " GB/s")),
-    ("of the limit", number(lambda row: row.limit_share, ".0%")),
+    ("read (of the limit)", _read),
     ("× full precision", number(lambda row: row.speed_up, ".2f")),
-    ("stock kernel", _stock(lambda row: row.stock, lambda product: product.kernel)),
-    ("time", _stock(lambda row: row.stock, _time)),
+    ("stock kernel", lambda row: row.stock.kernel if row.stock else "-"),
+    ("time", lambda row: _time(row.stock) if row.stock else "-"),
     ("ours × stock", number(lambda row: row.over_stock, ".2f")),
 ]
-DECODE: Callable[[DecodeRow], str] = number(lambda row: row.decode_tok_s, ".2f", suffix=TOK_S)
 MODELS: Columns[DecodeRow] = [
     ("scheme", lambda row: row.arm),
     ("kernel", lambda row: row.kernel or "-"),
-    ("decode", DECODE),
-    ("limit", number(lambda row: row.limit_tok_s, ".2f", suffix=TOK_S)),
+    ("decode, tok/s", number(lambda row: row.decode_tok_s, ".2f")),
+    ("limit, tok/s", number(lambda row: row.limit_tok_s, ".2f")),
     ("of the limit", interval(lambda row: row.limit_share, ".1%")),
     ("× full precision", interval(lambda row: row.speed_up)),
-    ("stock kernel", _stock(lambda row: row.stock, lambda stock: stock.kernel or "-")),
-    ("decode", _stock(lambda row: row.stock, DECODE)),
+    ("stock kernel", lambda row: (row.stock.kernel if row.stock else None) or "-"),
+    ("its tok/s", number(lambda row: row.stock.decode_tok_s if row.stock else None, ".2f")),
     ("ours × stock", interval(lambda row: row.over_stock)),
 ]
 PEERS: Columns[PeerRow] = [
     ("scheme", lambda row: row.scheme),
     ("beside", lambda row: row.beside),
-    ("decode: ours", number(lambda row: row.decode_ours_tok_s, ".2f", suffix=TOK_S)),
-    ("theirs", number(lambda row: row.decode_theirs_tok_s, ".2f", suffix=TOK_S)),
+    ("decode, tok/s: ours", number(lambda row: row.decode_ours_tok_s, ".2f")),
+    ("theirs", number(lambda row: row.decode_theirs_tok_s, ".2f")),
     ("ours ÷ theirs", interval(lambda row: row.decode_ratio)),
-    ("of the limit: ours", number(lambda row: row.ours_limit_share, ".0%")),
-    ("theirs", number(lambda row: row.theirs_limit_share, ".0%")),
-    ("prompt: ours", number(lambda row: row.prompt_ours_tok_s, ".2f", suffix=TOK_S)),
-    ("theirs", number(lambda row: row.prompt_theirs_tok_s, ".2f", suffix=TOK_S)),
+    ("of the limit: ours / theirs", _shares),
+    ("prompt, tok/s: ours", number(lambda row: row.prompt_ours_tok_s, ".2f")),
+    ("theirs", number(lambda row: row.prompt_theirs_tok_s, ".2f")),
     ("ours ÷ theirs", interval(lambda row: row.prompt_ratio)),
 ]
 

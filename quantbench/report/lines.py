@@ -1,6 +1,5 @@
 """Decoding as the work grows: above, what was measured (solid) and the limit (dashed), for each
-axis; beneath, the share of the limit. The same points give the same file, so that git shows only
-what has changed."""
+axis; beneath, the share of the limit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +8,8 @@ from typing import Any
 
 from quantbench.answer import growth
 from quantbench.answer.growth import Point
+from quantbench.report.drawing import COLOURS, drawn, tidy
 
-# Ids derive from the salt instead of a random number; text stays text, whatever fonts there are.
-STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 9}
-COLOURS = ("#1b6ca8", "#d95f0e", "#2a9d5c", "#8c510a", "#7b3294", "#666666")
 # A scheme has its colour in every picture; others take those that are left, in order.
 SCHEMES = {"none": "#666666", "int8wo": "#1b6ca8", "int4wo-128": "#d95f0e", "fp6": "#2a9d5c"}
 LIMIT = (
@@ -39,13 +36,9 @@ AXES = {
 
 def draw(points: Sequence[Point], path: Path, caption: str = "") -> None:
     """Draw SVG. caption: machine and date. Raises OSError."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     names = [name for name in AXES if any(point.axis == name for point in points)]
     colours = _colours(list(dict.fromkeys(point.scheme for point in points)))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(max(4 * len(names), 6), 5.2), layout="constrained")
+    with drawn(path, size=(max(4 * len(names), 6), 5.2)) as figure:
         panels = figure.subplots(2, len(names), sharex="col", squeeze=False, height_ratios=(2.2, 1))
         for (above, beneath), name in zip(panels.T, names, strict=True):
             on_axis = [point for point in points if point.axis == name]
@@ -57,7 +50,6 @@ def draw(points: Sequence[Point], path: Path, caption: str = "") -> None:
         figure.legend(
             handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False
         )
-        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def _colours(schemes: Sequence[str]) -> dict[str, str]:
@@ -88,23 +80,19 @@ def _dress(above: Any, beneath: Any, axis: Axis, points: Sequence[Point]) -> Non
     above.set_title(
         points[0].model or growth.AXES[points[0].axis].model, fontsize=9, fontweight="bold"
     )
-    above.set_ylabel(axis.rate)
+    tidy(above, y=axis.rate)
+    tidy(beneath, axis.label, "% of the limit")
     above.set_yscale("log")
     above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     above.yaxis.set_minor_locator(NullLocator())
     above.yaxis.set_major_formatter("{x:g}")
-    beneath.set_ylabel("% of the limit")
     beneath.set_ylim(0, max(110, beneath.get_ylim()[1]))
     beneath.axhline(100, color="#444", linestyle="--", linewidth=0.9)
-    beneath.set_xlabel(axis.label)
     if axis.is_log:
         beneath.set_xscale("log", base=2)
         beneath.xaxis.set_minor_locator(NullLocator())
     values = sorted({point.value for point in points})
     beneath.set_xticks(values, [_short(value) for value in values])
-    for panel in (above, beneath):
-        panel.grid(alpha=0.3)
-        panel.spines[["top", "right"]].set_visible(False)
 
 
 def _short(value: int) -> str:

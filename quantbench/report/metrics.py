@@ -1,4 +1,4 @@
-"""A comparison of latencies as prose, in Markdown: templates/metrics.md.j2.
+"""A comparison of latencies as a table, and as prose in Markdown: templates/metrics.md.j2.
 
     files.write_text("--narrative", path, metrics.text(comparisons))
 
@@ -12,9 +12,10 @@ from pathlib import Path
 import jinja2
 
 from quantbench.answer.compared import CONFIDENCE
-from quantbench.answer.metrics import Comparison
-from quantbench.text import counted, one_line
+from quantbench.answer.metrics import Comparison, Metric, Side, Value
+from quantbench.text import aligned, counted, one_line
 
+HEADINGS = ["", "tokens", "baseline", "target", "ratio", "interval", "target is"]
 TEMPLATES = Path(__file__).parent / "templates"
 VERDICTS = (
     ("better", "The target is better in"),
@@ -48,3 +49,50 @@ def _counted(noun: str, number: int) -> str:
 
 def _code(name: str) -> str:
     return f"`{one_line(name).replace('`', chr(39)) or '-'}`"
+
+
+# ---------------------------------------------------------------------------- for a terminal
+
+
+def table(comparison: Comparison) -> str:
+    """Lines for a terminal."""
+    baseline, target = comparison.baseline, comparison.target
+    rows = [HEADINGS, *map(_row, comparison.metrics)]
+    notes = [
+        f"{_described(target)} against {_described(baseline)}: prompts of "
+        f"{baseline.table.sequence_length} tokens, {baseline.decode_length} generated",
+        "",
+        aligned(rows, left={0, 1, 6}),
+        f"Intervals hold together with {100 * CONFIDENCE:.0f} %; below 1 the target is better. "
+        "Without turns in the same cycles there is no verdict.",
+    ]
+    notes += [
+        f"{', '.join(dict.fromkeys(m.name for m in some))}: not measured ({reason})"
+        for reason, some in comparison.missing.items()
+    ]
+    return "\n".join(notes)
+
+
+def _described(side: Side) -> str:
+    table = side.table
+    ranks = f", {table.ranks} ranks" if table.ranks > 1 else ""
+    return f"{table.checkpoint} {table.arm}{ranks} ({side.folder})"
+
+
+def _row(metric: Metric) -> list[str]:
+    ratio = metric.ratio
+    name = f"{metric.name}, {metric.unit}"
+    return [
+        name[0].upper() + name[1:],
+        metric.counted or "",
+        *(_value(value) for value in (metric.baseline, metric.target)),
+        ratio.shown[0] if ratio else "-",
+        ratio.interval if ratio and ratio.low else "-",
+        metric.verdict,
+    ]
+
+
+def _value(value: Value | None) -> str:
+    if value is None:
+        return "NaN"
+    return f"{value.value:.2f} (batch {value.batch_size})"

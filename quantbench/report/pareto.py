@@ -5,64 +5,100 @@ the class of KL. The staircases join the fastest arms of each size whose quality
 worse, and that is good.
 """
 
+import io
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quantbench.answer.interval import Ratio
+from quantbench.answer.limits import memory_bytes
 from quantbench.answer.row import Row
-from quantbench.quality.thresholds import BROKEN
-from quantbench.report.points import (
-    BANDS,
-    COLOURS,
-    LABELS,
-    UNKNOWN,
-    Point,
-    points,
-    staircase,
-)
+from quantbench.quality.thresholds import BROKEN, CLASSES, class_of
+from quantbench.report.drawing import drawn, tidy
 
-MARKERS = dict(zip(LABELS, "oDv^os", strict=True))
-FRONTS = ((BANDS[0], BANDS[:1]), (BANDS[1], BANDS[:2]))
+UNKNOWN = "quality not measured"
+BANDS = [name for _, name, _ in CLASSES]  # of KL, the best first
+LABELS = {
+    **{name: f"{name}: KL ≤ {most:g}" for most, name, _ in CLASSES},
+    BROKEN: f"broken: KL > {CLASSES[-1][0]:g}",
+    UNKNOWN: UNKNOWN,
+}
+# On white; an arm whose text is broken is drawn hollow, since its speed is of no use.
+HEX = ("#08784f", "#4c8f1f", "#c77700", "#b3261e", "#7d8590", "#4a5a9a")
+COLOURS, MARKERS = dict(zip(LABELS, HEX, strict=True)), dict(zip(LABELS, "oDv^os", strict=True))
+FRONTS = {BANDS[0]: BANDS[:1], BANDS[1]: BANDS[:2]}  # bands of arms that a dashed line joins
 TICKS = [digits * 10**power for power in (-1, 0, 1, 2) for digits in (1, 1.5, 2, 3, 4, 5, 7)]
 MOST_NAMED = 16  # arms that are all named
-STYLE: Any = {"svg.hashsalt": "quantbench", "svg.fonttype": "none", "font.size": 10}
 
 
-def draw(rows: Sequence[Row], paths: Sequence[Path], title: str = "") -> None:
-    """Draw into each file, by its ending. title: model, machine, how it decoded. Raises OSError."""
-    import matplotlib
-    from matplotlib.figure import Figure
+@dataclass(frozen=True)
+class Point:
+    """An arm whose speed-up is known."""
 
-    shown = [point for point in points(rows) if point.speed_up is not None and point.memory_bytes]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 5.4), layout="constrained")
+    arm: str
+    memory_bytes: int  # as the recommendation counts it
+    speed_up: Ratio  # of a whole run, over the baseline
+    band: str  # a key of LABELS
+    baseline: bool
+
+
+def points(rows: Sequence[Row]) -> list[Point]:
+    """A point for each arm that has a speed-up, and the baseline's, in the order of the rows."""
+    measured = any(row.kl is not None for row in rows)
+    made = []
+    for row in rows:
+        is_baseline = row is rows[0]
+        speed = Ratio(1.0, 1.0, 1.0) if is_baseline else row.speed_up
+        memory = memory_bytes(row)
+        if speed and memory and not row.failed and row.tok_s is not None:
+            kl = 0.0 if is_baseline and measured else row.kl
+            made.append(Point(row.arm, memory, speed, band(kl), is_baseline))
+    return made
+
+
+def band(kl: float | None) -> str:
+    """The quality band that a KL divergence is in: a key of LABELS."""
+    return UNKNOWN if kl is None else class_of(kl)
+
+
+def front(shown: Sequence[Point], bands: Sequence[str]) -> list[Point]:
+    """Arms of these bands that no smaller arm of them outruns, the smallest first."""
+    best: list[Point] = []
+    able = [point for point in shown if point.band in bands]
+    for point in sorted(able, key=lambda point: (point.memory_bytes, -point.speed_up.value)):
+        if not best or point.speed_up.value > best[-1].speed_up.value:
+            best.append(point)
+    return best
+
+
+def draw(rows: Sequence[Row], files: Sequence[Path | io.StringIO], title: str = "") -> None:
+    """Draw into each file. title: model, machine, how it decoded. Raises OSError."""
+    shown = points(rows)
+    with drawn(*files, size=(8.4, 5.4)) as figure:
         axes = figure.add_subplot()
         unit = 1e9 if max((p.memory_bytes for p in shown), default=0) >= 1e9 else 1e6
+        name = "GB" if unit == 1e9 else "MB"
+        tidy(axes, f"peak memory, {name} (log scale)", "speed-up over the baseline (log scale)")
+        axes.set_title("\n".join(textwrap.wrap(title, 100)), loc="left", parse_math=False)
         if shown:
-            _axes(axes, shown, unit)
+            _scale(axes, shown, unit)
             _fronts(axes, shown, unit)
             for point in shown:
                 _marker(axes, point, unit)
-            _legend(figure, shown)
-        axes.set_xlabel(f"peak memory, {'GB' if unit == 1e9 else 'MB'} (log scale)")
-        axes.set_ylabel("speed-up over the baseline (log scale)")
-        axes.set_title("\n".join(textwrap.wrap(title, 100)), fontsize=10, loc="left")
-        axes.grid(color="#e6e9ee")
-        axes.spines[["top", "right"]].set_visible(False)
-        if shown:
-            _labels(axes, shown, unit)
-        for path in paths:
-            metadata = {"Date": None} if path.suffix == ".svg" else {}
-            figure.savefig(path, dpi=150, metadata=metadata)
+            _names(axes, shown, unit)
+            labels, handles = zip(*_legend(axes).items(), strict=True)
+            figure.legend(handles, labels, loc="outside lower center", ncols=len(labels),
+                          frameon=False, handletextpad=0.1, columnspacing=1.2)  # fmt: skip
 
 
-def _axes(axes: Any, shown: Sequence[Point], unit: float) -> None:
+def _scale(axes: Any, shown: Sequence[Point], unit: float) -> None:
     """Logarithmic, a little wider than what is shown, with round numbers as ticks."""
     from matplotlib.ticker import NullLocator
 
     sizes = [point.memory_bytes / unit for point in shown]
-    speeds = [end for p in shown for end in (p.low, p.speed_up, p.high) if end]
+    speeds = [end for p in shown for end in (p.speed_up.low, p.speed_up.high)]
     for name, values, suffix in (("x", sizes, ""), ("y", speeds, " ×")):
         low, high = min(values) / 1.15, max(values) * 1.15
         ticks = [tick for tick in TICKS if low <= tick <= high]
@@ -77,72 +113,36 @@ def _axes(axes: Any, shown: Sequence[Point], unit: float) -> None:
 def _fronts(axes: Any, shown: Sequence[Point], unit: float) -> None:
     right, bottom = axes.get_xlim()[1], axes.get_ylim()[0]
     unmeasured = all(point.band == UNKNOWN for point in shown)
-    for band, bands in [(UNKNOWN, (UNKNOWN,))] if unmeasured else FRONTS:
-        if steps := staircase(shown, bands):
-            sizes = [point.memory_bytes / unit for point in steps]
-            speeds = [point.speed_up for point in steps]
-            axes.plot(
-                [sizes[0], *sizes, right],
-                [bottom, *speeds, speeds[-1]],
-                drawstyle="steps-post",
-                color=COLOURS[band],
-                linestyle=(0, (5, 3)),
-                linewidth=1.2,
-                alpha=0.8,
-                zorder=1,
-            )
+    for name, bands in {UNKNOWN: [UNKNOWN]}.items() if unmeasured else FRONTS.items():
+        if steps := front(shown, bands):
+            x = [point.memory_bytes / unit for point in steps]
+            y = [point.speed_up.value for point in steps]
+            axes.plot([x[0], *x, right], [bottom, *y, y[-1]], drawstyle="steps-post",
+                      color=COLOURS[name], linestyle=(0, (5, 3)), linewidth=1.2, zorder=1,
+                      label="_front")  # fmt: skip
 
 
 def _marker(axes: Any, point: Point, unit: float) -> None:
-    x, y, colour = point.memory_bytes / unit, point.speed_up or 1.0, COLOURS[point.band]
-    if point.low is not None and point.high is not None:
-        axes.plot([x, x], [point.low, point.high], color=colour, linewidth=1.5, zorder=2)
-    axes.plot(
-        [x],
-        [y],
-        marker=MARKERS[point.band],
-        markersize=8,
-        color=colour,
-        markerfacecolor="white" if point.band == BROKEN else colour,
-        markeredgecolor=colour if point.band == BROKEN else "white",
-        linestyle="none",
-        zorder=3,
-    )
+    x, speed, colour = point.memory_bytes / unit, point.speed_up, COLOURS[point.band]
+    axes.plot([x, x], [speed.low, speed.high], color=colour, linewidth=1.5, zorder=2)
+    hollow = point.band == BROKEN
+    axes.plot([x], [speed.value], MARKERS[point.band], markersize=8, zorder=3, color=colour,
+              markerfacecolor="white" if hollow else colour,
+              markeredgecolor=colour if hollow else "white", label=LABELS[point.band])  # fmt: skip
 
 
-def _legend(figure: Any, shown: Sequence[Point]) -> None:
-    from matplotlib.lines import Line2D
-
-    bands = [band for band in LABELS if any(point.band == band for point in shown)]
-    handles = [
-        Line2D(
-            [],
-            [],
-            linestyle="none",
-            marker=MARKERS[band],
-            color=COLOURS[band],
-            markerfacecolor="white" if band == BROKEN else COLOURS[band],
-            label=LABELS[band],
-        )
-        for band in bands
-    ]
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=len(bands), frameon=False, fontsize=8.5,
-        handletextpad=0.1, columnspacing=1.2,
-    )  # fmt: skip
+def _legend(axes: Any) -> dict[str, Any]:
+    """A marker for each label that is shown, the best quality first."""
+    handles, labels = axes.get_legend_handles_labels()
+    by_label = dict(zip(labels, handles, strict=True))
+    return {label: by_label[label] for label in LABELS.values() if label in by_label}
 
 
-def _labels(axes: Any, shown: Sequence[Point], unit: float) -> None:
-    """Names at their markers; of many arms only the fastest of each size. report.html has all."""
-    fastest = {point.arm for _, bands in FRONTS for point in staircase(shown, bands)}
+def _names(axes: Any, shown: Sequence[Point], unit: float) -> None:
+    """Names at their markers; of many arms only the fastest of each size. The tables have all."""
+    fastest = {point.arm for bands in FRONTS.values() for point in front(shown, bands)}
     for number, point in enumerate(sorted(shown, key=lambda point: point.memory_bytes)):
         if len(shown) <= MOST_NAMED or point.baseline or point.arm in fastest:
-            axes.annotate(
-                point.arm,
-                (point.memory_bytes / unit, point.speed_up),
-                xytext=(8, (8, -12)[number % 2]),
-                textcoords="offset points",
-                ha="right" if point.baseline else "left",
-                fontsize=8.5,
-                parse_math=False,
-            )
+            axes.annotate(point.arm, (point.memory_bytes / unit, point.speed_up.value),
+                          xytext=(8, (8, -12)[number % 2]), textcoords="offset points",
+                          ha="right" if point.baseline else "left", parse_math=False)  # fmt: skip

@@ -14,7 +14,6 @@ from quantbench.answer.rows import identical_plans, noise
 from quantbench.bench.store import Results
 from quantbench.errors import LogError
 from quantbench.log import shell
-from quantbench.log.table import SINCE_START
 from quantbench.quality.thresholds import LEGEND, described
 from quantbench.quality.types import Quality
 from quantbench.report import html as page
@@ -37,17 +36,6 @@ ENDED = {
 }
 
 
-def _peak(phase: str) -> Callable[[Row], str]:
-    def shown(row: Row) -> str:
-        kinds = (row.peak_memory_bytes or {}).get(phase)
-        if not kinds:
-            return size(None)
-        kind, peak = next(iter(kinds.items()))
-        return f"{'≤ ' if kind == SINCE_START else ''}{size(peak)}"
-
-    return shown
-
-
 def _memory_rate(row: Row) -> str:
     rate, share = row.weight_bytes_per_s, row.bandwidth_share
     if rate is None:
@@ -55,6 +43,8 @@ def _memory_rate(row: Row) -> str:
     return f"{rate / 1e9:.2f} GB/s" + ("" if share is None else f" ({share:.1%})")
 
 
+P50: Callable[[Row], str] = number(lambda row: row.token_p50_s, ".3f", 1e3)
+P99: Callable[[Row], str] = number(lambda row: row.token_p99_s, ".3f", 1e3, " ms")
 ARM: Columns[Row] = [("arm", lambda row: row.arm)]
 MAIN: Columns[Row] = [
     *ARM,
@@ -72,12 +62,8 @@ DETAILS: Columns[Row] = [
     ("tok/s", number(lambda row: row.tok_s, ".2f")),
     ("whole run × baseline", interval(lambda row: row.speed_up, ".2f")),
     ("first token", number(lambda row: row.time_to_first_token_s, ".2f", 1e3, " ms")),
-    ("token p50", number(lambda row: row.token_p50_s, ".3f", 1e3, " ms")),
-    ("p90", number(lambda row: row.token_p90_s, ".3f", 1e3, " ms")),
-    ("p99", number(lambda row: row.token_p99_s, ".3f", 1e3, " ms")),
+    ("token p50, p99", lambda row: f"{P50(row)}, {P99(row)}"),
     ("model size", lambda row: size(row.weight_bytes)),
-    ("peak: load", _peak("load")),
-    ("warm-up", _peak("warm_up")),
     ("mem/s (of bandwidth)", _memory_rate),
     ("perplexity", number(lambda row: row.perplexity, ".3f")),
     ("kernel", lambda row: row.kernel or "-"),
@@ -91,11 +77,13 @@ def terminal(results: Results, rows: Sequence[Row], answer: Recommendation) -> s
     return "\n".join([*lines, "", answer.text()])
 
 
-def full_table(rows: Sequence[Row]) -> list[list[str]]:
-    """Headings, then every column of every row."""
-    columns = [*MAIN, *DETAILS[1:]]
-    cells = [[show(row) for _, show in columns] for row in rows]
-    return [[heading for heading, _ in columns], *cells]
+def tables(rows: Sequence[Row]) -> list[list[list[str]]]:
+    """The figures that a person reads; results.csv has all. Of each table the headings, then every
+    row."""
+    return [
+        [[heading for heading, _ in columns], *([show(row) for _, show in columns] for row in rows)]
+        for columns in (MAIN, DETAILS)
+    ]
 
 
 def markdown(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
@@ -103,9 +91,8 @@ def markdown(results: Results, rows: Sequence[Row], answer: Recommendation) -> s
     run = next((run for run in runs if run), None)
     model = f"{run.model} on {run.device.name}" if run else "nothing was loaded"
     lines = [f"# {model}", "", answer.markdown()]
-    for columns in (MAIN, DETAILS):
-        cells = [[escaped(show(row)) for _, show in columns] for row in rows]
-        lines += [table([heading for heading, _ in columns], cells), ""]
+    for headings, *cells in tables(rows):
+        lines += [table(headings, [[escaped(cell) for cell in row] for row in cells]), ""]
     lines += [
         "![speed, memory and quality](pareto.svg)",
         "",
@@ -247,7 +234,7 @@ def write(folder: Path, results: Results, rows: Sequence[Row], answer: Recommend
         run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
         title = page.title(run, results.about)
         picture.draw(rows, [folder / name for name in PICTURES], title)
-        page.write(folder, results, rows, answer, full_table(rows), remarks(results, rows))
+        page.write(folder, results, rows, answer, tables(rows), remarks(results, rows))
     except OSError as error:
         raise LogError(f"cannot write into {folder}: {error.strerror}") from None
 

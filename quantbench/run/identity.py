@@ -24,8 +24,8 @@ from quantbench.models.mixture import compiles
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Spec
 from quantbench.run import decoding, threads
-from quantbench.run.expert_sizes import expert_bytes, expert_slots
 from quantbench.run.plan import Plan
+from quantbench.run.sizes import expert_bytes, expert_slots
 from quantbench.run.tiers import placed, policy_of
 
 # Options that change no generated token's time: what is written where, and how much is measured.
@@ -91,8 +91,8 @@ def _experts(plan: Plan, scheme: Spec) -> dict[str, object]:
     if capacity <= 0:
         values["expert_placement"] = None
     elif config.expert_placement != "popularity":  # whose counts are those of weights, not read yet
-        values["expert_placement"] = [sorted(layer) for layer in
-                                      placed(config, routers, capacity).fast]  # fmt: skip
+        fast = placed(config, routers, capacity)
+        values["expert_placement"] = list(map(sorted, fast))
     return values
 
 

@@ -174,10 +174,9 @@ def sampler(plan: Plan, generator: Generates) -> OneSample:
     ) -> Generation:
         torch.manual_seed(config.seed + index)  # a sample does not depend on the warm-up's length
         count = config.max_new_tokens if tokens is None else tokens
-        watch, before = Watch(tiers.counted if tiers else None), machine.Counters.read()
-        generation = generator.generate(
-            prompt, count, config.context_depth, watch.first(after_token)
-        )
+        watch = Watch(tiers.counted, after_token) if tiers else None
+        before = machine.Counters.read()
+        generation = generator.generate(prompt, count, config.context_depth, watch or after_token)
         use = machine.Counters.read().since(before)
         # All ranks take rank 0's seconds, so that they agree when they are warm.
         own_seconds = generation.prefill_seconds, generation.decode_seconds
@@ -185,7 +184,7 @@ def sampler(plan: Plan, generator: Generates) -> OneSample:
         (own,) = plan.ranks.total([use.own_cores], plan.device)
         use = use.of_processes(own)
         seconds = prefill_seconds, decode_seconds
-        return Generation(generation.tokens, *seconds, use, watch.phases())
+        return Generation(generation.tokens, *seconds, use, watch.phases() if watch else None)
 
     return one_sample
 

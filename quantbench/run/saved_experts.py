@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from quantbench.experts.layout import Layout
-from quantbench.experts.slow import Key, Saved, Unusable, pages
+from quantbench.experts.slow import File, Key, Unusable, pages, saved_file
 from quantbench.experts.tiers import keys_of
 from quantbench.models import build
 from quantbench.models.formats.base import Tensors
@@ -29,7 +29,7 @@ from quantbench.run.plan import Plan
 class SavedTier:
     """A slow tier that is there before the model is loaded."""
 
-    slow: Saved
+    slow: File
     linears: Mapping[str, nn.Module]  # of one expert, by their names in it
 
 
@@ -48,7 +48,7 @@ def open_saved(plan: Plan, quantizer: Quantizer) -> SavedTier | None:
     experts = {key: _packed(plan, quantizer, weights, key) for key in compared}
     layout = Layout.of(experts[keys[0]])
     try:
-        slow = Saved(checkpoint.file.parent, checkpoint.experts, every, layout.nbytes)
+        slow = saved_file(checkpoint.file.parent, checkpoint.experts, every, layout.nbytes)
         _compare(slow, layout, experts)
     except Unusable:
         quantizer.ran.clear()
@@ -72,7 +72,7 @@ def _packed(plan: Plan, quantizer: Quantizer, weights: Tensors, key: Key) -> dic
     return linears
 
 
-def _compare(slow: Saved, layout: Layout, experts: Mapping[Key, Mapping[str, nn.Module]]) -> None:
+def _compare(slow: File, layout: Layout, experts: Mapping[Key, Mapping[str, nn.Module]]) -> None:
     """Raise Unusable unless the file holds these experts' bytes."""
     stored = pages(layout.nbytes)
     for key, linears in experts.items():
@@ -80,5 +80,4 @@ def _compare(slow: Saved, layout: Layout, experts: Mapping[Key, Mapping[str, nn.
         layout.write(linears, packed)
         slow.read(key, stored)
         if not torch.equal(packed, stored):
-            slow.close()
-            raise Unusable(f"{slow.path} has another form than this run's kernels read")
+            raise Unusable(f"{slow.where} has another form than this run's kernels read")

@@ -17,9 +17,10 @@ from quantbench.errors import KernelError, MemoryShortage, UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import CacheFactory, KVCache
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import room_bytes
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
-from quantbench.models.llama import weight_bytes
+from quantbench.models.llama import Transformer, weight_bytes
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Selection, Spec
 from quantbench.run.environment import place
@@ -57,13 +58,7 @@ def size_of(
     Raises KernelError if the scheme does not support the model's shapes.
     """
     kinds = [len(numbers) for numbers in architecture.kinds_of_layers()]
-    with torch.device("meta"):
-        model = build(architecture.one_of_each_kind()).to(precision)
-    reason = None
-    try:
-        quantizer = Quantizer(spec, device, precision, kernel)
-    except KernelError as error:
-        reason, quantizer = str(error), Quantizer.of_shapes(spec, device, precision)
+    model, quantizer, reason = _shapes(architecture, spec, device, precision, kernel)
     linears: dict[str, nn.Linear] = {}
     read: dict[str, int] = {}  # bytes of a linear layer as its kernel holds it, without the bias
     for name in [name for name, module in model.named_modules() if module._parameters]:
@@ -97,13 +92,70 @@ def size_of(
     )
 
 
-def slow_bytes(config: RunConfig, *model: Any) -> int:
-    """Bytes of experts that are in slow memory alone; arguments as for expert_sizes.slow_bytes."""
-    if config.expert_memory is None:
-        return 0
-    from quantbench.run.expert_sizes import slow_bytes as of_experts
+def _shapes(
+    architecture: ModelConfig,
+    spec: Spec,
+    device: torch.device,
+    precision: torch.dtype,
+    kernel: str,
+) -> tuple[Transformer, Quantizer, str | None]:
+    """A layer of each kind on the meta device, a quantizer, and why no kernel can run, if so."""
+    with torch.device("meta"):
+        model = build(architecture.one_of_each_kind()).to(precision)
+    try:
+        return model, Quantizer(spec, device, precision, kernel), None
+    except KernelError as error:
+        return model, Quantizer.of_shapes(spec, device, precision), str(error)
 
-    return of_experts(config, *model)
+
+# ---------------------------------------------------------------------------------- experts
+
+
+def expert_bytes(architecture: ModelConfig, *how: Any) -> int:
+    """Bytes of one expert of a mixture, as its kernels hold it. how: the spec, the device, the
+    precision and the kernel, as for `size_of`.
+
+    Raises KernelError if the scheme does not support the expert's shapes.
+    """
+    model, quantizer, reason = _shapes(architecture, *how)
+    name = next(name for name, _ in model.named_modules() if name.endswith(".experts.0"))
+    count = 0
+    for part, module in model.get_submodule(name).named_children():
+        layer = quantizer.quantized(f"{name}.{part}", module)
+        if isinstance(layer, nn.Linear) and reason is None:
+            layer = quantizer.stored(f"{name}.{part}", layer)
+        count += sum(map(stored_bytes, layer.parameters()))
+    return count
+
+
+def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
+    """The number of experts of nbytes each that --expert_memory has room for.
+
+    free: bytes for them, if it is "auto".
+    """
+    from quantbench.experts.layout import whole_pages
+
+    asked = config.expert_memory
+    assert asked is not None
+    if asked.isdigit():
+        return int(asked)
+    room = room_bytes(asked)
+    return int((free if room is None else room) // whole_pages(nbytes))
+
+
+def slow_bytes(config: RunConfig, architecture: ModelConfig, *how: Any) -> int:
+    """Bytes of the experts that --expert_memory leaves in slow memory alone, at most. how: the
+    spec, the device and the precision."""
+    mixture = architecture.mixture
+    if config.expert_memory is None or mixture is None:
+        return 0
+    nbytes = expert_bytes(architecture, *how, config.kernel)
+    layers = sum(not mixture.is_dense(layer) for layer in range(architecture.num_layers))
+    least = mixture.experts_per_token * nbytes  # what "auto" takes if nothing more is free
+    return max(0, layers * mixture.num_experts - expert_slots(config, nbytes, least)) * nbytes
+
+
+# ---------------------------------------------------------------------------------- what fits
 
 
 def fits(plan: Plan, free: int | None) -> str:

@@ -13,10 +13,10 @@ import torch
 from quantbench import devices, files
 from quantbench.errors import UsageError
 from quantbench.experts import trial
-from quantbench.experts.placement import PLACEMENTS, Placement, from_file, place
+from quantbench.experts.placement import PLACEMENTS, Fast, from_file, place
 from quantbench.experts.popularity import Routers, find
 from quantbench.experts.routing import identity, routers_of
-from quantbench.experts.slow import Disk, Memory, SlowTier, Unusable
+from quantbench.experts.slow import Memory, SlowTier, Unusable, new_file
 from quantbench.experts.tiers import POLICIES, Policy, Tiers
 from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
@@ -24,10 +24,9 @@ from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages
 from quantbench.quantize.registry import Quantizer
 from quantbench.run import decoding
-from quantbench.run.expert_sizes import expert_bytes, expert_slots
 from quantbench.run.plan import Plan
 from quantbench.run.saved_experts import SavedTier, open_saved
-from quantbench.run.sizes import kv_cache_bytes
+from quantbench.run.sizes import expert_bytes, expert_slots, kv_cache_bytes
 from quantbench.text import counted, size
 
 Say = Callable[[str], None]
@@ -73,12 +72,11 @@ def open_tiers(plan: Plan, quantizer: Quantizer | None, say: Say) -> Tiers | Non
         return Tiers(Memory(pinned=True), *rest)
     if saved := _saved(plan, quantizer, say):
         tiers = Tiers(saved.slow, *rest)
-        tiers.lie_there(saved.linears)
+        tiers.are_stored(saved.linears)
         return tiers
-    keeps = config.save is not None and config.expert_folder is None
-    return Tiers(
-        Disk(Path(config.save) if keeps and config.save else _folder(config), keeps), *rest
-    )
+    if config.save and not config.expert_folder:
+        return Tiers(new_file(Path(config.save), kept=True), *rest)
+    return Tiers(new_file(_folder(config)), *rest)
 
 
 def _saved(plan: Plan, quantizer: Quantizer | None, say: Say) -> SavedTier | None:
@@ -191,7 +189,7 @@ def settle(plan: Plan, tiers: Tiers, model: Transformer, say: Say) -> None:
 
     def fill() -> None:
         capacity = every if count == every else count - tiers.least
-        tiers.hold(placed(config, routers, capacity).fast, count)
+        tiers.hold(placed(config, routers, capacity), count)
 
     fill()
     if config.expert_policy == "auto" and count < every:
@@ -206,14 +204,14 @@ def settle(plan: Plan, tiers: Tiers, model: Transformer, say: Say) -> None:
 def _faster(plan: Plan, tiers: Tiers, model: Transformer) -> Policy:
     """The policy whose decoding steps are faster, as the run will take them."""
     config, how = plan.config, (plan.precision, plan.device)
-    tokens = trial.tokens_of(plan.prompt, config.batch_size)
+    rows = config.batch_size
     kernel = decoding.attention_of(plan.cache, model.config, *how).name
-    own = decoding.caches_of(plan.cache, model.config, config.batch_size, len(tokens), *how, kernel)
-    decoder = decoding.choose(config.decoder, model, own, config.batch_size)
-    return trial.faster(tiers, decoder.step, tokens)
+    own = decoding.caches_of(plan.cache, model.config, rows, trial.POSITIONS, *how, kernel)
+    decoder = decoding.choose(config.decoder, model, own, rows)
+    return trial.faster(tiers, decoder.step, plan.prompt, rows)
 
 
-def placed(config: RunConfig, routers: Routers, capacity: int) -> Placement:
+def placed(config: RunConfig, routers: Routers, capacity: int) -> Fast:
     """The placement that --expert_placement asks for. Raises UsageError."""
     option, how = "--expert_placement", config.expert_placement
     if how not in PLACEMENTS:

@@ -18,7 +18,7 @@ from quantbench.ops.packing import pack
 from quantbench.quantize.kernel import Kernel, KernelLinear
 from quantbench.quantize.kernels import our_kernels
 from quantbench.quantize.packed import PackedWeight
-from quantbench.quantize.scheme import Scheme, in_row_blocks
+from quantbench.quantize.scheme import Scheme, in_row_blocks, multiple_refuses
 from quantbench.quantize.spec import BitsAndBytes
 
 BLOCK = 64
@@ -132,7 +132,7 @@ class Int8Linear(KernelLinear):
 
 
 class FourBitLinear(KernelLinear):
-    """Weights dequantized by bitsandbytes' op, then multiplied by torch."""
+    """bitsandbytes' own product for any number of rows: its matmul_4bit calls it, too."""
 
     form: str  # "nf4" or "fp4"
     largest: nn.Parameter  # max|w| of each block of 64, (N · K / 64,) float32
@@ -146,10 +146,10 @@ class FourBitLinear(KernelLinear):
         return made
 
     def forward(self, x: Tensor) -> Tensor:
-        shape = self.out_features, self.in_features
-        weight = torch.ops.bitsandbytes.dequantize_4bit(
-            self.weight, self.largest, BLOCK, self.form, shape, x.dtype
-        )
+        shape, ops = (self.out_features, self.in_features), torch.ops.bitsandbytes
+        if hasattr(ops, "gemm_4bit"):  # from bitsandbytes 0.50 on
+            return ops.gemm_4bit(x, self.weight, shape, self.largest, BLOCK, self.form, self.bias)
+        weight = ops.dequantize_4bit(self.weight, self.largest, BLOCK, self.form, shape, x.dtype)
         return F.linear(x, weight, self.bias)
 
 
@@ -160,10 +160,7 @@ def _unavailable(spec: BitsAndBytes, device: torch.device, dtype: torch.dtype) -
 
 
 def _refuses(spec: BitsAndBytes, in_features: int) -> str | None:
-    multiple = 1 if spec.form == "int8" else BLOCK
-    if in_features % multiple == 0:
-        return None
-    return f"has in_features {in_features}; {spec} takes multiples of {multiple}"
+    return None if spec.form == "int8" else multiple_refuses(BLOCK)(spec, in_features)
 
 
 KERNELS = our_kernels(

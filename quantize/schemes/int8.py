@@ -85,9 +85,12 @@ def _unavailable(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | 
 WEIGHT_ONLY = Scheme(
     quantize, our_kernels(torchao=Kernel(WeightOnlyLinear.of, _unavailable, _refuses))
 )
+# torchao's product on CUDA (torch._int_mm) takes no fewer than 17 rows, and decode has one: Triton
+# comes before it.
+_DYNAMIC = our_kernels(torchao=Kernel(DynamicLinear.of, _unavailable, rounds=lambda spec: True))
 DYNAMIC = Scheme(
     quantize_dynamic,
-    our_kernels(torchao=Kernel(DynamicLinear.of, _unavailable, rounds=lambda spec: True)),
+    {name: _DYNAMIC[name] for name in ("cpu", "triton", "torchao", "reference")},
 )
 SCHEMES = {
     Int8WeightOnly: WEIGHT_ONLY,

@@ -162,6 +162,12 @@ def test_the_line_says_speed_memory_and_quality():
     )
 
 
+def test_a_baseline_that_is_not_full_precision_is_said():
+    rows = [dataclasses.replace(baseline(), arm="int8wo", scheme="int8wo"), INT4]
+    (last,) = recommend(rows, Limits(), best(rows)).remarks
+    assert last == "KL and speed-ups are against int8wo, not full precision"
+
+
 def test_a_failed_baseline_is_the_answer():
     rows = [Row("none", "no memory", verdict="failed"), INT8]
     assert "the baseline, none, failed: no memory" in recommend(rows, Limits(), set).nothing

@@ -10,6 +10,7 @@ from quantbench.bench.answers import SchemeNames
 from quantbench.commands import recommend as command
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
+from quantbench.plans import menu
 from quantbench.quality.types import DecodeCheck
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
@@ -41,7 +42,7 @@ def world(monkeypatch):
         *(Behaviour(SECONDS[name], between=0.002, noise=0.002, kl=KL[name]) for name in KL)
     )
     made.install(monkeypatch)
-    monkeypatch.setattr(command, "Process", Schemes)
+    monkeypatch.setattr(menu, "Process", Schemes)
     return made
 
 
@@ -146,7 +147,7 @@ NEEDS = {"none": 16 * GB, "int8wo": 8 * GB, "int4wo-64": 4 * GB, "fp6": 6 * GB}
     ],
 )
 def test_the_baseline_fits_the_machine_and_the_others_the_limit(free, most, chosen):
-    assert command.select(NEEDS, free, most) == chosen
+    assert menu.select(NEEDS, free, most) == chosen
 
 
 @pytest.mark.parametrize(
@@ -158,12 +159,12 @@ def test_the_baseline_fits_the_machine_and_the_others_the_limit(free, most, chos
 )
 def test_nothing_to_measure_is_one_line(free, most, reason):
     with pytest.raises(UsageError, match=reason):
-        command.select(NEEDS, free, most)
+        menu.select(NEEDS, free, most)
 
 
 def test_autoquant_and_schemes_that_the_shapes_refuse_are_left_out():
     common = RunConfig(checkpoint_path="dummy:Qwen2.5-0.5B", device="cpu")
-    needs, _ = command.needed(common, ["none", "int8wo", "int4wo-256"])
+    needs, _ = menu.needed(common, ["none", "int8wo", "int4wo-256"])
     assert list(needs) == ["none", "int8wo"]  # in_features 896 is no multiple of 256
     assert needs["int8wo"] < 0.8 * needs["none"]  # of it, the tied embedding stays as it is
 

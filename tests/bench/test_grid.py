@@ -78,7 +78,7 @@ BAD = [
     (("--over", "threads=1,2", "--over", "threads=3,4"), "--over threads is given twice"),
     (("--over", "threads=" + ",".join(map(str, range(1, 34))), "--over", "compile=on,off"),
      f"33 × 2 = 66 settings, and {MOST_SETTINGS} at most"),
-    (("--resume", "full", "--over", "threads=1,2"), "--over: --resume goes on with the settings"),
+    (("--resume", "full", "--over", "threads=1,2"), "--over: --resume goes on with what"),
     (("--resume", "full", "--precision", "float32"), "--precision: --resume goes on"),
     (("--resume", "nowhere"), "--resume nowhere: meta.json: No such file"),
     (("--over", "threads=1,2", "--output", "full"), "--output full is neither new nor an empty"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quantbench.errors import QuantbenchError
-from quantbench.estimate.calibration import of_file, runs
+from quantbench.estimate.calibration import runs
 from quantbench.estimate.cards import A5000, card
 from quantbench.estimate.predict import Request, predict
 from quantbench.log.reading import read
@@ -29,7 +29,7 @@ def test_lines_of_llama_2_predict_those_of_llama_3(tmp_path):
     lines = [line for line in REFERENCE.read_text().splitlines() if "compile: True" in line]
     log = tmp_path / "log.txt"
     log.write_text("".join(f"{line}\n" for line in lines if "Llama-2-7b" in line))
-    machine = card("A100", of_file(str(log), "A100"))
+    machine = card("A100", runs(str(log), "A100"))
     errors = {}
     for record in map(Record.parse, (line for line in lines if "Meta-Llama-3-8B" in line)):
         scheme = record.quant.replace("None", "none")
@@ -48,7 +48,8 @@ def test_shares_are_found_again_in_results(tmp_path, kind):
     """Of a card that reaches 30 % of the L4's peak and 55 % of its bandwidth."""
     made = dataclasses.replace(A5000, arithmetic=0.30, memory=0.55)
     request = Request(preset("TinyLlama-1.1B-Chat-v1.0"), "int8wo", prompt=512, new_tokens=100)
-    prompt, token = card("L4", {"int8wo": made}).phases(request)
+    l4 = card("L4")
+    prompt, token = (l4.phase(request, count, made) for count in l4.counts(request))
     row = {
         "model": "TinyLlama-1.1B-Chat-v1.0",
         "time_to_first_token_s": prompt.seconds,
@@ -67,21 +68,22 @@ def test_shares_are_found_again_in_results(tmp_path, kind):
         content = row | {"line": line, "device": {"name": "NVIDIA L4"}}
     path = tmp_path / "results.json"
     path.write_text(json.dumps(content))
-    (found,) = of_file(str(path), "H100 SXM").values()  # the file names the card
+    found = card("L4", runs(str(path), "H100 SXM")).efficiency(request)  # the file names the card
     assert (found.arithmetic, found.memory) == pytest.approx((0.30, 0.55), rel=1e-3)
     assert found.source.startswith("as in 1 run of ")
 
 
 def test_a_scheme_that_no_run_has_is_taken_from_the_a5000():
-    machine = card("A100", of_file(str(REFERENCE), "A100"))
-    assert machine.efficiency("uintx-4-64") == A5000
-    assert "2 runs of" in machine.efficiency("int8wo").source
+    machine = card("A100", runs(str(REFERENCE), "A100"))
+    config = preset("Llama-3.2-1B")
+    assert machine.efficiency(Request(config, "uintx-4-64")).memory == A5000.memory
+    assert "2 runs of" in machine.efficiency(Request(config, "int8wo")).source
 
 
 def test_runs_that_were_not_compiled_or_ran_on_a_processor_are_left_out():
     records = [record for _, record in read(str(REFERENCE)).records]
     assert {r.compile for r in records} == {True, False}
-    found = runs(str(REFERENCE))
+    found = runs(str(REFERENCE), "A100")
     assert len(found) == 10 and not any(run.request.config == "x" for run in found)
 
 
@@ -89,11 +91,54 @@ def test_runs_that_were_not_compiled_or_ran_on_a_processor_are_left_out():
     "content",
     ["", "{}", '[{"decode_tok_s": 1.0, "time_to_first_token_s": 1.0, "command": "x"}]',
      json.dumps({"device": {"name": "Some CPU"}, "decode_tok_s": 1.0, "model": "Llama-3.2-1B",
-                 "time_to_first_token_s": 1.0, "command": COMMAND.format("none", 9)})],
+                 "time_to_first_token_s": 1.0, "command": COMMAND.format("none", 9)}),
+     *('[{"model": "Llama-3.2-1B", ' + row + "}]" for row in (
+         '"measured_seconds": 1e400', '"measured_seconds": true', '"measured_seconds": -1.0',
+         '"measured_seconds": 1.0, "batch": -4', '"measured_seconds": 1.0, "positions": 0',
+         '"measured_seconds": 1.0, "kind": "run"', '"measured_seconds": 1.0, "scheme": "int3"'))],
 )  # fmt: skip
 def test_a_file_without_a_run_is_refused_in_a_line(tmp_path, content):
     path = tmp_path / "x.json"
     path.write_text(content)
     with pytest.raises(QuantbenchError) as caught:
-        of_file(str(path), "L4")
+        runs(str(path), "L4")
     assert "no compiled run on a card" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_runs_of_an_a5000_for_an_a6000(tmp_path):
+    """A step goes by the bandwidth, which is the same; a prompt by the power limits, 300 W for 230
+    (the streaming multiprocessors: 84 for 64). Runs of the same model stand alone."""
+    rows = [
+        {"model": model, "device": "NVIDIA RTX A5000", "kind": kind, "batch": batch,
+         "positions": 1024, "measured_seconds": seconds}
+        for model, kind, batch, seconds in (
+            ("TinyLlama-1.1B-Chat-v1.0", "prompt", 16, 0.55),
+            ("TinyLlama-1.1B-Chat-v1.0", "token", 1, 0.0034),
+            ("Llama-3.2-1B", "token", 1, 1),
+        )
+    ]  # fmt: skip
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    measured = runs(str(tmp_path / "rows.json"), "L4")
+    request, own = measured[0].request, card("A5000", measured)
+    prompt, token = (own.phases(run.request)[i] for i, run in enumerate(measured[:2]))
+    assert (prompt.seconds, token.seconds) == pytest.approx((0.55, 0.0034), rel=0.01)
+    other = card("A6000", measured)
+    assert other.phases(measured[1].request)[1].seconds == pytest.approx(token.seconds, rel=1e-3)
+    linear = prompt.parts["linear"] / other.phases(request)[0].parts["linear"]
+    assert linear == pytest.approx(300 / 230, rel=0.05)
+    assert other.phases(request)[0].deviation > prompt.deviation
+    assert "power limits" in other.efficiency(request).source
+
+
+def test_lines_of_a_faster_card_are_refused():
+    """1419 GB/s, on a card that has 300."""
+    with pytest.raises(QuantbenchError, match="another card; name it as --calibrated_on"):
+        card("L4", runs(str(REFERENCE), "L4")).efficiency(Request(preset("Llama-2-7b-hf")))
+
+
+def test_a_damaged_line_is_left_out_and_told(tmp_path, capsys):
+    """The first line, and a half of the second."""
+    path = tmp_path / "log.txt"
+    path.write_text("\n".join(REFERENCE.read_text().splitlines()[2:4])[:700])
+    assert len(runs(str(path), "A100")) == 1
+    assert "left out: 1 damaged line" in capsys.readouterr().err

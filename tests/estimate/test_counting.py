@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from quantbench.errors import QuantbenchError, UsageError
-from quantbench.estimate.counting import count_model, count_module, pairs
+from quantbench.estimate.counting import Collective, count_module, pairs
 from quantbench.estimate.counting_configs import count_config, doubts
+from quantbench.estimate.counting_models import count_model
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.hugging_face import from_hugging_face
@@ -37,12 +38,20 @@ OPT = {
 }
 
 
+def of_kind(count, kind):
+    return [work for work in count.works if work.kind == kind]
+
+
 def by_shape(count):
-    return {(work.inner, work.outer): work for work in count.of_kind("linear")}
+    return {(work.inner, work.outer): work for work in of_kind(count, "linear")}
 
 
 def total(count, kind, field):
-    return sum(getattr(work, field) for work in count.of_kind(kind))
+    return count.total(field, kind)
+
+
+def calls(count, kind):
+    return sum(n for work, n in count.works.items() if work.kind == kind)
 
 
 # 3 positions of 2 sequences behind 5 in the cache; bfloat16 takes 2 bytes. The queries at positions
@@ -60,8 +69,8 @@ def test_a_layer_with_grouped_heads_is_counted_as_worked_by_hand():
     }
     wqkv = works[64, 128]
     assert (wqkv.bytes_read, wqkv.bytes_written) == (2 * 64 * 128 + 2 * 6 * 64, 2 * 6 * 128)
-    assert wqkv.format == "bfloat16" and wqkv.calls == 1
-    (attention,) = count.of_kind("attention")
+    assert wqkv.format == "bfloat16" and count.works[wqkv] == 1
+    (attention,) = of_kind(count, "attention")
     assert attention.flops == 168 * 4 * 16
     query = 2 * 4 * 3 * 16 * 2
     assert attention.bytes_read == query + 2 * 5 * 128 + 2 * 3 * 128
@@ -71,7 +80,7 @@ def test_a_layer_with_grouped_heads_is_counted_as_worked_by_hand():
 
 def test_a_decoding_step_reads_the_cache_once_for_all_heads_that_share_it():
     count = count_model(GROUPED, batch=2, tokens=1, depth=5)
-    (attention,) = count.of_kind("attention")
+    (attention,) = of_kind(count, "attention")
     assert attention.flops == 6 * 2 * 4 * 4 * 16
     assert attention.bytes_read == 2 * 6 * 128 + 2 * 4 * 16 * 2
     assert attention.outer == 6 and attention.rows == 2
@@ -104,12 +113,12 @@ def test_layers_and_chunks_add_up():
     count = count_model(config, tokens=1, depth=7, logits="all")
     matrices = config.parameters() - 32000 * 2048 - 45 * 2048  # without embedding and norms
     assert total(count, "linear", "flops") == 2 * matrices
-    assert total(count, "linear", "calls") == 22 * 4 + 1
-    assert total(count, "attention", "calls") == 22
+    assert calls(count, "linear") == 22 * 4 + 1
+    assert calls(count, "attention") == 22
     whole = count_model(config, tokens=8, device="cuda")
     chunks = count_model(config, tokens=8, chunk=2, device="cuda")
-    assert whole.flops == chunks.flops
-    assert total(chunks, "linear", "calls") == 4 * 22 * 4 + 1
+    assert whole.total("flops") == chunks.total("flops")
+    assert calls(chunks, "linear") == 4 * 22 * 4 + 1
 
 
 def test_flops_of_products_are_those_of_torchs_counter():
@@ -130,12 +139,12 @@ def test_a_decoding_step_reads_every_weight_but_the_embedding_once(scheme, tied)
     config = ModelConfig("wide", 256, 3, 4, 2, 64, 512, 512, 128, tie_embeddings=tied)
     count = count_model(config, scheme, tokens=1)
     size = size_of(config, parse_scheme(scheme), torch.device("cpu"), torch.bfloat16)
-    activations = sum(2 * work.calls * work.inner for work in count.of_kind("linear"))
+    activations = sum(2 * n * w.inner for w, n in count.works.items() if w.kind == "linear")
     norms = 2 * (3 * 2 + 1) * 256
     read = total(count, "linear", "bytes_read") - activations
     assert read == size.model_bytes - norms
     assert count.weight_bytes == size.memory_bytes
-    (format,) = {work.format for work in count.of_kind("linear")}
+    (format,) = {work.format for work in of_kind(count, "linear")}
     assert format == ("bfloat16" if scheme == "none" else scheme)
 
 
@@ -144,7 +153,7 @@ def test_a_scheme_is_counted_for_a_device_that_is_not_here():
     config = ModelConfig("wide", 256, 3, 4, 2, 64, 512, 512, 128, tie_embeddings=True)
     count = count_model(config, "int4wo-32", tokens=1, device="cuda")
     works = by_shape(count)
-    assert works[256, 512].bytes_read == 4 * (256 * 512 // 2 + 256 * 512 // 32 * 4 + 2 * 256)
+    assert works[256, 512].bytes_read == (256 * 512 // 2 + 256 * 512 // 32 * 4 + 2 * 256)
     matrices = sum(rows * columns for rows, columns in config.linear_shapes().values())
     table, norms = 512 * 256, 7 * 256
     assert count.weight_bytes == matrices // 2 + matrices // 32 * 4 + 2 * (table + norms)
@@ -158,7 +167,7 @@ def test_70b_from_shapes_alone():
     assert count.weight_bytes == 2 * config.parameters()
     # 80 layers · 8 heads · 128 · 2 (key and value) · 2 bytes, for 8192 positions of 4 sequences
     assert count.kv_cache_bytes == 80 * 8 * 128 * 2 * 2 * 8192 * 4
-    assert count.bytes > count.kv_cache_bytes
+    assert count.total("bytes_read") > count.kv_cache_bytes
 
 
 class Real(TorchDispatchMode):
@@ -190,9 +199,10 @@ def test_ranks_share_the_products_and_exchange_sums():
     assert total(of_four, "linear", "flops") * 4 == total(one, "linear", "flops")
     assert total(of_four, "attention", "flops") * 4 == total(one, "attention", "flops")
     assert not one.collectives
-    sums, gathered = of_four.collectives
-    assert (sums.kind, sums.bytes, sums.calls) == ("all_reduce", 16 * 4096 * 2, 2 * 32 + 1)
-    assert (gathered.kind, gathered.bytes, gathered.calls) == ("all_gather", 128256 // 4 * 2, 1)
+    assert of_four.collectives == {
+        Collective("all_reduce", 16 * 4096 * 2): 2 * 32 + 1,
+        Collective("all_gather", 128256 // 4 * 2): 1,
+    }
 
 
 # ---------------------------------------------------------------------------------- any module
@@ -204,10 +214,10 @@ def test_any_module_and_what_is_alive_at_its_peak():
     with torch.device("meta"):
         module = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 2))
         count = count_module(module, torch.empty(6, 4))
-    assert count.flops == 2 * 6 * (4 * 10 + 10 * 2)
+    assert count.total("flops") == 2 * 6 * (4 * 10 + 10 * 2)
     assert count.weight_bytes == 4 * (40 + 10 + 20 + 2)
     assert count.peak_activation_bytes == 4 * (60 + 60)
-    (relu,) = count.of_kind("rest")
+    (relu,) = of_kind(count, "rest")
     assert (relu.bytes_read, relu.bytes_written, relu.flops) == (240, 240, 0)
 
 
@@ -409,9 +419,8 @@ def test_experts_are_read_as_often_as_they_are_chosen(tokens):
     count = count_model(MIXED, batch=tokens, tokens=1)
     with torch.device("meta"):
         model = build(MIXED).to(torch.bfloat16)
-    experts = [work for work in count.works if (work.inner, work.outer) in ((64, 192), (96, 64))]
-    inputs = sum(work.calls * work.rows * work.inner * 2 for work in experts)
-    read = sum(work.bytes_read for work in experts) - inputs
+    experts = [w for w in count.works.elements() if (w.inner, w.outer) in ((64, 192), (96, 64))]
+    read = sum(work.bytes_read - work.rows * work.inner * 2 for work in experts)
     unread = weight_bytes(model) - step_bytes(model, tokens)
     assert read == pytest.approx(3 * 8 * (2 * 64 * 192 + 2 * 96 * 64) - unread, abs=100)
     # Each token goes through two experts, of 3 · 64 · 96 multiplications.
@@ -423,8 +432,8 @@ def test_layers_without_experts_among_those_with():
     count = count_model(some, batch=1, tokens=2)
     assert count.weight_bytes == 2 * some.parameters()
     # The dense layers' feed-forward networks have the shapes of an expert: 2 tokens each.
-    dense = [w for w in count.works if (w.inner, w.outer, w.rows) == (96, 64, 2)]
-    assert sum(work.calls for work in dense) == 2
+    dense = [n for w, n in count.works.items() if (w.inner, w.outer, w.rows) == (96, 64, 2)]
+    assert sum(dense) == 2
 
 
 def test_ranks_share_each_expert():
@@ -440,13 +449,13 @@ def test_experts_of_transformers_are_products_and_are_read_as_often_as_they_are_
               "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
               "vocab_size": 256, "num_local_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
     count = count_config(fields, tokens=tokens)
-    experts = [work for work in count.of_kind("linear") if work.rows == 2 * tokens]
+    linear = [work for work in count.works.elements() if work.kind == "linear"]
+    experts = [work for work in linear if work.rows == 2 * tokens]
     # Each token goes through two experts, of 2 · 96 and 96 columns.
     assert sum(work.flops for work in experts) == 2 * 3 * tokens * 2 * 3 * 64 * 96
     chosen = 8 * (1 - (1 - 2 / 8) ** tokens)
-    inputs = sum(work.calls * work.rows * work.inner * 2 for work in experts)
-    weights = sum(work.bytes_read for work in experts) - inputs
-    ends = sum(work.calls for work in experts) * 8 * 4  # where each expert's rows end
+    weights = sum(work.bytes_read - work.rows * work.inner * 2 for work in experts)
+    ends = len(experts) * 8 * 4  # where each expert's rows end
     assert weights - ends == pytest.approx(3 * chosen * 3 * 64 * 96 * 2, abs=len(experts))
 
 
@@ -491,10 +500,8 @@ def test_a_layer_of_each_kind_stands_for_the_others(family, tokens, depth, monke
 
     def sums():
         given = {"batch": 2, "tokens": tokens, "depth": depth, "cache_size": 128}
-        works = count_model(config, **given).works
-        return [
-            sum(getattr(work, name) for work in works) for name in ("flops", "bytes_read", "calls")
-        ]
+        count = count_model(config, **given)
+        return count.total("flops"), count.total("bytes_read"), count.works.total()
 
     few, apart = sums(), [[number] for number in range(config.num_layers)]
     monkeypatch.setattr(ModelConfig, "kinds_of_layers", lambda self: [list(one) for one in apart])

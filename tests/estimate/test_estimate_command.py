@@ -45,6 +45,7 @@ def test_the_json_of_this_machine(tmp_path, machine):
     assert token["low"] < token["value"] == 0.02 < token["high"]
     assert token["source"] == "measured now" and found["about"]["command"]
     assert "nine in ten" in result.stdout and "no counter" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"verify: {found['verify']}"
 
 
 def test_a_machine_whose_power_nothing_says(tmp_path, machine, monkeypatch):
@@ -82,13 +83,26 @@ def test_a_card_and_all_schemes(tmp_path):
     assert joules["source"] == "no counter; power limit × time is an upper bound"
 
 
+def test_a_described_model_with_or_without_dummy(tmp_path):
+    """As generate.py takes it, and the config.json alone."""
+    fields = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
+              "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256}  # fmt: skip
+    (tmp_path / "shape.json").write_text(json.dumps(fields))
+    for prefix in ("", "dummy:"):
+        words = ("--checkpoint_path", f"{prefix}{tmp_path}/shape.json", "--device", "L4")
+        result = run("estimate", *words, "--new_tokens", "8", "--sequence_length", "16")
+        assert result.exit_code == 0, result.output
+        verify = result.stdout.splitlines()[-1]
+        assert f"--checkpoint_path dummy:{tmp_path}/shape.json --device cuda --compile" in verify
+
+
 def test_a_card_by_the_runs_of_a_log(tmp_path):
     """An A100 reached 1131 GB/s with int8wo: 55 % of its data sheet's bandwidth."""
     log = str(Path(__file__).parents[1] / "data" / "torchao_llama_log.txt")
     words = ("--quantization", "int8wo", "--calibration", log)
     result = run(*TINY, "--device", "A100", *words)
     assert result.exit_code == 0, result.output
-    assert f"2 runs of {log} on NVIDIA A100-SXM4-80GB" in result.stdout
+    assert f"2 runs of {log}, taken to have run on NVIDIA A100-SXM4-80GB" in result.stdout
     other = run(*TINY, "--device", "H100", "--calibrated_on", "A100", *words)
     assert other.exit_code == 0 and "on NVIDIA A100-SXM4-80GB" in other.stdout
 

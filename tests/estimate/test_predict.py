@@ -9,7 +9,7 @@ from quantbench.answer import estimating
 from quantbench.errors import MemoryShortage, UsageError
 from quantbench.estimate import cards
 from quantbench.estimate.cards import Card, Efficiency, card
-from quantbench.estimate.counting import count_model
+from quantbench.estimate.counting_models import count_model
 from quantbench.estimate.datasheets import find
 from quantbench.estimate.exchanges import ring_seconds
 from quantbench.estimate.fits import what_fits_into
@@ -24,7 +24,7 @@ CONFIG = preset("TinyLlama-1.1B-Chat-v1.0")
 class Whole(Card):
     """A card that reaches its data sheet, and whose calls take no time."""
 
-    def efficiency(self, scheme):
+    def efficiency(self, request):
         return Efficiency(1.0, 1.0, 0.1, "a card that reaches its peaks")
 
 
@@ -212,8 +212,11 @@ def test_what_cannot_be_split_is_one_line(machine):
 def test_cards_are_taken_to_be_as_an_a5000():
     """Bytes go by the bandwidth. Products of a card that is made alike go by the power limit, 300 W
     for 230, of another one by the peak: the H100 has three times the peak for a watt."""
-    own, alike, other = (card(name).efficiency("none") for name in ("A5000", "A6000", "H100 SXM"))
-    assert own == other == cards.A5000 and alike.memory == own.memory
+    own, alike, other = (
+        card(name).efficiency(Request(CONFIG)) for name in ("A5000", "A6000", "H100 SXM")
+    )
+    assert own == cards.A5000 and alike.memory == other.memory == own.memory
+    assert other.arithmetic == own.arithmetic
     assert alike.arithmetic == pytest.approx(own.arithmetic * (300 / 230) / (154.8 / 111.1))
     assert "power limits" in alike.source
 
@@ -248,7 +251,7 @@ def expert_bytes(config):
 def test_a_step_reads_the_experts_that_its_sequences_choose(machine, sequences, experts):
     """Two of eight for one sequence; 8 · (1 − 0.75⁴) on average for four."""
     count = count_model(MIXTURE, batch=sequences, tokens=1, depth=100)
-    read = sum(work.bytes_read for work in count.of_kind("linear"))
+    read = count.total("bytes_read", "linear")
     D, kv = MIXTURE.dim, 2 * MIXTURE.num_kv_heads * MIXTURE.head_dim
     attention = 2 * (D * (D + kv) + D * D)
     weights = 4 * (attention + experts * expert_bytes(MIXTURE)) + 2 * D * MIXTURE.vocab_size

@@ -12,13 +12,13 @@ from quantbench.answer.row import Row
 from quantbench.commands.estimate import estimate
 from quantbench.errors import QuantbenchError
 from quantbench.estimate.beside import Report, beside
-from quantbench.estimate.validate import Case, as_json, of_results, report
+from quantbench.estimate.validate import FIGURES, Case, as_json, of_results, report
 from quantbench.log import log
 from quantbench.run.energy import Energy
 from quantbench.typed_json import to_json
 from tests.estimate.test_beside import BANDWIDTH, PHASES, measured
 
-KINDS = ["prompt", "token", "run", "memory"]
+KINDS = ["prompt", "token", "run", "run", "memory"]
 
 
 def written(path, monkeypatch, **changes):
@@ -37,22 +37,15 @@ def test_lines_of_generate(tmp_path, monkeypatch):
     path = tmp_path / "runs.jsonl"
     lines = written(path, monkeypatch)
     cases = of_results(path)
-    assert [case.group for case in cases] == KINDS * 2
-    prompt, token, run, memory = cases[4:]
-    assert prompt.measured == {"runtime": 0.5} and token.measured["runtime"] == pytest.approx(0.06)
+    assert [case.kind for case in cases] == KINDS * 2
+    prompt, token, speed, energy, memory = cases[5:]
     # 11 new tokens, 22 J without the idle machine's.
-    assert run.measured == pytest.approx({"throughput": 11 / 1.1, "energy": 2.0})
-    assert memory.measured == {"memory": 2e9}
-    for case, quantity, name in (
-        (prompt, "runtime", "prompt_seconds"),
-        (token, "runtime", "token_seconds"),
-        (run, "throughput", "tokens_per_second"),
-        (run, "energy", "joules_per_token"),
-        (memory, "memory", "peak_memory_bytes"),
-    ):
+    expected = [0.5, 0.06, 11 / 1.1, 2.0, 2e9]
+    assert [case.measured for case in cases[5:]] == pytest.approx(expected)
+    for case, name in zip(cases[5:], FIGURES, strict=True):
         figure = lines[1]["estimate"][name]
-        assert case.estimated[quantity] == figure["estimated"]
-        assert case.error(quantity) == pytest.approx(figure["error"])
+        assert case.estimated == figure["estimated"]
+        assert case.error == pytest.approx(figure["error"])
     assert token.name == "fake int8wo × 1, token at 128"
     assert token.device == "Invented CPU"
 
@@ -60,7 +53,7 @@ def test_lines_of_generate(tmp_path, monkeypatch):
 def test_one_line_of_generate_is_a_file_of_json(tmp_path, monkeypatch):
     path = tmp_path / "run.json"
     path.write_text(json.dumps(written(tmp_path / "runs.jsonl", monkeypatch)[0]))
-    assert [case.group for case in of_results(path)] == KINDS
+    assert [case.kind for case in of_results(path)] == KINDS
 
 
 def ab_results(path):
@@ -78,10 +71,10 @@ def ab_results(path):
 
 def test_rows_of_ab(tmp_path):
     token, memory = of_results(ab_results(tmp_path / "results.json"))
-    assert token.measured["runtime"] == pytest.approx(4.0)
-    assert token.error("runtime") == pytest.approx(0.1)
-    assert memory.measured["memory"] == pytest.approx(3e9)
-    assert memory.error("memory") == pytest.approx(-0.5)
+    assert token.measured == pytest.approx(4.0)
+    assert token.error == pytest.approx(0.1)
+    assert memory.measured == pytest.approx(3e9)
+    assert memory.error == pytest.approx(-0.5)
     assert token.name == "Llama-3.2-1B int8wo × 4, token at 128"
     assert token.device == "2 cores"
 
@@ -91,7 +84,8 @@ def latency_results(path, **changes):
     samples = [{"prefill_seconds": s, "step_seconds": [0.5] * 3} for s in (1.0, 3.0)]
     cell = {
         "batch_size": 2, "samples": samples, "joules_per_token": 0.4,
-        "estimate": {"prompt_seconds": 2.2, "token_seconds": 0.4, "joules_per_token": 0.5},
+        "estimate": {"prompt_seconds": 2.2, "token_seconds": 0.4, "joules_per_token": 0.5,
+                     "tokens_per_second": 2.0},
     }  # fmt: skip
     assert cell.keys() <= {field.name for field in dataclasses.fields(Cell)}
     table = {"model": {"name": "m"}, "scheme": "fp6", "cells": [cell | changes]}
@@ -100,11 +94,11 @@ def latency_results(path, **changes):
 
 
 def test_cells_of_latency(tmp_path):
-    prompt, token, run = of_results(latency_results(tmp_path / "results.json"))
-    assert prompt.error("runtime") == pytest.approx(0.1) and prompt.name == "m fp6 × 2"
-    assert token.error("runtime") == pytest.approx(-0.2)
-    assert run.error("energy") == pytest.approx(0.25)
-    assert run.measured["throughput"] == pytest.approx(2 * (2 + 6) / (4 + 3))
+    prompt, token, speed, run = of_results(latency_results(tmp_path / "results.json"))
+    assert prompt.error == pytest.approx(0.1) and prompt.name == "m fp6 × 2"
+    assert token.error == pytest.approx(-0.2)
+    assert run.error == pytest.approx(0.25)
+    assert speed.measured == pytest.approx(2 * (2 + 6) / (4 + 3))
 
 
 def test_a_cell_that_failed_is_no_case(tmp_path):
@@ -139,7 +133,7 @@ def test_several_files_in_one_table(tmp_path, monkeypatch):
     results = ab_results(tmp_path / "results.json")
     text = validated(tmp_path / "runs.jsonl", results, "--json", again).output
     cases = json.loads(again.read_text())
-    assert len(cases) == 10
+    assert len(cases) == 12
     assert "- scheme int8wo: runtime: mean error " in text
     assert "- model Llama-3.2-1B: memory: mean error 50.0%, worst 50.0% (" in text
     assert as_json(of_results(again)) == cases
@@ -157,9 +151,9 @@ def test_results_in_json_are_cases(tmp_path):
         ' {"model": "c", "measured_seconds": 1}]}'
     )
     first, second = of_results(path)
-    assert (first.model, first.device, first.group) == ("a", "here", "token")
-    assert first.error("runtime") == pytest.approx(-0.05)
-    assert second.error("memory") == pytest.approx(0.25)
+    assert (first.model, first.device, first.kind) == ("a", "here", "token")
+    assert first.error == pytest.approx(-0.05)
+    assert second.error == pytest.approx(0.25)
     assert "+25.0%" in validated(path).output
 
 
@@ -186,8 +180,7 @@ def test_means_by_kind_scheme_and_model():
     """By hand: errors of 10 % and 30 % are 20 % on average."""
 
     def case(model, scheme, kind, error):
-        measured, estimated = {"runtime": 1.0}, {"runtime": 1.0 + error}
-        return Case(model, "here", kind, measured, estimated, scheme, 4, 1024)
+        return Case(model, "here", kind, "runtime", 1.0, 1.0 + error, scheme, 4, 1024)
 
     text = report([case("a", "none", "prompt", 0.1), case("a", "fp6", "token", 0.3)])
     assert "- prompt: runtime: mean error 10.0%, worst" in text

@@ -1,72 +1,94 @@
 """Small mixtures of experts, whole and in two tiers, with the same weights."""
 
 import random
+from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 
-from quantbench.experts.slow import Disk, Memory
-from quantbench.experts.tiers import Policy, Tiers
+from quantbench.experts.slow import Memory, new_file
+from quantbench.experts.tiers import POLICIES, Tiers
 from quantbench.generate import Generator
 from quantbench.models.loading import load_config, load_model
+from quantbench.ops.cpu import build
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
 
 CPU = torch.device("cpu")
+FAST = [{0, 3}, {1}, set(), {2, 4, 5}, {7}]  # 7 of tiny_moe's experts, by layer
+REFUSAL = build.refusal()
+NEEDS_KERNELS = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
 
 
-def quantizer(scheme: str, precision: torch.dtype = torch.bfloat16, kernel: str = "auto"):
-    return Quantizer(parse(scheme), CPU, precision, kernel)
+def quantizer(scheme, precision=torch.bfloat16, kernel="auto", device="cpu"):
+    return Quantizer(parse(scheme), torch.device(device), precision, kernel)
 
 
-def whole(path: str, scheme: str, precision: torch.dtype = torch.bfloat16, kernel: str = "auto"):
-    """The model, all of its experts in one memory."""
-    stages = quantizer(scheme, precision, kernel)
-    return load_model(path, precision=precision, transform=stages)
+@cache
+def whole(path="tiny_moe", scheme="int8wo", *how):
+    """The model, all of its experts in one memory. Tests share it, and leave it as it is.
+
+    how: precision, kernel, device, as for `quantizer`.
+    """
+    stages = quantizer(scheme, *how)
+    return load_model(path, stages.device, stages.dtype, transform=stages)
 
 
-def tiered(
-    path: str,
-    scheme: str,
-    policy: Policy,
-    slow: Path | None,
-    precision: torch.dtype = torch.bfloat16,
-    kernel: str = "auto",
-):
-    """The model and its tiers. slow: a folder; None: RAM under a CPU in the place of a card."""
-    tier = Memory(pinned=False) if slow is None else Disk(slow)
-    tiers = Tiers(tier, load_config(path), CPU, policy)
-    stages = tiers.after(quantizer(scheme, precision, kernel))
-    model = load_model(path, precision=precision, transform=stages)
+def tiered(policy, slow: Path | None, path="tiny_moe", scheme="int8wo", *how, beneath=False):
+    """The model and its tiers. slow: a folder; None: RAM, under a CPU in the place of a card.
+    beneath: whether experts are in RAM in the form of the CPU's kernels, too."""
+    stages = quantizer(scheme, *how)
+    tier = new_file(slow) if slow else Memory(pinned=stages.device.type == "cuda")
+    own = (Memory(pinned=False), quantizer(scheme, stages.dtype)) if beneath else None
+    tiers = Tiers(tier, load_config(path), stages.device, POLICIES[policy], own)
+    model = load_model(path, stages.device, stages.dtype, transform=tiers.after(stages))
     tiers.attach(model)
     return model, tiers
 
 
-def some(tiers: Tiers, count: int, draw: random.Random) -> list[set[int]]:
-    """So many experts, anywhere."""
+def hold_some(tiers: Tiers, count: int | None = None) -> None:
+    """Random experts in fast memory, a random number of them if none is given, and more room."""
+    count = random.randrange(len(tiers.keys)) if count is None else count
     fast: list[set[int]] = [set() for _ in range(max(tiers.layers) + 1)]
-    for layer, expert in draw.sample(tiers.keys, count):
+    for layer, expert in random.sample(tiers.keys, count):
         fast[layer].add(expert)
-    return fast
+    tiers.hold(fast, count + tiers.least + random.randint(0, 7))
 
 
-def logits(model, rows: int = 1, steps: int = 4, decoder: str = "modules") -> torch.Tensor:
+def logits(model, rows=1, steps=4, decoder="modules") -> torch.Tensor:
     """Logits of a prompt in two chunks and of decoding steps, for rows of different tokens."""
     generator = Generator(model, rows, 64, decoder=decoder)
     draw = torch.Generator().manual_seed(rows)
     tokens = torch.randint(model.config.vocab_size, (rows, 24 + steps), generator=draw)
+    tokens = tokens.to(model.tok_embeddings.weight.device)
     with torch.no_grad():
         parts = [generator.forward(tokens[:, :17], 0), generator.forward(tokens[:, 17:24], 17)]
         parts += [generator.forward(tokens[:, i : i + 1], i) for i in range(24, 24 + steps)]
     return torch.cat(parts, 1)
 
 
-def decoded(model, tokens: torch.Tensor, decoder: str, kv_cache: str = "dense") -> torch.Tensor:
+def decoded(model, tokens: torch.Tensor, decoder, kv_cache="dense") -> torch.Tensor:
     """Logits of tokens (1, S), each by a decoding step."""
     generator = Generator(model, 1, tokens.shape[1], kv_cache, decoder)
     with torch.no_grad():
         steps = [generator.forward(tokens[:, i : i + 1], i) for i in range(tokens.shape[1])]
     return torch.cat(steps, 1)
+
+
+def routing(tokens: torch.Tensor) -> list[tuple[int, set[int]]]:
+    """(layer, experts of the token) as the modules of tiny_moe choose them, for tokens (1, S)."""
+    model, chosen = whole("tiny_moe", "int8wo", torch.float32), list[tuple[int, set[int]]]()
+    hooks = [
+        layer.feed_forward.router.register_forward_hook(
+            lambda *a, number=number: chosen.append((number, set(a[2][0].flatten().tolist())))
+        )
+        for number, layer in enumerate(model.layers)
+    ]
+    decoded(model, tokens, "modules")
+    for hook in hooks:
+        hook.remove()
+    return chosen
 
 
 def when_held(monkeypatch, action) -> None:

@@ -1,15 +1,25 @@
-"""Counts of experts: what a file keeps, which models it fits, what is said of damaged ones, and how
-uneven a layer is."""
+"""How often experts are chosen: what a file keeps, which models it fits, and how uneven a layer is;
+and placements, which never hold more experts than fit, and whose hits are those of the counts."""
 
 import dataclasses
+import itertools
 import json
+import random
 
 import pytest
 
 from quantbench.errors import UsageError
+from quantbench.experts.placement import (
+    PLACEMENTS,
+    from_file,
+    hit_rates,
+    hits,
+    most_popular,
+    place,
+    uniform_hits,
+)
 from quantbench.experts.popularity import (
     Popularity,
-    added,
     effective_experts,
     find,
     keep,
@@ -20,23 +30,32 @@ from tests.experts.counted import ROUTERS, counts_of, popularity_of
 
 FIRST, SECOND = (counts_of(ROUTERS, 20, seed) for seed in (1, 2))
 POPULARITY = Popularity(ROUTERS, "heldout.txt", 40, (FIRST, SECOND))
+COUNTS = ((6, 1, 3, 0), (), (2, 2, 5, 1))  # 10 assignments in each of two layers of four experts
 
 
 def test_a_file_keeps_all_of_it(tmp_path):
     POPULARITY.save("--output", tmp_path / "p.json")
     assert Popularity.load("", tmp_path / "p.json") == POPULARITY
-    assert POPULARITY.counts == added(FIRST, SECOND)
-    assert added(((1, 2), ()), ((3, 4), ())) == ((4, 6), ())
+    halves = ((1, 2), ()), ((3, 4), ())
+    assert dataclasses.replace(POPULARITY, halves=halves).counts == ((4, 6), ())
+    with pytest.raises(UsageError, match="^--x .*q.json: No such file or directory$"):
+        Popularity.load("--x", tmp_path / "q.json")
 
 
-def test_a_model_with_fewer_of_the_same_layers_takes_their_counts():
-    two = POPULARITY.of_model(ROUTERS.first(2), "", "")
+# ---------------------------------------------------------------------------------- of which model
+
+
+def first(layers):
+    """The routers of the first layers, as --num_layers loads them."""
+    dense = tuple(layer for layer in ROUTERS.dense_layers if layer < layers)
+    return dataclasses.replace(ROUTERS, dense_layers=dense, digests=ROUTERS.digests[:layers])
+
+
+def test_models_that_take_the_counts():
+    two = POPULARITY.of_model(first(2), "", "")
     assert two.counts == POPULARITY.counts[:2] and two.routers.dense_layers == (1,)
-    assert POPULARITY.of_model(ROUTERS.first(1), "", "").routers.dense_layers == ()
-
-
-def test_a_model_whose_weights_were_not_read_is_known_by_its_shape():
-    unread = dataclasses.replace(ROUTERS, digests=("",) * 3)
+    assert POPULARITY.of_model(first(1), "", "").routers.dense_layers == ()
+    unread = dataclasses.replace(ROUTERS, digests=("",) * 3)  # known by its shape alone
     assert POPULARITY.of_model(unread, "", "").counts == POPULARITY.counts
 
 
@@ -60,47 +79,130 @@ def test_counts_of_another_model(change, difference):
     )
 
 
+def test_counts_are_kept_by_their_routers(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    message = "^--expert_placement popularity: the cache folder has no counts of mine's experts; wr"
+    with pytest.raises(UsageError, match=message):
+        find(ROUTERS, "--expert_placement popularity")
+    assert keep(POPULARITY) == path_of(ROUTERS)
+    assert find(ROUTERS, "").counts == POPULARITY.counts
+    assert find(first(1), "").counts == POPULARITY.counts[:1]
+    keep(dataclasses.replace(POPULARITY, text="another"))
+    assert find(ROUTERS, "").text == "another"
+
+
+# ---------------------------------------------------------------------------------- damaged files
+
+
 def changed(**changes):
-    return json.dumps(json.loads(json.dumps(dataclasses.asdict(POPULARITY))) | changes).encode()
+    return json.dumps(json.loads(json.dumps(dataclasses.asdict(POPULARITY))) | changes)
 
 
 HALF = [list(layer) for layer in FIRST]
-DAMAGED = {
-    "empty": (b"", "it is no JSON (line 1, column 1: Expecting value)"),
-    "cut off": (changed()[:-20], "it is no JSON (line 1, column "),
-    "binary": (bytes(range(256)), "is no JSON"),
-    "nested": (b"[" * 100_000, "nested too deeply"),
-    "another file": (b"[1, 2]", "it holds no counts"),
-    "another format": (changed(format=2), "its format is not 1"),
-    "no routers": (changed(routers=None), "routers takes Routers; given: None"),
-    "a text for counts": (changed(halves=["a", "b"]), "takes"),
-    "a layer less": (changed(halves=[HALF[:2], HALF[:2]]), "counts of 2 layers, and routers of 3"),
-    "an expert less": (
-        changed(halves=[[HALF[0][:3], *HALF[1:]], HALF]),
-        "layer 0 has 3 counts for 4 experts",
+DAMAGED = {  # a file, and a part of the message
+    "": "it is no JSON (line 1, column 1: Expecting value)",
+    changed()[:-20]: "it is no JSON (line 1, column ",
+    "[" * 100_000: "nested too deeply",
+    "[1, 2]": "it holds no counts",
+    "{}": "it holds no counts",
+    changed(format=2): "its format is not 1",
+    changed(routers=None): "routers takes Routers; given: None",
+    changed(halves=["a", "b"]): "takes",
+    changed(halves=[HALF[:2], HALF[:2]]): "other layers and experts than its routers",
+    changed(halves=[[HALF[0][:3], *HALF[1:]], HALF]): "other layers and experts than its routers",
+    changed(halves=[[[-1, 1, 1, 1], *HALF[1:]], HALF]): "a count is below 0",
+    changed(tokens=41): "layer 0 counts 80 assignments, where 41 tokens give 82",
+    changed(routers=dataclasses.asdict(ROUTERS) | {"experts_per_token": 0}): (
+        "0 of 4 experts per token is impossible"
     ),
-    "below 0": (changed(halves=[[[-1, 1, 1, 1], *HALF[1:]], HALF]), "has a count below 0"),
-    "another sum": (changed(tokens=41), "layer 0 counts 80 assignments, where 41 tokens give 82"),
-    "no experts": (
-        changed(routers=dataclasses.asdict(ROUTERS) | {"experts_per_token": 0}),
-        "0 of 4 experts per token is impossible",
-    ),
+}
+IMPOSSIBLE = {
+    '{"fast": [[0], []]}': "a list of experts for each of mine's 3 layers, such as [[0, 3], []]",
+    '{"fast": "all"}': "3 layers, such as [[0, 3], []]; given: 'all'",
+    '{"fast": [[0.5], [], []]}': "a list of experts for each of mine's 3 layers",
+    '{"fast": [[0], [], [4]]}': "layer 2 has experts 0 to 3; given: 4",
+    '{"fast": [[0], [1], []]}': "layer 1 has none; given: 1",
+    '{"fast": [[0], [], [-1]]}': "layer 2 has experts 0 to 3; given: -1",
+    '{"fast": [[0, 1, 2, 3], [], []]}': "lists 4 experts, and memory is for 3; list fewer",
 }
 
 
-@pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file(name, tmp_path):
-    data, message = DAMAGED[name]
-    (tmp_path / "p.json").write_bytes(data)
+@pytest.mark.parametrize("text", [*DAMAGED, *IMPOSSIBLE, bytes(range(256))], ids=lambda t: t[:60])
+def test_a_file_that_is_refused(text, tmp_path):
+    path = tmp_path / "p.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UsageError) as raised:
-        Popularity.load("--expert_placement", tmp_path / "p.json")
-    assert message in str(raised.value) and "\n" not in str(raised.value)
-    assert str(raised.value).endswith("write it anew with quantbench experts profile")
+        from_file("--expert_placement", str(path), ROUTERS, 3)
+    message = str(raised.value)
+    assert message.startswith(f"--expert_placement {path}") and "\n" not in message
+    assert (DAMAGED | IMPOSSIBLE).get(text, "is no JSON") in message
+    if text not in IMPOSSIBLE:
+        assert message.endswith("write it anew with quantbench experts profile")
+        with pytest.raises(UsageError) as again:
+            Popularity.load("--expert_placement", path)
+        assert str(again.value) == message
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match="^--x .*p.json: No such file or directory$"):
-        Popularity.load("--x", tmp_path / "p.json")
+def test_a_file_is_counts_or_a_list_of_experts(tmp_path):
+    path = tmp_path / "experts.json"
+    popularity_of(COUNTS).save("", path)
+    assert from_file("--x", str(path), ROUTERS, 3) == most_popular(COUNTS, 3)
+    path.write_text('{"fast": [[3], [], [0, 1]]}')
+    assert from_file("--x", str(path), ROUTERS, 3) == ({3}, set(), {0, 1})
+
+
+# ---------------------------------------------------------------------------------- placements
+
+
+def test_placements_by_hand():
+    popular = place("popularity", ROUTERS, 3, popularity_of(COUNTS))  # of all layers together
+    assert popular == (frozenset({0, 2}), frozenset(), frozenset({2}))
+    assert hits(popular, COUNTS) == 6 + 3 + 5
+    equal = most_popular(((5,) * 4, (), (5,) * 4), 4)
+    assert [len(fast) for fast in equal] == [2, 0, 2]  # no layer is favored
+    uniform = place("uniform", ROUTERS, 5, seed=3)
+    assert [len(fast) for fast in uniform] == [3, 0, 2]
+    assert place("uniform", ROUTERS, 5, seed=3) == uniform
+    assert len({place("uniform", ROUTERS, 4, seed=seed) for seed in range(20)}) > 5
+    assert place("first", ROUTERS, 6) == (frozenset(range(4)), frozenset(), frozenset({0, 1}))
+    for how in PLACEMENTS:
+        for capacity in (8, 9, 1000):  # memory for all takes all
+            assert hits(place(how, ROUTERS, capacity, popularity_of(COUNTS)), COUNTS) == 20
+        assert not any(place(how, ROUTERS, 0, popularity_of(COUNTS)))
+
+
+def test_the_expected_hits_of_uniform_are_the_mean_of_all_draws():
+    draws = itertools.product(
+        itertools.combinations(range(4), 2), [()], itertools.combinations(range(4), 1)
+    )
+    counted = [hits(tuple(map(frozenset, fast)), COUNTS) for fast in draws]
+    assert len(counted) == 6 * 4
+    assert uniform_hits(COUNTS, 3) == pytest.approx(sum(counted) / len(counted), rel=1e-12)
+
+
+def test_hit_rates_are_those_of_placements_and_the_ideal_is_the_best_of_all():
+    profiled, held_out, more = (counts_of(ROUTERS, 50, random.random()) for _ in range(3))
+    places = [(layer, expert) for layer in (0, 2) for expert in range(4)]
+    rates, every = hit_rates(ROUTERS, [(profiled, held_out)]), sum(map(sum, held_out))
+    for row in rates:
+        assert row.popularity_hits == hits(most_popular(profiled, row.capacity), held_out)
+        assert row.popularity == row.popularity_hits / row.assignments
+        assert row.uniform == pytest.approx(uniform_hits(held_out, row.capacity) / every)
+        assert row.ideal_hits == max(
+            sum(held_out[layer][expert] for layer, expert in chosen)
+            for chosen in itertools.combinations(places, row.capacity)
+        )
+        assert row.assignments == every and row.share == row.capacity / 8
+    assert [row.capacity for row in rates] == list(range(2, 9))  # a token takes two
+    assert rates[-1].popularity == rates[-1].ideal == pytest.approx(rates[-1].uniform) == 1
+    other = hit_rates(ROUTERS, [(profiled, more)])
+    pairs = hit_rates(ROUTERS, [(profiled, held_out), (profiled, more)])
+    for one, two, both in zip(rates, other, pairs, strict=True):
+        assert both.popularity_hits == one.popularity_hits + two.popularity_hits
+        assert both.uniform == pytest.approx((one.uniform + two.uniform) / 2)
+
+
+# ---------------------------------------------------------------------------------- skew
 
 
 def test_effective_experts():
@@ -110,38 +212,14 @@ def test_effective_experts():
     assert 1 < effective_experts([9, 1]) < 2
 
 
-def test_the_first_half_alone():
-    assert popularity_of(FIRST).counts == FIRST
-
-
-# -------------------------------------------------------------------------------- skew
-
-SKEWED = ((12, 4, 3, 1), (), (4, 6, 5, 5))
-MORE = ((10, 2, 5, 3), (), (6, 4, 5, 5))
-UNEVEN = Popularity(ROUTERS, "a text", 20, (SKEWED, MORE))
-
-
 def test_a_skew_by_hand():
-    skewed, flat = skews(UNEVEN)
+    halves = ((12, 4, 3, 1), (), (4, 6, 5, 5)), ((10, 2, 5, 3), (), (6, 4, 5, 5))
+    skewed, flat = skews(Popularity(ROUTERS, "a text", 20, halves))
     assert (skewed.layer, flat.layer) == (0, 2)
     assert skewed.shares == (22 / 40, 6 / 40, 8 / 40, 4 / 40)
-    assert (skewed.most, skewed.least) == (0, 3)
     # By the first half experts 0 and 1 serve 12 of 20; by the second half 0 and 2 serve 15.
     assert skewed.half_serves == pytest.approx((12 / 20 + 15 / 20) / 2)
     assert not skewed.is_flat
     # Experts 1 and 2 serve 9 of 20, then 0 and 2 serve 9: less than even.
     assert flat.half_serves == pytest.approx(9 / 20) and flat.is_flat
     assert flat.effective == pytest.approx(4, abs=0.01)
-
-
-def test_counts_are_kept_by_their_routers(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    message = "^--expert_placement popularity: the cache folder has no counts of mine's experts; wr"
-    with pytest.raises(UsageError, match=message):
-        find(ROUTERS, "--expert_placement popularity")
-    assert keep(UNEVEN) == path_of(ROUTERS)
-    assert find(ROUTERS, "").counts == UNEVEN.counts
-    assert find(ROUTERS.first(1), "").counts == UNEVEN.counts[:1]
-    counts = counts_of(ROUTERS, 20, 1)
-    keep(Popularity(ROUTERS, "another", 40, (counts, counts)))
-    assert find(ROUTERS, "").text == "another"

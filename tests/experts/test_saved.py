@@ -16,21 +16,22 @@ from click.testing import CliRunner
 from safetensors import safe_open
 
 from quantbench.commands.generate import generate
-from quantbench.experts import slow
-from quantbench.generate import Generator
 from quantbench.log.config import RunConfig
 from quantbench.models.formats.saved import SavedTensors
 from quantbench.models.llama import step_bytes, weight_bytes
-from quantbench.ops.cpu import build
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
-from tests.experts.small import when_held
+from tests.experts.small import NEEDS_KERNELS, logits, when_held
 from tests.models.small import small_checkpoint
+from tests.run.loading_peak import peak_of
+from tests.test_refusals import only_error
 
 ROOT = Path(__file__).parents[2]
 SHORT = ("--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
 ROOM = ("--expert_memory", "12", "--expert_policy", "cache", "--write_result", "none")
-NEEDS_KERNELS = pytest.mark.skipif(build.refusal() is not None, reason="without the C++ kernels")
+TINY = (*SHORT, "--checkpoint_path", "tiny_moe", "--quantization", "int8wo")
+FILE = Path("saved", "experts.safetensors")
+MANIFEST = Path("saved", "quantbench.json")
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +41,15 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+def save(*words):
+    return CliRunner().invoke(generate, [*TINY, *words, "--write_result", "none"])
+
+
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     """tiny_moe as int8wo, saved with its experts' file, and the text that it wrote meanwhile."""
     folder = tmp_path_factory.mktemp("original") / "saved"
-    words = ("--checkpoint_path", "tiny_moe", "--quantization", "int8wo", "--save", str(folder))
-    result = CliRunner().invoke(generate, [*SHORT, *words, *ROOM])
+    result = save(*ROOM, "--save", str(folder))
     assert result.exit_code == 0, result.stderr
     assert f"({folder}, " in result.stderr.replace("; ", "(")
     return folder, result.stdout.split("\n\n")[0]
@@ -55,7 +59,6 @@ def original(tmp_path_factory):
 def saved(original, place):
     """A copy of it, of the same dates."""
     shutil.copytree(original[0], place / "saved")
-    return place / "saved"
 
 
 def run(*words):
@@ -63,43 +66,55 @@ def run(*words):
 
 
 def written(place):
-    """Files of experts that runs have written for themselves, now or before: their folder stays."""
+    """Whether a run has written experts for itself: the folder of its file stays."""
     return (place / "cache" / "quantbench" / "experts").exists()
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+def model_of(**options):
+    plan = make_plan(RunConfig(device="cpu", **options))
+    return loading.load(plan, lambda *a: None, lambda line: None).model
+
+
+def logits_of(**options):
+    return logits(model_of(**options), 2, decoder="auto")
 
 
 def test_the_file_is_safetensors_with_the_sums_that_are_noted(original):
     noted = json.loads((original[0] / "quantbench.json").read_text())["experts"]
     path = original[0] / "experts.safetensors"
     assert noted["modified"] == os.stat(path).st_mtime_ns and len(noted["sums"]) == 40
+    names = {f"layers.{i}.experts.{e}" for i in range(5) for e in range(8)}
     with safe_open(path, "pt") as opened:
-        assert sorted(opened.keys()) == sorted(
-            f"layers.{i}.experts.{e}" for i in range(5) for e in range(8)
-        )
+        assert set(opened.keys()) == names
 
 
-def test_a_run_reads_it_and_writes_none(original, saved, place):
-    before = contents(saved)
+def test_a_run_reads_it_and_writes_none(original, saved, place, monkeypatch):
+    """The shards' experts are not read, but for the two that are compared with the file, and the
+    shards' pages are dropped from the page cache."""
+    read, names, advise, dropped = SavedTensors.read, [], os.posix_fadvise, set()
+
+    def noted_read(self, name, like, cut=None):
+        names.append(name)
+        return read(self, name, like, cut)
+
+    def noted_advice(file, start, length, advice):
+        if advice == os.POSIX_FADV_DONTNEED and (start, length) == (0, 0):
+            dropped.add(os.path.basename(os.readlink(f"/proc/self/fd/{file}")))
+        return advise(file, start, length, advice)
+
+    monkeypatch.setattr(SavedTensors, "read", noted_read)
+    monkeypatch.setattr(os, "posix_fadvise", noted_advice)
+    before = {path.name: path.read_bytes() for path in (place / "saved").iterdir()}
     result = run("--output_json_path", "runs.jsonl")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.split("\n\n")[0] == original[1]
     record = json.loads(Path("runs.jsonl").read_text())
-    assert record["experts"]["slow_place"].startswith(str(saved / "experts.safetensors"))
-    assert contents(saved) == before
-
-
-def logits(**options):
-    config = RunConfig(device="cpu", **options)
-    model = loading.load(make_plan(config), lambda *a: None, lambda line: None).model
-    generator = Generator(model, 2, 32)
-    tokens = torch.randint(4096, (2, 20), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        parts = [generator.forward(tokens[:, :16], 0)]
-        parts += [generator.forward(tokens[:, i : i + 1], i) for i in range(16, 20)]
-    return torch.cat(parts, 1)
+    assert record["experts"]["slow_place"].startswith(str(place / FILE))
+    assert {path.name: path.read_bytes() for path in (place / "saved").iterdir()} == before
+    experts = {name.partition(".w")[0] for name in names if ".experts." in name}
+    assert experts == {f"layers.{i}.feed_forward.experts.{e}" for i, e in ((0, 0), (4, 7))}
+    assert any(name.startswith("layers.3.attention.wo.") for name in names)
+    assert dropped == {"quantized-00001.safetensors"} and not written(place)
 
 
 @pytest.mark.parametrize(
@@ -110,129 +125,96 @@ def logits(**options):
 def test_logits_are_the_same_to_the_bit(scheme, policy, place):
     how = {"checkpoint_path": "tiny_moe", "quantization": scheme}
     two = {"expert_memory": "9", "expert_policy": policy}
-    expected = logits(**how)
-    assert torch.equal(logits(**how, **two, save="saved"), expected)
-    assert torch.equal(logits(checkpoint_path="saved", **two), expected)
-    assert not written(place)
-    assert torch.equal(logits(checkpoint_path="saved"), expected)  # all in one memory
-
-
-def test_fewer_layers_are_read_from_it(saved, place):
-    how = {"checkpoint_path": "saved", "num_layers": 3}
-    assert torch.equal(logits(**how, expert_memory="9"), logits(**how))
+    expected = logits_of(**how)
+    assert torch.equal(logits_of(**how, **two, save="saved"), expected)
+    assert torch.equal(logits_of(checkpoint_path="saved", **two), expected)
+    assert torch.equal(logits_of(checkpoint_path="saved"), expected)  # all in one memory
+    fewer = {"checkpoint_path": "saved", "num_layers": 3}
+    assert torch.equal(logits_of(**fewer, **two), logits_of(**fewer))
     assert not written(place)
 
 
-def test_kernels_and_sizes_are_those_of_any_load(place, monkeypatch):
+def test_kernels_and_sizes_are_those_of_any_load(monkeypatch):
     load, seen = loading.Loading.load, []
 
     def noted(self, *arguments):
         model = load(self, *arguments)
-        seen.append((self.quantizer.ran, weight_bytes(model), step_bytes(model, 1)))
+        sizes = weight_bytes(model), step_bytes(model, 1), step_bytes(model, 4)
+        seen.append((self.quantizer.ran, *sizes))
         return model
 
     monkeypatch.setattr(loading.Loading, "load", noted)
-    logits(checkpoint_path="tiny_moe", quantization="int8wo", expert_memory="9", save="saved")
-    logits(checkpoint_path="saved", expert_memory="9")
-    logits(checkpoint_path="saved")
+    model_of(checkpoint_path="tiny_moe", quantization="int8wo", expert_memory="9", save="saved")
+    model_of(checkpoint_path="saved", expert_memory="9")
+    model_of(checkpoint_path="saved")
     assert seen[0] == seen[1] == seen[2]
-
-
-def test_the_shards_experts_are_not_read(saved, monkeypatch):
-    """But for the two that are compared with the file."""
-    read, names = SavedTensors.read, []
-
-    def noted(self, name, like, cut=None):
-        names.append(name)
-        return read(self, name, like, cut)
-
-    monkeypatch.setattr(SavedTensors, "read", noted)
-    assert run().exit_code == 0
-    experts = {name.partition(".w")[0] for name in names if ".experts." in name}
-    assert experts == {f"layers.{i}.feed_forward.experts.{e}" for i, e in ((0, 0), (4, 7))}
-    assert any(name.startswith("layers.3.attention.wo.") for name in names)
-
-
-def test_pages_of_shards_are_dropped(saved, monkeypatch):
-    advise, dropped = os.posix_fadvise, set()
-
-    def noted(file, start, length, advice):
-        if advice == os.POSIX_FADV_DONTNEED and (start, length) == (0, 0):
-            dropped.add(os.path.basename(os.readlink(f"/proc/self/fd/{file}")))
-        return advise(file, start, length, advice)
-
-    monkeypatch.setattr(os, "posix_fadvise", noted)
-    assert run().exit_code == 0
-    assert dropped == {"quantized-00001.safetensors"}
 
 
 # ---------------------------------------------------------------------------------- other files
 
 
-def cut_short(file):
-    os.truncate(file, 100_000)
+def one_byte(_):
+    data = bytearray(FILE.read_bytes())
+    data[len(data) // 2] ^= 1
+    FILE.write_bytes(data)
 
 
-def removed(file):
-    file.unlink()
+def a_folder(_):
+    FILE.unlink()
+    FILE.mkdir()
 
 
-def one_byte(file):
-    with open(file, "r+b") as opened:
-        opened.seek(file.stat().st_size // 2)
-        byte = opened.read(1)
-        opened.seek(-1, os.SEEK_CUR)
-        opened.write(bytes([byte[0] ^ 1]))
+def two_experts_exchanged(_):
+    """Same shapes, other numbers, as in another model: and so have their sums."""
+    data, noted = bytearray(FILE.read_bytes()), json.loads(MANIFEST.read_text())
+    each = len(data) // 40 // 4096 * 4096  # the header is shorter than an expert
+    start = len(data) - 40 * each
+    one, two = slice(start, start + each), slice(start + each, start + 2 * each)
+    data[one], data[two] = data[two], data[one]
+    FILE.write_bytes(data)
+    sums = noted["experts"]["sums"]
+    noted["experts"] |= {"sums": [sums[1], sums[0], *sums[2:]], "modified": 0}
+    MANIFEST.write_text(json.dumps(noted))
 
 
-def no_safetensors(file):
-    file.write_text("Once upon a time\n")
+def reading_fails(patch):
+    def fails(*arguments):
+        raise OSError(5, "Input/output error")
+
+    patch.setattr(os, "pread", fails)
 
 
-def a_folder(file):
-    file.unlink()
-    file.mkdir()
+def saved_without_them(_):
+    shutil.rmtree("saved")
+    assert save("--save", "saved").exit_code == 0 and not FILE.exists()
 
 
 DAMAGE = [
-    (cut_short, "experts.safetensors was truncated: 100000 of "),
-    (removed, "experts.safetensors: No such file or directory"),
+    (lambda _: os.truncate(FILE, 100_000), "experts.safetensors was truncated: 100000 of "),
+    (lambda _: FILE.unlink(), "experts.safetensors: No such file or directory"),
     # 40 experts behind a header: the file's middle is half a header before the end of the 20th.
     (one_byte, "experts.safetensors was changed: expert 3 of layer 2"),
-    (no_safetensors, "experts.safetensors has another form than this run's kernels read"),
+    (lambda _: FILE.write_text("Once"), "experts.safetensors has another form than this run's ke"),
     (a_folder, "experts.safetensors: Is a directory"),
+    (two_experts_exchanged, "experts.safetensors has another form than this run's kernels read"),
+    (reading_fails, "experts.safetensors: Input/output error"),
+    (saved_without_them, "saved holds no file of them"),
 ]
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGE)
 def test_a_damaged_file_is_a_line_and_the_run_writes_its_own(
-    damage, reason, original, saved, place
+    damage, reason, original, saved, place, monkeypatch
 ):
-    damage(saved / "experts.safetensors")
-    before = {path.name: path.stat().st_size for path in saved.iterdir()}
+    damage(monkeypatch)
+    before = {path.name: path.stat().st_size for path in Path("saved").iterdir()}
     result = run()
     assert result.exit_code == 0, result.stderr
     (line,) = [line for line in result.stderr.splitlines() if reason in line]
     assert f": experts are written into {place}/cache/quantbench/experts until the run" in line
-    assert result.stdout.split("\n\n")[0] == original[1]
-    assert {path.name: path.stat().st_size for path in saved.iterdir()} == before
-
-
-def test_a_file_whose_bytes_cannot_be_read_is_a_line(original, saved, monkeypatch):
-    def fails(*arguments):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(slow.os, "pread", fails)
-    result = run()
-    assert result.exit_code == 0 and result.stdout.split("\n\n")[0] == original[1]
-    assert "experts.safetensors: Input/output error: experts are written into" in result.stderr
-
-
-def test_a_copy_of_another_date_is_compared_whole_and_read(original, saved, place):
-    os.utime(saved / "experts.safetensors", (1, 1))
-    result = run()
-    assert result.exit_code == 0 and result.stdout.split("\n\n")[0] == original[1]
-    assert not written(place)
+    assert "--save with --expert_memory writes them once" in line
+    assert result.stdout.split("\n\n")[0] == original[1] and written(place)
+    assert {path.name: path.stat().st_size for path in Path("saved").iterdir()} == before
 
 
 @NEEDS_KERNELS
@@ -243,42 +225,11 @@ def test_another_kernel_writes_its_own(saved, place):
     assert written(place)
 
 
-def test_experts_of_another_model_are_not_taken(saved, place):
-    """Same shapes, other numbers: two experts have changed places, and so have their sums."""
-    path, manifest = saved / "experts.safetensors", saved / "quantbench.json"
-    data, noted = bytearray(path.read_bytes()), json.loads(manifest.read_text())
-    each = len(data) // 40 // 4096 * 4096  # the header is shorter than an expert
-    start = len(data) - 40 * each
-    one, two = slice(start, start + each), slice(start + each, start + 2 * each)
-    data[one], data[two] = data[two], data[one]
-    path.write_bytes(data)
-    sums = noted["experts"]["sums"]
-    noted["experts"] |= {"sums": [sums[1], sums[0], *sums[2:]], "modified": 0}
-    manifest.write_text(json.dumps(noted))
+def test_a_copy_of_another_date_is_compared_whole_and_read(original, saved, place):
+    os.utime(FILE, (1, 1))
     result = run()
-    assert result.exit_code == 0
-    assert "has another form than this run's kernels read: experts are written" in result.stderr
-    assert written(place)
-
-
-def test_what_is_noted_of_it_is_checked(saved):
-    manifest = saved / "quantbench.json"
-    noted = json.loads(manifest.read_text())
-    for key, value in (("sums", "x"), ("modified", -1)):
-        manifest.write_text(json.dumps(noted | {"experts": noted["experts"] | {key: value}}))
-        result = run()
-        (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-        assert result.exit_code == 1 and f"quantbench.json: experts.{key} is " in line
-
-
-def test_a_model_that_was_saved_without_them_says_how_to_keep_them(place):
-    words = [*SHORT, "--checkpoint_path", "tiny_moe", "--quantization", "int8wo"]
-    plain = CliRunner().invoke(generate, [*words, "--save", "saved", "--write_result", "none"])
-    assert plain.exit_code == 0 and not Path("saved", "experts.safetensors").exists()
-    result = run()
-    assert result.exit_code == 0
-    assert "saved holds no file of them: experts are written into" in result.stderr
-    assert "--save with --expert_memory writes them once" in result.stderr
+    assert result.exit_code == 0 and result.stdout.split("\n\n")[0] == original[1]
+    assert not written(place)
 
 
 def test_a_folder_that_is_named_is_used(saved):
@@ -286,35 +237,41 @@ def test_a_folder_that_is_named_is_used(saved):
     assert result.exit_code == 0 and "(slow, " in result.stderr.replace("; ", "(")
 
 
+def test_what_is_noted_of_it_is_checked(saved):
+    noted = json.loads(MANIFEST.read_text())
+    for key, value in (("sums", "x"), ("modified", -1)):
+        MANIFEST.write_text(json.dumps(noted | {"experts": noted["experts"] | {key: value}}))
+        result = run()
+        assert f"quantbench.json: experts.{key} is " in only_error(result)
+        assert result.exit_code == 1
+
+
 def test_a_file_that_is_truncated_in_the_middle_of_a_run(saved, monkeypatch):
-    when_held(monkeypatch, lambda slow: os.truncate(slow.path, 4096))
+    when_held(monkeypatch, lambda slow: os.truncate(FILE, 4096))
     Path("log.txt").write_text("")
     result = run("--write_result", "log.txt")
-    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and "experts.safetensors was truncated while the run used" in lines[0]
+    assert "experts.safetensors: the experts' file was truncated while the" in only_error(result)
     assert result.exit_code == 1 and Path("log.txt").read_text() == ""
 
 
 @pytest.mark.parametrize(
-    ("where", "works"),
-    [("pwrite", 20), ("posix_fallocate", 0), ("fsync", 0), ("rename", 0), ("mkstemp", 0)],
+    ("where", "works"), [("pwrite", 20), ("posix_fallocate", 0), ("fsync", 0), ("open", 0)]
 )
-def test_a_disk_that_is_full_while_experts_are_saved(where, works, place, monkeypatch):
+def test_a_disk_that_is_full_while_experts_are_saved(where, works, monkeypatch):
     """Whatever fails first, and however often it has worked before: nothing is left."""
-    module = slow.tempfile if where == "mkstemp" else slow.os
-    function, calls = getattr(module, where), []
+    function, calls = getattr(os, where), []
 
-    def fails_later(*arguments):
-        calls.append(arguments)
+    def fails_later(*arguments, **more):
+        if where != "open" or Path(arguments[0]).name == FILE.name:
+            calls.append(arguments)
         if len(calls) > works:
             raise OSError(28, "No space left on device")
-        return function(*arguments)
+        return function(*arguments, **more)
 
-    monkeypatch.setattr(module, where, fails_later)
-    words = [*SHORT, "--checkpoint_path", "tiny_moe", "--quantization", "int8wo", *ROOM]
-    result = CliRunner().invoke(generate, [*words, "--save", "saved"])
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: --save saved: the experts' file cannot be written: No space")
+    monkeypatch.setattr(os, where, fails_later)
+    result = save(*ROOM, "--save", "saved")
+    line = "error: --save saved: the experts' file cannot be written: No space"
+    assert only_error(result).startswith(line)
     assert result.exit_code == 1 and not Path("saved").exists()
 
 
@@ -332,6 +289,17 @@ MIXTURE = {
 }
 
 
+@torch.no_grad()
+def loading_peak(folder, small):
+    """By how much loading a saved mixture raises the resident set, at its highest; in bytes. A
+    smaller one is loaded first, for whatever is imported or allocated once."""
+    torch.set_num_threads(1)
+    two = {"expert_memory": "4", "expert_policy": "fetch"}
+    model_of(checkpoint_path=small, **two)
+    model, peak = peak_of(lambda: model_of(checkpoint_path=folder, **two))
+    return {"peak": peak, "weights": weight_bytes(model)}
+
+
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_loading_holds_no_more_than_the_rest_and_the_fast_experts(place):
     """The resident set's rise while loading, from the saved file, is far below the experts' bytes.
@@ -340,17 +308,15 @@ def test_loading_holds_no_more_than_the_rest_and_the_fast_experts(place):
     two experts that are compared, and what malloc does not give back.
     """
     for name, changes in (("large", MIXTURE), ("small", MIXTURE | {"num_hidden_layers": 1})):
-        words = ["--checkpoint_path", small_checkpoint(place, f"{name}.json", **changes)]
-        result = CliRunner().invoke(
-            generate, [*SHORT, *words, "--quantization", "int8wo", *ROOM, "--save", name]
-        )
+        path = small_checkpoint(place, f"{name}.json", **changes)
+        result = save(*ROOM, "--checkpoint_path", path, "--save", name)
         assert result.exit_code == 0, result.stderr
-    command = [sys.executable, "-m", "tests.experts.saved_peak", str(place / "large")]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("XDG_CACHE_HOME")  # it has the C++ kernels
-    done = subprocess.run(
-        [*command, str(place / "small")], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    code = "import json; from tests.experts import test_saved as t; print(json.dumps(t.{}))"
+    command = [sys.executable, "-c", code.format(f"loading_peak({str(place / 'large')!r}, "
+                                                 f"{str(place / 'small')!r})")]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
     experts = 8 * 16 * 3 * 384 * 512
@@ -371,18 +337,13 @@ def in_page_cache(path):
 
 
 def test_no_expert_is_left_in_the_page_cache(saved):
-    """Neither by loading, nor by measuring what experts cost where they lie. A tenth: what the
-    system may still be reading ahead."""
-    path = saved / "experts.safetensors"
+    """Neither by loading, nor by measuring what experts cost in place. A tenth: what the system may
+    still be reading ahead."""
     os.sync()  # pages that are not written yet cannot be dropped
-    descriptor = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
-    if in_page_cache(path) > 0.1:
+    with open(FILE, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if in_page_cache(FILE) > 0.1:
         pytest.skip("this file system keeps its files in memory")
-    plan = make_plan(RunConfig(device="cpu", checkpoint_path="saved", expert_memory="12"))
-    assert plan.config.expert_policy == "auto"
-    loading.load(plan, lambda *a: None, lambda line: None)
-    assert in_page_cache(path) < 0.1
-    shards = [in_page_cache(shard) for shard in saved.glob("quantized-*")]
-    assert shards and max(shards) < 0.1
+    model_of(checkpoint_path="saved", expert_memory="12")  # whose policy is auto
+    shards = [in_page_cache(shard) for shard in Path("saved").glob("quantized-*")]
+    assert shards and max(in_page_cache(FILE), *shards) < 0.1

@@ -374,3 +374,9 @@ def test_the_environment_names_an_instruction_set():
 
     assert run("portable").stdout == "portable\n"
     assert "there are portable, avx2, avx512" in run("mmx").stderr
+
+
+@pytest.mark.parametrize("size, fits", [("", True), ("512", False), ("512k", False), ("2M", True)])
+def test_stacks_that_would_overflow_are_refused(size, fits, monkeypatch):
+    monkeypatch.setenv("OMP_STACKSIZE", size)
+    assert ("OMP_STACKSIZE=1024K or more" in (build.unavailable() or "")) is not fits

@@ -15,6 +15,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -31,6 +32,7 @@ from quantbench.ops.cpu import compiler
 SOURCES = Path(__file__).parent / "src"
 ISAS = tuple(compiler.INSTRUCTIONS)
 MAX_LIBRARIES = 3  # of a checkout that stay in the cache: the newest
+MIN_STACK_BYTES = 1 << 20  # of a thread; a product's buffers take about 270 KB of it
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -46,10 +48,23 @@ def unavailable() -> str | None:
             "the C++ kernels' threads wait for each other, which needs a torch that runs threads "
             "by OpenMP, as the wheels on PyPI do"
         )
-    if reason := compiler.unavailable():
+    if reason := _small_stacks() or compiler.unavailable():
         return reason
     library = _library()
     return None if library.exists() else _remembered(library)
+
+
+def _small_stacks() -> str | None:
+    """Why threads' stacks would overflow, a crash without a message; None if they are large enough.
+
+    OpenMP reads a number without a unit as KiB.
+    """
+    given = os.environ.get("OMP_STACKSIZE", "")
+    size = re.fullmatch(r"\s*(\d+)\s*([bkmg]?)\s*", given.lower())
+    units = {"b": 1, "": 1 << 10, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+    if size is None or int(size[1]) * units[size[2]] >= MIN_STACK_BYTES:
+        return None
+    return f"the C++ kernels need OMP_STACKSIZE={MIN_STACK_BYTES >> 10}K or more, not {given!r}"
 
 
 @functools.cache

@@ -150,8 +150,11 @@ def _processors(device: torch.device) -> int:
 
 @functools.cache
 def _has_fp8(device: torch.device) -> bool:
-    """Whether one instruction turns E4M3 into float16."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    """Whether one instruction turns E4M3 into float16. AMD's cards, which are "cuda" with a
+    capability of 9.4 too, have another format of 8 bits (e4m3fnuz)."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _blocks(group: int, D: int, dtype: torch.dtype, format: str) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""The options that ab, recommend and tune share: when to stop, what else to measure and to keep."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from quantbench.answer.limits import Limits
+from quantbench.arguments import fraction
+from quantbench.bench.arm import NOT_IN_ARMS
+from quantbench.bench.store import Settings
+from quantbench.cli import Command
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
+DEFAULT = Settings()
+STOPS = ("half_width", "max_minutes", "processes")
+# Options that --resume takes, by click's names, and the error for any other option.
+OF_RESUMED = ("resume", *STOPS, "form", "show", *vars(Limits()), "debug")
+RESUMED = (
+    "--resume goes on with what that folder holds: the only other options are --half_width, "
+    "--processes, --max_minutes, --format, --open and the limits of the answer"
+)
+# Fewer than generate.py's: a difference shows in many short turns, not in long ones.
+MAX_NEW_TOKENS = 32
+
+
+class ShortOutput(Command):
+    """A Command that takes -o for --format."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, ["--format" if word == "-o" else word for word in args])
+
+
+def measuring_options(function: Decorated) -> Decorated:
+    """The options of ab, recommend and tune that say when to stop and what else to measure."""
+    for option in (
+        click.option("--output", metavar="DIR", help="Put results, report and picture here, a new "
+                     "folder; quantized arms, too, until the run has ended"),
+        click.option("--tokens", type=click.IntRange(0),
+                     help=f"Measure quality on at most so many tokens; 0: not [{DEFAULT.tokens}]"),
+        click.option("--text", help="A text file to measure quality on, instead of the usual ones"),
+        click.option("--processes", type=click.IntRange(1),
+                     help=f"Start each arm at most N times [{DEFAULT.processes}]"),
+        click.option("--max_minutes", type=click.FloatRange(0),
+                     help=f"Stop after so long, loading included [{DEFAULT.max_minutes:g}]"),
+        click.option("--half_width", metavar="X",
+                     help=f"Stop when intervals are this narrow [{DEFAULT.half_width:.0%}]"),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def result_options(function: Decorated) -> Decorated:
+    """The options of ab and tune about what --output keeps and what is printed."""
+    for option in (
+        click.option("--format", "form", type=click.Choice(["md", "csv", "json", "answer"]),
+                     metavar="md|csv|json|answer", help="Print this instead of the table; -o, too"),
+        click.option("--open", "show", is_flag=True,
+                     help="Show report.html of --output in the browser"),
+        click.option("--resume", metavar="DIR", help="Go on with what --output DIR left"),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def settings_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of `measuring_options` that were given, as Settings has them; they are taken out
+    of `given`."""
+    taken = {name: given.pop(name) for name in (*STOPS, "tokens", "text")}
+    if taken["half_width"] is not None:
+        taken["half_width"] = fraction("--half_width", taken["half_width"])
+    return {name: value for name, value in taken.items() if value is not None}
