@@ -174,6 +174,22 @@ class Gguf(Checkpoint):
         yield "tie_word_embeddings", "output.weight" not in self._tensors
         if row.window and f"{prefix}attention.sliding_window" not in self.metadata:
             yield "sliding_window", None
+        if self.kind == "llama":
+            yield "attention_bias", "blk.0.attn_q.bias" in self._tensors
+            yield "mlp_bias", "blk.0.ffn_up.bias" in self._tensors
+        if self.kind == "qwen3_moe":
+            yield "norm_topk_prob", True
+        if self.kind.startswith("gemma"):  # as llama.cpp has it: the 27B models differ
+            layers, width, heads, head = (
+                self.metadata.get(prefix + key)
+                for key in (
+                    *("block_count", "embedding_length", "attention.head_count"),
+                    "attention.key_length",
+                )
+            )
+            large = (self.kind, layers) in (("gemma2", 46), ("gemma3_text", 62))
+            if type(width) is int and type(heads) is int and heads:
+                yield "query_pre_attn_scalar", width // heads if large else head
         if _TURNS in self._tensors:
             yield "rope_scaling", self._llama_3(self._tensors[_TURNS].read())
 

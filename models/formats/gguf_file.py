@@ -9,6 +9,7 @@ read here, not by the gguf package: its reader takes 2.5 s for 49,152 tokens, an
 and counts. What the blocks of a quantized type mean is the package's.
 """
 
+import functools
 import math
 import mmap
 import struct
@@ -148,6 +149,8 @@ class GgufFile:
             except ValueError:
                 raise self._damaged(f"{what} is of type {number}, which is not known") from None
             values, size = gguf.GGML_QUANT_SIZES[kind]
+            if not _is_read(kind.name):
+                raise self._damaged(f"{what} is of type {kind.name}, which is not read")
             if name in tensors:
                 raise self._damaged(f"{what} is there twice")
             if min(shape) < 1 or shape[-1] % values:
@@ -162,6 +165,19 @@ class GgufFile:
             data = data.reshape(*shape[:-1], row)
             tensors[name] = GgufTensor(self.path, name, kind.name, shape, data)
         return tensors
+
+
+@functools.cache
+def _is_read(kind: str) -> bool:
+    """Whether the gguf package knows what a type's blocks mean."""
+    import gguf
+
+    number = gguf.GGMLQuantizationType[kind]
+    try:
+        gguf.dequantize(np.zeros(gguf.GGML_QUANT_SIZES[number][1], np.uint8), number)
+    except NotImplementedError:
+        return kind in _PLAIN
+    return True
 
 
 def shards(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
