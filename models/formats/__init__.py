@@ -22,16 +22,12 @@ from quantbench.text import shown
 __all__ = ["EMBEDDED", "EMBEDDED_MODELS", "FORMATS", "Checkpoint", "open_checkpoint"]
 
 # In this order: the first class that recognizes a path reads it.
-FORMATS = ("saved:SavedModel", "hugging_face:HuggingFace", "meta:GptFast", "meta:Meta")
+FORMATS = ("saved:SavedModel", "hugging_face:HuggingFace", "meta:GptFast", "meta:Meta", "gguf:Gguf")
 EMBEDDED = Path(__file__).parent.parent / "tiny"
 # Models in the source tree, by the names that --checkpoint_path takes.
 EMBEDDED_MODELS = {"tiny": EMBEDDED, "tiny_moe": EMBEDDED.parent / "tiny_moe"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LONGEST_HUB_ID = 200  # characters; the hub allows 96 for each half
-_NO_GGUF = (
-    "llama.cpp's format is not read, since its weights are quantized already; give the folder or "
-    "hub id of the model that it was made from (*.safetensors), and a --quantization"
-)
 
 
 def open_checkpoint(checkpoint_path: str) -> Checkpoint:
@@ -60,12 +56,10 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
         for kind in map(_format, FORMATS):
             if kind.sniff(place):
                 return kind(place)
-    if "gguf" in folder.name.lower() or any(folder.glob("*.gguf")):
-        raise CheckpointError(f"{folder} holds GGUF files: {_NO_GGUF}")
     given = "" if path == folder else f"{checkpoint_path} is no checkpoint, and "
     raise CheckpointError(
         f"{given}{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, "
-        "model.pth and consolidated.*.pth"
+        "model.pth, consolidated.*.pth and *.gguf"
     )
 
 
@@ -75,10 +69,6 @@ def _format(name: str) -> type[Checkpoint]:
 
 
 def _refuse_irregular(path: Path) -> None:
-    """Raise CheckpointError for a pipe, a device, or a GGUF file by its first bytes or name."""
+    """Raise CheckpointError for a pipe or a device."""
     with files.named("--checkpoint_path", path, CheckpointError):
         files.require_regular(path)
-        with open(path, "rb") as file:
-            is_gguf = file.read(4) == b"GGUF" or path.suffix.lower() == ".gguf"
-    if is_gguf:
-        raise CheckpointError(f"--checkpoint_path {path} is a GGUF file: {_NO_GGUF}")

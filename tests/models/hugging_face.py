@@ -99,11 +99,12 @@ LAYERS_DIFFER = {
 FAMILIES = LLAMAS | MIXTURES | LAYERS_DIFFER
 
 
-def model(family: str, seed: int = 0):
+def model(family: str, seed: int = 0, **changes):
     """A model whose every parameter is random: large enough that attention is far from uniform,
     biases and norms included, which Hugging Face would start at 0 and 1."""
     torch.manual_seed(seed)
     config = FAMILIES[family]
+    config = type(config)(**config.to_dict() | changes) if changes else config
     config._attn_implementation = "eager"
     made = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():

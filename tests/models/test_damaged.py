@@ -399,18 +399,3 @@ def test_a_save_that_was_killed_can_be_repeated(saved, tmp_path):
     again = CliRunner().invoke(generate, given)
     assert again.exit_code == 1 and "the folder is not empty" in again.stderr
     assert (folder / "notes.txt").read_text() == "mine"
-
-
-@pytest.mark.parametrize("name", ["model-Q4_K_M.gguf", "renamed.bin"])
-def test_a_gguf_file_is_told_what_to_give_instead(tmp_path, name):
-    """Even if the folder has weights that could be read: they may be another model's."""
-    (tmp_path / name).write_bytes(b"GGUF\3\0\0\0")
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="is a GGUF file: .* hub id of the model that it was"):
-        open_checkpoint(str(tmp_path / name))
-
-
-def test_a_folder_of_gguf_files_is_told_as_well(tmp_path):
-    (tmp_path / "model-Q8_0.gguf").write_bytes(b"GGUF\3\0\0\0")
-    with pytest.raises(CheckpointError, match="holds GGUF files: llama.cpp's format is not read"):
-        open_checkpoint(str(tmp_path))

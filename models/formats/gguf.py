@@ -1,0 +1,254 @@
+"""GGUF: llama.cpp's files, of any mix of types, whole or in parts.
+
+    checkpoint = Gguf(Path("model-Q4_K_M.gguf"))
+
+Metadata is translated into the words of Hugging Face's config.json, and tensors get Hugging Face's
+names, so that models/hugging_face.py checks the one and formats/stacked.py the other.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantbench.errors import CheckpointError
+from quantbench.models.config import ModelConfig, RopeScaling
+from quantbench.models.formats import names
+from quantbench.models.formats.base import Checkpoint
+from quantbench.models.formats.gguf_file import MAGIC, GgufFile, GgufTensor, shards
+from quantbench.models.formats.stacked import StackedTensors
+from quantbench.models.formats.tensor_files import Stored
+from quantbench.models.llama import scaled
+from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.registry import ARCHITECTURES
+from quantbench.models.tokenizer import Tokenizer
+from quantbench.text import shown
+
+# general.architecture → model_type; "llama" is Mistral's and, with experts, Mixtral's, too.
+_KINDS = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "olmoe": "olmoe",
+}
+_CONFIG = {  # behind "ARCHITECTURE."
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_EXPERTS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+# What else may stand behind "ARCHITECTURE." and says nothing more.
+_HARMLESS = {
+    "vocab_size", "rope.dimension_count", "attention.value_length", "attention.key_length_swa",
+    "attention.value_length_swa", "expert_weights_scale", "rope.scaling.type",
+}  # fmt: skip
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.#.gate_proj",
+    "ffn_up_exps": "mlp.experts.#.up_proj",
+    "ffn_down_exps": "mlp.experts.#.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_GEMMA = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_TURNS = "rope_freqs.weight"  # what llama 3's rotary scaling divides frequencies by
+# Llama 3.1's and 3.2's, the only ones that were published: factor, and the rest of them all.
+_LLAMA_3_FACTORS = (8.0, 32.0)
+_LLAMA_3 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+class Gguf(Checkpoint):
+    """A file, or the folder of the one model that it holds."""
+
+    needs_tokenizer = True
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError for a damaged file, or a folder of several models."""
+        super().__init__(path)
+        first = path if path.is_file() else _only_model(path)
+        opened = GgufFile(first)
+        self.metadata = opened.metadata
+        self._files = tuple(shards(first, opened.metadata))
+        self.name = re.sub(r"-\d{5}-of-\d{5}$", "", first.stem)
+        opened_files = [opened if file == first else GgufFile(file) for file in self._files]
+        self._tensors: dict[str, GgufTensor] = {}
+        for one in opened_files:
+            for name in one.tensors.keys() & self._tensors.keys():
+                raise CheckpointError(f"{one.path} and {first.name} both hold tensor {shown(name)}")
+            self._tensors |= one.tensors
+
+    @classmethod
+    def sniff(cls, path: Path) -> bool:
+        if path.is_dir():
+            return any(path.glob("*.gguf"))
+        with open(path, "rb") as file:
+            return file.read(4) == MAGIC or path.suffix.lower() == ".gguf"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self._files
+
+    @functools.cached_property
+    def kind(self) -> str:
+        """Hugging Face's model_type."""
+        architecture = self.metadata.get("general.architecture")
+        if architecture not in _KINDS:
+            raise CheckpointError(
+                f"{self._files[0]}: architecture {shown(architecture)} is not supported; "
+                f"supported: {', '.join(_KINDS)}"
+            )
+        if architecture == "llama" and self.metadata.get("llama.expert_count"):
+            return "mixtral"
+        return _KINDS[architecture]
+
+    def config(self) -> ModelConfig:
+        return from_hugging_face(dict(self._described()), self.name, self._files[0])
+
+    def _described(self) -> Iterator[tuple[str, Any]]:
+        """Keys and values of the config.json that this model has. Raises CheckpointError."""
+        yield "model_type", self.kind
+        row, prefix = ARCHITECTURES[self.kind], f"{self.metadata['general.architecture']}."
+        words = _CONFIG | (_EXPERTS if row.experts else {})
+        for key, value in self.metadata.items():
+            if not key.startswith(prefix):
+                continue
+            word = key.removeprefix(prefix)
+            if word in words:
+                yield words[word], _number(value)
+            elif word == "rope.scaling.type" and value not in ("none", ""):
+                raise CheckpointError(f"{self._files[0]}: {key} {shown(value)} is not supported")
+            elif word not in _HARMLESS and value not in (0, 0.0, False, []):
+                raise CheckpointError(
+                    f"{self._files[0]}: metadata {shown(key)} is not understood, and it may change "
+                    "the result"
+                )
+        if "token_embd.weight" not in self._tensors:
+            raise CheckpointError(f"{self._files[0]} lacks tensor token_embd.weight")
+        yield "vocab_size", self._tensors["token_embd.weight"].shape[0]
+        yield "tie_word_embeddings", "output.weight" not in self._tensors
+        if row.window and f"{prefix}attention.sliding_window" not in self.metadata:
+            yield "sliding_window", None
+        if self.kind == "llama":
+            yield "attention_bias", "blk.0.attn_q.bias" in self._tensors
+            yield "mlp_bias", "blk.0.ffn_up.bias" in self._tensors
+        if self.kind == "qwen3_moe":
+            yield "norm_topk_prob", True
+        if self.kind.startswith("gemma"):  # as llama.cpp has it: the 27B models differ
+            layers, width, heads, head = (
+                self.metadata.get(prefix + key)
+                for key in (
+                    *("block_count", "embedding_length", "attention.head_count"),
+                    "attention.key_length",
+                )
+            )
+            large = (self.kind, layers) in (("gemma2", 46), ("gemma3_text", 62))
+            if type(width) is int and type(heads) is int and heads:
+                yield "query_pre_attn_scalar", width // heads if large else head
+        if _TURNS in self._tensors:
+            yield "rope_scaling", self._llama_3(self._tensors[_TURNS].read())
+
+    def _llama_3(self, divisors: Tensor) -> dict[str, Any]:
+        """Llama 3's rotary scaling, by what it divides frequencies by."""
+        theta = self.metadata.get("llama.rope.freq_base", 10000.0)
+        plain = theta ** -(torch.arange(len(divisors)) / len(divisors))
+        for factor in _LLAMA_3_FACTORS:
+            ours = plain / scaled(plain, RopeScaling(factor, 1.0, 4.0, 8192))
+            if divisors.shape == ours.shape and torch.allclose(divisors, ours, 1e-4):
+                return _LLAMA_3 | {"factor": factor}
+        raise CheckpointError(f"{self._files[0]}: {_TURNS} is no published scaling of Llama 3's")
+
+    def tensors(self, device: torch.device | str = "cpu") -> StackedTensors:
+        found: dict[str, Stored] = {}
+        for name, tensor in self._tensors.items():
+            if name != _TURNS:
+                found |= self._renamed(name, tensor)
+        row = ARCHITECTURES[self.kind]
+        weights = row.weights if "#" not in str(row.weights) else {}
+        map_ = names.of_architecture(weights, found)
+        interleaved = self.kind in ("llama", "mixtral")  # llama.cpp turns neighbouring rows
+        return StackedTensors(self._files[0], found, map_, self.config(), interleaved, device)
+
+    def _renamed(self, name: str, tensor: GgufTensor) -> dict[str, Stored]:
+        """A tensor by Hugging Face's name; stacked experts are one each."""
+        read: Callable[[], Tensor] = tensor.read
+        if self.kind.startswith("gemma") and name.endswith("norm.weight"):
+            read = lambda: tensor.read() - 1  # noqa: E731  llama.cpp adds the 1 beforehand
+        stem, _, kind = name.rpartition(".")
+        block = _BLOCK.fullmatch(name)
+        if not block:
+            return {f"{_TOP.get(stem, stem)}.{kind}": Stored(tensor.file, read)}
+        layer = _LAYER | (_GEMMA if self.kind.startswith("gemma") else {})
+        known = f"model.layers.{block[1]}.{layer.get(block[2], block[2])}.{kind}"
+        if "#" not in known:
+            return {known: Stored(tensor.file, read)}
+        return {
+            known.replace("#", str(number)): Stored(tensor.file, tensor.expert(number).read)
+            for number in range(tensor.shape[0])
+        }
+
+    def tokenizer(self, vocab_size: int) -> Tokenizer:
+        from quantbench.models.formats.gguf_tokenizer import tokenizer_of
+
+        return tokenizer_of(self._files[0], self.metadata, vocab_size)
+
+
+def _number(value: Any) -> Any:
+    """A float32 as it was written: 1e-05, not 9.999999747378752e-06."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def _only_model(folder: Path) -> Path:
+    """The first file of a folder's only model. Raises CheckpointError where there are several."""
+    models = {re.sub(r"-\d{5}-of-\d{5}$", "", f.stem): f for f in sorted(folder.glob("*.gguf"))[::-1]}
+    if len(models) > 1:
+        raise CheckpointError(
+            f"{folder} holds {len(models)} GGUF models; name one file: "
+            f"{', '.join(sorted(file.name for file in models.values()))}"
+        )
+    return next(iter(models.values()))

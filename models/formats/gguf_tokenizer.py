@@ -1,0 +1,172 @@
+"""The tokenizer in a GGUF file's metadata, as the file that its library reads.
+
+Byte-level BPE ("gpt2") becomes a tokenizer.json, sentencepiece ("llama") a sentencepiece model, so
+that models/tokenizer.py has one class for each kind, whatever file it comes from.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quantbench.errors import CheckpointError
+from quantbench.models.tokenizer import Hints, JsonTokenizer, SentencePieceTokenizer, Tokenizer
+from quantbench.text import shown
+
+_CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type, as sentencepiece numbers them
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# How text is cut before its bytes are merged, by tokenizer.ggml.pre: a pattern, whether digits
+# stand alone, and whether text is normalized to NFC.
+_CUTS: dict[str, tuple[str | None, bool, bool]] = {
+    "default": (None, False, False),
+    "gpt-2": (None, False, False),
+    "smollm": (None, True, False),
+    "olmo": (None, False, True),
+    "llama-bpe": (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}", False, False),
+    "qwen2": (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}", False, True),
+    "tekken": (_TEKKEN, False, False),
+}
+_WHOLE_FIRST = ("llama-bpe", "tekken")  # a piece that is a token is not merged from its bytes
+_OPENS = ("llama-bpe", "tekken")  # with a token that opens a sequence, unless the file denies it
+
+
+def tokenizer_of(file: Path, metadata: Mapping[str, Any], vocab_size: int) -> Tokenizer:
+    """Raises CheckpointError for a kind that is not read, or metadata that cannot be one."""
+
+    def get(key: str, default: Any, fits: Callable[[Any], bool]) -> Any:
+        value = metadata.get(f"tokenizer.{key}", default)
+        if value is not None and not fits(value):
+            raise CheckpointError(f"{file}: tokenizer.{key} is {shown(value)}, which cannot be")
+        return value
+
+    def texts(value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
+    tokens = get("ggml.tokens", [], texts)
+    if not tokens:
+        raise CheckpointError(f"{file} holds no tokenizer.ggml.tokens")
+    if len(tokens) > vocab_size:
+        raise CheckpointError(f"{file} has {len(tokens)} tokens, but the model only {vocab_size}")
+    types = get(
+        "ggml.token_type", [1] * len(tokens), lambda given: len(given) == len(tokens)
+    )
+    ids = {
+        name: get(f"ggml.{name}_token_id", None, lambda id: type(id) is int and 0 <= id < len(tokens))
+        for name in ("bos", "eos", "eot", "eom")
+    }
+    add_bos = get("ggml.add_bos_token", kind == "llama" or pre in _OPENS, lambda v: type(v) is bool)
+    hints = Hints(
+        bos_token=None if ids["bos"] is None else tokens[ids["bos"]],
+        add_bos=add_bos,
+        eos_token=None if ids["eos"] is None else tokens[ids["eos"]],
+        eos_ids=frozenset(ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None),
+    )
+    if kind == "gpt2":
+        if pre not in _CUTS:
+            raise CheckpointError(
+                f"{file}: tokenizer.ggml.pre {shown(pre)} is not read; {', '.join(_CUTS)} are"
+            )
+        merges = get("ggml.merges", [], texts)
+        data = json.dumps(_json(tokens, types, merges, pre)).encode()
+        tokenizer: Tokenizer = JsonTokenizer(file, data, hints, vocab_size)
+    elif kind == "llama":
+        scores = get("ggml.scores", [0.0] * len(tokens), lambda given: len(given) == len(tokens))
+        prefix = get("ggml.add_space_prefix", True, lambda v: type(v) is bool)
+        model = _sentencepiece(tokens, types, scores, ids, prefix)
+        tokenizer = SentencePieceTokenizer(file, model, hints)
+        if not add_bos:
+            tokenizer.bos_id = None
+    else:
+        raise CheckpointError(
+            f"{file}: tokenizer.ggml.model {shown(kind)} is not read; gpt2 and llama are"
+        )
+    tokenizer.chat_template = get("chat_template", None, lambda value: isinstance(value, str))
+    return tokenizer
+
+
+def _json(
+    tokens: Sequence[str], types: Sequence[int], merges: Sequence[str], pre: str
+) -> dict[str, Any]:
+    """The content of a tokenizer.json (https://huggingface.co/docs/tokenizers)."""
+    pattern, digits, composed = _CUTS[pre]
+    cuts: list[dict[str, Any]] = []
+    if digits:
+        cuts.append({"type": "Digits", "individual_digits": True})
+    if pattern:
+        regex = {"Regex": pattern}
+        cuts.append(
+            {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
+        )
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    cuts.append({**bytes_, "use_regex": pattern is None})
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": id, "content": token, **flags, "special": types[id] == _CONTROL}
+            for id, token in enumerate(tokens)
+            if types[id] in (_CONTROL, _USER_DEFINED)
+        ],
+        "normalizer": {"type": "NFC"} if composed else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts},
+        "decoder": {**bytes_, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "vocab": {token: id for id, token in enumerate(tokens)},
+            "merges": merges,
+            "ignore_merges": pre in _WHOLE_FIRST,
+        },
+    }
+
+
+def _sentencepiece(
+    tokens: Sequence[str],
+    types: Sequence[int],
+    scores: Sequence[float],
+    ids: Mapping[str, int | None],
+    prefix: bool,
+) -> bytes:
+    """A sentencepiece model: a ModelProto of sentencepiece_model.proto, whose numbers stand here."""
+    pieces = b"".join(
+        _message(1, _message(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind))
+        for token, score, kind in zip(tokens, scores, types, strict=True)
+    )
+    bos, eos = (-1 if ids[name] is None else ids[name] for name in ("bos", "eos"))
+    unknown = next((id for id, kind in enumerate(types) if kind == 2), 0)
+    trainer = b"".join(
+        _number(field, value)
+        for field, value in (
+            *((3, 2), (4, len(tokens)), (35, 6 in types)),  # BPE; its size; byte fallback
+            *((40, unknown), (41, bos), (42, eos), (43, -1)),
+        )
+    )
+    normalizer = _message(1, b"identity") + b"".join(
+        _number(field, value) for field, value in ((3, prefix), (4, False), (5, True))
+    )  # a space in front; runs of spaces kept; spaces written as U+2581
+    return pieces + _message(2, trainer) + _message(3, normalizer)
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(int(value))
+
+
+def _varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])

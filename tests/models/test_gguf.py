@@ -1,0 +1,296 @@
+"""GGUF files against transformers, whose models are written by the gguf package as llama.cpp's
+converter would, and against hand-made damage."""
+
+import json
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from sentencepiece import SentencePieceProcessor
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from quantbench import models
+from quantbench.errors import CheckpointError
+from quantbench.generate import Generator
+from quantbench.models.formats import EMBEDDED, open_checkpoint
+from quantbench.models.formats.gguf_file import GgufFile
+from quantbench.models.formats.gguf_tokenizer import _json
+from quantbench.models.loading import load_model
+from tests.models import hugging_face
+from tests.models.hugging_face import LLAMA_3_1, SIZES
+from tests.models.test_tokenizer import HARD_TEXTS
+
+LONG_CONTEXT = LLAMA_3_1 | {"original_max_position_embeddings": 8192}
+ARCHITECTURES = {
+    "llama-2": "llama", "llama-biased": "llama", "mistral-0.3": "llama", "qwen-2": "qwen2",
+    "qwen-3": "qwen3", "gemma-2": "gemma2", "gemma-3": "gemma3", "qwen-3-moe": "qwen3moe",
+}  # fmt: skip
+KINDS = [kind for kind in gguf.GGML_QUANT_SIZES if kind.name.startswith(("Q", "IQ4", "MXFP", "NVFP"))]
+KINDS = [kind for kind in KINDS if kind.name not in ("Q8_1", "Q8_K", "Q1_0")]  # not of weights, or not known to it
+
+
+def written(path: Path, made, architecture: str, matrix="F32", metadata=()) -> Path:
+    """A transformers model as llama.cpp's converter writes it."""
+    config, prefix = made.config, architecture
+    writer = gguf.GGUFWriter(path, architecture)
+    given = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": getattr(config, "head_dim", None),
+        "attention.sliding_window": getattr(config, "sliding_window", None),
+        "expert_count": getattr(config, "num_experts", None),
+        "expert_used_count": getattr(config, "num_experts_per_tok", None),
+        "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
+    }
+    for key, value in given.items():
+        if value is not None:
+            writer.add_uint32(f"{prefix}.{key}", value)
+    floats = {
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": config.to_dict().get("rope_theta") or _theta(config),
+        "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
+        "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
+    }
+    for key, value in floats.items():
+        if value is not None:
+            writer.add_float32(f"{prefix}.{key}", value)
+    kind = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[architecture]
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    tensors = dict(made.state_dict())
+    if config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+    for name, tensor in tensors.items():
+        if architecture == "llama" and ".q_proj." in name:
+            tensor = turned(tensor, config.num_attention_heads)
+        elif architecture == "llama" and ".k_proj." in name:
+            tensor = turned(tensor, config.num_key_value_heads)
+        if architecture.startswith("gemma") and "norm" in name:
+            tensor = tensor + 1
+        tensors[name] = tensor
+    for name, tensor in stacked(tensors).items():
+        values = tensor.numpy()
+        to = matrix if values.ndim > 1 and "gate.weight" not in name else "F32"
+        data = gguf.quantize(values, gguf.GGMLQuantizationType[to])
+        raw = None if to == "F32" else gguf.GGMLQuantizationType[to]
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found, name
+        writer.add_tensor(found, data, raw_dtype=raw)
+    scaling = getattr(config, "rope_scaling", None) or {}
+    if scaling.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", divisors(_theta(config), scaling))
+    for key, value in metadata:
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _theta(config) -> float:
+    rope = config.rope_parameters
+    return float((rope.get("full_attention") or rope)["rope_theta"])
+
+
+def turned(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of queries or keys with rotary pairs side by side, as llama.cpp multiplies them."""
+    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape).contiguous()
+
+
+def stacked(tensors: dict) -> dict:
+    """Experts' matrices as one tensor; transformers 5 stacks gate and up already."""
+    out = {}
+    for name, tensor in tensors.items():
+        stem = name.removesuffix("experts.gate_up_proj")
+        if stem != name:
+            gate, up = tensor.chunk(2, 1)
+            out[f"{stem}experts.gate_proj.weight"] = gate.contiguous()
+            out[f"{stem}experts.up_proj.weight"] = up.contiguous()
+        elif name.endswith("experts.down_proj"):
+            out[f"{name}.weight"] = tensor
+        else:
+            out[name] = tensor
+    return out
+
+
+def divisors(theta: float, scaling: dict) -> np.ndarray:
+    """What llama.cpp's converter divides Llama 3's frequencies by, from its description."""
+    low = scaling["original_max_position_embeddings"] / scaling["low_freq_factor"]
+    high = scaling["original_max_position_embeddings"] / scaling["high_freq_factor"]
+    head = SIZES["hidden_size"] // SIZES["num_attention_heads"]
+    found = []
+    for i in range(0, head, 2):
+        length = 2 * np.pi * theta ** (i / head)
+        if length < high:
+            found.append(1.0)
+        elif length > low:
+            found.append(scaling["factor"])
+        else:
+            smooth = (low / length * scaling["low_freq_factor"] - scaling["low_freq_factor"]) / (
+                scaling["high_freq_factor"] - scaling["low_freq_factor"]
+            )
+            found.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
+    return np.array(found, np.float32)
+
+
+def logits(path: Path, tokens: torch.Tensor) -> torch.Tensor:
+    model = load_model(str(path), precision=torch.float32)
+    return Generator(model, len(tokens), 64).forward(tokens, 0)
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_logits_are_those_of_transformers(family, tmp_path):
+    as_they_have_it = {"query_pre_attn_scalar": 32} if family == "gemma-2" else {}
+    made = hugging_face.model(family, **as_they_have_it)
+    path = written(tmp_path / "model.gguf", made, ARCHITECTURES[family])
+    tokens = torch.randint(3, SIZES["vocab_size"], (2, 24))
+    with torch.no_grad():
+        expected = made(tokens).logits
+    assert torch.allclose(logits(path, tokens), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("factor", (8.0, 32.0))
+def test_llama_3s_rotary_scaling_is_told_from_its_divisors(factor, tmp_path):
+    scaling = LONG_CONTEXT | {"factor": factor}
+    config = LlamaConfig(**SIZES, num_key_value_heads=2, rope_theta=500000.0, rope_scaling=scaling)
+    made = AutoModelForCausalLM.from_config(config).eval()
+    path = written(tmp_path / "model.gguf", made, "llama")
+    found = open_checkpoint(str(path)).config().rope_scaling
+    assert (found.factor, found.original_max_position) == (factor, 8192)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_type_is_read_as_the_gguf_package_has_it(kind, tmp_path):
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    drawn = torch.randint(0, 256, (3, 2 * size), dtype=torch.uint8).numpy()
+    writer = gguf.GGUFWriter(tmp_path / "one.gguf", "llama")
+    writer.add_tensor("x", drawn, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensor = GgufFile(tmp_path / "one.gguf").tensors["x"]
+    with np.errstate(all="ignore"):
+        expected = gguf.dequantize(drawn, kind)
+    assert tensor.shape == (3, 2 * values) == tuple(tensor.read().shape)
+    np.testing.assert_array_equal(tensor.read().numpy(), expected)
+
+
+def test_a_quantized_file_in_parts_is_one_model(tmp_path):
+    made = hugging_face.model("llama-2")
+    whole = written(tmp_path / "whole.gguf", made, "llama", "Q8_0")
+    tokens = torch.randint(3, SIZES["vocab_size"], (1, 9))
+    expected = logits(whole, tokens)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    parts = [folder / f"m-0000{n}-of-00002.gguf" for n in (1, 2)]
+    reader = gguf.GGUFReader(whole)
+    for number, part in enumerate(parts):
+        writer = gguf.GGUFWriter(part, "llama")
+        for key, field in reader.fields.items():
+            if not number and not key.startswith(("GGUF.", "general.architecture")):
+                writer.add_key_value(key, field.contents(), field.types[-1])
+        writer.add_uint16("split.count", 2)
+        for tensor in reader.tensors[number::2]:
+            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    assert torch.equal(logits(folder, tokens), expected)
+    parts[1].unlink()
+    with pytest.raises(CheckpointError, match="lacks m-00002-of-00002.gguf"):
+        open_checkpoint(str(folder))
+
+
+def test_sentencepiece_out_of_a_file_is_the_same(tmp_path):
+    model = SentencePieceProcessor(str(EMBEDDED / "tokenizer.model"))
+    ids = range(model.vocab_size())
+    kinds = [
+        2 if model.is_unknown(i) else 3 if model.is_control(i) else 6 if model.is_byte(i) else 1
+        for i in ids
+    ]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.tokens": [model.id_to_piece(i) for i in ids],
+        "tokenizer.ggml.scores": [model.get_score(i) for i in ids],
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.bos_token_id": model.bos_id(),
+        "tokenizer.ggml.eos_token_id": model.eos_id(),
+        "tokenizer.chat_template": "{{ messages }}",
+    }
+    path = written(tmp_path / "m.gguf", hugging_face.model("llama-2"), "llama", "F32", metadata.items())
+    ours = open_checkpoint(str(path)).tokenizer(len(ids))
+    theirs = models.formats.open_checkpoint("tiny").tokenizer(len(ids))
+    for text in HARD_TEXTS:
+        assert ours.encode(text) == theirs.encode(text), text
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+    assert (ours.bos_id, ours.eos_ids) == (theirs.bos_id, theirs.eos_ids)
+    assert ours.chat_template == "{{ messages }}"
+
+
+def _count(content: bytearray) -> None:
+    content[8:16] = struct.pack("<Q", 1 << 60)
+
+
+def _type(content: bytearray) -> None:
+    at = content.index(b"output_norm.weight") + len("output_norm.weight") + 4 + 8
+    content[at : at + 4] = struct.pack("<I", 99)
+
+
+def _outside(content: bytearray) -> None:
+    at = content.index(b"output_norm.weight") + len("output_norm.weight") + 4 + 8 + 4
+    content[at : at + 8] = struct.pack("<Q", 1 << 40)
+
+
+def _overlap(content: bytearray) -> None:
+    at = content.index(b"output_norm.weight") + len("output_norm.weight") + 4 + 8 + 4
+    content[at : at + 8] = struct.pack("<Q", 0)
+
+
+DAMAGES = {
+    "no GGUF file": lambda content: content.__setitem__(slice(0, 4), b"GGML"),
+    "version 7 is not read": lambda content: content.__setitem__(slice(4, 5), b"\7"),
+    "counts 1152921504606846976 entries": _count,
+    "is of type 99, which is not known": _type,
+    "lies past its end": _outside,
+    "overlaps another": _overlap,
+    "ends within its header": lambda content: content.__delitem__(slice(6, None)),
+    "more than it has bytes for": lambda content: content.__delitem__(slice(90, None)),
+    "lies past its end: fetch": lambda content: content.__delitem__(slice(-64, None)),
+    "architecture 'llamb' is not supported": lambda content: content.__setitem__(
+        slice(content.index(b"llama"), content.index(b"llama") + 5), b"llamb"
+    ),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGES)
+def test_damage_is_said_in_one_line(message, tmp_path):
+    path = written(tmp_path / "m.gguf", hugging_face.model("llama-2"), "llama")
+    content = bytearray(path.read_bytes())
+    DAMAGES[message](content)
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(str(path)).config()
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_folder_of_two_models_asks_for_one(tmp_path):
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF\3\0\0\0")
+    with pytest.raises(CheckpointError, match=r"2 GGUF models; name one file: a.gguf, b.gguf"):
+        open_checkpoint(str(tmp_path))
+
+
+def test_a_tokenizer_json_is_made_that_the_library_reads():
+    content = _json(["a", "b", "ab", "<|x|>"], [1, 1, 1, 3], ["a b"], "qwen2")
+    assert json.loads(json.dumps(content))["added_tokens"][0]["special"] is True
