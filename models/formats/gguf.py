@@ -22,8 +22,8 @@ from quantbench.models.formats.base import Checkpoint
 from quantbench.models.formats.gguf_file import MAGIC, GgufFile, GgufTensor, shards
 from quantbench.models.formats.stacked import StackedTensors
 from quantbench.models.formats.tensor_files import Stored
-from quantbench.models.llama import scaled
 from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.llama import scaled
 from quantbench.models.registry import ARCHITECTURES
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.text import shown
@@ -245,7 +245,9 @@ def _number(value: Any) -> Any:
 
 def _only_model(folder: Path) -> Path:
     """The first file of a folder's only model. Raises CheckpointError where there are several."""
-    models = {re.sub(r"-\d{5}-of-\d{5}$", "", f.stem): f for f in sorted(folder.glob("*.gguf"))[::-1]}
+    models: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.gguf")):
+        models.setdefault(re.sub(r"-\d{5}-of-\d{5}$", "", file.stem), file)
     if len(models) > 1:
         raise CheckpointError(
             f"{folder} holds {len(models)} GGUF models; name one file: "

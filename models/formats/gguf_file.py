@@ -190,7 +190,9 @@ def shards(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
         return [path]
     stem, dash, total = path.stem.rpartition("-of-")
     if type(count) is not int or not dash or not total.isdigit() or int(total) != count:
-        raise CheckpointError(f"{path} is one of {shown(count)} files, and its name does not say so")
+        raise CheckpointError(
+            f"{path} is one of {shown(count)} files, and its name does not say so"
+        )
     names = [f"{stem[:-5]}{number:05}-of-{count:05}{path.suffix}" for number in range(1, count + 1)]
     if missing := [name for name in names if not (path.parent / name).is_file()]:
         raise CheckpointError(f"{path.parent} lacks {missing[0]}, a part of {path.name}")

@@ -56,11 +56,9 @@ def tokenizer_of(file: Path, metadata: Mapping[str, Any], vocab_size: int) -> To
         raise CheckpointError(f"{file} holds no tokenizer.ggml.tokens")
     if len(tokens) > vocab_size:
         raise CheckpointError(f"{file} has {len(tokens)} tokens, but the model only {vocab_size}")
-    types = get(
-        "ggml.token_type", [1] * len(tokens), lambda given: len(given) == len(tokens)
-    )
+    types = get("ggml.token_type", [1] * len(tokens), lambda given: len(given) == len(tokens))
     ids = {
-        name: get(f"ggml.{name}_token_id", None, lambda id: type(id) is int and 0 <= id < len(tokens))
+        name: get(f"ggml.{name}_token_id", None, range(len(tokens)).__contains__)
         for name in ("bos", "eos", "eot", "eom")
     }
     add_bos = get("ggml.add_bos_token", kind == "llama" or pre in _OPENS, lambda v: type(v) is bool)
@@ -103,9 +101,7 @@ def _json(
         cuts.append({"type": "Digits", "individual_digits": True})
     if pattern:
         regex = {"Regex": pattern}
-        cuts.append(
-            {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
-        )
+        cuts.append({"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False})
     bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     cuts.append({**bytes_, "use_regex": pattern is None})
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -135,9 +131,11 @@ def _sentencepiece(
     ids: Mapping[str, int | None],
     prefix: bool,
 ) -> bytes:
-    """A sentencepiece model: a ModelProto of sentencepiece_model.proto, whose numbers stand here."""
+    """A sentencepiece model: a ModelProto, by the numbers of sentencepiece_model.proto."""
     pieces = b"".join(
-        _message(1, _message(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind))
+        _message(
+            1, _message(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind)
+        )
         for token, score, kind in zip(tokens, scores, types, strict=True)
     )
     bos, eos = (-1 if ids[name] is None else ids[name] for name in ("bos", "eos"))

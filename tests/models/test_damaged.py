@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from quantbench.commands.generate import generate
 from quantbench.errors import CheckpointError, QuantbenchError
-from quantbench.models.formats import open_checkpoint
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer

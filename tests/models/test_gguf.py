@@ -28,8 +28,12 @@ ARCHITECTURES = {
     "llama-2": "llama", "llama-biased": "llama", "mistral-0.3": "llama", "qwen-2": "qwen2",
     "qwen-3": "qwen3", "gemma-2": "gemma2", "gemma-3": "gemma3", "qwen-3-moe": "qwen3moe",
 }  # fmt: skip
-KINDS = [kind for kind in gguf.GGML_QUANT_SIZES if kind.name.startswith(("Q", "IQ4", "MXFP", "NVFP"))]
-KINDS = [kind for kind in KINDS if kind.name not in ("Q8_1", "Q8_K", "Q1_0")]  # not of weights, or not known to it
+OTHERS = ("Q8_1", "Q8_K", "Q1_0")  # not of weights, or not known to the package
+KINDS = [
+    kind
+    for kind in gguf.GGML_QUANT_SIZES
+    if kind.name.startswith(("Q", "IQ4", "MXFP", "NVFP")) and kind.name not in OTHERS
+]
 
 
 def written(path: Path, made, architecture: str, matrix="F32", metadata=()) -> Path:
@@ -228,7 +232,8 @@ def test_sentencepiece_out_of_a_file_is_the_same(tmp_path):
         "tokenizer.ggml.eos_token_id": model.eos_id(),
         "tokenizer.chat_template": "{{ messages }}",
     }
-    path = written(tmp_path / "m.gguf", hugging_face.model("llama-2"), "llama", "F32", metadata.items())
+    made = hugging_face.model("llama-2")
+    path = written(tmp_path / "m.gguf", made, "llama", "F32", metadata.items())
     ours = open_checkpoint(str(path)).tokenizer(len(ids))
     theirs = models.formats.open_checkpoint("tiny").tokenizer(len(ids))
     for text in HARD_TEXTS:
