@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from quantbench.models.split import Cut
 
 
+TOKENIZER_FILES = (
+    *FILES,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+
+
 @dataclass(frozen=True)
 class SavedScheme:
     """The scheme of weights that are quantized in the checkpoint itself."""
@@ -88,6 +97,16 @@ class Checkpoint(ABC):
         if self.folder and not self.needs_tokenizer:
             return self.folder if any((self.folder / name).exists() for name in FILES) else None
         return self.folder
+
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """The tokenizer as --save writes it: the content of each of its files."""
+        folder = self.tokenizer_folder
+        names = TOKENIZER_FILES if folder else ()
+        paths = {name: folder / name for name in names if folder and (folder / name).is_file()}
+        return {
+            name: files.read_bytes("cannot read", path, CheckpointError)
+            for name, path in paths.items()
+        }
 
     def tokenizer(self, vocab_size: int) -> Tokenizer:
         """The tokenizer; a ByteTokenizer if the checkpoint needs none and has none."""

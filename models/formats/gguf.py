@@ -8,18 +8,20 @@ names, so that models/hugging_face.py checks the one and formats/stacked.py the 
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quantbench import files
 from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.models.formats import names
 from quantbench.models.formats.base import Checkpoint
 from quantbench.models.formats.gguf_file import MAGIC, GgufFile, GgufTensor, shards
+from quantbench.models.formats.gguf_tokenizer import GgufTokenizer
 from quantbench.models.formats.stacked import StackedTensors
 from quantbench.models.formats.tensor_files import Stored
 from quantbench.models.hugging_face import from_hugging_face
@@ -127,7 +129,7 @@ class Gguf(Checkpoint):
     def sniff(cls, path: Path) -> bool:
         if path.is_dir():
             return any(path.glob("*.gguf"))
-        with open(path, "rb") as file:
+        with files.named("--checkpoint_path", path, CheckpointError), open(path, "rb") as file:
             return file.read(4) == MAGIC or path.suffix.lower() == ".gguf"
 
     @property
@@ -232,10 +234,15 @@ class Gguf(Checkpoint):
             for number in range(tensor.shape[0])
         }
 
-    def tokenizer(self, vocab_size: int) -> Tokenizer:
-        from quantbench.models.formats.gguf_tokenizer import tokenizer_of
+    @functools.cached_property
+    def _text(self) -> GgufTokenizer:
+        return GgufTokenizer.of(self._files[0], self.metadata)
 
-        return tokenizer_of(self._files[0], self.metadata, vocab_size)
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        return self._text.as_files()
+
+    def tokenizer(self, vocab_size: int) -> Tokenizer:
+        return self._text.tokenizer(vocab_size)
 
 
 def _number(value: Any) -> Any:

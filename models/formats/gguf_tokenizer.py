@@ -7,6 +7,7 @@ that models/tokenizer.py has one class for each kind, whatever file it comes fro
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,57 +39,98 @@ _WHOLE_FIRST = ("llama-bpe", "tekken")  # a piece that is a token is not merged 
 _OPENS = ("llama-bpe", "tekken")  # with a token that opens a sequence, unless the file denies it
 
 
-def tokenizer_of(file: Path, metadata: Mapping[str, Any], vocab_size: int) -> Tokenizer:
-    """Raises CheckpointError for a kind that is not read, or metadata that cannot be one."""
+@dataclass(frozen=True)
+class GgufTokenizer:
+    """A tokenizer as files that its library reads."""
 
-    def get(key: str, default: Any, fits: Callable[[Any], bool]) -> Any:
-        value = metadata.get(f"tokenizer.{key}", default)
-        if value is not None and not fits(value):
-            raise CheckpointError(f"{file}: tokenizer.{key} is {shown(value)}, which cannot be")
-        return value
+    file: Path  # the GGUF file, for messages
+    name: str  # tokenizer.json or tokenizer.model
+    data: bytes  # its content
+    count: int  # tokens
+    hints: Hints
+    chat_template: str | None
 
-    def texts(value: Any) -> bool:
-        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    @classmethod
+    def of(cls, file: Path, metadata: Mapping[str, Any]) -> "GgufTokenizer":
+        """Raises CheckpointError for a kind that is not read, or metadata that cannot be one."""
 
-    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
-    tokens = get("ggml.tokens", [], texts)
-    if not tokens:
-        raise CheckpointError(f"{file} holds no tokenizer.ggml.tokens")
-    if len(tokens) > vocab_size:
-        raise CheckpointError(f"{file} has {len(tokens)} tokens, but the model only {vocab_size}")
-    types = get("ggml.token_type", [1] * len(tokens), lambda given: len(given) == len(tokens))
-    ids = {
-        name: get(f"ggml.{name}_token_id", None, range(len(tokens)).__contains__)
-        for name in ("bos", "eos", "eot", "eom")
-    }
-    add_bos = get("ggml.add_bos_token", kind == "llama" or pre in _OPENS, lambda v: type(v) is bool)
-    hints = Hints(
-        bos_token=None if ids["bos"] is None else tokens[ids["bos"]],
-        add_bos=add_bos,
-        eos_token=None if ids["eos"] is None else tokens[ids["eos"]],
-        eos_ids=frozenset(ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None),
-    )
-    if kind == "gpt2":
-        if pre not in _CUTS:
+        def get(key: str, default: Any, fits: Callable[[Any], bool]) -> Any:
+            value = metadata.get(f"tokenizer.{key}", default)
+            if value is not None and not fits(value):
+                raise CheckpointError(f"{file}: tokenizer.{key} is {shown(value)}: not accepted")
+            return value
+
+        kind = metadata.get("tokenizer.ggml.model")
+        pre = metadata.get("tokenizer.ggml.pre", "default")
+        tokens = get("ggml.tokens", [], _texts)
+        if not tokens:
+            raise CheckpointError(f"{file} holds no tokenizer.ggml.tokens")
+
+        def numbers(value: Any) -> bool:
+            return isinstance(value, list) and len(value) == len(tokens)
+
+        ids = {
+            name: get(f"ggml.{name}_token_id", None, range(len(tokens)).__contains__)
+            for name in ("bos", "eos", "eot", "eom")
+        }
+        opens = get("ggml.add_bos_token", kind == "llama" or pre in _OPENS, _truth)
+        bos, eos = (None if ids[name] is None else tokens[ids[name]] for name in ("bos", "eos"))
+        ends = frozenset(ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None)
+        types = get("ggml.token_type", [1] * len(tokens), numbers)
+        if kind == "gpt2":
+            if pre not in _CUTS:
+                raise CheckpointError(
+                    f"{file}: tokenizer.ggml.pre {shown(pre)} is not read; {', '.join(_CUTS)} are"
+                )
+            merges = get("ggml.merges", [], _texts)
+            name, data = "tokenizer.json", json.dumps(_json(tokens, types, merges, pre)).encode()
+        elif kind == "llama":
+            scores = get("ggml.scores", [0.0] * len(tokens), numbers)
+            prefix = get("ggml.add_space_prefix", True, _truth)
+            ids["bos"] = ids["bos"] if opens else None
+            name, data = "tokenizer.model", _sentencepiece(tokens, types, scores, ids, prefix)
+        else:
             raise CheckpointError(
-                f"{file}: tokenizer.ggml.pre {shown(pre)} is not read; {', '.join(_CUTS)} are"
+                f"{file}: tokenizer.ggml.model {shown(kind)} is not read; gpt2 and llama are"
             )
-        merges = get("ggml.merges", [], texts)
-        data = json.dumps(_json(tokens, types, merges, pre)).encode()
-        tokenizer: Tokenizer = JsonTokenizer(file, data, hints, vocab_size)
-    elif kind == "llama":
-        scores = get("ggml.scores", [0.0] * len(tokens), lambda given: len(given) == len(tokens))
-        prefix = get("ggml.add_space_prefix", True, lambda v: type(v) is bool)
-        model = _sentencepiece(tokens, types, scores, ids, prefix)
-        tokenizer = SentencePieceTokenizer(file, model, hints)
-        if not add_bos:
-            tokenizer.bos_id = None
-    else:
-        raise CheckpointError(
-            f"{file}: tokenizer.ggml.model {shown(kind)} is not read; gpt2 and llama are"
-        )
-    tokenizer.chat_template = get("chat_template", None, lambda value: isinstance(value, str))
-    return tokenizer
+        template = get("chat_template", None, lambda value: isinstance(value, str))
+        return cls(file, name, data, len(tokens), Hints(bos, opens, eos, ends), template)
+
+    def tokenizer(self, vocab_size: int) -> Tokenizer:
+        """Raises CheckpointError for one with more tokens than the model."""
+        if self.count > vocab_size:
+            raise CheckpointError(
+                f"{self.file} has {self.count} tokens, but the model only {vocab_size}"
+            )
+        made: Tokenizer
+        if self.name == "tokenizer.json":
+            made = JsonTokenizer(self.file, self.data, self.hints, vocab_size)
+        else:
+            made = SentencePieceTokenizer(self.file, self.data, self.hints)
+        made.chat_template = self.chat_template
+        return made
+
+    def as_files(self) -> dict[str, bytes]:
+        """The files of a folder from which models/tokenizer.py makes the same tokenizer."""
+        notes = {
+            "bos_token": self.hints.bos_token,
+            "add_bos_token": self.hints.add_bos,
+            "eos_token": self.hints.eos_token,
+            "chat_template": self.chat_template,
+        }
+        return {
+            self.name: self.data,
+            "tokenizer_config.json": json.dumps(notes).encode(),
+            "generation_config.json": json.dumps({"eos_token_id": [*self.hints.eos_ids]}).encode(),
+        }
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _truth(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
 def _json(

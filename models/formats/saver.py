@@ -4,8 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -17,24 +16,16 @@ from quantbench import files
 from quantbench.devices import stored_bytes
 from quantbench.models import SAVED
 from quantbench.models.config import ModelConfig
-from quantbench.models.formats.base import NotSaved, SavedScheme
+from quantbench.models.formats.base import TOKENIZER_FILES, NotSaved, SavedScheme
 from quantbench.models.formats.saved import EXPERTS, VERSION, SavedExperts, inner_tensors
-from quantbench.models.tokenizer import FILES
 
 SHARD_BYTES = 1 << 29  # least size of a file, except the last
-_TOKENIZER_FILES = (
-    *FILES,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "chat_template.jinja",
-)
 
 
 class Saver:
     """Writes a model's layers as they are quantized, so that the model is never in memory twice.
 
-        saver = Saver(folder, SavedScheme("int4wo-64", "bfloat16"), tokenizer_folder)
+        saver = Saver(folder, SavedScheme("int4wo-64", "bfloat16"), checkpoint.tokenizer_files())
         model = load_model(…, transform=quantizer, saver=saver)
         saver.finish(model.config)
 
@@ -45,10 +36,10 @@ class Saver:
         self,
         folder: Path,
         scheme: SavedScheme,
-        tokenizer: Path | None,
+        tokenizer: Mapping[str, bytes],
         shard_bytes: int | None = None,
     ) -> None:
-        """tokenizer: the folder whose tokenizer is copied. shard_bytes: bytes of waiting tensors
+        """tokenizer: the files of the tokenizer by name. shard_bytes: bytes of waiting tensors
         that make a file; until then they stay in memory."""
         self.folder, self.scheme = folder, scheme
         self.shard_bytes = SHARD_BYTES if shard_bytes is None else shard_bytes
@@ -65,10 +56,8 @@ class Saver:
             if any(folder.iterdir()):
                 raise NotSaved(f"--save {folder}: the folder is not empty; give a new one")
         self._write(self.unfinished, lambda file: file.touch())
-        for name in _TOKENIZER_FILES if tokenizer else ():
-            if tokenizer and (tokenizer / name).is_file():
-                source = tokenizer / name
-                self._write(folder / name, lambda file, source=source: _copy(source, file))
+        for name, content in tokenizer.items():
+            self._write(folder / name, lambda file, content=content: _create(file, content))
 
     def add(self, name: str, module: nn.Module) -> None:
         """Save a quantized layer, in the form that does not depend on a kernel."""
@@ -144,9 +133,9 @@ class Saver:
             for file in self.folder.glob(pattern)
         ]
         with contextlib.suppress(OSError):
-            for name in (*_TOKENIZER_FILES, *written):
+            for name in (*TOKENIZER_FILES, *written):
                 (self.folder / name).unlink(missing_ok=True)
-            for name in _TOKENIZER_FILES:
+            for name in TOKENIZER_FILES:
                 if (self.folder / name).parent != self.folder:
                     with contextlib.suppress(OSError):
                         (self.folder / name).parent.rmdir()
@@ -161,6 +150,6 @@ def _same(first: Tensor, second: Tensor) -> bool:
     return alike and (first.data_ptr() == second.data_ptr() or torch.equal(first, second))
 
 
-def _copy(source: Path, file: Path) -> None:
+def _create(file: Path, content: bytes) -> None:
     file.parent.mkdir(exist_ok=True)
-    shutil.copyfile(source, file)
+    file.write_bytes(content)

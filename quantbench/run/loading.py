@@ -143,7 +143,7 @@ class Loading:
             from quantbench.models.formats.saver import Saver
 
             scheme = SavedScheme(str(spec), config.precision)
-            self.saver = Saver(Path(config.save), scheme, self.checkpoint.tokenizer_folder)
+            self.saver = Saver(Path(config.save), scheme, self.checkpoint.tokenizer_files())
 
     @torch.no_grad()
     def load(self, report: Report, say: Say) -> Transformer:

@@ -19,6 +19,7 @@ from quantbench.models.formats import EMBEDDED, open_checkpoint
 from quantbench.models.formats.gguf_file import GgufFile
 from quantbench.models.formats.gguf_tokenizer import _json
 from quantbench.models.loading import load_model
+from quantbench.models.tokenizer import load_tokenizer
 from tests.models import hugging_face
 from tests.models.hugging_face import LLAMA_3_1, SIZES
 from tests.models.test_tokenizer import HARD_TEXTS
@@ -241,6 +242,13 @@ def test_sentencepiece_out_of_a_file_is_the_same(tmp_path):
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
     assert (ours.bos_id, ours.eos_ids) == (theirs.bos_id, theirs.eos_ids)
     assert ours.chat_template == "{{ messages }}"
+    for name, content in open_checkpoint(str(path)).tokenizer_files().items():  # as --save does
+        (tmp_path / name).write_bytes(content)
+    kept = load_tokenizer(tmp_path, len(ids))
+    assert [kept.encode(text) for text in HARD_TEXTS] == [ours.encode(t) for t in HARD_TEXTS]
+    assert (kept.bos_id, kept.eos_ids, kept.chat_template) == (
+        ours.bos_id, ours.eos_ids, ours.chat_template,
+    )  # fmt: skip
 
 
 def _count(content: bytearray) -> None:
