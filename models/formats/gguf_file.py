@@ -9,6 +9,7 @@ read here, not by the gguf package: its reader takes 2.5 s for 49,152 tokens, an
 and counts. What the blocks of a quantized type mean is the package's.
 """
 
+import contextlib
 import functools
 import math
 import mmap
@@ -44,13 +45,24 @@ class GgufTensor:
     type: str  # of ggml: F32, Q4_K, …
     shape: tuple[int, ...]  # as torch has it: the last dimension is that of a row
     data: NDArray[np.uint8]  # its bytes, mapped: (…, bytes of a row)
+    mapped: mmap.mmap  # of the whole file
+    start: int  # of the data in the file
 
     def expert(self, number: int) -> "GgufTensor":
         """One of the matrices (E, N, K)."""
-        return replace(self, shape=self.shape[1:], data=self.data[number])
+        start = self.start + number * self.data[0].nbytes
+        return replace(self, shape=self.shape[1:], data=self.data[number], start=start)
 
     def read(self) -> Tensor:
         """The tensor in the file's own precision where that is a float, else in float32."""
+        numbers = self._numbers()
+        # Pages of a mapped file count as this process's memory until they are given up.
+        page = self.start // mmap.PAGESIZE * mmap.PAGESIZE
+        with contextlib.suppress(OSError, AttributeError):
+            self.mapped.madvise(mmap.MADV_DONTNEED, page, self.start + self.data.nbytes - page)
+        return numbers
+
+    def _numbers(self) -> Tensor:
         import gguf
 
         if kind := _PLAIN.get(self.type):
@@ -163,7 +175,9 @@ class GgufFile:
                 raise self._damaged(f"{what} lies past its end: fetch it again")
             data = np.frombuffer(self._bytes, np.uint8, row * rows, start + offset)
             data = data.reshape(*shape[:-1], row)
-            tensors[name] = GgufTensor(self.path, name, kind.name, shape, data)
+            tensors[name] = GgufTensor(
+                self.path, name, kind.name, shape, data, self._bytes, start + offset
+            )
         return tensors
 
 
