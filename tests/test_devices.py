@@ -94,14 +94,15 @@ def test_free_memory_of_mps(monkeypatch):
 
 
 def test_the_peak_is_that_since_the_reset():
-    """64 MB that come and go before the reset do not count after it."""
+    """512 MB that come and go before the reset do not count after it. (The kernel's counter of
+    resident pages may lag by 256 pages per processor of the machine.)"""
     if not devices.can_reset_peak():
         pytest.skip("reads /proc/self/clear_refs, which cannot be written to here")
-    torch.ones(64 << 20, dtype=torch.int8)
+    torch.ones(512 << 20, dtype=torch.int8)
     (before,) = devices.peak_memory(CPU).values()
     devices.reset_peak_memory(CPU)
     after = devices.peak_memory(CPU)
-    assert set(after) == {"resident"} and after["resident"] < before - (32 << 20)
+    assert set(after) == {"resident"} and after["resident"] < before - (256 << 20)
 
 
 def test_a_peak_that_cannot_be_reset_says_so(monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ from quantbench.answer.readings import caveats, span
 from quantbench.bench.answers import Product, Reading
 from quantbench.bench.store import Results
 from quantbench.report.columns import Columns, interval, number
+from quantbench.text import counted
 
 
 def _time(product: Product) -> str:
@@ -106,8 +107,8 @@ def peer_remarks(
 ) -> list[str]:
     """How peers were measured, and what the table has no room for."""
     lines = [
-        f"{threads} threads each, in cycles of short turns; ratios compare turns of a cycle, with "
-        "95 % intervals"
+        f"{counted(threads, 'thread')} each, in cycles of short turns; ratios compare turns of a "
+        "cycle, with 95 % intervals"
     ]
     for arm in [arm for results in comparisons for arm in results.arms]:
         if arm.facts and arm.facts.about:

@@ -371,7 +371,7 @@ BAD = {
     "processes": (*NONE, *INT8, "--processes", "0"),
     "no such option: '--max_rounds'": (*NONE, *INT8, "--max_rounds", "3"),
     "--format takes one of md, csv, json": (*NONE, *INT8, "-o", "html"),
-    "--format takes a value": (*NONE, *INT8, "-o"),
+    "'--format' requires an argument": (*NONE, *INT8, "-o"),
 }
 
 

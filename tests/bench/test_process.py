@@ -110,7 +110,7 @@ def test_a_rank_that_is_killed_is_the_answer(three_ranks):
 
 
 def test_ranks_that_lack_memory_say_so(three_ranks):
-    with pytest.raises(WorkerFailed, match="^rank 1 of 3: 60 GB are needed$") as failure:
+    with pytest.raises(WorkerFailed, match=r"^rank \d of 3: 60 GB are needed$") as failure:
         three_ranks.ask("lack")
     assert failure.value.kind == "memory"
 

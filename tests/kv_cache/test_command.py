@@ -63,7 +63,7 @@ def test_a_kind_that_cannot_be_says_so(tmp_path, monkeypatch):
             ["--context_depth", "-5"],
             "--context_depth takes a whole number from 1 to 2**63-1; given: '-5'",
         ),
-        (["--precision", "int8"], "--precision int8: there are bfloat16, float16 and float32"),
+        (["--precision", "int8"], "--precision takes one of bfloat16, float16, float32"),
         (["--checkpoint_path", "nowhere"], "nowhere does not exist"),
         (["--device", "abacus"], "abacus"),
         (["--json", "/nowhere/out.json"], "No such file"),

@@ -207,7 +207,7 @@ def test_a_cache_that_only_python_can_write(kind):
     caches = [kind(1, 2, 8, 16, torch.float32, "cpu", None, "cpu") for _ in model.layers]
     reason = f"the KV cache is a {kind.__name__}, which the op cannot write"
     assert why_not_fused(model, caches, 1) == reason
-    assert name_of("auto", model, caches, 1) == "modules"
+    assert name_of("auto", model, caches, 1) == ("modules", reason)
 
 
 def test_layers_that_differ_in_their_caches():
