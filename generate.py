@@ -322,7 +322,7 @@ def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
         return
     say(sizes.fits(plan, free))
     plan.ranks.meet()  # before loading: else a late rank would find less free memory
-    with progress(f"Loading {plan.name} as {plan.spec}") as report:
+    with progress(f"Loading {plan.name} as {plan.spec.name}") as report:
         loaded = loading.load(plan, report, say)
     generator = make_generator(plan, loaded.model)
     if config.interactive:

@@ -99,7 +99,7 @@ def load_model(
             f"{checkpoint.folder} is quantized as {saved.scheme}; load_model reads it back with "
             "transform=Quantizer(…) of that scheme"
         )
-    if saved and str(precision) != f"torch.{saved.precision}":
+    if saved and saved.precision and str(precision) != f"torch.{saved.precision}":
         raise CheckpointError(
             f"{checkpoint.folder} was saved with --precision {saved.precision}; give that one"
         )

@@ -1,8 +1,9 @@
 """A quantizer that gives each layer its own scheme and kernel: autoquant's choices, by the layer's
-shape, or those of a saved model, by its name.
+shape, or those of a saved model or of another program's file, by its name.
 
     quantizer = MixedQuantizer({(768, 256): (spec, "cpu")}, device, dtype)
     quantizer = MixedQuantizer(by_name(saved.layers), device, dtype)
+    quantizer = quantizer_of(parse("int4wo-64"), device, dtype)     # of any scheme
 """
 
 from collections import Counter
@@ -14,48 +15,65 @@ from torch import nn
 
 from quantbench.errors import CheckpointError, KernelError, UsageError
 from quantbench.quantize.registry import Quantizer, available
-from quantbench.quantize.spec import Spec, parse_scheme
+from quantbench.quantize.spec import AsIs, Spec, parse_scheme
 
 
 class MixedQuantizer:
     """(name, module) -> module, as registry.Quantizer."""
 
     def __init__(
-        self, chosen: Mapping[Any, tuple[Spec, str]], device: torch.device, dtype: torch.dtype
+        self,
+        chosen: Mapping[Any, tuple[Spec, str | None]],
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         """chosen: a scheme and a kernel by a layer's shape (N, K) or name. A kernel that cannot run
-        here is replaced by the best that can; KernelError if none can."""
+        here is replaced by the best that can; KernelError if none can. Kernel None: layers are
+        quantized only."""
         self.ran: Counter[str] = Counter()  # how many layers each kernel got
         self.layers: dict[str, tuple[str, str]] = {}  # (scheme, kernel) of each layer built
         made = {}
         for spec, kernel in set(chosen.values()):
-            runs = available(spec, device, dtype).get(kernel, "unknown") is None
+            runs = kernel is None or available(spec, device, dtype).get(kernel, "unknown") is None
             made[spec, kernel] = Quantizer(spec, device, dtype, kernel if runs else "auto")
         self._quantizers = {key: made[how] for key, how in chosen.items()}
 
     def __call__(self, name: str, module: nn.Module) -> nn.Module:
         return self.built(name, self.quantized(name, module))
 
-    def takes(self, module: nn.Module) -> bool:
-        return isinstance(module, nn.Linear)
+    def takes(self, module: nn.Module, name: str = "") -> bool:
+        held = isinstance(module, nn.Embedding) and name in self._quantizers
+        return held or isinstance(module, nn.Linear)
 
     def quantized(self, name: str, module: nn.Module) -> nn.Module:
         """The layer with its scheme's numbers; KernelError, naming the layer, without a choice."""
-        return self._of(name, module).quantized(name, module) if self.takes(module) else module
+        if not self.takes(module, name):
+            return module
+        return self._of(name, module).quantized(name, module)
 
     def built(self, name: str, layer: nn.Module) -> nn.Module:
         """The layer in its kernel's form."""
-        if not self.takes(layer):
+        if not self.takes(layer, name):
             return layer
         quantizer = self._of(name, layer)
+        if isinstance(layer, nn.Embedding):
+            self.layers[name] = str(quantizer.spec), "auto"
+            return layer
         built = quantizer.built(name, layer)
         kernel = quantizer.kernel_for(name, layer)  # the one built: those that failed are gone
         self.ran[kernel] += 1
         self.layers[name] = str(quantizer.spec), kernel
         return built
 
+    def stored(self, name: str, layer: nn.Linear) -> nn.Module:
+        """A layer on the meta device as its kernel stores it; nothing is loaded."""
+        quantizer = self._of(name, layer)
+        built = quantizer.stored(name, layer)
+        self.ran[quantizer.kernel_for(name, layer)] += 1
+        return built
+
     def _of(self, name: str, layer: nn.Module) -> Quantizer:
-        N, K = layer.out_features, layer.in_features
+        N, K = layer.weight.shape
         quantizer = self._quantizers.get(name) or self._quantizers.get((N, K))
         if quantizer is None:
             raise KernelError(f"{name} is {N} by {K}, and no scheme was chosen for that")
@@ -71,3 +89,12 @@ def by_name(layers: Mapping[str, Sequence[str]]) -> dict[Any, tuple[Spec, str]]:
         except UsageError as error:
             raise CheckpointError(f"{name} was saved as {scheme!r}: {error}") from None
     return chosen
+
+
+def quantizer_of(
+    spec: Spec, device: torch.device, dtype: torch.dtype, kernel: str | None = "auto"
+) -> Quantizer | MixedQuantizer:
+    """What quantizes every layer as `spec` says. kernel: as for Quantizer."""
+    if not isinstance(spec, AsIs):
+        return Quantizer(spec, device, dtype, kernel)
+    return MixedQuantizer({name: (one, kernel) for name, one in spec.layers}, device, dtype)

@@ -44,7 +44,7 @@ class PackedWeight(TorchAOBaseTensor):
 
     tensor_data_names = ["plane0", "scale"]
     tensor_attribute_names = ["format", "bits", "group_size", "columns", "dtype"]
-    optional_tensor_data_names = ["plane1", "plane2", "zero", "tensor_scale"]
+    optional_tensor_data_names = ["plane1", "plane2", "zero", "tensor_scale", "outer"]
     optional_tensor_attribute_names = ["activation"]
 
     plane0: Tensor
@@ -64,6 +64,7 @@ class PackedWeight(TorchAOBaseTensor):
         plane2: Tensor | None = None,
         zero: Tensor | None = None,
         tensor_scale: Tensor | None = None,
+        outer: Tensor | None = None,
         activation: str | None = None,
     ) -> "PackedWeight":
         self = torch.Tensor._make_wrapper_subclass(
@@ -71,6 +72,7 @@ class PackedWeight(TorchAOBaseTensor):
         )
         self.plane0, self.plane1, self.plane2 = plane0, plane1, plane2
         self.scale, self.zero, self.tensor_scale = scale, zero, tensor_scale
+        self.outer = outer
         self.format, self.bits, self.group_size = format, bits, group_size
         self.columns, self.activation = columns, activation
         return self
@@ -91,6 +93,7 @@ class PackedWeight(TorchAOBaseTensor):
         group_size: int | None = None,
         zero: Tensor | None = None,
         tensor_scale: Tensor | None = None,
+        outer: Tensor | None = None,
         activation: str | None = None,
     ) -> "PackedWeight":
         """A weight made of its parts; without a group_size it has one scale per row."""
@@ -107,8 +110,16 @@ class PackedWeight(TorchAOBaseTensor):
             **named,
             zero=zero,
             tensor_scale=tensor_scale,
+            outer=outer,
             activation=activation,
         )
+
+    @classmethod
+    def of(cls, parts: Packed, columns: int, dtype: torch.dtype) -> "PackedWeight":
+        """The weight (N, columns) of these parts."""
+        fields = {name: getattr(parts, name) for name in ("zero", "tensor_scale", "outer")}
+        how = {"format": parts.format, "bits": parts.bits, "group_size": parts.group_size}
+        return cls.make(parts.planes, parts.scale, columns=columns, dtype=dtype, **fields, **how)
 
     def _stable_hash_for_caching(self) -> str:
         """What compiled code depends on, for torch's cache of it: not the numbers.
@@ -125,7 +136,7 @@ class PackedWeight(TorchAOBaseTensor):
         """The plain tensors and what they mean: what a kernel takes."""
         planes = [plane for name in PLANE_NAMES if (plane := getattr(self, name)) is not None]
         scales = self.scale, self.zero, self.tensor_scale
-        return Packed(planes, *scales, self.format, self.bits, self.group_size)
+        return Packed(planes, *scales, self.format, self.bits, self.group_size, self.outer)
 
     def replaced(self, **changes: Any) -> "PackedWeight":
         """The same weight with some fields changed; tensors are shared."""
@@ -153,7 +164,7 @@ class PackedWeight(TorchAOBaseTensor):
                 changes[name] = _between(plane, start, end, self.columns)
         if self.scale.shape[1] == 1:
             return self.replaced(**changes, group_size=end - start)
-        for name in ("scale", "zero"):
+        for name in ("scale", "zero", "outer"):
             if (scales := getattr(self, name)) is not None:
                 changes[name] = _between(scales, start, end, self.columns)
         return self.replaced(**changes)

@@ -20,7 +20,7 @@ from quantbench.quantize import schemes
 from quantbench.quantize.kernel import Kernel
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.scheme import Scheme
-from quantbench.quantize.spec import FullPrecision, Int8Embedding, Spec
+from quantbench.quantize.spec import FullPrecision, Int8Embedding, Spec, Stored
 
 
 def _registered() -> dict[type[Spec], Scheme]:
@@ -31,6 +31,7 @@ def _registered() -> dict[type[Spec], Scheme]:
 
 
 SCHEMES = _registered()
+_EMBED = (Int8Embedding, Stored)  # schemes that embeddings have, too
 MANY_COLUMNS = 1024  # more than any scheme's group, and a multiple of every one
 
 
@@ -72,6 +73,7 @@ def column_unit(spec: Spec, columns: int) -> int:
     if not isinstance(packed, PackedWeight):
         return 1
     widths = [plane.shape[1] for plane in packed.parts.planes]
+    widths += [] if packed.outer is None else [packed.outer.shape[1]]
     widths += [packed.scale.shape[1]] * (packed.scale.shape[1] > 1)
     return math.lcm(*(columns // math.gcd(columns, width) for width in widths))
 
@@ -135,7 +137,7 @@ class Quantizer:
         return None
 
     def takes(self, module: nn.Module) -> bool:
-        embedding = isinstance(self.spec, Int8Embedding) and isinstance(module, nn.Embedding)
+        embedding = isinstance(self.spec, _EMBED) and isinstance(module, nn.Embedding)
         return isinstance(module, nn.Linear) or embedding
 
     def quantized(self, name: str, module: nn.Module) -> nn.Module:

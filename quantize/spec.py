@@ -51,6 +51,11 @@ class Quantization:
         return name.format(**fields)
 
     @property
+    def name(self) -> str:
+        """What the log calls it."""
+        return str(self)
+
+    @property
     def scheme(self) -> "Spec | None":
         """The scheme of every layer; None where it is known only after measuring."""
         raise NotImplementedError
@@ -325,8 +330,51 @@ class AutoQuant(Selection):
         return (*eight_bits, *four_bits) if self.int4 else eight_bits
 
 
+@dataclass(frozen=True)
+class AsIs(Spec):
+    """Each layer as the checkpoint's file has it: what `layers` says, once it was opened."""
+
+    pattern = "as-is"
+    numerics = "the numbers that the checkpoint's file holds, on kernels that read them"
+    phrase = "as the file has it"
+    like = "-"
+    shown = ()
+    layers: tuple[tuple[str, Spec], ...] = ()  # by the layer's name
+    label: str = "as-is"  # in logs
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+
+@dataclass(frozen=True)
+class Stored(Spec):
+    """How a checkpoint's file holds one layer's weight, in terms of ops/formats.py; as-is keeps it.
+    Nobody asks for it by name."""
+
+    pattern = "stored-{format}-{bits}-{group_size}-{scale}-{zero}[-outer][-whole]"
+    numerics = "as a checkpoint's file has them"
+    phrase = "as the file has it"
+    like = "-"
+    shown = ()
+    choices = {
+        "format": ("int", "uint", "fp8", "fp4", "nf4", "iq4nl"),
+        "bits": (1, 2, 3, 4, 5, 6, 7, 8),
+        "group_size": (0, 8, 16, *GROUP_SIZES, 512, 1024),  # 0: the whole row
+        "scale": ("float32", "float16", "bfloat16", "int8", "e8m0", "e4m3"),
+        "zero": ("none", "float32", "float16", "bfloat16", "int8", "uint8"),
+    }
+    format: str = "int"
+    bits: int = 4
+    group_size: int = 32
+    scale: str = "float16"
+    zero: str = "none"
+    outer: bool = False  # scales are multiplied by one for 256 columns
+    whole: bool = False  # everything is multiplied by one number
+
+
 # In the order of their definitions.
-SPECS: tuple[type[Spec], ...] = tuple(Spec.__subclasses__())
+SPECS: tuple[type[Spec], ...] = tuple(spec for spec in Spec.__subclasses__() if spec is not Stored)
 SELECTIONS: tuple[type[Selection], ...] = tuple(Selection.__subclasses__())
 _ALL: tuple[type[Spec] | type[Selection], ...] = (*SPECS, *SELECTIONS)
 
@@ -344,7 +392,7 @@ COMPARED = (*COMPARED_BRIEFLY, *map(str, (Float6(), SparseMarlin(), UintX(2, 64)
 def parse(name: str, option: str = "--quantization") -> Spec | Selection:
     """What `name`, given to `option`, spells; UsageError, with every valid form and the nearest, if
     nothing."""
-    for spec in _ALL:
+    for spec in (*_ALL, Stored):
         if match := _regex(spec).fullmatch(name):
             return spec(**_values(spec, match))
     # For a right form with a wrong number the error lists the right numbers.
@@ -390,7 +438,7 @@ def form(spec: type[Quantization]) -> str:
 def every_spec() -> Iterator[Quantization]:
     """Every spec there is, scheme by scheme."""
     for spec in _ALL:
-        fields = [field.name for field in dataclasses.fields(spec)]
+        fields = [field.name for field in _spelt(spec)]
         for values in itertools.product(*(spec.choices.get(f, (False, True)) for f in fields)):
             yield spec(**dict(zip(fields, values, strict=True)))
 
@@ -417,5 +465,14 @@ def _values(spec: type[Quantization], match: re.Match[str]) -> dict[str, Any]:
         field.name: next(v for v in spec.choices[field.name] if str(v) == match[field.name])
         if field.name in spec.choices
         else match[field.name] is not None
-        for field in dataclasses.fields(spec)
+        for field in _spelt(spec)
     }
+
+
+def _spelt(spec: type[Quantization]) -> list[dataclasses.Field[Any]]:
+    """The fields that are part of a name."""
+    return [
+        field
+        for field in dataclasses.fields(spec)
+        if re.search(rf"[{{-]{field.name}\b", spec.pattern)
+    ]

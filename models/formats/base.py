@@ -37,9 +37,10 @@ class SavedScheme:
     """The scheme of weights that are quantized in the checkpoint itself."""
 
     scheme: str
-    precision: str  # bfloat16, float16 or float32: dtype of what is not quantized
+    precision: str | None  # bfloat16, float16 or float32: dtype of what is not quantized; None: any
     # [scheme, kernel] by the layer's name, where layers differ; otherwise empty
     layers: Mapping[str, list[str]] = field(default_factory=dict)
+    label: str | None = None  # of another program's file, in logs: gguf-Q4_K_M
 
 
 class Tensors(Protocol):
@@ -90,6 +91,10 @@ class Checkpoint(ABC):
         """The weights, read to `device`. Here only lists of tensors are read.
 
         Raises CheckpointError for a damaged file."""
+
+    def in_full_precision(self) -> Checkpoint | None:
+        """This checkpoint with its quantized weights as floats; None where they stay quantized."""
+        return None
 
     @property
     def tokenizer_folder(self) -> Path | None:

@@ -6,9 +6,11 @@ Metadata is translated into the words of Hugging Face's config.json, and tensors
 names, so that models/hugging_face.py checks the one and formats/stacked.py the other.
 """
 
+import copy
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,16 @@ from quantbench import files
 from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.models.formats import names
-from quantbench.models.formats.base import Checkpoint
+from quantbench.models.formats.as_is import AsIs
+from quantbench.models.formats.base import Checkpoint, SavedScheme, Tensors
+from quantbench.models.formats.gguf_blocks import PACKED
 from quantbench.models.formats.gguf_file import MAGIC, GgufFile, GgufTensor, shards
 from quantbench.models.formats.gguf_tokenizer import GgufTokenizer
 from quantbench.models.formats.stacked import StackedTensors
 from quantbench.models.formats.tensor_files import Stored
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import scaled
-from quantbench.models.registry import ARCHITECTURES
+from quantbench.models.registry import ARCHITECTURES, build
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.text import shown
 
@@ -113,6 +117,7 @@ class Gguf(Checkpoint):
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError for a damaged file, or a folder of several models."""
         super().__init__(path)
+        self._as_is = True
         first = path if path.is_file() else _only_model(path)
         opened = GgufFile(first)
         self.metadata = opened.metadata
@@ -205,7 +210,39 @@ class Gguf(Checkpoint):
                 return _LLAMA_3 | {"factor": factor}
         raise CheckpointError(f"{self._files[0]}: {_TURNS} is no published scaling of Llama 3's")
 
-    def tensors(self, device: torch.device | str = "cpu") -> StackedTensors:
+    @functools.cached_property
+    def saved(self) -> SavedScheme | None:  # type: ignore[override]
+        if not self._as_is or not any(tensor.type in PACKED for tensor in self._tensors.values()):
+            return None
+        with torch.device("meta"):
+            layers = AsIs(self._stacked()).layers(build(self.config()))
+        return SavedScheme("as-is", None, layers, f"gguf-{self._mix}") if layers else None
+
+    @property
+    def _mix(self) -> str:
+        """What the file calls its mix of types: Q4_K_M."""
+        import gguf
+
+        try:
+            name = gguf.LlamaFileType(self.metadata.get("general.file_type")).name
+        except ValueError:
+            sizes = Counter[str]()
+            for tensor in self._tensors.values():
+                sizes[tensor.type] += tensor.data.nbytes
+            return sizes.most_common(1)[0][0]
+        return name.removeprefix("MOSTLY_").removeprefix("ALL_")
+
+    def in_full_precision(self) -> "Gguf":
+        other = copy.copy(self)
+        other.__dict__.pop("saved", None)
+        other._as_is = False
+        return other
+
+    def tensors(self, device: torch.device | str = "cpu") -> Tensors:
+        stacked = self._stacked(device)
+        return AsIs(stacked) if self.saved else stacked
+
+    def _stacked(self, device: torch.device | str = "cpu") -> StackedTensors:
         found: dict[str, Stored] = {}
         for name, tensor in self._tensors.items():
             if name != _TURNS:
@@ -218,19 +255,25 @@ class Gguf(Checkpoint):
 
     def _renamed(self, name: str, tensor: GgufTensor) -> dict[str, Stored]:
         """A tensor by Hugging Face's name; stacked experts are one each."""
-        read: Callable[[], Tensor] = tensor.read
+
+        def stored(one: GgufTensor) -> Stored:
+            kind = PACKED.get(one.type) if len(one.shape) == 2 else None
+            return Stored(one.file, one.read, kind and kind.form, one.packed if kind else None)
+
         if self.kind.startswith("gemma") and name.endswith("norm.weight"):
-            read = lambda: tensor.read() - 1  # noqa: E731  llama.cpp adds the 1 beforehand
+            found = Stored(tensor.file, lambda: tensor.read() - 1)  # llama.cpp adds 1 beforehand
+        else:
+            found = stored(tensor)
         stem, _, kind = name.rpartition(".")
         block = _BLOCK.fullmatch(name)
         if not block:
-            return {f"{_TOP.get(stem, stem)}.{kind}": Stored(tensor.file, read)}
+            return {f"{_TOP.get(stem, stem)}.{kind}": found}
         layer = _LAYER | (_GEMMA if self.kind.startswith("gemma") else {})
         known = f"model.layers.{block[1]}.{layer.get(block[2], block[2])}.{kind}"
         if "#" not in known:
-            return {known: Stored(tensor.file, read)}
+            return {known: found}
         return {
-            known.replace("#", str(number)): Stored(tensor.file, tensor.expert(number).read)
+            known.replace("#", str(number)): stored(tensor.expert(number))
             for number in range(tensor.shape[0])
         }
 

@@ -26,6 +26,8 @@ from torch import Tensor
 
 from quantbench import files
 from quantbench.errors import CheckpointError
+from quantbench.models.formats.gguf_blocks import PACKED
+from quantbench.ops.formats import Packed
 from quantbench.text import shown
 
 MAGIC = b"GGUF"
@@ -56,11 +58,20 @@ class GgufTensor:
     def read(self) -> Tensor:
         """The tensor in the file's own precision where that is a float, else in float32."""
         numbers = self._numbers()
+        self._give_up()
+        return numbers
+
+    def packed(self) -> Packed:
+        """The matrix (N, K) with the file's own codes and scales; of a type in PACKED."""
+        weight = PACKED[self.type].read(torch.from_numpy(self.data))
+        self._give_up()
+        return weight
+
+    def _give_up(self) -> None:
         # Pages of a mapped file count as this process's memory until they are given up.
         page = self.start // mmap.PAGESIZE * mmap.PAGESIZE
         with contextlib.suppress(OSError, AttributeError):
             self.mapped.madvise(mmap.MADV_DONTNEED, page, self.start + self.data.nbytes - page)
-        return numbers
 
     def _numbers(self) -> Tensor:
         import gguf

@@ -69,7 +69,8 @@ class SavedModel(Checkpoint):
         self._check(content, {"how": OBJECT, "files": NAMES, "aliases": _TEXTS})
         scheme = content["how"]
         self._check(scheme, {"scheme": NAME, "precision": _PRECISION, "layers": _LAYERS}, "how.")
-        if extra := sorted(scheme.keys() - {"scheme", "precision", "layers"}):
+        self._check({"label": scheme.get("label", "as-is")}, {"label": NAME}, "how.")
+        if extra := sorted(scheme.keys() - {"scheme", "precision", "layers", "label"}):
             raise CheckpointError(f"{self.file}: how.{extra[0]} is not understood")
         self.saved = SavedScheme(**scheme)
         self.aliases: Mapping[str, str] = content["aliases"]  # tensor → one with the same numbers

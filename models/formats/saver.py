@@ -102,7 +102,7 @@ class Saver:
         scheme = dataclasses.replace(self.scheme, layers=layers or self.scheme.layers)
         content = {
             "version": VERSION,
-            "how": dataclasses.asdict(scheme),
+            "how": {k: v for k, v in dataclasses.asdict(scheme).items() if v is not None},
             "architecture": dataclasses.asdict(architecture),
             "files": self.files,
             "aliases": self.aliases,

@@ -33,7 +33,7 @@ class StackedTensors:
     device: torch.device | str = "cpu"
 
     def check(self, model: Transformer, depth: int) -> None:
-        needed = {piece for name, _ in model.named_parameters() for piece in self._pieces(name)}
+        needed = {piece for name, _ in model.named_parameters() for piece in self.pieces(name)}
         missing = sorted(needed - self.tensors.keys())
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -48,10 +48,10 @@ class StackedTensors:
                 )
 
     def read(self, name: str, like: Tensor, cut: Cut | None = None) -> Tensor:
-        names = self._pieces(name)
+        names = self.pieces(name)
         # Each is a view of the mapped file, so what is cut away is not read.
         pieces = [self.piece(piece) for piece in names]
-        for piece_name, piece, shape in zip(names, pieces, self._shapes(name, like), strict=True):
+        for piece_name, piece, shape in zip(names, pieces, self.shapes(name, like), strict=True):
             if tuple(piece.shape) != shape:
                 raise CheckpointError(
                     f"{self.tensors[piece_name].file}: tensor {piece_name} has shape "
@@ -67,7 +67,7 @@ class StackedTensors:
             weight = pieces[0].clone(memory_format=torch.contiguous_format)
         if self.interleaved and ".wqkv." in name:
             rotated = sum(heads[:2]) * E
-            weight[:rotated] = _half_split(weight[:rotated], E)
+            weight[:rotated] = half_split(weight[:rotated], E)
         return weight.to(self.device)
 
     def piece(self, name: str) -> Tensor:
@@ -89,16 +89,16 @@ class StackedTensors:
             )
         return tensor
 
-    def _pieces(self, name: str) -> tuple[str, ...]:
+    def pieces(self, name: str) -> tuple[str, ...]:
         if name in self.tensors:  # gpt-fast stores some projections fused, under the model's name
             return (name,)
         if name == "output.weight" and self.config.tie_embeddings:
             name = "tok_embeddings.weight"
         return self.names(name)
 
-    def _shapes(self, name: str, like: Tensor) -> list[tuple[int, ...]]:
+    def shapes(self, name: str, like: Tensor) -> list[tuple[int, ...]]:
         """The shapes of the pieces that are stacked into a parameter."""
-        count = len(self._pieces(name))
+        count = len(self.pieces(name))
         if count > 1 and ".wqkv." in name:
             rows = [heads * self.config.head_dim for heads in self._heads]
         else:
@@ -118,7 +118,7 @@ class StackedTensors:
         return torch.equal(self.piece(name), self.piece(embedding))
 
 
-def _half_split(rows: Tensor, head_dim: int) -> Tensor:
+def half_split(rows: Tensor, head_dim: int) -> Tensor:
     """Rows in Meta's order, with rotary pairs (2i, 2i + 1), reordered to pairs (i, i + E/2)."""
     pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape)

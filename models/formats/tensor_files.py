@@ -16,6 +16,8 @@ from torch import Tensor
 
 from quantbench import files
 from quantbench.errors import CheckpointError
+from quantbench.models.formats.packed import Form
+from quantbench.ops.formats import Packed
 
 _MAPPED_BYTES = 256 << 20  # bytes of a pickle that are read before it is mapped anew
 # What torch says of a pickle that would run code.
@@ -28,6 +30,9 @@ class Stored:
 
     file: Path  # the file that holds it
     read: Callable[[], Tensor]  # reads it; the result may be a view of the mapped file
+    # How the file holds it quantized, and what reads that; None: it is a plain tensor.
+    form: Form | None = None
+    packed: Callable[[], Packed] | None = None
 
 
 def safetensors_file(file: Path) -> dict[str, Stored]:

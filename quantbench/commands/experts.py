@@ -85,7 +85,7 @@ def _profiled(
         raise UsageError(f"--tokens {tokens}: the text has {len(ids)}; give as many or fewer")
     if config.checkpoint_path.startswith("dummy:"):
         say("Random weights: what they choose says nothing about the trained model")
-    with progress(f"Loading {plan.name} as {plan.spec}") as report:
+    with progress(f"Loading {plan.name} as {plan.spec.name}") as report:
         model = loading.load(plan, report, say).model
     context = min(CONTEXT, plan.architecture.max_position)
     name = Path(text).name if text else "heldout.txt"

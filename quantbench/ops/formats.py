@@ -5,11 +5,13 @@ weight[n, k] = value(code[n, k]) · scale[n, k // group_size] (+ zero[n, k // gr
 where `value` depends on the format:
 
     int     code - 2**(bits - 1); with 8 bits the code is stored signed, as it is
+    uint    code, of at most 7 bits
     fp8     E4M3, as torch.float8_e4m3fn has it
     fp6     E3M2: sign, 3 bits of exponent (bias 3), 2 of mantissa; subnormals, no infinity, no NaN
     fp4     E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives
     nf4     the 16 quantiles of a normal distribution of QLoRA (Dettmers et al. 2023, appendix E)
     bnb-fp4 the 16 values of bitsandbytes' own FP4 (dDequantizeFP4Tree in its csrc/kernels.cu)
+    iq4nl   the 16 integers of llama.cpp's IQ4_NL (kvalues_iq4nl in its ggml-common.h)
     2:4     int with 4 bits; only two of every four columns are stored, with their places
 
 fp8, fp6 and fp4 follow the OCP Microscaling Formats specification, version 1.0, section 5.3.
@@ -33,7 +35,12 @@ TABLES: dict[str, tuple[float, ...]] = {
         *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
         *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
     ),
+    "iq4nl": (
+        *(-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0),
+        *(1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0),
+    ),
 }
+OUTER = 256  # columns of a row that share an entry of Packed.outer
 
 
 @dataclass(frozen=True)
@@ -43,20 +50,54 @@ class Packed:
     # (N, K · width / 8) uint8 each, see ops/packing.py. Format "2:4" has a plane of 4 bits, with
     # two codes for every four columns, and a plane of 2 bits, with the places of the two (0 to 3).
     planes: list[Tensor]
-    scale: Tensor  # (N, K // group_size), of any float dtype
-    zero: Tensor | None  # (N, K // group_size), added after scaling
+    scale: Tensor  # (N, K // group_size), of any float dtype; int8 where `outer` multiplies it
+    # (N, K // group_size), added after scaling. Of uint8: the code of 0, times -scale.
+    zero: Tensor | None
     tensor_scale: Tensor | None  # a float32 scalar that multiplies everything
     format: str
     bits: int  # of a code
     group_size: int  # columns that share a scale
+    # (N, K // OUTER, 2) float16: what the scales and the zeros of so many columns are multiplied by
+    outer: Tensor | None = None
+
+    @property
+    def scales(self) -> tuple[Tensor, Tensor | None]:
+        """The numbers (N, K // group_size) float32 that a group is multiplied by, and added to."""
+        scale, zero = self.scale.float(), None if self.zero is None else self.zero.float()
+        if self.outer is not None:
+            outer = self.outer.float().repeat_interleave(OUTER // self.group_size, 1)
+            return scale * outer[..., 0], None if zero is None else zero * outer[..., 1]
+        if self.zero is not None and self.zero.dtype == torch.uint8:
+            return scale, -self.scale.float() * self.zero.float()
+        return scale, zero
+
+    @property
+    def plain(self) -> "Packed":
+        """The same numbers, but for rounding, in terms that every kernel knows: scales and zeros
+        are floats, and integers are of the format "int"."""
+        if self.format != "uint" and self.outer is None and not _is_code(self.zero):
+            return self
+        scale, zero = self.scales
+        if self.format == "uint":
+            middle = scale * float(1 << (self.bits - 1))
+            zero = middle if zero is None else zero + middle
+        format = "int" if self.format == "uint" else self.format
+        return Packed(
+            self.planes, scale, zero, self.tensor_scale, format, self.bits, self.group_size
+        )
+
+
+def _is_code(zero: Tensor | None) -> bool:
+    return zero is not None and zero.dtype == torch.uint8
 
 
 def dequantize(weight: Packed) -> Tensor:
     """The (N, K) float32 numbers of a packed weight."""
     grouped = _values(weight).unflatten(-1, (-1, weight.group_size))
-    result = grouped * weight.scale.float()[..., None]
-    if weight.zero is not None:
-        result = result + weight.zero.float()[..., None]
+    scale, zero = weight.scales
+    result = grouped * scale[..., None]
+    if zero is not None:
+        result = result + zero[..., None]
     if weight.tensor_scale is not None:
         result = result * weight.tensor_scale
     return result.flatten(-2)
@@ -64,13 +105,13 @@ def dequantize(weight: Packed) -> Tensor:
 
 def _values(weight: Packed) -> Tensor:
     planes, bits = weight.planes, weight.bits
-    if weight.format == "fp8" or (weight.format == "int" and bits == 8):
+    if weight.format in ("fp8", "int") and bits == 8:
         return planes[0].float()
     if weight.format == "2:4":
         return expand(unpack(planes[:1], 4).float() - 8, unpack(planes[1:], 2))
     codes = unpack(planes, bits)
-    if weight.format == "int":
-        return codes.float() - (1 << (bits - 1))
+    if weight.format in ("int", "uint"):
+        return codes.float() - (1 << (bits - 1)) * (weight.format == "int")
     if weight.format == "fp6":
         return e3m2(codes)
     table = torch.tensor(TABLES[weight.format], device=codes.device)

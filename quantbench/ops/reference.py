@@ -23,6 +23,7 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
         weight.scale,
         weight.zero,
         weight.tensor_scale,
+        weight.outer,
         weight.format,
         weight.bits,
         weight.group_size,
@@ -33,7 +34,7 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
     "quantbench::reference_linear",
     mutates_args=(),
     schema="(Tensor x, Tensor[] planes, Tensor scale, Tensor? zero, Tensor? tensor_scale, "
-    "str format, int bits, int group_size) -> Tensor",
+    "Tensor? outer, str format, int bits, int group_size) -> Tensor",
 )
 def _reference_linear(
     x: Tensor,
@@ -41,16 +42,17 @@ def _reference_linear(
     scale: Tensor,
     zero: Tensor | None,
     tensor_scale: Tensor | None,
+    outer: Tensor | None,
     format: str,
     bits: int,
     group_size: int,
 ) -> Tensor:
-    packed = Packed(planes, scale, zero, tensor_scale, format, bits, group_size)
+    packed = Packed(planes, scale, zero, tensor_scale, format, bits, group_size, outer)
     return F.linear(x.float(), dequantize(packed))
 
 
 @_reference_linear.register_fake
-def _(x, planes, scale, zero, tensor_scale, format, bits, group_size):
+def _(x, planes, scale, zero, tensor_scale, outer, format, bits, group_size):
     return x.new_empty((*x.shape[:-1], planes[0].shape[0]), dtype=torch.float32)
 
 

@@ -69,7 +69,7 @@ def reference(config: RunConfig, text: str | None, tokens: int, looks: int) -> R
 
 def loaded(plan: Plan) -> Loaded:
     """The plan's model, with progress while it is loaded."""
-    with progress(f"Loading {plan.name} as {plan.spec} in {plan.config.precision}") as report:
+    with progress(f"Loading {plan.name} as {plan.spec.name} in {plan.config.precision}") as report:
         return load(plan, report, say)
 
 

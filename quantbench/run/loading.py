@@ -25,9 +25,9 @@ from quantbench.models.formats.base import SavedScheme
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, load_model
 from quantbench.models.tokenizer import Tokenizer
-from quantbench.quantize.mixed import MixedQuantizer
+from quantbench.quantize.mixed import MixedQuantizer, quantizer_of
 from quantbench.quantize.registry import Quantizer
-from quantbench.quantize.spec import Selection, Spec, parse
+from quantbench.quantize.spec import AsIs, Selection, Spec, parse
 from quantbench.run.plan import Plan, scheme_of
 
 if TYPE_CHECKING:
@@ -97,14 +97,14 @@ def load_quantized(
     """The implementation of models.load, which documents it."""
     checkpoint = open_checkpoint(checkpoint_path)
     saved = checkpoint.saved
-    stored = saved.precision if saved else "float32"
+    stored = (saved.precision if saved else None) or "float32"
     config = RunConfig(
         checkpoint_path=checkpoint_path,
         device=str(device),
         precision=str(precision).removeprefix("torch.") if precision else stored,
         quantization=Unsaid("none") if quantization == "none" else quantization,
     )
-    spec = scheme_of(config, parse(quantization), checkpoint)
+    spec, checkpoint = scheme_of(config, parse(quantization), checkpoint)
     loading = Loading(config, spec, devices.resolve(config.device), checkpoint=checkpoint)
     return loading.load(lambda done, total: None, lambda line: None)
 
@@ -135,14 +135,15 @@ class Loading:
         self.quantize_seconds = 0.0  # for quantizing and packing all layers
         self.tiers: Tiers | None = None  # where experts go as they arrive
         if spec.scheme:  # autoquant's quantizer is made in `load`
-            self.quantizer: Quantizer | MixedQuantizer = Quantizer(
+            self.quantizer: Quantizer | MixedQuantizer = quantizer_of(
                 spec.scheme, device, self.precision, config.kernel
             )
         self.saver: Saver | None = None
         if config.save and (split is None or split.ranks.rank == 0):
             from quantbench.models.formats.saver import Saver
 
-            scheme = SavedScheme(str(spec), config.precision)
+            label = spec.name if isinstance(spec, AsIs) else None
+            scheme = SavedScheme(str(spec), config.precision, label=label)
             self.saver = Saver(Path(config.save), scheme, self.checkpoint.tokenizer_files())
 
     @torch.no_grad()

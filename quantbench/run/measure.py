@@ -124,7 +124,7 @@ def facts_of(plan: Plan, generator: Generator, kernels: str) -> Facts:
         config=plan.config,
         model=plan.name,
         architecture=plan.architecture,
-        scheme=str(plan.spec),
+        scheme=plan.spec.name,
         kernel=kernels,
         decoder=decoder.name,
         decoder_reason=decoder.reason,

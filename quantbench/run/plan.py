@@ -26,7 +26,7 @@ from quantbench.models.tokenizer import Tokenizer
 from quantbench.ops.ranks import ALONE, Ranks
 from quantbench.progress import say
 from quantbench.quantize.registry import kernels_for
-from quantbench.quantize.spec import Selection, Spec, parse
+from quantbench.quantize.spec import AsIs, Selection, Spec, parse, parse_scheme
 from quantbench.run import environment
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
         tp=where.size if where else config.tp,
     )
     checkpoint = open_checkpoint(config.checkpoint_path)
-    spec = scheme_of(config, asked or parse(config.quantization), checkpoint)
+    spec, checkpoint = scheme_of(config, asked or parse(config.quantization), checkpoint)
     device = devices.resolve(config.device)
     config = dataclasses.replace(config, device=str(device), quantization=str(spec))
     if config.memory_profile and device.type not in ("cuda", "cpu"):
@@ -197,20 +197,28 @@ def _share(
 
 def scheme_of(
     config: RunConfig, asked: Spec | Selection, checkpoint: Checkpoint
-) -> Spec | Selection:
-    """The scheme `asked`, or the one with which the checkpoint was saved.
+) -> tuple[Spec | Selection, Checkpoint]:
+    """The scheme `asked`, or the one with which the checkpoint was saved; and the checkpoint that
+    it applies to: a file of another program's may be quantized anew.
 
     Raises UsageError if both are given and differ, CheckpointError for a damaged quantbench.json.
     """
     if checkpoint.saved is None:
-        return asked
+        if isinstance(asked, AsIs):
+            raise UsageError(
+                f"--quantization {asked}: {config.checkpoint_path} is in full precision; name a "
+                "scheme, or leave --quantization out"
+            )
+        return asked, checkpoint
+    floats = checkpoint.in_full_precision()
+    if floats and asked != AsIs() and not isinstance(config.quantization, Unsaid):
+        return asked, floats
     try:
         saved = parse(checkpoint.saved.scheme)
-        for scheme, _ in checkpoint.saved.layers.values():
-            parse(scheme)
+        layers = {name: parse_scheme(how) for name, (how, _) in checkpoint.saved.layers.items()}
     except UsageError as error:
         raise CheckpointError(f"{config.checkpoint_path}/{SAVED}: {error}") from None
-    if config.save:
+    if config.save and not floats:
         raise UsageError(
             f"--save: {config.checkpoint_path} is quantized and saved; copy the folder"
         )
@@ -219,7 +227,9 @@ def scheme_of(
             f"--quantization {asked}: {config.checkpoint_path} was saved as {saved}; leave "
             "--quantization out, or load the full-precision checkpoint"
         )
-    return saved
+    if isinstance(saved, AsIs):
+        saved = AsIs(tuple(layers.items()), checkpoint.saved.label or str(saved))
+    return saved, checkpoint
 
 
 def prompt_of(config: RunConfig, vocab_size: int, tokenizer: Tokenizer) -> list[int]:

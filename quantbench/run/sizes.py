@@ -19,8 +19,8 @@ from quantbench.log.config import RunConfig
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer, weight_bytes
-from quantbench.quantize.registry import Quantizer
-from quantbench.quantize.spec import Selection, Spec
+from quantbench.quantize.mixed import quantizer_of
+from quantbench.quantize.spec import AsIs, Selection, Spec
 from quantbench.run.environment import place
 from quantbench.run.plan import Plan, kv_cache
 from quantbench.text import size as size_text
@@ -66,12 +66,13 @@ def shapes_of(
     Raises KernelError if the scheme does not support the model's shapes.
     """
     with torch.device("meta"):
-        model = build(architecture.one_of_each_kind()).to(precision)
+        alike = not isinstance(spec, AsIs)  # whose layers may differ in their types
+        model = build(architecture.one_of_each_kind() if alike else architecture).to(precision)
     reason = None
     try:
-        quantizer = Quantizer(spec, device, precision, kernel)
+        quantizer = quantizer_of(spec, device, precision, kernel)
     except KernelError as error:
-        reason, quantizer = str(error), Quantizer.of_shapes(spec, device, precision)
+        reason, quantizer = str(error), quantizer_of(spec, device, precision, None)
     linears: dict[str, nn.Linear] = {}
     for name in [name for name, module in model.named_modules() if module._parameters]:
         layer = quantizer.quantized(name, model.get_submodule(name))
@@ -97,6 +98,8 @@ def size_of(
     shapes = shapes_of(architecture, spec, device, precision, kernel)
     model, linears = shapes.model, shapes.linears
     kinds = [len(numbers) for numbers in architecture.kinds_of_layers()]
+    if len(kinds) < len(model.layers):
+        kinds = [1] * len(model.layers)
     times = {name: kinds[int(name.split(".")[1])] if "layers." in name else 1 for name in linears}
     in_layers = [_bytes(layer) for layer in model.layers]
     more = [size * (count - 1) for size, count in zip(in_layers, kinds, strict=True)]

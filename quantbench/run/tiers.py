@@ -26,6 +26,7 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages
 from quantbench.models.mixtral import MixtureOfExperts
+from quantbench.quantize.mixed import quantizer_of
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Spec
 from quantbench.run import decoding
@@ -110,7 +111,7 @@ def _beneath(plan: Plan) -> tuple[SlowTier, Stages] | None:
             f"--expert_policy {plan.config.expert_policy}: {plan.spec} chooses kernels for the "
             "card; --expert_policy cache computes nothing on the CPU"
         )
-    return Memory(pinned=False), Quantizer(plan.spec.scheme, CPU, plan.precision)
+    return Memory(pinned=False), quantizer_of(plan.spec.scheme, CPU, plan.precision)
 
 
 # ---------------------------------------------------------------------------------- how many

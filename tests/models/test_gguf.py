@@ -82,7 +82,8 @@ def written(path: Path, made, architecture: str, matrix="F32", metadata=()) -> P
     for name, tensor in stacked(tensors).items():
         values = tensor.numpy()
         to = matrix if values.ndim > 1 and "gate.weight" not in name else "F32"
-        data = gguf.quantize(values, gguf.GGMLQuantizationType[to])
+        to = to(name) if callable(to) else to
+        data = encoded(values, gguf.GGMLQuantizationType[to])
         raw = None if to == "F32" else gguf.GGMLQuantizationType[to]
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found, name
@@ -97,6 +98,37 @@ def written(path: Path, made, architecture: str, matrix="F32", metadata=()) -> P
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def encoded(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """The values in blocks of a type; blocks of other numbers where the package cannot make any."""
+    try:
+        return gguf.quantize(values, kind)
+    except NotImplementedError:
+        columns, size = gguf.GGML_QUANT_SIZES[kind]
+        return blocks(kind, values.shape[0], values.shape[1] // columns).reshape(len(values), -1)
+
+
+# Where blocks have their float16 scales.
+HALVES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "IQ4_XS": (0,),
+}  # fmt: skip
+
+
+def blocks(kind: gguf.GGMLQuantizationType, rows: int, count: int) -> np.ndarray:
+    """Random blocks (rows, count, bytes) with scales that are small and finite."""
+    made = torch.randint(0, 256, (rows, count, gguf.GGML_QUANT_SIZES[kind][1]), dtype=torch.uint8)
+    drawn = made.numpy()
+    for at in HALVES.get(kind.name, ()):
+        scales = torch.randn(rows, count, 1).mul(0.002).half().numpy()
+        drawn[..., at : at + 2] = scales.view(np.uint8).reshape(rows, count, 2)
+    if kind.name == "MXFP4":
+        drawn[..., 0] = 110 + drawn[..., 0] % 16
+    if kind.name == "NVFP4":
+        drawn[..., :4] %= 127  # the largest code is NaN
+    return drawn
 
 
 def _theta(config) -> float:
@@ -147,7 +179,8 @@ def divisors(theta: float, scaling: dict) -> np.ndarray:
 
 
 def logits(path: Path, tokens: torch.Tensor) -> torch.Tensor:
-    model = load_model(str(path), precision=torch.float32)
+    checkpoint = open_checkpoint(str(path)).in_full_precision()
+    model = load_model(checkpoint, precision=torch.float32)
     return Generator(model, len(tokens), 64).forward(tokens, 0)
 
 

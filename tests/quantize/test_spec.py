@@ -10,6 +10,7 @@ from quantbench.quantize.spec import (
     SHOWN,
     SPECS,
     AutoQuant,
+    Stored,
     UintX,
     every_spec,
     form,
@@ -33,17 +34,17 @@ def test_whatever_is_understood_is_written_the_same(name):
 
 
 def test_there_are_as_many_schemes_as_the_grammar_says():
-    """1 + … : N is one of 7, G of 4 (of 6 for uintx), -hqq doubles."""
+    """1 + … : N is one of 7, G of 4 (of 6 for uintx), -hqq doubles; and as-is."""
     assert (
         len(list(every_spec()))
-        == 1 + 1 + 1 + 4 * 2 + 4 + 1 + 2 + 1 + 7 * 6 * 2 + 2 + 1 + 1 + 1 + 2 + 3
+        == 1 + 1 + 1 + 4 * 2 + 4 + 1 + 2 + 1 + 7 * 6 * 2 + 2 + 1 + 1 + 1 + 2 + 3 + 1
     )
     assert len({str(spec) for spec in every_spec()}) == len(list(every_spec()))
 
 
 def test_every_spelling_has_a_scheme_and_is_shown():
-    assert set(SPECS) == set(SCHEMES)
-    assert {type(parse(name)) for name in SHOWN} == set(SPECS)
+    assert set(SPECS) == set(SCHEMES) - {Stored}
+    assert {type(parse(name)) for name in (*SHOWN, "as-is")} == set(SPECS)
 
 
 def test_a_selection_is_no_scheme_and_says_so():

@@ -101,6 +101,7 @@ def pack(weight: Packed, columns: int, activation: str | None = None) -> Tensor:
     On the meta device the result has the right shape, and no library is needed. Raises KernelError
     for shapes that `refuses` rejects, and for weights or scales that are not finite.
     """
+    weight = weight.plain
     if not weight.scale.is_meta:
         build.load()
     if reason := refuses(weight, columns):
@@ -113,8 +114,9 @@ def pack(weight: Packed, columns: int, activation: str | None = None) -> Tensor:
     if not meta:
         _check_finite(weight.planes[0], scale, zero, torch.tensor(factor))
     table = None
-    if weight.format in ("nf4", "bnb-fp4"):
-        table = (torch.tensor(TABLES[weight.format]) * _MOST).round().to(scale.device, torch.int32)
+    if weight.format in TABLES and weight.format != "fp4":
+        steps = torch.tensor(TABLES[weight.format]) / _UNITS.get(weight.format, 1.0)
+        table = steps.round().to(scale.device, torch.int32)
     planes = [plane.contiguous() for plane in weight.planes]
     return torch.ops.quantbench.cpu_pack_linear(
         *(planes + [None, None])[:3],

@@ -53,7 +53,7 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
     Up to VECTOR_ROWS rows are multiplied in float32, more rows in x's dtype. That dtype holds the
     numbers of codes exactly, except for those from a look-up table or with a scale per group.
     """
-    unit = columns_of_unit(weight, x.shape[-1])
+    weight, unit = weight.plain, columns_of_unit(weight, x.shape[-1])
     rows = x.reshape(-1, x.shape[-1] // unit, unit).transpose(1, 2).contiguous()
     y = torch.ops.quantbench.triton_linear(
         rows,

@@ -187,7 +187,7 @@ Coding coding(const std::string& format) {
   if (format == "fp4") return Coding::fp4;
   if (format == "fp8") return Coding::fp8;
   if (format == "2:4") return Coding::sparse;
-  STD_TORCH_CHECK(format == "nf4" || format == "bnb-fp4", "pack_linear knows no format ", format);
+  STD_TORCH_CHECK(format == "nf4" || format == "bnb-fp4" || format == "iq4nl", "pack_linear knows no format ", format);
   return Coding::table;
 }
 

@@ -1,0 +1,92 @@
+"""Weights that a checkpoint's file holds quantized, kept with the file's own numbers.
+
+    tensors = AsIs(checkpoint.tensors())
+    tensors.layers(model)           # {"layers.0.attention.wqkv": ["stored-uint-4-32-…", "auto"], …}
+
+A loader reads each tensor inside a packed weight by its name, as from a model that --save wrote.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from quantbench.errors import CheckpointError
+from quantbench.models.formats import packed
+from quantbench.models.formats.packed import Form
+from quantbench.models.formats.stacked import StackedTensors, half_split
+from quantbench.models.llama import Transformer
+from quantbench.models.split import Cut
+from quantbench.ops.formats import Packed
+
+FULL_PRECISION = ["none", "auto"]
+
+
+@dataclass
+class AsIs:
+    """A checkpoint's tensors (models.formats.base.Tensors), quantized ones as they are."""
+
+    stacked: StackedTensors
+    _held: tuple[str, dict[str, Tensor]] = field(default=("", {}))  # the weight read last
+
+    def check(self, model: Transformer, depth: int) -> None:
+        self.stacked.check(model, depth)
+
+    def layers(self, model: Transformer) -> dict[str, list[str]]:
+        """(scheme, kernel) of every linear layer and embedding by its name; none at all where the
+        file holds everything in full precision."""
+        names = [
+            name.removesuffix(".weight") for name, p in model.named_parameters() if p.ndim == 2
+        ]
+        forms = {name: self._form(f"{name}.weight") for name in names}
+        if not any(forms.values()):
+            return {}
+        return {
+            name: [str(form), "auto"] if form else FULL_PRECISION for name, form in forms.items()
+        }
+
+    def _form(self, name: str) -> Form | None:
+        """How the file holds a parameter quantized; None where it does not, or where no form holds
+        all that the parameter is made of."""
+        tensors = self.stacked.tensors
+        found = [
+            tensors[piece].form if piece in tensors else None for piece in self.stacked.pieces(name)
+        ]
+        forms = [form for form in found if form is not None]
+        return packed.common(forms) if forms and len(forms) == len(found) else None
+
+    def read(self, name: str, like: Tensor, cut: Cut | None = None) -> Tensor:
+        weight, _, part = name.partition(".weight.")
+        if not part:
+            return self.stacked.read(name, like, cut).to(like.dtype)
+        if self._held[0] != weight:
+            self._held = weight, packed.parts(self._packed(f"{weight}.weight", len(like)))
+        tensor = self._held[1][part]
+        if tensor.shape != like.shape:
+            raise CheckpointError(
+                f"{self.stacked.where}: {weight} has a {part} of shape {tuple(tensor.shape)}; the "
+                f"config says {tuple(like.shape)}"
+            )
+        return tensor.to(self.stacked.device)
+
+    def _packed(self, name: str, rows: int) -> Packed:
+        """A parameter of so many rows, with the file's numbers."""
+        form, pieces, config = self._form(name), self.stacked.pieces(name), self.stacked.config
+        assert form is not None
+        shapes = self.stacked.shapes(name, torch.empty(rows, 0, device="meta"))
+        weights = []
+        for piece, (count, _) in zip(pieces, shapes, strict=True):
+            stored = self.stacked.tensors[piece]
+            assert stored.packed is not None
+            weight = stored.packed()
+            found = len(weight.planes[0])
+            if found != count:
+                raise CheckpointError(
+                    f"{stored.file}: tensor {piece} has {found} rows; the config says {count}"
+                )
+            if stored.form != form:
+                weight = packed.widened(weight, form)
+            if self.stacked.interleaved and ".wqkv." in name and piece != pieces[2]:
+                weight = packed.rows(weight, half_split(torch.arange(count), config.head_dim))
+            weights.append(weight)
+        return packed.stacked(weights)

@@ -1,0 +1,113 @@
+"""Weights that a file holds quantized, as kernels take them: stacked, and one behind the other.
+
+A layer may be made of several of the file's tensors, such as wqkv of three. Where their types
+differ, all of them take the narrowest form that holds every one's numbers exactly.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quantbench.ops.formats import TABLES, Packed
+from quantbench.ops.packing import pack, unpack
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a weight is stored; its text is the scheme that quantize/schemes/stored.py reads."""
+
+    format: str  # as in ops/formats.py
+    bits: int
+    group_size: int  # 0: the whole row
+    scale: str = "float16"  # dtypes
+    zero: str = "none"
+    outer: bool = False
+    whole: bool = False
+
+    def __str__(self) -> str:
+        text = f"stored-{self.format}-{self.bits}-{self.group_size}-{self.scale}-{self.zero}"
+        return text + "-outer" * self.outer + "-whole" * self.whole
+
+
+def common(forms: Sequence[Form]) -> Form | None:
+    """The form in which weights of these forms can be stacked; None: there is none."""
+    first = forms[0]
+    if all(form == first for form in forms) and not first.whole:
+        return first
+    integers = all(form.format in ("int", "uint") for form in forms)
+    if any(not form.group_size or form.format == "fp8" or form.whole for form in forms):
+        return None
+    least = min(form.group_size for form in forms)
+    if integers and all(form.outer for form in forms):
+        bits = max(form.bits for form in forms)
+        return Form("uint", bits, least, "int8", "int8", True)
+    return Form("int", 8, least, "float32", "float32")
+
+
+def widened(weight: Packed, form: Form) -> Packed:
+    """The same numbers, exactly, in a form that `common` gave for that of `weight` and others."""
+    repeats = weight.group_size // form.group_size
+
+    def spread(values: Tensor) -> Tensor:
+        return values.repeat_interleave(repeats, 1)
+
+    codes = weight.planes[0] if weight.bits == 8 else unpack(weight.planes, weight.bits)
+    if form.outer:
+        assert weight.outer is not None
+        scale, zero, outer = weight.scale, weight.zero, weight.outer
+        if weight.format == "int":  # s · (code - middle) is s · code + s · -middle
+            middle = -float(1 << (weight.bits - 1))
+            zero, outer = scale, torch.stack((outer[..., 0], outer[..., 0] * middle), -1)
+        assert zero is not None
+        planes = pack(codes, form.bits)
+        scale, zero = spread(scale), spread(zero)
+        return Packed(planes, scale, zero, None, "uint", form.bits, form.group_size, outer)
+    scale, zero = weight.scales
+    if weight.format in TABLES:
+        unit = 2.0 if weight.format == "fp4" else 1.0  # E2M1 has halves
+        numbers = torch.tensor([value * unit for value in TABLES[weight.format]])
+        signed, scale = numbers.to(torch.int8)[codes.int()], scale / unit
+    elif weight.format == "int" and weight.bits < 8:
+        signed = codes.to(torch.int8) - (1 << (weight.bits - 1))
+    else:
+        signed = codes.view(torch.int8)
+    zero = torch.zeros_like(scale) if zero is None else zero
+    return Packed([signed], spread(scale), spread(zero), None, "int", 8, form.group_size)
+
+
+def stacked(weights: Sequence[Packed]) -> Packed:
+    """Weights of one form, one behind the other."""
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+
+    def joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+        tensors = [part for part in parts if part is not None]
+        return torch.cat(tensors) if tensors else None
+
+    planes = [torch.cat(same) for same in zip(*(one.planes for one in weights), strict=True)]
+    scale = torch.cat([one.scale for one in weights])
+    zero, outer = (joined([getattr(one, name) for one in weights]) for name in ("zero", "outer"))
+    return replace(first, planes=planes, scale=scale, zero=zero, outer=outer)
+
+
+def rows(weight: Packed, order: Tensor) -> Packed:
+    """A weight's rows in another order."""
+
+    def taken(part: Tensor | None) -> Tensor | None:
+        return None if part is None else part[order]
+
+    planes = [plane[order] for plane in weight.planes]
+    scale = weight.scale[order]
+    return replace(
+        weight, planes=planes, scale=scale, zero=taken(weight.zero), outer=taken(weight.outer)
+    )
+
+
+def parts(weight: Packed) -> dict[str, Tensor]:
+    """The tensors of a weight by the names that quantize.packed.PackedWeight gives them."""
+    named = {f"plane{number}": plane for number, plane in enumerate(weight.planes)}
+    others = {name: getattr(weight, name) for name in ("scale", "zero", "tensor_scale", "outer")}
+    return named | {name: part for name, part in others.items() if part is not None}

@@ -1,0 +1,119 @@
+"""Quantized files whose numbers are kept: against the packages that wrote them."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from quantbench import models
+from quantbench.errors import UsageError
+from quantbench.generate import Generator
+from quantbench.log.config import RunConfig
+from quantbench.models.formats import open_checkpoint, packed
+from quantbench.models.formats.gguf import Gguf
+from quantbench.models.formats.gguf_blocks import PACKED
+from quantbench.ops.formats import dequantize
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.spec import AsIs, Stored, parse
+from quantbench.run.loading import Loading
+from quantbench.run.plan import scheme_of
+from tests.models.test_gguf import blocks, logits, written
+
+KINDS = sorted(PACKED)
+
+
+def weight(kind, rows=5, columns=512):
+    """Random blocks of a type as we read them, and as the gguf package does."""
+    number = gguf.GGMLQuantizationType[kind]
+    data = blocks(number, rows, columns // gguf.GGML_QUANT_SIZES[number][0]).reshape(rows, -1)
+    with np.errstate(over="ignore"):
+        expected = gguf.dequantize(data, number)
+    return PACKED[kind].read(torch.from_numpy(data)), torch.from_numpy(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_type_holds_the_packages_numbers(kind):
+    found, expected = weight(kind)
+    assert torch.equal(dequantize(found), expected)
+    assert torch.allclose(dequantize(found.plain), expected, rtol=1e-5, atol=1e-5)
+    spec = parse(str(PACKED[kind].form))
+    assert isinstance(spec, Stored) and str(spec) == str(PACKED[kind].form)
+
+
+def test_types_are_stacked_without_a_change():
+    """wqkv of a mixed file: the first two projections are of one type, the third of another."""
+    for _ in range(40):
+        one, other = (KINDS[number] for number in torch.randint(len(KINDS), (2,)))
+        form = packed.common([PACKED[one].form, PACKED[one].form, PACKED[other].form])
+        assert form is not None
+        both = [weight(one), weight(one, 3), weight(other, 7)]
+        parts = [
+            found if PACKED[kind].form == form else packed.widened(found, form)
+            for kind, (found, _) in zip((one, one, other), both, strict=True)
+        ]
+        expected = torch.cat([expected for _, expected in both])
+        assert torch.equal(dequantize(packed.stacked(parts)), expected), (one, other, form)
+
+
+def test_a_cut_weight_keeps_its_scales():
+    found, expected = weight("Q4_K", columns=1024)
+    whole = PackedWeight.of(found, 1024, torch.float32)
+    assert torch.equal(whole.columns_between(256, 768).dequantize(), expected[:, 256:768])
+    assert torch.equal(whole.rows_of([(1, 3)]).dequantize(), expected[1:3])
+    with pytest.raises(ValueError, match="cannot be cut"):
+        whole.columns_between(128, 768)
+
+
+MIXES = {
+    "Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "embed_tokens": "Q6_K", "": "Q4_K"},
+    "legacy": {"v_proj": "Q5_1", "gate_proj": "Q4_0", "lm_head": "Q8_0", "": "Q5_0"},
+    "small": {"o_proj": "IQ4_XS", "up_proj": "Q3_K", "lm_head": "F16", "": "Q2_K"},
+    "floats": {"v_proj": "MXFP4", "down_proj": "F32", "embed_tokens": "Q8_0", "": "NVFP4"},
+}
+
+
+def mixed(tmp_path, mix):
+    """A file of a small Llama whose matrices have several types."""
+    sizes = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, vocab_size=96)
+    heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+    made = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, **heads)).eval()
+    types = MIXES[mix]
+
+    def kind(name):
+        return next(types[part] for part in types if part in name)
+
+    return written(tmp_path / "model.gguf", made, "llama", kind)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_mixed_file_computes_as_its_floats(mix, tmp_path):
+    path = mixed(tmp_path, mix)
+    tokens = torch.randint(3, 96, (2, 9))
+    expected = logits(path, tokens)
+    model = models.load(str(path), precision=torch.float32)
+    found = Generator(model, len(tokens), 64).forward(tokens, 0)
+    assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    assert isinstance(model.layers[0].attention.wqkv, torch.nn.Linear)
+    assert model.tok_embeddings.weight.dtype == torch.float32
+
+
+def test_a_file_is_saved_and_loaded_with_its_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(Gguf, "tokenizer_files", lambda _: {})  # this file has none
+    path, folder = mixed(tmp_path, "Q4_K_M"), tmp_path / "saved"
+    config = RunConfig(checkpoint_path=str(path), save=str(folder), precision="float32")
+    spec, checkpoint = scheme_of(config, AsIs(), open_checkpoint(str(path)))
+    assert spec.name.startswith("gguf-") and str(spec) == "as-is"
+    loading = Loading(config, spec, torch.device("cpu"), checkpoint=checkpoint)
+    model = loading.load(lambda done, total: None, lambda line: None)
+    again = models.load(str(folder), precision=torch.float32)
+    tokens = torch.randint(3, 96, (1, 7))
+    first, second = (Generator(one, 1, 64).forward(tokens, 0) for one in (model, again))
+    assert torch.equal(first, second)
+    saved = open_checkpoint(str(folder)).saved
+    assert saved.label == spec.name and saved.layers == checkpoint.saved.layers
+
+
+def test_as_is_is_refused_where_nothing_is_quantized(tmp_path):
+    with pytest.raises(UsageError, match="is in full precision; name a scheme"):
+        models.load("tiny", quantization="as-is")
