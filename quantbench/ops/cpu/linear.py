@@ -16,13 +16,14 @@ from torch import Tensor
 
 from quantbench.errors import KernelError
 from quantbench.ops.cpu import build
-from quantbench.ops.formats import TABLES, Packed
+from quantbench.ops.formats import OUTER, TABLES, Packed
 
 torch.library.define("quantbench::cpu_linear", "(Tensor x, Tensor packed, int rows) -> Tensor")
 torch.library.define(
     "quantbench::cpu_pack_linear",
-    "(Tensor plane0, Tensor? plane1, Tensor? plane2, Tensor scale, Tensor? zero, Tensor? table, "
-    "str format, int columns, int bits, int scale_columns, float factor, int rounding) -> Tensor",
+    "(Tensor plane0, Tensor? plane1, Tensor? plane2, Tensor scale, Tensor? zero, Tensor? outer, "
+    "Tensor? table, str format, int columns, int bits, int scale_columns, float factor, int rounding, "
+    "bool zero_codes) -> Tensor",
 )
 
 # Rows in a block, columns in a unit, most columns in a chunk, bytes of the header: linear/layout.h.
@@ -31,7 +32,7 @@ ROUNDINGS = {None: 0, "int8": 1, "int8-asymmetric": 2}  # of activations, as the
 _MOST = 2**23 - 1  # the integer for 1.0 in the tables of nf4 and bnb-fp4; the product stays exact
 # The value of one integer step in the inner loop, by format; 1 for formats that are not listed.
 _UNITS = {"fp6": 2.0**-4, "fp4": 2.0**-1, "nf4": 1 / _MOST, "bnb-fp4": 1 / _MOST}
-_SCALES = (torch.float32, torch.bfloat16, torch.float16)
+_SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
 @torch.library.register_fake("quantbench::cpu_linear")
@@ -46,6 +47,7 @@ def _(
     plane2,
     scale,
     zero,
+    outer,
     table,
     format,
     columns,
@@ -53,15 +55,16 @@ def _(
     scale_columns,
     factor,
     rounding,
+    zero_codes,
 ):
     """A tensor of the size that geometry() in linear/layout.cpp computes."""
     unit = UNIT * ROWS * (3 if format == "2:4" else bits) // 8
     units = -(-columns // UNIT)
     chunks = -(-units // max(1, scale_columns // UNIT)) if scale_columns else 0
-    scales = (
-        scale.itemsize * (1 if zero is None else 2) * ROWS * max(1, UNIT // (scale_columns or UNIT))
-    )
-    block = chunks * scales + units * unit + (0 if scale_columns else 4 * ROWS)
+    both = ROWS * (1 if zero is None else 2)
+    scales = scale.itemsize * both * max(1, UNIT // (scale_columns or UNIT))
+    head = 0 if outer is None else columns // OUTER * 2 * both
+    block = head + chunks * scales + units * unit + (0 if scale_columns else 4 * ROWS)
     blocks = -(-plane0.shape[0] // ROWS)
     return plane0.new_empty(HEADER + blocks * (-(-block // 64) * 64), dtype=torch.uint8)
 
@@ -101,7 +104,6 @@ def pack(weight: Packed, columns: int, activation: str | None = None) -> Tensor:
     On the meta device the result has the right shape, and no library is needed. Raises KernelError
     for shapes that `refuses` rejects, and for weights or scales that are not finite.
     """
-    weight = weight.plain
     if not weight.scale.is_meta:
         build.load()
     if reason := refuses(weight, columns):
@@ -112,7 +114,7 @@ def pack(weight: Packed, columns: int, activation: str | None = None) -> Tensor:
     if weight.tensor_scale is not None and not meta:
         factor *= float(weight.tensor_scale)
     if not meta:
-        _check_finite(weight.planes[0], scale, zero, torch.tensor(factor))
+        _check_finite(weight.planes[0], scale, zero, weight.outer, torch.tensor(factor))
     table = None
     if weight.format in TABLES and weight.format != "fp4":
         steps = torch.tensor(TABLES[weight.format]) / _UNITS.get(weight.format, 1.0)
@@ -122,6 +124,7 @@ def pack(weight: Packed, columns: int, activation: str | None = None) -> Tensor:
         *(planes + [None, None])[:3],
         scale.contiguous(),
         None if zero is None else zero.contiguous(),
+        weight.outer,
         table,
         weight.format,
         columns,
@@ -129,6 +132,7 @@ def pack(weight: Packed, columns: int, activation: str | None = None) -> Tensor:
         scale_columns,
         factor,
         ROUNDINGS[activation],
+        weight.zero is not None and weight.zero.dtype == torch.uint8,
     )
 
 
@@ -146,7 +150,7 @@ def _scales(weight: Packed, columns: int) -> tuple[Tensor, Tensor | None, int]:
     else:
         each = min(each, 16)
     dtype = weight.scale.dtype if weight.scale.dtype in _SCALES else torch.bfloat16
-    if weight.zero is not None:
+    if weight.zero is not None and weight.zero.dtype.is_floating_point:
         dtype = torch.promote_types(dtype, weight.zero.dtype)
     repeats = weight.group_size // each
 

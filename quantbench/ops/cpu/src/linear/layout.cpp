@@ -12,10 +12,14 @@ Geometry geometry(const Header& h) {
   g.units = by_row ? 4 : fine ? 1 : h.scale_columns / UNIT;
   g.chunks = std::max<int64_t>(1, (units + g.units - 1) / g.units);
   g.last_units = int(units - (g.chunks - 1) * g.units);
-  const int scale = (h.scales == Scales::f32 ? 4 : 2) * (1 + h.zeros) * ROWS;
+  const bool codes = h.scales == Scales::codes;
+  const int pieces = ROWS * (h.zeros ? 2 : 1);
+  const int scale = (h.scales == Scales::f32 ? 4 : codes ? 1 : 2) * pieces;
+  g.outer_bytes = codes ? 2 * pieces : 0;
+  g.head_bytes = (h.columns + OUTER - 1) / OUTER * g.outer_bytes;
   g.scale_bytes = by_row ? 0 : scale * (fine ? fine_scales(h) : 1);
   g.unit_bytes = UNIT * ROWS * h.bits / 8;
-  const int64_t bytes = g.chunks * g.scale_bytes + units * g.unit_bytes + by_row * ROWS * 4;
+  const int64_t bytes = g.head_bytes + g.chunks * g.scale_bytes + units * g.unit_bytes + by_row * ROWS * 4;
   g.block_bytes = (bytes + 63) / 64 * 64;
   g.padded_columns = ((g.chunks - 1) * g.units + g.last_units) * UNIT;
   return g;
@@ -36,9 +40,13 @@ bool bits_fit(Coding coding, int bits) {
 }
 
 bool scales_fit(const Header& h) {
-  const bool of_columns = h.scales == Scales::bf16 || h.scales == Scales::f16 || h.scales == Scales::f32;
-  if (h.scales == Scales::row) return h.zeros == 0 && h.scale_columns == UNIT;
-  if (!of_columns || (h.zeros != 0 && h.zeros != 1)) return false;
+  const bool of_columns = h.scales > Scales::row && h.scales <= Scales::codes;
+  if ((h.from_zero && (h.coding != Coding::integer || !h.zeros)) || h.from_zero < 0 || h.from_zero > 1) return false;
+  if (h.scales == Scales::codes && (h.columns % OUTER || h.scale_columns > OUTER || as_floats(h.coding) ||
+                                    h.coding == Coding::sparse || h.zeros == 2))
+    return false;
+  if (h.scales == Scales::row) return h.zeros == 0 && !h.from_zero && h.scale_columns == UNIT;
+  if (!of_columns || h.zeros < 0 || h.zeros > 2) return false;
   if (h.scale_columns == 8 || h.scale_columns == 16)
     return h.coding != Coding::sparse && !as_floats(h.coding);
   return h.scale_columns >= UNIT && h.scale_columns <= LARGEST_CHUNK && h.scale_columns % UNIT == 0;

@@ -5,7 +5,8 @@
 // A packed weight is one piece of memory in the order in which it is read: a header, then blocks of
 // ROWS rows. A block is its chunks of columns, one after the other; a chunk is its scales, where scales
 // belong to columns, then its units of UNIT columns. Where a format has one scale per row, they follow
-// a block's chunks. A vector of 16 lanes holds one row in each lane, so that sums of products need no
+// a block's chunks. Where scales are codes, a block begins with what multiplies them: 16 scales for every
+// OUTER columns, and 16 for their zero points. A vector of 16 lanes holds one row in each lane, so that sums of products need no
 // additions across lanes.
 #pragma once
 
@@ -15,12 +16,13 @@
 #include "common/streams.h"
 
 constexpr int ROWS = 16, UNIT = 32, QUADS = UNIT / 4;
+constexpr int OUTER = 256;          // columns whose scales, where they are codes, are multiplied by one number
 constexpr int LARGEST_CHUNK = 256;  // columns: sums of that many products of 8 and 16 bits fit 32 bits
 constexpr int TABLE = 16;           // codes that a table has values for
 constexpr int TILE = 4;             // most tokens that go through the inner loop together
 
 enum class Coding : int32_t { integer, fp6, fp4, table, sparse, fp8 };
-enum class Scales : int32_t { row, bf16, f16, f32 };  // row: float32, one per row
+enum class Scales : int32_t { row, bf16, f16, f32, codes };  // row: float32, one per row; codes: int8
 enum class Rounding : int32_t { none, int8, int8_asymmetric };  // of activations
 
 struct Header {
@@ -30,15 +32,20 @@ struct Header {
   int32_t bits;
   Scales scales;
   int32_t scale_columns;  // columns of a scale; 8 and 16: several in a unit
-  int32_t zeros;          // 1: behind each scale, a zero point of the same type
+  int32_t zeros;          // 1: behind each scale, a zero point of the same type; 2: the code of 0 in it
   Rounding rounding;
   float factor;           // of everything
-  int32_t spare;
+  int32_t from_zero;      // 1: an integer is its code, not the code less half of their number
   int32_t table[TABLE];   // of Coding::table: 24 bits
   char more[8];
 };
 static_assert(sizeof(Header) == 128);
 constexpr uint64_t MAGIC = 0x31306c62746e6171;
+
+// Whether scales and zero points have to be computed from what is stored.
+static inline bool in_codes(const Header& header) {
+  return header.scales == Scales::codes || header.zeros == 2 || header.from_zero;
+}
 
 static inline bool as_floats(Coding coding) { return coding == Coding::fp8; }
 
@@ -48,6 +55,8 @@ struct Geometry {
   int last_units;  // of the last chunk
   int scale_bytes;  // of a chunk
   int unit_bytes;
+  int outer_bytes;        // of OUTER columns, at the beginning of a block; 0 where scales are no codes
+  int64_t head_bytes;     // of all of a block's
   int64_t block_bytes;
   int64_t padded_columns;  // up to whole units
 };
@@ -60,6 +69,11 @@ const char* wrong(const Header&, int64_t bytes);
 
 // Scales that a unit has, where it has several. `static`: see INLINE in common/variant.h.
 static inline int fine_scales(const Header& header) { return UNIT / header.scale_columns; }
+
+// Where in a block lies what multiplies the scales of a chunk.
+static inline const uint8_t* outer_of(const Geometry& g, const uint8_t* block, int64_t chunk) {
+  return block + chunk * g.units / (OUTER / UNIT) * g.outer_bytes;
+}
 
 // The products of some tokens.
 struct Problem {

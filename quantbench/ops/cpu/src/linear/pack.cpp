@@ -102,13 +102,13 @@ struct Source {
   const Header& header;
   const uint8_t* planes[3];
   int widths[3];
-  const uint8_t *scale, *zero;
+  const uint8_t *scale, *zero, *outer;
   int64_t scales_per_row;
 };
 
 void write_scales(const Source& from, int64_t first, int64_t index, uint8_t* to) {
   const Header& h = from.header;
-  const int size = h.scales == Scales::bf16 || h.scales == Scales::f16 ? 2 : 4;
+  const int size = h.scales == Scales::codes ? 1 : h.scales == Scales::bf16 || h.scales == Scales::f16 ? 2 : 4;
   const bool together = h.scales == Scales::bf16 && h.zeros;
   for (int r = 0; r < ROWS && first + r < h.rows; ++r) {
     const int64_t at = ((first + r) * from.scales_per_row + index) * size;
@@ -116,6 +116,17 @@ void write_scales(const Source& from, int64_t first, int64_t index, uint8_t* to)
     if (h.zeros)
       std::memcpy(to + (together ? r * 4 + 2 : (ROWS + r) * size), from.zero + at, size);
   }
+}
+
+// What multiplies the codes of a block's scales; in memory (rows, columns / OUTER, scale and zero).
+void write_outer(const Source& from, const Geometry& g, int64_t first, uint8_t* to) {
+  const Header& h = from.header;
+  const int64_t each = h.columns / OUTER;
+  for (int64_t i = 0; i < each; ++i)
+    for (int r = 0; r < ROWS && first + r < h.rows; ++r)
+      for (int part = 0; part < (h.zeros ? 2 : 1); ++part)
+        std::memcpy(to + i * g.outer_bytes + (part * ROWS + r) * 2,
+                    from.outer + (((first + r) * each + i) * 2 + part) * 2, 2);
 }
 
 void write_chunk_scales(const Source& from, int64_t first, int64_t chunk, uint8_t* to, int bytes) {
@@ -172,6 +183,8 @@ void write_block(const Source& from, const Geometry& g, int64_t block, Codes& co
   const int64_t first = block * ROWS;
   std::memset(to, 0, g.block_bytes);
   read_codes(from, first, codes);
+  if (g.head_bytes) write_outer(from, g, first, to);
+  to += g.head_bytes;
   for (int64_t chunk = 0, unit = 0; chunk < g.chunks; ++chunk) {
     if (g.scale_bytes) write_chunk_scales(from, first, chunk, to, g.scale_bytes);
     to += g.scale_bytes;
@@ -182,7 +195,7 @@ void write_block(const Source& from, const Geometry& g, int64_t block, Codes& co
 }
 
 Coding coding(const std::string& format) {
-  if (format == "int") return Coding::integer;
+  if (format == "int" || format == "uint") return Coding::integer;
   if (format == "fp6") return Coding::fp6;
   if (format == "fp4") return Coding::fp4;
   if (format == "fp8") return Coding::fp8;
@@ -195,7 +208,7 @@ int64_t byte_count(const Tensor& tensor) { return tensor.numel() * tensor.elemen
 
 // The planes and scales have the sizes that unpack and write_scales read; see ops/formats.py.
 void check_sizes(const Header& h, const MaybeTensor* planes, const int* widths, int64_t bits,
-                 const Tensor& scale, const MaybeTensor& zero) {
+                 const Tensor& scale, const MaybeTensor& zero, const MaybeTensor& outer) {
   const bool sparse = h.coding == Coding::sparse;
   const int sparse_widths[] = {4, 2, 0}, whole[] = {8, 0, 0};
   const int64_t stored = sparse ? h.columns / 2 : h.columns;
@@ -215,6 +228,10 @@ void check_sizes(const Header& h, const MaybeTensor* planes, const int* widths, 
   if (zero)
     STD_TORCH_CHECK(byte_count(*zero) == byte_count(scale),
                     "pack_linear: zeros have not the size of the scales");
+  STD_TORCH_CHECK(outer.has_value() == (h.scales == Scales::codes) &&
+                      (!outer || byte_count(*outer) == h.rows * (h.columns / OUTER) * 4),
+                  "pack_linear: what multiplies scales of 8 bits has to be (", h.rows, ", ",
+                  h.columns / OUTER, ", 2) float16");
 }
 
 void advise_huge_pages(void* data, int64_t bytes) {
@@ -228,9 +245,10 @@ void advise_huge_pages(void* data, int64_t bytes) {
 
 // scale: (N, K / scale_columns), or (N, 1) float32 where scale_columns is 0.
 Tensor pack_linear(const Tensor& plane0, const MaybeTensor& plane1, const MaybeTensor& plane2,
-                   const Tensor& scale, const MaybeTensor& zero, const MaybeTensor& table,
+                   const Tensor& scale, const MaybeTensor& zero, const MaybeTensor& outer,
+                   const MaybeTensor& table,
                    const std::string& format, int64_t columns, int64_t bits, int64_t scale_columns,
-                   double factor, int64_t rounding) {
+                   double factor, int64_t rounding, bool zero_codes) {
   Header header{};
   header.magic = MAGIC;
   header.rows = plane0.size(0);
@@ -242,9 +260,11 @@ Tensor pack_linear(const Tensor& plane0, const MaybeTensor& plane1, const MaybeT
   header.scales = !scale_columns                   ? Scales::row
                   : type == ScalarType::BFloat16 ? Scales::bf16
                   : type == ScalarType::Half     ? Scales::f16
+                  : type == ScalarType::Char     ? Scales::codes
                                                  : Scales::f32;
   header.scale_columns = scale_columns ? int32_t(scale_columns) : UNIT;
-  header.zeros = zero.has_value();
+  header.zeros = zero ? 1 + zero_codes : 0;
+  header.from_zero = format == "uint";
   header.rounding = static_cast<Rounding>(rounding);
   header.factor = float(factor);
   STD_TORCH_CHECK(table.has_value() == (header.coding == Coding::table) &&
@@ -253,12 +273,12 @@ Tensor pack_linear(const Tensor& plane0, const MaybeTensor& plane1, const MaybeT
   if (table) std::memcpy(header.table, table->const_data_ptr(), sizeof header.table);
 
   Source source{header, {bytes_of(plane0), bytes_of(plane1), bytes_of(plane2)}, {}, bytes_of(scale),
-                bytes_of(zero), scale.size(1)};
+                bytes_of(zero), bytes_of(outer), scale.size(1)};
   int planes = 0;
   for (int width : {4, 2, 1})
     if (bits & width) source.widths[planes++] = width;
   const MaybeTensor given[] = {plane0, plane1, plane2};
-  check_sizes(header, given, source.widths, bits, scale, zero);
+  check_sizes(header, given, source.widths, bits, scale, zero, outer);
   const Geometry g = geometry(header);
   const int64_t size = sizeof(Header) + g.blocks * g.block_bytes;
   Tensor packed = torch::stable::new_empty(plane0, {size}, ScalarType::Byte);

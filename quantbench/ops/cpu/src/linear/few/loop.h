@@ -21,8 +21,14 @@ struct ScaleAndZero {
   Floats scale, zero;
 };
 
-// Moves p behind the scales of some columns.
-inline ScaleAndZero read_scale(const Header& header, const uint8_t*& p) {
+typedef int8_t ScaleCodes __attribute__((vector_size(16)));
+
+inline Floats from_codes(const uint8_t* p) {
+  HalfWords up = __builtin_convertvector(load<ScaleCodes>(p), HalfWords) + 128;  // `converted` knows no sign
+  return floats(converted<Ints>(up) - 128);
+}
+
+inline ScaleAndZero stored_scale(const Header& header, const uint8_t*& p) {
   const bool zeros = header.zeros;
   const uint8_t* at = p;
   switch (header.scales) {
@@ -40,9 +46,25 @@ inline ScaleAndZero read_scale(const Header& header, const uint8_t*& p) {
     case Scales::f32:
       p += zeros ? 128 : 64;
       return {load<Floats>(at), zeros ? load<Floats>(at + 64) : Floats{}};
+    case Scales::codes:
+      p += zeros ? 32 : 16;
+      return {from_codes(at), zeros ? from_codes(at + 16) : Floats{}};
     case Scales::row: break;
   }
   return {all(1.0f), Floats{}};
+}
+
+// Moves p behind the scales of some columns. outer: what multiplies them, where they are codes.
+inline ScaleAndZero read_scale(const Header& header, const uint8_t*& p, const uint8_t* outer) {
+  ScaleAndZero by = stored_scale(header, p);
+  if (!in_codes(header)) return by;
+  if (header.scales == Scales::codes) {
+    by.scale *= from_f16(load<HalfWords>(outer));
+    if (header.zeros) by.zero *= from_f16(load<HalfWords>(outer + 32));
+  }
+  if (header.zeros == 2) by.zero *= -by.scale;
+  if (header.from_zero) by.zero += by.scale * float(1 << (header.bits - 1));
+  return by;
 }
 
 // Where a tile's x is, for one chunk.
@@ -101,12 +123,12 @@ struct IntegerChunk {
       }
   }
 
-  INLINE const uint8_t* operator()(const Header& header, const uint8_t* p, int units, Tile x,
-                            Floats* totals) const {
+  INLINE const uint8_t* operator()(const Header& header, const uint8_t* p, const uint8_t* outer,
+                                   int units, Tile x, Floats* totals) const {
     const int32_t* quads = x.quads;
     const int32_t* x_sums = x.sums;
     const uint8_t* scales = p;
-    ScaleAndZero by = read_scale(header, p);
+    ScaleAndZero by = read_scale(header, p, outer);
     if (FINE) p = scales + fine_scales(header) * (p - scales);
     Sums sums;
     clear(sums, x_sums);
@@ -122,7 +144,7 @@ struct IntegerChunk {
             dot(sum[0], sum[1], read[part][quad], quads + 2 * t);
           }
         if (FINE && quad % 2) {  // 8 columns
-          if (header.scale_columns == 8 || quad % 4 == 1) by = read_scale(header, scales);
+          if (header.scale_columns == 8 || quad % 4 == 1) by = read_scale(header, scales, outer);
           add(header, sums, by, x_sums, x.scales, totals);
           x_sums += T;
           if (quad < QUADS - 1) clear(sums, x_sums);
@@ -135,12 +157,12 @@ struct IntegerChunk {
 
   // A chunk of STREAMS blocks at once, for one token: units interleaved, so that memory is read in all
   // of their places all the time.
-  INLINE void side_by_side(const Header& header, const uint8_t** at, int units, Tile x,
-                           Floats (*totals)[TILE]) const {
+  INLINE void side_by_side(const Header& header, const uint8_t** at, const uint8_t* const* outer,
+                           int units, Tile x, Floats (*totals)[TILE]) const {
     ScaleAndZero by[STREAMS];
     Sums sums[STREAMS];
     for (int s = 0; s < STREAMS; ++s) {
-      by[s] = read_scale(header, at[s]);
+      by[s] = read_scale(header, at[s], outer[s]);
       clear(sums[s], x.sums);
     }
     const int32_t* quads = x.quads;
@@ -158,10 +180,10 @@ template <class C, int T, bool>
 struct FloatChunk {
   explicit FloatChunk(const Header&) {}
 
-  INLINE const uint8_t* operator()(const Header& header, const uint8_t* p, int units, Tile x,
-                            Floats* totals) const {
+  INLINE const uint8_t* operator()(const Header& header, const uint8_t* p, const uint8_t* outer,
+                                   int units, Tile x, Floats* totals) const {
     const float* floats = x.floats;
-    const ScaleAndZero by = read_scale(header, p);
+    const ScaleAndZero by = read_scale(header, p, outer);
     Floats sums[T][2] = {};
     for (int unit = 0; unit < units; ++unit, p += C::BYTES, floats += UNIT * T) {
       fetch_ahead<T, C::BYTES>(p);
@@ -189,16 +211,18 @@ void blocks_by_tile(const Problem& problem, const uint8_t* const* blocks, int co
   const Chunk chunk(header);
   const uint8_t* at[STREAMS];
   for (int s = 0; s < count; ++s) {
-    at[s] = blocks[s];
+    at[s] = blocks[s] + g.head_bytes;
     for (int t = 0; t < T; ++t) totals[s][t] = Floats{};
   }
   const bool fine = header.scale_columns < UNIT;
   for (int64_t i = 0; i < g.chunks; ++i) {
     const int units = i + 1 < g.chunks ? g.units : g.last_units;
+    const uint8_t* outer[STREAMS];
+    for (int s = 0; s < count; ++s) outer[s] = outer_of(g, blocks[s], i);
     bool done = false;
     if constexpr (together<Chunk>)
-      if ((done = count == STREAMS)) chunk.side_by_side(header, at, units, x, totals);
-    for (int s = 0; s < count && !done; ++s) at[s] = chunk(header, at[s], units, x, totals[s]);
+      if ((done = count == STREAMS)) chunk.side_by_side(header, at, outer, units, x, totals);
+    for (int s = 0; s < count && !done; ++s) at[s] = chunk(header, at[s], outer[s], units, x, totals[s]);
     x.quads += units * QUADS * T * 2;
     x.sums += fine ? T * UNIT / 8 : T;
     x.scales += T;

@@ -8,10 +8,10 @@ struct SparseChunk {
 
   // x: for each 8 columns, and token, 8 high bytes less -128, unsigned; after those of all tokens
   // the low bytes. Codes are signed here, and 16 times what they mean.
-  const uint8_t* operator()(const Header& header, const uint8_t* p, int units, Tile x,
-                            Floats* totals) const {
+  const uint8_t* operator()(const Header& header, const uint8_t* p, const uint8_t* outer,
+                            int units, Tile x, Floats* totals) const {
     const int32_t* eights = x.quads;
-    ScaleAndZero by = read_scale(header, p);
+    ScaleAndZero by = read_scale(header, p, outer);
     __m512i high[T] = {}, low[T] = {}, offset[2] = {};
     const __m512i second = _mm512_set1_epi32(0x04040000), nibble = _mm512_set1_epi8(char(0xf0));
     const __m512i place = _mm512_set1_epi8(3), half = _mm512_set1_epi8(char(0x80));

@@ -120,7 +120,7 @@ struct Pair {
     const Geometry& g = problem.geometry;
     const int64_t step = chunks_at_once(g), x_tile = g.padded_columns * TOKENS;
     const uint8_t* at[2];
-    for (int b = 0; b < 2; ++b) at[b] = problem.blocks + blocks[b] * g.block_bytes;
+    for (int b = 0; b < 2; ++b) at[b] = problem.blocks + blocks[b] * g.block_bytes + g.head_bytes;
     int64_t x_at = first * x_tile;
     const int64_t end = last * TOKENS < problem.outputs ? last * TOKENS : problem.outputs;
     if (end - first * TOKENS <= MOST_ASKED) ask_for_results(problem, first * TOKENS, end, blocks[0]);

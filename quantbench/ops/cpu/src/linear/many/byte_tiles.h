@@ -119,11 +119,12 @@ void block_of_bytes(const Problem& problem, const ByteTiles& from, int64_t tile,
   alignas(64) int32_t sums[2][2][TOKENS * ROWS];
   Floats totals[TOKENS] = {};
   ask_for_results(problem, tile * TOKENS, tile * TOKENS + tokens, block);
-  const uint8_t* p = problem.blocks + block * g.block_bytes;
+  const uint8_t* start = problem.blocks + block * g.block_bytes;
+  const uint8_t* p = start + g.head_bytes;
   for (int64_t chunk = 0; chunk < g.chunks; ++chunk, x_scales += TOKENS, x_sums += TOKENS) {
     const int units = chunk + 1 < g.chunks ? g.units : g.last_units;
     const uint8_t* scales = p;
-    const ScaleAndZero by = read_scale(header, scales);
+    const ScaleAndZero by = read_scale(header, scales, outer_of(g, start, chunk));
     p += g.scale_bytes;
     const uint8_t* weights = as_bytes(p, units, unpacked[chunk % 2]);
     p += units * g.unit_bytes;

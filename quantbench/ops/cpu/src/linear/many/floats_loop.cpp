@@ -60,14 +60,16 @@ const uint8_t* to_floats(const Problem& problem, const uint8_t* p, int64_t first
   // A table's integers have 24 bits: times a large x they could overflow a float32.
   const float factor = header.coding == Coding::table ? header.factor : 1.0f;
   const int columns_of_a_scale = scaled && header.scale_columns < UNIT ? header.scale_columns : UNIT;
+  const uint8_t* block = p - (p - problem.blocks) % g.block_bytes;
   for (int64_t chunk = first; chunk < last; ++chunk) {
+    const uint8_t* outer = outer_of(g, block, chunk);
     const int units = chunk + 1 < g.chunks ? g.units : g.last_units;
     const uint8_t* scales = p;
-    ScaleAndZero by = read_scale(header, scales);
+    ScaleAndZero by = read_scale(header, scales, outer);
     p += g.scale_bytes;
     for (int unit = 0; unit < units; ++unit, p += C::BYTES, to += UNIT * BESIDE * ROWS)
       columns.read(p, [&](int column, Floats value) {
-        if (column && column % columns_of_a_scale == 0) by = read_scale(header, scales);
+        if (column && column % columns_of_a_scale == 0) by = read_scale(header, scales, outer);
         value *= factor;
         store(to + column * BESIDE * ROWS, scaled ? value * by.scale + by.zero : value);
       });
@@ -168,7 +170,7 @@ struct Group {
     const int64_t step = chunks_at_once(g), x_tile = g.padded_columns * MANY;
     const int count = g.blocks - block < BESIDE ? int(g.blocks - block) : BESIDE;
     const uint8_t* at[BESIDE] = {};
-    for (int b = 0; b < count; ++b) at[b] = problem.blocks + (block + b) * g.block_bytes;
+    for (int b = 0; b < count; ++b) at[b] = problem.blocks + (block + b) * g.block_bytes + g.head_bytes;
     __builtin_memset(sums, 0, (last - first) * sizeof sums[0]);
     if (count < BESIDE) __builtin_memset(weights, 0, sizeof weights);
     const float* x_at = x + first * x_tile;

@@ -140,9 +140,10 @@ const uint8_t* to_tiles(const Problem& problem, const Values& values, const uint
   const int pairs_of_a_scale = header.scale_columns / 2;
   const bool far = g.unit_bytes < 8 * 64;
   for (int64_t chunk = first; chunk < last; ++chunk) {
+    const uint8_t* outer = outer_of(g, end - g.block_bytes, chunk);
     const int units = chunk + 1 < g.chunks ? g.units : g.last_units;
     const uint8_t* scales = p;
-    ScaleAndZero by = read_scale(header, scales);
+    ScaleAndZero by = read_scale(header, scales, outer);
     p += g.scale_bytes;
     for (int unit = 0; unit < units; ++unit, p += g.unit_bytes, to += TILE_NUMBERS) {
       const uint8_t* ahead = p + (far ? FAR : PREFETCHED);
@@ -151,7 +152,7 @@ const uint8_t* to_tiles(const Problem& problem, const Values& values, const uint
         if (far) __builtin_prefetch(ahead + line, 0, 2);
         else __builtin_prefetch(ahead + line);
       auto put = [&](int i, Floats low, Floats high) {
-        if (SCALED && fine && i && i % pairs_of_a_scale == 0) by = read_scale(header, scales);
+        if (SCALED && fine && i && i % pairs_of_a_scale == 0) by = read_scale(header, scales, outer);
         if (SCALED) low = low * by.scale + by.zero, high = high * by.scale + by.zero;
         store(to + i * UNIT, rounded_pairs(low, high));
       };
