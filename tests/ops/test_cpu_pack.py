@@ -18,6 +18,7 @@ def given(**changes):
         "plane2": None,
         "scale": torch.ones(ROWS, COLUMNS // 32, dtype=torch.bfloat16),
         "zero": None,
+        "outer": None,
         "table": None,
         "format": "int",
         "columns": COLUMNS,
@@ -25,6 +26,7 @@ def given(**changes):
         "scale_columns": 32,
         "factor": 1.0,
         "rounding": 0,
+        "zero_codes": False,
     }
     return usual | changes
 
@@ -40,6 +42,8 @@ WRONG = {
     "fewer rows of scales": ({"scale": torch.ones(8, 2, dtype=torch.bfloat16)}, "scales have to"),
     "fewer scales": ({"scale": torch.ones(ROWS, 1, dtype=torch.bfloat16)}, "scales have to"),
     "fewer zeros": ({"zero": torch.ones(ROWS, 1, dtype=torch.bfloat16)}, "zeros"),
+    "scales of 8 bits alone": ({"scale": torch.ones(ROWS, 2, dtype=torch.int8)}, "multiplies"),
+    "what multiplies floats": ({"outer": torch.ones(ROWS, 1, 2, dtype=torch.half)}, "multiplies"),
     "wider columns": ({"columns": 128}, "plane 0"),
 }
 

@@ -22,8 +22,8 @@ torch.library.define("quantbench::cpu_linear", "(Tensor x, Tensor packed, int ro
 torch.library.define(
     "quantbench::cpu_pack_linear",
     "(Tensor plane0, Tensor? plane1, Tensor? plane2, Tensor scale, Tensor? zero, Tensor? outer, "
-    "Tensor? table, str format, int columns, int bits, int scale_columns, float factor, int rounding, "
-    "bool zero_codes) -> Tensor",
+    "Tensor? table, str format, int columns, int bits, int scale_columns, float factor, "
+    "int rounding, bool zero_codes) -> Tensor",
 )
 
 # Rows in a block, columns in a unit, most columns in a chunk, bytes of the header: linear/layout.h.
