@@ -80,7 +80,7 @@ def load_model(
     num_layers: the number of layers to load, from the first.
     transform: called as (name, module) with every embedding, norm and linear layer as soon as its
     weights are loaded, in the model's order. The module that it returns replaces the given one. For
-    a checkpoint whose weights are quantized, and for a saver, it must implement `Stages`.
+    a checkpoint whose weights stay quantized, and for a saver, it must implement `Stages`.
     progress: called as (bytes loaded, total bytes), both counted in `precision`.
     ready: called as (name, module) with "tok_embeddings", "layers.0", …, "norm" and "output", each
     complete and in full precision, before `transform` is called for the modules in it.
@@ -93,12 +93,15 @@ def load_model(
     """
     if isinstance(checkpoint, str):
         checkpoint = open_checkpoint(checkpoint)
+    if checkpoint.saved and not isinstance(transform, Stages):
+        floats = checkpoint.in_full_precision()
+        if floats is None:
+            raise CheckpointError(
+                f"{checkpoint.folder} is quantized as {checkpoint.saved.scheme}; load_model reads "
+                "it back with transform=Quantizer(…) of that scheme"
+            )
+        checkpoint = floats
     saved = checkpoint.saved
-    if saved and not isinstance(transform, Stages):
-        raise CheckpointError(
-            f"{checkpoint.folder} is quantized as {saved.scheme}; load_model reads it back with "
-            "transform=Quantizer(…) of that scheme"
-        )
     if saved and saved.precision and str(precision) != f"torch.{saved.precision}":
         raise CheckpointError(
             f"{checkpoint.folder} was saved with --precision {saved.precision}; give that one"

@@ -64,6 +64,7 @@ class Checkpoint(ABC):
     """A checkpoint that was found, in one format. Nothing but its description is read."""
 
     saved: SavedScheme | None = None  # the scheme in which the file's weights are quantized
+    given_up: str | None = None  # the label of that scheme, once it is read in full precision
     needs_tokenizer: ClassVar[bool] = True  # whether a folder without a tokenizer is refused
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +95,7 @@ class Checkpoint(ABC):
 
     def in_full_precision(self) -> Checkpoint | None:
         """This checkpoint with its quantized weights as floats; None where they stay quantized."""
-        return None
+        return self if self.saved is None else None
 
     @property
     def tokenizer_folder(self) -> Path | None:

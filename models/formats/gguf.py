@@ -233,7 +233,10 @@ class Gguf(Checkpoint):
         return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
     def in_full_precision(self) -> "Gguf":
+        if self.saved is None:
+            return self
         other = copy.copy(self)
+        other.given_up = self.saved.label
         other.__dict__.pop("saved", None)
         other._as_is = False
         return other

@@ -35,7 +35,7 @@ def arms_of(configs: Sequence[RunConfig]) -> list[ArmResult]:
         ArmResult(
             config.quantization + (f", {config.kernel}" if config.kernel != "auto" else ""),
             "",
-            argv(config),
+            argv(config, said=True),
         )
         for config in configs
     ]

@@ -51,7 +51,7 @@ def measured(config: RunConfig, processes: int, read: bool) -> Replayed:
     for _ in range(processes):
         worker = Process(ranks.of(COMMAND, config.tp))
         try:
-            worker.ask("load", argv=argv(config))
+            worker.ask("load", argv=argv(config, said=True))
             facts = worker.answer(ArmFacts, "get_ready").run
             assert facts  # of a worker of ours
             own = [worker.answer(TimedSample, "sample", index=n) for n in range(config.num_samples)]

@@ -17,7 +17,6 @@ from quantbench.answer.row import Row
 from quantbench.answer.why import reasons
 from quantbench.bench.answers import ArmFacts, Reading
 from quantbench.bench.store import ArmResult, Kind, Results
-from quantbench.log.config import repro
 from quantbench.quality.types import NoQuality, Quality
 from quantbench.run.energy import Energy, NotCounted, pooled
 from quantbench.run.facts import Facts, Peak, Summary
@@ -92,7 +91,7 @@ def _add_run(row: Row, run: Facts) -> None:
     row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
     row.attention_kernel = run.attention_kernel
     row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
-    row.command = repro(run.config)
+    row.command = run.repro
 
 
 def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:

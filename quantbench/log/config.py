@@ -189,12 +189,13 @@ def argv(config: RunConfig, said: bool = False, always: Collection[str] | None =
     return arguments
 
 
-def repro(config: RunConfig) -> str:
-    """The command that repeats the run, always one line; bash and `split` read it back."""
+def repro(config: RunConfig, said: bool = False) -> str:
+    """The command that repeats the run, always one line; bash and `split` read it back. said: as
+    for `argv`."""
     if config.tp == 1:
-        return shell.join([*PROGRAM, *argv(config)])
+        return shell.join([*PROGRAM, *argv(config, said)])
     ranks = ("torchrun", "--nproc_per_node", str(config.tp), "generate.py")
-    return shell.join([*ranks, *argv(dataclasses.replace(config, tp=1))])
+    return shell.join([*ranks, *argv(dataclasses.replace(config, tp=1), said)])
 
 
 def split(command: str) -> list[str]:

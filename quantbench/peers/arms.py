@@ -73,7 +73,7 @@ def make_arms(
     ours: RunConfig, peers: Sequence[tuple[str, str]], folder: Path, threads: int
 ) -> list[ArmResult]:
     """Ours first, then each runtime. Writes the files that llama.cpp reads into the folder."""
-    arms = [ArmResult(ours.quantization, "", argv(ours))]
+    arms = [ArmResult(ours.quantization, "", argv(ours, said=True))]
     for runtime, form in peers:
         is_file = runtime == "llama.cpp"
         work = Work(

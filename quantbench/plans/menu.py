@@ -67,23 +67,26 @@ def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, int], i
     bytes that are free. A scheme that cannot take the model's shapes is left out."""
     from quantbench import devices
     from quantbench.models.formats import open_checkpoint
-    from quantbench.quantize.spec import parse_scheme
+    from quantbench.quantize.spec import AsIs, parse_scheme
     from quantbench.run.plan import make_plan
     from quantbench.run.sizes import kv_cache_bytes, size_of
 
-    if saved := open_checkpoint(common.checkpoint_path).saved:
+    checkpoint = open_checkpoint(common.checkpoint_path)
+    if checkpoint.in_full_precision() is None:
         raise UsageError(
-            f"--checkpoint_path {common.checkpoint_path} was saved as {saved.scheme}: schemes are "
-            "compared on the full-precision checkpoint; give that one"
+            f"--checkpoint_path {common.checkpoint_path} was saved quantized: schemes are compared "
+            "on the full-precision checkpoint; give that one"
         )
     plan = make_plan(dataclasses.replace(common, quantization="none"))
     cache = kv_cache_bytes(
         plan.architecture, common.batch_size, plan.cache_size, plan.precision, plan.cache
     )
     needs = {}
-    for name in schemes:
+    for name in (*schemes, *(["as-is"] if checkpoint.saved else [])):
         try:
             spec = parse_scheme(name)
+            if checkpoint.saved and isinstance(spec, AsIs):  # each layer as the file has it
+                spec = make_plan(dataclasses.replace(common, quantization=name)).spec.scheme or spec
             weights = size_of(plan.architecture, spec, plan.device, plan.precision, common.kernel)
         except KernelError:
             continue

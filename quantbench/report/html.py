@@ -23,7 +23,6 @@ from quantbench.answer.row import Row
 from quantbench.bench.store import ArmResult, Results
 from quantbench.log import shell
 from quantbench.log.about import About
-from quantbench.log.config import repro
 from quantbench.quality.types import Quality
 from quantbench.report import pareto
 from quantbench.report.drawing import COLOURS, drawn, tidy
@@ -198,7 +197,7 @@ def _arm(arm: ArmResult) -> tuple[str, str, str]:
     run = arm.facts.run if arm.facts else None
     facts = " · ".join(f"{name} {value}" for name, value in _ran(run).items())
     about = (arm.facts and arm.facts.about) or "it never ran"
-    return arm.name, facts or about, repro(run.config) if run else shell.join(arm.argv) or arm.text
+    return arm.name, facts or about, run.repro if run else shell.join(arm.argv) or arm.text
 
 
 def _ran(run: Facts | None) -> dict[str, str]:

@@ -109,10 +109,17 @@ class Facts:
     # that are chosen. JSON of earlier versions lacks it, or has 0: then it is weight_bytes.
     step_weight_bytes: int = 0
     experts: TwoTiers | None = omitted()  # None: all in one memory, or the model has no experts
+    given_up: str | None = omitted()  # the file's own quantization, where weights do not keep it
 
     def __post_init__(self) -> None:
         if not self.step_weight_bytes:
             object.__setattr__(self, "step_weight_bytes", self.weight_bytes)
+
+    @property
+    def repro(self) -> str:
+        """The command that repeats the run."""
+        config = dataclasses.replace(self.config, save=None)  # --save takes a new folder
+        return repro(config, said=self.given_up is not None)
 
 
 @dataclass(frozen=True)
@@ -292,5 +299,5 @@ def make_record(facts: Facts, tok_s: float, peak: Peak) -> Record:
         compile_prefill=config.compile_prefill,
         dtype=f"torch.{config.precision}",
         device=config.device,
-        repro=repro(dataclasses.replace(config, save=None)),  # --save takes a new folder
+        repro=facts.repro,
     )

@@ -125,6 +125,7 @@ def facts_of(plan: Plan, generator: Generator, kernels: str) -> Facts:
         model=plan.name,
         architecture=plan.architecture,
         scheme=plan.spec.name,
+        given_up=plan.checkpoint.given_up,
         kernel=kernels,
         decoder=decoder.name,
         decoder_reason=decoder.reason,

@@ -83,6 +83,12 @@ def held_back(facts: Facts, kernels: Mapping[str, str | None]) -> list[str]:
     kernels: of the run's scheme, each with why it cannot run here; None where it can.
     """
     sentences = [_kernel(facts, kernels)]
+    if facts.given_up:
+        anew = "" if facts.scheme == "none" else f", and quantized anew as {facts.scheme}"
+        sentences.append(
+            f"the file's weights are quantized ({facts.given_up}); they were read as floats{anew}: "
+            "--quantization as-is keeps them"
+        )
     if facts.decoder_reason:
         sentences.append(f"a step is not one op (decoder {facts.decoder}): {facts.decoder_reason}")
     if facts.attention_reason:

@@ -179,8 +179,7 @@ def divisors(theta: float, scaling: dict) -> np.ndarray:
 
 
 def logits(path: Path, tokens: torch.Tensor) -> torch.Tensor:
-    checkpoint = open_checkpoint(str(path)).in_full_precision()
-    model = load_model(checkpoint, precision=torch.float32)
+    model = load_model(str(path), precision=torch.float32)
     return Generator(model, len(tokens), 64).forward(tokens, 0)
 
 
