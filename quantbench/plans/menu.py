@@ -72,20 +72,21 @@ def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, int], i
     from quantbench.run.sizes import kv_cache_bytes, size_of
 
     checkpoint = open_checkpoint(common.checkpoint_path)
-    if checkpoint.in_full_precision() is None:
+    saved = checkpoint.saved
+    if saved and checkpoint.in_full_precision() is None:
         raise UsageError(
-            f"--checkpoint_path {common.checkpoint_path} was saved quantized: schemes are compared "
-            "on the full-precision checkpoint; give that one"
+            f"--checkpoint_path {common.checkpoint_path} was saved as {saved.scheme}: schemes are "
+            "compared on the full-precision checkpoint; give that one"
         )
     plan = make_plan(dataclasses.replace(common, quantization="none"))
     cache = kv_cache_bytes(
         plan.architecture, common.batch_size, plan.cache_size, plan.precision, plan.cache
     )
     needs = {}
-    for name in (*schemes, *(["as-is"] if checkpoint.saved else [])):
+    for name in (*schemes, *(["as-is"] if saved else [])):
         try:
             spec = parse_scheme(name)
-            if checkpoint.saved and isinstance(spec, AsIs):  # each layer as the file has it
+            if saved and isinstance(spec, AsIs):  # each layer as the file has it
                 spec = make_plan(dataclasses.replace(common, quantization=name)).spec.scheme or spec
             weights = size_of(plan.architecture, spec, plan.device, plan.precision, common.kernel)
         except KernelError:

@@ -51,7 +51,7 @@ def load(ranks: Ranks, checkpoint_path: str, quantization: str = "none", **optio
         **{"precision": "float32"} | given | options,
     )
     checkpoint = open_checkpoint(checkpoint_path)
-    spec = scheme_of(config, parse(quantization), checkpoint)
+    spec, checkpoint = scheme_of(config, parse(quantization), checkpoint)
     split = None
     if ranks.size > 1:
         layers = checkpoint.saved and checkpoint.saved.layers

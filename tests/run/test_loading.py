@@ -52,7 +52,7 @@ def own_cache(tmp_path, monkeypatch):
 def load(said=None, **options):
     config = RunConfig(device="cpu", **options)
     checkpoint = open_checkpoint(config.checkpoint_path)
-    spec = scheme_of(config, parse(config.quantization), checkpoint)
+    spec, checkpoint = scheme_of(config, parse(config.quantization), checkpoint)
     loading = Loading(config, spec, CPU, checkpoint=checkpoint)
     said = [] if said is None else said
     return loading.load(lambda done, total: None, said.append), loading
