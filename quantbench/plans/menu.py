@@ -15,6 +15,7 @@ from quantbench.progress import say
 from quantbench.quantize.spec import MEASURED, START_WITH
 from quantbench.text import size
 
+AS_IS = "as-is"  # loads fastest of all: nothing is quantized
 BASELINES = ("none", "int8wo")  # the first that fits into this machine's memory
 
 
@@ -49,7 +50,7 @@ def select(needs: Mapping[str, int], free: int | None, most: int | None) -> list
     others = [name for name in fitting if name != baseline]
     # One scheme of each number of bits, then those with most: time may end before all are loaded,
     # and a variant is not tried where the quality of a finer variant is far from the limit.
-    others.sort(key=lambda name: (name not in START_WITH, -needs[name]))
+    others.sort(key=lambda name: (name not in (AS_IS, *START_WITH), -needs[name]))
     left_out = [name for name in others if most is not None and needs[name] > most]
     if left_out:
         named = ", ".join(f"{name} ({size(needs[name])})" for name in left_out)
@@ -83,7 +84,7 @@ def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, int], i
         plan.architecture, common.batch_size, plan.cache_size, plan.precision, plan.cache
     )
     needs = {}
-    for name in (*schemes, *(["as-is"] if saved else [])):
+    for name in (*schemes, *([AS_IS] if saved else [])):
         try:
             spec = parse_scheme(name)
             if saved and isinstance(spec, AsIs):  # each layer as the file has it
