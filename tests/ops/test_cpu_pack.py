@@ -55,8 +55,3 @@ def test_it_is_refused_and_nothing_is_read(case):
 def test_what_fits_is_packed():
     build.load()
     assert torch.ops.quantbench.cpu_pack_linear(*given().values()).numel() > ROWS * COLUMNS // 2
-
-
-def test_a_torch_without_openmp_is_refused_in_words(monkeypatch):
-    monkeypatch.setattr(torch.__config__, "parallel_info", lambda: "native thread pool")
-    assert "OpenMP" in build.unavailable()
