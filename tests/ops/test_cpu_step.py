@@ -258,11 +258,15 @@ def clearly_routed(exact, rows):
             hook.remove()
 
 
+@pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("scheme", ["none", "int8wo", "int8dq", "int4wo-32", "float8dq-row"])
-def test_schemes_and_caches(scheme, cache):
+def test_schemes_and_caches(scheme, cache, experts):
     """Against the same weights and kernels by way of modules: only roundings differ."""
     config = dataclasses.replace(PLAIN, head_dim=32, ffn_dim=224)  # as int4 groups want it
+    if experts:
+        mixture = Mixture(3, 3, 64, shared_dim=96)
+        config = dataclasses.replace(config, architecture="mixtral", mixture=mixture)
     model = built(config, torch.bfloat16, scheme)
     tokens = torch.randint(0, 50, (1, 12))
     fused = scheme != "float8dq-row"  # which rounds activations outside of its kernel
