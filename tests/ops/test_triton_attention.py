@@ -65,7 +65,7 @@ def test_a_compiled_cache_decodes_with_it(device):
 
 
 def test_kernels_compile_for_gpus():
-    compile_for_gpus("compile_triton_attention")
+    compile_for_gpus("attention")
 
 
 @pytest.mark.gpu

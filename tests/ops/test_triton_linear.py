@@ -121,7 +121,7 @@ def test_a_compiled_layer_is_the_layer(device):
 
 def test_kernels_compile_for_gpus():
     """On any machine: Triton and ptxas need none for it."""
-    compile_for_gpus("compile_triton_linear")
+    compile_for_gpus("linear")
 
 
 LARGE = [form for form in FORMATS if form[2] in (None, 16, 64)]
