@@ -72,9 +72,10 @@ def test_what_changes_no_bit(kernel, pieces, request):
     for form in forms(kernel, 8):
         K = columns_of(form) * max(1, 256 // columns_of(form))
         some = random.randint(1, 40), random.randint(2, 40)
-        # 67 blocks: a thread alone cuts its share in unequal streams (Streams::UNEVEN_FROM)
-        sizes = (597, 1), (597, 3), (16 * 67 - 5, random.randint(2, 5)), (600, 75)
-        for N, M in (some, *sizes):
+        # From 64 blocks on, a thread cuts its share in unequal streams (Streams::UNEVEN_FROM); alone
+        # it has half of a weight at once.
+        long = 16 * random.choice((67, 160)) - 5
+        for N, M in (some, (597, 1), (597, 3), (long, random.randint(1, 5)), (600, 75)):
             weight, dtype = weight_of(form, N, K), random.choice(DTYPES)
             dtype = weight.dtype if form == FULL_PRECISION else dtype
             x = torch.randn(M, K).to(dtype)

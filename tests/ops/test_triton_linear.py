@@ -41,6 +41,13 @@ def test_numbers_are_written_some_rows_at_a_time(form, dtype, device, monkeypatc
         check(x, packed(form, 21, 192, device=device, **more))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("form", [("int", 8, None), ("int", 4, 64), ("fp6", 6, None)], ids=name)
+def test_a_row_that_several_programs_share(form, device):
+    for rows in (1, 9):
+        check(torch.randn(rows, 8256, device=device), packed(form, 3, 8256, device=device))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_cublas_is_asked_for_sums_that_are_not_rounded(dtype):
     """By torch's own shape function, for which no card need be here."""
