@@ -72,7 +72,7 @@ def test_what_changes_no_bit(kernel, pieces, request):
     for form in forms(kernel, 8):
         K = columns_of(form) * max(1, 256 // columns_of(form))
         some = random.randint(1, 40), random.randint(2, 40)
-        # From 64 blocks on, a thread cuts its share in unequal streams (Streams::UNEVEN_FROM); alone
+        # From 64 blocks on a thread cuts its share in unequal streams (Streams::UNEVEN_FROM). Alone
         # it has half of a weight at once.
         long = 16 * random.choice((67, 160)) - 5
         for N, M in (some, (597, 1), (597, 3), (long, random.randint(1, 5)), (600, 75)):
