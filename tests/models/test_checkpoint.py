@@ -1,6 +1,7 @@
 """Loading: every layout gives Hugging Face's logits; damage gives one clear line."""
 
 import fnmatch
+import gc
 import json
 import os
 import pickle
@@ -21,6 +22,7 @@ from quantbench.errors import CheckpointError, UsageError
 from quantbench.models.formats import names, open_checkpoint, tensor_files
 from quantbench.models.formats.dummy import PERIOD
 from quantbench.models.loading import load_config, load_model
+from quantbench.models.pool import Pool
 from tests.models.hugging_face import SIZES, saved
 
 TOKENS = torch.arange(5, 35)[None]
@@ -277,6 +279,22 @@ def test_full_precision_weights_never_pile_up(tmp_path):
 
     load_model(str(folder), transform=transform)
     assert len(alive) == 3 * 4 + 1 and most <= 2
+
+
+def test_weights_side_by_side_share_no_storage():
+    """torch.compile takes parts of one storage for aliases, which no nested region may have."""
+    layers = [nn.Linear(64, 32, dtype=torch.bfloat16) for _ in range(3)]
+    before = [layer.weight.clone() for layer in layers]
+    pool = Pool()
+    for layer in layers:
+        pool.move(layer)
+    del pool
+    gc.collect()
+    weights = [parameter for layer in layers for parameter in layer.parameters()]
+    assert len({weight.untyped_storage()._cdata for weight in weights}) == len(weights)
+    addresses = sorted(weight.data_ptr() for weight in weights)
+    assert addresses[-1] - addresses[0] < 1 << 20 and addresses[0] % 64 == 0
+    assert all(torch.equal(old, layer.weight) for old, layer in zip(before, layers, strict=True))
 
 
 def resident_kilobytes(file):
