@@ -88,15 +88,6 @@ def test_the_oracle_would_notice(pairs, family):
     assert error > 1e-2
 
 
-def test_caches_forget_on_reset_and_serve_again(pairs):
-    model, tokens, expected = pairs["mistral-0.1"]
-    generator = Generator(model, 3, LENGTH)
-    generator.forward(tokens.flip(1))
-    for cache in generator.caches:
-        cache.reset()
-    assert_same(generator.forward(tokens), expected)
-
-
 @pytest.mark.parametrize("dtype, digits", [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
 def test_half_precision_is_as_close_as_its_rounding(pairs, dtype, digits, tmp_path):
     path, theirs = saved("tiny-llama", tmp_path)

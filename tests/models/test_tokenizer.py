@@ -93,21 +93,18 @@ def test_sentencepiece_equals_its_library(kind, text, folders, tokenizers):
     assert tokenizers[kind].decode(ids) == library.decode(ids)
 
 
-@pytest.mark.parametrize("text", ("a", *HARD_TEXTS[3:4], *HARD_TEXTS[5:-1]))
-def test_llama_tokenizers_equal_hugging_face(text, tokenizers, hugging_face_llama):
-    """Without special tokens and spaces in front, which Hugging Face takes otherwise than Meta."""
-    ids = tokenizers["sentencepiece"].encode(text)
-    assert ids == hugging_face_llama.encode(text)
-    assert tokenizers["llama-2-json"].encode(text) == ids
-
-
-def test_a_folder_that_hugging_face_saved_is_read(tmp_path, hugging_face_llama):
+def test_llama_tokenizers_equal_hugging_face(tmp_path, tokenizers, hugging_face_llama):
+    """Those of the model's file, and of the folder it saves. It takes special tokens and spaces
+    in front otherwise than Meta does."""
     hugging_face_llama.save_pretrained(tmp_path)
-    tokenizer = load_tokenizer(tmp_path, PLENTY)
+    saved = load_tokenizer(tmp_path, PLENTY)
     for text in HARD_TEXTS[:-1]:
         ids = hugging_face_llama.encode(text)
-        assert tokenizer.encode(text) == ids
-        assert tokenizer.decode(ids) == hugging_face_llama.decode(ids, skip_special_tokens=True)
+        assert saved.encode(text) == ids
+        assert saved.decode(ids) == hugging_face_llama.decode(ids, skip_special_tokens=True)
+        if text and not text.startswith(" "):
+            assert tokenizers["sentencepiece"].encode(text) == ids
+            assert tokenizers["llama-2-json"].encode(text) == ids
 
 
 @pytest.fixture(scope="module")
@@ -146,23 +143,6 @@ def test_tiktoken_equals_hugging_face_conversion(text, tokenizers):
     tiktoken, converted = tokenizers["tiktoken"], tokenizers["llama-3-json"]
     assert tiktoken.encode(text) == converted.encode(text)
     assert tiktoken.decode(tiktoken.encode(text)) == text
-
-
-@pytest.mark.parametrize("text", ("Hello World", "the and thin king", "user123!", "café ...", "é"))
-def test_tiktoken_equals_byte_pairs_merged_by_hand(text, tokenizers):
-    """Cut into words at spaces, then merge the pair of lowest rank until none is left."""
-    ranks = tiktoken_ranks()
-    words = [" " + word if place else word for place, word in enumerate(text.split(" "))]
-    separate = [part for word in words for part in word.replace("123!", "|123|!").split("|")]
-    expected = []
-    for word in separate:
-        parts = [bytes([byte]) for byte in word.encode()]
-        while pairs := [a + b for a, b in zip(parts, parts[1:], strict=False) if a + b in ranks]:
-            best = min(pairs, key=ranks.__getitem__)
-            at = next(i for i in range(len(parts)) if parts[i] + parts[i + 1] == best)
-            parts[at : at + 2] = [best]
-        expected += [ranks[part] for part in parts]
-    assert tokenizers["tiktoken"].encode(text, bos=False) == expected
 
 
 def test_tiktoken_special_tokens_have_the_published_ids():

@@ -297,6 +297,12 @@ def test_a_quantized_embedding_and_a_biased_output(scheme, rows):
     assert error(decoded(model, tokens), wanted) < max(ALLOWED[torch.bfloat16], 1.5 * own)
 
 
+def refuses(run, table):
+    for given, message in table:
+        with pytest.raises(RuntimeError, match=message):
+            run(**given)
+
+
 def decoder_step(decoder, x, table, position=0, **changed):
     """A step of a CpuStep, some of its arguments changed."""
     given = {
@@ -326,16 +332,15 @@ def test_experts_that_do_not_fit_together_are_an_error():
     assert run(table, whole).shape == (1, 50)
     narrow = whole.clone()
     narrow[2] = 0
-    for index, part, message in (
+    wrong = [
         (router, decoder.parts[router][:4], "the table of 4 experts"),
         (router, decoder.parts[router].double(), "a router has to be"),
         (gate, decoder.parts[gate][:95], "96 numbers of x's dtype"),
         (gate, torch.empty(0), "a shared expert and its gate go together"),
         (table, whole[:5], "the table of 5 experts has 5 numbers"),
         (table, narrow, "the table of 5 experts"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            run(index, part)
+    ]
+    refuses(run, [({"index": index, "part": part}, message) for index, part, message in wrong])
 
 
 def test_what_it_does_not_take_is_an_error():
@@ -350,7 +355,7 @@ def test_what_it_does_not_take_is_an_error():
     wide = dataclasses.replace(decoder.cached, tensors=[t.float() for t in decoder.cached.tensors])
     narrow = dataclasses.replace(decoder.shape, width=100)
     short = dataclasses.replace(decoder.output, bias=torch.zeros(49).bfloat16())
-    for given, message in (
+    wrong = (
         ({"x": torch.tensor([[50]])}, "token 50 is not in a table of 50"),
         ({"x": torch.tensor([[-1]])}, "token -1"),
         ({"x": torch.tensor([[1, 2]])}, r"\(B, 1\)"),
@@ -366,6 +371,5 @@ def test_what_it_does_not_take_is_an_error():
         ({"position": -1}, "position -1"),
         ({"shape": narrow}, r"a weight is \(400, 96\), not \(200, 96\)"),
         ({"caches": wide}, "of x's dtype"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            run(**given)
+    )
+    refuses(run, wrong)
