@@ -175,12 +175,12 @@ def test_fill_leaves_what_update_leaves(format, window, depth, monkeypatch):
     for side in ("key", "value"):
         stored = dequantize(filled.stored(side, 2))
         assert torch.equal(stored.abs().amax((0, 1, 3)) > 0, reached)
-        if depth:  # unit normals: five deviations of a variance over so many
+        if depth:  # unit normals: five standard deviations of their variance
             seen = stored[:, :, reached]
             assert abs(seen.var() - 1) < 0.1 + 5 * (2 / seen.numel()) ** 0.5
 
 
-BYTES = {  # of a position of a head, keys and values, for head_dim 64 and a dtype of so many bytes
+BYTES = {  # bytes of a position's key and value, head_dim 64; size: of the dtype
     "dense": lambda size: 2 * 64 * size,
     "int8": lambda size: 2 * (64 + size),
     "fp8": lambda size: 2 * (64 + size),
@@ -221,7 +221,7 @@ def rounded_fp8(x):
 
 
 def rounded_int4(x):
-    """-8 stands for the largest in size of every 32 numbers."""
+    """Code -8 means the largest in size of every 32 numbers."""
     groups = x.double().unflatten(-1, (-1, 32))
     extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     step = extreme / -8
@@ -240,7 +240,7 @@ def test_numbers_are_rounded_to_the_nearest_code(cache_type):
     cache.update(torch.arange(100), x, -x)
     rounded = ROUNDED[cache_type](x)
     for side, expected in (("key", rounded), ("value", -rounded)):
-        # a scale is off by 2**-24 of itself, a product by as much again
+        # a scale's relative error is 2**-24, and so is a product's
         wrong = (dequantize(cache.stored(side, 3)) - expected).abs() > 2.0**-22 * expected.abs()
         assert wrong.double().mean() < 1e-4
 

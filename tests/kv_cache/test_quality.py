@@ -34,7 +34,7 @@ def dense(windows):
 
 
 def nats(cache, windows):
-    """Every token's but the windows' first, each predicted by a step of decode of its own."""
+    """Every token's but the windows' first, each predicted by a separate step of decode."""
     model = load_model("tiny", precision=torch.bfloat16)
     generator = Generator(model, ROWS, CONTEXT, cache, decoder="modules")
     found = []

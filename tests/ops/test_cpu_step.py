@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(bool(cpu_build.unavailable()), reason=str(cpu_bu
 
 ISAS = ("portable", "avx2", "avx512vnni", "amx")
 # Bound on a model's outputs, in norm, against float64 on the same weights: two layers of some ten
-# roundings each. Where the modules' own roundings cost more, half as much again as theirs.
+# roundings each. Where the modules' own roundings cost more, twice theirs.
 ALLOWED = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 0.003}
 PLAIN = ModelConfig(
     "small", dim=96, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16, ffn_dim=200,
@@ -50,7 +50,7 @@ PACKED = dataclasses.replace(PLAIN, dim=128, num_heads=4, head_dim=32, ffn_dim=2
 
 
 def built(config, dtype, scheme="none"):
-    """A model with random weights of its own kind everywhere, quantized for the C++ kernels."""
+    """A model whose every weight is random, quantized for the C++ kernels."""
     model = build(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
@@ -152,7 +152,7 @@ def test_what_the_modules_mean(isa, name):
 def test_any_number_of_threads_gives_the_same_bits(
     isa, pieces, scheme, request, same_for_any_threads
 ):
-    """Wherever a piece of a dense layer or of an expert begins and ends."""
+    """Wherever a piece of a dense layer or of an expert starts and ends."""
     use(isa)
     if pieces == "small":
         request.getfixturevalue("small_pieces")
@@ -199,7 +199,7 @@ EXACT = (
 
 
 def test_every_format_has_its_scheme():
-    """Those that ops/formats.py's docstring lists, which says what each one's codes mean."""
+    """Those that ops/formats.py's docstring lists, which defines their codes."""
     quantize = {name: SCHEMES[type(parse(name))].quantize for name in EXACT}
     weight = torch.randn(16, 128)
     packed = {quantize[name](weight, parse(name)).format for name in EXACT}
@@ -280,7 +280,7 @@ def test_schemes_and_caches(scheme, cache, experts):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("scheme", ["none", "embed-int8"])
 def test_a_quantized_embedding_and_a_biased_output(scheme, rows):
-    """Against float64 modules of the same weights; the table that int8 stands for is read back."""
+    """Against float64 modules of the same weights; the int8 table is read back as numbers."""
     model = built(PLAIN, torch.bfloat16)
     exact = doubled(model)
     bias = torch.randn(50).bfloat16()

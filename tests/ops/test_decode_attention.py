@@ -205,7 +205,7 @@ def test_slots_whose_scores_are_minus_infinity_weigh_nothing(kernel, head_dim):
     T, begin, end = 250, 40, 200
     query, key, value = problem(1, 6, 2, T, head_dim, torch.bfloat16, "dense")
     query[:, :, 5] = 1
-    seen = torch.tensor([end]), torch.tensor([T - (end - begin)])  # all but begin to end
+    seen = torch.tensor([end]), torch.tensor([T - (end - begin)])  # all but those between
     exact = expected(query, key, value, *seen)
     key.codes[:, :, begin:end, 5] = -math.inf
     exact.check(kernel(query, key, value, [0], [T])[:, :, None], dtype=query.dtype)

@@ -41,7 +41,7 @@ def linear(N=96, K=256, dtype=torch.bfloat16, bias=False):
 
 
 def built(name, layer, kernel="auto"):
-    """The layer as its kernel runs it, and the float64 weights that it stands for."""
+    """The layer as its kernel runs it, and the float64 weights that its codes mean."""
     quantizer = Quantizer(parse(name), CPU, layer.weight.dtype, kernel)
     packed = quantizer.quantized("layer", layer)
     weight = packed.weight.data
@@ -153,7 +153,7 @@ def test_odd_shapes_get_a_kernel_that_takes_them(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_extreme_weights(name):
-    """Rows of zeros, one outlier, subnormals: finite, zeros stay zeros, and the outlier is kept."""
+    """Rows of zeros, an outlier, subnormals: finite, zeros stay zeros, the outlier an outlier."""
     dtype = random.choice([torch.bfloat16, torch.float16])
     made = linear(dtype=dtype)
     made.weight[0] = 0

@@ -1,4 +1,4 @@
-"""Scheme and kernel names: what is understood, and what is said of the rest, without torch."""
+"""Scheme and kernel names: which the parser takes, and how it refuses the rest, without torch."""
 
 import subprocess
 import sys

@@ -59,7 +59,7 @@ def hugging_face(family, **changes):
 
 
 class Exact(nn.Module):
-    """A layer's product in float64, by the numbers that its scheme stands for."""
+    """A layer's product in float64, by the numbers that its scheme's codes mean."""
 
     def __init__(self, name, layer, spec):
         super().__init__()
@@ -240,7 +240,7 @@ SHAPES += [("int8dq", "torchao", shape) for shape in ROWS if 0 not in shape]
 @NEEDS_COMPILER
 @pytest.mark.parametrize(("name", "kernel", "shape"), SHAPES)
 def test_whatever_shape_an_nn_linear_takes(name, kernel, shape):
-    """A single row by itself, no row at all, and rows of many dimensions: as in a plain batch."""
+    """A single row, no row at all, and rows of many dimensions: as in a plain batch."""
     model, x = small(), torch.randn(shape)
     expected = model(x).shape
     quantize_(model, quantize.config(name, kernel))
