@@ -1,6 +1,8 @@
 """Every cache against attention in float64 over the keys and values that it reads back, and what
 it reads back against what went in."""
 
+import random
+
 import pytest
 import torch
 
@@ -13,21 +15,12 @@ from quantbench.ops import prefill_attention as chunk
 from quantbench.ops.attend import attend
 from quantbench.ops.cpu.build import unavailable
 from quantbench.ops.kv import dequantize
+from tests import seeds
 from tests.ops.exact import UNIT, attention, causal
 
 FORMATS = pytest.mark.parametrize("format", CACHES)
 KERNELS = ("torch",) if unavailable() else ("torch", "cpu")
-SHAPES = pytest.mark.parametrize(
-    ("B", "H", "K", "D"),
-    [
-        (1, 4, 4, 64),
-        (5, 8, 2, 80),
-        (2, 16, 2, 128),
-        (5, 8, 1, 64),
-        (1, 8, 2, 256),
-    ],
-    ids=["heads of their own", "GQA 4", "GQA 8", "MQA", "head_dim 256"],
-)
+ON_EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS)
 BLOCK = 16
 
 
@@ -38,8 +31,6 @@ def small_blocks(monkeypatch):
 
 
 def made(format, B, K, T, D, dtype=torch.float32, window=None, kernel="torch", spare_rows=0):
-    if format == "int4" and D % 32:
-        pytest.skip("int4 has groups of 32")
     cache = CACHES[format](B + spare_rows, K, T, D, dtype, "cpu", window)
     cache.kernel = kernel
     return cache
@@ -49,18 +40,13 @@ def sequence(B, H, K, L, D, dtype=torch.float32):
     return (torch.randn(B, heads, L, D).to(dtype) for heads in (H, K, K))
 
 
-def attended(cache, query, key, value, positions):
-    """What a layer of a model does."""
-    return attend(query, *cache.update(positions, key, value), positions, cache.window)
-
-
-def through(cache, query, key, value, lengths, start=0):
-    """All positions of a sequence, in pieces of these lengths; those of one are decode."""
+def through(cache, query, key, value, lengths, *how):
+    """All positions of a sequence, in pieces of these lengths; those of one are decode. how: scale
+    and softcap."""
     outputs = []
-    for positions in (torch.arange(query.shape[2]) + start).split(lengths):
-        piece = positions - start
-        parts = (x[:, :, piece] for x in (query, key, value))
-        outputs.append(attended(cache, *parts, positions))
+    for at in torch.arange(query.shape[2]).split(lengths):
+        sides = cache.update(at, key[:, :, at], value[:, :, at])
+        outputs.append(attend(query[:, :, at], *sides, at, cache.window, *how))
     return torch.cat(outputs, 2)
 
 
@@ -72,11 +58,11 @@ def as_read(cache, x):
     return dequantize(whole.stored("key", B), torch.float64)
 
 
-def check(cache, y, query, key, value, window=None):
+def check(cache, y, query, key, value, *how):
     """A chunk reads in the model's dtype, rounds weights to it, and each block's sum."""
     positions = torch.arange(query.shape[2])
-    visible = causal(positions, positions, window)
-    exact = attention(query, as_read(cache, key), as_read(cache, value), visible)
+    visible = causal(positions, positions, cache.window)
+    exact = attention(query, as_read(cache, key), as_read(cache, value), visible, *how)
     if y.dtype == torch.float32:
         exact.check(y)
     else:
@@ -91,94 +77,52 @@ def pieces(L, *starts):
 # ---------------------------------------------------------------------------------- attention
 
 
-@FORMATS
-@SHAPES
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_decode_position_by_position(format, B, H, K, D, kernel):
-    """Past the edges at 32, 64 and 128 of what kernels read at once."""
-    L = 131
-    cache = made(format, B, K, L + 5, D, kernel=kernel, spare_rows=2)
-    query, key, value = sequence(B, H, K, L, D)
-    check(cache, through(cache, query, key, value, 1), query, key, value)
+def drawn(format, kernel):
+    """A sequence (B, H, K, L, D), a window, the pieces it comes in, a dtype, how scores are scaled.
 
-
-@FORMATS
-@SHAPES
-@pytest.mark.parametrize("dtype", UNIT, ids=str)
-def test_prefill_in_chunks(format, B, H, K, D, dtype):
-    L = 5 * BLOCK + 1
-    query, key, value = sequence(B, H, K, L, D, dtype)
-    for lengths in ([L], [BLOCK, BLOCK, L - 2 * BLOCK], [1, BLOCK - 1, BLOCK + 1, 7, L - 40]):
-        cache = made(format, B, K, L, D, dtype, spare_rows=1)
-        check(cache, through(cache, query, key, value, lengths), query, key, value)
-
-
-@FORMATS
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("window", [1, 2, 5, BLOCK, 2 * BLOCK + 3, 70, 100])
-@pytest.mark.parametrize(
-    "first", [(), (3,), (BLOCK, 9), (37,), (70,)], ids=lambda sizes: f"chunks {sizes}"
-)
-def test_a_sliding_window(format, kernel, window, first):
-    """Smaller than the sequence, as large, and larger; chunks smaller and larger than it, and then
-    decode over all of its wraps."""
-    B, H, K, L, D = 2, 4, 2, 70, 32
-    cache = made(format, B, K, L, D, window=window, kernel=kernel)
-    assert cache.slots == min(window, L)
-    query, key, value = sequence(B, H, K, L, D)
-    y = through(cache, query, key, value, pieces(L, *first))
-    check(cache, y, query, key, value, window)
-
-
-@FORMATS
-def test_random_shapes_and_pieces(format):
-    random = torch.Generator().manual_seed(torch.initial_seed())
-
-    def draw(least, most):
-        return int(torch.randint(least, most + 1, (), generator=random))
-
-    for _ in range(25):
-        B, K, group, D, L = draw(1, 3), draw(1, 3), draw(1, 5), 32 * draw(1, 3), draw(1, 60)
-        window = draw(1, 70) if draw(0, 1) else None
+    131 positions lie past the edges at 32, 64 and 128 of what kernels read at once. Windows are
+    smaller than the sequence, as large, and larger; so are chunks, and decode wraps behind them.
+    """
+    K, group = random.choice((1, 2, 3)), random.choice((1, 2, 4, 8))
+    D = random.choice((64, 128, 256, 32 * random.randint(1, 8), 80 if format != "int4" else 96))
+    L = random.choice((131, 5 * BLOCK + 1, 70, random.randint(1, 60)))
+    window = random.choice((None, None, 1, 2, 5, BLOCK, 2 * BLOCK + 3, 70, 100))
+    first = random.choice(((), (3,), (BLOCK, 9), (37,), (70,), (1, BLOCK - 1, BLOCK + 1, 7), (L,)))
+    lengths = pieces(L, *first) if sum(first) <= L else [L]
+    if random.random() < 0.3:
         lengths, left = [], L
         while left:
-            lengths.append(min(left, draw(1, 3) if draw(0, 1) else draw(1, 60)))
+            lengths.append(min(left, random.choice((random.randint(1, 3), random.randint(1, 60)))))
             left -= lengths[-1]
-        kernel = KERNELS[draw(0, len(KERNELS) - 1)]
-        cache = made(format, B, K, L + draw(0, 9), D, window=window, kernel=kernel)
-        query, key, value = sequence(B, K * group, K, L, D)
-        check(cache, through(cache, query, key, value, lengths), query, key, value, window)
+    dtype = random.choice([torch.float32, torch.float32, *UNIT]) if kernel == "torch" else None
+    how = (None, None)
+    if kernel == "torch" and dtype == torch.float32:  # the C++ kernel takes neither
+        how = random.choice((how, how, (0.5, None), (None, 2.0), (0.3, 5.0)))
+    shape = random.choice((1, 2, 5)), K * group, K, L, D
+    return shape, window, lengths, dtype or torch.float32, how
 
 
 @FORMATS
-@pytest.mark.parametrize("window", [None, 11])
-def test_chunks_of_any_length_are_one_prefill_and_token_by_token(format, window):
-    B, H, K, L, D = 2, 4, 2, 50, 64
-    query, key, value = sequence(B, H, K, L, D)
-    outputs, kept = [], []
-    for lengths in (L, 16, 7, 49, 1):
-        cache = made(format, B, K, L, D, window=window)
-        outputs.append(through(cache, query, key, value, lengths))
-        kept.append([buffer.clone() for buffer in cache.buffers()])
-    for y, buffers in zip(outputs[1:], kept[1:], strict=True):
-        # Sums of float32 in another order; each is within 64 roundings of the exact one.
-        torch.testing.assert_close(y, outputs[0], atol=1e-5, rtol=1e-5)
-        assert all(map(torch.equal, buffers, kept[0]))
+@ON_EVERY_KERNEL
+@pytest.mark.parametrize("group", range(4))
+def test_sequences_in_pieces(format, kernel, group):
+    for _ in range(12):
+        (B, H, K, L, D), window, lengths, dtype, how = given = drawn(format, kernel)
+        cache = made(format, B, K, L + random.randint(0, 9), D, dtype, window, kernel, 2)
+        query, key, value = sequence(B, H, K, L, D, dtype)
+        with seeds.naming(given):
+            assert cache.slots <= (window or cache.slots)
+            check(cache, through(cache, query, key, value, lengths, *how), query, key, value, *how)
+            assert not any(buffer[B:].any() for buffer in cache.buffers())
 
 
-@FORMATS
-@pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_fewer_rows_than_the_cache_has(format, window, kernel):
-    """The same bits as in a cache of their own, and the other rows stay as they are."""
-    query, key, value = sequence(2, 4, 2, 30, 64)
-    own, larger = (
-        made(format, 2, 2, 33, 64, window=window, kernel=kernel, spare_rows=rows) for rows in (0, 3)
-    )
-    lengths = pieces(30, 13, 8)
-    expected = through(own, query, key, value, lengths)
-    assert torch.equal(through(larger, query, key, value, lengths), expected)
-    assert not any(buffer[2:].any() for buffer in larger.buffers())
+@pytest.mark.parametrize("how", [(None, None), (0.5, None), (None, 2.0), (0.3, 5.0)])
+@pytest.mark.parametrize("window", [None, 7, 40])
+def test_without_a_cache(window, how):
+    query, key, value = sequence(2, 4, 2, 40, 32)
+    at = torch.arange(40)
+    exact = attention(query, key, value, causal(at, at, window), *how)
+    exact.check(attend(query, key, value, at, window, *how))
 
 
 # ---------------------------------------------------------------------------------- keeping
@@ -186,31 +130,29 @@ def test_fewer_rows_than_the_cache_has(format, window, kernel):
 
 @FORMATS
 @pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_reset_and_used_again_it_is_as_new(format, window, kernel):
-    query, key, value = sequence(2, 4, 2, 30, 64)
-    lengths = pieces(30, 13, 8)
+@ON_EVERY_KERNEL
+def test_neither_pieces_nor_rows_nor_an_earlier_use_change_a_bit(format, window, kernel):
+    """The same as in a new cache of these rows alone, and other rows stay as they are. A new prompt
+    at position 0 needs no reset, unless positions wrap: what an older one left lies ahead."""
+    given, lengths = list(sequence(2, 4, 2, 30, 64)), pieces(30, 13, 8)
     fresh = made(format, 2, 2, 33, 64, window=window, kernel=kernel)
-    expected = through(fresh, query, key, value, lengths)
-    used = made(format, 2, 2, 33, 64, window=window, kernel=kernel)
-    through(used, *sequence(2, 4, 2, 33, 64), pieces(33, 20))
+    expected = through(fresh, *given, lengths)
+    used = made(format, 2, 2, 33, 64, window=window, kernel=kernel, spare_rows=3)
+    through(used, *sequence(5, 4, 2, 33, 64), pieces(33, 20))
     places = [buffer.data_ptr() for buffer in used.buffers()]
+    if window is None:
+        assert torch.equal(through(used, *given, lengths), expected)
     used.reset()
     assert not any(buffer.any() for buffer in used.buffers())
-    assert torch.equal(through(used, query, key, value, lengths), expected)
-    assert all(map(torch.equal, used.buffers(), fresh.buffers()))
+    assert torch.equal(through(used, *given, lengths), expected)
+    assert not any(buffer[2:].any() for buffer in used.buffers())
     assert [buffer.data_ptr() for buffer in used.buffers()] == places
-
-
-@FORMATS
-def test_without_reset_later_positions_are_not_seen(format):
-    """A new prompt at position 0 needs no reset: what an older, longer one left lies ahead."""
-    query, key, value = sequence(1, 4, 2, 20, 64)
-    fresh, used = (made(format, 1, 2, 40, 64) for _ in range(2))
-    through(used, *sequence(1, 4, 2, 40, 64), 40)
-    lengths = pieces(20, 9, 5)
-    expected = through(fresh, query, key, value, lengths)
-    assert torch.equal(through(used, query, key, value, lengths), expected)
+    for other in (30, 16, 7, 29, 1):
+        cache = made(format, 2, 2, 33, 64, window=window, kernel=kernel)
+        # Sums of float32 in another order; each is within 64 roundings of the exact one.
+        torch.testing.assert_close(through(cache, *given, other), expected, atol=1e-5, rtol=1e-5)
+        for new, old in zip(cache.buffers(), fresh.buffers(), strict=True):
+            assert torch.equal(new, old)
 
 
 @FORMATS
@@ -233,12 +175,12 @@ def test_fill_leaves_what_update_leaves(format, window, depth, monkeypatch):
     for side in ("key", "value"):
         stored = dequantize(filled.stored(side, 2))
         assert torch.equal(stored.abs().amax((0, 1, 3)) > 0, reached)
-        if depth:  # unit normals: five deviations of a variance over so many
+        if depth:  # unit normals: five standard deviations of their variance
             seen = stored[:, :, reached]
             assert abs(seen.var() - 1) < 0.1 + 5 * (2 / seen.numel()) ** 0.5
 
 
-BYTES = {  # of a position of a head, keys and values, for head_dim 64 and a dtype of so many bytes
+BYTES = {  # bytes of a position's key and value, head_dim 64; size: of the dtype
     "dense": lambda size: 2 * 64 * size,
     "int8": lambda size: 2 * (64 + size),
     "fp8": lambda size: 2 * (64 + size),
@@ -279,7 +221,7 @@ def rounded_fp8(x):
 
 
 def rounded_int4(x):
-    """-8 stands for the largest in size of every 32 numbers."""
+    """Code -8 means the largest in size of every 32 numbers."""
     groups = x.double().unflatten(-1, (-1, 32))
     extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     step = extreme / -8
@@ -298,7 +240,7 @@ def test_numbers_are_rounded_to_the_nearest_code(cache_type):
     cache.update(torch.arange(100), x, -x)
     rounded = ROUNDED[cache_type](x)
     for side, expected in (("key", rounded), ("value", -rounded)):
-        # a scale is off by 2**-24 of itself, a product by as much again
+        # a scale's relative error is 2**-24, and so is a product's
         wrong = (dequantize(cache.stored(side, 3)) - expected).abs() > 2.0**-22 * expected.abs()
         assert wrong.double().mean() < 1e-4
 
@@ -306,20 +248,33 @@ def test_numbers_are_rounded_to_the_nearest_code(cache_type):
 STEPS = {Int8KVCache: (0.5, 127), Float8KVCache: (16, 448), Int4KVCache: (1, 8)}
 
 
+def some_rows(dtype):
+    """Rows (X, 64) of numbers of any size: equal ones, zeros, an outlier, the largest of the dtype,
+    subnormals, whose scale's inverse may be infinite."""
+    rows = [torch.randn(50, 64) * scale for scale in (1.0, 1e-3, 300.0)]
+    rows += [torch.zeros(1, 64), torch.full((1, 64), -1.0), torch.full((1, 64), 1e-40)]
+    rows += [torch.full((1, 64), 65504.0), torch.full((2, 64), 1e-3), torch.zeros(1, 64)]
+    x = torch.cat(rows)
+    x[-2, 0], x[-1, 0] = 3e4, 1e-40
+    return x.to(dtype)
+
+
 @QUANTIZED
 @pytest.mark.parametrize("dtype", UNIT, ids=str)
-@pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
-def test_rounding_is_by_at_most_half_a_step(cache_type, dtype, scale):
+def test_rounding_is_by_at_most_half_a_step(cache_type, dtype):
     """int8: half of one; fp8: half the spacing at 448, 32; int4: half of one, but a whole one
     opposite of the largest. And the step is off by its dtype's rounding, `codes` times over."""
-    x = (torch.randn(2, 3, 50, 64) * scale).to(dtype)
-    cache = cache_type(2, 3, 50, 64, dtype, "cpu")
-    cache.update(torch.arange(50), x, x)
-    step = cache.key_scale.double().abs().repeat_interleave(64 // cache.key_scale.shape[-1], -1)
+    x = some_rows(dtype)
+    cache = cache_type(1, 1, len(x) + 1, 64, dtype, "cpu")
+    cache.update(torch.arange(len(x)), x[None, None], -x[None, None])
+    step = x.double().unflatten(-1, (-1, 32 if cache.format == "int4" else 64)).abs().amax(-1)
     most, codes = STEPS[cache_type]
-    bound = step * (most + codes * torch.finfo(dtype).eps) + 1e-12
-    read = dequantize(cache.stored("key", 2)).double()
-    assert ((read - x.double()).abs() <= bound).all()
+    step = step.repeat_interleave(64 // step.shape[-1], -1) / codes
+    bound = step * (most + codes * torch.finfo(dtype).eps) + torch.finfo(dtype).smallest_normal
+    for side, sign in (("key", 1), ("value", -1)):
+        read = sign * dequantize(cache.stored(side, 1), torch.float64)[0, 0]
+        assert (read[-1] == 0).all() and read.isfinite().all()
+        assert ((read[:-1] - x.double()).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("dtype", UNIT, ids=str)
@@ -328,38 +283,6 @@ def test_dense_keeps_every_bit(dtype):
     cache = DenseKVCache(2, 3, 50, 80, dtype, "cpu")
     cache.update(torch.arange(50), x, -x)
     assert torch.equal(cache.key_codes, x) and torch.equal(cache.value_codes, -x)
-
-
-@QUANTIZED
-@pytest.mark.parametrize(
-    "row",
-    [
-        torch.zeros(64),
-        torch.cat([torch.full((1,), 3e4), torch.full((63,), 1e-3)]),
-        torch.full((64,), 1e-40),  # subnormal
-        torch.cat([torch.full((1,), 1e-40), torch.zeros(63)]),  # 1 / scale is infinite
-        torch.full((64,), -1.0),
-    ],
-    ids=["zeros", "one outlier", "subnormal", "subnormal beside zeros", "equal"],
-)
-def test_extreme_rows(cache_type, row):
-    cache = cache_type(1, 1, 2, 64, torch.float32, "cpu")
-    x = row.view(1, 1, 1, 64)
-    cache.update(torch.tensor([1]), x, x)
-    read = dequantize(cache.stored("value", 1))[0, 0]
-    assert (read[0] == 0).all() and read.isfinite().all()
-    most, codes = STEPS[cache_type]
-    assert ((read[1] - row).abs() <= row.abs().max() / codes * most + 1e-40).all()
-
-
-@QUANTIZED
-def test_the_largest_of_float16_is_kept(cache_type):
-    x = torch.full((1, 1, 1, 64), 65504.0).half()
-    cache = cache_type(1, 1, 1, 64, torch.float16, "cpu")
-    cache.update(torch.tensor([0]), x, -x)
-    for side, sign in (("key", 1), ("value", -1)):
-        read = dequantize(cache.stored(side, 1))
-        assert ((read * sign - 65504).abs() <= 65504 / 128).all()
 
 
 def test_int4_says_which_head_dim_it_takes():

@@ -1,4 +1,4 @@
-"""quantbench caches: a line for each kind of cache, and what it says of wrong input."""
+"""quantbench caches: a line for each kind of cache, and how it refuses wrong input."""
 
 import json
 

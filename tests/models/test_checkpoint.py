@@ -1,6 +1,7 @@
 """Loading: every layout gives Hugging Face's logits; damage gives one clear line."""
 
 import fnmatch
+import gc
 import json
 import os
 import pickle
@@ -21,6 +22,7 @@ from quantbench.errors import CheckpointError, UsageError
 from quantbench.models.formats import names, open_checkpoint, tensor_files
 from quantbench.models.formats.dummy import PERIOD
 from quantbench.models.loading import load_config, load_model
+from quantbench.models.pool import Pool
 from tests.models.hugging_face import SIZES, saved
 
 TOKENS = torch.arange(5, 35)[None]
@@ -126,19 +128,18 @@ def test_a_linked_checkpoint_goes_by_the_name_of_its_link(tmp_path):
     assert open_checkpoint(path).name == open_checkpoint(str(tmp_path / "mine")).name == "mine"
 
 
-def test_gpt_fast_pickle_described_by_its_folders_name(tmp_path):
-    folder = tmp_path / "TinyLlama-1.1B-Chat-v1.0"
+def meta_folder(tmp_path):
+    """A folder with params.json; the model for it, in Meta's layout and in Hugging Face's."""
+    _, theirs = saved("llama-3", tmp_path)
+    folder = tmp_path / "meta"
     folder.mkdir()
-    torch.save({}, folder / "model.pth")
-    assert load_config(str(folder / "model.pth")).num_layers == 22
+    (folder / "params.json").write_text(json.dumps(PARAMS | {"vocab_size": 160}))
+    return folder, meta_layout(theirs, fused=False), theirs
 
 
 @pytest.mark.parametrize("embedding_cut", [0, 1], ids=["rows, Llama 3", "columns, Llama 2"])
 def test_meta_folder_of_two_ranks(tmp_path, embedding_cut):
-    _, theirs = saved("llama-3", tmp_path)
-    whole, folder = meta_layout(theirs, fused=False), tmp_path / "meta"
-    folder.mkdir()
-    (folder / "params.json").write_text(json.dumps(PARAMS | {"vocab_size": 160}))
+    folder, whole, theirs = meta_folder(tmp_path)
     for rank in range(2):
         part = {"rope.freqs": torch.ones(8)}
         for name, tensor in whole.items():
@@ -223,7 +224,12 @@ def test_a_dummy_weight_follows_from_its_name_and_place(tmp_path):
         assert torch.equal(repeated, table[: len(repeated)])
 
 
-def test_dummy_presets_need_no_files():
+def test_presets_need_no_files(tmp_path):
+    """Nor does a pickle whose folder has a preset's name."""
+    folder = tmp_path / "TinyLlama-1.1B-Chat-v1.0"
+    folder.mkdir()
+    torch.save({}, folder / "model.pth")
+    assert load_config(str(folder / "model.pth")).num_layers == 22
     assert load_config("dummy:Meta-Llama-3.1-70B").num_layers == 80
     assert open_checkpoint("dummy:Meta-Llama-3.1-70B").tokenizer_folder is None
     model = load_model("dummy:Qwen3-0.6B", precision=torch.bfloat16, num_layers=1)
@@ -235,18 +241,27 @@ def test_dummy_presets_need_no_files():
 
 @pytest.mark.parametrize("family", ["qwen-3", "llama-3"])
 def test_transform_sees_every_layer_once_with_its_weights(tmp_path, family):
+    """What it adds is frozen, too; and progress reaches the end."""
     folder, theirs = saved(family, tmp_path)
-    seen = []
+    seen, steps = [], []
 
     def transform(name, module):
         seen.append(name)
         assert isinstance(module, nn.Embedding | nn.RMSNorm | nn.Linear)
         assert not any(p.is_meta for p in module.parameters())
+        module.added = nn.Linear(2, 2)
         return module
 
-    model = load_model(str(folder), transform=transform)
-    assert seen == list(dict.fromkeys(n.rpartition(".")[0] for n in model.state_dict()))
+    def progress(done, total):
+        steps.append((done, total))
+
+    model = load_model(str(folder), transform=transform, progress=progress)
+    names = [n.rpartition(".")[0] for n in model.state_dict() if ".added." not in n]
+    assert seen == list(dict.fromkeys(names))
     assert_same(model, theirs)
+    assert not any(p.requires_grad for p in model.parameters())
+    assert not any(m.training for m in model.modules())
+    assert steps == sorted(steps) and steps[-1][0] == steps[-1][1] > 0
 
 
 def test_full_precision_weights_never_pile_up(tmp_path):
@@ -264,6 +279,22 @@ def test_full_precision_weights_never_pile_up(tmp_path):
 
     load_model(str(folder), transform=transform)
     assert len(alive) == 3 * 4 + 1 and most <= 2
+
+
+def test_weights_side_by_side_share_no_storage():
+    """torch.compile takes parts of one storage for aliases, which no nested region may have."""
+    layers = [nn.Linear(64, 32, dtype=torch.bfloat16) for _ in range(3)]
+    before = [layer.weight.clone() for layer in layers]
+    pool = Pool()
+    for layer in layers:
+        pool.move(layer)
+    del pool
+    gc.collect()
+    weights = [parameter for layer in layers for parameter in layer.parameters()]
+    assert len({weight.untyped_storage()._cdata for weight in weights}) == len(weights)
+    addresses = sorted(weight.data_ptr() for weight in weights)
+    assert addresses[-1] - addresses[0] < 1 << 20 and addresses[0] % 64 == 0
+    assert all(torch.equal(old, layer.weight) for old, layer in zip(before, layers, strict=True))
 
 
 def resident_kilobytes(file):
@@ -303,24 +334,6 @@ def test_a_files_pages_are_let_go(tmp_path, monkeypatch, layout):
 
     load_model(str(tmp_path), transform=transform)
     assert most < 6 << 10
-
-
-def test_what_a_transform_adds_is_frozen_too(tmp_path):
-    folder, _ = saved("llama-3", tmp_path)
-
-    def transform(name, module):
-        return nn.Linear(2, 2) if name.endswith("wo") else module
-
-    model = load_model(str(folder), transform=transform)
-    assert not any(p.requires_grad for p in model.parameters())
-    assert not any(m.training for m in model.modules())
-
-
-def test_progress_reaches_the_end(tmp_path):
-    folder, _ = saved("llama-3", tmp_path)
-    steps = []
-    load_model(str(folder), progress=lambda done, total: steps.append((done, total)))
-    assert steps == sorted(steps) and steps[-1][0] == steps[-1][1] > 0
 
 
 # ---------------------------------------------------------------------------------- bad input
@@ -374,6 +387,15 @@ def index_of_nothing(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def only(folder, pickle=None, *kept):
+    """Nothing but a model.pth of these bytes, and the files `kept`."""
+    for file in folder.iterdir():
+        if file.name not in kept:
+            file.unlink()
+    if pickle is not None:
+        (folder / "model.pth").write_bytes(pickle)
+
+
 def config_of(**change):
     def edited(folder):
         file = folder / "config.json"
@@ -415,6 +437,15 @@ DAMAGE = {
     "old pickle with code": (plain_pickle, "pytorch_model.bin"),
     "pickle of something else": (as_pickle([1, 2]), "holds no state_dict"),
     "pickle of a module's parts": (as_pickle({"a": 1}), "holds no state_dict"),
+    "nothing at all": (lambda f: only(f), "holds no weights; looked for"),
+    "a pickle that nothing describes": (lambda f: only(f, b""), "no config.json or params.json"),
+    **{
+        f"{len(content)} bytes of a pickle": (
+            lambda f, content=content: only(f, content, "config.json"),
+            "model.pth is damaged",
+        )
+        for content in (b"", b"PK\x03\x04 cut short", random.Random(0).randbytes(2000))
+    },
 }
 
 
@@ -432,31 +463,11 @@ def test_damage_is_one_clear_line(tmp_path, monkeypatch, case):
 
 
 def test_ranks_of_different_models(tmp_path):
-    _, theirs = saved("llama-3", tmp_path)
-    whole, folder = meta_layout(theirs, fused=False), tmp_path / "meta"
-    folder.mkdir()
-    (folder / "params.json").write_text(json.dumps(PARAMS | {"vocab_size": 160}))
+    folder, whole, _ = meta_folder(tmp_path)
     torch.save(whole, folder / "consolidated.00.pth")
     torch.save({n: t[:8].clone() for n, t in whole.items()}, folder / "consolidated.01.pth")
     with pytest.raises(CheckpointError, match="consolidated.01.pth: tensor .* has shape"):
         load_model(str(folder))
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"PK\x03\x04 cut short", random.Random(0).randbytes(2000)], ids=len
-)
-def test_a_damaged_pickle_is_one_clear_line(tmp_path, content):
-    folder = tmp_path / "Llama-2-7b-chat-hf"
-    folder.mkdir()
-    (folder / "model.pth").write_bytes(content)
-    with pytest.raises(CheckpointError, match="model.pth is damaged"):
-        load_model(str(folder))
-
-
-def test_a_folder_that_names_no_model(tmp_path):
-    torch.save({}, tmp_path / "model.pth")
-    with pytest.raises(CheckpointError, match="no config.json or params.json"):
-        load_config(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -517,8 +528,3 @@ def test_a_gated_model_says_what_to_do(monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     with pytest.raises(CheckpointError, match="licence has to be accepted on the hub"):
         load_model("some-org/Gated-1.0")
-
-
-def test_an_empty_folder(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no weights; looked for"):
-        load_model(str(tmp_path))

@@ -93,21 +93,18 @@ def test_sentencepiece_equals_its_library(kind, text, folders, tokenizers):
     assert tokenizers[kind].decode(ids) == library.decode(ids)
 
 
-@pytest.mark.parametrize("text", ("a", *HARD_TEXTS[3:4], *HARD_TEXTS[5:-1]))
-def test_llama_tokenizers_equal_hugging_face(text, tokenizers, hugging_face_llama):
-    """Without special tokens and spaces in front, which Hugging Face takes otherwise than Meta."""
-    ids = tokenizers["sentencepiece"].encode(text)
-    assert ids == hugging_face_llama.encode(text)
-    assert tokenizers["llama-2-json"].encode(text) == ids
-
-
-def test_a_folder_that_hugging_face_saved_is_read(tmp_path, hugging_face_llama):
+def test_llama_tokenizers_equal_hugging_face(tmp_path, tokenizers, hugging_face_llama):
+    """Those of the model's file, and of the folder it saves. It takes special tokens and spaces
+    in front otherwise than Meta does."""
     hugging_face_llama.save_pretrained(tmp_path)
-    tokenizer = load_tokenizer(tmp_path, PLENTY)
+    saved = load_tokenizer(tmp_path, PLENTY)
     for text in HARD_TEXTS[:-1]:
         ids = hugging_face_llama.encode(text)
-        assert tokenizer.encode(text) == ids
-        assert tokenizer.decode(ids) == hugging_face_llama.decode(ids, skip_special_tokens=True)
+        assert saved.encode(text) == ids
+        assert saved.decode(ids) == hugging_face_llama.decode(ids, skip_special_tokens=True)
+        if text and not text.startswith(" "):
+            assert tokenizers["sentencepiece"].encode(text) == ids
+            assert tokenizers["llama-2-json"].encode(text) == ids
 
 
 @pytest.fixture(scope="module")
@@ -146,23 +143,6 @@ def test_tiktoken_equals_hugging_face_conversion(text, tokenizers):
     tiktoken, converted = tokenizers["tiktoken"], tokenizers["llama-3-json"]
     assert tiktoken.encode(text) == converted.encode(text)
     assert tiktoken.decode(tiktoken.encode(text)) == text
-
-
-@pytest.mark.parametrize("text", ("Hello World", "the and thin king", "user123!", "café ...", "é"))
-def test_tiktoken_equals_byte_pairs_merged_by_hand(text, tokenizers):
-    """Cut into words at spaces, then merge the pair of lowest rank until none is left."""
-    ranks = tiktoken_ranks()
-    words = [" " + word if place else word for place, word in enumerate(text.split(" "))]
-    separate = [part for word in words for part in word.replace("123!", "|123|!").split("|")]
-    expected = []
-    for word in separate:
-        parts = [bytes([byte]) for byte in word.encode()]
-        while pairs := [a + b for a, b in zip(parts, parts[1:], strict=False) if a + b in ranks]:
-            best = min(pairs, key=ranks.__getitem__)
-            at = next(i for i in range(len(parts)) if parts[i] + parts[i + 1] == best)
-            parts[at : at + 2] = [best]
-        expected += [ranks[part] for part in parts]
-    assert tokenizers["tiktoken"].encode(text, bos=False) == expected
 
 
 def test_tiktoken_special_tokens_have_the_published_ids():
@@ -242,13 +222,6 @@ def test_combining_characters_keep_their_form(form, tokenizers):
     text = unicodedata.normalize(form, "é ñ ệ")
     for tokenizer in tokenizers.values():
         assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_the_embedded_tokenizer_gives_its_held_out_text_back():
-    tiny = ROOT / "models" / "tiny"
-    text = (tiny / "heldout.txt").read_text(encoding="utf-8")
-    tokenizer = load_tokenizer(tiny, vocab_size=4096)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 # --- special tokens -------------------------------------------------------------------------------
@@ -342,7 +315,9 @@ def test_the_path_of_a_file_means_its_folder(folders, tmp_path):
 
 
 def test_tokenizer_json_comes_before_the_others(folders, tmp_path):
-    """It alone knows the tokens that were added to the sentencepiece model later."""
+    """It alone knows the tokens that were added to the sentencepiece model later. Those that the
+    model has no row for are absent: CodeLlama's Python model has 32000 embeddings, and four infill
+    marks past them."""
     model = (folders["sentencepiece"] / "tokenizer.model").read_bytes()
     description = llama_2_json(model)
     description["added_tokens"].append(
@@ -352,23 +327,13 @@ def test_tokenizer_json_comes_before_the_others(folders, tmp_path):
     files = {"tokenizer.json": description, "tokenizer.model": model}
     files["original/tokenizer.model"] = ranks
     folder = write_folder(tmp_path, files)
-    assert load_tokenizer(folder, PLENTY).special.get("<x>") == 480
+    for rows, size, added in ((PLENTY, 481, 480), (481, 481, 480), (480, 480, None)):
+        tokenizer = load_tokenizer(folder, rows)
+        assert (tokenizer.size, tokenizer.special.get("<x>")) == (size, added)
     (folder / "tokenizer.json").unlink()
     assert load_tokenizer(folder, PLENTY).special.get("<x>") is None
     (folder / "tokenizer.model").unlink()
     assert load_tokenizer(folder, PLENTY).special.get("<|eot_id|>") is not None
-
-
-def test_special_tokens_the_model_has_no_row_for_are_absent(folders, tmp_path):
-    """CodeLlama's Python model: 32000 embeddings, and four infill marks past them."""
-    description = llama_2_json((folders["sentencepiece"] / "tokenizer.model").read_bytes())
-    description["added_tokens"].append(
-        description["added_tokens"][0] | {"id": 480, "content": "<x>"}
-    )
-    folder = write_folder(tmp_path, {"tokenizer.json": description})
-    assert load_tokenizer(folder, 480).size == 480
-    assert load_tokenizer(folder, 480).special.get("<x>") is None
-    assert load_tokenizer(folder, 481).size == 481
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bytes"])
@@ -412,26 +377,22 @@ CORRUPT = (
     ("tokenizer.json", b"[]", "not a tokenizer.json"),
     ("tokenizer.json", json.dumps(llama_2_json(sentencepiece_model()))[:999].encode(), "EOF"),
     ("tokenizer.json", json.dumps(WORDPIECE).encode(), "decodes by WordPiece"),
+    *(
+        ("generation_config.json", content, "generation_config.json")
+        for content in (b"{", b"\xff", b"[1]", b'{"eos_token_id": "</s>"}', b"")
+    ),
 )
 
 
 @pytest.mark.parametrize(("name", "content", "message"), CORRUPT)
 def test_a_corrupt_file_is_one_line(name, content, message, tmp_path, capfd):
-    folder = write_folder(tmp_path, {name: content})
+    """Beside a good tokenizer.model, if it is not that itself."""
+    folder = write_folder(tmp_path, {"tokenizer.model": sentencepiece_model(), name: content})
     with pytest.raises(CheckpointError, match=message) as caught:
         load_tokenizer(folder, PLENTY)
     assert "\n" not in str(caught.value)
     assert name in str(caught.value)
     assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize("content", (b"{", b"\xff", b"[1]", b'{"eos_token_id": "</s>"}', b""))
-def test_a_bad_configuration_beside_it_is_one_line(content, folders, tmp_path):
-    model = (folders["sentencepiece"] / "tokenizer.model").read_bytes()
-    files = {"tokenizer.model": model, "generation_config.json": content}
-    with pytest.raises(CheckpointError, match="generation_config.json") as caught:
-        load_tokenizer(write_folder(tmp_path, files), PLENTY)
-    assert "\n" not in str(caught.value)
 
 
 # --- long and odd text ----------------------------------------------------------------------------

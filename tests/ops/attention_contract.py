@@ -15,13 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantbench.kv_cache import CACHES
 from quantbench.ops.attention import decode_attention
 from quantbench.ops.cpu import build
 from quantbench.ops.kv import Stored, dequantize
 from tests import seeds
-from tests.ops import decoding
-from tests.ops.decoding import stored
-from tests.ops.exact import DTYPES, UNIT, Exact
+from tests.ops.exact import DTYPES, UNIT, Exact, attention
 from tests.ops.instructions import use
 
 # B, H, K, T, D: groups of 1 to 33 query heads; head_dims of one line, of no whole line, of many.
@@ -43,7 +42,7 @@ class Kernel:
     allowed: Callable[..., dict] = field(default=lambda *_: {})  # arguments of Exact.check
     device: str = "cpu"
     most_slots: int = 600
-    draws: int = 12
+    draws: int = 24
     slow: bool = False  # Triton's interpreter: fewer and smaller problems
 
     def __call__(self, query, key, value, first, count) -> Tensor:
@@ -54,7 +53,7 @@ class Kernel:
 def check(kernel: Kernel, query: Tensor, key: Stored, value: Stored, first, count) -> Tensor:
     y = kernel(query, key, value, first, count)
     first, count = (torch.as_tensor(x, device=query.device) for x in (first, count))
-    exact = decoding.expected(query, key, value, first, count)
+    exact = expected(query, key, value, first, count)
     allowed = kernel.allowed(query, key, value, first, count, exact)
     exact.check(y[:, :, None], dtype=query.dtype, **allowed)
     return y
@@ -79,7 +78,7 @@ def draw(kernel: Kernel, format: str, shape: tuple[int, ...] | None = None):
         K, unit = random.choice((1, 2, 3)), 32 if format == "int4" else 8
         D = random.choice((unit * random.randint(1, 256 // unit), 32, 64, 96, 128, 256))
         T = random.choice((random.randint(1, kernel.most_slots), kernel.most_slots))
-        heads = random.randint(1, 4 if kernel.slow else 18)
+        heads = random.randint(1, 4 if kernel.slow else 18)  # kernels take four at a time
         shape = (random.choice((1, 2) if kernel.slow else (1, 2, 5)), K * heads, K, T, D)
     B, H, K, T, D = shape
     dtype = random.choice(DTYPES)
@@ -88,14 +87,65 @@ def draw(kernel: Kernel, format: str, shape: tuple[int, ...] | None = None):
     return query, key, value, [random.choice((0, random.randrange(T))) for _ in range(B)], count
 
 
+# ----------------------------------------------------------------------------------- the reference
+
+
+# Instruction sets in which the kernel multiplies bytes, and the multiples that head_dim has to be.
+BYTE_PRODUCTS = {"avx512vnni": 1, "amx": 64}
+
+
+def stored(x: Tensor, format: str, spare_rows: int = 0) -> Stored:
+    """Keys or values (B, K, T, D) as a cache keeps them, in the first rows of a larger one."""
+    B, K, T, D = x.shape
+    cache = CACHES[format](B + spare_rows, K, T, D, x.dtype, x.device)
+    cache.update(torch.arange(T, device=x.device), x, x)
+    return cache.stored("key", B)
+
+
+def visible(first: Tensor, count: Tensor, T: int) -> Tensor:
+    """(B, T): the slots (first[b] + i) % T for i < count[b]."""
+    slots = torch.arange(T, device=first.device)
+    return (slots - first[:, None]) % T < count[:, None]
+
+
+def expected(query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor) -> Exact:
+    """Attention of one position, query (B, H, D), over what the codes mean: y is (B, H, 1, D)."""
+    seen = visible(first, count, key.codes.shape[2])
+    sides = (dequantize(side, torch.float64) for side in (key, value))
+    return attention(query[:, :, None], *sides, seen[:, None, None])
+
+
+def byte_products(
+    format: str, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, exact: Exact
+) -> Tensor | float:
+    """What the CPU's kernel may be off by where it multiplies bytes: as the arguments of
+    exact.attention, keys and values being what the codes mean.
+
+    Queries and weights keep 15 bits of a head's largest number in a query, and of a block's largest
+    weight: of 64 slots' errors, half of whom cancel the other half.
+    """
+    unit = BYTE_PRODUCTS.get(build.isa())
+    fits = query.dtype == torch.bfloat16 and unit and query.shape[-1] % unit == 0
+    if format not in ("int8", "int4") or not fits:
+        return 0.0
+    B, H, _, _ = query.shape
+    flat = query.abs().amax(-1, keepdim=True).expand_as(query)
+    score = attention(flat, keys, values, visible).score
+    K, T = values.shape[1], values.shape[2]
+    seen = visible.expand(B, H, -1, T).any(2).view(B, K, H // K, T).any(2)
+    largest = values.abs().masked_fill(~seen[..., None], 0).amax((-2, -1))
+    largest = largest.repeat_interleave(H // K, 1).view(B, H, 1, 1)
+    return 2.0**-15 * (exact.mass * score + 8 * largest)
+
+
 # ------------------------------------------------------------------------------------- the kernels
 
 
 def cpu_allowed(query, key, value, first, count, exact: Exact) -> dict:
     """What products of bytes may be off by."""
     sides = (dequantize(side, torch.float64) for side in (key, value))
-    seen = decoding.visible(first, count, key.codes.shape[2])[:, None, None]
-    return {"beside": decoding.byte_products(key.format, query[:, :, None], *sides, seen, exact)}
+    seen = visible(first, count, key.codes.shape[2])[:, None, None]
+    return {"beside": byte_products(key.format, query[:, :, None], *sides, seen, exact)}
 
 
 def triton_allowed(query, key, value, first, count, exact: Exact) -> dict:

@@ -67,7 +67,7 @@ void idle_is_called_until_it_is_done() {
   check(calls == 100, "idle was called another number of times");
 }
 
-// Asleep, awake, or not there yet: each member is told that the barrier has ended.
+// Asleep, awake, or not there yet: the end reaches each member.
 void an_end_reaches_everybody() {
   for (int delay : {0, 20}) {
     Barrier barrier;

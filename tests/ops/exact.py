@@ -52,15 +52,25 @@ class Exact:
         assert (error <= allowed).all(), f"{(error / allowed).max():.3g} times what is allowed"
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Exact:
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Tensor,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Exact:
     """query (B, H, S, D); key and value (B, K, T, D), head h reading h // (H // K); visible
     (S, T), or (B, 1, S, T) where rows differ. Every query sees something."""
     B, H, S, D = query.shape
+    scale = 1 / math.sqrt(D) if scale is None else scale
     query, key, value = (x.double() for x in (query, key, value))
     key, value = (x.repeat_interleave(H // x.shape[1], 1) for x in (key, value))
-    scores = (query @ key.mT / math.sqrt(D)).masked_fill(~visible, -math.inf)
-    weights = scores.softmax(-1)
+    scores = query @ key.mT * scale
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    weights = scores.masked_fill(~visible, -math.inf).softmax(-1)
     # What nobody sees may hold anything, infinities too.
     value = value.masked_fill(~visible.expand(B, H, S, -1).any(2)[..., None], 0)
-    sizes = (query.abs() @ key.abs().mT / math.sqrt(D)).masked_fill(~visible, 0)
+    sizes = (query.abs() @ key.abs().mT * scale).masked_fill(~visible, 0)
     return Exact(weights @ value, weights @ value.abs(), sizes.amax(-1, keepdim=True))

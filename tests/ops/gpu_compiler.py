@@ -1,4 +1,9 @@
-"""Compiling Triton kernels for a GPU that need not be here."""
+"""Compile the Triton kernels, every format in each, for a GPU that need not be here.
+
+    python -m tests.ops.gpu_compiler linear 90       compute capability 9.0; or: attention
+
+Raises what Triton or ptxas raises, or AssertionError for more shared memory than a block may have.
+"""
 
 import os
 import subprocess
@@ -6,6 +11,23 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+
+from quantbench.kv_cache import CACHES
+from tests.ops.packed_weights import packed
+
+BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
+FORMS = [
+    *(("int", bits, 64) for bits in (1, 3, 4, 7)),
+    *[("int", 8, None), ("fp8", 8, None), ("fp6", 6, None), ("fp4", 4, 16), ("nf4", 4, 64)],
+    ("2:4", 4, 64),
+]
+# format, dtype, query heads to a key head, head_dim
+ATTENTION = [
+    *[("dense", BFLOAT16, 4, 128), ("dense", FLOAT16, 128, 256), ("dense", FLOAT32, 4, 64)],
+    *[("int8", BFLOAT16, 8, 128), ("fp8", BFLOAT16, 1, 80), ("fp8", FLOAT32, 1, 64)],
+    *[("int4", BFLOAT16, 4, 128), ("int4", FLOAT16, 8, 64)],
+]
 # Bytes; "Shared Memory Capacity" per block in the CUDA C++ Programming Guide's table 21.
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}
 
@@ -46,16 +68,49 @@ def compile_instead(capability: int) -> list:
     return compiled
 
 
-def compile_for_gpus(name: str) -> None:
-    """tests/ops/NAME.py for every capability, each in a process of its own, where Triton is not
+def linear(compiled: list, capability: int) -> None:
+    from quantbench.ops.triton.linear import linear
+
+    for form in FORMS:
+        scale_dtype = torch.float8_e8m0fnu if form[0] == "fp4" else BFLOAT16
+        weight = packed(form, 64, 1024, scale_dtype, zero=form[0] == "int" and form[2] == 64)
+        for rows in (1, 16, 64):
+            linear(torch.zeros(rows, 1024, dtype=BFLOAT16), weight)
+    others = packed(("int", 8, None), 64, 1028, FLOAT16, tensor_scale=2.0)
+    for dtype in (FLOAT16, FLOAT32):
+        for rows in (2, 64):
+            linear(torch.zeros(rows, 1028, dtype=dtype), others)
+    assert len(compiled) == 3 * len(FORMS) + 4
+
+
+def attention(compiled: list, capability: int) -> None:
+    from quantbench.ops.triton import attention
+
+    attention._has_fp8 = lambda device: capability >= 89
+    where = torch.zeros(2, dtype=torch.long)
+    for format, dtype, group, D in ATTENTION:
+        cache = CACHES[format](2, 2, 100, D, dtype, "cpu").stored("key", 2)
+        query = torch.zeros(2, 2 * group, D, dtype=dtype)
+        attention.decode_attention(query, cache, cache, where, where)
+    assert len(compiled) == 2 * len(ATTENTION)
+
+
+def compile_for_gpus(kernel: str) -> None:
+    """For every capability, each in a process of its own, where Triton is not
     interpreting. They run at once: a compiler takes one core."""
     root = Path(__file__).parent.parent.parent
 
     def compiled(capability: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", f"tests.ops.{name}", str(capability)]
+        command = [sys.executable, "-m", "tests.ops.gpu_compiler", kernel, str(capability)]
         return subprocess.run(command, cwd=root, capture_output=True, text=True)
 
     with ThreadPoolExecutor() as threads:
         ended = threads.map(compiled, SHARED_MEMORY)
         for capability, done in zip(SHARED_MEMORY, ended, strict=True):
             assert done.returncode == 0, f"compute capability {capability}: {done.stderr}"
+
+
+if __name__ == "__main__":
+    {"linear": linear, "attention": attention}[sys.argv[1]](
+        compile_instead(int(sys.argv[2])), int(sys.argv[2])
+    )

@@ -13,7 +13,7 @@ from quantbench.ops.attention import Choice, choose, decode_attention
 from quantbench.ops.cpu import build
 from tests.memory import allocated
 from tests.models.small import small_model
-from tests.ops.decoding import stored
+from tests.ops.attention_contract import stored
 from tests.ops.instructions import NEEDS_COMPILER
 
 FORMATS = pytest.mark.parametrize("format", CACHES)
@@ -49,6 +49,15 @@ def test_what_runs_where(device, head_dim, group, dtype, name, reason, monkeypat
     choice = choose(torch.device(device), head_dim, group, dtype)
     assert choice.name == name
     assert choice.reason is None if reason is None else reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("scale", "softcap", "reason"),
+    [(0.1, None, "scales scores by 0.1"), (None, 30.0, "softcap 30")],
+)
+def test_a_kernel_that_cannot_scale_or_cap_scores_is_refused(scale, softcap, reason):
+    choice = choose(torch.device("cpu"), 64, 2, FLOAT32, "dense", scale, softcap)
+    assert choice.name == "torch" and reason in choice.reason
 
 
 def test_cuda_without_triton(monkeypatch):
@@ -107,13 +116,3 @@ def test_memory_is_that_of_filled_slots_or_less(kernel, format, tmp_path):
     assert peak(filled) < 4 * filled * in_float32 + 20 * filled * H
     if kernel == "cpu":
         assert peak(T) < 0.1 * T * in_float32
-
-
-@pytest.mark.parametrize("format", ["dense", "int8", "int4"])  # opcheck has no product of fp8
-def test_the_op_is_registered_as_torch_wants_it(format):
-    query = torch.randn(2, 8, 64, dtype=BFLOAT16)
-    key, value = (stored(torch.randn(2, 2, 20, 64, dtype=BFLOAT16), format) for _ in range(2))
-    arguments = (query, key.codes, key.scale, value.codes, value.scale)
-    where = (torch.tensor([0, 0]), torch.tensor([5, 20]), format)
-    op = torch.ops.quantbench.torch_decode_attention.default
-    torch.library.opcheck(op, (*arguments, *where))

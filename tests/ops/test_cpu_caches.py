@@ -2,19 +2,19 @@
 
 import dataclasses
 import itertools
+import random
 
 import pytest
 import torch
 
 from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
-from quantbench.models.mixture import Mixture
 from quantbench.ops.cpu import step
 from quantbench.ops.kv import WRITTEN_BY_STEPS, dequantize
 from tests import seeds
 from tests.ops.exact import DTYPES
 from tests.ops.instructions import NEEDS_COMPILER
-from tests.ops.test_cpu_step import MIXTURE, PLAIN, built, decoder_step, error
+from tests.ops.test_cpu_step import MODELS, PLAIN, built, decoded_by, decoder_step, error, refuses
 
 pytestmark = NEEDS_COMPILER
 
@@ -81,6 +81,8 @@ def stored_by_a_step(name, heads):
 
 @pytest.mark.parametrize("name", CACHES)
 def test_any_numbers(isa, name):
+    """Those that are not finite are read back as no finite numbers; what shares no scale with them
+    is as it would be."""
     for dtype, E in itertools.product(DTYPES, (32, 64, 96, 256, 8, 80)):
         if name == "int4" and E % 32:
             continue
@@ -91,34 +93,20 @@ def test_any_numbers(isa, name):
             buffer = getattr(cache, f"{side}_{part}")
             assert torch.equal(buffer[:, :, 1:], tensor), (dtype, E, side, part)
             assert (buffer[:, :, 0] == 0).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", CACHES)
-def test_numbers_that_are_not_finite(isa, dtype, name):
-    """They are read back as no finite numbers; what shares no scale with them is as it would be."""
-    x = with_some_not_finite(heads_of(dtype, 64))
-    cache = stored_by_a_step(name, x)
-    whole = type(cache)(1, len(x), 2, 64, dtype, "cpu")
-    whole.update(torch.tensor([1]), x[None, :, None], x[None, :, None])
-    # keys go through the rotation, which multiplies infinity by a sine of 0
-    got, expected = (dequantize(c.stored("value", 1))[0, :, 1] for c in (cache, whole))
-    assert not got[~x.isfinite()].isfinite().any()
-    both = x.isfinite()
-    torch.testing.assert_close(got[both], expected[both], rtol=0, atol=0, equal_nan=True)
+        x = with_some_not_finite(x)
+        whole = CACHES[name](1, len(x), 2, E, dtype, "cpu")
+        whole.update(torch.tensor([1]), x[None, :, None], x[None, :, None])
+        # keys go through the rotation, which multiplies infinity by a sine of 0
+        both = (
+            dequantize(c.stored("value", 1))[0, :, 1] for c in (stored_by_a_step(name, x), whole)
+        )
+        got, wanted = both
+        finite = x.isfinite()
+        assert not got[~finite].isfinite().any()
+        torch.testing.assert_close(got[finite], wanted[finite], rtol=0, atol=0, equal_nan=True)
 
 
 # ---------------------------------------------------------------------------------- models
-
-
-def decoded_by(decoder, model, tokens, cache, start, size, rows=None):
-    """Logits of steps for tokens (B, S) behind `start` random positions; and the caches."""
-    generator = Generator(model, rows or len(tokens), size, cache, decoder)
-    assert generator.decoder.name == decoder
-    torch.manual_seed(start)  # the same for every decoder
-    generator.fill_randomly(start)
-    logits = [generator.forward(tokens[:, [i]], start + i) for i in range(tokens.shape[1])]
-    return torch.cat(logits, 1), generator.caches
 
 
 # head_dim and sliding window; the window's slots are overwritten
@@ -126,11 +114,14 @@ SHAPES = ((64, None), (80, 5), (128, None), (32, 5))
 
 
 def models(name):
-    """Some of the models and batches: each as a model and tokens (rows, 9)."""
+    """Some of the models and batches: each as a model and tokens (rows, 9). The last is a mixture,
+    in float32: in 16 bits its experts' results differ by more."""
     every = [(E, window) for E, window in SHAPES if name != "int4" or E % 32 == 0]
     for (E, window), rows, dtype in seeds.sample(itertools.product(every, (1, 3), DTYPES), 5):
         config = dataclasses.replace(PLAIN, head_dim=E, sliding_window=window, qk_norm=E == 128)
         yield built(config, dtype), torch.randint(0, 50, (rows, 9))
+    config = dataclasses.replace(MODELS["all experts"], head_dim=64)
+    yield built(config, torch.float32), torch.randint(0, 50, (random.choice((1, 3)), 9))
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -152,36 +143,6 @@ def test_a_whole_step_in_one_op(isa, name):
         expected, _ = decoded_by("modules", model, tokens, name, 0, 12, 4)
         # two layers, in which some codes are others, and of bfloat16 some ten roundings
         assert error(logits, expected) < {"int4": 0.1, "fp8": 0.04, "int8": 0.03}[name]
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_behind_a_deep_context(rows, name, threads):
-    """More than a thread takes alone, so that a team shares attention."""
-    model = built(dataclasses.replace(PLAIN, head_dim=64, max_position=2048), torch.bfloat16)
-    tokens = torch.randint(0, 50, (rows, 3))
-    given = (model, tokens, name, 1500, 1503)
-    expected, found = decoded_by("modules", *given)[0], []
-    for count in (1, 2, 3, 4):
-        threads(count)
-        found.append(decoded_by("cpu-step", *given)[0])
-        assert torch.equal(found[-1], found[0])
-    assert error(found[0], expected) < {"int4": 0.1, "fp8": 0.04, "int8": 0.03}[name]
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_mixtures_of_experts(rows, name):
-    """Against the modules: in float32 hardly a number is near enough to the middle of two codes to
-    go to the other, which would cost 1/254 of it, or an eighth."""
-    mixture = Mixture(3, 3, 56, shared_dim=104)
-    model = built(dataclasses.replace(MIXTURE, head_dim=64, mixture=mixture), torch.float32)
-    given = (model, torch.randint(0, 50, (rows, 9)), name, 0, 12)
-    logits, caches = decoded_by("cpu-step", *given)
-    expected, like = decoded_by("modules", *given)
-    assert error(logits, expected) < {"int4": 0.1, "fp8": 0.02, "int8": 0.005}[name]
-    for cache, wanted in zip(caches, like, strict=True):
-        assert error(*(dequantize(c.stored("key", rows)) for c in (cache, wanted))) < 0.05
 
 
 # ---------------------------------------------------------------------------------- refusals
@@ -236,7 +197,7 @@ def test_what_does_not_fit_is_an_error():
 
     assert run().shape == (1, 50)
     codes, scale = decoder.cached.tensors[:2]
-    for given, message in (
+    wrong = (
         ({"format": "int3"}, "stores no keys and values as int3"),
         ({"format": "int8"}, r"as int8 has to be \(B, 2, 8, 32\) of its format's dtype"),
         ({"format": "dense"}, "8 tensors of caches for 2 layers"),
@@ -248,6 +209,5 @@ def test_what_does_not_fit_is_an_error():
         ({"index": 1, "tensor": scale.float()}, "scales of x's dtype"),
         ({"index": 1, "tensor": scale[:, :, :4]}, "scales of x's dtype"),
         ({"index": 2, "tensor": codes[:0]}, r"has to be \(B, 2, 8, 16\)"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            run(**given)
+    )
+    refuses(run, wrong)

@@ -1,24 +1,20 @@
-"""How a thread's share of a weight is cut into streams, and that no cut changes a number.
+"""How a thread's share of a weight is cut into streams. Products of long shares: test_linear.py.
 
 streams_check.cpp prints where ops/cpu/src/common/streams.h lets the streams of ranges begin.
 """
 
-import dataclasses
 import itertools
 import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
-from quantbench.ops.cpu import build, compiler, linear
+from quantbench.ops.cpu import build, compiler
 from tests.ops.instructions import NEEDS_COMPILER
-from tests.ops.packed_weights import packed
 
 pytestmark = NEEDS_COMPILER
 
 UNEVEN_FROM = 64  # Streams::UNEVEN_FROM
-BLOCK = 16  # rows of a packed weight that are a unit of the cut
 
 
 @pytest.fixture(scope="module")
@@ -55,22 +51,3 @@ def test_streams_begin_at_unequal_distances(cut):
         one, two, three, _ = (end - start for start, end in itertools.pairwise(begin))
         assert one != two != three
         assert one + two != two + three  # every second stream
-
-
-@pytest.mark.parametrize(
-    "form", [("int", 8, None), ("int", 4, 32), ("fp6", 6, None), ("2:4", 4, 64)], ids=str
-)
-def test_a_cut_changes_no_bit(isa, form, threads):
-    """The product with one thread's long share is what short ones, which are cut evenly, give."""
-    N, K, part = BLOCK * (UNEVEN_FROM + 3) - 5, 64, BLOCK * 20
-    threads(1)
-    weight = packed(form, N, K)
-    whole = linear.pack(weight, K)
-    for M in (1, 2, 3, 4):
-        x = torch.randn(M, K).bfloat16()
-        y = linear.linear(x, whole, N)
-        for start in range(0, N, part):
-            rows = slice(start, min(start + part, N))
-            planes, scale = [plane[rows] for plane in weight.planes], weight.scale[rows]
-            few = linear.pack(dataclasses.replace(weight, planes=planes, scale=scale), K)
-            assert torch.equal(y[:, rows], linear.linear(x, few, rows.stop - start))

@@ -35,39 +35,19 @@ def library():
     build.built()
 
 
-def run(program: str, *arguments: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", START + program, *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_four_threads_on_one_core_finish():
-    program = """
-torch.set_num_threads(4)
-for _ in range(5):
-    assert torch.equal(SmallStep(0).sequence(), alone[0])
+ONCE = "assert torch.equal(SmallStep(0).sequence(), alone[0])"
+FAILING = """
+step = SmallStep(0)
+for _ in range(3):
+    fail_allocation({member}, {layer})
+    try:
+        step.run(0)
+        raise SystemExit("nothing was raised")
+    except RuntimeError as error:
+        assert "could not allocate memory" in str(error), error
+    assert torch.equal(step.sequence(), alone[0])
 """
-    run(program, "one core", OMP_NUM_THREADS="4")
-
-
-@pytest.mark.parametrize("threads", [2, 3, 7])
-def test_any_number_of_threads_gives_the_same_bits(threads):
-    program = f"""
-torch.set_num_threads({threads})
-assert torch.equal(SmallStep(0).sequence(), alone[0])
-"""
-    run(program)
-
-
-def test_two_steps_at_once():
-    program = """
+AT_ONCE = """
 wrong = []
 def decode(seed):
     torch.set_num_threads(3)  # OpenMP counts threads for each thread that calls
@@ -80,35 +60,36 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert not wrong, wrong
 """
-    run(program)
+# What happens → threads of torch, a program after START, its arguments, its environment.
+PROGRAMS = {
+    "four threads on one core": (4, f"for _ in range(5): {ONCE}", ["one core"], {}),
+    "two threads": (2, ONCE, [], {}),
+    "three threads": (3, ONCE, [], {}),
+    "seven threads": (7, ONCE, [], {}),
+    "one thread instead of four": (4, ONCE, [], {"OMP_THREAD_LIMIT": "1"}),
+    "three threads instead of four": (4, ONCE, [], {"OMP_THREAD_LIMIT": "3"}),
+    "two steps at once": (1, AT_ONCE, [], {}),
+    "an allocation fails in one member": (
+        4,
+        "".join(FAILING.format(member=m, layer=layer) for m in (0, 1, 3) for layer in (0, 2)),
+        *([], {}),
+    ),
+}
 
 
-@pytest.mark.parametrize("limit", ["1", "3"])
-def test_fewer_threads_than_wanted(limit):
-    program = """
-torch.set_num_threads(4)
-assert torch.get_num_threads() == 4
-assert torch.equal(SmallStep(0).sequence(), alone[0])
-"""
-    run(program, OMP_THREAD_LIMIT=limit)
-
-
-@pytest.mark.parametrize("member", [0, 1, 3])
-@pytest.mark.parametrize("layer", [0, 2])
-def test_an_allocation_that_fails_in_one_member_ends_the_step(member, layer):
-    program = f"""
-torch.set_num_threads(4)
-step = SmallStep(0)
-for _ in range(3):
-    fail_allocation({member}, {layer})
-    try:
-        step.run(0)
-        raise SystemExit("nothing was raised")
-    except RuntimeError as error:
-        assert "could not allocate memory" in str(error), error
-    assert torch.equal(step.sequence(), alone[0])
-"""
-    run(program)
+@pytest.mark.parametrize("case", PROGRAMS)
+def test_a_step_gives_the_same_bits_and_ends(case):
+    threads, program, arguments, environment = PROGRAMS[case]
+    wanted = f"torch.set_num_threads({threads})\nassert torch.get_num_threads() == {threads}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", START + wanted + program, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "4", **environment},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("sanitizer", [None, "thread"])

@@ -1,7 +1,9 @@
 """Every kernel of decode attention against float64 (attention_contract.py)."""
 
+import importlib.util
 import itertools
 import math
+import random
 
 import pytest
 import torch
@@ -11,15 +13,35 @@ from quantbench.kv_cache import CACHES
 from quantbench.ops.cpu import attention
 from quantbench.ops.kv import Stored, dequantize
 from tests import seeds
-from tests.ops import at_once, decoding
-from tests.ops.attention_contract import CPU, EDGES, KERNELS, TORCH, check, draw, problem, shapes
-from tests.ops.decoding import stored
+from tests.ops import at_once
+from tests.ops.attention_contract import (
+    CPU,
+    EDGES,
+    KERNELS,
+    TORCH,
+    check,
+    draw,
+    expected,
+    problem,
+    shapes,
+    stored,
+    visible,
+)
 from tests.ops.exact import DTYPES
 from tests.ops.instructions import NEEDS_COMPILER
 
 FORMATS = pytest.mark.parametrize("format", CACHES)
 ON_EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS)
 ON_CPU = pytest.mark.parametrize("kernel", CPU, ids=lambda kernel: kernel.label)
+
+
+@pytest.fixture(autouse=True)
+def processors(monkeypatch):
+    """Few or many share a row's slots, as on a small and a large GPU, in Triton's interpreter."""
+    if importlib.util.find_spec("triton") and not torch.cuda.is_available():
+        count = random.choice((1, 16, 20))
+        module = "quantbench.ops.triton.attention"
+        monkeypatch.setattr(f"{module}._processors", lambda device: count)
 
 
 @ON_EVERY_KERNEL
@@ -33,27 +55,16 @@ def test_attention(kernel, format):
             check(kernel, *given)
 
 
-@pytest.mark.parametrize("kernel", [*CPU, TORCH], ids=lambda kernel: kernel.label)
+@ON_EVERY_KERNEL
 @FORMATS
 def test_counts_at_the_edges_of_blocks_and_parts(kernel, format):
-    """A row for each: 512 slots are a part, and a ring ends in the middle of it, and of a block."""
+    """A row for each: 512 slots are a part, and a ring ends in the middle of it, and of a block.
+    Triton's tiles have 32 to 128 slots, its shares of a row a multiple of 16."""
     kernel.begin()
-    T = kernel.most_slots
+    T = 256 if kernel.slow else kernel.most_slots
     counts = [count for count in EDGES if count <= T]
     query, key, value = problem(len(counts), 4, 1, T, 64, torch.bfloat16, format, 0, kernel.device)
     check(kernel, query, key, value, [(T - count // 2) % T for count in counts], counts)
-
-
-@ON_CPU
-@pytest.mark.parametrize("format", ["dense", "fp8"])
-def test_any_number_of_heads_and_lines(kernel, format):
-    """Kernels take four heads at a time, and one or two lines of 32 numbers; rows wrap."""
-    kernel.begin()
-    T = 131
-    for heads in range(1, 18):
-        D = seeds.sample((32, 96, 128, 256), 1)[0]
-        query, key, value = problem(1, heads, 1, T, D, torch.bfloat16, format)
-        check(kernel, query, key, value, [T - 3 * heads], [T - heads])
 
 
 @ON_EVERY_KERNEL
@@ -69,11 +80,11 @@ def test_extreme_values(kernel):
         values[:, :, 50, 7], values[:, :, 51] = 1e4, values[:, :, 51] * 1e-3
         given = query, stored(keys, format), stored(values, format), [first], [80]
         with seeds.naming((format, dtype)):
-            expected = check(kernel, *given)
+            y = check(kernel, *given)
             for side in given[1:3]:  # what no row sees may hold anything
                 hidden = side.codes if side.scale is None else side.scale
                 hidden[:, :, [*range(first), *range(first + 80, T)]] = math.nan
-            assert torch.equal(kernel(*given), expected)
+            assert torch.equal(kernel(*given), y)
 
 
 @ON_EVERY_KERNEL
@@ -81,15 +92,19 @@ def test_numbers_near_the_ends_of_the_dtype(kernel):
     kernel.begin()
     interpreted = kernel.label == "triton"
     # The interpreter takes subnormal bfloat16 for something else, and AMX for zeros.
-    for dtype in (torch.float16, *([] if interpreted else [torch.float32])):
-        query, keys, values = torch.randn(3, 1, 2, 30, D := 64)
+    for dtype in (torch.float16, torch.float32):
+        query, keys, values = torch.randn(3, 1, 2, 30, 64)
         query, keys = query[:, :, 0].to(kernel.device, dtype), keys.to(kernel.device, dtype)
-        scale = 2.0**13 if dtype == torch.float16 else 2.0**100
-        large = (values.clamp(-4, 4) * scale).to(kernel.device, dtype)
+        smallest = torch.finfo(dtype).smallest_normal
+        largest = 2.0**13 if dtype == torch.float16 else 2.0**100
+        small = (values * smallest / 4).to(kernel.device, dtype)
+        large = (values.clamp(-4, 4) * largest).to(kernel.device, dtype)
+        triples = (query, keys, small), (query, keys, large)
+        triples += (query * smallest, keys, keys), (large[:, :, 0], small, keys)
         for format in CACHES if not interpreted else seeds.sample(CACHES, 2):
-            key = stored(keys, format)
-            with seeds.naming((format, dtype, D)):
-                check(kernel, query, key, stored(large, format), [0], [30])
+            for given, key, value in triples:
+                with seeds.naming((format, dtype)):
+                    check(kernel, given, stored(key, format), stored(value, format), [0], [30])
 
 
 @ON_EVERY_KERNEL
@@ -126,8 +141,8 @@ def test_every_code_is_read_as_it_is(kernel, format, dtype):
     key = Stored(torch.zeros_like(codes.view(torch.uint8)).view(codes.dtype), scale, format)
     query = torch.zeros(1, K, 256, dtype=dtype, device=codes.device)
     y = kernel(query, key, value, [0], [1])
-    expected = dequantize(value, dtype).view(1, K, 256)
-    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+    wanted = dequantize(value, dtype).view(1, K, 256)
+    torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
     if format == "fp8":
         assert kernel(query, value, value, [0], [1]).isnan().all()
 
@@ -190,10 +205,10 @@ def test_slots_whose_scores_are_minus_infinity_weigh_nothing(kernel, head_dim):
     T, begin, end = 250, 40, 200
     query, key, value = problem(1, 6, 2, T, head_dim, torch.bfloat16, "dense")
     query[:, :, 5] = 1
-    visible = torch.tensor([end]), torch.tensor([T - (end - begin)])  # all but begin to end
-    expected = decoding.expected(query, key, value, *visible)
+    seen = torch.tensor([end]), torch.tensor([T - (end - begin)])  # all but those between
+    exact = expected(query, key, value, *seen)
     key.codes[:, :, begin:end, 5] = -math.inf
-    expected.check(kernel(query, key, value, [0], [T])[:, :, None], dtype=query.dtype)
+    exact.check(kernel(query, key, value, [0], [T])[:, :, None], dtype=query.dtype)
 
 
 @ON_EVERY_KERNEL
@@ -229,18 +244,18 @@ def test_the_past_of_a_chunk(kernel, format):
         query, key, value = problem(2, 2 * queries, 2, 600, 64, dtype, format, 1)
         first, count = torch.tensor([0, 580]), torch.tensor([600, 77])
         y, denominator = attention.past_attention(query, key, value, first, count)
-        expected = decoding.expected(query, key, value, first, count)
-        beside = kernel.allowed(query, key, value, first, count, expected)["beside"]
-        expected.check(y[:, :, None], dtype=torch.float32, beside=beside)
+        exact = expected(query, key, value, first, count)
+        beside = kernel.allowed(query, key, value, first, count, exact)["beside"]
+        exact.check(y[:, :, None], dtype=torch.float32, beside=beside)
         keys = dequantize(key, torch.float64).repeat_interleave(queries, 1)
         scores = (keys @ query.double()[..., None])[..., 0] / math.sqrt(query.shape[-1])
-        seen = decoding.visible(first, count, keys.shape[2])
-        exact = scores.masked_fill(~seen[:, None], -math.inf).logsumexp(-1)
+        hidden = ~visible(first, count, keys.shape[2])[:, None]
+        wanted = scores.masked_fill(hidden, -math.inf).logsumexp(-1)
         # An error of every score, and of the sum; what bytes may be off by bounds the former.
-        relative = (beside / expected.mass).amax((-2, -1)) if torch.is_tensor(beside) else 0
-        allowed = 64 * 2.0**-24 * (1 + expected.score.amax((-2, -1)) + exact.abs())
+        relative = (beside / exact.mass).amax((-2, -1)) if torch.is_tensor(beside) else 0
+        allowed = 64 * 2.0**-24 * (1 + exact.score.amax((-2, -1)) + wanted.abs())
         assert denominator.dtype == torch.float32
-        assert ((denominator - exact).abs() <= allowed + relative).all()
+        assert ((denominator - wanted).abs() <= allowed + relative).all()
 
 
 @NEEDS_COMPILER
@@ -249,7 +264,7 @@ def test_a_deep_cache_and_a_first_beyond_its_end(format):
     query, key, value = problem(1, 4, 1, 20000, 64, torch.float32, format)
     first, count = torch.tensor([19990]), torch.tensor([19999])
     y = attention.decode_attention(query, key, value, first, count)
-    decoding.expected(query, key, value, first, count).check(y[:, :, None])
+    expected(query, key, value, first, count).check(y[:, :, None])
     assert torch.equal(attention.decode_attention(query, key, value, first - 20000, count), y)
 
 
@@ -266,32 +281,45 @@ def test_any_number_of_threads_gives_the_same_bits(kernel, format, same_for_any_
 @NEEDS_COMPILER
 def test_two_calls_at_once():
     problems = [problem(1, 8, 2, 4000, 64, torch.bfloat16, format) for format in ("int8", "int4")]
-    first, count = torch.tensor([7]), torch.tensor([3990])
-    at_once.check(attention.decode_attention, [(*p, first, count) for p in problems], 30)
+    places = torch.tensor([7]), torch.tensor([3990])
+    at_once.check(attention.decode_attention, [(*p, *places) for p in problems], 30)
 
 
-@NEEDS_COMPILER
-def test_compiles_once_however_the_position_moves():
-    query, key, value = problem(2, 8, 2, 200, 64, torch.bfloat16, "int8")
+@ON_EVERY_KERNEL
+def test_compiles_once_however_the_position_moves(kernel):
+    kernel.begin()
+    given = problem(2, 8, 2, 70, 64, torch.bfloat16, "int8", device=kernel.device)
+    query, *sides = given
     compiler = CompileCounter()
 
     def step(query, first, count):
-        return attention.decode_attention(query * 2, key, value, first, count) + 1
+        return kernel(query * 2, *sides, first, count) + 1
 
     compiled = torch.compile(step, fullgraph=True, backend=compiler)
-    for position in (1, 5, 64, 200):
-        first, count = torch.tensor([0, position - 1]), torch.tensor([position, 3])
-        assert torch.equal(compiled(query, first, count), step(query, first, count))
+    for position in (1, 5, 64, 70):
+        places = torch.tensor([[0, position - 1], [position, 3]], device=kernel.device)
+        assert torch.equal(compiled(query, *places), step(query, *places))
     assert compiler.frame_count == 1
 
 
-@NEEDS_COMPILER
-@pytest.mark.parametrize("op", ["cpu_decode_attention", "cpu_past_attention"])
-def test_the_ops_are_registered_as_torch_wants_it(op):
-    query, key, value = problem(2, 8, 2, 20, 64, torch.bfloat16, "int8")
+@pytest.mark.parametrize(
+    "op",
+    [
+        *(pytest.param(f"cpu_{op}_attention", marks=NEEDS_COMPILER) for op in ("decode", "past")),
+        *("torch_decode_attention", "triton_decode_attention"),
+    ],
+)
+@pytest.mark.parametrize("format", ["dense", "int8", "int4"])  # opcheck has no product of fp8
+def test_the_ops_are_registered_as_torch_wants_it(op, format):
+    device = "cpu"
+    if op.startswith("triton"):
+        pytest.importorskip("quantbench.ops.triton.attention")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    query, key, value = problem(2, 8, 2, 20, 64, torch.bfloat16, format, device=device)
     arguments = (query, key.codes, key.scale, value.codes, value.scale)
-    where = (torch.tensor([0, 1]), torch.tensor([5, 20]), "int8")
-    torch.library.opcheck(getattr(torch.ops.quantbench, op).default, (*arguments, *where))
+    places = (torch.tensor(x, device=device) for x in ([0, 1], [5, 20]))
+    op = getattr(torch.ops.quantbench, op).default
+    torch.library.opcheck(op, (*arguments, *places, format))
 
 
 @NEEDS_COMPILER

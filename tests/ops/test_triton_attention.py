@@ -1,17 +1,14 @@
-"""What only the Triton kernel of decode attention has: processors that share a row, subnormals,
-CUDA graphs; and whether it compiles for a GPU. Its numbers: test_decode_attention.py."""
+"""What only the Triton kernel of decode attention has: a deep cache that processors share, CUDA
+graphs; and whether it compiles for a GPU. Its numbers: test_decode_attention.py."""
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
 
 from quantbench.kv_cache import CACHES
 from quantbench.ops.attend import attend
 from quantbench.ops.kv import Stored, dequantize
 from tests.ops import attention_contract, exact
-from tests.ops.attention_contract import TRITON, triton_allowed
-from tests.ops.decoding import stored
-from tests.ops.exact import DTYPES
+from tests.ops.attention_contract import TRITON, stored, triton_allowed
 from tests.ops.gpu_compiler import compile_for_gpus
 
 pytest.importorskip("triton")
@@ -38,24 +35,6 @@ def check(*given):
     return attention_contract.check(TRITON, *given)
 
 
-@pytest.fixture(params=[1, 16])
-def processors(request, monkeypatch):
-    """Few or many, which share a row's slots."""
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(attention, "_processors", lambda device: request.param)
-    elif request.param > 1:
-        pytest.skip("a GPU has as many as it has")
-
-
-@DEVICES
-@FORMATS
-def test_counts_at_the_edges_of_tiles_and_shares(format, processors, device):
-    """A row for each of them: tiles have 32 to 128 slots, shares a multiple of 16."""
-    counts = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256]
-    query, key, value = problem(len(counts), 4, 1, 256, 64, BFLOAT16, format, device)
-    check(query, key, value, [(37 * count + 200) % 256 for count in counts], counts)
-
-
 @DEVICES
 @FORMATS
 def test_few_positions_in_a_deep_cache(format, device, monkeypatch):
@@ -66,45 +45,6 @@ def test_few_positions_in_a_deep_cache(format, device, monkeypatch):
     for first, count in ((990, 200), (0, 200), (T - 1, T)):
         y = check(query, key, value, [first], [count])
     assert torch.equal(run(query, key, value, [-1], [T]), y)
-
-
-@DEVICES
-@FORMATS
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_numbers_near_the_ends_of_the_dtype(format, dtype, device):
-    if dtype == BFLOAT16 and device == "cpu":
-        return  # the interpreter takes subnormal bfloat16 for something else
-    smallest = torch.finfo(dtype).smallest_normal
-    query, keys, values = torch.randn(3, 1, 2, 30, 64)
-    query = query[:, :, 0].to(device, dtype)
-    small = (values * smallest / 4).to(device, dtype)
-    keys = keys.to(device, dtype)
-    assert small.any()
-    check(query, stored(keys, format), stored(small, format), [0], [30])
-    check(query * smallest, stored(keys, format), stored(keys, format), [0], [30])
-    large = (values.clamp(-4, 4) * (2.0**13 if dtype == FLOAT16 else 2.0**100)).to(device, dtype)
-    check(query, stored(keys, format), stored(large, format), [0], [30])
-    check(large[:, :, 0], stored(small, format), stored(keys, format), [0], [30])
-
-
-@DEVICES
-def test_the_operator_keeps_its_promises_to_the_compiler(device):
-    """Schema, fake results and tracing, by torch's own check; then whole, as a cache calls it."""
-    query, key, value = problem(2, 8, 2, 20, 64, BFLOAT16, "int4", device)
-    where = [torch.tensor(x, device=device) for x in ([0, 1], [5, 20])]
-    arguments = (query, key.codes, key.scale, value.codes, value.scale, *where, "int4")
-    torch.library.opcheck(torch.ops.quantbench.triton_decode_attention.default, arguments)
-
-    compiler = CompileCounter()
-
-    def step(query, first, count):
-        return attention.decode_attention(query * 2, key, value, first, count) + 1
-
-    compiled = torch.compile(step, fullgraph=True, backend=compiler)
-    for position in (1, 5, 20):
-        where[1].fill_(position)
-        assert torch.equal(compiled(query, *where), step(query, *where))
-    assert compiler.frame_count == 1
 
 
 @DEVICES
@@ -125,7 +65,7 @@ def test_a_compiled_cache_decodes_with_it(device):
 
 
 def test_kernels_compile_for_gpus():
-    compile_for_gpus("compile_triton_attention")
+    compile_for_gpus("attention")
 
 
 @pytest.mark.gpu

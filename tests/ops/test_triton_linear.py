@@ -1,6 +1,8 @@
 """What only the Triton kernel of linear layers has: pieces, 8-bit scales, CUDA graphs; and whether
 it compiles for a GPU, which the interpreter cannot tell. Its numbers: test_linear.py."""
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,23 +30,22 @@ def check(x: torch.Tensor, weight: Packed) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("form", [("int", 8, None), ("int", 5, 64), ("fp4", 4, 32)], ids=name)
-def test_a_batch_of_512(form, device):
-    check(
-        torch.randn(512, 128, dtype=torch.bfloat16, device=device),
-        packed(form, 9, 128, device=device),
-    )
-
-
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", [("int", 8, None), ("int", 3, 64), ("nf4", 4, 64)], ids=name)
 def test_numbers_are_written_some_rows_at_a_time(form, dtype, device, monkeypatch):
-    """5 of the 21 rows at a time, so that the last piece is shorter, with every kind of scale."""
-    x = torch.randn(70, 192, dtype=dtype, device=device)
+    """5 of the 21 rows at a time, so that the last piece is shorter, with every kind of scale; of a
+    batch of 512, more than a tile has, as well."""
+    x = torch.randn(random.choice((70, 512)), 192, dtype=dtype, device=device)
     monkeypatch.setattr("quantbench.ops.triton.linear.MOST_UNPACKED", 5 * 192 * x.element_size())
     for more in ({}, {"tensor_scale": 0.37}):
         check(x, packed(form, 21, 192, device=device, **more))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("form", [("int", 8, None), ("int", 4, 64), ("fp6", 6, None)], ids=name)
+def test_a_row_that_several_programs_share(form, device):
+    for rows in (1, 9):
+        check(torch.randn(rows, 8256, device=device), packed(form, 3, 8256, device=device))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -127,7 +128,7 @@ def test_a_compiled_layer_is_the_layer(device):
 
 def test_kernels_compile_for_gpus():
     """On any machine: Triton and ptxas need none for it."""
-    compile_for_gpus("compile_triton_linear")
+    compile_for_gpus("linear")
 
 
 LARGE = [form for form in FORMATS if form[2] in (None, 16, 64)]

@@ -203,7 +203,8 @@ class Slow(nn.Linear):
         return super().forward(x)
 
 
-def test_a_race_drops_what_fails_and_what_is_slow():
+def test_a_race_drops_what_fails_and_what_is_slow(monkeypatch):
+    monkeypatch.setattr(devices, "last_level_cache", lambda device: 1000)  # a few copies, for Slow
     layers = [nn.Linear(8, 8), Slow(8, 8), Broken(8, 8), nn.Linear(8, 8)]
     result = race.race(layers, torch.randn(1, 1, 8), False, beside=lambda: 7.0, too_slow=50)
     first, slow, broken, last = result.timings
@@ -272,9 +273,11 @@ def test_a_kernel_that_is_wrong_only_when_it_decodes_is_never_chosen(monkeypatch
 
 
 def test_an_unknown_cache_is_taken_to_be_large(monkeypatch):
+    assert race.CACHE_IF_UNKNOWN >= 32 << 20
+    monkeypatch.setattr(race, "CACHE_IF_UNKNOWN", 1 << 20)  # or it would be copied 5000 times
     monkeypatch.setattr("quantbench.devices.last_level_cache", lambda device: None)
-    layers = [sample().layer]
-    assert race.race(layers, sample().activations[:1, None], False).cache == race.CACHE_IF_UNKNOWN
+    result = race.race([sample().layer], sample().activations[:1, None], False)
+    assert result.cache == 1 << 20 and result.rotated >= 2 << 20
 
 
 # -------------------------------------------------------------------------------------- candidates

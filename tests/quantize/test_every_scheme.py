@@ -41,7 +41,7 @@ def linear(N=96, K=256, dtype=torch.bfloat16, bias=False):
 
 
 def built(name, layer, kernel="auto"):
-    """The layer as its kernel runs it, and the float64 weights that it stands for."""
+    """The layer as its kernel runs it, and the float64 weights that its codes mean."""
     quantizer = Quantizer(parse(name), CPU, layer.weight.dtype, kernel)
     packed = quantizer.quantized("layer", layer)
     weight = packed.weight.data
@@ -100,10 +100,16 @@ def assert_product(y, x, exact, activation, kernel):
 
 @pytest.mark.parametrize("name, kernel", CASES)
 def test_products_are_those_of_the_stored_weights(name, kernel):
+    """And the bias, which a row of zeros shows alone."""
     taken = [dtype for dtype in UNIT if available(parse(name), CPU, dtype)[kernel] is None]
     dtype = random.choice(taken)  # another one in another run
+    given = linear(dtype=dtype, bias=True)
+    layer, exact, activation = built(name, given, kernel)
+    zeros = layer(torch.zeros(1, 1, 256).to(dtype))[0, 0]
+    torch.testing.assert_close(zeros, given.bias, rtol=0, atol=1e-6)
+    given.bias = None
+    layer, exact, activation = built(name, given, kernel)
     for rows in ((1, 1), (1, 3), (17, 1)):
-        layer, exact, activation = built(name, linear(dtype=dtype), kernel)
         x = torch.randn(*rows, 256).to(dtype)
         assert_product(layer(x), x, exact, activation, kernel)
 
@@ -146,16 +152,8 @@ def test_odd_shapes_get_a_kernel_that_takes_them(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bias_is_added(name):
-    made = linear(bias=True)
-    layer, _, _ = built(name, made)
-    y = layer(torch.zeros(1, 1, 256).bfloat16())[0, 0]
-    torch.testing.assert_close(y, made.bias, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_extreme_weights(name):
-    """Rows of zeros, one outlier, subnormals: finite, zeros stay zeros, and the outlier is kept."""
+    """Rows of zeros, an outlier, subnormals: finite, zeros stay zeros, the outlier an outlier."""
     dtype = random.choice([torch.bfloat16, torch.float16])
     made = linear(dtype=dtype)
     made.weight[0] = 0
@@ -170,22 +168,17 @@ def test_extreme_weights(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_shapes_without_weights_take_the_same_bytes(name):
-    made = Quantizer(parse(name), CPU, torch.bfloat16).quantized("layer", linear())
-    meta = Quantizer(parse(name), CPU, torch.bfloat16).quantized("layer", linear().to("meta"))
-    assert stored_bytes(made.weight) == stored_bytes(meta.weight)
-    for inner in made.weight.__tensor_flatten__()[0]:
-        like, real = getattr(meta.weight, inner), getattr(made.weight, inner)
-        assert like.is_meta and like.shape == real.shape and like.dtype == real.dtype
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_blocks_of_rows_are_quantized_as_the_whole(name, monkeypatch):
-    made = linear(N=70)
-    whole = Quantizer(parse(name), CPU, torch.bfloat16).quantized("layer", made).weight
+def test_blocks_of_rows_and_shapes_alone_give_the_same_tensor(name, monkeypatch):
+    made, quantizer = linear(N=70), Quantizer(parse(name), CPU, torch.bfloat16)
+    whole = quantizer.quantized("layer", made).weight
     monkeypatch.setattr(scheme_module, "CPU_BLOCK_ELEMENTS", 256 * 16)
-    blocks = Quantizer(parse(name), CPU, torch.bfloat16).quantized("layer", made).weight
+    blocks = quantizer.quantized("layer", made).weight
     assert torch.equal(whole.dequantize(), blocks.dequantize())
+    meta = quantizer.quantized("layer", made.to("meta")).weight
+    assert stored_bytes(whole) == stored_bytes(meta)
+    for inner in whole.__tensor_flatten__()[0]:
+        like, real = getattr(meta, inner), getattr(whole, inner)
+        assert like.is_meta and like.shape == real.shape and like.dtype == real.dtype
 
 
 # ---------------------------------------------------------------------------------- the tensor
@@ -197,20 +190,33 @@ def packed(request):
     return quantizer.quantized("layer", linear(N=64)).weight.data
 
 
-def test_it_survives_what_weights_go_through(packed, tmp_path):
+def as_weight(weight):
     layer = nn.Linear(256, 64, False, "meta")
-    layer.weight = nn.Parameter(packed, requires_grad=False)
-    numbers = packed.dequantize()
-    copies = [copy.deepcopy(layer), copy.deepcopy(layer).to("cpu")]
-    again = nn.Linear(256, 64, False, "meta")
-    again.load_state_dict(layer.state_dict(), assign=True)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
+
+
+def test_it_survives_what_weights_go_through(packed, tmp_path):
+    layer, numbers = as_weight(packed), packed.dequantize()
+    others = [copy.deepcopy(layer), copy.deepcopy(layer).to("cpu")]
     torch.save(layer.state_dict(), tmp_path / "weights.pt")
-    loaded = nn.Linear(256, 64, False, "meta")
-    loaded.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True), assign=True)
-    for other in (*copies, again, loaded):
+    for state in (layer.state_dict(), torch.load(tmp_path / "weights.pt", weights_only=True)):
+        others.append(nn.Linear(256, 64, False, "meta"))
+        others[-1].load_state_dict(state, assign=True)
+    names, attributes = packed.__tensor_flatten__()
+    save_file({name: getattr(packed, name) for name in names}, tmp_path / "w.safetensors")
+    inner = load_file(tmp_path / "w.safetensors")
+    again = PackedWeight.__tensor_unflatten__(inner, attributes, packed.shape, packed.stride())
+    for other in (*others, as_weight(again)):
         assert isinstance(other.weight.data, PackedWeight)
         assert torch.equal(other.weight.dequantize(), numbers)
-    assert copies[0].weight.plane0.data_ptr() != packed.plane0.data_ptr()
+    assert others[0].weight.plane0.data_ptr() != packed.plane0.data_ptr()
+    # Another dtype changes what it dequantizes to, not the numbers.
+    dtype, numbers = random.choice([torch.float16, torch.float32]), packed.dequantize(torch.float32)
+    layer = layer.to(dtype)
+    assert layer.weight.dtype == dtype
+    assert torch.equal(layer.weight.dequantize(torch.float32), numbers)
+    assert layer(torch.randn(1, 256).to(dtype)).dtype == dtype
 
 
 def test_compiled_code_is_cached_for_the_sources_it_came_from(monkeypatch):
@@ -219,14 +225,6 @@ def test_compiled_code_is_cached_for_the_sources_it_came_from(monkeypatch):
     assert weight._stable_hash_for_caching() == before
     monkeypatch.setattr("quantbench.quantize.packed.TRACED_DIGEST", "of other sources")
     assert weight._stable_hash_for_caching() != before
-
-
-def test_it_is_its_inner_tensors(packed, tmp_path):
-    names, attributes = packed.__tensor_flatten__()
-    save_file({name: getattr(packed, name) for name in names}, tmp_path / "w.safetensors")
-    inner = load_file(tmp_path / "w.safetensors")
-    again = PackedWeight.__tensor_unflatten__(inner, attributes, packed.shape, packed.stride())
-    assert torch.equal(again.dequantize(), packed.dequantize())
 
 
 def test_rows_of_it_are_rows_of_the_product(packed):
@@ -244,17 +242,6 @@ def test_rows_of_it_are_rows_of_the_product(packed):
         torch.testing.assert_close(F.linear(x, part), whole[:, rows])
     with pytest.raises(NotImplementedError, match="along its rows"):
         packed[:, :128]
-
-
-def test_to_another_dtype_changes_what_it_dequantizes_to(packed):
-    dtype = random.choice([torch.float16, torch.float32])
-    layer = nn.Linear(256, 64, False, "meta")
-    layer.weight = nn.Parameter(packed, requires_grad=False)
-    numbers = packed.dequantize(torch.float32)
-    layer = layer.to(dtype)
-    assert layer.weight.dtype == dtype
-    assert torch.equal(layer.weight.dequantize(torch.float32), numbers)
-    assert layer(torch.randn(1, 256).to(dtype)).dtype == dtype
 
 
 def test_an_embedding_reads_rows():

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torchao.quantization import Int8WeightOnlyConfig, PerRow, quantize_
 
 from quantbench.errors import KernelError
 from quantbench.quantize.registry import SCHEMES, Quantizer
@@ -14,15 +13,6 @@ CPU = torch.device("cpu")
 
 def linear(N, K):
     return nn.Linear(K, N, bias=False).bfloat16().requires_grad_(False)
-
-
-def test_codes_and_scales_are_torchaos():
-    ours, theirs = linear(40, 128), linear(40, 128)
-    theirs.weight.copy_(ours.weight)
-    quantize_(theirs, Int8WeightOnlyConfig(granularity=PerRow(), set_inductor_config=False))
-    packed = Quantizer(parse("int8wo"), CPU, torch.bfloat16).quantized("layer", ours).weight
-    assert torch.equal(packed.plane0, theirs.weight.qdata)
-    assert torch.equal(packed.scale, theirs.weight.scale)
 
 
 @pytest.mark.parametrize("N, K", [(256, 256), (2048, 2048), (1000, 512)])

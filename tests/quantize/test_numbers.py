@@ -10,7 +10,9 @@ from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 from torchao.quantization import (
     Float8WeightOnlyConfig,
     Int8DynamicActivationIntxWeightConfig,
+    Int8WeightOnlyConfig,
     PerGroup,
+    PerRow,
     quantize_,
 )
 from torchao.quantization.quant_primitives import (
@@ -68,10 +70,16 @@ def test_int4wo_is_torchaos(group_size):
     assert (ours.dequantize().double() - weight).norm() <= (product.double() - weight).norm()
 
 
-def test_float8wo_is_torchaos():
-    weight = gaussian(dtype=torch.float32)
-    made = theirs(Float8WeightOnlyConfig(set_inductor_config=False), weight)
-    ours = packed("float8wo", weight)
+BY_ROW = {
+    "int8wo": Int8WeightOnlyConfig(granularity=PerRow(), set_inductor_config=False),
+    "float8wo": Float8WeightOnlyConfig(set_inductor_config=False),
+}
+
+
+@pytest.mark.parametrize("name", BY_ROW)
+def test_8_bits_a_row_are_torchaos(name):
+    weight = gaussian(dtype=torch.float32 if name == "float8wo" else torch.bfloat16)
+    made, ours = theirs(BY_ROW[name], weight), packed(name, weight)
     assert torch.equal(ours.scale, made.scale)
     assert torch.equal(ours.plane0.float(), made.qdata.float())
 
@@ -197,14 +205,6 @@ def test_hqq_is_no_worse_than_the_range_in_any_group(name):
 
 
 # ---------------------------------------------------------------------------------- by hand
-
-
-def test_e3m2_by_hand():
-    """Exponent bias 3: 2^-4 is the least, 2^4 · 1.75 the most."""
-    values = e3m2(torch.arange(32, dtype=torch.uint8)).tolist()
-    assert values[:8] == [0, 0.0625, 0.125, 0.1875, 0.25, 0.3125, 0.375, 0.4375]
-    assert values[12:16] == [1, 1.25, 1.5, 1.75] and values[-1] == 28
-    assert e3m2(torch.arange(32, 64, dtype=torch.uint8)).tolist() == [-v for v in values]
 
 
 def test_fp6_rounds_ties_to_even_and_scales_by_the_largest():

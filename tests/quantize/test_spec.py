@@ -1,10 +1,15 @@
-"""Scheme names: what is understood, and what is said of the rest."""
+"""Scheme and kernel names: which the parser takes, and how it refuses the rest, without torch."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quantbench.errors import UsageError
+from quantbench.log.config import KERNELS, RunConfig
 from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import (
     SHOWN,
@@ -100,3 +105,18 @@ def test_which_schemes_round_activations(name, rounds):
     if rounds is None:
         rounds = any(candidate.rounds_activations for candidate in spec.candidates)
     assert spec.rounds_activations == rounds
+
+
+def test_kernels_that_can_be_asked_for_are_those_that_schemes_have():
+    kernels = {name for scheme in SCHEMES.values() for name in scheme.kernels}
+    assert sorted(KERNELS) == sorted({"auto", *kernels})
+    for kernel in KERNELS:
+        assert RunConfig(kernel=kernel).kernel == kernel
+        with pytest.raises(UsageError, match="torch"):
+            RunConfig(kernel=f"{kernel}x")
+
+
+def test_the_grammar_and_the_options_need_no_torch():
+    code = "import sys, quantbench.log.config, quantbench.quantize.spec"
+    code += "; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
