@@ -33,7 +33,7 @@ PEERS = {
     "int4wo-128": (("llama.cpp", "Q4_0"),),
 }
 RUNTIMES = ("llama.cpp", "transformers")
-PACKAGES = {"llama.cpp": ("llama_cpp", "gguf"), "transformers": ("transformers",)}
+PACKAGES = {"llama.cpp": "llama_cpp", "transformers": "transformers"}
 MISSING = "quantbench peers needs more packages: pip install '.[peers]'"
 
 
@@ -53,7 +53,7 @@ class Work:
 
 def check_packages(runtimes: Sequence[str]) -> None:
     """UsageError unless all that these runtimes need is installed."""
-    for package in (name for runtime in runtimes for name in PACKAGES[runtime]):
+    for package in map(PACKAGES.__getitem__, runtimes):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"{MISSING} ({package} is missing)")
 
