@@ -12,8 +12,7 @@ import dataclasses
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,13 +86,12 @@ def peers(
     wanted = names_of("--runtimes", runtimes, RUNTIMES, RUNTIMES)
     compared = [scheme for scheme in chosen if peer_arms.of_runtimes(scheme, wanted)]
     if not compared:
-        raise UsageError(
-            f"--runtimes {runtimes}: none has a format to compare with --schemes {schemes}"
-        )
+        why = f"none has a format to compare with --schemes {schemes}"
+        raise UsageError(f"--runtimes {runtimes}: {why}")
     files.check_outputs([report_output(json_path)], {"--checkpoint_path": checkpoint_path})
-    if gguf is not None and "llama.cpp" not in wanted:
-        raise UsageError("--gguf keeps llama.cpp's files, and --runtimes leaves llama.cpp out")
     if gguf is not None:
+        if "llama.cpp" not in wanted:
+            raise UsageError("--gguf keeps llama.cpp's files, and --runtimes leaves llama.cpp out")
         files.check_folder("--gguf", gguf)
     peer_arms.check_packages(wanted)
     common = RunConfig(
@@ -107,21 +105,28 @@ def peers(
         write_result="none",
     )
     settings = Settings(cycles=cycles, processes=processes, tokens=0)
-    end, stopped = time.monotonic() + 60 * max_minutes, list[str]()
+    end, left_out = time.monotonic() + 60 * max_minutes, list[str]()
     count = choose_threads(threads, cores(), os.environ).count or os.cpu_count() or 1
     report = Report(count, [], [])
-    with _folder(gguf) as folder:
+    with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
+        folder = Path(gguf or scratch)
+        with files.named("--gguf", folder, LogError):
+            folder.mkdir(parents=True, exist_ok=True)
         for done, scheme in enumerate(compared):
             minutes = (end - time.monotonic()) / 60 / (len(compared) - done)  # its share
-            if minutes <= 0 and report.rows:
-                stopped = compared[done:]
+            if minutes <= 0 and done:
+                left_out += compared[done:]
                 break
             settings = dataclasses.replace(settings, max_minutes=max(0.0, minutes))
             ours = dataclasses.replace(common, quantization=scheme)
             named = peer_arms.of_runtimes(scheme, wanted)
             arms = peer_arms.make_arms(ours, named, folder, count)
             results = decode_limit.measure(arms, settings, peer_arms.command(count))
-            report.rows.extend(decode_limit.peer_rows(scheme, results))
+            for row in decode_limit.peer_rows(scheme, results):
+                if row.failed or row.cycles:
+                    report.rows.append(row)
+                else:
+                    left_out.append(f"{scheme} beside {row.beside}")
             report.comparisons.append(results)
             if results.ended == "interrupted":
                 break
@@ -131,8 +136,8 @@ def peers(
     click.echo(aligned(tables.PEERS, report.rows))
     remarks = tables.peer_remarks(report.rows, report.comparisons, count)
     if any(results.ended == "max_minutes" for results in report.comparisons):
-        left_out = f"; not compared: {', '.join(stopped)}" if stopped else ""
-        remarks.append(f"--max_minutes was reached{left_out}")
+        remarks.append("--max_minutes was reached")
+    remarks += [f"not compared: {', '.join(left_out)}"] if left_out else []
     click.echo("\n" + "\n".join(remarks))
     if failure := failed(report.rows):
         raise QuantbenchError(failure)
@@ -148,16 +153,3 @@ def failed(rows: Sequence[PeerRow]) -> str | None:
         f"{len(bad)} of {counted(len(rows), 'comparison')} failed ({named}): {bad[0].failed}; "
         "leave out what failed with --schemes or --runtimes"
     )
-
-
-@contextmanager
-def _folder(given: str | None) -> Iterator[Path]:
-    if given is None:
-        with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
-            yield Path(scratch)
-        return
-    try:
-        Path(given).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LogError(f"--gguf {given}: {error.strerror}") from None
-    yield Path(given)

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,10 +100,7 @@ def _file(ours: RunConfig, form: str, folder: Path) -> Path:
     if path.exists():
         return path
     say(f"Writing {path.name} …")
-    worker = Process(WORKER)
-    try:
-        model = {"checkpoint": ours.checkpoint_path, "num_layers": ours.num_layers}
+    model = {"checkpoint": ours.checkpoint_path, "num_layers": ours.num_layers}
+    with closing(Process(WORKER)) as worker:
         worker.ask("write_file", path=str(path), form=form, **model)
-    finally:
-        worker.close()
     return path
