@@ -134,7 +134,8 @@ def _describe(writer: gguf.GGUFWriter, architecture: ModelConfig) -> None:
     if experts:
         writer.add_expert_count(experts.num_experts)
         writer.add_expert_used_count(experts.experts_per_token)
-        writer.add_expert_feed_forward_length(experts.expert_dim)
+        if architecture.qk_norm:  # Mixtral's files do without
+            writer.add_expert_feed_forward_length(experts.expert_dim)
     writer.add_head_count(architecture.num_heads)
     writer.add_head_count_kv(architecture.num_kv_heads)
     writer.add_key_length(architecture.head_dim)
