@@ -169,19 +169,19 @@ def test_speeds(folder):
         "tok_s": 25.0,
         "decode_tok_s": 27.69,
         "bandwidth_share": 0.854,
-        "speed_up": {"value": 1.84, "low": 1.7, "high": 1.98, "confidence": 0.98},
+        "decode_speed_up": {"value": 1.84, "low": 1.7, "high": 1.98, "confidence": 0.95},
         "weight_bytes": 1_040_000_000,
         "peak_memory_bytes": {"generate": {"resident": 1_690_000_000}},
         "kl": 0.0005,
     }
     save("ab.json", rows=[none, int8wo, {"arm": "fp6", "failed": "no kernel"}])
     rows, caption = shown("speeds", "ab.json")
-    assert rows[0] == ["`none`", "15.1", "-", "-", "-", "-", "-"]
-    ends = ["1.84 (1.70 to 1.98)", "1.04 GB", "1.69 GB", "0.0005"]
+    assert rows[0] == ["`none`", "15.1", "-", "-", "-", "-", "-", "-"]
+    ends = ["1.84 (1.70 to 1.98)", "-", "1.04 GB", "1.69 GB", "0.0005"]
     assert rows[1:] == [["`int8wo, kv_cache=int8`", "27.7", "85%", *ends]]
     assert caption == CAPTION
     text = TABLES["speeds"](["ab.json"])
-    assert "The speed-up is of whole samples, the prompt's time included" in text
+    assert "Speed-ups over the baseline, with 95 % intervals" in text
     assert "roken" not in text
     assert shown("speeds", "ab.json", "int8wo,_kv_cache=int8")[0] == rows[1:]
     with pytest.raises(UsageError, match="ab.json measured no arm fp6; it has none, int8wo,_kv"):
