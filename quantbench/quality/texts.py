@@ -147,12 +147,6 @@ class Texts:
         return [part for part in found if part.predicted > 0]
 
 
-def source(plan: Plan, text: str | None) -> str:
-    """A hash of all that decides what is read but the model's weights."""
-    content = [path.read_bytes() for path in _given(plan, text).values()]
-    return hashlib.sha256(repr((content, SHARES, PROMPTS, NEW_TOKENS)).encode()).hexdigest()
-
-
 def digest(passages: list[Passage]) -> str:
     """A hash of the tokens that are predicted."""
     predicted = [part.ids[part.first :] for part in passages]
