@@ -16,7 +16,7 @@ from quantbench.report.doc_tables import read
 
 @dataclass(frozen=True)
 class Measured:
-    """An arm's facts, which the title quotes."""
+    """An arm in results.json."""
 
     facts: ArmFacts | None = None
 
@@ -31,8 +31,7 @@ def growth(path: str) -> str:
 def pareto(path: str) -> str:
     """Speed, memory and quality, from `ab --output`'s results.json."""
     rows, about = read(list[Row], path, "rows"), read(About, path, "about")
-    arms = read(list[Measured], path, "arms")
-    run = next((arm.facts.run for arm in arms if arm.facts and arm.facts.run), None)
+    run = html.first_run(arm.facts for arm in read(list[Measured], path, "arms"))
     title = html.title(run, about)
     return _drawn(lambda file: pareto_picture.draw(rows, [file], title))
 
