@@ -58,7 +58,7 @@ def made(where: str, make: Callable[[T], str], of: T) -> str:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], padded: bool = False) -> str:
     """Markdown, without a line's end behind it. padded: a column is as wide as its widest cell."""
-    widths = [1] * len(headings)
+    widths = [0] * len(headings)
     if padded:
         widths = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
     lines = [

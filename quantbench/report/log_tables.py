@@ -46,7 +46,7 @@ Groups = dict[tuple[str, ...], list[LogRow]]  # by device, model, batch and dept
 
 def tables(by_group: Groups, perplexity: Mapping[str, str]) -> str:
     """Markdown: a heading and a table for each group. perplexity: by scheme, ÷ full precision's."""
-    ratios = {"none": "1", **perplexity}
+    ratios = {**perplexity, "none": "1"}
     columns: Columns[LogRow] = [
         *FIGURES,
         ("perplexity ÷ full precision's", lambda row: ratios.get(_scheme(row), "-")),
