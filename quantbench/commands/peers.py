@@ -3,7 +3,7 @@
     quantbench peers --checkpoint_path dummy:TinyLlama-1.1B-Chat-v1.0
     quantbench peers --schemes int8wo,fp6 --runtimes llama.cpp --json peers.json
 
-Each scheme is compared with the format of about as many bits that its user would take elsewhere, on
+Each scheme is compared with the format of similar size that its user would take elsewhere, on
 the same weights. Every runtime is a process of its own with the same number of threads, and they
 take short turns in cycles, as the arms of `ab` do.
 """
@@ -55,7 +55,7 @@ class Report:
 @click.option("--prefill_size", type=click.IntRange(1), default=128,
               help="Tokens of the prompt [128]")  # fmt: skip
 @click.option("--max_new_tokens", type=click.IntRange(2), default=33,
-              help="New tokens before decoding begins again behind the prompt [33]")  # fmt: skip
+              help="New tokens before decoding starts again after the prompt [33]")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="Threads of every program [all cores]")
 @click.option("--cycles", type=click.IntRange(1), default=24,
               help="Turns of each process [24]; intervals need 8")  # fmt: skip
@@ -126,7 +126,7 @@ def peers(
                 if row.failed or row.cycles:
                     report.rows.append(row)
                 else:
-                    left_out.append(f"{scheme} beside {row.beside}")
+                    left_out.append(f"{scheme} against {row.beside}")
             report.comparisons.append(results)
             if results.ended == "interrupted":
                 break
@@ -148,7 +148,7 @@ def failed(rows: Sequence[PeerRow]) -> str | None:
     bad = [row for row in rows if row.failed]
     if not bad:
         return None
-    named = ", ".join(f"{row.scheme} beside {row.beside}" for row in bad)
+    named = ", ".join(f"{row.scheme} against {row.beside}" for row in bad)
     return (
         f"{len(bad)} of {counted(len(rows), 'comparison')} failed ({named}): {bad[0].failed}; "
         "leave out what failed with --schemes or --runtimes"

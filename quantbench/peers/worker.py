@@ -291,7 +291,7 @@ class PeerWorker:
         return self._seconds(self.prompt, 1)
 
     def _decode(self, steps: int) -> float:
-        """Seconds of so many steps."""
+        """Seconds of `steps` steps."""
         self.left -= steps
         return self._seconds([self.token], steps)
 

@@ -6,9 +6,9 @@
 
 The prose is the beginning of "Workshop on Electronic Texts" (Library of Congress, 1992), which is
 in the public domain; few models know it by heart. The code is files of this project (BSD 3-Clause),
-Python and C++ in turn, as they were when the text was made. An embedded model knows only Python's
-standard library: it takes modules of that which its training left out. What a model writes itself,
-in its chat template if it has one, is closest to what it is used for.
+Python and C++ interleaved, as they were when the text was made. An embedded model knows only
+Python's standard library: it takes modules of that which its training left out. What a model writes
+itself, in its chat template if it has one, is closest to what it is used for.
 
 Texts are read in looks. The first has 512 tokens, each further one at most as many as all before
 it. A passage continues its text where the last one ended, but is read from position 0 on, so that

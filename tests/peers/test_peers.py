@@ -198,7 +198,7 @@ def test_llama_cpp_says_what_we_say(tmp_path, changes):
 
 
 def compared(step=1.0, prompt=1.0, cycles=12):
-    """Ours, at 1 s a step and a prompt of 1 s, beside a peer."""
+    """Ours, at 1 s a step and a prompt of 1 s, and a peer."""
     arms = [ArmResult("none", "", []), ArmResult("llama.cpp Q8_0", "", [])]
     results = Results(Settings(), arms)
     arms[0].facts = arm_facts(prompt_tokens=128, kv_cache_bytes=0)
@@ -237,7 +237,7 @@ def test_a_peer_that_fails_is_told():
     (well,) = peer_rows("fp6", compared())
     assert peers.failed([well]) is None
     assert peers.failed([well, row]) == (
-        "1 of 2 comparisons failed (int8wo beside llama.cpp Q8_0): out of memory; leave out what "
+        "1 of 2 comparisons failed (int8wo against llama.cpp Q8_0): out of memory; leave out what "
         "failed with --schemes or --runtimes"
     )
 
@@ -304,14 +304,14 @@ def test_without_the_packages(monkeypatch):
 
 
 def test_peers_on_a_small_model(tmp_path):
-    """The whole command, workers and all, beside transformers."""
+    """The whole command, with its workers, against transformers."""
     pytest.importorskip("transformers")
     path = tmp_path / "peers.json"
     given = ["--checkpoint_path", checkpoint(tmp_path), "--schemes", "none", "--threads", "1"]
     given += ["--runtimes", "transformers", "--prefill_size", "16", "--max_new_tokens", "4"]
     partly = run(*given, "--max_minutes", "0")
     assert partly.exit_code == 0
-    left_out = "not compared: none beside transformers, compiled"
+    left_out = "not compared: none against transformers, compiled"
     assert f"--max_minutes was reached\n{left_out}\n" in partly.stdout
     (row,) = re.findall(r"^none .*", partly.stdout, re.M)  # of two
     assert re.search(r" [\d.]+%? / ", row)
