@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from quantbench.quality.arm import embedded, scored
 from quantbench.quality.layer_sqnr import sqnr, sqnr_of_layers
 from quantbench.quality.reference import About, Reference
 from quantbench.quality.scores import Reader, Scores, compared, summary
-from quantbench.quality.tasks import Result, flips
+from quantbench.quality.tasks import Result, _adapter, flips
 from quantbench.quality.texts import Passage, Texts
 from quantbench.quality.thresholds import CLASSES, class_of, described, looks_needed
 from quantbench.quantize.registry import Quantizer
@@ -626,6 +627,12 @@ def test_tasks_of_the_harness(tasks, tmp_path):
     assert got["roll"]["bits_per_byte,none"] == pytest.approx(bits / size, rel=0.01)
     assert 0 <= got["go_on"]["exact_match,none"] <= 1
     assert "choose acc: 1.0000 ± 0.0000; full precision 1.0000 ± 0.0000; 0 lost" in result.stdout
+
+
+def test_an_empty_text_of_a_task_has_no_tokens():
+    pytest.importorskip("lm_eval", reason="pip install lm-eval")
+    adapter = _adapter(*plan_and_model())
+    assert adapter.loglikelihood_rolling([SimpleNamespace(args=("",))]) == [0.0]
 
 
 def test_flips_by_hand():
