@@ -17,7 +17,7 @@ from quantbench.answer.decode_limit import peer_rows
 from quantbench.bench.answers import Reading, TurnTime
 from quantbench.bench.store import ArmResult, Bandwidth, Results, Settings, Turn
 from quantbench.commands import peers
-from quantbench.errors import LogError, UsageError
+from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.models.loading import load_config, load_model
 from quantbench.peers.gguf_file import FORMATS, check, q6_k, weight_bytes, write
 from quantbench.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
@@ -235,8 +235,10 @@ def test_a_peer_that_fails_is_told():
     assert "llama.cpp Q8_0: failed: out of memory" in peer_remarks([row], [], 2)
     assert "-" in aligned(PEERS, [row])
     (well,) = peer_rows("fp6", compared())
-    assert peers.failed([well]) is None
-    assert peers.failed([well, row]) == (
+    peers.check([well])
+    with pytest.raises(QuantbenchError) as error:
+        peers.check([well, row])
+    assert str(error.value) == (
         "1 of 2 comparisons failed (int8wo against llama.cpp Q8_0): out of memory; leave out what "
         "failed with --schemes or --runtimes"
     )
