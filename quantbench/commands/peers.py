@@ -3,7 +3,7 @@
     quantbench peers --checkpoint_path dummy:TinyLlama-1.1B-Chat-v1.0
     quantbench peers --schemes int8wo,fp6 --runtimes llama.cpp --json peers.json
 
-Each scheme is compared with the format of about as many bits that its user would take elsewhere, on
+Each scheme is compared with the format of similar size that its user would take elsewhere, on
 the same weights. Every runtime is a process of its own with the same number of threads, and they
 take short turns in cycles, as the arms of `ab` do.
 """
@@ -12,8 +12,7 @@ import dataclasses
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +28,7 @@ from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.host import cores
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
-from quantbench.peers import arms as peer_arms
-from quantbench.peers.arms import PEERS, RUNTIMES
+from quantbench.peers import arms as programs
 from quantbench.progress import say
 from quantbench.report import limit_tables as tables
 from quantbench.report.columns import aligned
@@ -51,12 +49,12 @@ class Report:
 @click.option("--checkpoint_path", default="dummy:TinyLlama-1.1B-Chat-v1.0", metavar="PATH",
               help="The model, as in generate.py [dummy:TinyLlama-1.1B-Chat-v1.0]")  # fmt: skip
 @click.option("--num_layers", type=click.IntRange(1), help="Keep only the first N layers")
-@click.option("--schemes", metavar="A,B", help=f"Schemes of ours [{','.join(PEERS)}]")
-@click.option("--runtimes", metavar="A,B", help=f"Programs to compare with [{','.join(RUNTIMES)}]")
+@click.option("--schemes", metavar="A,B", help=f"Schemes of ours [{','.join(programs.PEERS)}]")
+@click.option("--runtimes", metavar="A,B", help=f"Programs [{','.join(programs.RUNTIMES)}]")
 @click.option("--prefill_size", type=click.IntRange(1), default=128,
               help="Tokens of the prompt [128]")  # fmt: skip
 @click.option("--max_new_tokens", type=click.IntRange(2), default=33,
-              help="New tokens before decoding begins again behind the prompt [33]")  # fmt: skip
+              help="New tokens before decoding starts again after the prompt [33]")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="Threads of every program [all cores]")
 @click.option("--cycles", type=click.IntRange(1), default=24,
               help="Turns of each process [24]; intervals need 8")  # fmt: skip
@@ -83,19 +81,18 @@ def peers(
     debug: bool,
 ) -> None:
     """Compare with llama.cpp and Hugging Face transformers: the same model, the same threads."""
-    chosen = names_of("--schemes", schemes, tuple(PEERS), tuple(PEERS))
-    wanted = names_of("--runtimes", runtimes, RUNTIMES, RUNTIMES)
-    compared = [scheme for scheme in chosen if peer_arms.of_runtimes(scheme, wanted)]
+    chosen = names_of("--schemes", schemes, tuple(programs.PEERS), tuple(programs.PEERS))
+    wanted = names_of("--runtimes", runtimes, programs.RUNTIMES, programs.RUNTIMES)
+    compared = [scheme for scheme in chosen if programs.of_runtimes(scheme, wanted)]
     if not compared:
-        raise UsageError(
-            f"--runtimes {runtimes}: none has a format to compare with --schemes {schemes}"
-        )
+        why = f"none has a format to compare with --schemes {schemes}"
+        raise UsageError(f"--runtimes {runtimes}: {why}")
     files.check_outputs([report_output(json_path)], {"--checkpoint_path": checkpoint_path})
-    if gguf is not None and "llama.cpp" not in wanted:
-        raise UsageError("--gguf keeps llama.cpp's files, and --runtimes leaves llama.cpp out")
     if gguf is not None:
+        if "llama.cpp" not in wanted:
+            raise UsageError("--gguf keeps llama.cpp's files, and --runtimes leaves llama.cpp out")
         files.check_folder("--gguf", gguf)
-    peer_arms.check_packages(wanted)
+    programs.check_packages(wanted)
     common = RunConfig(
         checkpoint_path=checkpoint_path,
         num_layers=num_layers,
@@ -106,22 +103,27 @@ def peers(
         temperature=0,
         write_result="none",
     )
-    settings = Settings(cycles=cycles, processes=processes, tokens=0)
-    end, stopped = time.monotonic() + 60 * max_minutes, list[str]()
+    end, left_out = time.monotonic() + 60 * max_minutes, list[str]()
     count = choose_threads(threads, cores(), os.environ).count or os.cpu_count() or 1
     report = Report(count, [], [])
-    with _folder(gguf) as folder:
+    with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
+        folder = Path(gguf or scratch)
+        with files.named("--gguf", folder, LogError):
+            folder.mkdir(parents=True, exist_ok=True)
         for done, scheme in enumerate(compared):
-            minutes = (end - time.monotonic()) / 60 / (len(compared) - done)  # its share
-            if minutes <= 0 and report.rows:
-                stopped = compared[done:]
+            share = max(0.0, end - time.monotonic()) / 60 / (len(compared) - done)  # in minutes
+            if not share and done:
+                left_out += compared[done:]
                 break
-            settings = dataclasses.replace(settings, max_minutes=max(0.0, minutes))
+            plan = Settings(max_minutes=share, cycles=cycles, processes=processes, tokens=0)
             ours = dataclasses.replace(common, quantization=scheme)
-            named = peer_arms.of_runtimes(scheme, wanted)
-            arms = peer_arms.make_arms(ours, named, folder, count)
-            results = decode_limit.measure(arms, settings, peer_arms.command(count))
-            report.rows.extend(decode_limit.peer_rows(scheme, results))
+            named = programs.of_runtimes(scheme, wanted)
+            arms = programs.make_arms(ours, named, folder, count)
+            results = decode_limit.measure(arms, plan, programs.command(count))
+            rows = decode_limit.peer_rows(scheme, results)
+            report.rows.extend(row for row in rows if row.failed or row.cycles)
+            others = [row.beside for row in rows if not row.failed and not row.cycles]
+            left_out += [f"{scheme} against {name}" for name in others]
             report.comparisons.append(results)
             if results.ended == "interrupted":
                 break
@@ -131,33 +133,18 @@ def peers(
     click.echo(aligned(tables.PEERS, report.rows))
     remarks = tables.peer_remarks(report.rows, report.comparisons, count)
     if any(results.ended == "max_minutes" for results in report.comparisons):
-        left_out = f"; not compared: {', '.join(stopped)}" if stopped else ""
-        remarks.append(f"--max_minutes was reached{left_out}")
+        remarks.append("--max_minutes was reached")
+    remarks += [f"not compared: {', '.join(left_out)}"] if left_out else []
     click.echo("\n" + "\n".join(remarks))
-    if failure := failed(report.rows):
-        raise QuantbenchError(failure)
+    check(report.rows)
 
 
-def failed(rows: Sequence[PeerRow]) -> str | None:
-    """One line for what failed, with what to do; None where all was measured."""
+def check(rows: Sequence[PeerRow]) -> None:
+    """QuantbenchError, one line, with the comparisons that failed."""
     bad = [row for row in rows if row.failed]
-    if not bad:
-        return None
-    named = ", ".join(f"{row.scheme} beside {row.beside}" for row in bad)
-    return (
-        f"{len(bad)} of {counted(len(rows), 'comparison')} failed ({named}): {bad[0].failed}; "
-        "leave out what failed with --schemes or --runtimes"
-    )
-
-
-@contextmanager
-def _folder(given: str | None) -> Iterator[Path]:
-    if given is None:
-        with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
-            yield Path(scratch)
-        return
-    try:
-        Path(given).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LogError(f"--gguf {given}: {error.strerror}") from None
-    yield Path(given)
+    named = ", ".join(f"{row.scheme} against {row.beside}" for row in bad)
+    if bad:
+        raise QuantbenchError(
+            f"{len(bad)} of {counted(len(rows), 'comparison')} failed ({named}): {bad[0].failed}; "
+            "leave out what failed with --schemes or --runtimes"
+        )

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ PEERS = {
     "int4wo-128": (("llama.cpp", "Q4_0"),),
 }
 RUNTIMES = ("llama.cpp", "transformers")
-PACKAGES = {"llama.cpp": ("llama_cpp", "gguf"), "transformers": ("transformers",)}
+PACKAGES = {"llama.cpp": "llama_cpp", "transformers": "transformers"}
 MISSING = "quantbench peers needs more packages: pip install '.[peers]'"
 
 
@@ -53,7 +54,7 @@ class Work:
 
 def check_packages(runtimes: Sequence[str]) -> None:
     """UsageError unless all that these runtimes need is installed."""
-    for package in (name for runtime in runtimes for name in PACKAGES[runtime]):
+    for package in map(PACKAGES.__getitem__, runtimes):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"{MISSING} ({package} is missing)")
 
@@ -99,10 +100,7 @@ def _file(ours: RunConfig, form: str, folder: Path) -> Path:
     if path.exists():
         return path
     say(f"Writing {path.name} …")
-    worker = Process(WORKER)
-    try:
-        model = {"checkpoint": ours.checkpoint_path, "num_layers": ours.num_layers}
+    model = {"checkpoint": ours.checkpoint_path, "num_layers": ours.num_layers}
+    with closing(Process(WORKER)) as worker:
         worker.ask("write_file", path=str(path), form=form, **model)
-    finally:
-        worker.close()
     return path

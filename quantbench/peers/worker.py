@@ -34,8 +34,8 @@ from quantbench.bench.worker import serve
 from quantbench.cli import quiet
 from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
 from quantbench.models.config import ModelConfig
-from quantbench.models.formats.names import hugging_face as names
 from quantbench.models.loading import load_config, load_model
+from quantbench.peers import gguf_file
 from quantbench.peers.arms import MISSING, Work
 from quantbench.run.environment import without_collections
 from quantbench.run.facts import Ready, Sample
@@ -56,8 +56,6 @@ class LlamaCpp:
 
     def __init__(self, work: Work, headroom: int) -> None:
         import llama_cpp
-
-        from quantbench.peers import gguf_file
 
         _check_memory(Path(work.file).stat().st_size, headroom)
         self.api, self.work = llama_cpp, work
@@ -214,14 +212,9 @@ def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
         model: Any = LlamaForCausalLM(config).bfloat16()
     model.eval()
     weights: dict[str, Any] = {}
-    E = ours.head_dim
-    heads = (ours.num_heads * E, ours.num_kv_heads * E, ours.num_kv_heads * E)
 
-    def keep(name: str, module: Any) -> nn.Module:
-        theirs = names(f"{name}.weight")
-        sizes = heads if len(theirs) == 3 else module.weight.shape[0] // len(theirs)
-        pieces = module.weight.split(sizes)
-        weights.update(zip(theirs, pieces, strict=True))
+    def keep(name: str, module: nn.Module) -> nn.Module:
+        weights.update(gguf_file.as_hugging_face(name, module.weight, ours))
         return nn.Identity()
 
     load_model(checkpoint, "cpu", torch.bfloat16, num_layers, keep)
@@ -241,8 +234,6 @@ class PeerWorker:
 
     def write_file(self, path: str, checkpoint: str, form: str, num_layers: int | None) -> None:
         """The checkpoint as a GGUF, whole or not at all."""
-        from quantbench.peers import gguf_file
-
         files.replace(
             "--gguf", path, lambda part: gguf_file.write(part, checkpoint, form, num_layers)
         )
@@ -300,7 +291,7 @@ class PeerWorker:
         return self._seconds(self.prompt, 1)
 
     def _decode(self, steps: int) -> float:
-        """Seconds of so many steps."""
+        """Seconds of `steps` steps."""
         self.left -= steps
         return self._seconds([self.token], steps)
 

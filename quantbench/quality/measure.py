@@ -10,17 +10,20 @@ from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.formats import open_checkpoint
-from quantbench.progress import progress
+from quantbench.progress import progress, say
 from quantbench.quality import decode_check
-from quantbench.quality.kept import FLOOR_STEPS, full_plan, loaded, reference
 from quantbench.quality.layer_sqnr import sqnr_of_layers
+from quantbench.quality.reference import read_on
 from quantbench.quality.scores import Scores, score, summary
 from quantbench.quality.tasks import Flips, Tasks, evaluate, flips
+from quantbench.quality.texts import Texts
 from quantbench.quality.thresholds import MOST_TOKENS, looks_needed
 from quantbench.quality.types import LayerSqnr, Quality
-from quantbench.run.plan import begin, make_plan
+from quantbench.run.loading import Loaded, load
+from quantbench.run.plan import Plan, begin, make_plan
 
 ALL_LOOKS = 64
+FLOOR_STEPS = 64
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,18 @@ def measure(
             "against full precision: give that checkpoint, and --quantization"
         )
     plan = begin(make_plan(config))
+    exact = _full_precision(plan.config)
     until, most, looks = (max_kl, MOST_TOKENS, 1) if tokens is None else (None, tokens, ALL_LOOKS)
-    scores = None
-    while True:
-        full = reference(plan.config, text, most, looks)
-        loading = loaded(plan)
+    texts, scores, full, floor = Texts(exact, text, most), None, None, None
+    while True:  # the two models are never in memory together
+        loading = _loaded(exact)
+        with progress("Full precision: reading", unit="tokens") as report:
+            full = read_on(exact, loading.model, texts, looks, full, report)
+        ids = full.passages[0].ids
+        if floor is None:
+            _, floor = decode_check.both_ways(exact, loading.model, ids, FLOOR_STEPS)
+        del loading
+        loading = _loaded(plan)
         with progress(f"{plan.spec}: reading", unit="tokens") as report:
             scores = score(plan, loading.model, full, until, scores, report)
         if not math.isfinite(scores["nats"].mean()):
@@ -77,11 +87,11 @@ def measure(
         quality = summary(scores).with_interval()
         if until is None or quality.settled(max_kl) or full.about.whole:
             break
-        del loading  # full precision reads more: the two are never in memory together
+        del loading  # full precision reads more
         kl = scores.mean_kl()
         needed = looks_needed(kl.mean, kl.standard_error, max_kl, full.about.looks)
         looks = max(needed, full.about.looks + 1)
-    model, kernel, ids = loading.model, loading.kernels, full.passages[0].ids
+    model, kernel = loading.model, loading.kernels
     quality = dataclasses.replace(
         quality, decoding=decode_check.check(plan, model, ids, FLOOR_STEPS)
     )
@@ -91,10 +101,8 @@ def measure(
     if tasks:
         result = evaluate(plan, model, tasks, limit)
         del loading, model
-        full_precision = full_plan(plan.config)
-        of_full = evaluate(full_precision, loaded(full_precision).model, tasks, limit)
+        of_full = evaluate(exact, _loaded(exact).model, tasks, limit)
     scheme = str(plan.spec)
-    assert full.about.noise_floor is not None
     return QualityReport(
         config=plan.config,
         model=plan.name,
@@ -105,7 +113,7 @@ def measure(
         settled=quality.settled(max_kl),
         quality=quality,
         full_precision=summary(Scores(scores.passages, {"nats": scores["reference_nats"]})),
-        noise_floor=full.about.noise_floor.with_interval(),
+        noise_floor=floor.with_interval(),
         layers=layers,
         tasks=result.figures if result else {},
         tasks_of_full_precision=of_full.figures if of_full else {},
@@ -113,3 +121,16 @@ def measure(
         versions=versions(),
         git_commit=git_commit(),
     )
+
+
+def _full_precision(config: RunConfig) -> Plan:
+    """A plan for the config's model in full precision."""
+    unquantized = {"quantization": "none", "kernel": "auto", "kv_cache": "dense"}
+    full = dataclasses.replace(config, **unquantized, kv_cache_quantization=False)  # type: ignore
+    return begin(make_plan(full))
+
+
+def _loaded(plan: Plan) -> Loaded:
+    """The plan's model, with progress while it is loaded."""
+    with progress(f"Loading {plan.name} as {plan.spec} in {plan.config.precision}") as report:
+        return load(plan, report, say)

@@ -26,11 +26,10 @@ from quantbench.progress import Report
 from quantbench.quality.scores import Reader
 from quantbench.quality.texts import Passage, Texts
 from quantbench.quality.thresholds import FIRST_TOKENS
-from quantbench.quality.types import Quality
 from quantbench.run.checks import EXPERTS
 from quantbench.run.loading import Loading
 from quantbench.run.plan import Plan, make_plan
-from quantbench.typed_json import from_json, omitted, to_json
+from quantbench.typed_json import from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class About:
     passages: list[Passage]  # that were read
     looks: int
     whole: bool  # whether there is no more to read
-    noise_floor: Quality | None = omitted()
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,6 @@ def read_on(
             states.append(reader.hidden(passage).cpu())
             report(sum(map(len, states)), FIRST_TOKENS << look)
         whole, look = texts.last(look), look + 1
-    floor = before.about.noise_floor if before else None
     options = argv(plan.config, said=True)
-    about = About(options, plan.architecture.vocab_size, passages, look, whole, floor)
+    about = About(options, plan.architecture.vocab_size, passages, look, whole)
     return Reference(about, states.__getitem__)

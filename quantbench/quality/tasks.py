@@ -14,7 +14,7 @@ import contextlib
 import difflib
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,6 +135,31 @@ def _adapter(plan: Plan, model: Transformer) -> Any:
     def generator(positions: int) -> Generator:
         return Generator(model, 1, positions, plan.kv_cache)
 
+    def rolled(ids: list[int]) -> float:
+        """The log-probability of ids[1:]."""
+        if len(ids) < 2:
+            return 0.0
+        tokens = torch.tensor(ids, device=device)
+        return -token_nats(generator(WINDOW).forward, tokens, min(WINDOW, most)).sum().item()
+
+    def scored(ids: list[int], count: int, forward: Any) -> tuple[float, bool]:
+        """The log-probability of the last `count` ids, and whether each is the likeliest."""
+        row = torch.tensor(ids, device=device)
+        logs = forward(row[None, :-1])[0, -count:].double().log_softmax(-1)
+        likelihood = logs.gather(-1, row[-count:, None]).sum().item()
+        return likelihood, bool((logs.argmax(-1) == row[-count:]).all())
+
+    def continued(ids: list[int], count: int, stops: Sequence[str]) -> str:
+        """The likeliest continuation in at most `count` tokens, up to the first of the stops."""
+        start, new, said = len(tokenizer.decode(ids)), list[int](), ""
+        for token in generator(len(ids) + count).stream(torch.tensor([ids], device=device)):
+            new.append(int(token))
+            said = tokenizer.decode([*ids, *new])[start:]
+            ended = new[-1] in tokenizer.eos_ids or len(new) == count
+            if ended or any(stop in said for stop in stops):
+                break
+        return min((said.split(stop)[0] for stop in stops), key=len, default=said)
+
     class Adapter(TemplateLM):  # type: ignore[misc]
         """Our model as the harness calls it, which sets the methods' names and arguments."""
 
@@ -151,47 +176,24 @@ def _adapter(plan: Plan, model: Transformer) -> Any:
         ) -> list[int]:
             return tokenizer.encode(string, bos=add_special_tokens is not False)
 
-        def _loglikelihood_tokens(
-            self, requests: Sequence[tuple[Any, list[int], list[int]]], **more: Any
-        ) -> list[tuple[float, bool]]:
-            """Sum of log-probabilities of each continuation, and whether it is the likeliest."""
-            rows = [(ids + more_ids)[-most - 1 :] for _, ids, more_ids in requests]
+        def _loglikelihood_tokens(self, requests: Any, **more: Any) -> list[tuple[float, bool]]:
+            rows = [(ids + own)[-most - 1 :] for _, ids, own in requests]
             forward = generator(max(map(len, rows), default=1)).forward
-            likelihoods = []
-            for row, (_, _, continuation) in zip(rows, requests, strict=True):
-                ids, count = torch.tensor(row, device=device), len(continuation)
-                logs = forward(ids[None, :-1])[0, -count:].double().log_softmax(-1)
-                likelihood = logs.gather(-1, ids[-count:, None]).sum().item()
-                likelihoods.append((likelihood, bool((logs.argmax(-1) == ids[-count:]).all())))
-            return likelihoods
+            counts = [len(own) for _, _, own in requests]
+            return [scored(row, n, forward) for row, n in zip(rows, counts, strict=True)]
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-            """Sum of log-probabilities of each text, in windows."""
-            sums = []
-            for (text,) in (request.args for request in requests):
-                ids = [self.prefix_token_id, *tokenizer.encode(text, bos=False)]
-                tokens = torch.tensor(ids, device=device)
-                some = len(ids) > 1  # else there is nothing to predict
-                nats = token_nats(generator(WINDOW).forward, tokens, min(WINDOW, most)).sum()
-                sums.append(-nats.item() if some else 0.0)
-            return sums
+            texts = [tokenizer.encode(request.args[0], bos=False) for request in requests]
+            return [rolled([self.prefix_token_id, *ids]) for ids in texts]
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-            """The likeliest continuation of each text, up to the first of its stops."""
-            return [self._continue(*request.args) for request in requests]
-
-        def _continue(self, text: str, asked: Mapping[str, Any]) -> str:
-            stops = asked.get("until") or []
-            stops = [stops] if isinstance(stops, str) else list(stops)
-            count = min(int(asked.get("max_gen_toks", MOST_NEW_TOKENS)), most - 1)
-            ids = self.tok_encode(text)[-(most - count) :]
-            new: list[int] = []
-            for token in generator(len(ids) + count).stream(torch.tensor([ids], device=device)):
-                new.append(int(token))
-                said = tokenizer.decode([*ids, *new])[len(tokenizer.decode(ids)) :]
-                ended = new[-1] in tokenizer.eos_ids or len(new) == count
-                if ended or any(stop in said for stop in stops):
-                    break
-            return said[: min([len(said), *(said.find(s) for s in stops if s in said)])]
+            answers = []
+            for text, asked in (request.args for request in requests):
+                stops = asked.get("until") or []
+                stops = [stops] if isinstance(stops, str) else [stop for stop in stops if stop]
+                count = min(int(asked.get("max_gen_toks", MOST_NEW_TOKENS)), most - 1)
+                ids = self.tok_encode(text)[-(most - count) :]
+                answers.append(continued(ids, count, stops))
+            return answers
 
     return Adapter()

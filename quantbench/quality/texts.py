@@ -6,9 +6,9 @@
 
 The prose is the beginning of "Workshop on Electronic Texts" (Library of Congress, 1992), which is
 in the public domain; few models know it by heart. The code is files of this project (BSD 3-Clause),
-Python and C++ in turn, as they were when the text was made. An embedded model knows only Python's
-standard library: it takes modules of that which its training left out. What a model writes itself,
-in its chat template if it has one, is closest to what it is used for.
+Python and C++ interleaved, as they were when the text was made. An embedded model knows only
+Python's standard library: it takes modules of that which its training left out. What a model writes
+itself, in its chat template if it has one, is closest to what it is used for.
 
 Texts are read in looks. The first has 512 tokens, each further one at most as many as all before
 it. A passage continues its text where the last one ended, but is read from position 0 on, so that
@@ -145,12 +145,6 @@ class Texts:
             room[name] -= len(row) - first
             found.append(Passage(name, look, row, first))
         return [part for part in found if part.predicted > 0]
-
-
-def source(plan: Plan, text: str | None) -> str:
-    """A hash of all that decides what is read but the model's weights."""
-    content = [path.read_bytes() for path in _given(plan, text).values()]
-    return hashlib.sha256(repr((content, SHARES, PROMPTS, NEW_TOKENS)).encode()).hexdigest()
 
 
 def digest(passages: list[Passage]) -> str:

@@ -22,7 +22,7 @@ SURE = 3.5  # standard errors off the limit: 99 % at 7 degrees of freedom, as th
 CLASSES = (
     (0.01, "not noticeable", "Llama-3-8B as Q6_K has 0.0055 (llama.cpp #6936)"),
     (0.03, "good", "Llama-3-8B as Q5_K_M has 0.0108 (llama.cpp #6936)"),
-    (0.1, "usable", "Llama-3-8B as IQ4_XS has 0.0425 (llama.cpp #12557); answers begin to change"),
+    (0.1, "usable", "Llama-3-8B as IQ4_XS has 0.0425 (llama.cpp #12557); answers start to change"),
     (0.5, "damaged", "answers change often: their share follows KL (arXiv 2407.09141)"),
 )
 BROKEN = "broken"
@@ -31,7 +31,7 @@ LEGEND = {  # how to read the figures
     "kl": f"KL divergence: {SCALE}",
     "perplexity_ratio": "Perplexity ÷ the baseline's: moves less than KL, and may fall by chance",
     "top1": "Same likeliest token, as greedy decoding takes it: where it flips, texts part",
-    "top5": "Of the five likeliest, the share that stayed: sampling draws from these",
+    "top5": "The five likeliest tokens: the share that stayed; sampling draws from these",
 }
 
 

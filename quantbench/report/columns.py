@@ -22,18 +22,8 @@ from quantbench.report.documents import table
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], str]]]  # a heading, and the text of a row's cell
 # Headings of columns that are aligned left.
-LEFT = {
-    "machine",
-    "model",
-    "arm",
-    "kernel",
-    "verdict",
-    "scheme",
-    "beside",
-    "layer",
-    "over",
-    "setting",
-}
+LEFT = {"", "machine", "model", "arm", "kernel", "verdict", "scheme", "peer", "layer", "over"}
+LEFT |= {"setting", "by text", "by depth"}
 
 
 def number(

@@ -2,12 +2,23 @@
 
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench.answer.growth import Points
-from quantbench.report import lines
+from quantbench.answer.row import Row
+from quantbench.bench.answers import ArmFacts
+from quantbench.log.about import About
+from quantbench.report import html, lines
 from quantbench.report import pareto as pareto_picture
-from quantbench.report.doc_data import read, rows_and_title
+from quantbench.report.doc_tables import read
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An arm in results.json."""
+
+    facts: ArmFacts | None = None
 
 
 def growth(path: str) -> str:
@@ -19,7 +30,9 @@ def growth(path: str) -> str:
 
 def pareto(path: str) -> str:
     """Speed, memory and quality, from `ab --output`'s results.json."""
-    rows, title = rows_and_title(path)
+    rows, about = read(list[Row], path, "rows"), read(About, path, "about")
+    run = html.first_run(arm.facts for arm in read(list[Measured], path, "arms"))
+    title = html.title(run, about)
     return _drawn(lambda file: pareto_picture.draw(rows, [file], title))
 
 

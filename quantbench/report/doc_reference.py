@@ -54,7 +54,7 @@ def cache_bytes(words: Sequence[str]) -> str:
 def kl_classes(words: Sequence[str]) -> str:
     """kl_classes: what a KL divergence means, and what published models have."""
     rows = [(f"{most:g}", word, source) for most, word, source in CLASSES]
-    return table(("KL, nats a token, up to", "class", "what lies there"), rows)
+    return table(("KL, nats a token, up to", "class", "a published model"), rows)
 
 
 TABLES: Mapping[str, Block] = {

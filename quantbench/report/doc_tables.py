@@ -6,8 +6,8 @@ Under each table stands where its figures come from: machine, versions, day, com
 figure that was not measured is a dash.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from quantbench import files
@@ -20,24 +20,14 @@ from quantbench.log.about import About
 from quantbench.log.reading import read as read_log
 from quantbench.quality.thresholds import BROKEN
 from quantbench.report import doc_reference, log_tables
-from quantbench.report.columns import (
-    Columns,
-    interval,
-    markdown,
-    number,
-    size,
-    with_error,
-)
-from quantbench.report.doc_data import Compared, captioned, one_file, read
+from quantbench.report.columns import Columns, interval, markdown, number, size, with_error
 from quantbench.report.documents import Block
 from quantbench.report.limit_tables import MODELS, PEERS
 from quantbench.report.pareto import band
+from quantbench.typed_json import from_json
 
 R = TypeVar("R")
-SPEED_UP_NOTE = (
-    "The speed-up is of whole samples, the prompt's time included, with 98 % intervals, so it "
-    "is not the quotient of figures in the decode column."
-)
+T = TypeVar("T")
 TURNS_NOTE = (
     "Speed-ups over the baseline, with 95 % intervals that hold for all arms together; a prompt "
     "has 17 tokens unless the command says otherwise."
@@ -48,9 +38,39 @@ BROKEN_NOTE = (
 )
 
 
-def code(read: Callable[[R], str | None]) -> Callable[[R], str]:
-    """A name as it is typed."""
-    return lambda row: f"`{read(row)}`"
+# ------------------------------------------------------------------------------------------ reading
+
+
+def read(kind: type[T], path: str, key: str | None = None) -> T:
+    """The JSON in a file, or its value of that key, as a `kind`. Raises LogError, one line."""
+    value = files.read_json("cannot read", path, LogError)
+    try:
+        if key is None:
+            return from_json(kind, value)
+        return from_json(kind, value[key])
+    except (ValueError, TypeError, KeyError) as error:
+        raise LogError(f"{path} is not what its command writes: {error}") from None
+
+
+def _block(row: type[R], columns: Columns[R], key: str = "rows") -> Block:
+    """A block FILE: the rows in a command's JSON, with a caption."""
+
+    def block(words: Sequence[str]) -> str:
+        path = _file(words)
+        rows = read(list[row], path, key)  # type: ignore[valid-type]
+        return _captioned(columns, rows, read(About, path, "about"))
+
+    return block
+
+
+def _file(words: Sequence[str]) -> str:
+    if not words:
+        raise UsageError("this table needs the name of a file behind its own")
+    return words[0]
+
+
+def _captioned(columns: Columns[R], rows: Sequence[R], about: About, notes: str = "") -> str:
+    return "\n\n".join(filter(None, [markdown(columns, rows), notes, about.caption()]))
 
 
 def measured_on(tokens: Iterable[int | None]) -> str:
@@ -59,17 +79,12 @@ def measured_on(tokens: Iterable[int | None]) -> str:
     return f"on {' or '.join(f'{count:,}' for count in counts) or 'an unknown number of'} tokens"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Origin:
-    about: About
-
-
 def printed(words: Sequence[str]) -> str:
     """printed FILE JSON: what a command printed, as it is; JSON says where, as "about"."""
     if len(words) != 2:
         raise UsageError(f"what was printed is printed FILE JSON; given: {' '.join(words)}")
     text = files.read_text("cannot read", words[0], LogError)
-    return f"```\n{text.rstrip()}\n```\n\n{read(_Origin, words[1]).about.caption()}"
+    return f"```\n{text.rstrip()}\n```\n\n{read(About, words[1], 'about').caption()}"
 
 
 def runs(words: Sequence[str]) -> str:
@@ -81,7 +96,7 @@ def runs(words: Sequence[str]) -> str:
     by_group = log_tables.groups([record for _, record in read_log(path).records])
     if not by_group:
         raise LogError(f"{path} holds no line of a run")
-    schemes = [row for row in read(_Schemes, of_quality).rows if row.ratio is not None]
+    schemes = [row for row in read(list[SchemeRow], of_quality, "rows") if row.ratio is not None]
     days = sorted({row.record.timestamp[:8] for rows in by_group.values() for row in rows})
     dates = [f"{day[:4]}-{day[4:6]}-{day[6:]}" for day in days]
     caption = (
@@ -106,52 +121,34 @@ def _and(words: Sequence[str]) -> str:
 def speeds(words: Sequence[str]) -> str:
     """speeds FILE [ARM …]: arms as `ab --output` left them in results.json; all that were measured,
     or those named, underscores for the spaces in a name."""
-    path, *names = one_file(words), *words[1:]
-    data = read(Compared, path)
-    rows = [row for row in data.rows if row.tok_s is not None]
+    path, *names = _file(words), *words[1:]
+    rows = [row for row in read(list[Row], path, "rows") if row.tok_s is not None]
     if names:
         by_name = {row.arm.replace(" ", "_"): row for row in rows}
         if missing := [name for name in names if name not in by_name]:
             raise UsageError(f"{path} measured no arm {missing[0]}; it has {', '.join(by_name)}")
         rows = [by_name[name] for name in names]
-    of_turns = any(row.decode_speed_up for row in rows)
-    # Files of before 2026-11-25 have whole samples alone.
-    speed: Columns[Row] = [("whole run ×", interval(lambda row: row.speed_up, ".2f"))]
-    if of_turns:
-        speed = [
-            ("decode ×", interval(lambda row: row.decode_speed_up, ".2f")),
-            ("prompt ×", interval(lambda row: row.prompt_speed_up, ".2f")),
-        ]
-    columns: Columns[Row] = [
-        ("", _arm),
-        ("decode, tok/s", number(lambda row: row.decode_tok_s, ".1f")),
-        ("of the limit", number(lambda row: row.bandwidth_share, ".0%")),
-        *speed,
-        ("weights", lambda row: size(row.weight_bytes or None)),
-        ("peak memory", lambda row: size(memory_bytes(row))),
-        ("KL, nats", with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f")),
-    ]
-    notes = TURNS_NOTE if of_turns else SPEED_UP_NOTE
-    notes += BROKEN_NOTE if any(map(_is_broken, rows)) else ""
-    return f"{markdown(columns, rows)}\n\n{notes}\n\n{data.about.caption()}"
+    notes = TURNS_NOTE + BROKEN_NOTE * any(map(_is_broken, rows))
+    return _captioned(SPEEDS, rows, read(About, path, "about"), notes)
+
+
+SPEEDS: Columns[Row] = [
+    ("", lambda row: f"`{row.arm}`" + " (broken)" * _is_broken(row)),
+    ("decode, tok/s", number(lambda row: row.decode_tok_s, ".1f")),
+    ("of the limit", number(lambda row: row.bandwidth_share, ".0%")),
+    ("decode ×", interval(lambda row: row.decode_speed_up, ".2f")),
+    ("prompt ×", interval(lambda row: row.prompt_speed_up, ".2f")),
+    ("weights", lambda row: size(row.weight_bytes or None)),
+    ("peak memory", lambda row: size(memory_bytes(row))),
+    ("KL, nats", with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f")),
+]
 
 
 def _is_broken(row: Row) -> bool:
     return row.kl is not None and band(row.kl) == BROKEN
 
 
-def _arm(row: Row) -> str:
-    return f"`{row.arm}`" + (" (broken)" if _is_broken(row) else "")
-
-
-# ------------------------------------------------------------------ schemes, roofline and peers
-
-
-@dataclasses.dataclass(frozen=True)
-class _Schemes:
-    about: About
-    rows: list[SchemeRow]
-
+# ------------------------------------------------------------------------------ schemes and trust
 
 RATIO: Callable[[SchemeRow], str] = with_error(
     lambda row: row.ratio, lambda row: row.ratio_standard_error, ".4f"
@@ -160,10 +157,10 @@ RATIO: Callable[[SchemeRow], str] = with_error(
 
 def quality(words: Sequence[str]) -> str:
     """quality FILE: what `schemes --measure --json FILE` wrote."""
-    data = read(_Schemes, one_file(words))
-    rows = [row for row in data.rows if row.perplexity is not None]
+    path = _file(words)
+    rows = [r for r in read(list[SchemeRow], path, "rows") if r.perplexity is not None]
     columns: Columns[SchemeRow] = [
-        ("scheme", code(lambda row: row.scheme)),
+        ("scheme", lambda row: f"`{row.scheme}`"),
         ("bits per weight", number(lambda row: row.bits_per_weight, ".2f")),
         ("GGUF type", lambda row: row.gguf or "-"),
         (
@@ -175,37 +172,10 @@ def quality(words: Sequence[str]) -> str:
             lambda row: "1" if row.scheme == "none" else RATIO(row),
         ),
     ]
-    return captioned(columns, rows, data.about)
+    return _captioned(columns, rows, read(About, path, "about"))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Roofline:
-    about: About
-    model: list[DecodeRow] | None
-
-
-def roofline(words: Sequence[str]) -> str:
-    """roofline FILE: whole models against memory's limit, as `roofline --json FILE` wrote them."""
-    data = read(_Roofline, one_file(words))
-    return captioned(MODELS, data.model or [], data.about)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Peers:
-    about: About
-    rows: list[PeerRow]
-
-
-def peers(words: Sequence[str]) -> str:
-    """peers FILE: ours and other runtimes, as `peers --json FILE` wrote them."""
-    data = read(_Peers, one_file(words))
-    return captioned(PEERS, data.rows, data.about)
-
-
-# -------------------------------------------------------------------------------------------- trust
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Share:
     """A share of sessions, with the upper end of its Clopper-Pearson interval."""
 
@@ -213,7 +183,7 @@ class _Share:
     high: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Simulated:
     """Sessions of one condition."""
 
@@ -224,12 +194,6 @@ class _Simulated:
     covers_long_run: _Share
     half_width: float
     seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class _Trust:
-    about: About
-    rows: list[_Simulated]
 
 
 TRUST: Columns[_Simulated] = [
@@ -244,12 +208,6 @@ TRUST: Columns[_Simulated] = [
     ("half-width", lambda row: f"{row.half_width:.1%}"),
     ("after", lambda row: f"{row.seconds:.0f} s"),
 ]
-
-
-def trust(words: Sequence[str]) -> str:
-    """trust FILE: how often simulated sessions erred, as `make trust` wrote it."""
-    data = read(_Trust, one_file(words))
-    return captioned(TRUST, data.rows, data.about)
 
 
 # ------------------------------------------------------------------------------------------ latency
@@ -275,12 +233,12 @@ def _rates(row: LatencyRow) -> list[float]:
 
 def latency(words: Sequence[str]) -> str:
     """latency FILE: the results.json of `latency --output`, a row for each table and batch size."""
-    path = one_file(words)
+    path = _file(words)
     results = read(Latencies, path)
     if results.about is None:
         raise LogError(f"{path} does not say where it was measured")
     rows = [(table, cell) for table in results.tables for cell in table.cells]
-    return captioned(LATENCY, rows, results.about)
+    return _captioned(LATENCY, rows, results.about)
 
 
 TABLES: Mapping[str, Block] = {
@@ -288,9 +246,9 @@ TABLES: Mapping[str, Block] = {
     "runs": runs,
     "speeds": speeds,
     "quality": quality,
-    "roofline": roofline,
-    "peers": peers,
+    "roofline": _block(DecodeRow, MODELS, "model"),  # of `roofline --json`
+    "peers": _block(PeerRow, PEERS),  # of `peers --json`
     "latency": latency,
-    "trust": trust,
+    "trust": _block(_Simulated, TRUST),  # of `make trust`
     **doc_reference.TABLES,
 }

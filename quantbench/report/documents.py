@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from rich.cells import cell_len
+
 from quantbench.errors import UsageError
 
 T = TypeVar("T")
@@ -54,7 +56,14 @@ def made(where: str, make: Callable[[T], str], of: T) -> str:
         raise UsageError(f"{where} cannot be made of its data: {error}") from error
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown, without a line's end behind it."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], padded: bool = False) -> str:
+    """Markdown, without a line's end behind it. padded: a column is as wide as its widest cell."""
+    widths = [0] * len(headings)
+    if padded:
+        widths = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
+    lines = [
+        " | ".join(cell + " " * (w - cell_len(cell)) for cell, w in zip(row, widths, strict=True))
+        for row in (headings, *rows)
+    ]
+    rule = "|".join("-" * (w + 2) if padded else " --- " for w in widths)
+    return "\n".join([f"| {lines[0]} |", f"|{rule}|", *(f"| {line} |" for line in lines[1:])])

@@ -8,8 +8,7 @@ text. Pictures are SVG in data: URLs, in which a browser runs no script either.
 
 import base64
 import io
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from quantbench.answer.readings import span
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
+from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import ArmResult, Results
 from quantbench.log import shell
 from quantbench.log.about import About
@@ -56,10 +56,13 @@ def render(
     tables: Sequence[Table],
     remarks: Sequence[str],
 ) -> str:
-    run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
-    return _template().render(
+    run = first_run(arm.facts for arm in results.arms)
+    date = results.about.date if results.about else "date unknown"
+    template = resources.files("quantbench.report").joinpath("assets", FILE)
+    page = jinja2.Environment(autoescape=True).from_string(template.read_text(encoding="utf-8"))
+    return page.render(
         title=f"{run.model} on {run.device.name}" if run else "Nothing was loaded",
-        subtitle=_subtitle(results, run),
+        subtitle=" · ".join([date, counted(len(results.arms), "arm"), *(_how(run) if run else [])]),
         answer=answer,
         pictures=_pictures(results, rows),
         tables=tables,
@@ -68,12 +71,6 @@ def render(
         repeat=_repeat(results),
         machine=_machine(results, run),
     )
-
-
-@cache
-def _template() -> jinja2.Template:
-    text = resources.files("quantbench.report").joinpath("assets", FILE)
-    return jinja2.Environment(autoescape=True).from_string(text.read_text(encoding="utf-8"))
 
 
 # --------------------------------------------------------------------------------------- pictures
@@ -162,21 +159,17 @@ LINES: dict[str, tuple[str, str, str, Callable[[Results, ArmResult], Line]]] = {
 # ------------------------------------------------------------------------------------------ words
 
 
+def first_run(arms: Iterable[ArmFacts | None]) -> Facts | None:
+    """A run of any arm that was loaded: all have machine, model and prompt in common."""
+    return next((arm.run for arm in arms if arm and arm.run), None)
+
+
 def title(run: Facts | None, about: About | None) -> str:
     """The title of a picture: TinyLlama-1.1B on a processor, compiled, bfloat16, 2026-11-22."""
     if run is None:
         return "Nothing was loaded"
     date = about.date if about else "date unknown"
     return f"{run.model} on {run.device.name}, {', '.join(_how(run))}, {date}"
-
-
-def _date(results: Results) -> str:
-    return results.about.date if results.about else "date unknown"
-
-
-def _subtitle(results: Results, run: Facts | None) -> str:
-    how = _how(run) if run else []
-    return " · ".join([_date(results), counted(len(results.arms), "arm"), *how])
 
 
 def _how(run: Facts) -> list[str]:

@@ -10,7 +10,6 @@ cell is NaN.
 import csv
 import io
 import math
-import unicodedata
 from collections.abc import Sequence
 
 from quantbench.answer.latency import (
@@ -26,6 +25,7 @@ from quantbench.answer.latency import (
     rate_rows,
 )
 from quantbench.bench.cell_plan import CellPlan
+from quantbench.report import documents
 from quantbench.run import energy
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.text import counted, one_line
@@ -171,32 +171,19 @@ def _plain(text: str) -> str:
 
 
 def rows_text(rows: Sequence[Row]) -> str:
-    """The table's lines, without a line end after the last one. Every column is as wide as its
-    widest cell, cells are aligned left with a space on either side. rows: at least one."""
+    """The table's lines, without a line end after the last one. rows: at least one."""
     names = list(rows[0].values)
     header = [name if name.startswith("p") else name.capitalize() for name in names]
     if "average" in names:  # its interval stands behind it
         header.insert(1, INTERVAL)
-    return _grid(["Step", "Batch Size", *header], [_cells(row) for row in rows])
+    return documents.table(
+        ["Step", "Batch Size", *header], [_cells(row) for row in rows], padded=True
+    )
 
 
 def pairs_text(pairs: Pairs) -> str:
     """The table of parameters, as `rows_text`."""
-    return _grid(("Parameter", "Value"), pairs)
-
-
-def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    columns = zip(header, *rows, strict=True)
-    widths = [max(map(_width, column)) for column in columns]
-    dashes = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([_line(header, widths), dashes, *(_line(row, widths) for row in rows)])
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [
-        f" {cell}{' ' * (width - _width(cell))} " for cell, width in zip(cells, widths, strict=True)
-    ]
-    return f"|{'|'.join(padded)}|"
+    return documents.table(("Parameter", "Value"), pairs, padded=True)
 
 
 def _cells(row: Row) -> list[str]:
@@ -211,13 +198,3 @@ def _number(value: float, unit: str, is_share: bool) -> str:
     if is_share:
         return "NaN %" if math.isnan(value) else f"{100 * value:+.2f} %"
     return f"NaN {unit}" if math.isnan(value) else f"{value:.2f} {unit}"
-
-
-def _width(text: str) -> int:
-    """How many columns a text takes on a terminal."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
-        for c in text
-    )

@@ -7,14 +7,13 @@ Panels, of which those are drawn that have two points on a line:
 - decoded tokens/s over ranks, at the largest batch size that every number of ranks has.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quantbench.answer.latency import Cell, Latencies, Table
+from quantbench.answer.latency import Latencies, Table
 from quantbench.report.drawing import COLOURS, drawn, tidy
 
 LATENCY, BATCH, PROMPT, RANKS = "latency against throughput", "batch size", "prompt", "ranks"
@@ -40,19 +39,34 @@ Lines = dict[str, list[Point]]  # by the line's name
 
 def panels(results: Latencies) -> dict[str, Lines]:
     """What each panel shows; without lines of a single point, and without empty panels."""
-    everything: dict[str, Lines] = {name: {} for name in AXES}
+    shown: dict[str, Lines] = {panel: {} for panel in AXES}
+    smallest, sizes = min(results.plan.batch_sizes), dict[str, list[set[int]]]()
     for table in results.tables:
-        cells = [cell for cell in table.cells if cell.counted]
-        name = _name(table, results)
-        everything[LATENCY][name] = [
-            Point(_decoded(cell), _step_ms(cell), str(cell.batch_size)) for cell in cells
-        ]
-        everything[BATCH][name] = [Point(cell.batch_size, _decoded(cell)) for cell in cells]
-    everything[PROMPT] = _over_prompts(results)
-    everything[RANKS] = _over_ranks(results)
+        own = {cell.batch_size for cell in table.cells if cell.counted}
+        sizes.setdefault(_name(table, results, "ranks"), []).append(own)
+    largest = {name: max(set.intersection(*own), default=0) for name, own in sizes.items()}
+
+    def add(panel: str, line: str, x: float, y: float, label: str = "") -> None:
+        shown[panel].setdefault(line, []).append(Point(x, y, label))
+
+    for table in results.tables:
+        line, over_prompts, over_ranks = (
+            _name(table, results, without) for without in ("", "sequence_length", "ranks")
+        )
+        for cell in (cell for cell in table.cells if cell.counted):
+            size = cell.batch_size
+            step_ms = 1e3 * float(np.mean([sample.token_seconds for sample in cell.counted]))
+            prompt_ms = 1e3 * float(np.mean([sample.prefill_seconds for sample in cell.counted]))
+            decoded = 1e3 * size / step_ms  # tokens/s of all rows
+            add(LATENCY, line, decoded, step_ms, str(size))
+            add(BATCH, line, size, decoded)
+            if size == smallest:
+                add(PROMPT, over_prompts, table.sequence_length, prompt_ms)
+            if size == largest[over_ranks]:
+                add(RANKS, f"{over_ranks}, batch {size}", table.ranks, decoded)
     kept = {
         panel: {name: sorted(p, key=lambda p: p.x) for name, p in lines.items() if len(p) > 1}
-        for panel, lines in everything.items()
+        for panel, lines in shown.items()
     }
     return {panel: lines for panel, lines in kept.items() if lines}
 
@@ -90,36 +104,6 @@ def draw(results: Latencies, path: Path) -> bool:
     return True
 
 
-def _over_prompts(results: Latencies) -> Lines:
-    lines: Lines = {}
-    size = min(results.plan.batch_sizes)
-    for table in results.tables:
-        for cell in _cells(table, [size]):
-            seconds = float(np.mean([sample.prefill_seconds for sample in cell.counted]))
-            name = _name(table, results, "sequence_length")
-            lines.setdefault(name, []).append(Point(table.sequence_length, 1e3 * seconds))
-    return lines
-
-
-def _over_ranks(results: Latencies) -> Lines:
-    groups: dict[str, list[Table]] = {}
-    for table in results.tables:
-        groups.setdefault(_name(table, results, "ranks"), []).append(table)
-    lines: Lines = {}
-    for name, tables in groups.items():
-        sizes = [{c.batch_size for c in table.cells if c.counted} for table in tables]
-        common = set.intersection(*sizes) if sizes else set()
-        for table in tables if common else []:
-            for cell in _cells(table, [max(common)]):
-                line = f"{name}, batch {cell.batch_size}"
-                lines.setdefault(line, []).append(Point(table.ranks, _decoded(cell)))
-    return lines
-
-
-def _cells(table: Table, sizes: Sequence[int]) -> Iterator[Cell]:
-    return (cell for cell in table.cells if cell.counted and cell.batch_size in sizes)
-
-
 def _name(table: Table, results: Latencies, without: str = "") -> str:
     """What tells a table's line from the others': only what differs in the plan."""
     plan = results.plan
@@ -130,12 +114,3 @@ def _name(table: Table, results: Latencies, without: str = "") -> str:
     if len(plan.sequence_lengths) > 1 and without != "sequence_length":
         parts.append(f"prompt {table.sequence_length}")
     return ", ".join(parts).replace("$", r"\$")  # matplotlib reads $…$ as mathematics
-
-
-def _step_ms(cell: Cell) -> float:
-    return 1e3 * float(np.mean([sample.token_seconds for sample in cell.counted]))
-
-
-def _decoded(cell: Cell) -> float:
-    """Tokens/s of all rows while decoding."""
-    return 1e3 * cell.batch_size / _step_ms(cell)

@@ -54,7 +54,7 @@ MODELS: Columns[DecodeRow] = [
 ]
 PEERS: Columns[PeerRow] = [
     ("scheme", lambda row: row.scheme),
-    ("beside", lambda row: row.beside),
+    ("peer", lambda row: row.beside),
     ("decode, tok/s: ours", number(lambda row: row.decode_ours_tok_s, ".2f")),
     ("theirs", number(lambda row: row.decode_theirs_tok_s, ".2f")),
     ("ours ÷ theirs", interval(lambda row: row.decode_ratio)),

@@ -2,7 +2,6 @@
 axis; beneath, the share of the limit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,10 @@ LIMIT = (
 )
 
 
-@dataclass(frozen=True)
-class Axis:
-    """How an axis is drawn."""
-
-    label: str
-    is_log: bool = False
-    rate: str = "tokens per second"
-
-
-AXES = {
-    "layers": Axis("number of layers"),
-    "batch": Axis("batch size", is_log=True, rate="tokens per second, whole batch"),
-    "depth": Axis("tokens already in the cache"),
+AXES = {  # labels of both axes; batch sizes are on a logarithmic one
+    "layers": ("number of layers", "tokens per second"),
+    "batch": ("batch size", "tokens per second, whole batch"),
+    "depth": ("tokens already in the cache", "tokens per second"),
 }
 
 
@@ -44,16 +34,15 @@ def draw(points: Sequence[Point], path: Path, caption: str = "") -> None:
             on_axis = [point for point in points if point.axis == name]
             for scheme, colour in colours.items():
                 _lines(above, beneath, [p for p in on_axis if p.scheme == scheme], colour)
-            _dress(above, beneath, AXES[name], on_axis)
+            _dress(above, beneath, name, on_axis)
         figure.suptitle("\n".join(part for part in (caption, LIMIT) if part), fontsize=9, x=0.5)
         handles, labels = panels[0][0].get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False
-        )
+        columns = max(1, len(labels))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _colours(schemes: Sequence[str]) -> dict[str, str]:
-    """The points of each scheme, in the order of SCHEMES and then as given."""
+    """A colour for each scheme, in the order of SCHEMES and then as given."""
     left = iter([colour for colour in COLOURS if colour not in SCHEMES.values()] * len(schemes))
     others = {scheme: next(left) for scheme in schemes if scheme not in SCHEMES}
     return {name: colour for name, colour in SCHEMES.items() if name in schemes} | others
@@ -64,37 +53,30 @@ def _lines(above: Any, beneath: Any, points: Sequence[Point], colour: str) -> No
     if not line:
         return
     values = [point.value for point in line]
-    above.plot(
-        values, [p.decode_tok_s for p in line], "o-", color=colour, markersize=4,
-        label=line[0].scheme,
-    )  # fmt: skip
+    speeds = [point.decode_tok_s for point in line]
+    above.plot(values, speeds, "o-", color=colour, markersize=4, label=line[0].scheme)
     if all(point.limit_tok_s for point in line):
         above.plot(values, [p.limit_tok_s for p in line], "--", color=colour, alpha=0.7)
         shares = [100 * (p.decode_tok_s or 0) / (p.limit_tok_s or 1) for p in line]
         beneath.plot(values, shares, "o-", color=colour, markersize=4)
 
 
-def _dress(above: Any, beneath: Any, axis: Axis, points: Sequence[Point]) -> None:
+def _dress(above: Any, beneath: Any, axis: str, points: Sequence[Point]) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    above.set_title(
-        points[0].model or growth.AXES[points[0].axis].model, fontsize=9, fontweight="bold"
-    )
-    tidy(above, y=axis.rate)
-    tidy(beneath, axis.label, "% of the limit")
+    above.set_title(points[0].model or growth.AXES[axis].model, fontsize=9, fontweight="bold")
+    label, rate = AXES[axis]
+    tidy(above, y=rate)
+    tidy(beneath, label, "% of the limit")
     above.set_yscale("log")
     above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     above.yaxis.set_minor_locator(NullLocator())
     above.yaxis.set_major_formatter("{x:g}")
     beneath.set_ylim(0, max(110, beneath.get_ylim()[1]))
     beneath.axhline(100, color="#444", linestyle="--", linewidth=0.9)
-    if axis.is_log:
+    if axis == "batch":
         beneath.set_xscale("log", base=2)
         beneath.xaxis.set_minor_locator(NullLocator())
     values = sorted({point.value for point in points})
-    beneath.set_xticks(values, [_short(value) for value in values])
-
-
-def _short(value: int) -> str:
-    """A number of tokens, short: 65536 as 64k."""
-    return f"{value // 1024}k" if value and value % 1024 == 0 else str(value)
+    short = [f"{n // 1024}k" if n and n % 1024 == 0 else str(n) for n in values]  # 65536: 64k
+    beneath.set_xticks(values, short)

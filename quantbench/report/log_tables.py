@@ -8,13 +8,8 @@ from dataclasses import dataclass
 
 from quantbench.log.reading import config_of
 from quantbench.log.record import Record
-from quantbench.report.documents import table
+from quantbench.report.columns import Columns, markdown, number
 
-HEADINGS = (
-    *("scheme", "KV cache", "dtype", "compiled", "tok/s", "× full precision"),
-    *("peak memory", "÷ full precision", "model size", "÷ full precision"),
-    "perplexity ÷ full precision's",
-)
 LEAST_DIVISOR = 0.1  # GB or tok/s: the log has two decimals, so 0.01 may be off by half of it
 
 
@@ -34,14 +29,30 @@ class LogRow:
         return quantized / full if is_known else None
 
 
+FIGURES: Columns[LogRow] = [
+    ("scheme", lambda row: f"`{_scheme(row)}`"),
+    ("KV cache", lambda row: _cache(row.record)),
+    ("dtype", lambda row: row.record.dtype.removeprefix("torch.")),
+    ("compiled", lambda row: "yes" if row.record.compile else "no"),
+    ("tok/s", lambda row: f"{row.record.tok_s:.2f}"),
+    ("× full precision", number(lambda row: row.over_full("tok_s"), ".2f")),
+    ("peak memory", lambda row: f"{row.record.peak_mem:.2f} GB"),
+    ("÷ full precision", number(lambda row: row.over_full("peak_mem"), ".2f")),
+    ("model size", lambda row: f"{row.record.model_size:.2f} GB"),
+    ("÷ full precision", number(lambda row: row.over_full("model_size"), ".2f")),
+]
 Groups = dict[tuple[str, ...], list[LogRow]]  # by device, model, batch and depth
 
 
 def tables(by_group: Groups, perplexity: Mapping[str, str]) -> str:
     """Markdown: a heading and a table for each group. perplexity: by scheme, ÷ full precision's."""
+    ratios = {**perplexity, "none": "1"}
+    columns: Columns[LogRow] = [
+        *FIGURES,
+        ("perplexity ÷ full precision's", lambda row: ratios.get(_scheme(row), "-")),
+    ]
     return "\n\n".join(
-        f"**{model}** on {', '.join([device, *peculiar])}\n\n"
-        + table(HEADINGS, [_cells(row, perplexity) for row in rows])
+        f"**{model}** on {', '.join([device, *peculiar])}\n\n{markdown(columns, rows)}"
         for (device, model, *peculiar), rows in by_group.items()
     )
 
@@ -93,23 +104,5 @@ def _full(record: Record, alike: Sequence[Record]) -> Record | None:
     return min(full, key=lambda other: (other.dtype != record.dtype, other.dtype), default=None)
 
 
-def _cells(row: LogRow, perplexity: Mapping[str, str]) -> list[str]:
-    record = row.record
-    scheme = "none" if record.quant == "None" else record.quant
-    return [
-        f"`{scheme}`",
-        _cache(record),
-        record.dtype.removeprefix("torch."),
-        "yes" if record.compile else "no",
-        f"{record.tok_s:.2f}",
-        _ratio(row.over_full("tok_s")),
-        f"{record.peak_mem:.2f} GB",
-        _ratio(row.over_full("peak_mem")),
-        f"{record.model_size:.2f} GB",
-        _ratio(row.over_full("model_size")),
-        "1" if scheme == "none" else perplexity.get(scheme, "-"),
-    ]
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _scheme(row: LogRow) -> str:
+    return "none" if row.record.quant == "None" else row.record.quant

@@ -83,12 +83,12 @@ def draw(rows: Sequence[Row], files: Sequence[Path | io.StringIO], title: str = 
         tidy(axes, f"peak memory, {name} (log scale)", "speed-up over the baseline (log scale)")
         axes.set_title("\n".join(textwrap.wrap(title, 100)), loc="left", parse_math=False)
         if shown:
-            _scale(axes, shown, unit)
-            _fronts(axes, shown, unit)
-            for point in shown:
-                _marker(axes, point, unit)
-            _names(axes, shown, unit)
-            labels, handles = zip(*_legend(axes).items(), strict=True)
+            for part in (_scale, _fronts, _markers, _names):
+                part(axes, shown, unit)
+            handles, names = axes.get_legend_handles_labels()
+            by_label = dict(zip(names, handles, strict=True))
+            labels = [label for label in LABELS.values() if label in by_label]  # the best first
+            handles = [by_label[label] for label in labels]
             figure.legend(handles, labels, loc="outside lower center", ncols=len(labels),
                           frameon=False, handletextpad=0.1, columnspacing=1.2)  # fmt: skip
 
@@ -122,20 +122,13 @@ def _fronts(axes: Any, shown: Sequence[Point], unit: float) -> None:
                       label="_front")  # fmt: skip
 
 
-def _marker(axes: Any, point: Point, unit: float) -> None:
-    x, speed, colour = point.memory_bytes / unit, point.speed_up, COLOURS[point.band]
-    axes.plot([x, x], [speed.low, speed.high], color=colour, linewidth=1.5, zorder=2)
-    hollow = point.band == BROKEN
-    axes.plot([x], [speed.value], MARKERS[point.band], markersize=8, zorder=3, color=colour,
-              markerfacecolor="white" if hollow else colour,
-              markeredgecolor=colour if hollow else "white", label=LABELS[point.band])  # fmt: skip
-
-
-def _legend(axes: Any) -> dict[str, Any]:
-    """A marker for each label that is shown, the best quality first."""
-    handles, labels = axes.get_legend_handles_labels()
-    by_label = dict(zip(labels, handles, strict=True))
-    return {label: by_label[label] for label in LABELS.values() if label in by_label}
+def _markers(axes: Any, shown: Sequence[Point], unit: float) -> None:
+    for point in shown:
+        x, speed, colour = point.memory_bytes / unit, point.speed_up, COLOURS[point.band]
+        axes.plot([x, x], [speed.low, speed.high], color=colour, linewidth=1.5, zorder=2)
+        face, edge = ("white", colour) if point.band == BROKEN else (colour, "white")
+        axes.plot([x], [speed.value], MARKERS[point.band], markersize=8, zorder=3, color=colour,
+                  markerfacecolor=face, markeredgecolor=edge, label=LABELS[point.band])  # fmt: skip
 
 
 def _names(axes: Any, shown: Sequence[Point], unit: float) -> None:

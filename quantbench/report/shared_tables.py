@@ -3,32 +3,18 @@
 import math
 from collections.abc import Sequence
 
-from quantbench.answer.limits import Z, memory_said
+from quantbench.answer.limits import Z
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
 from quantbench.answer.shared import Model, Shared
-from quantbench.report.columns import (
-    Columns,
-    aligned,
-    interval,
-    markdown,
-    narrowed,
-    number,
-    with_error,
-)
-from quantbench.report.tables import escaped
+from quantbench.report.columns import Columns, aligned, markdown, narrowed, with_error
+from quantbench.report.tables import MAIN, escaped
 
 Named = tuple[str, str, Row]  # the machine, the model, and an arm
 COLUMNS: Columns[Named] = [
     ("machine", lambda of: of[0]),
     ("model", lambda of: of[1]),
-    ("arm", lambda of: of[2].arm),
-    ("decode tok/s", number(lambda of: of[2].decode_tok_s, ".2f")),
-    ("× baseline", interval(lambda of: of[2].decode_speed_up, ".2f")),
-    ("prompt tok/s", number(lambda of: of[2].prefill_tok_s, ".1f")),
-    ("× baseline", interval(lambda of: of[2].prompt_speed_up, ".2f")),
-    ("peak memory", lambda of: memory_said(of[2])),
-    ("KL, nats", with_error(lambda of: of[2].kl, lambda of: of[2].kl_standard_error, ".4f")),
+    *((heading, lambda of, show=show: show(of[2])) for heading, show in MAIN[:7]),
 ]
 NOTE = "× baseline is against the same machine's baseline: no interval is over two machines"
 
@@ -63,7 +49,7 @@ ACROSS: Columns[Compared] = [
     ("arm", lambda of: of[1].arm),
     ("bits per byte", with_error(lambda of: of[0].bits_per_byte, lambda of: of[0].bits_error,
                                  ".4f")),
-    *((heading, lambda of, show=show: show(("", "", of[1]))) for heading, show in COLUMNS[3::2]),
+    *((heading, lambda of, show=show: show(of[1])) for heading, show in MAIN[1:6:2]),
 ]  # fmt: skip
 
 

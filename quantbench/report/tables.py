@@ -87,8 +87,7 @@ def tables(rows: Sequence[Row]) -> list[list[list[str]]]:
 
 
 def markdown(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
-    runs = [arm.facts.run for arm in results.arms if arm.facts]
-    run = next((run for run in runs if run), None)
+    run = page.first_run(arm.facts for arm in results.arms)
     model = f"{run.model} on {run.device.name}" if run else "nothing was loaded"
     lines = [f"# {model}", "", answer.markdown()]
     for headings, *cells in tables(rows):
@@ -143,7 +142,7 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
 
 def _ratios(results: Results) -> str:
     """What the speed-ups are, and what the verdict is about."""
-    run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
+    run = page.first_run(arm.facts for arm in results.arms)
     whole = (
         f"{run.prompt_tokens} prompt and {run.config.max_new_tokens} new tokens" if run else "both"
     )
@@ -232,7 +231,7 @@ def write(folder: Path, results: Results, rows: Sequence[Row], answer: Recommend
     try:
         (folder / TABLE).write_text(as_csv(rows))
         (folder / REPORT).write_text(markdown(results, rows, answer))
-        run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
+        run = page.first_run(arm.facts for arm in results.arms)
         title = page.title(run, results.about)
         picture.draw(rows, [folder / name for name in PICTURES], title)
         page.write(folder, results, rows, answer, tables(rows), remarks(results, rows))

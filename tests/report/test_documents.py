@@ -126,39 +126,52 @@ def test_a_picture_is_drawn_when_its_data_change(folder):
     assert run().stdout == "Drew docs/g.svg\n" and run("--redraw").stdout == "Drew docs/g.svg\n"
 
 
-def test_quality(folder):
-    fp6 = {"scheme": "fp6", "bits_per_weight": 6.11, "gguf": "Q6_K", "perplexity": 11.553}
-    none = {"scheme": "none", "bits_per_weight": 16.0, "perplexity": 11.45, "ratio": 1.0}
-    unmeasured = {"scheme": "bnb-int8", "why_not": "not installed"}
-    rows = [none, fp6 | {"ratio": 1.0089, "ratio_standard_error": 8e-4}, unmeasured]
-    words = {"numerics": "a", "plain": "b", "gguf": "", "tokens": 78541}
-    save("q.json", rows=[words | row for row in rows])
-    rows, caption = shown("quality", "q.json")
-    assert rows[0] == ["`none`", "16.00", "-", "11.45", "1"]
-    assert rows[1:] == [["`fp6`", "6.11", "Q6_K", "11.55", "1.0089 ± 0.0008"]]
-    assert caption == CAPTION
-    assert "| perplexity, on 78,541 tokens |" in TABLES["quality"](["q.json"])
+QUALITY = {"numerics": "a", "plain": "b", "gguf": "", "tokens": 78541}
+ARM = {"arm": "a", "failed": None, "rounds": 4}
+PEER = {"scheme": "none", "beside": "llama.cpp BF16", "rounds": 4, "prompt_ours_tok_s": 523.0}
+SHARES = {"share": 0.01, "high": 0.0234}
+# For each table the rows of the file, and the cells that they become.
+TABLES_OF_ROWS = {
+    "quality": [
+        ({"scheme": "none", "bits_per_weight": 16.0, "perplexity": 11.45, "ratio": 1.0, **QUALITY},
+         "`none` | 16.00 | - | 11.45 | 1"),
+        (QUALITY | {"scheme": "fp6", "bits_per_weight": 6.11, "gguf": "Q6_K", "perplexity": 11.553,
+                    "ratio": 1.0089, "ratio_standard_error": 8e-4},
+         "`fp6` | 6.11 | Q6_K | 11.55 | 1.0089 ± 0.0008"),
+        (QUALITY | {"scheme": "bnb-int8", "why_not": "not installed"}, None),
+    ],
+    "roofline": [
+        (ARM | {"scheme": "none", "decode_tok_s": 15.14, "limit_share": [0.9]},
+         "a | - | 15.14 | - | 90.0% | - | - | - | -"),
+        (ARM | {"scheme": "int8wo", "decode_tok_s": 27.688, "limit_tok_s": 32.74,
+                "limit_share": [0.854, 0.792, 0.92], "speed_up": [1.839, 1.7, 1.98],
+                "stock": {**ARM, "scheme": "int8wo", "decode_tok_s": 14.11},
+                "over_stock": [1.962, 1.81, 2.12]},
+         "a | - | 27.69 | 32.74 | 85.4% (79.2% to 92.0%) | 1.839 (1.700 to 1.980) | - | 14.11 | "
+         "1.962 (1.810 to 2.120)"),
+    ],
+    "peers": [
+        (PEER | {"decode_ours_tok_s": 14.99, "decode_theirs_tok_s": 9.34,
+                 "decode_ratio": [1.6, 1.5, 1.71]},
+         "none | llama.cpp BF16 | 14.99 | 9.34 | 1.600 (1.500 to 1.710) | - / - | 523.00 | - | -"),
+    ],
+    "trust": [
+        ({"cell": "calm", "sessions": 400, "false_verdicts": SHARES, "covers": SHARES,
+          "covers_long_run": SHARES, "half_width": 0.031, "seconds": 61.2},
+         "calm | 400 | 1.0% (2.3%) | 1.0% | 1.0% | 3.1% | 61 s"),
+    ],
+}  # fmt: skip
 
 
-def test_roofline(folder):
-    arm = {"arm": "a", "failed": None, "rounds": 4}
-    row = {
-        **arm,
-        "scheme": "int8wo",
-        "decode_tok_s": 27.688,
-        "limit_tok_s": 32.74,
-        "limit_share": [0.854, 0.792, 0.92],
-        "speed_up": [1.839, 1.7, 1.98],
-        "stock": {**arm, "scheme": "int8wo", "decode_tok_s": 14.11},
-        "over_stock": [1.962, 1.81, 2.12],
-    }
-    none = {"scheme": "none", "decode_tok_s": 15.14, "limit_share": [0.9]}
-    save("r.json", model=[arm | none, row])
-    rows, caption = shown("roofline", "r.json")
-    assert rows[0] == ["a", "-", "15.14", "-", "90.0%", "-", "-", "-", "-"]
-    ends = ["85.4% (79.2% to 92.0%)", "1.839 (1.700 to 1.980)"]
-    assert rows[1] == ["a", "-", "27.69", "32.74", *ends, "-", "14.11", "1.962 (1.810 to 2.120)"]
+@pytest.mark.parametrize("kind", TABLES_OF_ROWS)
+def test_tables_of_a_commands_rows(folder, kind):
+    rows = TABLES_OF_ROWS[kind]
+    save("rows.json", **{"model" if kind == "roofline" else "rows": [row for row, _ in rows]})
+    cells, caption = shown(kind, "rows.json")
+    assert [" | ".join(row) for row in cells] == [text for _, text in rows if text]
     assert caption == CAPTION
+    if kind == "quality":
+        assert "| perplexity, on 78,541 tokens |" in TABLES[kind](["rows.json"])
 
 
 def test_speeds(folder):
@@ -169,19 +182,19 @@ def test_speeds(folder):
         "tok_s": 25.0,
         "decode_tok_s": 27.69,
         "bandwidth_share": 0.854,
-        "speed_up": {"value": 1.84, "low": 1.7, "high": 1.98, "confidence": 0.98},
+        "decode_speed_up": {"value": 1.84, "low": 1.7, "high": 1.98, "confidence": 0.95},
         "weight_bytes": 1_040_000_000,
         "peak_memory_bytes": {"generate": {"resident": 1_690_000_000}},
         "kl": 0.0005,
     }
     save("ab.json", rows=[none, int8wo, {"arm": "fp6", "failed": "no kernel"}])
     rows, caption = shown("speeds", "ab.json")
-    assert rows[0] == ["`none`", "15.1", "-", "-", "-", "-", "-"]
-    ends = ["1.84 (1.70 to 1.98)", "1.04 GB", "1.69 GB", "0.0005"]
+    assert rows[0] == ["`none`", "15.1", "-", "-", "-", "-", "-", "-"]
+    ends = ["1.84 (1.70 to 1.98)", "-", "1.04 GB", "1.69 GB", "0.0005"]
     assert rows[1:] == [["`int8wo, kv_cache=int8`", "27.7", "85%", *ends]]
     assert caption == CAPTION
     text = TABLES["speeds"](["ab.json"])
-    assert "The speed-up is of whole samples, the prompt's time included" in text
+    assert "Speed-ups over the baseline, with 95 % intervals" in text
     assert "roken" not in text
     assert shown("speeds", "ab.json", "int8wo,_kv_cache=int8")[0] == rows[1:]
     with pytest.raises(UsageError, match="ab.json measured no arm fp6; it has none, int8wo,_kv"):
@@ -195,27 +208,6 @@ def test_a_scheme_whose_text_is_broken_is_marked(folder, kl, is_marked):
     ((name, *_),) = shown("speeds", "ab.json", "uintx-2-64")[0]
     assert name == ("`uintx-2-64` (broken)" if is_marked else "`uintx-2-64`")
     assert ("*Broken*: KL is above 0.5 nats" in TABLES["speeds"](["ab.json"])) == is_marked
-
-
-def test_peers(folder):
-    save(
-        "p.json",
-        rows=[
-            {
-                "scheme": "none",
-                "beside": "llama.cpp BF16",
-                "rounds": 4,
-                "decode_ours_tok_s": 14.99,
-                "decode_theirs_tok_s": 9.34,
-                "decode_ratio": [1.6, 1.5, 1.71],
-                "prompt_ours_tok_s": 523.0,
-            }
-        ],
-    )
-    (row,), caption = shown("peers", "p.json")
-    speeds = ["14.99", "9.34", "1.600 (1.500 to 1.710)", "- / -", "523.00", "-", "-"]
-    assert row == ["none", "llama.cpp BF16", *speeds]
-    assert caption == CAPTION
 
 
 def test_the_tables_that_need_no_file():
