@@ -9,6 +9,7 @@ The first arm is the baseline. Arms take short turns in cycles: bench/session.py
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +106,11 @@ def _arms(
     if every != "all":
         raise UsageError(f"--arms takes all; given: {every!r}; one arm is --arm OPTIONS")
     read_arms(common, texts)  # what is wrong is told before torch is imported
-    worker = Process()
-    try:
+    with closing(Process()) as worker:
         schemes = worker.answer(list[str], "schemes", argv=argv(common))
         added = every_scheme(common, texts, schemes)[len(texts) :]
         argvs = [argv(arm.config, said=True) for arm in read_arms(common, added)]
         plans = worker.answer(list[Planned], "plans", argvs=argvs)
-    finally:
-        worker.close()
     able = [text for text, plan in zip(added, plans, strict=True) if plan.problem is None]
     if added and not able:
         failure = UsageError if plans[0].kind == "usage" else QuantbenchError

@@ -12,6 +12,7 @@ baseline.
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,9 @@ def tune(
 
 def planned(settings: Sequence[Setting]) -> Tuned:
     """What the settings come to, found out by a worker. Raises UsageError where none can run."""
-    worker = Process()
-    try:
-        argvs = [argv(setting.config, said=True) for setting in settings]
-        plans = worker.answer(list[Planned], "plans", argvs=argvs)
-    finally:
-        worker.close()
-    return group(settings, plans)
+    argvs = [argv(setting.config, said=True) for setting in settings]
+    with closing(Process()) as worker:
+        return group(settings, worker.answer(list[Planned], "plans", argvs=argvs))
 
 
 def begin(settings: Settings, tuned: Tuned, write_result: str) -> Results:
