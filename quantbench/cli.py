@@ -4,7 +4,8 @@
     @click.group(cls=cli.Group)                 # a command with subcommands, these of class Command
 
 Exit codes: 2 if the command line is wrong, 1 if the run failed, 130 after Ctrl-C and 143 after
-SIGTERM. A failure is one line on stderr that begins with "error: "; with --debug it is a traceback.
+SIGTERM. A failure is one line on stderr that begins with "error: "; with --debug a traceback
+precedes it.
 """
 
 import contextlib
@@ -224,8 +225,8 @@ def _carried_out(
         code = end.exit_code
     except (Exception, KeyboardInterrupt) as error:
         lost = _lost_stdout(error)
-        if lost is None and debug and not isinstance(error, UsageError):
-            raise
+        if debug:
+            traceback.print_exception(error)
         message, code = explained(error) if lost is None else (lost, 1)
         if isinstance(error, KeyboardInterrupt) and sys.stderr and sys.stderr.isatty():
             say("")  # ends the line in which the terminal wrote ^C

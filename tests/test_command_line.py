@@ -81,10 +81,16 @@ def test_a_folder_that_was_removed_is_one_line(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("line", ["--debug {} {}", "{} --debug {}", "{} {} --debug"])
 def test_debug_gives_a_traceback_wherever_it_stands(line):
-    for command in ("log check /nope/log", "replay --log /nope/log --all"):
-        first, rest = command.split(" ", 1)
-        with pytest.raises(Exception, match="there is no folder"):
-            CliRunner().invoke(commands, line.format(first, rest).split(), catch_exceptions=False)
+    """The exit code and the last line are those without --debug."""
+    for command, code, message in (
+        ("log check /nope/log", 1, "there is no folder"),
+        ("replay --log /nope/log --all", 1, "there is no folder"),
+        ("ab --arms some", 2, "--arms takes all"),
+    ):
+        result = ended(*line.format(*command.split(" ", 1)).split())
+        *before, last = result.stderr.splitlines()
+        assert result.exit_code == code and last.startswith("error: ") and message in last
+        assert before[0] == "Traceback (most recent call last):" and message in before[-1]
 
 
 def test_dashes_are_underscores(monkeypatch):

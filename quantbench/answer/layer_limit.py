@@ -5,6 +5,7 @@ rows[0].limit_share            # 0.86: bytes per second of the product ÷ those 
 """
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from quantbench.bench.answers import Layers, Product, Shape, ShapeTimings
@@ -40,9 +41,9 @@ def measured(
 
     timed: False for no rows. only_ours: without the stock kernels. Raises WorkerFailed.
     """
-    worker, rows = Process(), []
+    rows: list[LayerRow] = []
     where = {"device": config.device, "precision": config.precision}
-    try:
+    with closing(Process()) as worker:
         model = {"checkpoint_path": config.checkpoint_path, "schemes": list(schemes)}
         layers = worker.answer(Layers, "layers", **model, **where)
         kernels = {name: own[:1] if only_ours else own for name, own in layers.kernels.items()}
@@ -51,8 +52,6 @@ def measured(
             size = {"rows": shape.rows, "columns": shape.columns, "batch_size": config.batch_size}
             asked = {"kernels": kernels, **size, **where}
             rows += layer_rows(shape, worker.answer(ShapeTimings, "products", **asked))
-    finally:
-        worker.close()
     return kernels, rows
 
 

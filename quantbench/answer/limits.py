@@ -78,7 +78,7 @@ def limits(given: dict[str, Any], unless: Limits | None = None) -> Limits:
         "max_perplexity_increase": lambda text: fraction("--max_perplexity_increase", text),
         "min_top1": lambda text: fraction("--min_top1", text),
         "max_memory": _size,
-        "min_tok_s": lambda text: _number("--min_tok_s", text, "tokens per second", 1e9),
+        "min_tok_s": lambda text: _number("--min_tok_s", text, "tokens per second", "1e9"),
     }
     changes = {name: read[name](text) for name, text in texts.items() if text is not None}
     return dataclasses.replace(unless or Limits(), **changes)  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def memory_said(row: Row) -> str:
 
 def kl_of(text: str) -> float:
     """The nats in 0.03. Raises UsageError for what is no KL divergence."""
-    return _number("--max_kl", text, "nats per token, such as 0.03", 100)
+    return _number("--max_kl", text, "nats per token, such as 0.03", "100")
 
 
 def _size(text: str) -> int:
@@ -156,18 +156,11 @@ def _size(text: str) -> int:
         ) from None
 
 
-def _number(option: str, text: str, what: str, most: float) -> float:
+def _number(option: str, text: str, what: str, most: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < most:
-        raise UsageError(
-            f"{option} takes {what}, above 0 and below {_short(most)}; given: {text!r}"
-        )
+    if not 0 < value < float(most):
+        raise UsageError(f"{option} takes {what}, above 0 and below {most}; given: {text!r}")
     return value
-
-
-def _short(value: float) -> str:
-    """1e9, as a person writes it."""
-    return f"{value:g}".replace("e+0", "e")

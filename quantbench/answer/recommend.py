@@ -30,12 +30,8 @@ KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or m
 SAME_MEMORY = 1.01  # peaks of equal runs differ by less
 UNKNOWN = "quality"  # beside the names of limits
 NAMED = 4  # arms that are listed by name; the rest are counted
-MEASURING = (
-    "max_new_tokens",
-    "write_result",
-    "num_samples",
-    "debug",
-)  # that a comparison sets for itself
+# Options that a comparison sets for itself.
+MEASURING = ("max_new_tokens", "write_result", "num_samples", "debug")
 PROGRAM = "quantbench"
 HEADINGS = {
     "fastest": "the fastest within the limits",
@@ -266,31 +262,19 @@ def _relax(arms: Sequence[_Arm], limits: Limits) -> str:
 
     known = [arm for arm in arms if UNKNOWN not in arm.beyond]  # the baseline's always is
     nearest = min(known or arms, key=distance)
-    needed = []
-    for name, value in nearest.beyond.items():
-        least = name.startswith("min_")
-        rounded = f"{(_down if least else _up)(value):g}"
-        needed.append(f"--{name} {_size_up(value) if name == 'max_memory' else rounded}")
-    return f"No arm satisfies all limits; the nearest, {nearest.row.arm}, needs {' '.join(needed)}"
+    needed = " ".join(f"--{name} {_relaxed(name, value)}" for name, value in nearest.beyond.items())
+    return f"No arm satisfies all limits; the nearest, {nearest.row.arm}, needs {needed}"
 
 
-def _size_up(count: float) -> str:
-    """Bytes as --max_memory takes them, not fewer."""
-    unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
-    return f"{math.ceil(100 * count / unit) / 100:g}{name}"
-
-
-def _up(value: float) -> float:
-    """To three digits, and not below it."""
-    return math.ceil(value / _digit(value)) * _digit(value)
-
-
-def _down(value: float) -> float:
-    return math.floor(value / _digit(value)) * _digit(value)
-
-
-def _digit(value: float) -> float:
-    return 10.0 ** (math.floor(math.log10(abs(value))) - 2) if value else 1.0
+def _relaxed(name: str, value: float) -> str:
+    """The limit `name` rounded so that `value` satisfies it: to 0.01 GB or MB, else to three
+    digits."""
+    if name == "max_memory":
+        unit, words = (1e9, "GB") if value >= 1e9 else (1e6, "MB")
+        return f"{math.ceil(100 * value / unit) / 100:g}{words}"
+    digit = 10.0 ** (math.floor(math.log10(abs(value))) - 2) if value else 1.0
+    rounded = (math.floor if name.startswith("min_") else math.ceil)(value / digit)
+    return f"{rounded * digit:g}"
 
 
 # ------------------------------------------------------------------------------------------- tune

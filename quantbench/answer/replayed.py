@@ -5,6 +5,7 @@ beside(config, old, half_width=0.02).speed              # now ÷ then, with its 
 """
 
 import statistics
+from contextlib import closing
 from dataclasses import dataclass
 
 from quantbench.answer.interval import Ratio
@@ -49,8 +50,7 @@ def measured(config: RunConfig, processes: int, read: bool) -> Replayed:
     relative: list[float] = []
     caveat: str | None = None
     for _ in range(processes):
-        worker = Process(ranks.of(COMMAND, config.tp))
-        try:
+        with closing(Process(ranks.of(COMMAND, config.tp))) as worker:
             worker.ask("load", argv=argv(config, said=True))
             facts = worker.answer(ArmFacts, "get_ready").run
             assert facts  # of a worker of ours
@@ -60,8 +60,6 @@ def measured(config: RunConfig, processes: int, read: bool) -> Replayed:
                 caveat = caveat or reading.caveat
                 seconds = statistics.fmean(1 / sample.tok_s for sample in own)
                 relative.append(seconds * reading.bytes_per_s)
-        finally:
-            worker.close()
         samples += own
     assert facts
     kinds = samples[0].peak_memory_bytes
@@ -76,11 +74,8 @@ def _reading(worker: Process, facts: Facts) -> Reading:
     device = facts.config.device
     if facts.config.tp == 1:
         return worker.answer(Reading, "bandwidth", device=device)
-    alone = Process()
-    try:
+    with closing(Process()) as alone:
         return alone.answer(Reading, "bandwidth", device=device)
-    finally:
-        alone.close()
 
 
 def beside(config: RunConfig, old: OldCommit, half_width: float | None) -> Beside:

@@ -19,8 +19,7 @@ from quantbench.bench.answers import ArmFacts, Reading
 from quantbench.bench.store import ArmResult, Kind, Results
 from quantbench.quality.types import NoQuality, Quality
 from quantbench.run.energy import Energy, NotCounted, pooled
-from quantbench.run.facts import Facts, Peak, Summary
-from quantbench.stats import Interval as Found
+from quantbench.run.facts import Facts, Summary
 
 
 def rows(results: Results, found: Compared | None = None) -> list[Row]:
@@ -47,7 +46,9 @@ def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
             _add_run(row, arm.facts.run)
             if arm.samples:
                 _add_samples(row, arm, arm.facts.run)
-                _add_turns(row, results, number)
+                # Speeds of the turns, in the place of those of the few whole samples.
+                row.decode_tok_s = tok_s(results, number, "decode") or row.decode_tok_s
+                row.prefill_tok_s = tok_s(results, number, "prompt") or row.prefill_tok_s
                 _add_energy(row, arm.facts.energy, arm.facts.run)
                 _add_estimate(row, arm.facts)
                 _add_bandwidth(row, results.bandwidth.get(arm.facts.device, []))
@@ -56,13 +57,6 @@ def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
     if arm.facts and arm.samples:
         row.why = reasons(row, arm.facts)
     return row
-
-
-def _add_turns(row: Row, results: Results, number: int) -> None:
-    """Speeds of the turns, in the place of those of the few whole samples."""
-    for name, kind in (("decode_tok_s", "decode"), ("prefill_tok_s", "prompt")):
-        if speed := tok_s(results, number, kind):  # type: ignore[arg-type]
-            setattr(row, name, speed)
 
 
 def tok_s(results: Results, number: int, kind: Kind) -> float | None:
@@ -102,10 +96,10 @@ def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
         row.token_p50_s, row.token_p90_s, row.token_p99_s = (
             float(value) for value in np.percentile(steps, (50, 90, 99))
         )
-    first = [s for s in arm.samples if s.process == arm.samples[0].process]
-    row.peak_memory_bytes = (row.peak_memory_bytes or {}) | {
-        "generate": _highest([sample.peak_memory_bytes for sample in first])
-    }
+    first = arm.samples[0].process
+    peaks = [sample.peak_memory_bytes for sample in arm.samples if sample.process == first]
+    highest = {kind: max(peak[kind] for peak in peaks) for kind in peaks[0]}
+    row.peak_memory_bytes = (row.peak_memory_bytes or {}) | {"generate": highest}
 
 
 def _add_energy(row: Row, energies: Sequence[Energy | NotCounted], run: Facts) -> None:
@@ -162,16 +156,10 @@ def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> No
         whole = found.whole[number]
         one = found.decode.get(number, whole)
         row.cycles, row.noise, row.floor = one.cycles, one.noise, one.floor
-        row.speed_up = _speed_up(whole)
-        row.verdict = whole.verdict if row.speed_up.confidence else "too few cycles"
-        if number in found.decode:
-            row.decode_speed_up = _speed_up(found.decode[number])
-        if number in found.prompt:
-            row.prompt_speed_up = _speed_up(found.prompt[number])
-
-
-def _speed_up(found: Found) -> Ratio:
-    return Ratio.of(found, CONFIDENCE).inverse
+        for name, kind in (("", found.whole), ("decode_", found.decode), ("prompt_", found.prompt)):
+            if number in kind:
+                setattr(row, f"{name}speed_up", Ratio.of(kind[number], CONFIDENCE).inverse)
+        row.verdict = whole.verdict if np.isfinite(whole.half_width) else "too few cycles"
 
 
 def noise(rows: Sequence[Row], repeated: int) -> str:
@@ -196,7 +184,3 @@ def identical_plans(results: Results) -> list[str]:
         for arm in results.arms
         if arm.also
     ]
-
-
-def _highest(peaks: Sequence[Peak]) -> Peak:
-    return {kind: max(peak[kind] for peak in peaks) for kind in peaks[0]}

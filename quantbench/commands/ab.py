@@ -9,15 +9,16 @@ The first arm is the baseline. Arms take short turns in cycles: bench/session.py
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 
-from quantbench.answer.limits import Limits, limit_options, limits
-from quantbench.answer.recommend import recommend
+from quantbench.answer.limits import limit_options, limits
+from quantbench.answer.recommend import Best, Recommendation, recommend
+from quantbench.answer.row import Row
 from quantbench.answer.stop import Enough
-from quantbench.arguments import refuse_beside
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import Arm, every_scheme, make_arms, read_arms
 from quantbench.bench.process import Process
@@ -26,41 +27,23 @@ from quantbench.cli import OptionOfOptions
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options
-from quantbench.plans.compare_options import (
-    MAX_NEW_TOKENS,
-    OF_RESUMED,
-    RESUMED,
-    UNUSED,
-    ShortOutput,
-    measuring_options,
-    result_options,
-    settings_of,
-)
-from quantbench.plans.comparing import (
-    check_log,
-    check_open,
-    check_text,
-    compare,
-    new_folder,
-    resumed,
-    warn_of_threads,
-)
+from quantbench.plans import compare_options as shared
+from quantbench.plans.comparing import check_open, compare, prepared, resumed, warn_of_threads
 from quantbench.progress import say
-from quantbench.typed_json import from_json, to_json
+from quantbench.typed_json import to_json
 
 
-@click.command(cls=ShortOutput)
+@click.command(cls=shared.ShortOutput)
 @click.option("--arm", "texts", cls=OptionOfOptions, multiple=True, metavar="OPTIONS",
               help="Options of generate.py that this arm has; the first arm is the baseline"
 )  # fmt: skip
 @click.option("--arms", metavar="all", help="Add an arm for every scheme that runs here")
-@measuring_options
-@click.option(
-    "--allow_different", is_flag=True, help="Compare arms of other models or prompts, too"
-)
+@shared.measuring_options
+@click.option("--allow_different", is_flag=True,
+              help="Compare arms of other models or prompts, too")  # fmt: skip
 @limit_options
-@result_options
-@options(without=UNUSED, defaults={"max_new_tokens": MAX_NEW_TOKENS})
+@shared.result_options
+@options(without=shared.UNUSED, defaults={"max_new_tokens": shared.MAX_NEW_TOKENS})
 @click.pass_context
 def ab(
     context: click.Context,
@@ -76,25 +59,22 @@ def ab(
 ) -> None:
     """Compare ARMs: take turns with them until the difference is known."""
     check_open(show, output or resume)
-    settings = settings_of(given)
+    settings = shared.settings_of(given)
     if resume:
-        refuse_beside(context, OF_RESUMED, RESUMED)
-        results = resumed(resume, settings)
-        asked = limits(given, from_json(Limits, results.limits))
+        results, asked = resumed(context, resume, settings, given)
         folder: Path | None = Path(resume)
     else:
         asked, common = limits(given), RunConfig(**given)
         chosen = _arms(common, texts, arms, allow_different)
         warn_of_threads(chosen)
-        check_text(settings.get("text"), settings.get("tokens"))
-        folder = new_folder(output)
-        check_log(common.write_result, folder, settings.get("text"))
+        folder = prepared(common.write_result, settings, output)
         results = Results.begin(Settings(**settings), chosen, common.write_result)
     results.limits = to_json(asked)
-    rule = Enough(asked)
-    sys.exit(
-        compare(results, folder, rule, lambda rows, best: recommend(rows, asked, best), form, show)
-    )
+
+    def conclude(rows: Sequence[Row], best: Best) -> Recommendation:
+        return recommend(rows, asked, best)
+
+    sys.exit(compare(results, folder, Enough(asked), conclude, form, show))
 
 
 def _arms(
@@ -105,14 +85,11 @@ def _arms(
     if every != "all":
         raise UsageError(f"--arms takes all; given: {every!r}; one arm is --arm OPTIONS")
     read_arms(common, texts)  # what is wrong is told before torch is imported
-    worker = Process()
-    try:
+    with closing(Process()) as worker:
         schemes = worker.answer(list[str], "schemes", argv=argv(common))
         added = every_scheme(common, texts, schemes)[len(texts) :]
         argvs = [argv(arm.config, said=True) for arm in read_arms(common, added)]
         plans = worker.answer(list[Planned], "plans", argvs=argvs)
-    finally:
-        worker.close()
     able = [text for text, plan in zip(added, plans, strict=True) if plan.problem is None]
     if added and not able:
         failure = UsageError if plans[0].kind == "usage" else QuantbenchError

@@ -9,6 +9,7 @@ quantbench estimate --validate results.json more.json     # estimates against wh
 
 import json
 import os
+from typing import Any
 
 import click
 
@@ -31,7 +32,7 @@ OF_VALIDATING = ("words", "validate", "json_path", "debug")
 @click.option(
     "--checkpoint_path", metavar="PATH", help="The model, as in generate.py, or its config.json"
 )
-@click.option("--device", metavar="NAME", help="here, or the name of a card [here]")
+@click.option("--device", metavar="NAME", default="here", help="here, or the name of a card [here]")
 @click.option("--quantization", default="none", metavar="SCHEME", help="Quantization [none]")
 @click.option("--kv_cache", default="dense", help=f"KV cache: {', '.join(CACHES)} [dense]")
 @click.option(
@@ -61,29 +62,17 @@ def estimate(
     context: click.Context,
     /,
     words: tuple[str, ...],
-    checkpoint_path: str | None,
-    device: str | None,
-    quantization: str,
-    kv_cache: str,
-    precision: str,
-    batch_size: int,
-    sequence_length: int,
-    new_tokens: int,
-    context_depth: int,
-    num_layers: int | None,
-    tp: int,
     all_schemes: bool,
     what_fits: str | None,
-    calibration: str | None,
-    calibrated_on: str | None,
     validate: str | None,
     json_path: str | None,
     debug: bool,
+    **given: Any,
 ) -> None:
     """Estimate seconds, memory, energy and tokens per second, each with its source; or hold
     estimates against results."""
-    inputs = {"--checkpoint_path": checkpoint_path, "--validate": validate}
-    inputs |= {"--calibration": calibration}
+    inputs = {f"--{name}": given[name] for name in ("checkpoint_path", "calibration")}
+    inputs |= {"--validate": validate}
     files.check_outputs([
         files.Output("--json", json_path, _is_estimate, "JSON of such a command"),
     ], inputs | {f"FILE {number}": path for number, path in enumerate(words, 1)})  # fmt: skip
@@ -98,7 +87,7 @@ def estimate(
         click.echo(report(cases), nl=False)
     elif words:
         raise UsageError(f"estimate takes --validate FILE; given: {shown(words[0])}")
-    elif checkpoint_path is None:
+    elif given["checkpoint_path"] is None:
         raise UsageError(
             "estimate takes --checkpoint_path PATH or --validate FILE; nothing is given"
         )
@@ -112,11 +101,7 @@ def estimate(
             refuse_given(context, every, "the table has them all: leave it out")
         from quantbench.plans.estimate_options import Asked, predicted
 
-        asked = Asked(
-            checkpoint_path, device or "here", quantization, kv_cache, precision,
-            batch_size, sequence_length, new_tokens, context_depth, num_layers, tp,
-            calibration, calibrated_on,
-        )  # fmt: skip
+        asked = Asked(**given)
         environment.prepare()
         quiet(debug)
         if not debug:  # its own level is set when it is imported

@@ -35,7 +35,7 @@ from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.options import options, parse
 from quantbench.plans import compare_options as shared
-from quantbench.plans.comparing import check_log, check_text, compare, new_folder
+from quantbench.plans.comparing import compare, prepared
 from quantbench.plans.menu import check_models, menu, name_of
 from quantbench.progress import say
 from quantbench.report.shared_tables import across
@@ -91,14 +91,12 @@ def recommend(
     if settings.get("tokens") == 0:
         raise UsageError("--tokens 0: without quality there is no recommendation; quantbench ab "
                          "--arms all compares speeds alone")  # fmt: skip
-    check_text(settings.get("text"))
     files.check_outputs([written], {"--text": settings.get("text")})
     configs = [dataclasses.replace(common, checkpoint_path=path) for path in checkpoints]
     check_models(checkpoints)
     for config in configs:
         checks.check_inputs(config)
-    folder = new_folder(output)
-    check_log(common.write_result, folder, settings.get("text"))
+    folder = prepared(common.write_result, settings, output)
     answers: list[tuple[Model, Recommendation]] = []
     code = 0
     for config in configs:

@@ -12,15 +12,16 @@ baseline.
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 
 from quantbench.answer.limits import Limits, limit_options, limits
-from quantbench.answer.recommend import Recommendation, tuned
+from quantbench.answer.recommend import Best, Recommendation, tuned
+from quantbench.answer.row import Row
 from quantbench.answer.stop import Enough
-from quantbench.arguments import refuse_beside
 from quantbench.bench.answers import Planned
 from quantbench.bench.grid import Setting, Tuned, group, read_grid, said
 from quantbench.bench.process import Process
@@ -29,17 +30,9 @@ from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import options
 from quantbench.plans import compare_options as shared
-from quantbench.plans.comparing import (
-    check_log,
-    check_open,
-    check_text,
-    compare,
-    new_folder,
-    resumed,
-    warn_of_threads,
-)
+from quantbench.plans.comparing import check_open, compare, prepared, resumed, warn_of_threads
 from quantbench.progress import say
-from quantbench.typed_json import from_json, to_json
+from quantbench.typed_json import to_json
 
 # Options that may change what is predicted: with one of them in the grid, quality is measured.
 NUMBERS = ("quantization", "precision", "kv_cache", "kv_cache_quantization", "calibration_text",
@@ -68,18 +61,14 @@ def tune(
     check_open(show, output or resume)
     settings = shared.settings_of(given)
     if resume:
-        refuse_beside(context, shared.OF_RESUMED, shared.RESUMED)
-        results = resumed(resume, settings)
+        results, asked = resumed(context, resume, settings, given)
         if results.baseline.changes is None:
             raise UsageError(f"--resume {resume} is a comparison of ab: quantbench ab goes on")
-        asked = limits(given, from_json(Limits, results.limits))
         folder: Path | None = Path(resume)
     else:
         asked, common = limits(given), RunConfig(**given)
         grid = read_grid(common, overs)
-        check_text(settings.get("text"), settings.get("tokens"))
-        folder = new_folder(output)
-        check_log(common.write_result, folder, settings.get("text"))
+        folder = prepared(common.write_result, settings, output)
         if not any(axis.option in NUMBERS for axis in grid.axes):
             settings.setdefault("tokens", 0)
         plans = planned(grid.settings())
@@ -94,23 +83,18 @@ def tune(
         results = begin(Settings(**settings), plans, common.write_result)
     results.limits = to_json(asked)
     changes = [arm.changes or 0 for arm in results.arms]
-    rule = Enough(asked)
-    sys.exit(
-        compare(
-            results, folder, rule, lambda rows, best: tuned(rows, asked, best, changes), form, show
-        )
-    )
+
+    def conclude(rows: Sequence[Row], best: Best) -> Recommendation:
+        return tuned(rows, asked, best, changes)
+
+    sys.exit(compare(results, folder, Enough(asked), conclude, form, show))
 
 
 def planned(settings: Sequence[Setting]) -> Tuned:
     """What the settings come to, found out by a worker. Raises UsageError where none can run."""
-    worker = Process()
-    try:
-        argvs = [argv(setting.config, said=True) for setting in settings]
-        plans = worker.answer(list[Planned], "plans", argvs=argvs)
-    finally:
-        worker.close()
-    return group(settings, plans)
+    argvs = [argv(setting.config, said=True) for setting in settings]
+    with closing(Process()) as worker:
+        return group(settings, worker.answer(list[Planned], "plans", argvs=argvs))
 
 
 def begin(settings: Settings, tuned: Tuned, write_result: str) -> Results:

@@ -8,29 +8,33 @@ import dataclasses
 import json
 import os
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from quantbench import files, host
 from quantbench.answer.compared import Compared
+from quantbench.answer.limits import Limits, limits
 from quantbench.answer.recommend import Best, Recommendation
 from quantbench.answer.row import Row
 from quantbench.answer.rows import rows as rows_of
+from quantbench.arguments import refuse_beside
 from quantbench.bench import store
 from quantbench.bench.arm import Arm
 from quantbench.bench.session import Rule, Session
 from quantbench.bench.store import Results, Store
 from quantbench.errors import UsageError
 from quantbench.log import log
+from quantbench.plans.compare_options import OF_RESUMED, RESUMED
 from quantbench.progress import say
 from quantbench.report import html as page
 from quantbench.report import tables as report
 from quantbench.run import environment
 from quantbench.run.facts import make_record
 from quantbench.text import one_line
-from quantbench.typed_json import to_json
+from quantbench.typed_json import from_json, to_json
 
 FILE = "results.json"  # the report's figures; meta.json and samples.jsonl are what was measured
 Conclude = Callable[[Sequence[Row], Best], Recommendation]
@@ -73,8 +77,8 @@ def compare(
     failure = results.failure()
     if failure:
         say(f"error: {one_line(failure)}")
-    if show and folder:
-        open_report(folder)
+    if show and folder and not webbrowser.open((folder / page.FILE).resolve().as_uri()):
+        say(f"--open: there is no browser here; the report is {folder / page.FILE}")
     return int(failure is not None)
 
 
@@ -131,13 +135,19 @@ def check_open(show: bool, folder: str | None) -> None:
         raise UsageError("--open shows the report that --output DIR writes: give --output, too")
 
 
-def check_text(text: str | None, tokens: int | None = None) -> None:
-    """UsageError unless it can be read, and is used; the worker says whether it is long enough."""
-    if text is None:
-        return
-    if tokens == 0:
-        raise UsageError("--text: with --tokens 0 no quality is measured: leave one of them out")
-    files.read_text("--text", text)
+def prepared(write_result: str, settings: Mapping[str, Any], output: str | None) -> Path | None:
+    """The folder of --output. Raises UsageError or LogError unless it is new, the log can be
+    appended to, and --text can be read and is used; the worker says whether it is long enough."""
+    text = settings.get("text")
+    if text is not None:
+        if settings.get("tokens") == 0:
+            raise UsageError(
+                "--text: with --tokens 0 no quality is measured: leave one of them out"
+            )
+        files.read_text("--text", text)
+    folder = new_folder(output)
+    _check_log(write_result, folder, text)
+    return folder
 
 
 def new_folder(path: str | None) -> Path | None:
@@ -154,7 +164,7 @@ def new_folder(path: str | None) -> Path | None:
     return folder
 
 
-def check_log(write_result: str, folder: Path | None, text: str | None = None) -> None:
+def _check_log(write_result: str, folder: Path | None, text: str | None) -> None:
     """Raise UsageError or LogError unless the log can be appended to, and is no file that the
     comparison reads or writes: --text, the folder of --output, and what is written there."""
     log.check(write_result)
@@ -171,17 +181,15 @@ def check_log(write_result: str, folder: Path | None, text: str | None = None) -
         )
 
 
-def resumed(path: str, changes: dict[str, object]) -> Results:
-    """What --output left, with settings of when to stop changed. Raises UsageError where it is
-    another commit's or machine's, or its log cannot be appended to."""
+def resumed(
+    context: click.Context, path: str, changes: Mapping[str, Any], given: dict[str, Any]
+) -> tuple[Results, Limits]:
+    """What --output left, with settings of when to stop changed; and its limits, changed by those
+    in `given`. Raises UsageError where it is another commit's or machine's, its log cannot be
+    appended to, or an option was given that would change what is measured."""
+    refuse_beside(context, OF_RESUMED, RESUMED)
     results = store.load(Path(path))
-    results.settings = dataclasses.replace(results.settings, **changes)  # type: ignore[arg-type]
+    results.settings = dataclasses.replace(results.settings, **changes)
     store.same_origin(results, f"--resume {path}")
-    check_log(results.write_result, Path(path), results.settings.text)
-    return results
-
-
-def open_report(folder: Path) -> None:
-    path = folder / page.FILE
-    if not webbrowser.open(path.resolve().as_uri()):
-        say(f"--open: there is no browser here; the report is {path}")
+    _check_log(results.write_result, Path(path), results.settings.text)
+    return results, limits(given, from_json(Limits, results.limits))

@@ -1,5 +1,6 @@
 """What `estimate` is asked on its command line, and the text and JSON that it answers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,9 @@ class Asked:
                 raise UsageError(f"{option} takes {', '.join(names)}; given: {value!r}")
         object.__setattr__(self, "quantization", str(parse_scheme(self.quantization)))
 
-    def verifying(self, quantization: str) -> str:
-        """The command that measures what is estimated, on the device itself; on a card compiled."""
+    def verifying(self, schemes: Sequence[str]) -> str:
+        """The command that measures these schemes on the device itself, on a card compiled; several
+        take turns."""
         path, card = self.checkpoint_path, self.device != "here"
         if path.endswith(".json"):
             path = f"dummy:{path.removeprefix('dummy:')}"
@@ -57,7 +59,11 @@ class Asked:
             device="cuda" if card else "auto",
         )  # fmt: skip
         words = argv(config, said=True, always=("checkpoint_path",))
-        return f"{shell.join(['quantbench', 'generate', *words])} --quantization {quantization}"
+        arms = [f"--quantization {scheme}" for scheme in schemes]
+        if len(arms) == 1:
+            return f"{shell.join(['quantbench', 'generate', *words])} {arms[0]}"
+        words += [word for arm in arms for word in ("--arm", arm)]
+        return shell.join(["quantbench", "ab", *words])
 
 
 def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, dict[str, Any]]:
@@ -106,16 +112,16 @@ def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[s
             say(f"Each of {len(COMPARED)} schemes is measured, in 10 to 30 seconds each")
         each = {name: _estimated(replace(request, scheme=name), machine) for name in COMPARED}
         text = tables.table(each, machine, machine.memory_bytes)
-        verify = asked.verifying("SCHEME")
         value = {"device": machine.name, "schemes": each, "warnings": machine.warnings}
-        return f"{text}\nverify: {verify}", to_json(value | {"verify": verify})
-    estimating.check_memory(request, machine)
-    one = predict(request, machine)
-    if isinstance(config, str):  # which generate.py does not run
-        return "\n".join(tables.lines(one)), to_json(one)
-    verify = asked.verifying(asked.quantization)
-    text = "\n".join([*tables.lines(one), f"verify: {verify}"])
-    return text, to_json(one) | {"verify": verify}
+        schemes = [name for name, estimate in each.items() if not isinstance(estimate, str)]
+    else:
+        estimating.check_memory(request, machine)
+        value = to_json(one := predict(request, machine))
+        text, schemes = "\n".join(tables.lines(one)), [asked.quantization]
+    if schemes and not isinstance(config, str):  # generate.py runs no model of transformers
+        value["verify"] = asked.verifying(schemes)
+        text += f"\nverify: {value['verify']}"
+    return text, to_json(value)
 
 
 def _estimated(request: "Request", machine: "Machine") -> "Estimate | str":

@@ -5,6 +5,7 @@ names, needs = menu(common, limits)         # the baseline first; bytes of weigh
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from quantbench.answer.limits import Limits
@@ -22,11 +23,8 @@ BASELINES = ("none", "int8wo")  # the first that fits into this machine's memory
 def menu(common: RunConfig, asked: Limits) -> tuple[list[str], dict[str, int]]:
     """The schemes to measure, and the bytes that each needs. autoquant is not among them: what it
     chooses from is. Raises UsageError where --max_memory is below all of them."""
-    worker = Process()
-    try:
+    with closing(Process()) as worker:
         names = worker.answer(list[str], "schemes", argv=argv(common))
-    finally:
-        worker.close()
     needs, free = needed(common, [name for name in names if name not in MEASURED])
     return select(needs, free, asked.max_memory), needs
 

@@ -338,63 +338,6 @@ def test_a_worker_that_waits_burns_nothing():
 
 NAMES = ("none", "int8wo", "fp6")
 NONE, INT8 = ("--arm", "--quantization none"), ("--arm", "--quantization int8wo")
-BAD = {
-    "no baseline": (),
-    "is nothing to compare": NONE,
-    "arms 1 and 2 are the same run": (*NONE, "--arm", "--precision bfloat16"),
-    "arms 2 and 3 are the same run": (
-        *(*NONE, "--arm", "--kv_cache int8", "--arm", "--kv_cache_quantization"),
-    ),
-    "not the same model": (*NONE, "--arm", "--checkpoint_path dummy:Llama-3.2-1B"),
-    "arm 2 has --num_layers '2'": (*NONE, "--arm", "--num_layers 2"),
-    "not the same work": (*NONE, "--arm", "--prompt other"),
-    "arm 3, '--quantizatoin fp6': no such option: '--quantizatoin'; did you mean --quantization?": (
-        *(*NONE, *INT8, "--arm", "--quantizatoin fp6"),
-    ),
-    "arm 3, '--quantization bogus': --quantization 'bogus' is no scheme": (
-        *(*NONE, *INT8, "--arm", "--quantization bogus"),
-    ),
-    "arm 1, the baseline, '--quantizatoin fp6'": ("--arms", "all", "--arm", "--quantizatoin fp6"),
-    "arm 3, '--threads two': --threads takes": (*NONE, *INT8, "--arm", "--threads two"),
-    "--text nowhere.txt: No such file": (*NONE, *INT8, "--text", "nowhere.txt"),
-    "it is no UTF-8 text": (*NONE, *INT8, "--text", "bytes"),
-    "--half_width takes a share": (*NONE, *INT8, "--half_width", "200%"),
-    "one of bfloat16, float16": (*NONE, *INT8, "--precision", "int7"),
-    "--arms takes all": ("--arms", "some"),
-    "--output full is neither new nor an empty folder": (*NONE, *INT8, "--output", "full"),
-    "--resume nowhere: meta.json: No such file": ("--resume", "nowhere"),
-    "--resume full: meta.json is not what": ("--resume", "full"),
-    "--resume empty: meta.json: No such file": ("--resume", "empty"),
-    "the only other options are --half_width": ("--resume", "full", *NONE),
-    "no such option: '--num_samples'": (*NONE, *INT8, "--num_samples", "3"),
-    "cannot append to 'no/folder'": (*NONE, *INT8, "--write_result", "no/folder"),
-    "processes": (*NONE, *INT8, "--processes", "0"),
-    "no such option: '--max_rounds'": (*NONE, *INT8, "--max_rounds", "3"),
-    "--format takes one of md, csv, json": (*NONE, *INT8, "-o", "html"),
-    "'--format' requires an argument": (*NONE, *INT8, "-o"),
-}
-
-
-@pytest.mark.parametrize("reason", BAD, ids=str)
-def test_bad_input_is_one_line(tmp_path, monkeypatch, reason):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "meta.json").write_text("[]")
-    (tmp_path / "full" / "x").touch()
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "benchmarks.txt").write_text("the log\n")
-    if "--output" in BAD[reason]:
-        (tmp_path / "full" / "meta.json").unlink()
-    for name in ("compare", "Process"):
-        monkeypatch.setattr(command, name, lambda *_, **__: pytest.fail("it was begun"))
-    with pytest.raises(Exception) as raised:
-        commands.main(["ab", *BAD[reason]], standalone_mode=False)
-    said = getattr(raised.value, "message", str(raised.value))
-    assert reason in said or reason.strip("-") in str(vars(raised.value).get("param", ""))
-    assert "\n" not in said
-    assert isinstance(raised.value, QuantbenchError) or raised.value.exit_code == 2
-    assert (tmp_path / "benchmarks.txt").read_text() == "the log\n"
 
 
 def test_a_text_shorter_than_a_window(tmp_path):
@@ -551,16 +494,6 @@ def test_an_arm_that_fails_is_the_exit_code_and_the_last_line(monkeypatch, capsy
     out, err = capsys.readouterr()
     assert ended.value.code == 1 and all(re.search(rf"^{name} ", out, re.M) for name in NAMES)
     assert err.splitlines()[-1].startswith(f"error: {said}")
-
-
-def test_a_wrong_command_says_so_in_one_line(tmp_path):
-    for arguments in (["nothing"], ["ab", "--bogus"], ["replay"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "quantbench", *arguments],
-            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 2 and done.stdout == ""
-        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.gpu

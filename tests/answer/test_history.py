@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from quantbench.answer.between_days import change, day_scatter, level
+from quantbench.answer.history import change, day_scatter, level
 from quantbench.quality.block_errors import Estimate
 from tests.seeds import new_generator
 
@@ -20,9 +20,9 @@ def is_shown(ratio):
 def test_a_change_between_days_is_welchs_t():
     generator = new_generator()
     now, then = np.exp(generator.standard_normal(6) * 0.01), np.exp(generator.standard_normal(9))
-    interval = change(level(now.tolist()), level(then.tolist()), confidence=0.98)
+    interval = change(level(now.tolist()), level(then.tolist()))
     welch = stats.ttest_ind(np.log(now), np.log(then), equal_var=False)
-    ends = welch.confidence_interval(0.98)
+    ends = welch.confidence_interval(0.95)
     assert math.log(interval.low) == pytest.approx(ends.low)
     assert math.log(interval.high) == pytest.approx(ends.high)
 

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 
 from quantbench.answer.compared import Compared
 from quantbench.answer.limits import Limits
@@ -131,18 +132,8 @@ def test_the_front_by_hand():
     assert [p.arm for p in front(shown, (BROKEN,))] == ["uintx-2-64"]
 
 
-def test_open_needs_output():
-    from click.testing import CliRunner
-
-    arms = ["--arm", "--quantization none", "--arm", "--quantization int8wo"]
-    result = CliRunner().invoke(ab, ["--open", *arms])
-    assert "give --output" in str(result.exception) + result.output and result.exit_code
-
-
 @pytest.mark.parametrize("has_a_browser", [True, False])
 def test_open_shows_the_report(tmp_path, monkeypatch, has_a_browser):
-    from click.testing import CliRunner
-
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or has_a_browser)
     World.of(Behaviour(), Behaviour(0.05)).install(monkeypatch)

@@ -261,19 +261,3 @@ def test_the_command(tmp_path):
     done = tables(tmp_path, "--csv", tmp_path / "s.csv", "--picture", tmp_path / "p.svg")
     assert done.exit_code == 0 and done.stdout == report(load(tmp_path))
     assert (tmp_path / "s.csv").read_text() == samples(load(tmp_path))
-
-
-def test_what_the_command_refuses(tmp_path):
-    measured({"none": 1.0}, tmp_path)
-    (tmp_path / "notes").write_text("mine\n")
-    for words, message in (
-        ((), "takes one results folder; given: 0"),
-        ((tmp_path, tmp_path), "takes one results folder; given: 2"),
-        ((tmp_path / "nope",), "nope: meta.json: "),
-        ((tmp_path, "--csv", tmp_path / "notes"), "holds something that is no table of samples"),
-        ((tmp_path, "--picture", tmp_path / "notes"), "holds something that is no SVG"),
-    ):
-        done = tables(*words)
-        assert done.exit_code == 2 and done.stderr.count("\n") == 1 and message in done.stderr
-        assert done.stdout == ""
-    assert (tmp_path / "notes").read_text() == "mine\n"

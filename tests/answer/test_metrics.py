@@ -10,6 +10,7 @@ from quantbench.__main__ import commands
 from quantbench.answer.latency import Cell, LatencySample, Table, load
 from quantbench.answer.metrics import Ratio, Side, compare
 from tests.answer.latencies import MACHINE, MODEL, latencies, measured
+from tests.refusals import one_line
 
 
 def side(cells, length=100, decode_length=3):
@@ -193,30 +194,13 @@ def test_two_folders_and_numbers_of_ranks(folders):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("--baseline both --target new", "--baseline both: it has several arms; give both:ARM, one "
-         "of none, int8wo"),
-        ("--baseline both:fp6 --target new", "there is no arm 'fp6'; give both:ARM"),
-        ("--baseline nope --target new", "--baseline nope: meta.json: "),
-        ("--baseline new:none:x --target new", "--baseline new:none: meta.json"),
-        ("--baseline ab --target new", "its meta.json is of ab; latency --output writes its own"),
-        ("--baseline new --target new", "are the same tables"),
-        ("--baseline new --target longer", "sequence lengths 100 and 300"),
-        ("--baseline new --target more", "decodes 3 tokens and the target 5: not the same work"),
-        ("--baseline new --target ranks --target_tp 4", "no table of 4 ranks; there are tables of "
-         "1, 2 ranks"),
-        ("--baseline new --target ranks --target_tp 0", "--target_tp takes a whole number from 1"),
-        ("--baseline new", "--target is missing"),
-        ("--baseline both:none --target new --narrative report.txt", "path that ends with .md"),
-        ("--baseline both:none --target new --narrative other.md", "holds something that is no"),
-        ("--baseline both:none --target new --json /nope/x", "No such file"),
+        ("--target longer", "sequence lengths 100 and 300"),
+        ("--target more", "decodes 3 tokens and the target 5: not the same work"),
+        ("--target ranks --target_tp 4", "no table of 4 ranks; there are tables of 1, 2 ranks"),
     ],
-)  # fmt: skip
-def test_what_is_refused(folders, tmp_path, line, message):
-    (tmp_path / "other.md").write_text("My notes\n")
-    done = command(*line.split())
-    assert done.exit_code in (1, 2) and done.stderr.count("\n") == 1
-    assert message in done.stderr and done.stdout == ""
-    assert (tmp_path / "other.md").read_text() == "My notes\n"
+)
+def test_tables_of_other_work_are_refused(folders, line, message):
+    assert message in one_line(command("--baseline", "new", *line.split()))
 
 
 # ------------------------------------------------------------------------------------- the prose

@@ -166,26 +166,3 @@ def test_autoquant_and_schemes_that_the_shapes_refuse_are_left_out():
     needs, _ = menu.needed(common, ["none", "int8wo", "int4wo-256"])
     assert list(needs) == ["none", "int8wo"]  # in_features 896 is no multiple of 256
     assert needs["int8wo"] < 0.8 * needs["none"]  # of it, the tied embedding stays as it is
-
-
-@pytest.mark.parametrize(
-    "arguments, reason",
-    [
-        (("--from", "nowhere"), "--from nowhere: meta.json: "),
-        (("--from", "empty"), "--from empty: meta.json: "),
-        (("--from", "damaged"), "--from damaged: meta.json is not what ab --output writes"),
-        (("--from", "empty", "--max_minutes", "3"), "--max_minutes would measure anew"),
-        (("--from", "empty", "--kernel", "cpu"), "--kernel would measure anew"),
-        (("--max_memory", "8 apples"), "--max_memory takes a size such as 8GB or 7.5GiB"),
-        (("--tokens", "0"), "without quality there is no recommendation"),
-        (("--text", "nowhere.txt"), "--text nowhere.txt: No such file"),
-        (("--quantization", "int8wo"), "no such option: '--quantization'"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, monkeypatch, arguments, reason):
-    monkeypatch.chdir(tmp_path)
-    for name in ("empty", "damaged"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "damaged" / "meta.json").write_text('{"format": 1, "arms": []}')
-    assert reason in one_line(run(*arguments))
-    assert not (tmp_path / "benchmarks.txt").exists()

@@ -364,34 +364,3 @@ def test_options_given_take_the_place_of_the_lines():
          "--max_new_tokens", str(said.max_new_tokens), "--top_k", str(said.top_k),
          "--temperature", str(said.temperature)]
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "arguments, reason",
-    [
-        ((), "which log?"),
-        (("nowhere.txt", "--all"), "cannot read 'nowhere.txt': no such file"),
-        (("empty.txt", "--all"), "empty.txt holds no line of a run"),
-        (("empty.txt", "--line", "1"), "empty.txt holds no line of a run"),
-        ((REFERENCE,), "which lines?"),
-        ((REFERENCE, "--line", "1"), "there is no run in line 1"),
-        ((REFERENCE, "--line", "9999"), "there is no run in line 9999"),
-        ((REFERENCE, "--where", "quant"), "--where takes FIELD=VALUE"),
-        ((REFERENCE, "--where", "color=red"), "--where takes FIELD=VALUE"),
-        ((REFERENCE, "--where", "quant=int3"), "has quant=int3"),
-        ((REFERENCE, "--all", "--history", "empty.txt"), "is not what replay --history writes"),
-        ((REFERENCE, "--all", "--history", "no/where"), "--history no/where"),
-        ((REFERENCE, "--all", "--history", "x", "--against", "y"), "leave --history out"),
-        ((REFERENCE, "--all", "--tolerance", "lots"), "--tolerance takes a share"),
-        ((REFERENCE, "--all", "--num_layers", "0"), "--num_layers takes a whole number"),
-        ((REFERENCE, "--all", "--bogus"), "no such option"),
-        (
-            (REFERENCE, "--line", "4", "--checkpoint_root", "."),
-            ". does not hold",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, monkeypatch, arguments, reason):
-    monkeypatch.chdir(tmp_path)
-    Path("empty.txt").write_text("a title\n")
-    assert reason in one_line(run(*map(str, arguments)))

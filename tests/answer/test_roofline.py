@@ -222,25 +222,6 @@ def message(result):
     return f"{result.output} {result.exception}"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--schemes", "int9wo"], "--schemes 'int9wo' is no scheme; nearest: int8wo"),
-        (["--schemes", ""], "--schemes takes a value; given: ''"),
-        (["--schemes", "autoquant"], "autoquant"),
-        (["--parts", "layer"], "--parts takes layers, model; given: 'layer'"),
-        (["--device", "toaster"], "--device 'toaster' is no device"),
-        (["--precision", "bf16"], "--precision takes one of bfloat16"),
-        (["--batch_size", "0"], "batch_size"),
-        (["--json"], "--json"),
-    ],
-)
-def test_what_roofline_refuses(arguments, said):
-    result = run(roofline, *arguments)
-    assert result.exit_code != 0 and said in message(result)
-    assert "\n" not in str(result.exception)
-
-
 def roofline_of(folder, part, *arguments):
     """What the command writes as JSON about one layer of a small model, and what it prints. Five
     linear layers have two shapes: every shape is compiled for every kernel."""
@@ -343,38 +324,3 @@ def test_growth_measures_one_point(tmp_path, monkeypatch):
     assert (point["axis"], point["value"], point["scheme"]) == ("layers", 1, "none")
     assert math.isfinite(point["limit_share"][0]) and Path("growth.svg").exists()
     assert run(growth, "--over", "none", *files).exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--over", "width"], "--over takes layers, batch, depth, none; given: 'width'"),
-        (["--values", "1"], "name it with --over"),
-        (["--over", "batch", "--values", "two"], "whole numbers"),
-        (
-            ["--over", "none", "--json", "none.json", "--chart", "a.svg"],
-            "--over none measures none",
-        ),
-        (["--over", "none", "--json", "wrong.json"], "is not what this command writes"),
-        (["--schemes", "int9wo"], "--schemes 'int9wo' is no scheme"),
-        (["--over", "none", "--chart", "nowhere/a.svg"], "--chart nowhere/a.svg: No such file"),
-        (["--over", "none", "--chart", "growth.png"], "end its name in .svg"),
-        (["--over", "none,none"], "--over names none twice; name it once"),
-        (["--over", "batch,none"], "--over none measures nothing: leave out the others"),
-        (
-            ["--over", "batch", "--values", "1,0", "--json", "a.json", "--chart", "a.svg"],
-            "--values takes whole numbers from 1, such as 1,4, for --over batch; given: '1,0'",
-        ),
-        (["--over", "batch", "--values", "²"], "whole numbers"),
-        (
-            ["--checkpoint_path", "./no/such", "--json", "a.json", "--chart", "a.svg"],
-            "./no/such does not exist",
-        ),
-    ],
-)
-def test_what_growth_refuses(arguments, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("wrong.json").write_text("[]")
-    result = run(growth, *arguments)
-    assert result.exit_code != 0 and said in message(result)
-    assert [path.name for path in tmp_path.iterdir()] == ["wrong.json"]

@@ -77,22 +77,6 @@ def test_measured_quality_is_as_it_has_to_be(tmp_path):
     assert "5 of 5: uintx-2-64" in result.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments, code, message",
-    [
-        (["--list", "--measure"], 2, "--list measures and writes nothing"),
-        (["fp6x"], 2, "'fp6x' is no scheme; nearest: fp6"),
-        (["--measure", "--text", "nowhere.txt", "none"], 2, "--text nowhere.txt: No such file"),
-        (["--checkpoint_path", "./no/such"], 1, "./no/such does not exist"),
-        (["--precision", "int3"], 2, "--precision takes"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, code, message):
-    result = run(*arguments)
-    assert result.exit_code == code
-    assert message in result.stderr and len(result.stderr.splitlines()) == 1
-
-
 def test_a_scheme_the_model_cannot_take_says_why():
     result = run("--checkpoint_path", "dummy:Qwen2.5-0.5B", "int4wo-256", "int4wo-64")
     assert result.exit_code == 0

@@ -1,6 +1,8 @@
 """quantbench estimate: its JSON, its tables, and a line for each bad input."""
 
+import itertools
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,10 @@ import torch
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
+from quantbench.bench.arm import make_arms
 from quantbench.estimate.here import Here
 from quantbench.estimate.predict import Phase
+from quantbench.log.options import parse
 
 OPT = str(Path(__file__).parent / "opt-1.3b.json")
 TINY = ("estimate", "--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0")
@@ -48,6 +52,14 @@ def test_the_json_of_this_machine(tmp_path, machine):
     assert result.stdout.splitlines()[-1] == f"verify: {found['verify']}"
 
 
+def verified_schemes(stdout):
+    """The schemes of the arms that the last line compares; each is an arm that ab takes."""
+    words = shlex.split(stdout.splitlines()[-1].removeprefix("verify: quantbench ab "))
+    texts = [text for word, text in itertools.pairwise(words) if word == "--arm"]
+    common = parse(words[: words.index("--arm")])
+    return [arm.config.quantization for arm in make_arms(common, texts)]
+
+
 def test_a_machine_whose_power_nothing_says(tmp_path, machine, monkeypatch):
     monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: None)
     out = tmp_path / "out.json"
@@ -70,6 +82,7 @@ def test_what_does_not_fit_here_is_not_measured(machine):
     assert "schemes is measured, in 10 to 30 seconds each" in result.stderr
     rows = {line.split()[0]: line for line in result.stdout.splitlines()[2:]}
     assert "more than the 2.00 GB" in rows["none"] and "20 ms" in rows["int8wo"]
+    assert "none" not in verified_schemes(result.stdout)
 
 
 def test_a_card_and_all_schemes(tmp_path):
@@ -78,6 +91,8 @@ def test_a_card_and_all_schemes(tmp_path):
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
     assert found["device"] == "NVIDIA L4" and len(found["schemes"]) == 6
+    assert verified_schemes(result.stdout) == list(found["schemes"])
+    assert result.stdout.splitlines()[-1] == f"verify: {found['verify']}"
     assert "not measured" in result.stdout
     joules = found["schemes"]["none"]["joules_per_token"]
     assert joules["source"] == "no counter; power limit × time is an upper bound"
