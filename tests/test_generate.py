@@ -125,10 +125,9 @@ def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
     counted, alone = map(json.loads, Path("runs.jsonl").read_text().splitlines())
     assert counted["joules_per_token"] == pytest.approx(1.5 / 15)
     used = counted["energy"]
-    assert used.pop("seconds") > 0 and used.pop("resolution") < 0.02
+    assert used.pop("seconds") > 0
     assert used == {
-        "counter": "a fake", "joules": 1.5, "joules_with_idle": 1.5, "idle_watts": 0.0,
-        "repeats": 2,
+        "counter": "a fake", "joules": 1.5, "idle_watts": 0.0, "repeats": 2,
     }  # fmt: skip
     assert len(counted["samples"]) == 2
     assert alone["joules_per_token"] is None
