@@ -90,21 +90,6 @@ def test_the_json_holds_what_the_line_was_made_of(in_tmp):
     assert f"{mean:.2f}" in table.stdout
 
 
-def test_a_counter_that_does_not_move_is_named(in_tmp, monkeypatch):
-    still = Counter()
-    still.between = lambda before, after: 0.0
-    monkeypatch.setattr("quantbench.run.energy.find", lambda device_type, indices: still)
-    monkeypatch.setattr("quantbench.run.energy.IDLE_SECONDS", 0.0)
-    result = run(*SHORT, "--output_json_path", "runs.jsonl", "--write_result", "none")
-    assert result.exit_code == 0, result.stderr
-    (line,) = Path("runs.jsonl").read_text().splitlines()
-    value = json.loads(line)
-    reason = value["energy"]["why_not"]
-    assert re.fullmatch("a fake does not move in \\d+\\.\\d s", reason)
-    assert value["joules_per_token"] is None
-    assert f"joules of a new token are not known: {reason}" in value["why"]
-
-
 def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
     """Two samples between two looks: 1.5 J each, for 3 rows of 5 new tokens, and the
     idle machine takes nothing."""
@@ -504,19 +489,6 @@ def test_bad_input_is_one_line_and_no_log(broken, monkeypatch, arguments, code, 
     assert Path("benchmarks.txt").read_text() == REFERENCE.read_text()
 
 
-def test_an_empty_prompt_without_bos_is_refused(broken):
-    result = run("--checkpoint_path", f"dummy:{TINY.parent / 'no'}.json")
-    assert result.exit_code == 1
-    result = run("--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0", "--prompt", "")
-    assert result.exit_code == 2 and "--prompt is empty" in result.stderr
-
-
-def test_debug_shows_where(in_tmp):
-    result = run("--debug", "--checkpoint_path", "no/such/folder")
-    assert result.exit_code != 0 and result.exception is not None
-    assert "does not exist" in str(result.exception)
-
-
 def test_a_full_disk_leaves_the_log_as_it_was(broken):
     size = os.path.getsize("benchmarks.txt")
 
@@ -547,9 +519,3 @@ def test_an_interrupt_is_one_line_and_no_log(broken):
     assert run.returncode == 130
     assert rest.splitlines()[-1] == "error: interrupted; nothing was logged"
     assert Path("benchmarks.txt").read_text() == REFERENCE.read_text()
-
-
-def test_what_needs_no_torch_imports_none(in_tmp):
-    code = "import sys, quantbench.commands.generate; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip() == "False"
