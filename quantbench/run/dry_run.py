@@ -20,10 +20,7 @@ def report(plan: Plan, free: int | None) -> str:
     cache = f"{cached / 1e9:.3f} GB for {positions} positions, batch {config.batch_size}"
     scheme = spec.scheme
     if scheme is None:
-        rows += [
-            ("model_size", f"not known before {spec} has measured"),
-            ("KV cache", cache),
-        ]
+        rows += [("model_size", f"not known before {spec} has measured"), ("KV cache", cache)]
     else:
         size = size_of(architecture, scheme, device, precision, config.kernel)
         slow = 0

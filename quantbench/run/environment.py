@@ -109,10 +109,9 @@ def place(variables: Mapping[str, str] | None = None) -> Place | None:
     return Place(*map(int, numbers))
 
 
-def is_torchrun(variables: Mapping[str, str] | None = None) -> bool:
+def is_torchrun() -> bool:
     """Whether torchrun started this process, rather than launch.start."""
-    given = os.environ if variables is None else variables
-    return place(given) is not None and STORE not in given
+    return place() is not None and STORE not in os.environ
 
 
 # ---------------------------------------------------------------------------------- threads

@@ -381,19 +381,3 @@ def test_check_of_an_empty_and_of_a_single_record(tmp_path):
     assert check("check", path).stdout == "0 records, intact\n"
     path.write_text(LINE)
     assert check("check", path).stdout == "1 record, intact\n"
-
-
-@pytest.mark.parametrize(
-    "arguments, code, says",
-    [
-        (["check", "missing.txt"], 1, "error: cannot read 'missing.txt': no such file"),
-        (["check", "."], 1, "error: cannot read '.': Is a directory"),
-        (["check"], 2, "error: FILE is missing; see --help"),
-        ([], 2, "error: Missing command. There are check, table; --help says what each does"),
-        (["chekc"], 2, "error: No such command 'chekc'."),
-    ],
-)
-def test_check_fails_in_one_line(arguments, code, says):
-    result = check(*arguments)
-    assert (result.returncode, result.stdout) == (code, "")
-    assert result.stderr.startswith(says) and result.stderr.count("\n") == 1
