@@ -43,9 +43,9 @@ def parsed(text: str | bytes) -> Any:
     raise ValueError(f"it is no JSON ({why})")
 
 
-def omitted(kw_only: bool = False) -> Any:
+def omitted() -> Any:
     """The default, None, of a field that is left out of the JSON while it is None."""
-    return dataclasses.field(default=None, kw_only=kw_only, metadata={OMITTED: True})
+    return dataclasses.field(default=None, metadata={OMITTED: True})
 
 
 def _whole(digits: str) -> float:

@@ -32,6 +32,8 @@ ROOT = Path(__file__).parent.parent
 TINY = ROOT / "models" / "tiny"
 REFERENCE = ROOT / "tests" / "data" / "torchao_llama_log.txt"
 SHORT = ["--num_samples", "2", "--max_new_tokens", "5"]
+GREEDY = [*("--num_samples", "1", "--max_new_tokens", "6", "--num_layers", "1"),
+          *("--precision", "float32", "--temperature", "0")]  # fmt: skip
 
 
 def run(*arguments, **options):
@@ -318,8 +320,7 @@ def test_the_decoder_that_ran_is_recorded(in_tmp, options, decoder, reason):
 def test_bitsandbytes_writes_what_the_reference_writes(in_tmp, form, compiled):
     """Prompt and steps, on bitsandbytes' own CPU kernels. In float32 and greedily: the kernels
     differ by roundings of float32, 1.8e-5 for int8."""
-    common = ["--quantization", f"bnb-{form}", "--precision", "float32", "--temperature", "0",
-              "--num_samples", "1", "--max_new_tokens", "6", "--num_layers", "1"]  # fmt: skip
+    common = [*GREEDY, "--quantization", f"bnb-{form}"]
     ran = run(*common, "--kernel", "bitsandbytes", *compiled.split())
     assert ran.exit_code == 0, ran.stderr
     expected = run(*common, "--kernel", "reference")
@@ -331,12 +332,10 @@ def test_bitsandbytes_writes_what_the_reference_writes(in_tmp, form, compiled):
 def test_the_stock_kernel_writes_what_ours_writes(in_tmp):
     """torch's own product, prompt and steps, repeated by the log's line. Greedily and in float32,
     where sums in another order differ by 1e-6."""
-    common = ["--quantization", "none", "--precision", "float32", "--temperature", "0",
-              "--num_samples", "1", "--max_new_tokens", "6", "--num_layers", "1"]  # fmt: skip
-    ran = run(*common, "--kernel", "torch", "--output_json_path", "runs.jsonl")
+    ran = run(*GREEDY, "--kernel", "torch", "--output_json_path", "runs.jsonl")
     assert ran.exit_code == 0, ran.stderr
     assert json.loads(Path("runs.jsonl").read_text())["kernel"] == "torch"
-    ours = run(*common, "--kernel", "cpu", "--write_result", "none")
+    ours = run(*GREEDY, "--kernel", "cpu", "--write_result", "none")
     text = ran.stdout.split("scheme", 1)[0]
     assert text.strip() and text == ours.stdout.split("scheme", 1)[0]
     ((_, record),) = reading.read("benchmarks.txt").records

@@ -138,8 +138,9 @@ class Sample:
     prefill_tok_s: float  # prompt tokens ÷ prefill_seconds
     decode_tok_s: float | None  # new tokens but the first ÷ decode_seconds; None if there is one
     # What used the cores meanwhile. Left out of the JSON of a sample that has no such figures.
-    machine: MachineUse | None = omitted(kw_only=True)
-    experts: Phases | None = omitted(kw_only=True)
+    _: dataclasses.KW_ONLY
+    machine: MachineUse | None = omitted()
+    experts: Phases | None = omitted()
 
     @staticmethod
     def of(

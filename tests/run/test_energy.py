@@ -46,7 +46,7 @@ class Tree:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that pass only when the test says so, or sleeps."""
+    """Seconds that pass only when the test adds them, or when the meter sleeps."""
     clock = SimpleNamespace(now=0.0)
 
     def sleep(seconds):
