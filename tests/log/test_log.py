@@ -42,23 +42,14 @@ def line(count, words=1):
 """
 
 
-def start(code, *arguments, **settings):
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER + code, *map(str, arguments)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        **settings,
-    )
+def start(code, *arguments):
+    command = [sys.executable, "-c", WRITER + code, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def check(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "quantbench", "log", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "quantbench", "log", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def written_by(path):
