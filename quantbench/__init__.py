@@ -9,8 +9,8 @@ Everything is imported when it is first used: `import quantbench` takes no time.
 `quantbench --help` lists what can be done without writing Python.
 """
 
-from __future__ import annotations
-
+import importlib
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,34 +19,22 @@ if TYPE_CHECKING:
     from quantbench.quantize import config
 
 __all__ = ["Generator", "__version__", "config", "load"]
+MODULES = {"Generator": "generate", "config": "quantize", "load": "models"}
 
 
 def __getattr__(name: str) -> Any:
-    value: Any
-    match name:
-        case "Generator":
-            from quantbench.generate import Generator as value
-        case "load":
-            from quantbench.models import load as value
-        case "config":
-            from quantbench.quantize import config as value
-        case "__version__":
-            value = _version()
-        case _:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "__version__":
+        try:
+            value = metadata.version(__name__)
+        except metadata.PackageNotFoundError:  # a checkout that is not installed
+            value = "unknown"
+    elif name in MODULES:
+        value = getattr(importlib.import_module(f"{__name__}.{MODULES[name]}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _version() -> str:
-    """The installed distribution's version; "unknown" in a checkout that is not installed."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("quantbench")
-    except metadata.PackageNotFoundError:
-        return "unknown"

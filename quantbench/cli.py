@@ -193,10 +193,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def _carried_out(
-    command: Command,
-    args: Sequence[str] | None,
-    prog_name: str | None,
-    extra: dict[str, Any],
+    command: Command, args: Sequence[str] | None, prog_name: str | None, extra: dict[str, Any]
 ) -> Any:
     """Run the command; end the process with its exit code. click's own hides a closed pipe."""
     given = list(sys.argv[1:] if args is None else args)

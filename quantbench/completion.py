@@ -9,8 +9,8 @@ from functools import partial
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
-from quantbench.kv_cache import CACHES
-from quantbench.log.config import DECODERS, EXPERT_POLICIES, KERNELS, PRECISIONS
+from quantbench.log.config import option_table
+from quantbench.log.kinds import Choice
 from quantbench.models.presets import PRESETS
 from quantbench.quantize.spec import MEASURED, SHOWN
 
@@ -20,15 +20,11 @@ VALUES: dict[str, tuple[str, ...]] = {
     "schemes": SHOWN,
     "names": (*SHOWN, *MEASURED),
     "checkpoint_path": ("tiny", "tiny_moe", *(f"dummy:{name}" for name in PRESETS)),
-    "kv_cache": tuple(CACHES),
-    "decoder": DECODERS,
-    "kernel": KERNELS,
-    "precision": PRECISIONS,
     "device": ("auto", "cpu", "cuda", "mps", "xpu"),
     "arms": ("all",),
     "expert_memory": ("auto",),
     "expert_placement": ("popularity", "uniform", "first"),
-    "expert_policy": EXPERT_POLICIES,
+    **{name: o.kind.choices for name, o in option_table().items() if isinstance(o.kind, Choice)},
 }
 LISTS = {"schemes"}  # their values are several, with commas between
 FOLDERS = {"checkpoint_path"}  # and options whose placeholder is DIR

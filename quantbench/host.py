@@ -56,9 +56,9 @@ def free_memory(root: Path | None = None) -> int | None:
     return min(left, default=None)
 
 
-def cpuinfo(key: str, root: Path | None = None) -> str | None:
+def cpuinfo(key: str) -> str | None:
     """The first value of this key in /proc/cpuinfo."""
-    for line in read((root or ROOT) / "proc/cpuinfo").splitlines():
+    for line in read(ROOT / "proc/cpuinfo").splitlines():
         name, colon, value = line.partition(":")
         if colon and name.strip() == key:
             return value.strip()

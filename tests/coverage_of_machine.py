@@ -50,12 +50,7 @@ NEEDS = {
     "no-gpu": r"has CUDA|Triton runs on the GPU here|a GPU has as many as it has",
 }
 # Combinations of parameters that no machine can run.
-IMPOSSIBLE = "|".join(
-    (
-        "int4 has groups of 32",
-        "the kernel does not take the dtype, and says so",
-    )
-)
+IMPOSSIBLE = "|".join(("int4 has groups of 32", "the kernel does not take the dtype, and says so"))
 
 ran: Counter[str] = Counter()  # instruction set → tests that used it; tests.ops.instructions counts
 threads: Counter[int] = Counter()  # number of threads → results compared with others'

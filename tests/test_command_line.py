@@ -103,14 +103,6 @@ def test_dashes_are_underscores(monkeypatch):
     assert dashed.stdout == underscored.stdout
 
 
-def test_a_closed_stdout_is_one_line():
-    for closed, message in ((">&-", "stdout is closed"), (">/dev/full", "No space left")):
-        line = f'"{sys.executable}" -m quantbench schemes --help {closed}'
-        done = subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 1
-        assert done.stderr.count("\n") == 1 and message in done.stderr
-
-
 def test_where_windows_lacks_modules_there_is_one_line(tmp_path):
     """No module of the commands needs fcntl or resource to be imported; running them says why."""
     text = (

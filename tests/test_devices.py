@@ -52,10 +52,7 @@ def files(tmp_path, monkeypatch):
         ({"group": (8 * GB, 3 * GB, "anon 5\n")}, 5 * GB),
         ({"group": (3 * GB, 6 * GB, STATISTICS)}, 0),
         ({"meminfo": MEMINFO, "group": (8 * GB,)}, 20_480_000_000),
-        (
-            {"meminfo": MEMINFO, "old_group": (8 * GB, 3 * GB, OLD_STATISTICS.format(GB))},
-            7 * GB,
-        ),
+        ({"meminfo": MEMINFO, "old_group": (8 * GB, 3 * GB, OLD_STATISTICS.format(GB))}, 7 * GB),
         (
             {"meminfo": MEMINFO, "old_group": (2**63 - 4096, 3 * GB, OLD_STATISTICS.format(GB))},
             20_480_000_000,

@@ -32,6 +32,8 @@ ROOT = Path(__file__).parent.parent
 TINY = ROOT / "models" / "tiny"
 REFERENCE = ROOT / "tests" / "data" / "torchao_llama_log.txt"
 SHORT = ["--num_samples", "2", "--max_new_tokens", "5"]
+GREEDY = [*("--num_samples", "1", "--max_new_tokens", "6", "--num_layers", "1"),
+          *("--precision", "float32", "--temperature", "0")]  # fmt: skip
 
 
 def run(*arguments, **options):
@@ -90,21 +92,6 @@ def test_the_json_holds_what_the_line_was_made_of(in_tmp):
     assert f"{mean:.2f}" in table.stdout
 
 
-def test_a_counter_that_does_not_move_is_named(in_tmp, monkeypatch):
-    still = Counter()
-    still.between = lambda before, after: 0.0
-    monkeypatch.setattr("quantbench.run.energy.find", lambda device_type, indices: still)
-    monkeypatch.setattr("quantbench.run.energy.IDLE_SECONDS", 0.0)
-    result = run(*SHORT, "--output_json_path", "runs.jsonl", "--write_result", "none")
-    assert result.exit_code == 0, result.stderr
-    (line,) = Path("runs.jsonl").read_text().splitlines()
-    value = json.loads(line)
-    reason = value["energy"]["why_not"]
-    assert re.fullmatch("a fake does not move in \\d+\\.\\d s", reason)
-    assert value["joules_per_token"] is None
-    assert f"joules of a new token are not known: {reason}" in value["why"]
-
-
 def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
     """Two samples between two looks: 1.5 J each, for 3 rows of 5 new tokens, and the
     idle machine takes nothing."""
@@ -125,10 +112,9 @@ def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
     counted, alone = map(json.loads, Path("runs.jsonl").read_text().splitlines())
     assert counted["joules_per_token"] == pytest.approx(1.5 / 15)
     used = counted["energy"]
-    assert used.pop("seconds") > 0 and used.pop("resolution") < 0.02
+    assert used.pop("seconds") > 0
     assert used == {
-        "counter": "a fake", "joules": 1.5, "joules_with_idle": 1.5, "idle_watts": 0.0,
-        "repeats": 2,
+        "counter": "a fake", "joules": 1.5, "idle_watts": 0.0, "repeats": 2,
     }  # fmt: skip
     assert len(counted["samples"]) == 2
     assert alone["joules_per_token"] is None
@@ -334,8 +320,7 @@ def test_the_decoder_that_ran_is_recorded(in_tmp, options, decoder, reason):
 def test_bitsandbytes_writes_what_the_reference_writes(in_tmp, form, compiled):
     """Prompt and steps, on bitsandbytes' own CPU kernels. In float32 and greedily: the kernels
     differ by roundings of float32, 1.8e-5 for int8."""
-    common = ["--quantization", f"bnb-{form}", "--precision", "float32", "--temperature", "0",
-              "--num_samples", "1", "--max_new_tokens", "6", "--num_layers", "1"]  # fmt: skip
+    common = [*GREEDY, "--quantization", f"bnb-{form}"]
     ran = run(*common, "--kernel", "bitsandbytes", *compiled.split())
     assert ran.exit_code == 0, ran.stderr
     expected = run(*common, "--kernel", "reference")
@@ -347,12 +332,10 @@ def test_bitsandbytes_writes_what_the_reference_writes(in_tmp, form, compiled):
 def test_the_stock_kernel_writes_what_ours_writes(in_tmp):
     """torch's own product, prompt and steps, repeated by the log's line. Greedily and in float32,
     where sums in another order differ by 1e-6."""
-    common = ["--quantization", "none", "--precision", "float32", "--temperature", "0",
-              "--num_samples", "1", "--max_new_tokens", "6", "--num_layers", "1"]  # fmt: skip
-    ran = run(*common, "--kernel", "torch", "--output_json_path", "runs.jsonl")
+    ran = run(*GREEDY, "--kernel", "torch", "--output_json_path", "runs.jsonl")
     assert ran.exit_code == 0, ran.stderr
     assert json.loads(Path("runs.jsonl").read_text())["kernel"] == "torch"
-    ours = run(*common, "--kernel", "cpu", "--write_result", "none")
+    ours = run(*GREEDY, "--kernel", "cpu", "--write_result", "none")
     text = ran.stdout.split("scheme", 1)[0]
     assert text.strip() and text == ours.stdout.split("scheme", 1)[0]
     ((_, record),) = reading.read("benchmarks.txt").records
@@ -461,11 +444,7 @@ def broken(in_tmp):
 
 
 BAD = [  # arguments, exit code, what the line says
-    ("--quantization int8w0", 2, "'int8w0' is no scheme; nearest: int8wo"),
     ("--kernel triton", 1, "none has no such kernel; here it has cpu, torch"),
-    ("--quantization int4wo-48", 2, "G in int4wo-G[-hqq] is 32, 64, 128 or 256"),
-    ("--quantization uintx-9-64", 2, "N in uintx-N-G[-hqq] is 1, 2, 3, 4, 5, 6 or 7"),
-    ("--quantization fp6x", 2, "'fp6x' is no scheme; nearest: fp6"),
     ("--quantization int4wo-64 --checkpoint_path dummy:narrow.json", 1,
      "int4wo-64: layers.0.attention.wqkv has in_features 96, no multiple of 64; 32 would fit"),
     ("--quantization int8wo --checkpoint_path dummy:odd.json --kernel torchao", 1,
@@ -473,18 +452,13 @@ BAD = [  # arguments, exit code, what the line says
     ("--quantization fp6 --kernel triton", 1, "--kernel triton: fp6: Triton needs a CUDA device"),
     ("--quantization float8dq-row --kernel torchao", 1, "compute capability 8.9 or more; here it"),
     ("--quantization nvfp4 --kernel torchao --precision float16", 1, "bfloat16 or float32, not"),
-    ("--quantization sparse-marlin-wanda --calibration_text nowhere.txt", 2,
-     "--calibration_text nowhere.txt: No such file"),
     ("--quantization sparse-marlin-wanda --calibration_text short.txt", 2, "tokens are too few"),
     ("--quantization sparse-marlin-wanda --calibration_text model.bin", 2, "is no UTF-8 text"),
     ("--quantization int8wo --save without_config", 1, "the folder is not empty; give a new one"),
     ("--quantization int8wo --save benchmarks.txt", 1, "--save benchmarks.txt: "),
     ("--device tpu", 2, "--device 'tpu' is"),
-    ("--device cpu:3", 2, "there is no device of that number here"),
     pytest.param("--device cuda", 2, "torch finds no cuda here; use auto, cpu",
                  marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")),
-    ("--checkpoint_path no/such/folder", 1, "no/such/folder does not exist"),
-    ("--checkpoint_path empty", 1, "holds no weights; looked for"),
     ("--checkpoint_path truncated", 1, "model.safetensors is damaged"),
     ("--checkpoint_path noise", 1, "model.safetensors is damaged"),
     ("--checkpoint_path without_weights", 1, "holds no weights"),
@@ -496,25 +470,9 @@ BAD = [  # arguments, exit code, what the line says
     ("--checkpoint_path bad_tokenizer", 1, "tokenizer.model"),
     ("--checkpoint_path pickled", 1, "pytorch_model.bin holds more than weights"),
     ("--checkpoint_path bad_pickle", 1, "model.pth is damaged"),
-    ("--checkpoint_path dummy:Llama-9", 2, "'Llama-9' is no preset"),
-    ("--checkpoint_path dummy:nowhere.json", 1, "No such file"),
-    ("--num_layers 9", 2, "--num_layers 9: tiny has 5 layers"),
-    ("--max_new_tokens 1024", 2, "the model's context has 1024: ask for fewer"),
-    ("--prefill_size 1024", 2, "1024 prompt tokens and --max_new_tokens 200 need 1224 positions"),
-    ("--cache_size 100", 2, "--cache_size 100 is too small"),
     ("--cache_size 99999999999999", 1, "is the largest that fits; --kv_cache int8 or fp8 or int4"),
-    ("--kv_cache fp8 --kv_cache_quantization", 2, "which is --kv_cache int8: leave one out"),
     ("--kv_cache int4 --checkpoint_path dummy:narrow.json", 2,
      "--kv_cache int4: the model's head_dim 24 is no multiple of 32; int8 and fp8 take any"),
-    ("--context_depth 1020", 2, "--context_depth 1020, 9 prompt tokens and --max_new_tokens 200 "
-     "need 1229 positions; the model's context has 1024: ask for fewer"),
-    ("--context_depth 300 --cache_size 400", 2, "--cache_size 400 is too small"),
-    ("--context_depth 1 --interactive", 2, "leave out --context_depth"),
-    ("--interactive --batch_size 2", 2, "--interactive holds one conversation"),
-    ("--write_result no/such/folder/log.txt", 1, "no/such/folder"),
-    ("--write_result empty", 1, "empty"),
-    ("--output_json_path no/such/folder/runs.jsonl", 1, "no/such/folder"),
-    ("--profile no/such/folder/trace.json", 1, "no/such/folder"),
 ]  # fmt: skip
 
 
@@ -573,9 +531,3 @@ def test_an_interrupt_is_one_line_and_no_log(broken):
     assert run.returncode == 130
     assert rest.splitlines()[-1] == "error: interrupted; nothing was logged"
     assert Path("benchmarks.txt").read_text() == REFERENCE.read_text()
-
-
-def test_what_needs_no_torch_imports_none(in_tmp):
-    code = "import sys, quantbench.commands.generate; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip() == "False"

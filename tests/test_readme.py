@@ -144,9 +144,7 @@ def test_each_entry_of_the_log_says_where_it_comes_from():
 # A command on a line of its own, with or without a comment behind it, or between backticks.
 PROGRAM = r"python (?:generate\.py|-m \w[\w.]*)|quantbench"
 LINE = re.compile(rf"^ *((?:{PROGRAM}) .*?)(?:  +#.*)?$|`((?:{PROGRAM}) [^`]+)`", re.M)
-COMMANDS = sorted(
-    {line or inline for line, inline in LINE.findall(DOCUMENTS.replace("\\\n", " "))},
-)
+COMMANDS = sorted({line or inline for line, inline in LINE.findall(DOCUMENTS.replace("\\\n", " "))})
 # Modules that are run by name and read no options of ours.
 SCRIPTS = ("quantbench.models.tiny.train", "tests.trust.simulation")
 

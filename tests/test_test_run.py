@@ -137,12 +137,6 @@ def test_no_test_draws_what_no_seed_repeats():
     assert [str(path) for path in files if unseeded.search(path.read_text())] == []
 
 
-@pytest.mark.parametrize("given", ["", "-1", "1.5", "many", str(2**32)])
-def test_a_seed_that_is_no_seed_is_an_error(given):
-    with pytest.raises(pytest.UsageError, match="give a whole number from 0 to 4294967295"):
-        seeds.seed_of_run(given)
-
-
 def test_skips_are_counted_by_reason_and_fail_where_the_machine_must_not_lack_it(run):
     def tested(names=("",), **environment):
         return run("tests.coverage_of_machine", SKIPS, (), names, **environment)

@@ -173,16 +173,6 @@ def test_a_worker_starts(installed, elsewhere):
     assert "int8wo" in run(installed, elsewhere, "python", "-P", "ask.py")
 
 
-def test_version_and_help_need_no_torch(installed, elsewhere):
-    text = "import sys; from quantbench.__main__ import commands\n"
-    text += "try: commands.main(sys.argv[1:], prog_name='quantbench')\n"
-    text += "finally: print('torch' in sys.modules)\n"
-    for words in (["--help"], ["--version"], ["generate", "--help"], ["schemes", "--help"]):
-        out = run(installed, elsewhere, "python", "-P", "-c", text, *words)
-        assert out.endswith("False\n"), words
-        assert "quantbench" in out
-
-
 def test_it_is_imported_beside_others(installed, elsewhere):
     """In a process with modules of theirs that are named as ours are."""
     for name in THEIRS:

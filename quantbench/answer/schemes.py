@@ -16,10 +16,10 @@ from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_config
 from quantbench.quality.block_errors import block_mean, ratio
+from quantbench.quality.scoring import token_nats
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, parse
 from quantbench.run.loading import Loading
 from quantbench.run.plan import begin, make_plan
-from quantbench.run.scoring import token_nats
 from quantbench.run.sizes import size_of
 from quantbench.text import aligned
 

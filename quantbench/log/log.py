@@ -156,12 +156,12 @@ def _write(descriptor: int, data: bytes) -> None:
         raise
 
 
-def _tail(descriptor: int, block: int = 1 << 16) -> bytes:
-    """The bytes after the last newline, read backwards in blocks of `block` bytes."""
+def _tail(descriptor: int) -> bytes:
+    """The bytes after the last newline, read backwards."""
     tail = b""
     position = os.fstat(descriptor).st_size
     while position and b"\n" not in tail:
-        start = max(0, position - block)
+        start = max(0, position - (1 << 16))
         tail = os.pread(descriptor, position - start, start) + tail
         position = start
     return tail.rpartition(b"\n")[2]

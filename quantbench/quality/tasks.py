@@ -128,7 +128,7 @@ def _adapter(plan: Plan, model: Transformer) -> Any:
     from lm_eval.api.model import TemplateLM
 
     from quantbench.generate import Generator
-    from quantbench.run.scoring import token_nats
+    from quantbench.quality.scoring import token_nats
 
     tokenizer, device, most = plan.tokenizer, plan.device, plan.architecture.max_position
 

@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +9,7 @@ import torch
 
 from quantbench.errors import UsageError
 from quantbench.models.chat import TemplateChat, chat_of
-from quantbench.models.tokenizer import Tokenizer, stream
+from quantbench.models.tokenizer import stream
 from quantbench.progress import say
 from quantbench.run.plan import Plan
 from quantbench.text import counted
@@ -23,32 +22,14 @@ HELP = "/reset forgets the conversation, /help shows this, Ctrl-D ends it"
 
 
 def chat(plan: Plan, generator: "Generator") -> None:
-    """Converse with the plan's model on the terminal."""
-
-    def next_tokens(ids: list[int], start: int) -> Iterator[int]:
-        prompt = torch.tensor([ids], device=plan.device)
-        return (int(token) for token in generator.stream(prompt, start))
-
-    torch.manual_seed(plan.config.seed)
-    longest = plan.config.max_new_tokens
-    converse(next_tokens, plan.tokenizer, plan.name, plan.cache_size, longest)
-
-
-def converse(
-    next_tokens: Callable[[list[int], int], Iterator[int]],
-    tokenizer: Tokenizer,
-    name: str,
-    cache_size: int,
-    max_new_tokens: int,
-) -> None:
     """Read a line and print the answer while it is generated, until end of input or a full context.
 
-    next_tokens: called with token ids and the position of the first; stores them in the cache and
-    yields the tokens that follow. name: the model's, which decides its chat template.
-    cache_size: positions. max_new_tokens: at most so many for each answer.
-    A model without a chat template continues the text instead of answering. After each answer it
-    says how many tokens came how fast. Lines that COMMAND matches are commands.
+    An answer has at most --max_new_tokens. A model without a chat template continues the text
+    instead of answering. After each answer it says how many tokens came how fast. Lines that
+    COMMAND matches are commands.
     """
+    torch.manual_seed(plan.config.seed)
+    tokenizer, name, cache_size = plan.tokenizer, plan.name, plan.cache_size
     chat = chat_of(tokenizer, name)
     continues = not isinstance(chat, TemplateChat)
     if continues:
@@ -75,7 +56,7 @@ def converse(
         except UsageError as error:
             say(str(error))
             continue
-        room = min(cache_size - start - len(ids), max_new_tokens)
+        room = min(cache_size - start - len(ids), plan.config.max_new_tokens)
         if room < 1:
             say(
                 f"The context is full: it has {cache_size} positions; --cache_size gives it more, "
@@ -89,7 +70,8 @@ def converse(
         text = stream(tokenizer, ids if continues else ())
         answer: list[int] = []
         arrivals = [time.perf_counter()]
-        for token in next_tokens(ids, start):
+        for tensor in generator.stream(torch.tensor([ids], device=plan.device), start):
+            token = int(tensor)
             arrivals.append(time.perf_counter())
             if token in chat.stop_ids:
                 break

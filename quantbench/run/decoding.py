@@ -97,12 +97,7 @@ class Modules:
 
 @torch.compiler.nested_compile_region
 def block_region(
-    layer: Block,
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    cache: KVCache,
+    layer: Block, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, cache: KVCache
 ) -> Tensor:
     """A layer as a nested compile region: compiled once, called for every layer."""
     y: Tensor = layer(x, cos, sin, positions, cache)

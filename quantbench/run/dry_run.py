@@ -20,10 +20,7 @@ def report(plan: Plan, free: int | None) -> str:
     cache = f"{cached / 1e9:.3f} GB for {positions} positions, batch {config.batch_size}"
     scheme = spec.scheme
     if scheme is None:
-        rows += [
-            ("model_size", f"not known before {spec} has measured"),
-            ("KV cache", cache),
-        ]
+        rows += [("model_size", f"not known before {spec} has measured"), ("KV cache", cache)]
     else:
         size = size_of(architecture, scheme, device, precision, config.kernel)
         slow = 0
@@ -33,25 +30,20 @@ def report(plan: Plan, free: int | None) -> str:
             slow = slow_bytes(config, architecture, scheme, device, precision)
         need = size.memory_bytes - slow + cached
         widened = f"; kernel {size.kernel} reads {size.bits_read:.2f}" if size.widened else ""
-        shared = size.model_bytes + size.embedding_bytes - size.memory_bytes
+        bits = f"{size.bits_per_weight:.2f} on average in the quantized linear layers{widened}"
+        embedding = f"{size.embedding_bytes / 1e9:.2f} GB, not part of model_size"
+        if size.model_bytes + size.embedding_bytes > size.memory_bytes:
+            embedding += ", shared with the output layer"
         rows += [
             ("model_size", f"{size.model_bytes / 1e9:.2f} GB as {scheme}"),
-            (
-                "embedding",
-                f"{size.embedding_bytes / 1e9:.2f} GB, not part of model_size"
-                + (", shared with the output layer" if shared else ""),
-            ),
+            ("embedding", embedding),
             ("KV cache", cache),
-            *(
-                [("slow memory", f"{slow / 1e9:.2f} GB of experts, not part of total")]
-                if slow
-                else []
-            ),
+        ]
+        if slow:
+            rows.append(("slow memory", f"{slow / 1e9:.2f} GB of experts, not part of total"))
+        rows += [
             ("total", f"{need / 1e9:.2f} GB{_fitting(need, free, device)}"),
-            (
-                "bits per weight",
-                f"{size.bits_per_weight:.2f} on average in the quantized linear layers{widened}",
-            ),
+            ("bits per weight", bits),
             ("kernel", size.kernel or f"none: {size.reason}"),
         ]
     head = "\n".join(f"{name:<16} {text}" for name, text in rows)

@@ -4,13 +4,14 @@ meter = Meter.find(device, ranks)           # NotCounted, with the reason, where
 energy = meter.energy(runs)                 # of one run; idle power is subtracted
 """
 
+import importlib
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quantbench.log.table import NO_COUNTER
 from quantbench.text import counted
@@ -35,17 +36,13 @@ class Energy:
 
     counter: str
     joules: float  # without the idle machine's
-    joules_with_idle: float
     seconds: float
     idle_watts: float
     repeats: int
-    resolution: float  # the counter's update interval ÷ the seconds of all repeats
 
 
 @dataclass(frozen=True)
 class NotCounted:
-    """There is no figure of a run's energy."""
-
     why_not: str
 
 
@@ -53,7 +50,7 @@ class NotCounted:
 class Counter:
     """Counters of energy that are read together."""
 
-    name: str  # "RAPL (package-0, dram package-0)", "NVML (2 GPUs)"
+    name: str  # "RAPL (package-0, dram)", "NVML (2 GPUs)"
     read: Callable[[], list[float]]  # joules since some time, a counter each; raises NoCounter
     ends: Sequence[float]  # joules at which each counter starts again from zero
     interval: float  # seconds between updates
@@ -64,18 +61,12 @@ class Counter:
         return sum(now - was + (end if now < was else 0.0) for was, now, end in each)
 
 
-def zones(root: Path = POWERCAP) -> dict[str, Path]:
-    """RAPL's folders of processor packages, and of memory where it is counted apart from them. The
-    MSR and the MMIO driver may both list a package; cores lie within their package's figure."""
-    names = {path.parent: path.read_text().strip() for path in root.glob("intel-rapl*:*/name")}
-    found: dict[str, Path] = {}
-    for folder in sorted(names, key=lambda folder: ("mmio" in folder.name, folder)):
-        name = names[folder]
-        if name == "dram":  # inside the package whose folder's name its own begins with
-            name += f" {names[root / folder.name.rpartition(':')[0]]}"
-        if name.startswith(("package", "dram")):
-            found.setdefault(name, folder)
-    return found
+def zones(root: Path) -> list[tuple[str, Path]]:
+    """RAPL's processor packages, and memory where it is counted apart from them: name and folder.
+    Cores lie within their package's figure, and the MMIO driver lists the same packages again."""
+    folders = [path.parent for path in sorted(root.glob("intel-rapl:*/name"))]
+    named = [((folder / "name").read_text().strip(), folder) for folder in folders]
+    return [(name, folder) for name, folder in named if name.startswith(("package", "dram"))]
 
 
 def rapl(root: Path = POWERCAP) -> Counter:
@@ -85,21 +76,21 @@ def rapl(root: Path = POWERCAP) -> Counter:
 
     def read(file: str = "energy_uj") -> list[float]:
         try:
-            return [int((folder / file).read_text()) / 1e6 for folder in found.values()]
+            return [int((folder / file).read_text()) / 1e6 for _, folder in found]
         except OSError as error:
             raise NoCounter(f"the RAPL counter cannot be read: {error.strerror}") from None
 
-    return Counter(f"RAPL ({', '.join(found)})", read, read("max_energy_range_uj"), 1e-3)
+    names = ", ".join(name for name, _ in found)
+    return Counter(f"RAPL ({names})", read, read("max_energy_range_uj"), 1e-3)
 
 
 def nvml(indices: Sequence[int]) -> Counter:
-    """The counters of CUDA's devices of these numbers, found by their UUID, for NVML numbers cards
+    """The counters of CUDA's devices of these numbers, found by their UUID: NVML numbers cards
     otherwise. Raises NoCounter."""
     import torch
 
     try:
-        import pynvml
-
+        nvml = importlib.import_module("pynvml")
         uuids = [torch.cuda.get_device_properties(index).uuid for index in indices]
     except ImportError:
         raise NoCounter("NVIDIA's counter needs a package: pip install nvidia-ml-py") from None
@@ -108,10 +99,10 @@ def nvml(indices: Sequence[int]) -> Counter:
 
     def read() -> list[float]:
         try:
-            pynvml.nvmlInit()
-            cards = [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
-            return [pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3 for card in cards]
-        except pynvml.NVMLError as error:
+            nvml.nvmlInit()
+            cards = [nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
+            return [nvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3 for card in cards]
+        except nvml.NVMLError as error:
             raise NoCounter(f"NVIDIA's driver counts no energy here: {error}") from None
 
     return Counter(f"NVML ({counted(len(uuids), 'GPU')})", read, [math.inf] * len(uuids), 0.1)
@@ -127,10 +118,13 @@ def find(device_type: str, indices: Sequence[int] = (0,)) -> Counter:
 def power_limit(root: Path = POWERCAP) -> float | None:
     """Watts to which the firmware holds the processor packages in the long term; None where nothing
     tells. Anyone may read it, unlike the counters on most systems."""
-    files = [file for zone in zones(root).values() for file in zone.glob("constraint_*_name")]
-    terms = [file for file in files if file.read_text().strip() == "long_term"]
-    limits = [file.with_name(file.name.replace("_name", "_power_limit_uw")) for file in terms]
-    return sum(int(limit.read_text()) for limit in limits) / 1e6 or None
+    files = [file for _, zone in zones(root) for file in zone.glob("constraint_*_name")]
+    limits = [
+        int(file.with_name(file.name.replace("_name", "_power_limit_uw")).read_text())
+        for file in files
+        if file.read_text().strip() == "long_term"
+    ]
+    return sum(limits) / 1e6 or None
 
 
 @dataclass(frozen=True)
@@ -177,23 +171,17 @@ class Meter:
         if lost or not spent:
             return NotCounted(f"{counter.name} {lost or f'does not move in {seconds:.1f} s'}")
         net = max(0.0, spent - self.idle_watts * seconds)
-        each = net / repeats, spent / repeats, seconds / repeats
-        return Energy(counter.name, *each, self.idle_watts, repeats, counter.interval / seconds)
+        return Energy(counter.name, net / repeats, seconds / repeats, self.idle_watts, repeats)
 
 
 def pooled(energies: Sequence[Energy]) -> Energy:
-    """The energy of a run that was counted several times: means over all repeats. The idle power is
-    the mean of its readings, the resolution the coarsest."""
+    """The energy of a run that was counted several times: means over all repeats, the idle power
+    the mean of its readings."""
     repeats = [energy.repeats for energy in energies]
-    means: dict[str, Any] = {
-        name: statistics.fmean([getattr(energy, name) for energy in energies], repeats)
-        for name in ("joules", "joules_with_idle", "seconds")
-    }
-    idle, coarsest = [e.idle_watts for e in energies], max(e.resolution for e in energies)
-    return replace(
-        energies[0], **means, idle_watts=statistics.fmean(idle), repeats=sum(repeats),
-        resolution=coarsest,
-    )  # fmt: skip
+    joules = statistics.fmean([energy.joules for energy in energies], repeats)
+    seconds = statistics.fmean([energy.seconds for energy in energies], repeats)
+    idle = statistics.fmean(energy.idle_watts for energy in energies)
+    return Energy(energies[0].counter, joules, seconds, idle, sum(repeats))
 
 
 def sentence(

@@ -37,18 +37,11 @@ GC_THRESHOLD = 100_000
 
 # Variables that change a run's speed or the code that it runs. No others are recorded.
 RECORDED_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "MALLOC_")
-RECORDED = (
+RECORDED = {
     *DEFAULTS,
-    *(
-        "TORCH_WARM_POOL",
-        "QUANTBENCH_ISA",
-        "CXX",
-        "CXXFLAGS",
-        "LD_PRELOAD",
-        "GLIBC_TUNABLES",
-        "TRITON_INTERPRET",
-    ),
-)
+    *("TORCH_WARM_POOL", "QUANTBENCH_ISA", "CXX", "CXXFLAGS", "LD_PRELOAD", "GLIBC_TUNABLES"),
+    "TRITON_INTERPRET",
+}
 STORE = "QUANTBENCH_RANK_STORE"  # where the ranks that run/launch.py started meet
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MEMORY_MAP = Path("/proc/self/smaps_rollup")
@@ -116,10 +109,9 @@ def place(variables: Mapping[str, str] | None = None) -> Place | None:
     return Place(*map(int, numbers))
 
 
-def is_torchrun(variables: Mapping[str, str] | None = None) -> bool:
+def is_torchrun() -> bool:
     """Whether torchrun started this process, rather than launch.start."""
-    given = os.environ if variables is None else variables
-    return place(given) is not None and STORE not in given
+    return place() is not None and STORE not in os.environ
 
 
 # ---------------------------------------------------------------------------------- threads

@@ -21,7 +21,7 @@ from quantbench.run import machine
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.environment import Environment
 from quantbench.run.machine import MachineUse, Trust, judge
-from quantbench.typed_json import OMITTED, omitted, to_json
+from quantbench.typed_json import omitted, to_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,10 +145,9 @@ class Sample:
     prefill_tok_s: float  # prompt tokens ÷ prefill_seconds
     decode_tok_s: float | None  # new tokens but the first ÷ decode_seconds; None if there is one
     # What used the cores meanwhile. Left out of the JSON of a sample that has no such figures.
-    machine: MachineUse | None = dataclasses.field(
-        default=None, kw_only=True, metadata={OMITTED: True}
-    )
-    experts: Phases | None = dataclasses.field(default=None, kw_only=True, metadata={OMITTED: True})
+    _: dataclasses.KW_ONLY
+    machine: MachineUse | None = omitted()
+    experts: Phases | None = omitted()
 
     @staticmethod
     def of(

@@ -161,9 +161,7 @@ def sampler(plan: Plan, generator: Generator) -> OneSample:
     tiers = tiers_of(generator.model)
 
     def one_sample(
-        index: int,
-        tokens: int | None = None,
-        after_token: Callable[[], object] = lambda: None,
+        index: int, tokens: int | None = None, after_token: Callable[[], object] = lambda: None
     ) -> Generation:
         torch.manual_seed(config.seed + index)  # a sample does not depend on the warm-up's length
         count = config.max_new_tokens if tokens is None else tokens
@@ -176,11 +174,7 @@ def sampler(plan: Plan, generator: Generator) -> OneSample:
         prefill, decode = plan.ranks.first(own_seconds, plan.device)
         (cores,) = plan.ranks.total([use.own_cores], plan.device)
         return Generation(
-            own.tokens,
-            prefill,
-            decode,
-            use.of_processes(cores),
-            watch.phases() if watch else None,
+            own.tokens, prefill, decode, use.of_processes(cores), watch.phases() if watch else None
         )
 
     return one_sample

@@ -148,10 +148,7 @@ def check_name(config: RunConfig, name: str) -> None:
 
 
 def split_of(
-    config: RunConfig,
-    spec: Spec | Selection,
-    architecture: ModelConfig,
-    checkpoint: Checkpoint,
+    config: RunConfig, spec: Spec | Selection, architecture: ModelConfig, checkpoint: Checkpoint
 ) -> Split | None:
     """This rank's share of the model; None if there is one rank.
 

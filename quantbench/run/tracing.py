@@ -52,7 +52,7 @@ def trace(
                 say(longest_operations(events))
 
 
-def longest_operations(events: torch.profiler.profile, count: int = LISTED) -> str:
+def longest_operations(events: torch.profiler.profile) -> str:
     """A table of the operations that took most of the traced sample, without what they called.
 
     Times are the device's: on an accelerator those of its kernels, else the CPU's.
@@ -65,7 +65,7 @@ def longest_operations(events: torch.profiler.profile, count: int = LISTED) -> s
     ]
     total = sum(microseconds for microseconds, _ in timed) or 1
     rows = [("operation", "calls", "time", "share")]
-    for microseconds, event in sorted(timed, key=lambda pair: -pair[0])[:count]:
+    for microseconds, event in sorted(timed, key=lambda pair: -pair[0])[:LISTED]:
         name = event.key if len(event.key) <= WIDEST else f"{event.key[: WIDEST - 1]}…"
         time = f"{microseconds / 1000:.2f} ms"
         rows.append((name, str(event.count), time, f"{microseconds / total:.0%}"))

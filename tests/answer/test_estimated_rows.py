@@ -34,7 +34,7 @@ def with_figures(results):
         "peak_memory_bytes": 1.5e9,  # of 3 GB measured
         "joules_per_token": 1.0,
     }
-    energy = [Energy("a fake", joules, 9.0, 0.5, 12.0, 2, 0.01) for joules in (5.0, 7.0)]
+    energy = [Energy("a fake", joules, 0.5, 12.0, 2) for joules in (5.0, 7.0)]
     limit = Limit(10e9, 10e9 * row.decode_tok_s / 0.8)  # 0.8 of a step
     arm.facts = dataclasses.replace(arm.facts, estimate=estimate, limit=limit, energy=energy)
     return results

@@ -242,7 +242,7 @@ def test_cells_that_are_known_not_to_run_are_not_tried(measure):
 
 def test_the_estimate_and_the_energy_of_a_cell(measure):
     """A run of 6 J: 2 rows and 3 tokens, 1 J a token."""
-    energy = Energy("a fake", 6.0, 8.0, 0.2, 10.0, 5, 0.01)
+    energy = Energy("a fake", 6.0, 0.2, 10.0, 5)
     measured, _, _ = measure(batch_sizes=[2], happens={"energy": energy})
     cell = cells(measured)[2]
     assert cell.joules_per_token == pytest.approx(1.0) and cell.energy.idle_watts == 10.0

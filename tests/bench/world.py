@@ -142,7 +142,7 @@ class FakeProcess:
         facts = arm_facts(config=own, scheme=self.config.quantization, kernel="torch")
         if self.behaviour.joules is None:
             return facts
-        energy = Energy("a fake", self.behaviour.joules, 99.0, 1.0, 10.0, 3, 0.01)
+        energy = Energy("a fake", self.behaviour.joules, 1.0, 10.0, 3)
         return dataclasses.replace(facts, energy=[energy])
 
     def turn(self, kind, tokens):

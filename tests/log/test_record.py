@@ -57,12 +57,6 @@ def test_numbers_wider_than_their_column_widen_it():
     assert Record.parse(line).render() == line
 
 
-def test_the_glued_option_is_kept_in_the_line_and_understood_in_the_config():
-    glued = next(line for line in LINES if "8192--kv_cache_quantization" in line)
-    record = Record.parse(glued)
-    assert config_of(record).cache_size == 8192 and config_of(record).kv_cache_quantization
-
-
 NUMBERS = st.floats(0, 1e6)
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]), min_size=1)
 

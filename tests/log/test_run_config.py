@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -18,9 +17,6 @@ from quantbench.cli import Command
 from quantbench.commands.generate import generate
 from quantbench.errors import UsageError
 from quantbench.log.config import (
-    EXPERT_POLICIES,
-    EXPERT_PREFETCH,
-    KERNELS,
     RunConfig,
     argv,
     breaks_off,
@@ -29,7 +25,7 @@ from quantbench.log.config import (
     repro,
     split,
 )
-from quantbench.log.kinds import Number, Whole
+from quantbench.log.kinds import Choice, Number, Room, Switch, Text, Whole
 from quantbench.log.options import options, parse
 from quantbench.run.checks import check_options
 
@@ -39,60 +35,34 @@ COMMANDS = [
 ]
 
 # No command line can carry a NUL; RunConfig refuses it, tested below.
-TEXTS = st.text(
-    st.characters(codec="utf-8", exclude_characters="\0"), max_size=40
-) | st.sampled_from(
-    [
-        "--",
-        "--compile",
-        "-5",
-        "5--compile",
-        "8192--kv_cache_quantization",
-        "a\nb",
-        "'",
-        "\\",
-        "$'",
-        "!",
-    ]
-)
-PATHS = TEXTS.filter(bool)
-COUNTS = st.integers(1, 2**63 - 1)
-CONFIGS = st.builds(
-    RunConfig,
-    quantization=st.sampled_from(["none", "int8wo", "int4wo-64-hqq"]) | PATHS,
-    checkpoint_path=PATHS,
-    device=st.sampled_from(["auto", "cpu", "cuda:1"]) | PATHS,
-    precision=st.sampled_from(["bfloat16", "float16", "float32", "torch.float32"]),
-    compile=st.booleans(),
-    compile_prefill=st.booleans(),
-    num_samples=COUNTS,
-    max_new_tokens=COUNTS,
-    top_k=COUNTS,
-    temperature=st.floats(0, allow_nan=False, allow_infinity=False),
-    cache_size=st.none() | COUNTS,
-    kv_cache_quantization=st.booleans(),
-    kv_cache=st.sampled_from(["dense", "int8", "fp8", "int4"]),
-    linear_causal_mask=st.booleans(),
-    prefill_chunk=st.none() | COUNTS,
-    context_depth=st.integers(0, 2**63 - 1),
-    prompt=TEXTS,
-    prefill_size=st.none() | COUNTS,
-    batch_size=COUNTS,
-    seed=st.integers(0, 2**63 - 1),
-    num_layers=st.none() | COUNTS,
-    kernel=st.sampled_from(KERNELS),
-    expert_memory=st.none() | st.sampled_from(["auto", "12", "8GB", "0.5GB", "500MB"]),
-    expert_placement=st.sampled_from(["uniform", "first", "popularity"]) | PATHS,
-    expert_policy=st.sampled_from(EXPERT_POLICIES),
-    expert_prefetch=st.sampled_from(EXPERT_PREFETCH),
-    expert_folder=st.none() | PATHS,
-    write_result=PATHS,
-    output_json_path=st.none() | PATHS,
-    profile=st.none() | PATHS,
-    memory_profile=st.none() | PATHS,
-    interactive=st.booleans(),
-    debug=st.booleans(),
-)
+GLUED = "8192--kv_cache_quantization"
+ODD = ["--", "--compile", "-5", "5--compile", GLUED, "a\nb", "'", "\\", "$'", "!"]
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40)
+TEXTS |= st.sampled_from(ODD)
+
+
+def values(field):
+    """What an option takes, by its kind."""
+    match field.metadata["option"].kind:
+        case Switch():
+            taken = st.booleans()
+        case Whole() as kind:
+            taken = st.integers(kind.minimum, kind.maximum)
+        case Number():
+            taken = st.floats(0, allow_nan=False, allow_infinity=False)
+        case Choice() as kind:
+            names = [*kind.choices, *kind.former]
+            taken = st.sampled_from([*names, *(kind.prefix + name for name in names)])
+        case Room():
+            taken = st.sampled_from(["auto", "12", "8GB", "0.5GB", "500MB"])
+        case Text() as kind:
+            taken = TEXTS if kind.may_be_empty else TEXTS.filter(bool)
+    return st.none() | taken if field.default is None else taken
+
+
+# Without tp: the repro command of several ranks starts with torchrun.
+FIELDS = [field for field in dataclasses.fields(RunConfig) if field.name != "tp"]
+CONFIGS = st.builds(RunConfig, **{field.name: values(field) for field in FIELDS})
 
 
 def test_the_reference_log_is_here_whole():
@@ -254,32 +224,16 @@ def test_nothing_else_is_taken_apart(command):
     assert not has_glued_option(command)
 
 
+# tests/messages.txt has what commands say of others. A file cannot hold these words, or `parse`
+# alone refuses them.
 @pytest.mark.parametrize(
     "words, says",
     [
-        ("--num_samples 1.5", "given: '1.5'"),
-        ("--num_samples 1_0", "given: '1_0'"),
-        ("--max-new-tokens=-3", "--max_new_tokens takes a whole number from 1"),
-        ("--temperature -0.1", "--temperature takes a finite number of at least 0"),
-        ("--temperature 1e999", "--temperature takes"),
         ("--seed " + "9" * 6000, "--seed takes"),
-        ("--precision int8", "bfloat16, float16, float32; given: 'int8'"),
-        ("--kernel cuda", "auto, torchao, cpu, triton, bitsandbytes, reference"),
-        ("--device=", "--device takes"),
-        ("--profile=", "--profile takes"),
         ("--prompt=\0", "--prompt takes text without NUL characters"),
         ("--prompt=\ud800", "--prompt takes text"),
-        ("--compile=yes", "Option '--compile' does not take a value"),
-        ("--top_k", "Option '--top_k' requires an argument"),
         ("--prompt --compile", "--prompt=VALUE"),
-        ("--max_tokens 5", "did you mean --max_new_tokens?"),
-        ("--quantisation int8wo", "did you mean --quantization?"),
         ("--complie", "did you mean --compile?"),
-        ("--zzzzzz", "--help"),
-        ("-c", "no such option: '-c'"),
-        ("--", "no such option: '--'"),
-        ("hello", "'hello' belongs to no option"),
-        ("--prompt hello world", "'world' belongs to no option"),
         ("--help", "no such option"),
     ],
 )
@@ -388,15 +342,6 @@ def test_a_command_is_seen_to_break_off_until_its_last_options():
 
 # shlex writes it's here as three quoted pieces; a cut between them leaves no quote open.
 PROMPT_CUTS = ["'it'", "'it'\"'\"", "'it'\"'\"'s here'", "'it'\"'\"'s here' "]
-
-
-def test_importing_the_package_imports_no_torch():
-    code = (
-        "import sys, quantbench.log.config, quantbench.log.record, quantbench.commands.log\n"
-        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    )
-    root = Path(__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
 
 
 @pytest.mark.parametrize("decoder", ["cpu-stack", "cpu-layer"])

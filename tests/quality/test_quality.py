@@ -27,6 +27,7 @@ from quantbench.quality.arm import embedded, scored
 from quantbench.quality.layer_sqnr import sqnr, sqnr_of_layers
 from quantbench.quality.reference import About, Reference
 from quantbench.quality.scores import Reader, Scores, compared, summary
+from quantbench.quality.scoring import token_nats
 from quantbench.quality.tasks import Result, _adapter, flips
 from quantbench.quality.texts import Passage, Texts
 from quantbench.quality.thresholds import CLASSES, class_of, described, looks_needed
@@ -34,7 +35,6 @@ from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse as scheme
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
-from quantbench.run.scoring import token_nats
 from tests.refusals import one_line
 
 TOKENS = 600

@@ -18,10 +18,10 @@ from quantbench.models.llama import weight_bytes
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
 from quantbench.ops.cpu import build
+from quantbench.quality.scoring import perplexity, token_nats
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of
-from quantbench.run.scoring import perplexity, token_nats
 from quantbench.run.sizes import size_of
 from tests.models.small import small_checkpoint
 

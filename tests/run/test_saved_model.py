@@ -141,9 +141,7 @@ def never_finished(folder):
     (folder / saved_model.FACTS).unlink()
 
 
-DAMAGES = [
-    *(flip_a_bit, cut_short, lose_a_file, spoil_the_description, spoil_the_facts, never_finished)
-]
+DAMAGES = flip_a_bit, cut_short, lose_a_file, spoil_the_description, spoil_the_facts, never_finished
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -35,11 +35,7 @@ PUBLISHED = {
     "fp6": (4.96, 5.63),
 }
 # These formats spend less than upstream's did: no more than so many GB, to two decimals.
-AT_MOST = {
-    "uintx-4-64": (3.92, 4.46),
-    "uintx-2-8": (6.61, 7.51),
-    "sparse-marlin": (2.68, 3.05),
-}
+AT_MOST = {"uintx-4-64": (3.92, 4.46), "uintx-2-8": (6.61, 7.51), "sparse-marlin": (2.68, 3.05)}
 MODELS = ("Llama-2-7b-chat-hf", "Meta-Llama-3-8B")
 
 
@@ -212,14 +208,18 @@ def test_layers_without_the_window_take_every_position():
 # ---------------------------------------------------------------------------------- --dry_run
 
 
+@pytest.fixture(autouse=True)
+def in_tmp(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 def dry_run(*arguments):
     result = CliRunner().invoke(generate, [*arguments, "--dry_run", "--device", "cpu"])
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def test_a_dry_run_allocates_nothing_and_lists_every_scheme(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_dry_run_allocates_nothing_and_lists_every_scheme(tmp_path):
     path = "dummy:Llama-2-70b-hf"
     out = dry_run("--checkpoint_path", path, "--quantization", "int4wo-64", "--cache_size", "4096")
     assert re.search(r"^parameters +68\.977 billion", out, re.M)
@@ -235,9 +235,8 @@ def test_a_dry_run_allocates_nothing_and_lists_every_scheme(tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())  # no log
 
 
-def test_a_dry_run_adds_up_and_says_what_fits(tmp_path, monkeypatch):
+def test_a_dry_run_adds_up_and_says_what_fits(monkeypatch):
     """Llama 2 of 70 B in bfloat16: 137.95 GB of weights with its embedding, 1.342 GB of cache."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(devices, "free_memory", lambda device: 40_500_000_000)
     out = dry_run("--checkpoint_path", "dummy:Llama-2-70b-hf", "--cache_size", "4096")
     total = 2 * 68.976648192 + 1.342177280  # all parameters of two bytes, and the cache
@@ -250,22 +249,19 @@ def test_a_dry_run_adds_up_and_says_what_fits(tmp_path, monkeypatch):
     assert re.search(r"^sparse-marlin .* yes  ", out, re.M)
 
 
-def test_widened_scales_are_said(tmp_path, monkeypatch):
+def test_widened_scales_are_said():
     """E8M0 and E4M3 scales become bfloat16 on the CPU: 8 bits more for a group of 32, and of 16."""
-    monkeypatch.chdir(tmp_path)
     out = dry_run("--checkpoint_path", "dummy:Llama-3.2-1B", "--quantization", "nvfp4")
     if not unavailable():
         assert out.endswith("bits/weight there: mxfp4 4.50, nvfp4 5.00\n")
         assert re.search(r"^bits per weight +4.50 on .*; kernel cpu reads 5.00$", out, re.M)
 
 
-def test_a_dry_run_of_autoquant_says_that_it_measures(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_dry_run_of_autoquant_says_that_it_measures():
     assert "not known before autoquant has measured" in dry_run("--quantization", "autoquant")
 
 
-def test_a_scheme_that_does_not_fit_the_model_says_why_in_its_row(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_scheme_that_does_not_fit_the_model_says_why_in_its_row():
     out = dry_run("--checkpoint_path", "dummy:Qwen2.5-0.5B")  # 896 wide: no multiple of 256
     assert re.search(r"^int4wo-256 .* has in_features 896, no multiple of 256; 32 and", out, re.M)
 
@@ -273,9 +269,8 @@ def test_a_scheme_that_does_not_fit_the_model_says_why_in_its_row(tmp_path, monk
 @pytest.mark.parametrize(
     ("cache", "gigabytes"), [("dense", 17.18), ("int8", 8.80), ("fp8", 8.80), ("int4", 5.0)]
 )
-def test_an_8b_model_at_its_whole_context(tmp_path, monkeypatch, cache, gigabytes):
+def test_an_8b_model_at_its_whole_context(cache, gigabytes):
     """Weights as model_size counts them, and an int8 cache: no more than 24 GB."""
-    monkeypatch.chdir(tmp_path)
     path = "dummy:Meta-Llama-3.1-8B"
     out = dry_run("--checkpoint_path", path, "--cache_size", "131072", "--kv_cache", cache)
     (cached,) = re.findall(r"^KV cache +([\d.]+) GB for 131072 positions, batch 1$", out, re.M)
@@ -285,9 +280,3 @@ def test_an_8b_model_at_its_whole_context(tmp_path, monkeypatch, cache, gigabyte
         assert round(float(cached), 2) == gigabytes
     else:
         assert float(weights) + float(cached) <= 24
-
-
-def test_a_sliding_window_in_a_dry_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    out = dry_run("--checkpoint_path", "dummy:Mistral-7B-v0.1", "--cache_size", "32768")
-    assert re.search(r"^KV cache +0\.537 GB for 32768 positions", out, re.M)
