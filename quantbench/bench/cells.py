@@ -30,7 +30,6 @@ from quantbench.bench.store import (
     Kind,
     Left,
     Ready,
-    Repeated,
     Results,
     Settings,
     Store,
@@ -193,30 +192,27 @@ class Cells:
 
     def _cycles(self, place: int, arms: Sequence[int]) -> None:
         """Warm-ups, then cycles of these arms until each has its runs."""
-        at = self.plan.places[place]
+        at, numbers = self.plan.places[place], [self._number(place, arm) for arm in arms]
         what = f"prompts of {at.sequence_length}, batch size {at.batch_size}: "
         what += ", ".join(self.plan.arms[arm].name for arm in arms)
-        for _ in range(self.plan.warmups if arms else 0):
+        warmups = self.plan.warmups
+        while arms and (warmups > 0 or any(map(self._lacks_runs, numbers))):
             self._say(what)
-            self._cycle(place, arms, None)
-        while any(arm in self.loaded and self.needs(self._number(place, arm)) for arm in arms):
-            self._say(what)
-            self._cycle(place, arms, self.results.cycles)
+            number = None if warmups > 0 else self.results.cycles
+            self.noise.cycle(self.store, number, numbers, ("prompt", "decode"), self._turn)
+            warmups -= 1
 
-    def _cycle(self, place: int, arms: Sequence[int], cycle: int | None) -> None:
-        before, steps = self.noise.read(), self.plan.decode_length - 1
-        kinds: tuple[Kind, Kind] = ("prompt", "decode")
-        for kind in kinds:
-            for arm in arms if not cycle or cycle % 2 == 0 else arms[::-1]:
-                number = self._number(place, arm)
-                if arm not in self.loaded:
-                    continue
-                time = self._asked(number, TurnTime, "turn", kind=kind, tokens=steps, each=True)
-                if time and cycle is not None:
-                    process, taken = self.results.arms[number].processes - 1, vars(time)
-                    self.store.add(Turn(number, process, cycle, kind, **taken))
-        if cycle is not None and self.noise.moved(before, self.noise.read()):
-            self.store.add(Repeated(cycle))
+    def _lacks_runs(self, number: int) -> bool:
+        return number % len(self.plan.arms) in self.loaded and self.needs(number)
+
+    def _turn(self, number: int, cycle: int | None, kind: Kind) -> None:
+        if number % len(self.plan.arms) not in self.loaded:
+            return
+        steps = self.plan.decode_length - 1
+        time = self._asked(number, TurnTime, "turn", kind=kind, tokens=steps, each=True)
+        if time and cycle is not None:
+            process = self.results.arms[number].processes - 1
+            self.store.add(Turn(number, process, cycle, kind, **vars(time)))
 
     # ---------------------------------------------------------------------------------- failures
 

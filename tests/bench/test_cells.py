@@ -15,6 +15,7 @@ from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.why import Expected
 from tests.answer.latencies import ESTIMATE, plan
 from tests.bench.facts import arm_facts
+from tests.bench.world import Quiet
 
 
 @dataclass
@@ -30,7 +31,7 @@ class World:
     fits_beside: dict = field(default_factory=dict)  # other arms that each may have beside it
     interrupted_at: tuple | None = None
     energy: object = field(default_factory=lambda: NotCounted("no counter"))
-    disturbed: int | None = None  # cycle
+    disturbed: object = lambda cycle: False  # whether the memory's speed moves in it
     journal: list = field(default_factory=list)
     alive: list = field(default_factory=list)
 
@@ -97,18 +98,8 @@ def measure(monkeypatch, tmp_path):
         made = plan(**{"runs": 4, **changes})
         world = World(made, **(happens or {}))
 
-        class Noise:
-            cycles = -1
-
-            def read(self):
-                return 0.0
-
-            def moved(self, before, after):
-                self.cycles += 1
-                return self.cycles == world.disturbed
-
         monkeypatch.setattr("quantbench.bench.pool.Process", world.start)
-        monkeypatch.setattr("quantbench.bench.cells.Noise", Noise)
+        monkeypatch.setattr("quantbench.bench.cells.Noise", lambda: Quiet(world))
         expected = Expected({"token_seconds": 0.03, **ESTIMATE})
         monkeypatch.setattr("quantbench.bench.pool.Pool.expected", lambda pool, facts: expected)
         kept = Store(results or begin(made), tmp_path)
@@ -153,7 +144,7 @@ def test_every_cell_is_measured_and_each_model_loaded_once(measure):
 
 
 def test_a_disturbed_cycle_is_repeated(measure):
-    measured, results, _ = measure(batch_sizes=[1], happens={"disturbed": 2})
+    measured, results, _ = measure(batch_sizes=[1], happens={"disturbed": lambda cycle: cycle == 2})
     assert results.repeated == {2} and len(cells(measured)[1].samples) == 4
 
 
