@@ -30,6 +30,7 @@ import json
 import math
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -53,7 +54,7 @@ from quantbench.log.options import parse
 from quantbench.progress import say
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer
-from quantbench.run import environment, measure
+from quantbench.run import environment, launch, measure
 from quantbench.run.energy import Energy, Meter, NotCounted
 from quantbench.run.facts import Facts, OneSample, Ready
 from quantbench.run.why import Expected
@@ -396,8 +397,11 @@ def serve(worker: object) -> None:
     os.dup2(2, 1)  # what libraries print must not come between the answers
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
 
+    if where is not None:
+        launch.end_with_launcher()
+
     def read() -> None:
-        for line in ranks.requests(where):
+        for line in sys.stdin:
             requests.put(json.loads(line))
         os._exit(0)  # even in the middle of a sample: the coordinator has ended
 

@@ -78,7 +78,7 @@ def three_ranks(tmp_path, monkeypatch):
     (tmp_path / "answering.py").write_text(ANSWERING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    process = Process(ranks.command(3, "answering"))
+    process = Process(ranks.of((sys.executable, "-m", "answering"), 3))
     yield process
     process.close()
 
