@@ -15,9 +15,7 @@ ESTIMATE = {"prompt_seconds": 0.1, "token_seconds": 0.03, "joules_per_token": 0.
 
 
 def plan(arms=("none", "int8wo"), **changes):
-    planned = [
-        Planned(name, f"--quantization {name}", ["--quantization", name]) for name in arms
-    ]
+    planned = [Planned(name, f"--quantization {name}", ["--quantization", name]) for name in arms]
     settings = {"ranks": [1], "sequence_lengths": [100], "batch_sizes": [1, 2, 4]}
     settings |= {"models": ["tiny"], "decode_length": 3, "runs": 16}
     return CellPlan(**{"arms": planned, **settings, **changes})
