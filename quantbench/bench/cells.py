@@ -2,11 +2,11 @@
 
     Cells(store, plan, timeout=None).run()      # results.ended says how it ended
 
-All arms of a model and a number of ranks are loaded, as many as fit beside the first. In each
+All arms of a model and a number of ranks are loaded, as many as fit with the first one. In each
 place they take `runs` cycles: a prompt of every arm, A B C, then the decoding steps of every arm;
 the next cycle is C B A. So what is compared was measured within seconds. What goes wrong with a
-cell is that cell's reason. A cell that does not fit beside the others' is measured alone, after
-them.
+cell is that cell's reason. A cell that does not fit into memory with the others is measured alone,
+after them.
 """
 
 import dataclasses
@@ -127,7 +127,7 @@ class Cells:
             self._visit(places, [arm])
 
     def _visit(self, places: dict[int, Place], group: Sequence[int]) -> list[int]:
-        """Measure these arms together. Returns those that did not fit beside the others."""
+        """Measure these arms together. Returns those that did not fit."""
         later: list[int] = []
         full: set[tuple[int, int]] = set()  # (arm, prompt): larger batches do not fit together
         for number, place in places.items():
@@ -217,7 +217,7 @@ class Cells:
     # ---------------------------------------------------------------------------------- failures
 
     def _asked(self, number: int, kind: type[T], do: str, /, **given: object) -> T | None:
-        """The worker's answer, within what is left of --timeout; None where there is none."""
+        """The worker's answer, within what is left of --timeout; None if it failed."""
         arm = number % len(self.plan.arms)
         worker, taken = self.pool.loaded[self.loaded[arm]], self.seconds.get(number, 0.0)
         expired = threading.Event()

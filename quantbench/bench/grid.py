@@ -164,7 +164,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What is measured, the baseline first; what cannot run is in no other's group."""
+    """What is measured, the baseline first; what cannot run stands alone, at the end."""
 
     arms: list[Measured]
     why_not_default: str | None = None  # why the default cannot run here, so that it is no baseline

@@ -239,7 +239,7 @@ class Worker:
         )
 
     def turn(self, kind: str, tokens: int, each: bool = False) -> TurnTime:
-        """kind: prompt, or decode of so many tokens. each: return the seconds of each step, too."""
+        """kind: prompt, or decode of `tokens`. each: return the seconds of each step, too."""
         if kind == "prompt":
             return TurnTime(len(self.plan.prompt), self.turns.prompt())
         seconds = self.turns.decode(tokens)
