@@ -22,7 +22,7 @@ from quantbench.answer.readings import is_limit, median
 from quantbench.answer.rows import tok_s
 from quantbench.bench import process
 from quantbench.bench.pool import Command
-from quantbench.bench.session import Fixed, Session
+from quantbench.bench.session import Rule, Session
 from quantbench.bench.store import ArmResult, Results, Settings, Store
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import parse
@@ -50,8 +50,7 @@ def measure(
     """
     results = Results(settings, arms)
     assert settings.cycles
-    rule = Fixed(settings.cycles, settings.processes)
-    Session(Store(results, None), rule, command, probe=True).run()
+    Session(Store(results, None), Rule(), command, probe=True).run()
     if results.ended == "interrupted" and not results.baseline.turns:
         raise KeyboardInterrupt
     return results

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from quantbench.answer.compared import Compared
 from quantbench.answer.limits import Limits, Z, ruled_out
+from quantbench.bench.session import Rule
 from quantbench.bench.store import ArmResult, Results
 from quantbench.log.options import parse
 from quantbench.quality.types import Quality
@@ -28,7 +29,7 @@ ALIKE = 0.05  # arms that differ by less are one answer
 
 
 @dataclass(frozen=True)
-class Enough:
+class Enough(Rule):
     """See bench.session.Rule."""
 
     limits: Limits

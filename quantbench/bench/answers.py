@@ -74,11 +74,11 @@ class TimedSample(Sample):
 
 @dataclass(frozen=True)
 class TurnTime:
-    """A turn: so many tokens of each row, and their seconds."""
+    """A turn: the tokens of each row, and their seconds."""
 
     tokens: int
     seconds: float
-    steps: list[float] | None = omitted()  # seconds of each, where they were asked for
+    steps: list[float] | None = omitted()  # seconds of each decoding step; None: not asked for
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Every round reads memory and attends over each kind of cache, so that a change i
 speed affects both alike.
 """
 
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -72,19 +73,16 @@ def measured(
     read = Bandwidth(device)
 
     shape = (rows, config.num_kv_heads, depth, config.head_dim, dtype)
-
-    def filled(cache: type[KVCache]) -> list[KVCache]:
-        count = max(2, -(-AT_LEAST // cache(*shape, "meta").nbytes))
-        layers = [cache(*shape, device) for _ in range(count)]
-        for layer in layers:
-            layer.fill(depth)
-        return layers
-
-    kinds: dict[str, list[KVCache]] = {}
-    refused = []
     query = torch.randn(rows, config.num_heads, config.head_dim, device=device).to(dtype)
     first = torch.zeros(rows, dtype=torch.long, device=device)
     count = torch.full_like(first, depth)
+
+    def filled(cache: type[KVCache]) -> list[KVCache]:
+        least = math.ceil(AT_LEAST / cache(*shape, "meta").nbytes)
+        layers = [cache(*shape, device) for _ in range(max(2, least))]
+        for layer in layers:
+            layer.fill(depth)
+        return layers
 
     def attend(layers: list[KVCache]) -> float:
         devices.synchronize(device)
@@ -95,7 +93,8 @@ def measured(
         devices.synchronize(device)
         return time.perf_counter() - started
 
-    speeds = []
+    kinds: dict[str, list[KVCache]] = {}
+    refused, speeds = [], []
     with Progress() as progress:
         for name, cache in CACHES.items():
             progress(f"{name}: filling layers")
@@ -151,5 +150,4 @@ def table(report: CacheReport) -> str:
             f"{f'({speeds[0]:.1f} – {speeds[-1]:.1f})':>16}"
             + (f"{'-':>10}" if report.bandwidth_caveat else f"{speed * 1e9 / limit:10.0%}")
         )
-    caveats = [report.bandwidth_caveat] if report.bandwidth_caveat else []
-    return "\n".join(lines + caveats + report.refused)
+    return "\n".join([*lines, *filter(None, [report.bandwidth_caveat]), *report.refused])

@@ -12,8 +12,10 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import TypeVar
 
 from quantbench.bench.arm import NOT_IN_ARMS, read_arms, refuse_identical, refuse_unused
+from quantbench.bench.store import Planned
 from quantbench.errors import UsageError
 from quantbench.log import shell
 from quantbench.log.config import RunConfig, argv
@@ -22,6 +24,7 @@ from quantbench.text import counted, shown
 
 LARGEST = 1 << 24  # of any number in a list: a longer prompt or wider batch is a mistake
 LONGEST_LIST = 1000  # numbers
+T = TypeVar("T")
 # What a plan decides for all arms: generate.py's option, and the plan's.
 DECIDED = {
     "checkpoint_path": "--checkpoint_path outside of the arms",
@@ -38,15 +41,6 @@ DECIDED = {
 
 
 @dataclass(frozen=True)
-class PlannedArm:
-    """One way to run the models."""
-
-    name: str
-    text: str  # as the person wrote it
-    argv: list[str]  # options of generate.py
-
-
-@dataclass(frozen=True)
 class Place:
     """What arms are compared in: all of a cell but its arm."""
 
@@ -59,7 +53,7 @@ class Place:
 @dataclass(frozen=True)
 class PlannedCell:
     place: Place
-    arm: PlannedArm
+    arm: Planned
 
     @property
     def name(self) -> str:
@@ -86,7 +80,7 @@ class CellPlan:
     """Everything that `latency` measures. Raises UsageError, one line, for values out of range."""
 
     models: list[str]  # checkpoint paths
-    arms: list[PlannedArm]
+    arms: list[Planned]
     ranks: list[int]  # of tensor parallelism
     sequence_lengths: list[int]  # tokens of a prompt
     batch_sizes: list[int]
@@ -106,8 +100,7 @@ class CellPlan:
         for what, names in (("models", self.models), ("arms", [arm.name for arm in self.arms])):
             if not names:
                 raise UsageError(f"a plan without {what} measures nothing: give at least one")
-            twice = next((name for n, name in enumerate(names) if name in names[:n]), None)
-            if twice is not None:
+            if (twice := _repeated(names)) is not None:
                 raise UsageError(f"{shown(twice)} is twice among the {what}: leave one out")
 
     @property
@@ -155,7 +148,7 @@ def make_plan(
     refuse_identical(arms)
     return CellPlan(
         models=list(checkpoints),
-        arms=[PlannedArm(arm.name, arm.text, argv(arm.config, said=True)) for arm in arms],
+        arms=[Planned(arm.name, arm.text, argv(arm.config, said=True)) for arm in arms],
         ranks=whole_numbers("--tp", ranks),
         sequence_lengths=whole_numbers("--sequence_lengths", sequence_lengths),
         batch_sizes=whole_numbers("--batch_sizes", batch_sizes),
@@ -181,7 +174,7 @@ def whole_numbers(option: str, text: str) -> list[int]:
 def written(value: object) -> str:
     """A value as its option takes it."""
     if isinstance(value, list):
-        return ",".join(v.text if isinstance(v, PlannedArm) else str(v) for v in value)
+        return ",".join(v.text if isinstance(v, Planned) else str(v) for v in value)
     return str(value)
 
 
@@ -194,10 +187,13 @@ def _check_list(option: str, numbers: Sequence[int], text: str) -> None:
     if not 0 < len(numbers) <= LONGEST_LIST:
         given = counted(len(numbers), "number")
         raise UsageError(f"{option} takes from 1 to {LONGEST_LIST} numbers; given: {given}")
-    for n, number in enumerate(numbers):
-        if not 1 <= number <= LARGEST:
-            raise UsageError(
-                f"{option} takes numbers from 1 to {LARGEST}; given: {number} in {shown(text)}"
-            )
-        if number in numbers[:n]:
-            raise UsageError(f"{option} has {number} twice in {shown(text)}: leave one out")
+    if wrong := [number for number in numbers if not 1 <= number <= LARGEST]:
+        given = f"{wrong[0]} in {shown(text)}"
+        raise UsageError(f"{option} takes numbers from 1 to {LARGEST}; given: {given}")
+    if (twice := _repeated(numbers)) is not None:
+        raise UsageError(f"{option} has {twice} twice in {shown(text)}: leave one out")
+
+
+def _repeated(values: Sequence[T]) -> T | None:
+    """The first value that is in the sequence twice."""
+    return next((value for n, value in enumerate(values) if value in values[:n]), None)

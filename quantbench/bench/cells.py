@@ -2,11 +2,11 @@
 
     Cells(store, plan, timeout=None).run()      # results.ended says how it ended
 
-All arms of a model and a number of ranks are loaded, as many as fit beside the first. In each
+All arms of a model and a number of ranks are loaded, as many as fit with the first one. In each
 place they take `runs` cycles: a prompt of every arm, A B C, then the decoding steps of every arm;
 the next cycle is C B A. So what is compared was measured within seconds. What goes wrong with a
-cell is that cell's reason. A cell that does not fit beside the others' is measured alone, after
-them.
+cell is that cell's reason. A cell that does not fit into memory with the others is measured alone,
+after them.
 """
 
 import dataclasses
@@ -30,7 +30,6 @@ from quantbench.bench.store import (
     Kind,
     Left,
     Ready,
-    Repeated,
     Results,
     Settings,
     Store,
@@ -128,7 +127,7 @@ class Cells:
             self._visit(places, [arm])
 
     def _visit(self, places: dict[int, Place], group: Sequence[int]) -> list[int]:
-        """Measure these arms together. Returns those that did not fit beside the others."""
+        """Measure these arms together. Returns those that did not fit."""
         later: list[int] = []
         full: set[tuple[int, int]] = set()  # (arm, prompt): larger batches do not fit together
         for number, place in places.items():
@@ -193,35 +192,32 @@ class Cells:
 
     def _cycles(self, place: int, arms: Sequence[int]) -> None:
         """Warm-ups, then cycles of these arms until each has its runs."""
-        at = self.plan.places[place]
+        at, numbers = self.plan.places[place], [self._number(place, arm) for arm in arms]
         what = f"prompts of {at.sequence_length}, batch size {at.batch_size}: "
         what += ", ".join(self.plan.arms[arm].name for arm in arms)
-        for _ in range(self.plan.warmups if arms else 0):
+        warmups = self.plan.warmups
+        while arms and (warmups > 0 or any(map(self._lacks_runs, numbers))):
             self._say(what)
-            self._cycle(place, arms, None)
-        while any(arm in self.loaded and self.needs(self._number(place, arm)) for arm in arms):
-            self._say(what)
-            self._cycle(place, arms, self.results.cycles)
+            number = None if warmups > 0 else self.results.cycles
+            self.noise.cycle(self.store, number, numbers, ("prompt", "decode"), self._turn)
+            warmups -= 1
 
-    def _cycle(self, place: int, arms: Sequence[int], cycle: int | None) -> None:
-        before, steps = self.noise.read(), self.plan.decode_length - 1
-        kinds: tuple[Kind, Kind] = ("prompt", "decode")
-        for kind in kinds:
-            for arm in arms if not cycle or cycle % 2 == 0 else arms[::-1]:
-                number = self._number(place, arm)
-                if arm not in self.loaded:
-                    continue
-                time = self._asked(number, TurnTime, "turn", kind=kind, tokens=steps, each=True)
-                if time and cycle is not None:
-                    process, taken = self.results.arms[number].processes - 1, vars(time)
-                    self.store.add(Turn(number, process, cycle, kind, **taken))
-        if cycle is not None and self.noise.moved(before, self.noise.read()):
-            self.store.add(Repeated(cycle))
+    def _lacks_runs(self, number: int) -> bool:
+        return number % len(self.plan.arms) in self.loaded and self.needs(number)
+
+    def _turn(self, number: int, cycle: int | None, kind: Kind) -> None:
+        if number % len(self.plan.arms) not in self.loaded:
+            return
+        steps = self.plan.decode_length - 1
+        time = self._asked(number, TurnTime, "turn", kind=kind, tokens=steps, each=True)
+        if time and cycle is not None:
+            process = self.results.arms[number].processes - 1
+            self.store.add(Turn(number, process, cycle, kind, **vars(time)))
 
     # ---------------------------------------------------------------------------------- failures
 
     def _asked(self, number: int, kind: type[T], do: str, /, **given: object) -> T | None:
-        """The worker's answer, within what is left of --timeout; None where there is none."""
+        """The worker's answer, within what is left of --timeout; None if it failed."""
         arm = number % len(self.plan.arms)
         worker, taken = self.pool.loaded[self.loaded[arm]], self.seconds.get(number, 0.0)
         expired = threading.Event()

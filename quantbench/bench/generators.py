@@ -94,7 +94,7 @@ class Generators:
             gc.collect()  # what dynamo traced with refers to itself, and to the caches
 
     def _shortage(self, plan: Plan, rows: int) -> str | None:
-        """Why the caches do not fit beside the weights, on this rank or another one."""
+        """Why the caches do not fit into the memory that the weights leave, on any rank."""
         from quantbench import devices
         from quantbench.run.sizes import kv_cache_bytes
 

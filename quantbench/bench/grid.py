@@ -12,6 +12,7 @@ and off.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,14 +62,13 @@ class Grid:
         default = without(self.common, checks.unused(self.common))
         settings = [Setting(DEFAULT, default, 0)]
         names = [axis.option for axis in self.axes]
-        for places in itertools.product(*(range(len(axis.values)) for axis in self.axes)):
-            pairs = list(zip(self.axes, places, strict=True))
-            values = {axis.option: axis.values[place] for axis, place in pairs}
-            config = dataclasses.replace(self.common, **values)
+        choices = (zip(axis.texts, axis.values, strict=True) for axis in self.axes)
+        for chosen in itertools.product(*choices):
+            pairs = list(zip(names, chosen, strict=True))
+            config = dataclasses.replace(self.common, **{n: value for n, (_, value) in pairs})
             config = without(config, checks.unused(config))
-            texts = [axis.texts[place] for axis, place in pairs]
-            name = ", ".join(f"{option}={text}" for option, text in zip(names, texts, strict=True))
             changed = [n for n in names if getattr(config, n) != getattr(default, n)]
+            name = ", ".join(f"{n}={text}" for n, (text, _) in pairs)
             settings.append(Setting(name, config, len(changed)))
         return settings
 
@@ -85,11 +85,9 @@ def read_grid(common: RunConfig, texts: Sequence[str]) -> Grid:
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"--over {name} is given twice: give all of its values in one")
-    count = 1
-    for axis in axes:
-        count *= len(axis.values)
-    if count > MOST_SETTINGS:
-        product = " × ".join(str(len(axis.values)) for axis in axes)
+    counts = [len(axis.values) for axis in axes]
+    if (count := math.prod(counts)) > MOST_SETTINGS:
+        product = " × ".join(map(str, counts))
         raise UsageError(
             f"--over: {product} = {count} settings, and {MOST_SETTINGS} at most can be compared: "
             "give fewer values, or tune one option after the other"
@@ -164,7 +162,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What is measured, the baseline first; what cannot run is in no other's group."""
+    """What is measured, the baseline first; what cannot run stands alone, at the end."""
 
     arms: list[Measured]
     why_not_default: str | None = None  # why the default cannot run here, so that it is no baseline
@@ -209,10 +207,7 @@ def said(tuned: Tuned, count: int) -> list[str]:
         )
     lines += [f"identical plans: {one.arm.name} is measured for {'; '.join(one.also)}, too"
               for one in able if one.also]  # fmt: skip
-    lines += [
-        f"{one.arm.name} cannot run: {one.arm.problem}"
-        for one in tuned.arms
-        if one.arm.problem is not None
-    ]
+    refused = [one.arm for one in tuned.arms if one.arm.problem is not None]
+    lines += [f"{arm.name} cannot run: {arm.problem}" for arm in refused]
     several = f"{counted(len(able), 'plan')} to measure"
     return [f"{counted(count, 'setting')} of the grid: {several}", *lines]

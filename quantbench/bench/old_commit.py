@@ -28,7 +28,7 @@ WORKERS = (
 )
 BUILDERS = ("quantbench.ops.cpu.build", "ops.cpu.build")
 TURNS = "quantbench.run.turns"  # before it was written, workers took whole samples only
-# Run with -c: puts the commit's folder where the present one would be searched for modules, also in
+# Run with -c: replaces the present folder by the commit's in the search path for modules, also for
 # processes that the worker starts.
 FROM_FOLDER = (
     "import os, runpy, sys; old, new = sys.argv[1:3]; "

@@ -11,6 +11,7 @@ What goes wrong with one arm ends that arm; the others go on.
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from quantbench.bench import process, ranks
 from quantbench.bench.answers import ArmFacts, Reading, TimedSample, TurnTime
@@ -37,6 +38,7 @@ HEADROOM = 500_000_000  # bytes to stay free when several arms are in memory tog
 TURN = 0.1  # seconds of a turn of decoding, about: states of a machine last longer
 WHOLE, MOST_WHOLE = 0.5, 3  # seconds of whole samples of each process, and their number
 
+T = TypeVar("T")
 Command = Sequence[str] | Callable[[int], Sequence[str]]
 
 
@@ -117,12 +119,10 @@ class Pool:
 
     def _samples(self, number: int, worker: Process) -> None:
         """Whole samples, which also tell how long a turn is."""
-        arm = self.results.arms[number]
-        taken = 0.0
+        arm, taken = self.results.arms[number], 0.0
         for _ in range(MOST_WHOLE):
             sample = worker.answer(TimedSample, "sample", index=len(arm.samples))
-            event = ArmSample(**vars(sample), arm=number, process=arm.processes - 1)
-            self.store.add(event)
+            self.store.add(ArmSample(**vars(sample), arm=number, process=arm.processes - 1))
             taken += sample.prefill_seconds + sample.decode_seconds
             if taken > WHOLE:
                 break
@@ -141,9 +141,7 @@ class Pool:
         try:
             times = self._timed(number, worker, kind, steps)
         except WorkerFailed as error:
-            self.unload(number)
-            self.fail(number, error)
-            return
+            return self.fail(number, error)
         if cycle is not None:
             process = self.results.arms[number].processes - 1
             for kind, time in times.items():
@@ -167,19 +165,17 @@ class Pool:
         arms = [self.results.arms[number] for number in numbers]
         for device in sorted({arm.facts.device for arm in arms if arm.facts and not arm.failed}):
             try:
-                reading = self._prober(device).answer(Reading, "bandwidth", device=device)
+                reading = self._probed(device, Reading, "bandwidth", device=device)
+                self.store.add(Read(device, dataclasses.replace(reading, cycle=cycle)))
             except WorkerFailed as error:
                 self.say(f"no bandwidth of {device}: {error}")
-                if error.kind == "dead":
-                    self.probes.pop(device).close()  # the next reading starts another
-                continue
-            self.store.add(Read(device, dataclasses.replace(reading, cycle=cycle)))
 
     def unload(self, number: int) -> None:
         if number in self.loaded:
             self.loaded.pop(number).close()
 
     def fail(self, number: int, error: Exception) -> None:
+        self.unload(number)
         self.store.add(Left(number, str(error), failed=True))
         self.say(f"{self.results.arms[number].name} failed: {error}")
 
@@ -195,18 +191,22 @@ class Pool:
         if facts.run is None:
             return Expected()
         try:
-            return self._prober(facts.device).answer(
-                Expected, "expected", run=facts.run, seconds=facts.estimate
-            )
-        except WorkerFailed as error:
-            if error.kind == "dead":
-                self.probes.pop(facts.device).close()
+            asked = {"run": facts.run, "seconds": facts.estimate}
+            return self._probed(facts.device, Expected, "expected", **asked)
+        except WorkerFailed:
             return Expected()
 
-    def _prober(self, device: str) -> Process:
+    def _probed(self, device: str, kind: type[T], do: str, /, **given: object) -> T:
+        """An answer of the worker without an arm; after one has ended, the next call starts
+        another."""
         if device not in self.probes:
             self.probes[device] = Process(self._command(0))
-        return self.probes[device]
+        try:
+            return self.probes[device].answer(kind, do, **given)
+        except WorkerFailed as error:
+            if error.kind == "dead":
+                self.probes.pop(device).close()
+            raise
 
     def start(self, number: int, argv: list[str], **more: object) -> Process:
         """Start the arm's worker and load the model, in the memory that the others leave. Raises
@@ -235,11 +235,11 @@ class Pool:
             baseline = self._quality(self.loaded[0], True, looks=answer.looks)
             if isinstance(baseline.quality, NoQuality):
                 break
-            self._scored(0, baseline)
+            self._scored(0, baseline.quality)
             answer = self._quality(worker, False)
         if is_baseline and isinstance(answer.quality, Quality):
             self.reference = self._states
-        self._scored(number, answer)
+        self._scored(number, answer.quality)
 
     def _quality(self, worker: Process, is_baseline: bool, looks: int = 1) -> QualityAnswer:
         settings = self.results.settings
@@ -266,9 +266,9 @@ class Pool:
         """The file of the baseline's hidden states."""
         return str(self.scratch / "reference")
 
-    def _scored(self, number: int, answer: QualityAnswer) -> None:
-        measured = answer.quality
-        quality = measured.with_interval() if isinstance(measured, Quality) else measured
+    def _scored(self, number: int, quality: Quality | NoQuality) -> None:
+        if isinstance(quality, Quality):
+            quality = quality.with_interval()
         self.store.add(Scored(number, quality))
 
 

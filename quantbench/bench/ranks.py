@@ -1,30 +1,27 @@
 """A worker that is several ranks sharing one model: each of them carries out every request.
 
-    command(2, WORKER)   # what Process starts: this file, which starts the ranks
+    of(process.COMMAND, 2)   # what Process starts: this file, which starts the ranks
 
-The ranks have the variables of run/launch.py. Rank 0 has the worker's stdin and stdout: it reads
-the requests, passes each of them on to the other ranks through named pipes, and answers. Where one
-rank fails, all are ended, and this file answers in their place with the cause.
+The ranks have the variables of run/launch.py. This file passes its stdin on to each of them, and
+rank 0 answers on its stdout. If one rank fails, this file ends all and answers with the cause.
 """
 
 import contextlib
+import errno
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from quantbench.cli import RANK_REPORTS, explained
 from quantbench.errors import UsageError
-from quantbench.run import environment, launch
+from quantbench.run import launch
 
 MODULE = "quantbench.bench.ranks"
-SHORT = ".short"  # suffix of a file of a rank that had too little memory
-
-
-def command(ranks: int, module: str) -> tuple[str, ...]:
-    """The command that starts the worker in `module` as this many ranks."""
-    return of((sys.executable, "-m", module), ranks)
+KINDS = {UsageError.exit_code: "usage", errno.ENOMEM: "memory"}  # by a rank's exit code
 
 
 def of(worker: Sequence[str], ranks: int) -> tuple[str, ...]:
@@ -41,54 +38,33 @@ def are_started_by(command: Sequence[str]) -> bool:
 
 def run(size: int, words: Sequence[str]) -> None:
     """Run the ranks until all have ended; if one fails, answer with the reason."""
-    with launch.run_ranks([sys.executable, *words], size) as ranks:
+    with launch.run_ranks([sys.executable, *words], size, stdin=subprocess.PIPE) as ranks:
+        threading.Thread(target=_pass_on, args=(ranks,), daemon=True).start()
         try:
             ranks.wait()
         except launch.RankFailed as error:
-            kind = "usage" if error.exit_code == UsageError.exit_code else "dead"
-            if any(ranks.folder.glob(f"*{SHORT}")):
-                kind = "memory"
+            kind = KINDS.get(error.exit_code, "dead")
             print(json.dumps({"failed": " ".join(str(error).split()), "kind": kind}), flush=True)
 
 
-# ---------------------------------------------------------------------------------- in a rank
-
-
-def requests(where: environment.Place | None) -> Iterator[str]:
-    """Lines of stdin, for this rank and every other one; until the input ends."""
-    if where is None:
-        yield from sys.stdin
-        return
-    launch.end_with_launcher()
-    if where.rank:
-        with open(_pipe(where.rank)) as pipe:
-            yield from pipe
-        return
-    with contextlib.ExitStack() as stack:
-        paths = [_pipe(rank) for rank in range(1, where.size)]
-        pipes = [stack.enter_context(open(path, "w", buffering=1)) for path in paths]
-        for line in sys.stdin:
-            for pipe in pipes:
-                pipe.write(line)
-            yield line
-
-
-def _pipe(rank: int) -> Path:
-    """The pipe of a rank's requests, made by whoever comes first."""
-    path = Path(os.environ[RANK_REPORTS]).parent / f"{rank}.requests"
-    with contextlib.suppress(FileExistsError):
-        os.mkfifo(path)
-    return path
+def _pass_on(ranks: launch.Running) -> None:
+    """Write this process's stdin into each rank's, until it ends or a rank does."""
+    streams = [process.stdin for process in ranks.processes if process.stdin]
+    with contextlib.suppress(OSError):
+        while requests := os.read(0, 1 << 16):
+            for stream in streams:
+                stream.write(requests)
+                stream.flush()
+    for stream in streams:
+        with contextlib.suppress(OSError):
+            stream.close()
 
 
 def fail(error: BaseException, kind: str) -> None:
     """End this rank for an error of this kind; its launcher ends the others, and reports."""
     message, code = explained(error)
-    report = Path(os.environ[RANK_REPORTS])
-    if kind == "memory":
-        report.with_suffix(SHORT).touch()
-    report.write_text(message)
-    os._exit(code)
+    Path(os.environ[RANK_REPORTS]).write_text(message)
+    os._exit(errno.ENOMEM if kind == "memory" else code)
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ def measure(task: str, timeout: float | None) -> str:
     numbers} as JSON, and returns the events as JSON."""
     asked = json.loads(task)
     plan = from_json(CellPlan, asked["plan"])
-    kept, here = Recorder(plan), f"{machine()}, {node()}"
-    Cells(kept, plan, asked["cells"], timeout, machine=here).run()
+    kept = Recorder(plan)
+    Cells(kept, plan, asked["cells"], timeout, machine=f"{machine()}, {node()}").run()
     return json.dumps(list(map(line_of, kept.events)))
 
 
@@ -104,12 +104,10 @@ def _run(
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     remote = ray.remote(max_retries=1)(work)  # where the node or the process of the task is lost
     left, tasks = groups(store.results, plan), {}
-    needs = {
-        group: needed([plan.cells[n].config(plan.decode_length) for n in numbers], nodes, address)
-        for group, numbers in left.items()
-    }
-    for group, numbers in left.items():
-        need, variables = needs[group], _variables()
+    runs = [[plan.cells[n].config(plan.decode_length) for n in each] for each in left.values()]
+    needs = [needed(configs, nodes, address) for configs in runs]  # all, before any task starts
+    for (group, numbers), need in zip(left.items(), needs, strict=True):
+        variables = _variables()
         if GPU not in need:  # --threads goes before it
             variables["OMP_NUM_THREADS"] = str(int(need[CPU]) // group[1])
         options = {"num_cpus": need[CPU], "num_gpus": need.get(GPU, 0)}

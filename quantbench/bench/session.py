@@ -15,52 +15,37 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from quantbench import files
 from quantbench.bench import process
 from quantbench.bench.noise import Noise
 from quantbench.bench.pool import TURN, Command, DoesNotFit, Pool
-from quantbench.bench.store import Ended, Repeated, Results, Store
+from quantbench.bench.store import Ended, Kind, Results, Store
 from quantbench.progress import Progress, duration
 
-MOST_BESIDE = 8  # arms beside the baseline: a cycle has to be shorter than the machine's states
+MOST_BESIDE = 8  # arms next to the baseline: a cycle has to be shorter than the machine's states
 LEAST_CYCLES = 12  # of each process: there is no interval of fewer (stats/sequence.py)
 MOST_APART = 4  # cycles between two prompts, at most
-APART = 20  # turns of an arm that is loaded without the baseline, which does not fit beside it
+KINDS: tuple[Kind, Kind] = ("decode", "prompt")
+APART = 20  # turns of an arm that is loaded without the baseline, for lack of memory
 
 
-class Rule(Protocol):
-    """What is enough."""
+class Rule:
+    """What is enough; by default `settings.cycles` and `settings.processes`, whatever they show."""
 
     def out(self, results: Results, arm: int) -> str | None:
         """Why this arm needs no turns, before it is loaded or once it is scored; else None."""
-
-    def wanting(self, results: Results, group: Collection[int], taken: int) -> Collection[int]:
-        """Those of the loaded arms that need more cycles of this process, which has had `taken`."""
-
-    def open(self, results: Results) -> Collection[int]:
-        """Arms of which another process is needed; none: the answer is known."""
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """So many cycles of each process, and so many processes, whatever they show."""
-
-    cycles: int
-    processes: int
-
-    def out(self, results: Results, arm: int) -> str | None:
         return None
 
     def wanting(self, results: Results, group: Collection[int], taken: int) -> Collection[int]:
-        return group if taken < self.cycles else ()
+        """Those of the loaded arms that need more cycles of this process, which has had `taken`."""
+        return group if taken < (results.settings.cycles or 0) else ()
 
     def open(self, results: Results) -> Collection[int]:
-        arms = enumerate(results.arms)
-        return [n for n, arm in arms if not arm.failed and arm.processes < self.processes]
+        """Arms of which another process is needed; none: the answer is known."""
+        most = results.settings.processes
+        return [n for n, arm in enumerate(results.arms) if not arm.failed and arm.processes < most]
 
 
 class Session:
@@ -74,7 +59,7 @@ class Session:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        command: as Pool takes it; has_turns, too
+        command, has_turns: as Pool takes them
         probe: read the memory's bandwidth before every cycle, not once for each group
         """
         self.store, self.results, self.rule = store, store.results, rule
@@ -87,15 +72,13 @@ class Session:
         self.progress: Progress
 
     def run(self) -> None:
-        """Measure until the rule, --max_minutes or Ctrl-C ends it. What was measured is kept."""
-        results = self.results
+        """Measure until the rule, --max_minutes or Ctrl-C ends the session."""
+        once = self.results.settings.processes == 1  # then nothing would be read back
         with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
             saved = self.store.folder / "arms" if self.store.folder else Path(scratch, "arms")
             with Progress() as self.progress:
-                say = self.progress.say
-                once = results.settings.processes == 1  # then nothing would be read back
                 given = (self.command, None if once else saved, self.has_turns, self.rule.out)
-                self.pool = Pool(self.store, Path(scratch), say, *given)
+                self.pool = Pool(self.store, Path(scratch), self.progress.say, *given)
                 try:
                     why = self._run()
                 except KeyboardInterrupt:
@@ -107,29 +90,30 @@ class Session:
                 shutil.rmtree(saved, ignore_errors=True)
 
     def _run(self) -> str:
-        results, most = self.results, self.results.settings.processes
-        visit = max(arm.processes for arm in results.arms)
+        results, arms, most = self.results, self.results.arms, self.results.settings.processes
+        visit = max(arm.processes for arm in arms)
+        alone = len(arms) == 1  # else the baseline is loaded with the others
         while True:
             if results.baseline.failed is not None:
                 return "baseline failed"
-            if len(results.alive) < min(2, len(results.arms)):
+            if len(results.alive) < min(2, len(arms)):
                 return "nothing to compare"
-            waiting = [n for n in self._measurable() if results.arms[n].processes == 0]
-            waiting = waiting or [n for n in self.rule.open(results) if n in self._measurable()]
+            able = [
+                number
+                for number, arm in enumerate(arms)
+                if (number or alone) and arm.failed is None and arm.dropped is None
+            ]
+            waiting = [number for number in able if arms[number].processes == 0]
+            waiting = waiting or [number for number in self.rule.open(results) if number in able]
             if not waiting:
                 return "answered"
-            waiting = [n for n in waiting if results.arms[n].processes < most]
+            waiting = [number for number in waiting if arms[number].processes < most]
             if not waiting:
                 return "processes"
             if visit and self._left() <= 2 * self._a_load():  # the baseline's, and one more
                 return "max_minutes"
             self._visit(waiting if visit % 2 == 0 else waiting[::-1])
             visit += 1
-
-    def _measurable(self) -> list[int]:
-        """The arms beside the baseline; without any, the baseline."""
-        arms, alone = enumerate(self.results.arms), len(self.results.arms) == 1
-        return [n for n, a in arms if (n or alone) and a.failed is None and a.dropped is None]
 
     def _left(self) -> float:
         """Seconds of --max_minutes that are left."""
@@ -159,7 +143,7 @@ class Session:
                 except DoesNotFit as reason:
                     done -= 1
                     if group:
-                        break  # it comes with the next ones
+                        break  # the next group has this arm
                     self._apart(waiting[0], str(reason))
                 waiting.pop(0)
             if group:
@@ -203,7 +187,7 @@ class Session:
         every = list(dict.fromkeys([0, *group]))
         if not self.probe:
             self.pool.probe(self.results.cycles, every)
-        self._cycle(every, None, prompts=True)  # arms that were warm alone settle together
+        self._cycle(every, None, KINDS)  # arms that were warm alone settle together
         fixed = self.results.settings.cycles is not None
         ends = self.clock() + (self._left() if fixed else seconds)
         taken, asked, least = 0, 0, 1 if fixed else LEAST_CYCLES
@@ -216,28 +200,17 @@ class Session:
             number = self.results.cycles
             if self.probe:
                 self.pool.probe(number, order)
-            if self._cycle(order, number, prompts=taken % self._apart_cycles(group) == 0):
-                taken += 1
+            has_prompts = taken % self._apart_cycles(group) == 0
+            taken += self._cycle(order, number, KINDS if has_prompts else KINDS[:1])
             wanting = [n for n in wanting if n in self.pool.loaded]
             if taken >= least and self.clock() > ends:
                 break
-            # Statistics take time that turns could have: the rule is asked after a tenth more.
+            # Statistics take the time of turns, so only a tenth more turns ask the rule again.
             if fixed or taken >= max(LEAST_CYCLES, asked + (before + taken) / 10):
                 wanting, asked = self.rule.wanting(self.results, wanting, taken), taken
 
-    def _cycle(self, order: Sequence[int], number: int | None, prompts: bool) -> bool:
-        """A turn of each; whether it counts."""
-        before = self.noise.read()
-        turns = order if not number or number % 2 == 0 else order[::-1]
-        for arm in turns:
-            self.pool.turn(arm, number, "decode")
-        if prompts:
-            for arm in turns:
-                self.pool.turn(arm, number, "prompt")
-        if number is not None and self.noise.moved(before, self.noise.read()):
-            self.store.add(Repeated(number))
-            return False
-        return True
+    def _cycle(self, arms: Sequence[int], number: int | None, kinds: Sequence[Kind]) -> bool:
+        return self.noise.cycle(self.store, number, arms, kinds, self.pool.turn)
 
     def _apart_cycles(self, group: Sequence[int]) -> int:
         """Cycles from one prompt to the next: a prompt takes as long as the turns between."""

@@ -166,7 +166,7 @@ class Results:
     arms: list[ArmResult]
     write_result: str = "none"
     about: About | None = None
-    limits: dict[str, Any] = field(default_factory=dict)  # that were asked for, by option
+    limits: dict[str, Any] = field(default_factory=dict)  # from the command line, by option
     plan: dict[str, Any] | None = None  # of latency: its cells are the arms (bench/cell_plan.py)
     repeated: set[int] = field(default_factory=set)  # cycles that do not count
     cycles: int = 0  # numbers that were given

@@ -24,12 +24,14 @@ input, as when the coordinator has ended, it exits at once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
 import math
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -53,7 +55,7 @@ from quantbench.log.options import parse
 from quantbench.progress import say
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer
-from quantbench.run import environment, measure
+from quantbench.run import environment, launch, measure
 from quantbench.run.energy import Energy, Meter, NotCounted
 from quantbench.run.facts import Facts, OneSample, Ready
 from quantbench.run.why import Expected
@@ -105,7 +107,7 @@ class Worker:
         started = time.perf_counter()
         from quantbench import devices
         from quantbench.run import plan as planning
-        from quantbench.run import saved_model
+        from quantbench.run import saved_model, sizes
 
         self.seconds = {"import": _age() + time.perf_counter() - started}
         config = parse(argv)
@@ -115,10 +117,10 @@ class Worker:
         free = devices.free_memory(plan.device)
         if free is not None:
             try:
-                self._check(max(0, free - headroom))
+                sizes.fits(plan, max(0, free - headroom))
             except MemoryShortage:
                 try:
-                    self._check(free + others)
+                    sizes.fits(plan, free + others)
                 except MemoryShortage as error:
                     raise NeverFits(str(error)) from None
                 raise
@@ -128,11 +130,6 @@ class Worker:
         quantizing = self.loaded.quantize_seconds
         self.seconds["load"] = time.perf_counter() - started - quantizing
         self.seconds["quantize"] = quantizing
-
-    def _check(self, free: int) -> None:
-        from quantbench.run import sizes
-
-        sizes.fits(self.plan, free)
 
     def quality(
         self,
@@ -189,13 +186,16 @@ class Worker:
     def _facts(
         self, run: Facts, ready: Ready, peaks: Peaks, energy: Energy | NotCounted, estimate: bool
     ) -> ArmFacts:
+        from quantbench.quantize.registry import available
+
+        plan, scheme = self.plan, self.plan.spec.scheme
         return ArmFacts(
             device=run.config.device,
             weight_bytes=run.weight_bytes,
             peak_memory_bytes=peaks,
             ready=ready,
             run=run,
-            kernels=self._kernels(),
+            kernels=available(scheme, plan.device, plan.precision) if scheme else {},
             energy=[energy],
             estimate=self._estimate(run) if estimate else None,
         )
@@ -223,14 +223,6 @@ class Worker:
 
         return meter.energy(one)
 
-    def _kernels(self) -> dict[str, str | None]:
-        from quantbench.quantize.registry import available
-
-        plan = self.plan
-        if plan.spec.scheme is None:
-            return {}
-        return available(plan.spec.scheme, plan.device, plan.precision)
-
     def sample(self, index: int) -> TimedSample:
         from quantbench import devices
         from quantbench.run.turns import Clock
@@ -247,7 +239,7 @@ class Worker:
         )
 
     def turn(self, kind: str, tokens: int, each: bool = False) -> TurnTime:
-        """kind: prompt, or decode of so many tokens. each: return the seconds of each step, too."""
+        """kind: prompt, or decode of `tokens`. each: return the seconds of each step, too."""
         if kind == "prompt":
             return TurnTime(len(self.plan.prompt), self.turns.prompt())
         seconds = self.turns.decode(tokens)
@@ -308,17 +300,12 @@ class Worker:
         from quantbench.quantize.registry import kernels_for
         from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
 
-        config = parse(argv)
-        device = devices.resolve(config.device)
-        names = []
+        config, names = parse(argv), []
+        where = devices.resolve(config.device), getattr(torch, config.precision)
         for name in SHOWN:
-            try:
-                kernels_for(
-                    parse_scheme(name), config.kernel, device, getattr(torch, config.precision)
-                )
+            with contextlib.suppress(KernelError):
+                kernels_for(parse_scheme(name), config.kernel, *where)
                 names.append(name)
-            except KernelError:
-                pass
         # The last considers all that the others do: they find its timings kept.
         return [*names, *reversed(MEASURED)]
 
@@ -396,8 +383,11 @@ def serve(worker: object) -> None:
     os.dup2(2, 1)  # what libraries print must not come between the answers
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
 
+    if where is not None:
+        launch.end_with_launcher()
+
     def read() -> None:
-        for line in ranks.requests(where):
+        for line in sys.stdin:
             requests.put(json.loads(line))
         os._exit(0)  # even in the middle of a sample: the coordinator has ended
 

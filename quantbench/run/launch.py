@@ -101,10 +101,13 @@ def start(config: RunConfig) -> None:
 
 
 @contextlib.contextmanager
-def run_ranks(command: Sequence[str], size: int, debug: bool = False) -> Iterator["Running"]:
-    """Start `size` processes of a command as ranks; end those that are left at the end."""
+def run_ranks(
+    command: Sequence[str], size: int, debug: bool = False, stdin: int | None = None
+) -> Iterator["Running"]:
+    """Start `size` processes of a command as ranks; end those that are left at the end. stdin: of
+    each, as subprocess takes it; None: rank 0 has this process's, the others have none."""
     with tempfile.TemporaryDirectory(prefix="quantbench-ranks-") as folder:
-        ranks = Running(command, size, Path(folder), debug)
+        ranks = Running(command, size, Path(folder), debug, stdin)
         try:
             yield ranks
         finally:
@@ -114,7 +117,9 @@ def run_ranks(command: Sequence[str], size: int, debug: bool = False) -> Iterato
 class Running:
     """The ranks of one run, as processes."""
 
-    def __init__(self, command: Sequence[str], size: int, folder: Path, debug: bool) -> None:
+    def __init__(
+        self, command: Sequence[str], size: int, folder: Path, debug: bool, stdin: int | None = None
+    ) -> None:
         self.size, self.folder = size, folder
         theirs, self.lifeline = os.pipe()
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -125,7 +130,7 @@ class Running:
                     command,
                     env=variables_of(rank, size, folder) | {LIFELINE: str(theirs)},
                     pass_fds=[theirs],
-                    stdin=null,
+                    stdin=null if stdin is None else stdin,
                     stdout=null,
                     stderr=stderr if rank and not debug else None,
                     # Ctrl-C on the terminal reaches only the launcher, which ends the ranks.

@@ -21,6 +21,8 @@ from quantbench.stats.sequence import FIRST, largest, reach
 BASELINE = 0  # the baseline's arm number
 LEVEL = 0.05  # share of sessions in which any of the intervals leaves out the truth, at any time
 
+LARGEST_LOG = 700.0  # math.exp overflows soon after
+
 Verdict = Literal["faster", "slower", "no difference shown"]
 
 
@@ -64,14 +66,11 @@ def intervals(
     now = updated(floor, contrasts.values())
     result = {}
     for arm, one in contrasts.items():
-        found = one.estimate(now.deviation)
-        part = _floor_part(now, found.process_share, level, len(arms))
-        noise = reach(one.cycles, one.freedom, level / len(arms)) * found.error
-        width = math.hypot(noise, part)
+        mean, width, part = _difference(now, [one], level, len(arms))
         result[arm] = Interval(
-            ratio=math.exp(found.mean),
-            low=math.exp(found.mean - width),
-            high=_exp(found.mean + width),
+            ratio=math.exp(mean),
+            low=math.exp(mean - width),
+            high=math.exp(mean + width) if mean + width < LARGEST_LOG else math.inf,
             cycles=one.cycles,
             processes=len({segment.process for segment in one.segments}),
             noise=one.noise,
@@ -97,43 +96,37 @@ def best(
     turns = {BASELINE: baseline, **arms}
     against = {arm: contrast(arms[arm], baseline) for arm in arms}
     now = updated(floor, against.values())
-    rivals = max(1, len(among) - 1)
+    two_sided, rivals = 2 * level, max(1, len(among) - 1)
 
     def upper(arm: int) -> float:
-        return sum(_difference(now, [against[arm]], level, rivals)) if arm != BASELINE else 0.0
+        if arm == BASELINE:
+            return 0.0
+        apart, width, _ = _difference(now, [against[arm]], two_sided, rivals)
+        return apart + width
+
+    def is_slower(arm: int) -> bool:
+        parts = [contrast(turns[arm], turns[leader])]
+        if parts[0].cycles < FIRST and BASELINE not in (arm, leader):
+            parts = [against[arm], against[leader]]
+        apart, width, _ = _difference(now, parts, two_sided, rivals)
+        return apart > width
 
     leader = min(sorted(among), key=upper)
-    slower = set()
-    for arm in set(among) - {leader}:
-        direct = contrast(turns[arm], turns[leader])
-        if direct.cycles >= FIRST or BASELINE in (arm, leader):
-            apart, width = _difference(now, [direct], level, rivals)
-        else:
-            apart, width = _difference(now, [against[arm], against[leader]], level, rivals)
-        if apart > width:
-            slower.add(arm)
-    return set(among) - slower
+    return {arm for arm in among if arm == leader or not is_slower(arm)}
 
 
 def _difference(
     floor: Floor, parts: list[Contrast], level: float, count: int
-) -> tuple[float, float]:
-    """A log ratio and how far it reaches on one side, where `count` of them hold together; of two
-    contrasts with the baseline, the first less the second, whose noise counts as independent."""
+) -> tuple[float, float, float]:
+    """A log ratio, its half-width where `count` intervals hold together, and the part of the
+    half-width that processes cause. Two contrasts with the baseline: the first less the second,
+    whose noise counts as independent."""
     found = [part.estimate(floor.deviation) for part in parts]
     noise = [
-        reach(part.cycles, part.freedom, 2 * level / count) * estimate.error
+        reach(part.cycles, part.freedom, level / count) * estimate.error
         for part, estimate in zip(parts, found, strict=True)
     ]
-    share = sum(estimate.process_share for estimate in found)
+    share = math.sqrt(sum(estimate.process_share for estimate in found))
+    of_processes = largest(level, count, floor.freedom) * floor.deviation * share
     mean = found[0].mean - sum(estimate.mean for estimate in found[1:])
-    return mean, math.hypot(*noise, _floor_part(floor, share, 2 * level, count))
-
-
-def _floor_part(floor: Floor, process_share: float, level: float, count: int) -> float:
-    multiple = largest(level, count, floor.freedom)
-    return multiple * floor.deviation * math.sqrt(process_share)
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+    return mean, math.hypot(*noise, of_processes), of_processes

@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 32  # batches, where there are as many cycles
+LEAST = 32  # batches; fewer only in sessions of fewer cycles
 MOST_CORRELATION = 0.9  # of neighbouring batches: an estimate near 1 would have no bound
 
 

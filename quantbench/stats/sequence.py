@@ -1,7 +1,7 @@
 """How many standard errors an interval needs so that it holds at every cycle, not only at the last.
 
-An interval of 1.96 standard errors that is looked at after each cycle leaves out the truth in far
-more than 5 % of sessions. `reach` is wider by what the looks cost: with probability 1 - level all
+An interval of 1.96 standard errors leaves out the truth in far more than 5 % of sessions if every
+cycle is a look. `reach` is wider by what the looks cost: with probability 1 - level all
 intervals of a session hold together (a confidence sequence), so that it may stop, be stopped or be
 resumed for any reason.
 
@@ -26,7 +26,7 @@ import numpy as np
 from scipy import special  # scipy.stats would take every command a second longer
 
 FIRST = 12  # cycles: no interval before
-TUNED = 8  # cycles: intervals are narrowest, for their number of looks, at about ten times as many
+TUNED = 8  # cycles: relative to the looks so far, intervals are narrowest after ten times this
 QUANTILES = 500  # of a chi-squared distribution, in the place of an integral over it
 
 

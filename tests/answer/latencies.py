@@ -4,9 +4,9 @@ import dataclasses
 import random
 
 from quantbench.answer.latency import tables
-from quantbench.bench.cell_plan import CellPlan, PlannedArm
+from quantbench.bench.cell_plan import CellPlan
 from quantbench.bench.cells import begin
-from quantbench.bench.store import Ended, Ready, Store, Turn
+from quantbench.bench.store import Ended, Planned, Ready, Store, Turn
 from quantbench.run.energy import NotCounted
 from tests.bench.facts import arm_facts
 
@@ -15,9 +15,7 @@ ESTIMATE = {"prompt_seconds": 0.1, "token_seconds": 0.03, "joules_per_token": 0.
 
 
 def plan(arms=("none", "int8wo"), **changes):
-    planned = [
-        PlannedArm(name, f"--quantization {name}", ["--quantization", name]) for name in arms
-    ]
+    planned = [Planned(name, f"--quantization {name}", ["--quantization", name]) for name in arms]
     settings = {"ranks": [1], "sequence_lengths": [100], "batch_sizes": [1, 2, 4]}
     settings |= {"models": ["tiny"], "decode_length": 3, "runs": 16}
     return CellPlan(**{"arms": planned, **settings, **changes})

@@ -15,6 +15,7 @@ from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.why import Expected
 from tests.answer.latencies import ESTIMATE, plan
 from tests.bench.facts import arm_facts
+from tests.bench.world import Quiet
 
 
 @dataclass
@@ -30,7 +31,7 @@ class World:
     fits_beside: dict = field(default_factory=dict)  # other arms that each may have beside it
     interrupted_at: tuple | None = None
     energy: object = field(default_factory=lambda: NotCounted("no counter"))
-    disturbed: int | None = None  # cycle
+    disturbed: object = lambda cycle: False  # whether the memory's speed moves in it
     journal: list = field(default_factory=list)
     alive: list = field(default_factory=list)
 
@@ -69,18 +70,16 @@ class FakeProcess:
         beside = len(self.world.alive) > 1 and self.at in self.world.out_of_memory_beside
         if beside or self.at in self.world.out_of_memory:
             raise WorkerFailed("out of memory", "memory")
-        decoder = "cpu-step" if rows < 4 else "modules"
-        facts = arm_facts(decoder=decoder)
+        facts = arm_facts(decoder="cpu-step" if rows < 4 else "modules")
         facts.energy.append(self.world.energy)
         return facts
 
     def turn(self, kind, tokens, each):
         self.turns += 1
         self.world.journal.append(f"{kind} {self.arm}")
-        if self.at in self.world.hangs_at:
+        if hangs := self.at in self.world.hangs_at:
             assert self.killed.wait(30)
-            raise WorkerFailed("killed (SIGKILL), as the system does when memory runs out")
-        if self.at in self.world.dies_at and self.turns > 2:
+        if hangs or (self.at in self.world.dies_at and self.turns > 2):
             raise WorkerFailed("killed (SIGKILL), as the system does when memory runs out")
         if self.at == self.world.interrupted_at and self.turns > 6:
             raise KeyboardInterrupt
@@ -97,18 +96,8 @@ def measure(monkeypatch, tmp_path):
         made = plan(**{"runs": 4, **changes})
         world = World(made, **(happens or {}))
 
-        class Noise:
-            cycles = -1
-
-            def read(self):
-                return 0.0
-
-            def moved(self, before, after):
-                self.cycles += 1
-                return self.cycles == world.disturbed
-
         monkeypatch.setattr("quantbench.bench.pool.Process", world.start)
-        monkeypatch.setattr("quantbench.bench.cells.Noise", Noise)
+        monkeypatch.setattr("quantbench.bench.cells.Noise", lambda: Quiet(world))
         expected = Expected({"token_seconds": 0.03, **ESTIMATE})
         monkeypatch.setattr("quantbench.bench.pool.Pool.expected", lambda pool, facts: expected)
         kept = Store(results or begin(made), tmp_path)
@@ -144,23 +133,18 @@ def test_every_cell_is_measured_and_each_model_loaded_once(measure):
     loads = [line for line in world.journal if line.startswith("load")]
     assert loads == ["load none", "load int8wo", "load none × 2", "load int8wo × 2"]
     sizes = [line for line in world.journal if line.startswith("cell none 100")]
-    assert sizes[:3] == [
-        "cell none 100 1",
-        "cell none 100 2",
-        "cell none 100 4",
-    ]  # small ones first
+    assert sizes[:3] == [f"cell none 100 {size}" for size in (1, 2, 4)]  # small ones first
     assert measured.tables[0].ran.decoder == "modules; cpu-step at batch size 1"
 
 
 def test_a_disturbed_cycle_is_repeated(measure):
-    measured, results, _ = measure(batch_sizes=[1], happens={"disturbed": 2})
+    measured, results, _ = measure(batch_sizes=[1], happens={"disturbed": lambda cycle: cycle == 2})
     assert results.repeated == {2} and len(cells(measured)[1].samples) == 4
 
 
 def test_larger_batches_than_one_out_of_memory_are_not_tried(measure):
-    measured, _, world = measure(
-        sequence_lengths=[100, 200], happens={"out_of_memory": {("none", 100, 2)}}
-    )
+    happens = {"out_of_memory": {("none", 100, 2)}}
+    measured, _, world = measure(sequence_lengths=[100, 200], happens=happens)
     found = cells(measured)
     assert [found[size].reason for size in (1, 2)] == [None, "out of memory"]
     assert found[4].reason == "not tried: batch size 2 is out of memory"
@@ -173,21 +157,16 @@ def test_a_cell_that_does_not_fit_beside_the_others_is_measured_alone(measure):
     measured, results, world = measure(happens={"out_of_memory_beside": {("int8wo", 100, 2)}})
     assert all(len(cell.samples) == 4 for cell in cells(measured, "int8wo").values())
     assert world.journal.count("load int8wo") == 2
-    shared = [
-        {s.cycle for s in cells(measured)[size].samples}
-        == {s.cycle for s in cells(measured, "int8wo")[size].samples}
-        for size in (1, 2, 4)
-    ]
-    assert shared == [True, False, False]
+    arms = [cells(measured, arm) for arm in ("none", "int8wo")]
+    cycles = [[[s.cycle for s in arm[size].samples] for size in (1, 2, 4)] for arm in arms]
+    assert [a == b for a, b in zip(*cycles, strict=True)] == [True, False, False]
 
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_arms_that_do_not_fit_together_share_the_baseline(measure, others):
     """Where the third fits beside the baseline; else it is loaded alone."""
-    arms = ("none", "int8wo", "fp6")
-    measured, _, world = measure(
-        arms=arms, batch_sizes=[1], happens={"fits_beside": {"fp6": others}}
-    )
+    arms, happens = ("none", "int8wo", "fp6"), {"fits_beside": {"fp6": others}}
+    measured, _, world = measure(arms=arms, batch_sizes=[1], happens=happens)
     loads = [line for line in world.journal if line.startswith("load")]
     assert loads[:5] == ["load none", "load int8wo", "load fp6", "load none", "load fp6"]
     assert len(loads) == 6 - others
@@ -262,9 +241,6 @@ def test_progress_says_which_cells_and_how_many_are_done(measure, capsys):
     assert last.startswith("prompts of 100, batch size 2: none, int8wo; 2 of 4 cells; about ")
 
 
-@pytest.mark.parametrize(
-    "seconds, shown",
-    [(0.1, "1 s"), (89, "89 s"), (91, "2 min"), (5000, "83 min"), (9000, "2.5 h")],
-)
-def test_durations_are_rounded_for_people(seconds, shown):
-    assert duration(seconds) == shown
+def test_durations_are_rounded_for_people():
+    shown = {0.1: "1 s", 89: "89 s", 91: "2 min", 5000: "83 min", 9000: "2.5 h"}
+    assert {seconds: duration(seconds) for seconds in shown} == shown

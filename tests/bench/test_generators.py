@@ -27,11 +27,8 @@ def test_a_run_is_a_prompt_and_the_steps_behind_it():
     that the prompt gave: greedy tokens are those of one generation."""
     worker = loaded()
     facts = worker.cell(prompt=30, rows=2, new_tokens=4, most_rows=2)
-    assert (facts.run.prompt_tokens, facts.run.config.batch_size, facts.run.cache_size) == (
-        30,
-        2,
-        34,
-    )
+    run = facts.run
+    assert (run.prompt_tokens, run.config.batch_size, run.cache_size) == (30, 2, 34)
     assert facts.ready.compile_seconds is None and facts.run.decoder == "cpu-step"
     taken, stream = [], worker.turns.generator.stream
     prompts = worker.turns.prompts
@@ -64,9 +61,8 @@ def test_caches_that_do_not_fit_beside_the_weights_are_refused(monkeypatch):
     """5 layers × 2 × 4 heads × 64 × 104 positions × 4 B a row, for keys and values."""
     worker, row = loaded(), 5 * 2 * 4 * 64 * 104 * 4
     monkeypatch.setattr(devices, "free_memory", lambda device: row + row // 2)
-    with pytest.raises(
-        MemoryShortage, match=f"^out of memory: a KV cache of {2 * row / 1e6:.2f} MB"
-    ):
+    reason = f"^out of memory: a KV cache of {2 * row / 1e6:.2f} MB"
+    with pytest.raises(MemoryShortage, match=reason):
         worker.cell(100, 2, 4, 8)
     worker.cell(100, 1, 4, 8)
 

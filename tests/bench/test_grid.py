@@ -64,55 +64,30 @@ def of(*words):
     return identity.identity(make_plan(parse(words)))
 
 
-SAME = [
-    ("--threads", str(USUAL)),
-    ("--kv_cache", "dense"),
-    ("--top_k", "100000"),  # more than the vocabulary has
-    ("--linear_causal_mask",),
-    ("--prefill_chunk", "512"),
-]
-OTHER = [
-    ("--threads", str(USUAL + 1)),
-    ("--kv_cache", "int8"),
-    ("--quantization", "int8wo"),
-    ("--kernel", "torch"),
-    ("--decoder", "modules"),
-    ("--precision", "float32"),
-    ("--prefill_chunk", "2"),
-    ("--temperature", "0"),
-    ("--cache_size", "4000"),
-]
-
-
-@pytest.mark.parametrize("words", SAME, ids=" ".join)
-def test_options_that_change_nothing_leave_the_plan_as_it_is(words):
-    most = ("--top_k", "50000") if "--top_k" in words else ()
-    assert of("--device", "cpu", *words) == of("--device", "cpu", *most)
-
-
-@pytest.mark.parametrize("words", OTHER, ids=" ".join)
-def test_options_that_change_the_run_change_the_plan(words):
-    assert of("--device", "cpu", *words) != of("--device", "cpu")
-
-
-EXPERTS = ("--device", "cpu", "--checkpoint_path", "tiny_moe")
-ALIKE = [
-    # two lines of options about experts, whether they are one plan
-    ("--expert_memory 20", "--expert_memory 20 --expert_policy auto", True),
-    ("--expert_memory 20", "--expert_memory 21", False),
-    ("--expert_memory 20", "--expert_memory 20 --expert_policy fetch", False),
-    ("--expert_memory 20", "--expert_memory 20 --expert_placement first", False),
-    ("", "--expert_memory 900", False),
-    ("--expert_memory 20", "--expert_memory 20 --decoder cpu-step", True),
-    ("--expert_memory 20 --batch_size 2",
-     "--expert_memory 20 --batch_size 2 --decoder cpu-step", True),
-    ("--expert_memory 20", "--expert_memory 20 --decoder modules", False),
+EXPERTS = "--checkpoint_path tiny_moe"
+TIERS = f"{EXPERTS} --expert_memory 20"
+# Options of a run, what is added to them, and whether the plan stays the same.
+ADDED = [
+    *(("", words, True) for words in (
+        f"--threads {USUAL}", "--kv_cache dense", "--linear_causal_mask", "--prefill_chunk 512")),
+    ("--top_k 50000", "--top_k 100000", True),  # more than the vocabulary has
+    *(("", words, False) for words in (
+        f"--threads {USUAL + 1}", "--kv_cache int8", "--quantization int8wo", "--kernel torch",
+        "--decoder modules", "--precision float32", "--prefill_chunk 2", "--temperature 0",
+        "--cache_size 4000")),
+    *((TIERS, words, True) for words in ("--expert_policy auto", "--decoder cpu-step")),
+    (f"{TIERS} --batch_size 2", "--decoder cpu-step", True),
+    *((TIERS, words, False) for words in (
+        "--expert_memory 21", "--expert_policy fetch", "--expert_placement first",
+        "--decoder modules")),
+    (EXPERTS, "--expert_memory 900", False),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("first", "second", "alike"), ALIKE)
-def test_experts_that_lie_and_move_alike_are_one_plan(first, second, alike):
-    assert (of(*EXPERTS, *first.split()) == of(*EXPERTS, *second.split())) == alike
+@pytest.mark.parametrize(("options", "added", "alike"), ADDED)
+def test_options_change_the_plan_if_they_change_the_run(options, added, alike):
+    given = ("--device", "cpu", *options.split())
+    assert (of(*given, *added.split()) == of(*given)) == alike
 
 
 CARRIED_OUT = [

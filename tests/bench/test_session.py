@@ -14,7 +14,7 @@ from quantbench.answer.rows import rows
 from quantbench.answer.stop import Enough
 from quantbench.bench import store as stores
 from quantbench.bench.arm import make_arms
-from quantbench.bench.session import LEAST_CYCLES, MOST_BESIDE, Fixed
+from quantbench.bench.session import LEAST_CYCLES, MOST_BESIDE, Rule
 from quantbench.bench.store import Results, Settings, Store
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
@@ -30,12 +30,14 @@ def measure(monkeypatch):
     """Measure these arms in a world of these behaviours; the results and the world."""
 
     def run(behaviours, rule=None, folder=None, results=None, world=None, **settings):
-        texts = [*ARMS, *(f"--cache_size {100 + n}" for n in range(40))][: len(behaviours)]
         world = world or World.of(*behaviours)
+        every = [*ARMS, *(f"--cache_size {100 + n}" for n in range(40))]
+        texts = every[: len(world.behaviours)]
         world.install(monkeypatch)
         settings = {"max_minutes": 1000, "tokens": 0, **settings}
         results = results or Results.begin(Settings(**settings), make_arms(COMMON, texts), "none")
-        world.session(Store(results, folder), rule or Enough(Limits())).run()
+        usual = Enough(Limits()) if results.settings.cycles is None else Rule()
+        world.session(Store(results, folder), rule or usual).run()
         return results, world
 
     return run
@@ -67,7 +69,7 @@ def test_a_state_of_the_machine_hits_every_arm(measure):
     """The machine is half as fast for ten seconds in forty; ratios stay, speeds do not."""
     world = World.of(EQUAL, replace(EQUAL, seconds=0.05))
     world.slowness = lambda now: 2.0 if now % 40 < 10 else 1.0
-    results, _ = measure(world.behaviours, world=world)
+    results, _ = measure([], world=world)
     assert rows(results)[1].speed_up.value == pytest.approx(2, rel=0.03)
 
 
@@ -120,7 +122,7 @@ def test_a_coarser_variant_of_what_is_far_beyond_the_limit_is_not_loaded(measure
 
 
 def test_cycles_alternate_and_prompts_have_their_own(measure):
-    results, world = measure([EQUAL] * 3, Fixed(cycles=6, processes=1), cycles=6, processes=1)
+    results, world = measure([EQUAL] * 3, cycles=6, processes=1)
     by_cycle = {}
     for arm in range(3):
         for turn in results.arms[arm].turns:
@@ -138,7 +140,7 @@ def test_a_worker_without_turns_gives_both_kinds_by_one_sample(monkeypatch):
     world.install(monkeypatch)
     settings = Settings(cycles=9, processes=1, tokens=0)
     results = Results.begin(settings, make_arms(COMMON, ARMS[:2]), "none")
-    world.session(Store(results, None), Fixed(9, 1), has_turns=False).run()
+    world.session(Store(results, None), Rule(), has_turns=False).run()
     warm = [len(arm.samples) + 1 for arm in results.arms]  # and the cycle that does not count
     assert world.asked("turn") == []
     assert Counter(world.asked("sample")) == {0: warm[0] + 9, 1: warm[1] + 9}
@@ -149,14 +151,14 @@ def test_a_worker_without_turns_gives_both_kinds_by_one_sample(monkeypatch):
 def test_groups_share_the_baseline(measure):
     """More arms than go beside each other: two groups, and one process of the baseline."""
     count = MOST_BESIDE + 3
-    results, world = measure([EQUAL] * count, Fixed(4, 1), cycles=4, processes=1)
+    results, world = measure([EQUAL] * count, cycles=4, processes=1)
     assert world.asked("load") == [0, *range(1, count)]
     assert all(len(results.turns(n, "decode")) == 4 for n in range(1, count))
     assert len(results.turns(0, "decode")) == 8 and results.baseline.processes == 1
 
 
 def test_the_second_process_is_loaded_in_the_other_order(measure):
-    results, world = measure([EQUAL] * 3, Fixed(3, 2), cycles=3, processes=2)
+    results, world = measure([EQUAL] * 3, cycles=3, processes=2)
     assert world.asked("load") == [0, 1, 2, 0, 2, 1]
     assert {turn.process for turn in results.arms[1].turns} == {0, 1}
     assert [reading.cycle for reading in results.bandwidth["cpu"]] == [0, 3]
@@ -164,9 +166,8 @@ def test_the_second_process_is_loaded_in_the_other_order(measure):
 
 def test_arms_come_in_a_later_group_where_memory_is_short(measure):
     short = replace(EQUAL, fits_beside=1)
-    results, world = measure([short] * 3, Fixed(3, 1), cycles=3, processes=1)
-    assert all(len(results.turns(n, "decode")) == 3 for n in (1, 2))
-    assert len(results.turns(0, "decode")) == 6
+    results, _ = measure([short] * 3, cycles=3, processes=1)
+    assert [len(results.turns(n, "decode")) for n in range(3)] == [6, 3, 3]
 
 
 def test_an_arm_that_does_not_fit_beside_the_baseline_is_loaded_alone(measure, capsys):
@@ -174,7 +175,7 @@ def test_an_arm_that_does_not_fit_beside_the_baseline_is_loaded_alone(measure, c
     alone = Behaviour(fits_beside=0)
     world = World.of(alone, alone)
     world.slowness = lambda now: 1 + (now - 1000) / 3000
-    results, _ = measure(world.behaviours, world=world, processes=4)
+    results, _ = measure([], world=world, processes=4)
     assert (
         "does not fit into memory with the others: each is loaded alone" in capsys.readouterr().err
     )
@@ -186,9 +187,8 @@ def test_an_arm_that_does_not_fit_beside_the_baseline_is_loaded_alone(measure, c
 
 
 def test_a_disturbed_cycle_does_not_count(measure):
-    world = World.of(EQUAL, EQUAL)
-    world.disturbed = lambda cycle: cycle == 2
-    results, _ = measure(world.behaviours, Fixed(5, 1), world=world, cycles=5, processes=1)
+    world = World.of(EQUAL, EQUAL, disturbed=lambda cycle: cycle == 2)
+    results, _ = measure([], world=world, cycles=5, processes=1)
     assert results.repeated == {2} and len(results.turns(1, "decode")) == 5
     assert len([turn for turn in results.arms[1].turns if turn.kind == "decode"]) == 6
 
@@ -222,14 +222,14 @@ def test_fixed_cycles_end_with_the_minutes(measure, minutes):
     """Nothing is started that there is no time for, and a plan of 24 cycles ends within it."""
     slow = replace(EQUAL, seconds=1.0, loading=10.0)
     most = {"cycles": 24, "processes": 2, "max_minutes": minutes}
-    results, world = measure([slow] * 4, Fixed(24, 2), **most)
+    results, world = measure([slow] * 4, Rule(), **most)
     assert results.ended == "max_minutes" and world.now - 1000 < 60 * max(minutes, 0.5) + 30
     assert results.turns(1, "decode") and len(results.turns(1, "decode")) < 24
 
 
 def test_a_second_process_is_announced_as_a_check(measure, capsys):
     """By one line, not by one for each arm."""
-    measure([EQUAL] * 3, Fixed(3, 3), cycles=3, processes=3)
+    measure([EQUAL] * 3, cycles=3, processes=3)
     said = [line for line in capsys.readouterr().err.splitlines() if "loading" in line]
     assert [line.partition(";")[0] for line in said] == [
         *(f"{name}: loading" for name in ("none", "int8wo", "fp6")),
@@ -282,7 +282,7 @@ def test_interrupted_and_gone_on_with(measure, tmp_path):
     """Every turn that was taken counts; the arms go on in new processes."""
     world = World.of(EQUAL, replace(EQUAL, seconds=0.09))
     interrupted_at(world, random.randrange(30, 60))
-    results, _ = measure(world.behaviours, folder=tmp_path, world=world)
+    results, _ = measure([], folder=tmp_path, world=world)
     assert results.ended == "interrupted"
     kept = stores.load(tmp_path)
     assert [arm.turns for arm in kept.arms] == [arm.turns for arm in results.arms]
@@ -297,19 +297,18 @@ def test_interrupted_and_gone_on_with(measure, tmp_path):
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out(measure, tmp_path):
-    results, _ = measure([EQUAL, EQUAL], Fixed(3, 1), folder=tmp_path, cycles=3, processes=1)
+    results, _ = measure([EQUAL, EQUAL], folder=tmp_path, cycles=3, processes=1)
     path = tmp_path / stores.SAMPLES
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"turn": {"arm": 1, "cy')
-    assert [len(arm.turns) for arm in stores.load(tmp_path).arms] == [
-        len(arm.turns) for arm in results.arms
-    ]
+    kept = stores.load(tmp_path)
+    assert [arm.turns for arm in kept.arms] == [arm.turns for arm in results.arms]
     assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("what", ["machine", "commit", "torch"])
 def test_samples_of_elsewhere_are_not_mixed(measure, tmp_path, what):
-    measure([EQUAL, EQUAL], Fixed(3, 1), folder=tmp_path, cycles=3, processes=1)
+    measure([EQUAL, EQUAL], folder=tmp_path, cycles=3, processes=1)
     meta = json.loads((tmp_path / stores.META).read_text())
     about = meta["about"]["versions"] if what == "torch" else meta["about"]
     about[what] = "another"
@@ -320,7 +319,7 @@ def test_samples_of_elsewhere_are_not_mixed(measure, tmp_path, what):
 
 def test_a_whole_run_is_a_prompt_and_its_steps(measure):
     """By hand: seconds per token of a run of one prompt (1 token here) and 8 new ones."""
-    results, _ = measure([EQUAL, EQUAL], Fixed(5, 1), cycles=5, processes=1)
+    results, _ = measure([EQUAL, EQUAL], cycles=5, processes=1)
     found = Compared(results)
     prompts, steps = (results.turns(1, kind) for kind in ("prompt", "decode"))
     first = [s for s in steps if len(prompts) < 2 or s.cycle < prompts[1].cycle]

@@ -12,6 +12,7 @@ import random
 from dataclasses import dataclass, field
 
 from quantbench.bench.answers import TurnTime
+from quantbench.bench.noise import Noise
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.session import Session
 from quantbench.log.options import parse
@@ -87,8 +88,8 @@ class World:
         return [number for number, _ in itertools.groupby(self.asked("turn"))]
 
 
-class Quiet:
-    """As bench.noise.Noise: memory's speed moves in the cycles that the world says."""
+class Quiet(Noise):
+    """Memory's speed moves in the cycles that the world says."""
 
     def __init__(self, world):
         self.world, self.cycles = world, 0

@@ -94,10 +94,8 @@ def test_activations_are_rounded_by_all_columns(pool, how):
 @pytest.mark.parametrize("scheme", ["none", "int8wo", "int4wo-64", "embed-int8", "sparse-marlin"])
 @pytest.mark.parametrize("saved_by", [1, 2])
 def test_saved_by_some_ranks_and_loaded_by_others(pool, wide, tmp_path, scheme, saved_by):
-    folder = str(tmp_path / "saved")
-    save = (folder,)
-    pool.run(saved_by, work.save, wide, scheme, *save)
-    loaded_by = 3 - saved_by
+    folder, loaded_by = str(tmp_path / "saved"), 3 - saved_by
+    pool.run(saved_by, work.save, wide, scheme, folder)
     again = pool.run(loaded_by, work.logits, folder, TOKENS)
     fresh = pool.run(loaded_by, work.logits, wide, TOKENS, scheme)
     assert all(map(torch.equal, again, fresh))

@@ -34,14 +34,12 @@ def test_one_arm_by_hand():
 
 
 def test_without_restarts_nothing_is_learned():
-    generator = np.random.default_rng(6)
-    assert floor_after(*session(generator, 0.03, processes=1)) == Floor()
+    assert floor_after(*session(np.random.default_rng(6), 0.03, processes=1)) == Floor()
     assert updated(Floor(0.02, 7), []) == Floor(0.02, 7)
 
 
 def test_noisy_turns_teach_next_to_nothing():
-    generator = np.random.default_rng(7)
-    found = floor_after(*session(generator, 0.0, noise=0.5, cycles=40))
+    found = floor_after(*session(np.random.default_rng(7), 0.0, noise=0.5, cycles=40))
     assert found.freedom < 4.1 and found.deviation == pytest.approx(0.015, rel=0.1)
 
 
@@ -63,7 +61,6 @@ def test_a_session_that_contradicts_the_prior_is_believed():
 
 def test_only_the_baseline_restarts():
     """Its one difference is shared by all arms: not one degree of freedom for each of them."""
-    generator = np.random.default_rng(10)
-    baseline, arms = session(generator, 0.02, arms=5)
+    baseline, arms = session(np.random.default_rng(10), 0.02, arms=5)
     kept = {arm: Turns(t.cycle, 0 * t.process, t.seconds) for arm, t in arms.items()}
     assert floor_after(baseline, kept).freedom <= 5.0001

@@ -88,13 +88,10 @@ def measured(name: str, scheme: str, batch: int, prompt: int, folder: Path) -> l
 
 @click.command()
 @click.option("--max_minutes", type=float, default=60.0, help="Time for all cases [60]")
-@click.option("--models", default=",".join(MODELS), help="Some of them, comma separated")
-@click.option("--output", type=click.Path(path_type=Path), default=RESULT, help="JSON")
-def main(max_minutes: float, models: str, output: Path) -> None:
+def main(max_minutes: float) -> None:
     started, longest, cases = time.monotonic(), 0.0, list[dict[str, Any]]()
-    names = models.split(",")
     with tempfile.TemporaryDirectory() as folder:
-        for case in itertools.product(names, SCHEMES, BATCHES, PROMPTS):
+        for case in itertools.product(MODELS, SCHEMES, BATCHES, PROMPTS):
             before = time.monotonic()
             if before - started + longest > 60 * max_minutes:
                 click.echo(f"The time is over before {' '.join(map(str, case))}", err=True)
@@ -106,11 +103,11 @@ def main(max_minutes: float, models: str, output: Path) -> None:
                 continue
             longest = max(longest, time.monotonic() - before)
             value = {"about": dataclasses.asdict(about()), "cases": cases}
-            output.write_text(json.dumps(value, indent=1) + "\n")
+            RESULT.write_text(json.dumps(value, indent=1) + "\n")
             click.echo(f"{len(cases) // 2} cases, {time.monotonic() - started:.0f} s", err=True)
     if cases:
         inside = [c["low"] <= c["measured_seconds"] <= c["high"] for c in cases]
-        click.echo(report(of_results(output)), nl=False)
+        click.echo(report(of_results(RESULT)), nl=False)
         click.echo(f"- within their intervals: {sum(inside)} of {len(inside)}")
 
 

@@ -289,25 +289,22 @@ def failures(rows: list[dict[str, Any]]) -> list[str]:
     cells = {cell.name: cell for cell in CELLS}
     result = []
     for row in rows:
+        cell = cells[row["cell"]]
+        of_all_states = COVERAGE if cell.minutes >= LONG else 0.0
         for name, value, least, most in (
             ("false verdicts, upper bound", row["false_verdicts"]["high"], 0.0, FALSE_UPPER),
             ("coverage", row["covers"]["share"], COVERAGE, 1.0),
             ("fastest kept", row["fastest_kept"]["share"], COVERAGE, 1.0),
-            ("median half-width", row["half_width"], 0.0, cells[row["cell"]].half_width),
-            (
-                "coverage of all states",
-                row["covers_long_run"]["share"],
-                COVERAGE if cells[row["cell"]].minutes >= LONG else 0.0,
-                1.0,
-            ),
+            ("median half-width", row["half_width"], 0.0, cell.half_width),
+            ("coverage of all states", row["covers_long_run"]["share"], of_all_states, 1.0),
         ):
             if not least <= value <= most:
-                result.append(f"{row['cell']}: {name} {value:.3f}, {least:g} to {most:g} needed")
+                result.append(f"{cell.name}: {name} {value:.3f}, {least:g} to {most:g} needed")
     return result
 
 
 def digest() -> str:
-    """Of the sources that the result proves."""
+    """Digest of the sources that the result proves."""
     files = [path for name in PROVED for path in sorted(ROOT.glob(name))]
     parts = (f"{path.name}\0".encode() + path.read_bytes() for path in (*files, Path(__file__)))
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
