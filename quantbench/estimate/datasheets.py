@@ -46,7 +46,6 @@ class Datasheet:
     link: Link  # between two devices
     link_of_more: Link | None  # among more than two, where that is another one
     link_each: bool  # whether each pair of devices has a link of its own
-    halved: bool  # whether the source prints peaks with sparsity
 
     def peak(self, dtype: str) -> float:
         """Operations per second in this dtype; of the nearest wider one if it has no unit of it."""
@@ -71,15 +70,12 @@ def _sheet(name: str, row: dict[str, Any]) -> Datasheet:
     """A table of the file."""
     peaks = {dtype: tera * T for dtype, tera in row["tera"].items()}
     peaks["float16"] = peaks["bfloat16"] = peaks.pop("half")
-    link, more = (
-        Link(words[0], words[1] * G) if words else None
-        for words in (row["link"], row.get("link_of_more"))
-    )
+    link, more = (Link(words[0], words[1] * G) if words else None
+                  for words in (row["link"], row.get("link_of_more")))  # fmt: skip
     assert link is not None
-    each, halved = row.get("link_each", False), row.get("halved", False)
     return Datasheet(
         name, tuple(row["aliases"]), peaks, row["bandwidth"] * G, row["memory"] * MIB, row["power"],
-        row["source"].strip(), link, more, each, halved,
+        row["source"].strip(), link, more, row.get("link_each", False),
     )  # fmt: skip
 
 
