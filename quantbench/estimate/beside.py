@@ -98,16 +98,11 @@ class Report:
 def report_of(measured: Measured, model: Transformer, generator_of: GeneratorOf) -> Report:
     """The run with its estimate, for which the machine is measured now."""
     facts, reason = measured.facts, why_not(measured.facts)
+    estimate = _none(str(reason))
     try:
-        estimate = (
-            _none(reason)
-            if reason is not None
-            else beside(
-                measured,
-                phases_of(facts, model, generator_of),
-                read_bandwidth(torch.device(facts.device.type)),
-            )
-        )
+        if reason is None:
+            phases = phases_of(facts, model, generator_of)
+            estimate = beside(measured, phases, read_bandwidth(torch.device(facts.device.type)))
     except QuantbenchError as error:
         estimate = _none(str(error))
     return Report(measured, estimate, [*why.of_single_run(measured), *estimate.sentences])
@@ -146,14 +141,12 @@ def why_not(facts: Facts) -> str | None:
     return None
 
 
-def phases_of(
-    facts: Facts, model: Transformer, generator_of: GeneratorOf, seconds: float = SECONDS
-) -> Phases | None:
+def phases_of(facts: Facts, model: Transformer, generator_of: GeneratorOf) -> Phases | None:
     """A prompt and a step on the CPU, estimated from the first layers of the run's own model; None
     on a card, whose data sheet is taken, and where there is no estimate."""
     if facts.device.type != "cpu" or why_not(facts) is not None:
         return None
-    return of_model(_request(facts), model, generator_of, seconds)
+    return of_model(_request(facts), model, generator_of, SECONDS)
 
 
 def seconds_of(phases: Phases | None) -> dict[str, float] | None:

@@ -409,9 +409,12 @@ def test_ranks_share_each_expert():
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 200])
-def test_experts_of_transformers_are_products_and_are_read_as_often_as_they_are_chosen(tokens):
+def test_experts_of_transformers_are_products_and_are_read_as_often_as_they_are_chosen(
+    tokens, config_json
+):
     experts = {"num_hidden_layers": 3, "num_local_experts": 8, "num_experts_per_tok": 2}
-    count = count_config(LLAMA | {"model_type": "mixtral"} | experts, tokens=tokens)
+    path = config_json(**LLAMA | {"model_type": "mixtral"} | experts)
+    count = count_config(path, tokens=tokens)
     linear = [work for work in count.works.elements() if work.kind == "linear"]
     experts = [work for work in linear if work.rows == 2 * tokens]
     # Each token goes through two experts, of 2 · 96 and 96 columns.

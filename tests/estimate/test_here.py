@@ -38,7 +38,7 @@ def quick(monkeypatch):
     ],
 )
 def test_how_many_layers_stand_for_all(layer, rest, total, cache, expected):
-    assert depths(layer, rest, total, cache) == expected
+    assert depths(layer + rest, 2 * layer + rest, total, cache) == expected
 
 
 def test_a_line_through_turns_that_the_machine_slows():
