@@ -20,6 +20,7 @@ from quantbench.estimate.cards import card
 from quantbench.estimate.datasheets import known
 from quantbench.estimate.here import RUN_DEVIATION, GeneratorOf, Here, of_model
 from quantbench.estimate.predict import Estimate, Figure, Phase, Request, pass_of, predict
+from quantbench.estimate.validate import FIGURES
 from quantbench.log import table
 from quantbench.log.table import NO_COUNTER
 from quantbench.models.llama import Transformer
@@ -30,9 +31,7 @@ from quantbench.run.why import Expected
 from quantbench.text import size
 from quantbench.typed_json import to_json
 
-NAMES = (
-    "prompt_seconds", "token_seconds", "tokens_per_second", "peak_memory_bytes", "joules_per_token",
-)  # fmt: skip
+NAMES = tuple(FIGURES)
 SECONDS = 1.0  # of turns of the first layers
 Phases = tuple[Phase, Phase]  # a prompt and a step
 
