@@ -149,7 +149,7 @@ def phases_of(facts: Facts, model: Transformer, generator_of: GeneratorOf) -> Ph
 
 
 def seconds_of(phases: Phases | None) -> dict[str, float] | None:
-    """Phases as another process is told of them."""
+    """Phases as a worker sends them to another process."""
     return None if phases is None else dict(zip(NAMES, (p.seconds for p in phases), strict=False))
 
 
@@ -179,7 +179,7 @@ def expected(facts: Facts, phases: Phases | None, bandwidth: float | None = None
 
 
 def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Beside:
-    """The estimate of a run beside what was measured."""
+    """The estimate of a run, compared with what was measured."""
     facts = measured.facts
     try:
         estimate = _estimate(facts, phases)
@@ -213,7 +213,7 @@ def _none(reason: str) -> Beside:
 
 
 def _estimate(facts: Facts, phases: Phases | None) -> Estimate:
-    """phases: of the CPU. Raises UsageError where there are none."""
+    """phases: of the CPU. Raises UsageError if they are missing."""
     request, name = _request(facts), facts.device.name
     if facts.device.type != "cpu":
         return predict(request, card(name))

@@ -37,7 +37,7 @@ _POSSIBLE = {
 
 
 def config_fields(path: str | Path) -> dict[str, Any]:
-    """What stands in a config.json, or in that of a folder. Raises CheckpointError."""
+    """The fields of a config.json, or of that in a folder. Raises CheckpointError."""
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     fields = files.read_json("no config of transformers:", file, CheckpointError)
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):

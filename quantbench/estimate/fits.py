@@ -30,7 +30,7 @@ class Fit:
     kv_cache: str
     weights: int
     position: float  # of the cache per position, all sequences
-    activations: int  # of a prompt of as many positions
+    activations: int  # of a prompt that fills these positions
     positions: int  # of each sequence, at most the model's; 0: not even the weights and one pass
     why_not: str | None = None  # why the scheme does not take the model
 
@@ -86,7 +86,7 @@ def _fit(
     window = None if request.config.full_layers else request.config.sliding_window
 
     def taken(prompt: int) -> Memory:
-        """Ranks and processors hold as many times a cache's bytes, of whichever kind."""
+        """All kinds of caches are multiplied by the same number of ranks."""
         counted = min(prompt, longest)
         dense = taken_by(counted)
         cache = dense.kv_cache * _cache(request, prompt) // _cache(request, counted, "dense")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SECONDS = 6.0  # of turns
 TURN_SECONDS, MAX_STEPS = 0.1, 64  # of a turn of decoding steps
 MIN_CYCLES = 3  # of each kind of turn, however long a prompt takes
-RUN_DEVIATION = 0.03  # of log(estimated ÷ measured), assumed: the run begins a moment later
+RUN_DEVIATION = 0.03  # of log(estimated ÷ measured), assumed: the run starts a moment later
 MEDIAN_ERROR = 1.2533 * 1.4826  # standard error of a median · √n ÷ median absolute deviation
 
 GeneratorOf = Callable[[Transformer, Request], "Generator"]

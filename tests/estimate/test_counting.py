@@ -277,9 +277,9 @@ EACH = 64 * (64 + 64 + 32 + 32) + 3 * 64 * 96  # numbers of a layer's matrices i
         (OPT, 3 * (4 * 64 * 64 + 2 * 64 * 256) + 64 * 512,
          3 * (4 * 64 + 256 + 64 + 4 * 64) + 2 * 64 + (128 + 2) * 64),
         (LLAMA, 2 * EACH + 256 * 64, 256 * 64 + 5 * 64),
-        # Of a model with pictures the text model is counted.
+        # A model with pictures is counted as its text model.
         ({"model_type": "llava", "text_config": LLAMA}, 2 * EACH + 256 * 64, 256 * 64 + 5 * 64),
-        # Its attention makes a buffer on the processor; it has lambdas and a norm of their own.
+        # Its attention makes a buffer on the processor, and has more: lambdas and a norm.
         (LLAMA | {"model_type": "diffllama"}, 2 * EACH + 256 * 64, None),
         # All four experts get every token, zeros among them; one expert more, and the router.
         (LLAMA_4, 64 * (64 + 64 + 32 + 32) + 5 * 3 * 64 * 96 + 64 * 4 + 64 * 256, None),
@@ -329,7 +329,7 @@ def test_a_config_with_an_infinity_as_transformers_writes_it(tmp_path):
     assert count_config(tmp_path, tokens=8).weight_bytes > 2 * 256 * 64
 
 
-# 32 heads take the width that transformers has where none is said; the picture's model says one.
+# Transformers would take its own width, which 32 heads divide; the picture's model has one.
 WITHOUT_WIDTH = {k: v for k, v in LLAMA.items() if k != "hidden_size"} | {"num_attention_heads": 32}
 PICTURE = {"model_type": "clip_vision_model", "hidden_size": 64, "num_attention_heads": 4}
 BAD_CONFIGS = [
@@ -426,7 +426,7 @@ def test_experts_of_transformers_are_products_and_are_read_as_often_as_they_are_
 
 
 class Adapted(nn.Linear):
-    """A linear layer beside which a narrow one is added."""
+    """A linear layer to whose output a narrow layer adds."""
 
     def __init__(self, inner, outer):
         super().__init__(inner, outer, bias=False)

@@ -84,7 +84,7 @@ def test_the_first_layers_are_those_of_the_model():
 
 
 class Recorded:
-    """A Generator that takes as many milliseconds as its model has layers, and one more."""
+    """A Generator that takes a millisecond for each layer of its model, and one more."""
 
     def __init__(self, model, journal):
         self.model, self.journal = model, journal

@@ -68,7 +68,7 @@ def test_memory_is_weights_cache_activations_and_the_process(machine):
     assert memory.weights == 2 * CONFIG.parameters()
     assert memory.kv_cache == 22 * 2 * 2 * 4 * 128 * 64 * 2
     assert memory.workspace == PROCESS
-    # Of 512 rows a pass, so that 2 · 257 positions take two: these leave twice as much behind.
+    # A pass has 512 rows, so that 2 · 257 positions take two: these leave twice the bytes behind.
     for prompt, left in ((256, 1), (257, 2)):
         of_prompt = predict(Request(CONFIG, batch=2, prompt=prompt), machine).memory["prompt"]
         alive = count_model(CONFIG, batch=2, tokens=prompt, chunk=256).peak_activation_bytes
@@ -94,7 +94,7 @@ def test_a_card_at_its_bandwidth_and_at_its_peak():
 
 
 def test_energy_without_a_counter_is_an_upper_bound():
-    """Of a card of 300 W, and of a processor of 65 W, which ranks share."""
+    """A card has 300 W, a processor 65 W, which its ranks share."""
     found = predict(STEP, whole("A6000"))
     seconds = found.prompt_seconds.value + 7 * found.token_seconds.value
     assert found.joules_per_token.value == pytest.approx(300 * seconds / 8)

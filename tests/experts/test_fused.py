@@ -14,7 +14,6 @@ from quantbench.experts.fused import Fused
 from quantbench.experts.stopwatch import OfProcess
 from quantbench.experts.tiers import POLICIES
 from quantbench.generate import Generator
-from quantbench.run.cpu_step import why_not_fused
 from tests.experts.small import (
     FAST,
     NEEDS_KERNELS,
@@ -25,7 +24,6 @@ from tests.experts.small import (
     tiered,
     whole,
 )
-from tests.models.hugging_face import saved
 
 pytestmark = NEEDS_KERNELS
 
@@ -131,15 +129,6 @@ def test_what_goes_wrong_in_the_middle_of_a_step_ends_it(error, rows, tmp_path, 
     assert torch.equal(logits(model, rows, decoder="cpu-step"), expected)
 
 
-def test_a_kernel_that_is_not_cpp_says_why_it_is_not_fused():
-    model, tiers = tiered("cache", None, "tiny_moe", "int8wo", torch.bfloat16, "reference")
-    tiers.hold(FAST, 10)
-    generator = Generator(model, 1, 8)
-    assert generator.decoder.name == "modules"
-    reason = why_not_fused(model, generator.caches, 1)
-    assert "which has no C++ kernel" in reason and generator.decoder.reason == reason
-
-
 def test_quantized_caches():
     model, tiers = tiered("fetch", None)
     tiers.hold(FAST, 10)
@@ -173,36 +162,19 @@ class Late:
         pass
 
 
-def assert_same(model, one):
-    for rows in (1, 3):
-        expected = logits(one, rows, decoder="cpu-step")
-        assert torch.equal(logits(model, rows, decoder="cpu-step"), expected), rows
-
-
 @pytest.mark.parametrize("scheme", ["none", "int8wo", "int4wo-32"])
 def test_nothing_is_computed_with_an_expert_that_has_not_arrived(scheme):
+    one = whole(scheme=scheme)
+    expected = {rows: logits(one, rows, decoder="cpu-step") for rows in (1, 3)}
     model, tiers = tiered("cache", None, scheme=scheme)
     tiers.copies = late = Late(tiers.slow)
     for name in ("fetch", "cache"):
         tiers.policy = POLICIES[name]
         hold_some(tiers, random.randint(5, 25))
         late.waited = 0
-        assert_same(model, whole(scheme=scheme))
+        for rows, same in expected.items():
+            assert torch.equal(logits(model, rows, decoder="cpu-step"), same), rows
         assert late.waited
-
-
-@pytest.mark.parametrize("path", ["tiny_moe", "qwen-2-moe"])
-def test_a_slow_reader_changes_no_logit(path, tmp_path, monkeypatch):
-    """Copies take random times, so that a later copy often arrives first."""
-    path = path if path == "tiny_moe" else str(saved(path, tmp_path)[0])
-    model, tiers = tiered("cache", None, path)
-    hold_some(tiers, len(tiers.keys) // 3)
-    read = tiers.slow.read
-    slowly = random.Random(random.random())
-    monkeypatch.setattr(
-        tiers.slow, "read", lambda *to: time.sleep(slowly.random() * 2e-3) or read(*to)
-    )
-    assert_same(model, whole(path))
 
 
 def test_the_op_waits_only_where_something_arrives(monkeypatch):
