@@ -12,7 +12,7 @@ that a state of the machine that lasts a second slows both.
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -99,13 +99,18 @@ class Line:
         return (cycle[1] - cycle[0]) / (self.layers[1] - self.layers[0])
 
 
-def timed(request: Request, models: "Mapping[int, Generator]", seconds: float) -> tuple[Line, Line]:
-    """Prompts and decoding steps of models by their number of layers, fewest first.
+def timed(
+    chosen: tuple[int, ...], request: Request, model: Transformer, generator_of: GeneratorOf,
+    seconds: float,
+) -> tuple[Phase, Phase]:  # fmt: skip
+    """A prompt and a step of the request's model, from turns of the first `chosen` layers of
+    `model`, fewest first.
 
     The kind of turn that took less time so far is next. A step's first turn refills the caches of
     the processor, so that it is not counted.
     """
-    generators = list(models.values())
+    assert not isinstance(request.config, str)
+    generators = [generator_of(cut(model, count), request) for count in chosen]
     weight = generators[0].model.tok_embeddings.weight
     shape = request.batch, request.prompt
     ids = torch.randint(weight.shape[0], shape, device=weight.device)
@@ -134,8 +139,9 @@ def timed(request: Request, models: "Mapping[int, Generator]", seconds: float) -
         taken = [kinds[kind](generator) for generator in generators[::order]][::order]
         spent[kind] += time.perf_counter() - started
         cycles[kind].append(tuple(taken))
-    of_prompt, of_steps = (Line(tuple(models), tuple(each)) for each in cycles)
-    return of_prompt, of_steps
+    total = request.config.num_layers
+    of_prompt, of_step = (Line(chosen, tuple(each)).phase(total) for each in cycles)
+    return of_prompt, of_step
 
 
 def of_model(
@@ -149,18 +155,7 @@ def of_model(
     chosen = depths(one, two, total, cache)
     if len(chosen) == 1:
         return None
-    return _of_layers(chosen, request, model, generator_of, seconds)
-
-
-def _of_layers(
-    chosen: tuple[int, ...], request: Request, model: Transformer, generator_of: GeneratorOf,
-    seconds: float,
-) -> tuple[Phase, Phase]:  # fmt: skip
-    assert not isinstance(request.config, str)
-    models = {count: generator_of(cut(model, count), request) for count in chosen}
-    of_prompt, of_steps = timed(request, models, seconds)
-    total = request.config.num_layers
-    return of_prompt.phase(total), of_steps.phase(total)
+    return timed(chosen, request, model, generator_of, seconds)
 
 
 @dataclass(frozen=True)
@@ -203,9 +198,8 @@ class Here(Machine):
         with progress(f"Timing {counts} of {config.num_layers} layers as {spec}") as report:
             loading = Loading(run, spec, self.device, checkpoint=Dummy.of(few))
             assert self.generator_of is not None
-            return _of_layers(
-                chosen, request, loading.load(report, say), self.generator_of, SECONDS
-            )
+            model = loading.load(report, say)
+            return timed(chosen, request, model, self.generator_of, SECONDS)
 
 
 def here(generator_of: GeneratorOf | None = None, device: torch.device | str = "auto") -> Here:
