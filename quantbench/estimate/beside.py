@@ -20,6 +20,7 @@ from quantbench.estimate.cards import card
 from quantbench.estimate.datasheets import known
 from quantbench.estimate.here import RUN_DEVIATION, GeneratorOf, Here, of_model
 from quantbench.estimate.predict import Estimate, Figure, Phase, Request, pass_of, predict
+from quantbench.estimate.validate import FIGURES
 from quantbench.log import table
 from quantbench.log.table import NO_COUNTER
 from quantbench.models.llama import Transformer
@@ -30,9 +31,7 @@ from quantbench.run.why import Expected
 from quantbench.text import size
 from quantbench.typed_json import to_json
 
-NAMES = (
-    "prompt_seconds", "token_seconds", "tokens_per_second", "peak_memory_bytes", "joules_per_token",
-)  # fmt: skip
+NAMES = tuple(FIGURES)
 SECONDS = 1.0  # of turns of the first layers
 Phases = tuple[Phase, Phase]  # a prompt and a step
 
@@ -98,16 +97,11 @@ class Report:
 def report_of(measured: Measured, model: Transformer, generator_of: GeneratorOf) -> Report:
     """The run with its estimate, for which the machine is measured now."""
     facts, reason = measured.facts, why_not(measured.facts)
+    estimate = _none(str(reason))
     try:
-        estimate = (
-            _none(reason)
-            if reason is not None
-            else beside(
-                measured,
-                phases_of(facts, model, generator_of),
-                read_bandwidth(torch.device(facts.device.type)),
-            )
-        )
+        if reason is None:
+            phases = phases_of(facts, model, generator_of)
+            estimate = beside(measured, phases, read_bandwidth(torch.device(facts.device.type)))
     except QuantbenchError as error:
         estimate = _none(str(error))
     return Report(measured, estimate, [*why.of_single_run(measured), *estimate.sentences])
@@ -146,18 +140,16 @@ def why_not(facts: Facts) -> str | None:
     return None
 
 
-def phases_of(
-    facts: Facts, model: Transformer, generator_of: GeneratorOf, seconds: float = SECONDS
-) -> Phases | None:
+def phases_of(facts: Facts, model: Transformer, generator_of: GeneratorOf) -> Phases | None:
     """A prompt and a step on the CPU, estimated from the first layers of the run's own model; None
     on a card, whose data sheet is taken, and where there is no estimate."""
     if facts.device.type != "cpu" or why_not(facts) is not None:
         return None
-    return of_model(_request(facts), model, generator_of, seconds)
+    return of_model(_request(facts), model, generator_of, SECONDS)
 
 
 def seconds_of(phases: Phases | None) -> dict[str, float] | None:
-    """Phases as another process is told of them."""
+    """Phases as a worker sends them to another process."""
     return None if phases is None else dict(zip(NAMES, (p.seconds for p in phases), strict=False))
 
 
@@ -187,7 +179,7 @@ def expected(facts: Facts, phases: Phases | None, bandwidth: float | None = None
 
 
 def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Beside:
-    """The estimate of a run beside what was measured."""
+    """The estimate of a run, compared with what was measured."""
     facts = measured.facts
     try:
         estimate = _estimate(facts, phases)
@@ -221,7 +213,7 @@ def _none(reason: str) -> Beside:
 
 
 def _estimate(facts: Facts, phases: Phases | None) -> Estimate:
-    """phases: of the CPU. Raises UsageError where there are none."""
+    """phases: of the CPU. Raises UsageError if they are missing."""
     request, name = _request(facts), facts.device.name
     if facts.device.type != "cpu":
         return predict(request, card(name))

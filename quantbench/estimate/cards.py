@@ -25,7 +25,7 @@ from quantbench.quantize.spec import parse_scheme
 from quantbench.text import counted
 
 TILE = 256  # columns of a matrix that cards multiply together
-# Seconds of a kernel besides its numbers, assumed: blocks are started, first bytes arrive, and the
+# Seconds of a kernel in addition to its numbers, assumed: blocks start, first bytes arrive, and the
 # last block ends alone.
 CALL_SECONDS = 4e-6
 ALIKE = 0.15  # cards whose peaks per watt differ by less are limited by power alike
@@ -149,7 +149,7 @@ class Card(Machine):
 
 
 def _operations(work: Work) -> float:
-    """Whole tiles of columns are multiplied: a part of one takes as long."""
+    """A card multiplies whole tiles of columns: a part takes the time of a whole one."""
     if work.kind != "linear" or not work.outer:
         return work.flops
     return work.flops * (-(-work.outer // TILE) * TILE / work.outer)

@@ -37,7 +37,7 @@ _POSSIBLE = {
 
 
 def config_fields(path: str | Path) -> dict[str, Any]:
-    """What stands in a config.json, or in that of a folder. Raises CheckpointError."""
+    """The fields of a config.json, or of that in a folder. Raises CheckpointError."""
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     fields = files.read_json("no config of transformers:", file, CheckpointError)
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
@@ -106,27 +106,23 @@ def _decoded(value: Any) -> Any:
 
 
 def count_config(
-    config: str | Path | Mapping[str, Any],
+    path: str | Path,
     batch: int = 1,
     tokens: int = 1,
     depth: int = 0,
     logits: Logits = "last",
     precision: torch.dtype = torch.bfloat16,
     cached: bool = True,
-    name: str = "config.json",
 ) -> Count:
     """Count a pass of the causal language model that transformers builds from a config.json.
 
-    config: the file, a folder that holds one, or what stands in one; then messages call it `name`.
-    The other arguments are those of `count_model`. cached: whether keys and values are kept.
+    path: of the file, or of a folder that holds one. cached: whether keys and values are kept. The
+    other arguments are those of `count_model`.
     Raises UsageError without transformers, CheckpointError for a config that is not understood.
     """
     if depth and not cached:
         raise UsageError("positions before the pass are kept in a cache: leave out cached=False")
-    if isinstance(config, Mapping):
-        fields: Mapping[str, Any] = config
-    else:
-        fields, name = config_fields(config), str(config)
+    fields, name = config_fields(path), str(path)
     made = _config_of(fields, name)
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, DynamicCache
 

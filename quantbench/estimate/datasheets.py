@@ -24,7 +24,7 @@ class Link:
     """How devices of one machine exchange numbers."""
 
     name: str
-    rate: float  # bytes per second that a device sends; it receives as many at the same time
+    rate: float  # bytes per second that a device sends; and receives at the same time
 
     @property
     def nvlink(self) -> bool:
@@ -45,8 +45,7 @@ class Datasheet:
     source: str
     link: Link  # between two devices
     link_of_more: Link | None  # among more than two, where that is another one
-    link_each: bool  # whether each pair of devices has a link of its own
-    halved: bool  # whether the source prints peaks with sparsity
+    link_each: bool  # whether each pair of devices has a separate link
 
     def peak(self, dtype: str) -> float:
         """Operations per second in this dtype; of the nearest wider one if it has no unit of it."""
@@ -71,15 +70,12 @@ def _sheet(name: str, row: dict[str, Any]) -> Datasheet:
     """A table of the file."""
     peaks = {dtype: tera * T for dtype, tera in row["tera"].items()}
     peaks["float16"] = peaks["bfloat16"] = peaks.pop("half")
-    link, more = (
-        Link(words[0], words[1] * G) if words else None
-        for words in (row["link"], row.get("link_of_more"))
-    )
+    link, more = (Link(words[0], words[1] * G) if words else None
+                  for words in (row["link"], row.get("link_of_more")))  # fmt: skip
     assert link is not None
-    each, halved = row.get("link_each", False), row.get("halved", False)
     return Datasheet(
         name, tuple(row["aliases"]), peaks, row["bandwidth"] * G, row["memory"] * MIB, row["power"],
-        row["source"].strip(), link, more, each, halved,
+        row["source"].strip(), link, more, row.get("link_each", False),
     )  # fmt: skip
 
 
@@ -89,7 +85,7 @@ DATASHEETS = {n: _sheet(n, row) for n, row in tomllib.loads(_FILE.read_text("utf
 
 # Words that people leave out, or add.
 _MAKERS = ("nvidia", "amd", "geforce", "instinct", "rtx", "tesla", "hgx", "oam", "gpu", "graphics")
-_ONE_FORM = ("H200", "B200", "MI300X")  # of which there is no other card than the one that is named
+_ONE_FORM = ("H200", "B200", "MI300X")  # the only cards of these names
 _MEMORY = re.compile(r"[\s(-]*\b(\d+)\s*Gi?B\b\)?", re.IGNORECASE)
 _KIND = re.compile("hbm.*|gddr.*")  # of memory
 _AS_MUCH = 0.08  # GB are 1e9 bytes or 2**30, and a B200 of 180 GB is sold as 192, too

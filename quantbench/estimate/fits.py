@@ -18,6 +18,8 @@ from quantbench.estimate.predict import Machine, Memory, Request
 from quantbench.kv_cache import CACHES
 from quantbench.run.sizes import kv_cache_bytes
 
+MOST = 1 << 40  # positions, of a model that has no limit
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -28,7 +30,7 @@ class Fit:
     kv_cache: str
     weights: int
     position: float  # of the cache per position, all sequences
-    activations: int  # of a prompt of as many positions
+    activations: int  # of a prompt that fills these positions
     positions: int  # of each sequence, at most the model's; 0: not even the weights and one pass
     why_not: str | None = None  # why the scheme does not take the model
 
@@ -74,35 +76,29 @@ def _fit(
 ) -> Fit:
     """taken_by: what a prompt takes with a dense cache, counted once for all kinds of caches.
 
-    A prompt of two passes has alive what one of more has, and beyond it a position takes its part
-    of the cache alone, up to the window of a model that has one. Shorter prompts are searched.
+    A prompt of two passes has alive what one of more has: beyond it a position takes its part of
+    the cache alone, and none behind a window.
     """
-    chunk = prefill_chunk(machine.device, request.batch)
-    longest = min(2 * chunk, context or 2 * chunk)
+    passes = 2 * prefill_chunk(machine.device, request.batch)
+    longest = min(passes, context or passes)
     taken_by(longest)  # which refuses a model of transformers
     assert not isinstance(request.config, str)
     window = None if request.config.full_layers else request.config.sliding_window
 
     def taken(prompt: int) -> Memory:
-        """Ranks and processors hold as many times a cache's bytes, of whichever kind."""
-        dense = taken_by(prompt)
-        cache = dense.kv_cache * _cache(request, prompt) // _cache(request, prompt, "dense")
+        """All kinds of caches are multiplied by the same number of ranks."""
+        counted = min(prompt, longest)
+        dense = taken_by(counted)
+        cache = dense.kv_cache * _cache(request, prompt) // _cache(request, counted, "dense")
         return replace(dense, kv_cache=cache)
 
-    if taken(longest).total <= memory:
-        positions = longest
-    elif taken(1).total > memory:
-        positions = 0
-    else:
-        prompts = range(1, longest + 1)
-        positions = bisect_right(prompts, memory, key=lambda prompt: taken(prompt).total)
+    prompts = range(1, (context or MOST) + 1)
+    # Most memories hold all of two passes, or nothing: that takes one count or two.
+    low = longest if taken(longest).total <= memory else 0
+    high = len(prompts) if taken(1).total <= memory else low
+    positions = bisect_right(prompts, memory, low, high, key=lambda prompt: taken(prompt).total)
     at = taken(max(1, positions))
     position = at.kv_cache / max(1, min(positions, window or positions))
-    if positions == longest:
-        positions += int((memory - at.total) // position)
-        if window is not None and positions >= window:
-            positions = context or positions
-    positions = min(positions, context or positions)
     return Fit(request.scheme, request.kv_cache, at.weights, position, at.activations, positions)
 
 

@@ -12,7 +12,7 @@ that a state of the machine that lasts a second slows both.
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 SECONDS = 6.0  # of turns
 TURN_SECONDS, MAX_STEPS = 0.1, 64  # of a turn of decoding steps
 MIN_CYCLES = 3  # of each kind of turn, however long a prompt takes
-RUN_DEVIATION = 0.03  # of log(estimated ÷ measured), assumed: the run begins a moment later
+RUN_DEVIATION = 0.03  # of log(estimated ÷ measured), assumed: the run starts a moment later
 MEDIAN_ERROR = 1.2533 * 1.4826  # standard error of a median · √n ÷ median absolute deviation
 
 GeneratorOf = Callable[[Transformer, Request], "Generator"]
 
 
-def depths(layer: float, rest: float, total: int, cache: int) -> tuple[int, ...]:
+def depths(one: float, two: float, total: int, cache: int) -> tuple[int, ...]:
     """How many layers the two models have: 2 and 4, or as many as it takes for the layers to
     outweigh the rest, and for both models to exceed the last-level cache twice, as the whole does.
     (total,) if that is more than the model has, which is then measured as it is.
 
-    layer, rest: bytes that a step reads in one layer, and besides the layers. cache: bytes.
+    one, two: bytes that a step of a model of so many layers reads. cache: bytes.
     """
-    few = 2
+    few, layer, rest = 2, two - one, 2 * one - two
     while 2 * few < total and (few * layer + rest < 2 * cache or 2 * few * layer < rest):
         few += 2
     return (few, 2 * few) if 2 * few < total else (total,)
@@ -99,13 +99,18 @@ class Line:
         return (cycle[1] - cycle[0]) / (self.layers[1] - self.layers[0])
 
 
-def timed(request: Request, models: "Mapping[int, Generator]", seconds: float) -> tuple[Line, Line]:
-    """Prompts and decoding steps of models by their number of layers, fewest first.
+def timed(
+    chosen: tuple[int, ...], request: Request, model: Transformer, generator_of: GeneratorOf,
+    seconds: float,
+) -> tuple[Phase, Phase]:  # fmt: skip
+    """A prompt and a step of the request's model, from turns of the first `chosen` layers of
+    `model`, fewest first.
 
     The kind of turn that took less time so far is next. A step's first turn refills the caches of
     the processor, so that it is not counted.
     """
-    generators = list(models.values())
+    assert not isinstance(request.config, str)
+    generators = [generator_of(cut(model, count), request) for count in chosen]
     weight = generators[0].model.tok_embeddings.weight
     shape = request.batch, request.prompt
     ids = torch.randint(weight.shape[0], shape, device=weight.device)
@@ -134,8 +139,9 @@ def timed(request: Request, models: "Mapping[int, Generator]", seconds: float) -
         taken = [kinds[kind](generator) for generator in generators[::order]][::order]
         spent[kind] += time.perf_counter() - started
         cycles[kind].append(tuple(taken))
-    of_prompt, of_steps = (Line(tuple(models), tuple(each)) for each in cycles)
-    return of_prompt, of_steps
+    total = request.config.num_layers
+    of_prompt, of_step = (Line(chosen, tuple(each)).phase(total) for each in cycles)
+    return of_prompt, of_step
 
 
 def of_model(
@@ -143,15 +149,13 @@ def of_model(
 ) -> tuple[Phase, Phase] | None:
     """A prompt and a step of a model that is loaded, estimated from its own first layers; None
     where it has too few of them."""
-    total, batch = model.config.num_layers, request.batch
-    one, two = (step_bytes(cut(model, min(count, total)), batch) for count in (1, 2))
+    total = model.config.num_layers
+    one, two = (step_bytes(cut(model, min(count, total)), request.batch) for count in (1, 2))
     cache = devices.last_level_cache(model.tok_embeddings.weight.device) or 0
-    chosen = depths(two - one, 2 * one - two, total, cache)
+    chosen = depths(one, two, total, cache)
     if len(chosen) == 1:
         return None
-    models = {count: generator_of(cut(model, count), request) for count in chosen}
-    prompt, token = (line.phase(total) for line in timed(request, models, seconds))
-    return prompt, token
+    return timed(chosen, request, model, generator_of, seconds)
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,6 @@ class Here(Machine):
     """This machine. generator_of(model, request) makes the Generator of a run."""
 
     generator_of: GeneratorOf | None = None
-    kernel: str = "auto"
     measured: dict[Request, tuple[Phase, Phase]] = field(default_factory=dict)
 
     def phases(self, request: Request) -> tuple[Phase, Phase]:
@@ -183,7 +186,7 @@ class Here(Machine):
             for n in (1, min(2, config.num_layers))
         )
         cache = devices.last_level_cache(self.device) or 0
-        chosen = depths(two - one, 2 * one - two, config.num_layers, cache)
+        chosen = depths(one, two, config.num_layers, cache)
         few = config.with_layers(chosen[-1])
         run = RunConfig(
             quantization=request.scheme, precision=request.precision, device=str(self.device),
@@ -194,11 +197,9 @@ class Here(Machine):
         counts = " and ".join(map(str, chosen))
         with progress(f"Timing {counts} of {config.num_layers} layers as {spec}") as report:
             loading = Loading(run, spec, self.device, checkpoint=Dummy.of(few))
-            model = loading.load(report, say)
             assert self.generator_of is not None
-            models = {n: self.generator_of(cut(model, n), request) for n in chosen}
-            prompt, token = timed(request, models, SECONDS)
-        return prompt.phase(config.num_layers), token.phase(config.num_layers)
+            model = loading.load(report, say)
+            return timed(chosen, request, model, self.generator_of, SECONDS)
 
 
 def here(generator_of: GeneratorOf | None = None, device: torch.device | str = "auto") -> Here:

@@ -30,7 +30,7 @@ NO_POWER = "no counter, and this device's power limit is not known"
 # 16 KiB (at::cuda::getChosenWorkspaceSize).
 CUBLAS_WORKSPACE = (2 * 4096 + 8 * 16) << 10
 # Assumed of a process on the CPU, as calibrations of an EPYC and a Xeon had it on 2026-11-23: bytes
-# besides the model (433 and 425 MB), and what prompts of one pass, or of more, leave behind of as
+# without the model (433 and 425 MB), and what prompts of one pass, or of more, leave behind of as
 # many bytes as are alive at their peak (1.1 and 1.0, or 1.7 and 2.0 times).
 PROCESS = 430_000_000
 LEFT_BEHIND = (1.0, 2.0)

@@ -1,4 +1,4 @@
-"""A run's estimate beside its measurement, on an invented machine."""
+"""A run's estimate and its measurement, on an invented machine."""
 
 import dataclasses
 
@@ -127,7 +127,7 @@ def test_a_model_in_the_processor_s_caches_has_no_estimate(monkeypatch):
 
 
 def test_what_is_expected_before_a_run():
-    """The same figures as beside it, and its limit, also by way of another process."""
+    """The same figures as after it, and its limit, also by way of another process."""
     told = of_seconds(seconds_of(PHASES))
     before, after = (
         expected(measured().facts, told, BANDWIDTH),

@@ -45,7 +45,7 @@ def test_lines_of_llama_2_predict_those_of_llama_3(tmp_path):
 
 @pytest.mark.parametrize("kind", ["generate", "ab"])
 def test_shares_are_found_again_in_results(tmp_path, kind):
-    """Of a card that reaches 30 % of the L4's peak and 55 % of its bandwidth."""
+    """The card reaches 30 % of the L4's peak and 55 % of its bandwidth."""
     made = dataclasses.replace(A5000, arithmetic=0.30, memory=0.55)
     request = Request(preset("TinyLlama-1.1B-Chat-v1.0"), "int8wo", prompt=512, new_tokens=100)
     l4 = card("L4")

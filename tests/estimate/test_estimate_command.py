@@ -27,6 +27,22 @@ def run(*words):
     return CliRunner().invoke(commands, list(words))
 
 
+def refused(*words):
+    """The message of a command that fails."""
+    result = run(*words)
+    assert result.exit_code in (1, 2)
+    message = result.stderr or str(result.exception)
+    assert "Traceback" not in message
+    return message
+
+
+def found(path, *words):
+    """The JSON that a command writes, and what it prints."""
+    result = run(*words, "--json", str(path / "out.json"))
+    assert result.exit_code == 0, result.output
+    return json.loads((path / "out.json").read_text()), result.stdout
+
+
 @pytest.fixture
 def machine(monkeypatch):
     """This machine, on which prompts take 0.5 s and steps 20 ms; held to 65 W, with 2 GB free."""
@@ -37,21 +53,6 @@ def machine(monkeypatch):
     monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 2 * 10**9)
 
 
-def test_the_json_of_this_machine(tmp_path, machine):
-    """Each figure names its source: measured, or an upper bound."""
-    out = tmp_path / "out.json"
-    result = run(*TINY, "--quantization", "int8wo", "--json", str(out))
-    assert result.exit_code == 0, result.output
-    found = json.loads(out.read_text())
-    for key in KEYS:
-        assert found[key]["value"] > 0 and found[key]["source"] and found[key]["bound"]
-    token = found["token_seconds"]
-    assert token["low"] < token["value"] == 0.02 < token["high"]
-    assert token["source"] == "measured now" and found["about"]["command"]
-    assert "nine in ten" in result.stdout and "no counter" in result.stdout
-    assert result.stdout.splitlines()[-1] == f"verify: {found['verify']}"
-
-
 def verified_schemes(stdout):
     """The schemes of the arms that the last line compares; each is an arm that ab takes."""
     words = shlex.split(stdout.splitlines()[-1].removeprefix("verify: quantbench ab "))
@@ -60,23 +61,29 @@ def verified_schemes(stdout):
     return [arm.config.quantization for arm in make_arms(common, texts)]
 
 
-def test_a_machine_whose_power_nothing_says(tmp_path, machine, monkeypatch):
+def test_the_json_of_this_machine(tmp_path, machine, monkeypatch):
+    """Each figure names its source: measured, or an upper bound; or why there is none."""
+    words = (*TINY, "--quantization", "int8wo")
+    value, said = found(tmp_path, *words)
+    for key in KEYS:
+        assert value[key]["value"] > 0 and value[key]["source"] and value[key]["bound"]
+    token = value["token_seconds"]
+    assert token["low"] < token["value"] == 0.02 < token["high"]
+    assert token["source"] == "measured now" and value["about"]["command"]
+    assert "nine in ten" in said and "no counter" in said
+    assert said.splitlines()[-1] == f"verify: {value['verify']}"
     monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: None)
-    out = tmp_path / "out.json"
-    result = run(*TINY, "--quantization", "int8wo", "--json", str(out))
-    assert result.exit_code == 0, result.output
-    joules = json.loads(out.read_text())["joules_per_token"]
+    value, said = found(tmp_path, *words)
+    joules = value["joules_per_token"]
     assert joules["value"] is None
     assert joules["source"] == "no counter, and this device's power limit is not known"
-    (line,) = (line for line in result.stdout.splitlines() if line.startswith("energy"))
+    (line,) = (line for line in said.splitlines() if line.startswith("energy"))
     assert joules["source"] in line and "J/token" not in line
 
 
 def test_what_does_not_fit_here_is_not_measured(machine):
     """TinyLlama takes 2.2 GB in bfloat16, and 1.2 in int8wo."""
-    result = run(*TINY)
-    message = str(result.exception) if not result.stderr else result.stderr
-    assert "more than the 2.00 GB that it has; --all_schemes and --what_fits" in message
+    assert "more than the 2.00 GB that it has; --all_schemes and --what_fits" in refused(*TINY)
     result = run(*TINY, "--all_schemes")
     assert result.exit_code == 0, result.output
     assert "schemes is measured, in 10 to 30 seconds each" in result.stderr
@@ -86,15 +93,12 @@ def test_what_does_not_fit_here_is_not_measured(machine):
 
 
 def test_a_card_and_all_schemes(tmp_path):
-    out = tmp_path / "out.json"
-    result = run(*TINY, "--device", "L4", "--all_schemes", "--json", str(out))
-    assert result.exit_code == 0, result.output
-    found = json.loads(out.read_text())
-    assert found["device"] == "NVIDIA L4" and len(found["schemes"]) == 6
-    assert verified_schemes(result.stdout) == list(found["schemes"])
-    assert result.stdout.splitlines()[-1] == f"verify: {found['verify']}"
-    assert "not measured" in result.stdout
-    joules = found["schemes"]["none"]["joules_per_token"]
+    value, said = found(tmp_path, *TINY, "--device", "L4", "--all_schemes")
+    assert value["device"] == "NVIDIA L4" and len(value["schemes"]) == 6
+    assert verified_schemes(said) == list(value["schemes"])
+    assert said.splitlines()[-1] == f"verify: {value['verify']}"
+    assert "not measured" in said
+    joules = value["schemes"]["none"]["joules_per_token"]
     assert joules["source"] == "no counter; power limit × time is an upper bound"
 
 
@@ -166,11 +170,8 @@ BAD = [
 
 @pytest.mark.parametrize(("words", "first", "second"), BAD, ids=str)
 def test_bad_input_is_one_line(words, first, second):
-    result = run(*(TINY if words else ("estimate",)), *words)
-    assert result.exit_code in (1, 2)
-    message = str(result.exception) if not result.stderr else result.stderr
+    message = refused(*(TINY if words else ("estimate",)), *words)
     assert first in message and second in message
-    assert "Traceback" not in message
 
 
 @pytest.mark.parametrize(
@@ -199,14 +200,12 @@ def test_the_text_model_of_one_with_pictures(tmp_path):
     text = {"model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
             "intermediate_size": 128, "vocab_size": 256}  # fmt: skip
-    path, out = tmp_path / "config.json", tmp_path / "out.json"
+    path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
-    result = run("estimate", "--checkpoint_path", str(path), "--device", "L4", "--json", str(out))
-    assert result.exit_code == 0, result.output
+    value, said = found(tmp_path, "estimate", "--checkpoint_path", str(path), "--device", "L4")
     note = "the text model of gemma3 alone: its other weights are not counted"
-    assert all(line.endswith(f"  ! {note}") for line in result.stdout.splitlines() if line)
-    found = json.loads(out.read_text())
-    assert found["warnings"] == [note] and found["token_seconds"]["value"] > 0
+    assert all(line.endswith(f"  ! {note}") for line in said.splitlines() if line)
+    assert value["warnings"] == [note] and value["token_seconds"]["value"] > 0
 
 
 def test_an_encoder_is_said_to_generate_nothing(tmp_path):
@@ -220,26 +219,19 @@ def test_an_encoder_is_said_to_generate_nothing(tmp_path):
     result = run(*words)
     assert result.exit_code == 0, result.output
     assert "! BertForMaskedLM generates no text: counted as if it did" in result.stdout
-    result = run(*words, "--num_layers", "1")
-    assert "--num_layers cuts models of generate.py" in result.stderr
-    result = run(*words, "--sequence_length", "600")
-    assert "the model's context has 512: ask for fewer" in result.stderr
+    assert "--num_layers cuts models of generate.py" in refused(*words, "--num_layers", "1")
+    message = refused(*words, "--sequence_length", "600")
+    assert "the model's context has 512: ask for fewer" in message
 
 
 def test_an_architecture_that_transformers_knows():
-    """OPT is none of ours, and this machine runs none but ours."""
+    """OPT is none of ours, and this machine runs none but ours, nor are there schemes of it."""
     pytest.importorskip("transformers")
-    result = run("estimate", "--checkpoint_path", OPT, "--device", "A6000")
+    words = ("estimate", "--checkpoint_path", OPT)
+    result = run(*words, "--device", "A6000")
     assert result.exit_code == 0, result.exception
     assert "memory's bandwidth" in result.stdout
-    result = run("estimate", "--checkpoint_path", OPT)
-    message = str(result.exception) if not result.stderr else result.stderr
-    assert "give the name of a card as --device" in message
-
-
-def test_what_does_not_fit_of_transformers_is_not_told_to_ask_for_tables_of_schemes():
-    pytest.importorskip("transformers")
-    result = run("estimate", "--checkpoint_path", OPT, "--device", "L4", "--batch_size", "999")
-    message = str(result.exception) if not result.stderr else result.stderr
+    assert "give the name of a card as --device" in refused(*words)
+    message = refused(*words, "--device", "L4", "--batch_size", "999")
     assert "more than the 25.77 GB that it has; take a smaller --batch_size" in message
     assert "--all_schemes" not in message

@@ -27,7 +27,7 @@ def test_a_long_sum_takes_the_whole_link():
         ("A6000", 8, 32e9, False),
         ("L4", 2, 32e9, False),
         ("H100 SXM", 8, 450e9, True),
-        ("MI300X", 2, 64e9, True),  # each pair has a link of its own
+        ("MI300X", 2, 64e9, True),  # each pair has a separate link
         ("MI300X", 8, 448e9, True),
     ],
 )

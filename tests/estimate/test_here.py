@@ -38,7 +38,7 @@ def quick(monkeypatch):
     ],
 )
 def test_how_many_layers_stand_for_all(layer, rest, total, cache, expected):
-    assert depths(layer, rest, total, cache) == expected
+    assert depths(layer + rest, 2 * layer + rest, total, cache) == expected
 
 
 def test_a_line_through_turns_that_the_machine_slows():
@@ -59,15 +59,12 @@ def test_a_line_through_turns_that_the_machine_slows():
     assert phase.source == "measured now on 2 and 4 of 22 layers, 60 turns each"
 
 
-def test_a_model_that_is_measured_whole_takes_what_was_measured():
-    phase = Line((3,), ((0.3,), (0.1,), (0.2,))).phase(3)
-    assert phase.seconds == 0.2 and phase.bound == "3 of 3 layers, measured"
-
-
 def test_noise_makes_no_run_faster_than_a_part_of_it():
-    """Two layers were interrupted, four were not."""
+    """Two layers were interrupted, four were not; and a model that was measured whole."""
     phase = Line((2, 4), ((0.9, 0.4), (0.8, 0.4), (0.9, 0.5))).phase(22)
     assert phase.seconds == 0.4 and min(phase.parts.values()) >= 0
+    phase = Line((3,), ((0.3,), (0.1,), (0.2,))).phase(3)
+    assert phase.seconds == 0.2 and phase.bound == "3 of 3 layers, measured"
 
 
 def test_the_first_layers_are_those_of_the_model():
@@ -84,7 +81,7 @@ def test_the_first_layers_are_those_of_the_model():
 
 
 class Recorded:
-    """A Generator that takes as many milliseconds as its model has layers, and one more."""
+    """A Generator that takes a millisecond for each layer of its model, and one more."""
 
     def __init__(self, model, journal):
         self.model, self.journal = model, journal
@@ -102,15 +99,14 @@ def test_turns_reverse_and_steps_are_in_the_middle(monkeypatch):
     monkeypatch.setattr(module, "TURN_SECONDS", 0.01)
     model, journal = build(SMALL), []
     request = Request(SMALL, prompt=16, new_tokens=32, depth=8)
-    models = {n: Recorded(cut(model, n), journal) for n in (2, 4)}
-    prompt, token = timed(request, models, 0.0)
+    prompt, token = timed((2, 4), request, model, lambda few, _: Recorded(few, journal), 0.0)
     turns = [turn for turn in journal[5:] if turn[1] == 1]
     assert [layers for layers, *_ in turns] == [2, 4, 4, 2, 2, 4]
     # 3 ms a step of two layers: three steps after one that does not count, around position 40.
     assert {turn[2:] for turn in turns} == {(1 + 3, 8 + 16 + (32 - 3) // 2)}
     assert {turn[2:] for turn in journal if turn[1] == 16} == {(1, 8)}
-    assert token.phase(12).seconds == pytest.approx(13e-3)
-    assert prompt.phase(12).seconds == pytest.approx(16 * 13e-3)
+    assert token.seconds == pytest.approx(13e-3)
+    assert prompt.seconds == pytest.approx(16 * 13e-3)
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8wo"])
@@ -124,10 +120,11 @@ def test_a_request_is_measured_on_the_cpu(scheme, monkeypatch):
     assert predict(request, machine) == found  # the second time nothing is measured
 
 
-def test_the_shortest_run_is_measured():
-    for new_tokens in (0, 1, 2):
-        request = Request(SMALL, prompt=1, new_tokens=new_tokens)
-        assert predict(request, here(generator_of, "cpu")).prompt_seconds.value > 0
+def test_the_shortest_runs_and_experts_are_measured():
+    mixture = dataclasses.replace(SMALL, mixture=Mixture(4, 2, 32), architecture="mixtral")
+    for config, prompt, new in ((SMALL, 1, 0), (SMALL, 1, 1), (SMALL, 1, 2), (mixture, 4, 4)):
+        request = Request(config, prompt=prompt, new_tokens=new, precision="float32")
+        assert predict(request, here(generator_of, "cpu")).token_seconds.value > 0, request
 
 
 def test_a_model_that_is_loaded_is_cut_and_not_copied():
@@ -143,12 +140,6 @@ def test_a_model_that_is_loaded_is_cut_and_not_copied():
     assert token.seconds == pytest.approx(13e-3)
     assert all(few.layers[0] is model.layers[0] for few in seen)
     assert of_model(request, build(SMALL.with_layers(4)), make, 0.0) is None
-
-
-def test_experts_are_measured():
-    config = dataclasses.replace(SMALL, mixture=Mixture(4, 2, 32), architecture="mixtral")
-    request = Request(config, prompt=4, new_tokens=4, precision="float32")
-    assert predict(request, here(generator_of, "cpu")).token_seconds.value > 0
 
 
 def test_layers_that_do_not_fit_are_refused_in_a_line(monkeypatch):

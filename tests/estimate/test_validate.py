@@ -48,35 +48,27 @@ def test_lines_of_generate(tmp_path, monkeypatch):
         assert case.error == pytest.approx(figure["error"])
     assert token.name == "fake int8wo × 1, token at 128"
     assert token.device == "Invented CPU"
-
-
-def test_one_line_of_generate_is_a_file_of_json(tmp_path, monkeypatch):
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(written(tmp_path / "runs.jsonl", monkeypatch)[0]))
-    assert [case.kind for case in of_results(path)] == KINDS
+    path.write_text(json.dumps(lines[0]))  # one line is a file of JSON
+    assert of_results(path) == cases[:5]
 
 
 def ab_results(path):
     """A row of 4 s a token instead of the 4.4 that were estimated."""
-    row = Row(
-        "int8wo",
-        estimated={"token_seconds": 4.4, "peak_memory_bytes": 1.5e9},
-        estimate_errors={"token_seconds": 0.1, "peak_memory_bytes": -0.5},
-        command="python generate.py --checkpoint_path dummy:Llama-3.2-1B --batch_size 4 "
-        "--prefill_size 128",
+    run = (
+        "python generate.py --checkpoint_path dummy:Llama-3.2-1B --batch_size 4 --prefill_size 128"
     )
+    estimated = {"token_seconds": 4.4, "peak_memory_bytes": 1.5e9}
+    errors = {"token_seconds": 0.1, "peak_memory_bytes": -0.5}
+    row = Row("int8wo", estimated=estimated, estimate_errors=errors, command=run)
     path.write_text(json.dumps({"about": {"machine": "2 cores"}, "rows": [to_json(row)]}))
     return path
 
 
 def test_rows_of_ab(tmp_path):
     token, memory = of_results(ab_results(tmp_path / "results.json"))
-    assert token.measured == pytest.approx(4.0)
-    assert token.error == pytest.approx(0.1)
-    assert memory.measured == pytest.approx(3e9)
-    assert memory.error == pytest.approx(-0.5)
-    assert token.name == "Llama-3.2-1B int8wo × 4, token at 128"
-    assert token.device == "2 cores"
+    assert (token.measured, memory.measured) == pytest.approx((4.0, 3e9))
+    assert (token.error, memory.error) == pytest.approx((0.1, -0.5))
+    assert token.name == "Llama-3.2-1B int8wo × 4, token at 128" and token.device == "2 cores"
 
 
 def latency_results(path, **changes):
@@ -94,17 +86,12 @@ def latency_results(path, **changes):
 
 
 def test_cells_of_latency(tmp_path):
+    """One that failed is no case."""
     prompt, token, speed, run = of_results(latency_results(tmp_path / "results.json"))
-    assert prompt.error == pytest.approx(0.1) and prompt.name == "m fp6 × 2"
-    assert token.error == pytest.approx(-0.2)
-    assert run.error == pytest.approx(0.25)
-    assert speed.measured == pytest.approx(2 * (2 + 6) / (4 + 3))
-
-
-def test_a_cell_that_failed_is_no_case(tmp_path):
-    path = latency_results(tmp_path / "results.json", reason="out of memory")
+    assert (prompt.error, token.error, run.error) == pytest.approx((0.1, -0.2, 0.25))
+    assert prompt.name == "m fp6 × 2" and speed.measured == pytest.approx(2 * (2 + 6) / (4 + 3))
     with pytest.raises(QuantbenchError, match="where they have an estimate") as caught:
-        of_results(path)
+        of_results(latency_results(tmp_path / "results.json", reason="out of memory"))
     assert "\n" not in str(caught.value)
 
 
@@ -173,19 +160,14 @@ def test_bad_input_is_one_line(words, expected):
     assert expected in line and result.exit_code in (1, 2)
 
 
-# ---------------------------------------------------------------------------------- names, groups
-
-
 def test_means_by_kind_scheme_and_model():
     """By hand: errors of 10 % and 30 % are 20 % on average."""
-
-    def case(model, scheme, kind, error):
-        return Case(model, "here", kind, "runtime", 1.0, 1.0 + error, scheme, 4, 1024)
-
-    text = report([case("a", "none", "prompt", 0.1), case("a", "fp6", "token", 0.3)])
-    assert "- prompt: runtime: mean error 10.0%, worst" in text
-    assert "- model a: runtime: mean error 20.0%, worst 30.0%" in text
-    assert (
-        "- scheme fp6: runtime: mean error 30.0%, worst 30.0% (a fp6 × 4, token at 1024); 1 case"
-        in text
-    )
+    fields = (("none", "prompt", 1.1), ("fp6", "token", 1.3))
+    text = report([Case("a", "here", kind, "runtime", 1.0, estimated, scheme, 4, 1024)
+                   for scheme, kind, estimated in fields])  # fmt: skip
+    for line in (
+        "- prompt: runtime: mean error 10.0%, worst",
+        "- model a: runtime: mean error 20.0%, worst 30.0%",
+        "- scheme fp6: runtime: mean error 30.0%, worst 30.0% (a fp6 × 4, token at 1024); 1 case",
+    ):
+        assert line in text

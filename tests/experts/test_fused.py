@@ -10,16 +10,11 @@ import pytest
 import torch
 
 from quantbench.errors import QuantbenchError
-from quantbench.experts import aio, copies
-from quantbench.experts.copies import BySystem, ByThreads
 from quantbench.experts.fused import Fused
-from quantbench.experts.slow import Memory, new_file, pages
 from quantbench.experts.stopwatch import OfProcess
 from quantbench.experts.tiers import POLICIES
 from quantbench.generate import Generator
-from quantbench.run.cpu_step import why_not_fused
 from tests.experts.small import (
-    CPU,
     FAST,
     NEEDS_KERNELS,
     decoded,
@@ -29,7 +24,6 @@ from tests.experts.small import (
     tiered,
     whole,
 )
-from tests.models.hugging_face import saved
 
 pytestmark = NEEDS_KERNELS
 
@@ -135,15 +129,6 @@ def test_what_goes_wrong_in_the_middle_of_a_step_ends_it(error, rows, tmp_path, 
     assert torch.equal(logits(model, rows, decoder="cpu-step"), expected)
 
 
-def test_a_kernel_that_is_not_cpp_says_why_it_is_not_fused():
-    model, tiers = tiered("cache", None, "tiny_moe", "int8wo", torch.bfloat16, "reference")
-    tiers.hold(FAST, 10)
-    generator = Generator(model, 1, 8)
-    assert generator.decoder.name == "modules"
-    reason = why_not_fused(model, generator.caches, 1)
-    assert "which has no C++ kernel" in reason and generator.decoder.reason == reason
-
-
 def test_quantized_caches():
     model, tiers = tiered("fetch", None)
     tiers.hold(FAST, 10)
@@ -177,37 +162,31 @@ class Late:
         pass
 
 
-def assert_same(model, one):
-    for rows in (1, 3):
-        expected = logits(one, rows, decoder="cpu-step")
-        assert torch.equal(logits(model, rows, decoder="cpu-step"), expected), rows
-
-
 @pytest.mark.parametrize("scheme", ["none", "int8wo", "int4wo-32"])
 def test_nothing_is_computed_with_an_expert_that_has_not_arrived(scheme):
+    one = whole(scheme=scheme)
+    expected = {rows: logits(one, rows, decoder="cpu-step") for rows in (1, 3)}
     model, tiers = tiered("cache", None, scheme=scheme)
     tiers.copies = late = Late(tiers.slow)
     for name in ("fetch", "cache"):
         tiers.policy = POLICIES[name]
         hold_some(tiers, random.randint(5, 25))
         late.waited = 0
-        assert_same(model, whole(scheme=scheme))
+        for rows, same in expected.items():
+            assert torch.equal(logits(model, rows, decoder="cpu-step"), same), rows
         assert late.waited
 
 
-@pytest.mark.parametrize("path", ["tiny_moe", "qwen-2-moe"])
-def test_a_slow_reader_changes_no_logit(path, tmp_path, monkeypatch):
+def test_a_slow_reader_changes_no_logit(monkeypatch):
     """Copies take random times, so that a later copy often arrives first."""
-    path = path if path == "tiny_moe" else str(saved(path, tmp_path)[0])
-    model, tiers = tiered("cache", None, path)
-    assert isinstance(tiers.copies, ByThreads)
+    model, tiers = tiered("cache", None)
     hold_some(tiers, len(tiers.keys) // 3)
-    read = tiers.slow.read
-    slowly = random.Random(random.random())
+    read, slowly = tiers.slow.read, random.Random(random.random())
     monkeypatch.setattr(
         tiers.slow, "read", lambda *to: time.sleep(slowly.random() * 2e-3) or read(*to)
     )
-    assert_same(model, whole(path))
+    expected = logits(whole(), 3, decoder="cpu-step")
+    assert torch.equal(logits(model, 3, decoder="cpu-step"), expected)
 
 
 def test_the_op_waits_only_where_something_arrives(monkeypatch):
@@ -229,60 +208,3 @@ def test_the_op_waits_only_where_something_arrives(monkeypatch):
     calls.clear()
     logits(model, decoder="cpu-step")
     assert {name for name, _ in calls} == {"_begin"}
-
-
-# ---------------------------------------------------------------------------------- who reads
-
-
-def test_the_system_reads_iff_the_disk_is_direct_and_the_kernel_allows_it(tmp_path, monkeypatch):
-    disk = new_file(tmp_path)
-    allowed = aio.opened() is not None
-    assert isinstance(copies.make(disk, CPU), BySystem) == (disk.direct is not None and allowed)
-    assert isinstance(copies.make(Memory(False), CPU), ByThreads)
-    with monkeypatch.context() as patch:
-        patch.setattr(aio, "opened", lambda: None)
-        assert isinstance(copies.make(disk, CPU), ByThreads)
-    monkeypatch.setattr(disk, "direct", None)
-    assert isinstance(copies.make(disk, CPU), ByThreads)
-
-
-@pytest.mark.parametrize("where", ["opened", "Queue.submit"])
-def test_logits_where_the_kernel_refuses_to_read(where, tmp_path, monkeypatch):
-    answer = None if where == "opened" else 0  # no queue; a queue that accepts no read
-    monkeypatch.setattr(f"quantbench.experts.aio.{where}", lambda *arguments: answer)
-    model, tiers = tiered("cache", tmp_path)
-    tiers.hold(FAST, 12)
-    assert_same(model, whole())
-    assert tiers.traffic.fetched > 0
-
-
-def test_a_queue_reads_parts_of_files(tmp_path):
-    queue = aio.opened()
-    if queue is None:
-        pytest.skip("this system has no native asynchronous I/O")
-    path = tmp_path / "file"
-    path.write_bytes(bytes(range(256)) * 48)  # three pages
-    buffer = pages(4 * 4096)
-    with open(path, "rb") as file:
-        reads = [
-            (7, file.fileno(), buffer.data_ptr(), 4096, 4096),
-            (8, file.fileno(), buffer.data_ptr() + 4096, 8192, 8192),  # beyond the end
-        ]
-        assert queue.submit(reads) == 2
-        results = dict(queue.finished(2))
-    assert results == {7: 4096, 8: 4096} and queue.finished(0) == []
-    assert bytes(buffer[:8192].numpy()) == bytes(range(256)) * 32
-    assert queue.submit([(9, 10**6, buffer.data_ptr(), 4096, 0)]) == 0  # no such file
-
-
-def test_more_reads_than_a_queue_holds(tmp_path):
-    disk, keys = new_file(tmp_path), [(0, expert) for expert in range(aio.READS + 9)]
-    disk.reserve(keys, 4096)
-    for key in keys:
-        disk.put(key, pages(4096).fill_(key[1] % 251))
-    reader = copies.make(disk, CPU)
-    slots = [copies.Slot(pages(4096), torch.nn.Identity()) for _ in keys]
-    reader.begin(list(zip(slots, keys, strict=True)))
-    for slot, key in zip(slots, keys, strict=True):
-        reader.wait(slot)
-        assert slot.buffer.eq(key[1] % 251).all()

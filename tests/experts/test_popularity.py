@@ -171,17 +171,14 @@ def test_placements_by_hand():
         assert not any(place(how, ROUTERS, 0, popularity_of(COUNTS)))
 
 
-def test_the_expected_hits_of_uniform_are_the_mean_of_all_draws():
+def test_hit_rates_are_those_of_placements_and_the_ideal_is_the_best_of_all():
+    profiled, held_out, more = (counts_of(ROUTERS, 50, random.random()) for _ in range(3))
+    # The expected hits of uniform are the mean of all draws: 2 experts of one layer, 1 of another.
     draws = itertools.product(
         itertools.combinations(range(4), 2), [()], itertools.combinations(range(4), 1)
     )
-    counted = [hits(tuple(map(frozenset, fast)), COUNTS) for fast in draws]
-    assert len(counted) == 6 * 4
-    assert uniform_hits(COUNTS, 3) == pytest.approx(sum(counted) / len(counted), rel=1e-12)
-
-
-def test_hit_rates_are_those_of_placements_and_the_ideal_is_the_best_of_all():
-    profiled, held_out, more = (counts_of(ROUTERS, 50, random.random()) for _ in range(3))
+    found = [hits(tuple(map(frozenset, fast)), held_out) for fast in draws]
+    assert uniform_hits(held_out, 3) == pytest.approx(sum(found) / (6 * 4), rel=1e-12)
     places = [(layer, expert) for layer in (0, 2) for expert in range(4)]
     rates, every = hit_rates(ROUTERS, [(profiled, held_out)]), sum(map(sum, held_out))
     for row in rates:
@@ -206,10 +203,8 @@ def test_hit_rates_are_those_of_placements_and_the_ideal_is_the_best_of_all():
 
 
 def test_effective_experts():
-    assert effective_experts([5, 5, 5, 5]) == pytest.approx(4)
-    assert effective_experts([7, 0, 0]) == 1
-    assert effective_experts([0, 0]) == 0
-    assert 1 < effective_experts([9, 1]) < 2
+    for counts, effective in (([5] * 4, 4), ([7, 0, 0], 1), ([0, 0], 0), ([1, 1, 0], 2)):
+        assert effective_experts(counts) == pytest.approx(effective)
 
 
 def test_a_skew_by_hand():

@@ -79,15 +79,6 @@ def logits_of(**options):
     return logits(model_of(**options), 2, decoder="auto")
 
 
-def test_the_file_is_safetensors_with_the_sums_that_are_noted(original):
-    noted = json.loads((original[0] / "quantbench.json").read_text())["experts"]
-    path = original[0] / "experts.safetensors"
-    assert noted["modified"] == os.stat(path).st_mtime_ns and len(noted["sums"]) == 40
-    names = {f"layers.{i}.experts.{e}" for i in range(5) for e in range(8)}
-    with safe_open(path, "pt") as opened:
-        assert set(opened.keys()) == names
-
-
 def test_a_run_reads_it_and_writes_none(original, saved, place, monkeypatch):
     """The shards' experts are not read, but for the two that are compared with the file, and the
     shards' pages are dropped from the page cache."""
@@ -105,6 +96,10 @@ def test_a_run_reads_it_and_writes_none(original, saved, place, monkeypatch):
     monkeypatch.setattr(SavedTensors, "read", noted_read)
     monkeypatch.setattr(os, "posix_fadvise", noted_advice)
     before = {path.name: path.read_bytes() for path in (place / "saved").iterdir()}
+    noted = json.loads(before[MANIFEST.name])["experts"]
+    assert noted["modified"] == os.stat(FILE).st_mtime_ns and len(noted["sums"]) == 40
+    with safe_open(FILE, "pt") as opened:
+        assert set(opened.keys()) == {f"layers.{i}.experts.{e}" for i in range(5) for e in range(8)}
     result = run("--output_json_path", "runs.jsonl")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.split("\n\n")[0] == original[1]
@@ -218,11 +213,13 @@ def test_a_damaged_file_is_a_line_and_the_run_writes_its_own(
 
 
 @NEEDS_KERNELS
-def test_another_kernel_writes_its_own(saved, place):
+def test_another_kernel_and_a_folder_that_is_named_write_their_own(saved, place):
     result = run("--kernel", "reference")
     assert result.exit_code == 0, result.stderr
     assert "has another form than this run's kernels read: experts are written" in result.stderr
     assert written(place)
+    result = run("--expert_folder", "slow")
+    assert result.exit_code == 0 and "(slow, " in result.stderr.replace("; ", "(")
 
 
 def test_a_copy_of_another_date_is_compared_whole_and_read(original, saved, place):
@@ -230,11 +227,6 @@ def test_a_copy_of_another_date_is_compared_whole_and_read(original, saved, plac
     result = run()
     assert result.exit_code == 0 and result.stdout.split("\n\n")[0] == original[1]
     assert not written(place)
-
-
-def test_a_folder_that_is_named_is_used(saved):
-    result = run("--expert_folder", "slow")
-    assert result.exit_code == 0 and "(slow, " in result.stderr.replace("; ", "(")
 
 
 def test_what_is_noted_of_it_is_checked(saved):
@@ -279,14 +271,8 @@ def test_a_disk_that_is_full_while_experts_are_saved(where, works, monkeypatch):
 
 
 # A mixture that is hardly anything but its experts: 8 layers of 16, of 0.6 MB each in int8.
-MIXTURE = {
-    "model_type": "mixtral",
-    "hidden_size": 384,
-    "intermediate_size": 512,
-    "num_hidden_layers": 8,
-    "num_local_experts": 16,
-    "num_experts_per_tok": 2,
-}
+MIXTURE = {"model_type": "mixtral", "hidden_size": 384, "intermediate_size": 512,
+           "num_hidden_layers": 8, "num_local_experts": 16, "num_experts_per_tok": 2}  # fmt: skip
 
 
 @torch.no_grad()
