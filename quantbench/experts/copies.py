@@ -6,11 +6,13 @@
     copies.done(slot)                   # after all products with its expert were launched
     copies.waits.seconds()              # in which the computing waited
 
-Threads copy into the CPU's memory: reading a file releases Python's lock, and a thread that waits
-for a disk takes no core. A CUDA device copies from locked pages on a separate stream, and its
-computing stream waits for an event.
+From a disk that is read past the page cache the kernel copies, several experts at once (aio.py).
+From any other slow tier threads copy: reading a file releases Python's lock. A CUDA device copies
+from locked pages on a separate stream, and its computing stream waits for an event.
 """
 
+import itertools
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quantbench.experts.slow import Key, SlowTier, pages
+from quantbench.experts import aio
+from quantbench.experts.slow import File, Key, SlowTier, pages
 from quantbench.experts.stopwatch import OfCard, OfProcess
 from quantbench.quantize.kernel import fused_weight
 
-THREADS = 4  # that read at the same time: a disk is faster with several reads under way
+THREADS = 2  # that read at the same time
 
 
 class Slot:
@@ -49,7 +52,12 @@ Pairs = Sequence[tuple[Slot, Key]]
 
 
 def make(slow: SlowTier, device: torch.device) -> "Copies":
-    return OnStream(slow, device) if device.type == "cuda" else ByThreads(slow)
+    """The fastest way that the slow tier, the device and the system allow."""
+    if device.type == "cuda":
+        return OnStream(slow, device)
+    if isinstance(slow, File) and slow.direct is not None and (queue := aio.opened()) is not None:
+        return BySystem(slow, slow.direct, queue)
+    return ByThreads(slow)
 
 
 def buffers(count: int, nbytes: int, device: torch.device) -> list[Tensor]:
@@ -86,6 +94,45 @@ class ByThreads:
         """Nothing: a product ends before its slot is used again."""
 
 
+class BySystem:
+    """The system reads from a disk, several experts at once, while this process computes."""
+
+    def __init__(self, slow: File, file: int, queue: aio.Queue) -> None:
+        """file: the disk's file, opened with O_DIRECT."""
+        self.slow, self.file, self.queue, self.waits = slow, file, queue, OfProcess()
+        self.tickets = itertools.count()
+        self.over: dict[int, int] = {}  # results of reads that `wait` has not taken, by ticket
+
+    def begin(self, pairs: Pairs) -> None:
+        reads = []
+        for slot, key in pairs:
+            slot.coming = next(self.tickets)
+            address, start = slot.buffer.data_ptr(), self.slow.starts[key]
+            reads.append((slot.coming, self.file, address, self.slow.nbytes, start))
+        refused = pairs[self.queue.submit(reads) :]  # too many, or an unsupported file system
+        for slot, _ in refused:
+            slot.coming = None
+        for slot, key in refused:
+            started = time.perf_counter()
+            self.slow.read(key, slot.buffer)
+            self.waits.total += time.perf_counter() - started
+
+    def wait(self, slot: Slot) -> None:
+        if slot.coming is None:
+            return
+        started = time.perf_counter()
+        while slot.coming not in self.over:
+            self.over.update(self.queue.finished(at_least=1))
+        self.waits.total += time.perf_counter() - started
+        result, slot.coming = self.over.pop(slot.coming), None
+        if result != self.slow.nbytes:
+            error = OSError(-result, os.strerror(-result)) if result < 0 else None
+            raise self.slow.read_error(error)
+
+    def done(self, slot: Slot) -> None:
+        """Nothing: a product ends before its slot is used again."""
+
+
 class OnStream:
     """A CUDA stream copies."""
 
@@ -114,4 +161,4 @@ class OnStream:
         slot.used = torch.cuda.current_stream(self.device).record_event()
 
 
-Copies = ByThreads | OnStream
+Copies = ByThreads | BySystem | OnStream

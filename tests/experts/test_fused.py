@@ -10,11 +10,15 @@ import pytest
 import torch
 
 from quantbench.errors import QuantbenchError
+from quantbench.experts import aio, copies
+from quantbench.experts.copies import BySystem, ByThreads
 from quantbench.experts.fused import Fused
+from quantbench.experts.slow import Memory, new_file, pages
 from quantbench.experts.stopwatch import OfProcess
 from quantbench.experts.tiers import POLICIES
 from quantbench.generate import Generator
 from tests.experts.small import (
+    CPU,
     FAST,
     NEEDS_KERNELS,
     decoded,
@@ -180,6 +184,7 @@ def test_nothing_is_computed_with_an_expert_that_has_not_arrived(scheme):
 def test_a_slow_reader_changes_no_logit(monkeypatch):
     """Copies take random times, so that a later copy often arrives first."""
     model, tiers = tiered("cache", None)
+    assert isinstance(tiers.copies, ByThreads)
     hold_some(tiers, len(tiers.keys) // 3)
     read, slowly = tiers.slow.read, random.Random(random.random())
     monkeypatch.setattr(
@@ -208,3 +213,60 @@ def test_the_op_waits_only_where_something_arrives(monkeypatch):
     calls.clear()
     logits(model, decoder="cpu-step")
     assert {name for name, _ in calls} == {"_begin"}
+
+
+# ---------------------------------------------------------------------------------- who reads
+
+
+def test_the_system_reads_iff_the_disk_is_direct_and_the_kernel_allows_it(tmp_path, monkeypatch):
+    disk = new_file(tmp_path)
+    allowed = aio.opened() is not None
+    assert isinstance(copies.make(disk, CPU), BySystem) == (disk.direct is not None and allowed)
+    assert isinstance(copies.make(Memory(False), CPU), ByThreads)
+    with monkeypatch.context() as patch:
+        patch.setattr(aio, "opened", lambda: None)
+        assert isinstance(copies.make(disk, CPU), ByThreads)
+    monkeypatch.setattr(disk, "direct", None)
+    assert isinstance(copies.make(disk, CPU), ByThreads)
+
+
+@pytest.mark.parametrize("where", ["opened", "Queue.submit"])
+def test_logits_where_the_kernel_refuses_to_read(where, tmp_path, monkeypatch):
+    answer = None if where == "opened" else 0  # no queue; a queue that accepts no read
+    monkeypatch.setattr(f"quantbench.experts.aio.{where}", lambda *arguments: answer)
+    model, tiers = tiered("cache", tmp_path)
+    tiers.hold(FAST, 12)
+    assert_same(model, whole())
+    assert tiers.traffic.fetched > 0
+
+
+def test_a_queue_reads_parts_of_files(tmp_path):
+    queue = aio.opened()
+    if queue is None:
+        pytest.skip("this system has no native asynchronous I/O")
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 48)  # three pages
+    buffer = pages(4 * 4096)
+    with open(path, "rb") as file:
+        reads = [
+            (7, file.fileno(), buffer.data_ptr(), 4096, 4096),
+            (8, file.fileno(), buffer.data_ptr() + 4096, 8192, 8192),  # beyond the end
+        ]
+        assert queue.submit(reads) == 2
+        results = dict(queue.finished(2))
+    assert results == {7: 4096, 8: 4096} and queue.finished(0) == []
+    assert bytes(buffer[:8192].numpy()) == bytes(range(256)) * 32
+    assert queue.submit([(9, 10**6, buffer.data_ptr(), 4096, 0)]) == 0  # no such file
+
+
+def test_more_reads_than_a_queue_holds(tmp_path):
+    disk, keys = new_file(tmp_path), [(0, expert) for expert in range(aio.READS + 9)]
+    disk.reserve(keys, 4096)
+    for key in keys:
+        disk.put(key, pages(4096).fill_(key[1] % 251))
+    reader = copies.make(disk, CPU)
+    slots = [copies.Slot(pages(4096), torch.nn.Identity()) for _ in keys]
+    reader.begin(list(zip(slots, keys, strict=True)))
+    for slot, key in zip(slots, keys, strict=True):
+        reader.wait(slot)
+        assert slot.buffer.eq(key[1] % 251).all()
