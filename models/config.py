@@ -23,7 +23,7 @@ from quantbench.models.mixture import Mixture
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How a rotary embedding reaches beyond the context of the first training (models/rope.py).
+    """Llama 3.1's "llama3" rotary scaling, for a context beyond that of the first training.
 
     Raises CheckpointError for a factor below 1, which would shorten the context or overflow, for
     another number that is not positive, and for bounds in the wrong order.
@@ -33,22 +33,13 @@ class RopeScaling:
     low_freq_factor: float = 1.0  # fewer turns than this over the original context are slow
     high_freq_factor: float = 4.0  # more turns than this are fast, and stay as they are
     original_max_position: int = 8192  # positions
-    kind: str = "llama3"  # or linear, dynamic, yarn, longrope
-    amplitude: float = 1.0  # what cosines and sines are multiplied by
-    truncate: bool = True  # yarn: whether the bounds are whole pairs
-    short: tuple[float, ...] = ()  # longrope: by pair, within the original context
-    long: tuple[float, ...] = ()  # and beyond it
 
     def __post_init__(self) -> None:
         where = "rotary scaling"
         STRETCH.check(where, "factor", self.factor)
-        for key in ("low_freq_factor", "high_freq_factor", "amplitude"):
+        for key in ("low_freq_factor", "high_freq_factor"):
             POSITIVE.check(where, key, getattr(self, key))
         COUNT.check(where, "original_max_position", self.original_max_position)
-        for key in ("short", "long"):
-            object.__setattr__(self, key, tuple(getattr(self, key)))
-            for number in getattr(self, key):
-                POSITIVE.check(where, key, number)
         if self.high_freq_factor <= self.low_freq_factor:
             raise CheckpointError(
                 f"{where}: high_freq_factor is {self.high_freq_factor}; accepted is a number above "
@@ -61,7 +52,7 @@ class LayerSpec:
     """What may differ between the layers of a model."""
 
     window: int | None  # positions that a query attends to, its own included; None: all
-    rope_theta: float | None  # base of the rotary embedding; None: nothing rotates
+    rope_theta: float  # base of the rotary embedding
     rope_scaling: RopeScaling | None
     scale: float | None  # of attention scores; None: 1/√head_dim
     softcap: float | None  # of attention scores: softcap · tanh(score / softcap)
@@ -93,15 +84,7 @@ class ModelConfig:
     attention_scale: float | None = None  # of scores; None: 1/√head_dim
     attention_softcap: float | None = None  # scores become softcap · tanh(score / softcap)
     logit_softcap: float | None = None  # the same of logits
-    pre_norms: bool = True  # whether inputs of attention and feed-forward network are normed
-    post_norms: bool = False  # whether their outputs are
-    rotary_dim: int | None = None  # elements of a head that rotate; None: all
-    unrotated_layers: tuple[int, ...] = ()  # layers without a rotary embedding
-    query_growth: float | None = None  # of Ministral 3: see models.llama.growth
-    embedding_scale: float | None = None  # embeddings are multiplied by it
-    residual_scale: float | None = None  # what attention and feed-forward network add, too
-    logit_scale: float | None = None  # and logits
-    relu2: bool = False  # the feed-forward network is w2(relu(w13 x)²), without a gate
+    post_norms: bool = False  # whether outputs of attention and feed-forward network are normed
     tie_embeddings: bool = False  # whether the output layer's weight is the embedding
     qkv_bias: bool = False
     attention_out_bias: bool = False
@@ -119,7 +102,6 @@ class ModelConfig:
                 accepts.check(self.name, key, getattr(self, key))
         object.__setattr__(self, "extras", tuple(map(tuple, self.extras)))  # JSON has lists
         object.__setattr__(self, "full_layers", tuple(self.full_layers))
-        object.__setattr__(self, "unrotated_layers", tuple(self.unrotated_layers))
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
                 f"{self.name}: {self.num_heads} query heads cannot share "
@@ -127,11 +109,6 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise CheckpointError(f"{self.name}: head_dim {self.head_dim} is odd; rotation pairs")
-        if self.rotary_dim and (self.rotary_dim % 2 or self.rotary_dim > self.head_dim):
-            raise CheckpointError(
-                f"{self.name}: rotary_dim {self.rotary_dim} is odd, or more than a head's "
-                f"{self.head_dim} elements"
-            )
 
     def with_layers(self, count: int) -> "ModelConfig":
         """The same model with only its first `count` layers. Raises UsageError if it has fewer."""
@@ -149,15 +126,13 @@ class ModelConfig:
         scale = None if usual else self.attention_scale
         how = scale, self.attention_softcap, self.post_norms
         full = LayerSpec(None, self.rope_theta, self.rope_scaling, *how)
+        if self.sliding_window is None:
+            return (full,) * self.num_layers
         rope = self.rope_theta, self.rope_scaling
         if self.window_rope_theta is not None:
             rope = self.window_rope_theta, None
-        narrow = LayerSpec(self.sliding_window, *rope, *how) if self.sliding_window else full
-        specs = [full if i in self.full_layers else narrow for i in range(self.num_layers)]
-        for i in self.unrotated_layers:
-            if i < self.num_layers:
-                specs[i] = replace(specs[i], rope_theta=None, rope_scaling=None)
-        return tuple(specs)
+        narrow = LayerSpec(self.sliding_window, *rope, *how)
+        return tuple(full if i in self.full_layers else narrow for i in range(self.num_layers))
 
     @property
     def unlike_llama(self) -> str | None:
@@ -176,16 +151,12 @@ class ModelConfig:
 
     def picked(self, layers: Sequence[int]) -> "ModelConfig":
         """The same model with only these of its layers, in this order."""
-        full, dense, unrotated = (
+        full, dense = (
             tuple(place for place, i in enumerate(layers) if test(i))
-            for test in (
-                *(self.full_layers.__contains__, self._is_dense),
-                self.unrotated_layers.__contains__,
-            )
+            for test in (self.full_layers.__contains__, self._is_dense)
         )
         experts = self.mixture and replace(self.mixture, dense_layers=dense)
-        how = {"full_layers": full, "unrotated_layers": unrotated}
-        return replace(self, num_layers=len(layers), mixture=experts, **how)
+        return replace(self, num_layers=len(layers), mixture=experts, full_layers=full)
 
     def one_of_each_kind(self) -> "ModelConfig":
         """The same model with one layer of each kind, in the order of `kinds_of_layers`."""
@@ -202,8 +173,7 @@ class ModelConfig:
         for i in range(self.num_layers):
             layer = dict(attention)
             for name, width in self.feed_forwards(i).items():
-                first = width if self.relu2 else 2 * width
-                layer |= {f"{name}.w13": (first, D), f"{name}.w2": (D, width)}
+                layer |= {f"{name}.w13": (2 * width, D), f"{name}.w2": (D, width)}
             shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
         return shapes | {"output": (self.vocab_size, D)}
 
@@ -227,8 +197,7 @@ class ModelConfig:
                 count += 0 if self.tie_embeddings else rows * columns
             else:
                 count += rows * columns + rows * biased.get(name.split(".", 2)[2], self.mlp_bias)
-        each = 2 * (self.pre_norms + self.post_norms)
-        norms = (self.num_layers * each + 1) * self.dim
+        norms = self.num_layers * (4 if self.post_norms else 2) * self.dim + self.dim
         heads = self.num_heads + self.num_kv_heads if self.joint_qk_norm else 2
         return count + norms + self.num_layers * heads * self.head_dim * self.qk_norm + self._gates
 
@@ -255,17 +224,12 @@ _FIELDS = {
     "name": NAME,
     "extras": _PAIRS,
     "full_layers": NUMBERS,
-    "unrotated_layers": NUMBERS,
     "num_layers": LAYERS,
     **dict.fromkeys(("dim", "num_heads", "num_kv_heads", "head_dim", "ffn_dim"), COUNT),
     **dict.fromkeys(("vocab_size", "max_position", "sliding_window"), COUNT),
     **dict.fromkeys(("norm_eps", "rope_theta", "window_rope_theta"), POSITIVE),
     **dict.fromkeys(("attention_scale", "attention_softcap", "logit_softcap"), POSITIVE),
-    **dict.fromkeys(("query_growth", "embedding_scale", "residual_scale"), POSITIVE),
-    "logit_scale": POSITIVE,
-    "rotary_dim": COUNT,
     **dict.fromkeys(("tie_embeddings", "qkv_bias", "attention_out_bias", "post_norms"), TRUTH),
-    **dict.fromkeys(("pre_norms", "relu2"), TRUTH),
     **dict.fromkeys(("mlp_bias", "qk_norm", "joint_qk_norm"), TRUTH),
     "rope_scaling": Accepts("a RopeScaling", lambda value: isinstance(value, RopeScaling)),
     "mixture": Accepts("a Mixture", lambda value: isinstance(value, Mixture)),
@@ -279,5 +243,4 @@ _RELATIVES = (
 MAY_BE_NONE = {
     *("sliding_window", "rope_scaling", "mixture"),
     *("window_rope_theta", "attention_scale", "attention_softcap", "logit_softcap"),
-    *("rotary_dim", "query_growth", "embedding_scale", "residual_scale", "logit_scale"),
 }

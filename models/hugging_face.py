@@ -6,14 +6,12 @@ models/registry.py has what differs between kinds of models. A key that is not u
 change the model's result is an error; it is never dropped.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quantbench.errors import CheckpointError
 from quantbench.models.accepted import (
     COUNT,
-    FACTORS,
     LAYERS,
     NAME,
     NAMES,
@@ -47,7 +45,6 @@ _OPTIONAL = {
 # quantization_config, which formats/ checks. A leading underscore marks transformers' own notes.
 _HARMLESS = {
     "architectures", "attention_dropout", "auto_map", "bos_token_id",
-    "embd_pdrop", "resid_pdrop", "no_rope_layer_interval",
     "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "eos_token_id", "id2label",
     "initializer_range", "is_encoder_decoder", "label2id", "max_window_layers", "model_type",
     "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp",
@@ -58,6 +55,7 @@ _HARMLESS = {
 # Keys with the only value that is supported; with another the model would compute something else.
 _FIXED = {
     "hidden_act": "silu",
+    "partial_rotary_factor": 1.0,
     "cross_attention_hidden_size": None,
     "clip_qkv": None,
 }
@@ -76,18 +74,13 @@ _ACCEPTED = {
     "hidden_act": NAME,
     "rope_scaling": OBJECT,
     "rope_parameters": OBJECT,
-    "original_max_position_embeddings": COUNT,
 }
 _ROPE_ACCEPTED = {
     **dict.fromkeys(("type", "rope_type"), NAME),
     **dict.fromkeys(("rope_theta", "partial_rotary_factor"), POSITIVE),
     "factor": STRETCH,
     **dict.fromkeys(("low_freq_factor", "high_freq_factor"), POSITIVE),
-    **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), POSITIVE),
-    **dict.fromkeys(("attention_factor", "llama_4_scaling_beta"), POSITIVE),
-    **dict.fromkeys(("original_max_position_embeddings", "max_position_embeddings"), COUNT),
-    "truncate": TRUTH,
-    **dict.fromkeys(("short_factor", "long_factor"), FACTORS),
+    "original_max_position_embeddings": COUNT,
 }
 
 
@@ -154,9 +147,8 @@ def from_hugging_face(
         except CheckpointError as error:
             raise CheckpointError(f"{where}: {error}") from None
         values["mixture"] = experts
-    rope = _rope(config, where, theta, values["head_dim"], values["max_position"])
     values["extras"] = tuple((key, config[key]) for key in row.extras if key in config)
-    return ModelConfig(name=name, **values, **rope, architecture=row.name)
+    return ModelConfig(name=name, **values, **_rope(config, where, theta), architecture=row.name)
 
 
 def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> dict[str, Accepts]:
@@ -248,92 +240,37 @@ def _one_rope(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
     return {**config, "rope_parameters": full, "rope_local_base_freq": narrow["rope_theta"]}
 
 
-def _rope(
-    config: Mapping[str, Any],
-    where: object,
-    default: float,
-    head_dim: int = 2,
-    context: int = 2048,
-) -> dict[str, Any]:
-    """Rotary theta, `default` if absent, width and scaling, by transformers 4's or 5's keys."""
+def _rope(config: Mapping[str, Any], where: object, default: float) -> dict[str, Any]:
+    """Rotary theta, `default` if absent, and scaling, from the keys of transformers 4 or 5."""
     rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
     check_keys(where, _ROPE_ACCEPTED, rope)
     theta = rope.pop("rope_theta", config.get("rope_theta"))
     theta = default if theta is None else theta
     old_kind = rope.pop("type", None)
     kind = rope.pop("rope_type", None) or old_kind or "default"
-    part = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
-    found: dict[str, Any] = {"rope_theta": theta}
-    if part not in (None, 1.0):
-        found["rotary_dim"] = int(head_dim * part)
+    if rope.pop("partial_rotary_factor", None) not in (None, 1.0):
+        raise CheckpointError(f"{where}: a partial rotary embedding is not supported")
     if kind == "default":
-        return found
-    if kind not in _SCALINGS:
+        return {"rope_theta": theta}
+    if kind != "llama3":
         raise CheckpointError(
-            f"{where}: rotary scaling {shown(kind)} is not supported; supported: default, "
-            f"{', '.join(_SCALINGS)}"
+            f"{where}: rotary scaling {shown(kind)} is not supported; supported: default, llama3"
         )
-    if kind == "su":  # longrope's first name
-        kind = "longrope"
-    needed, others = _SCALINGS[kind]
-    missing = needed - rope.keys() - config.keys()
-    unknown = rope.keys() - needed - others - {"factor"}
+    keys = {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "original_max_position_embeddings": "original_max_position",
+    }
+    missing, unknown = keys.keys() - rope.keys(), rope.keys() - keys.keys()
     if missing or unknown:
         wrong = _listed(sorted(missing or unknown))
         verb = "lacks" if missing else "has keys that are not understood:"
-        raise CheckpointError(f"{where}: {kind} rotary scaling {verb} {wrong}")
-    check_keys(where, _ROPE_ACCEPTED, rope)
-    given = {_SCALING_FIELDS[key]: rope[key] for key in rope.keys() & _SCALING_FIELDS.keys()}
-    original = rope.get(_ORIGINAL, config.get(_ORIGINAL)) or context
-    factor = rope.get("factor") or max(1.0, context / original)
-    given |= {"kind": kind, "original_max_position": original, "factor": factor}
-    if kind == "yarn":
-        given = {"high_freq_factor": 32.0, "low_freq_factor": 1.0} | given
-    given.setdefault("amplitude", _amplitude(kind, rope, factor, original))
-    if rope.get("llama_4_scaling_beta"):
-        found["query_growth"] = rope["llama_4_scaling_beta"]
+        raise CheckpointError(f"{where}: llama3 rotary scaling {verb} {wrong}")
+    for key in keys:
+        _ROPE_ACCEPTED[key].check(where, key, rope[key])
     try:
-        return found | {"rope_scaling": RopeScaling(**given)}
+        scaling = RopeScaling(**{field: rope[key] for key, field in keys.items()})
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
-
-
-def _amplitude(kind: str, rope: Mapping[str, Any], factor: float, original: int) -> float:
-    """What cosines and sines are multiplied by, where config.json does not say."""
-    if kind == "yarn":
-        whole, part = rope.get("mscale_all_dim"), rope.get("mscale")
-        return _mscale(factor, part) / _mscale(factor, whole) if whole and part else _mscale(factor)
-    if kind == "longrope" and factor > 1:
-        return math.sqrt(1 + math.log(factor) / math.log(original))
-    return 1.0
-
-
-def _mscale(factor: float, by: float = 1.0) -> float:
-    return 0.1 * by * math.log(factor) + 1 if factor > 1 else 1.0
-
-
-_ORIGINAL = "original_max_position_embeddings"
-# Keys that a kind of rotary scaling needs, and those that it may have.
-_LLAMA3 = {"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL}
-_YARN = {
-    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"),
-    *(_ORIGINAL, "max_position_embeddings", "llama_4_scaling_beta"),
-}
-_SCALINGS: dict[str, tuple[set[str], set[str]]] = {
-    "llama3": (_LLAMA3, set()),
-    "linear": ({"factor"}, set()),
-    "dynamic": ({"factor"}, {_ORIGINAL}),
-    "yarn": ({"factor"}, _YARN),
-    "longrope": ({"short_factor", "long_factor"}, {"attention_factor", _ORIGINAL}),
-    "su": ({"short_factor", "long_factor"}, {"attention_factor", _ORIGINAL}),
-}
-_SCALING_FIELDS = {
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "beta_slow": "low_freq_factor",
-    "beta_fast": "high_freq_factor",
-    "attention_factor": "amplitude",
-    "truncate": "truncate",
-    "short_factor": "short",
-    "long_factor": "long",
-}
+    return {"rope_theta": theta, "rope_scaling": scaling}

@@ -14,7 +14,7 @@ Shapes: B rows, S positions, D model width, H query heads, K key/value heads, E 
 F feed-forward width, V vocabulary.
 """
 
-import functools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,10 +23,8 @@ from torch import Tensor, nn
 
 from quantbench.devices import stored_bytes
 from quantbench.kv_cache.base import KVCache
-from quantbench.models import rope
-from quantbench.models.config import ModelConfig
+from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.ops.attend import attend
-from quantbench.ops.ranks import ALONE, Ranks
 
 
 class Transformer(nn.Module):
@@ -99,12 +97,11 @@ class Transformer(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings (B, S, D) of tokens (B, S)."""
-        return times(self.tok_embeddings(tokens), self.config.embedding_scale)
+        return self.tok_embeddings(tokens)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits (…, V) from the last layer's output (…, D)."""
-        logits = times(self.output(self.norm(x)), self.config.logit_scale)
-        cap = self.config.logit_softcap
+        logits, cap = self.output(self.norm(x)), self.config.logit_softcap
         return logits if cap is None else (logits / cap).tanh() * cap
 
 
@@ -119,13 +116,11 @@ class Block(nn.Module):
     ) -> None:
         """number: the layer's, from 0. feed_forward: a FeedForward if not given."""
         super().__init__()
-        norm = nn.RMSNorm if config.pre_norms else nn.Identity
         post_norm = nn.RMSNorm if config.layers[number].post_norms else nn.Identity
-        self.residual_scale = config.residual_scale
-        self.attention_norm = norm(config.dim, config.norm_eps)
+        self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config, number)
         self.attention_post_norm = post_norm(config.dim, config.norm_eps)
-        self.ffn_norm = norm(config.dim, config.norm_eps)
+        self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.add_module("feed_forward", feed_forward or FeedForward(config))
         self.ffn_post_norm = post_norm(config.dim, config.norm_eps)
 
@@ -139,9 +134,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2) as `rotation` gives them."""
         y = self.attention(self.attention_norm(x), cos, sin, positions, cache)
-        x = x + times(self.attention_post_norm(y), self.residual_scale)
-        y = self.feed_forward(self.ffn_norm(x))
-        return x + times(self.ffn_post_norm(y), self.residual_scale)
+        x = x + self.attention_post_norm(y)
+        return x + self.ffn_post_norm(self.feed_forward(self.ffn_norm(x)))
 
 
 class Attention(nn.Module):
@@ -160,14 +154,9 @@ class Attention(nn.Module):
         self.wo = nn.Linear(
             config.num_heads * config.head_dim, config.dim, bias=config.attention_out_bias
         )
-        self.growth = functools.partial(growth, config) if config.query_growth else None
-        if config.joint_qk_norm:
-            self.q_norm: nn.Module = JointNorm(self.num_heads, config.head_dim, config.norm_eps)
-            self.k_norm: nn.Module = JointNorm(self.num_kv_heads, config.head_dim, config.norm_eps)
-        else:
-            norm = nn.RMSNorm if config.qk_norm else nn.Identity
-            self.q_norm = norm(config.head_dim, config.norm_eps)
-            self.k_norm = norm(config.head_dim, config.norm_eps)
+        norm = nn.RMSNorm if config.qk_norm else nn.Identity
+        self.q_norm = norm(config.head_dim, config.norm_eps)
+        self.k_norm = norm(config.head_dim, config.norm_eps)
 
     def forward(
         self,
@@ -182,8 +171,6 @@ class Attention(nn.Module):
         H, K, E = self.num_heads, self.num_kv_heads, self.head_dim
         query, key, value = self.wqkv(x).view(B, S, H + 2 * K, E).split((H, K, K), dim=2)
         query = rotate(self.q_norm(query), cos, sin).transpose(1, 2)  # (B, H, S, E)
-        if self.growth is not None:
-            query = query * self.growth(positions, query.device)[:, 0].to(query.dtype)
         key = rotate(self.k_norm(key), cos, sin).transpose(1, 2)  # (B, K, S, E)
         value = value.transpose(1, 2)
         if cache is not None:
@@ -192,33 +179,8 @@ class Attention(nn.Module):
         return self.wo(y.transpose(1, 2).reshape(B, S, H * E))
 
 
-class JointNorm(nn.Module):
-    """RMS norm of all heads of a position together, those of other ranks included (OLMo)."""
-
-    def __init__(self, heads: int, head_dim: int, epsilon: float) -> None:
-        """heads: this rank's."""
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(heads * head_dim))
-        self.ranks, self.epsilon = ALONE, epsilon
-        self.width = heads * head_dim
-
-    def share(self, ranks: Ranks) -> None:
-        """Norm the heads of all ranks together. Where several ranks have the same key head, all
-        heads are counted equally often."""
-        self.ranks = ranks
-        self.width = self.weight.numel() * ranks.size
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, heads, E) → the same shape and dtype; computed in float32."""
-        wide = x.float()
-        squares = self.ranks.sum(wide.square().sum((-2, -1), keepdim=True))
-        y = wide * (squares / self.width + self.epsilon).rsqrt()
-        return (y * self.weight.view(x.shape[-2:])).type_as(x)
-
-
 class FeedForward(nn.Module):
-    """SwiGLU: w2(silu(gate) · up), where gate and up are the halves of w13's output. Without a gate
-    (Arcee): w2(relu(w13 x)²)."""
+    """SwiGLU: w2(silu(gate) · up), where gate and up are the halves of w13's output."""
 
     activation: Callable[[Tensor], Tensor] = staticmethod(F.silu)
 
@@ -226,21 +188,13 @@ class FeedForward(nn.Module):
         """width: F; config.ffn_dim if not given."""
         super().__init__()
         width = width or config.ffn_dim
-        self.gated = not config.relu2
-        self.w13 = nn.Linear(config.dim, (1 + self.gated) * width, bias=config.mlp_bias)
+        self.w13 = nn.Linear(config.dim, 2 * width, bias=config.mlp_bias)
         self.w2 = nn.Linear(width, config.dim, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, D) → (…, D)."""
-        if not self.gated:
-            return self.w2(F.relu(self.w13(x)).square())
         gate, up = self.w13(x).chunk(2, dim=-1)
         return self.w2(self.activation(gate) * up)
-
-
-def times(x: Tensor, scale: float | None) -> Tensor:
-    """x, multiplied by `scale` if there is one."""
-    return x if scale is None else x * scale
 
 
 def rotation(
@@ -252,34 +206,32 @@ def rotation(
     131072 positions takes no memory.
     """
     here = positions.to(device, non_blocking=True)
-    radians = frequencies(config, device, number, here)
-    angles = here[:, None, None].float() * radians
-    cos, sin = angles.cos(), angles.sin()
-    scaling = config.layers[number].rope_scaling
-    if scaling is not None and scaling.amplitude != 1:
-        cos = torch.where(radians > 0, cos * scaling.amplitude, cos)
-        sin = sin * scaling.amplitude
-    return cos, sin
+    angles = here[:, None, None].float() * frequencies(config, device, number)
+    return angles.cos(), angles.sin()
 
 
-def frequencies(
-    config: ModelConfig,
-    device: torch.device,
-    number: int = 0,
-    positions: Tensor | None = None,
-) -> Tensor:
+def frequencies(config: ModelConfig, device: torch.device, number: int = 0) -> Tensor:
     """Radians by which each pair of a head rotates per position in layer `number`, (E/2,)
-    float32; positions: as for `rope.frequencies`."""
-    width = config.rotary_dim or config.head_dim
-    return rope.frequencies(config.layers[number], config.head_dim // 2, width, device, positions)
+    float32."""
+    spec = config.layers[number]
+    exponents = torch.arange(0, config.head_dim, 2, device=device) / config.head_dim
+    inverse_wavelength = 1.0 / spec.rope_theta**exponents
+    if spec.rope_scaling is not None:
+        return scaled(inverse_wavelength, spec.rope_scaling)
+    return inverse_wavelength
 
 
-def growth(config: ModelConfig, positions: Tensor, device: torch.device) -> Tensor:
-    """What queries at positions (S,) are multiplied by beyond the original context, (S, 1, 1):
-    Llama 4's and Ministral 3's temperature of attention."""
-    assert config.rope_scaling is not None and config.query_growth is not None
-    times = positions.to(device) // config.rope_scaling.original_max_position
-    return 1 + config.query_growth * torch.log1p(times.float())[:, None, None]
+def scaled(unscaled: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's context extension: slow rotations are divided by `factor`, fast ones stay.
+
+    A slow rotation turns fewer than `low_freq_factor` times over the original context, a fast one
+    more than `high_freq_factor` times. In between, the result is interpolated linearly in the
+    number of turns. unscaled: radians per position, (E/2,).
+    """
+    turns = scaling.original_max_position * unscaled / (2 * math.pi)
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = blend.clamp(0, 1)
+    return unscaled * (blend + (1 - blend) / scaling.factor)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

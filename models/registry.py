@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import COUNT, FLAGS, NUMBERS, POSITIVE, TRUTH, Accepts
+from quantbench.models.accepted import COUNT, NUMBERS, POSITIVE, TRUTH, Accepts
 
 if TYPE_CHECKING:
     from quantbench.models.config import ModelConfig
@@ -47,7 +47,6 @@ def first_even_if_used(number: int, config: Mapping[str, Any]) -> bool:
 
 
 ATTENTION_BIAS = {"attention_bias": ("qkv_bias", "attention_out_bias")}
-BIASES = ATTENTION_BIAS | {"mlp_bias": ("mlp_bias",)}
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,6 @@ class Architecture:
     fixed: Mapping[str, object] = field(default_factory=dict)
     # Parameter in the model → its names in the checkpoint, where they are not Llama's.
     weights: NameTable = field(default_factory=dict)
-    interleaved: bool = False  # whether rotary pairs are neighbouring rows of a head
     splits: bool = False  # whether ranks can share it, cut as models/split.py says
 
     @property
@@ -126,66 +124,16 @@ QWEN_KEYS = NORMALIZED | {
     "decoder_sparse_step": COUNT,
     "mlp_only_layers": NUMBERS,
 }
-FUSED: NameTable = {  # as the model has them
-    "attention.wqkv": ("self_attn.qkv_proj",),
-    "feed_forward.w13": ("mlp.gate_up_proj",),
-}
-AFTER: NameTable = {  # norms of what attention and feed-forward network return
-    "attention_post_norm": ("post_attention_layernorm",),
-    "ffn_post_norm": ("post_feedforward_layernorm",),
-}
-OLMO: dict[str, Any] = {
-    "splits": True,
-    "fields": ATTENTION_BIAS,
-    "weights": AFTER,
-    "defaults": {"max_position": 2048, "norm_eps": 1e-5, "pre_norms": False, "post_norms": True,
-                 "qk_norm": True, "joint_qk_norm": True},
-}  # fmt: skip
 # fmt: off
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(LLAMA, {"max_position": 2048}, splits=True,
-        fields=BIASES),
+        fields={**ATTENTION_BIAS, "mlp_bias": ("mlp_bias",)}),
     "mistral": Architecture(LLAMA, window=every_layer, splits=True,
         defaults={"max_position": 131072, "num_kv_heads": 8, "sliding_window": 4096}),
     "qwen2": Architecture(LLAMA, window=last_if_used, splits=True,
         defaults={"max_position": 32768, "num_kv_heads": 32, "qkv_bias": True}),
     "qwen3": Architecture(LLAMA, fields=ATTENTION_BIAS, window=last_if_used, splits=True,
         defaults={"max_position": 32768, "num_kv_heads": 32, "head_dim": 128, "qk_norm": True}),
-    "phi3": Architecture(LLAMA, window=every_layer, weights=FUSED, splits=True,
-        defaults={"max_position": 4096, "norm_eps": 1e-5}),
-    "smollm3": Architecture(LLAMA, window=if_used, splits=True,
-        fields={**BIASES, "no_rope_layers": ("unrotated_layers",)},
-        accepts={"no_rope_layers": FLAGS},
-        converted={"unrotated_layers": lambda on: tuple(i for i, one in enumerate(on) if not one)},
-        defaults={"max_position": 32768, "num_kv_heads": 4, "rope_theta": 2e6,
-                  "tie_embeddings": True, "unrotated_layers": tuple(range(3, 128, 4))}),
-    "granite": Architecture(LLAMA, splits=True,
-        fields={**BIASES, "embedding_multiplier": ("embedding_scale",),
-                "logits_scaling": ("logit_scale",), "residual_multiplier": ("residual_scale",),
-                "attention_multiplier": ("attention_scale",)},
-        accepts=dict.fromkeys(("embedding_multiplier", "logits_scaling", "residual_multiplier",
-                               "attention_multiplier"), POSITIVE),
-        converted={"logit_scale": lambda divisor: 1 / divisor},
-        defaults={"max_position": 2048, "attention_scale": 1.0}),
-    "arcee": Architecture(LLAMA, splits=True, fixed={"hidden_act": "relu2"},
-        fields=BIASES,
-        weights={"feed_forward.w13": ("mlp.up_proj",)},
-        defaults={"max_position": 4096, "norm_eps": 1e-5, "relu2": True}),
-    "glm4": Architecture(LLAMA, fields={"attention_bias": ("qkv_bias",)}, interleaved=True,
-        splits=True,
-        weights={"feed_forward.w13": ("mlp.gate_up_proj",),
-                 "attention_post_norm": ("post_self_attn_layernorm",),
-                 "ffn_post_norm": ("post_mlp_layernorm",)},
-        defaults={"max_position": 131072, "num_kv_heads": 2, "head_dim": 128,
-                  "norm_eps": 1.5625e-07, "qkv_bias": True, "post_norms": True}),
-    "ministral3": Architecture(LLAMA, window=every_layer, splits=True,
-        defaults={"max_position": 262144, "num_kv_heads": 8, "head_dim": 128, "norm_eps": 1e-5,
-                  "rope_theta": 1e6}),
-    "olmo2": Architecture(LLAMA, **OLMO),
-    "olmo3": Architecture(LLAMA, window=lambda number, _: (number + 1) % 4 != 0, **OLMO | {
-        "fields": {**ATTENTION_BIAS, "rope_local_base_freq": ("window_rope_theta",)},
-        "accepts": {"rope_local_base_freq": POSITIVE},
-        "defaults": {**OLMO["defaults"], "sliding_window": 4096}}),
     "gemma2": Architecture(GEMMA, window=lambda number, _: number % 2 == 0, **GEMMAS,
         defaults={**GEMMA_DEFAULTS, "max_position": 8192, "attention_softcap": 50.0,
                   "logit_softcap": 30.0}),

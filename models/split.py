@@ -223,7 +223,8 @@ def _moved(span: Range, by: int) -> Range:
 
 def check_split(config: ModelConfig, ranks: int) -> None:
     """Raise UsageError for a model that ranks cannot share."""
-    if not of_config(config).splits or config.relu2:
+    if not of_config(config).splits:
         raise UsageError(
-            f"--tp {ranks}: how ranks share {config.name} is not known yet; leave out --tp"
+            f"--tp {ranks}: how ranks share a model of architecture {config.architecture} is not "
+            "known yet; leave out --tp"
         )

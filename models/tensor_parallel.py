@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from quantbench.models.llama import Block, JointNorm, Transformer
+from quantbench.models.llama import Block, Transformer
+from quantbench.models.mixtral import JointNorm
 from quantbench.models.split import Split
 
 

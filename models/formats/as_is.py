@@ -14,7 +14,7 @@ from torch import Tensor
 from quantbench.errors import CheckpointError
 from quantbench.models.formats import packed
 from quantbench.models.formats.packed import Form
-from quantbench.models.formats.stacked import StackedTensors
+from quantbench.models.formats.stacked import StackedTensors, half_split
 from quantbench.models.llama import Transformer
 from quantbench.models.split import Cut
 from quantbench.ops.formats import Packed
@@ -69,11 +69,11 @@ class AsIs:
             )
         return tensor.to(self.stacked.device)
 
-    def _packed(self, name: str, row_count: int) -> Packed:
+    def _packed(self, name: str, rows: int) -> Packed:
         """A parameter of so many rows, with the file's numbers."""
         form, pieces, config = self._form(name), self.stacked.pieces(name), self.stacked.config
         assert form is not None
-        shapes = self.stacked.shapes(name, torch.empty(row_count, 0, device="meta"))
+        shapes = self.stacked.shapes(name, torch.empty(rows, 0, device="meta"))
         weights = []
         for piece, (count, _) in zip(pieces, shapes, strict=True):
             stored = self.stacked.tensors[piece]
@@ -86,11 +86,7 @@ class AsIs:
                 )
             if stored.form != form:
                 weight = packed.widened(weight, form)
+            if self.stacked.interleaved and ".wqkv." in name and piece != pieces[2]:
+                weight = packed.rows(weight, half_split(torch.arange(count), config.head_dim))
             weights.append(weight)
-        weight, order = packed.stacked(weights), self.stacked.head_order
-        if order is None or ".wqkv." not in name:
-            return weight
-        rows, width = torch.arange(row_count), config.head_dim
-        rotated = rows[: (config.num_heads + config.num_kv_heads) * width]
-        rotated.copy_(rotated.unflatten(0, (-1, width))[:, order].flatten())
-        return packed.rows(weight, rows)
+        return packed.stacked(weights)

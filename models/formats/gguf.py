@@ -29,8 +29,8 @@ from quantbench.models.formats.gguf_tokenizer import GgufTokenizer
 from quantbench.models.formats.stacked import StackedTensors
 from quantbench.models.formats.tensor_files import Stored
 from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.llama import scaled
 from quantbench.models.registry import ARCHITECTURES, build
-from quantbench.models.rope import llama3
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.text import shown
 
@@ -205,7 +205,7 @@ class Gguf(Checkpoint):
         theta = self.metadata.get("llama.rope.freq_base", 10000.0)
         plain = theta ** -(torch.arange(len(divisors)) / len(divisors))
         for factor in _LLAMA_3_FACTORS:
-            ours = plain / llama3(plain, RopeScaling(factor, 1.0, 4.0, 8192))
+            ours = plain / scaled(plain, RopeScaling(factor, 1.0, 4.0, 8192))
             if divisors.shape == ours.shape and torch.allclose(divisors, ours, 1e-4):
                 return _LLAMA_3 | {"factor": factor}
         raise CheckpointError(f"{self._files[0]}: {_TURNS} is no published scaling of Llama 3's")

@@ -29,7 +29,7 @@ class StackedTensors:
     tensors: Mapping[str, Stored]
     names: NameMap
     config: ModelConfig
-    interleaved: bool  # whether rotary pairs are rows 2i and 2i + 1 of a query or key head
+    interleaved: bool  # whether q and k rows are in Meta's order, with rotary pairs (2i, 2i + 1)
     device: torch.device | str = "cpu"
 
     def check(self, model: Transformer, depth: int) -> None:
@@ -57,7 +57,7 @@ class StackedTensors:
                     f"{self.tensors[piece_name].file}: tensor {piece_name} has shape "
                     f"{tuple(piece.shape)}; the config says {shape}"
                 )
-        E, heads, order = self.config.head_dim, self._heads, self.head_order
+        E, heads = self.config.head_dim, self._heads
         if cut is not None:
             weight = cut.of(pieces)
             heads = [(end - start) // E for start, end in cut.ranges]
@@ -65,25 +65,10 @@ class StackedTensors:
             weight = torch.cat(pieces)
         else:  # a pickled transposed tensor is column-major; the copy is row-major
             weight = pieces[0].clone(memory_format=torch.contiguous_format)
-        if order is not None and ".wqkv." in name:
+        if self.interleaved and ".wqkv." in name:
             rotated = sum(heads[:2]) * E
-            weight[:rotated] = weight[:rotated].unflatten(0, (-1, E))[:, order].flatten(0, 1)
+            weight[:rotated] = half_split(weight[:rotated], E)
         return weight.to(self.device)
-
-    @property
-    def head_order(self) -> Tensor | None:
-        """Which row of a checkpoint's query or key head each of ours is; None: the same.
-
-        Pairs rotate at places i and i + E/2 here. In a checkpoint they may be neighbours; and where
-        a part of a head rotates, the partner of i is in the middle of that part.
-        """
-        E, width = self.config.head_dim, self.config.rotary_dim or self.config.head_dim
-        if not self.interleaved and width == E:
-            return None
-        rotated = torch.arange(width)
-        first, second = rotated.view(-1, 2).T if self.interleaved else rotated.view(2, -1)
-        rest = torch.arange(width, E).view(2, -1)
-        return torch.cat((first, rest[0], second, rest[1]))
 
     def piece(self, name: str) -> Tensor:
         """A checkpoint tensor. It may be a view of the mapped file: copy what is to stay.
@@ -131,3 +116,9 @@ class StackedTensors:
             return False
         (embedding,) = self.names("tok_embeddings.weight")
         return torch.equal(self.piece(name), self.piece(embedding))
+
+
+def half_split(rows: Tensor, head_dim: int) -> Tensor:
+    """Rows in Meta's order, with rotary pairs (2i, 2i + 1), reordered to pairs (i, i + E/2)."""
+    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)

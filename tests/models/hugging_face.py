@@ -4,25 +4,17 @@ from pathlib import Path
 
 import torch
 from transformers import (
-    ArceeConfig,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
-    Glm4Config,
-    GraniteConfig,
     LlamaConfig,
-    Ministral3Config,
     MistralConfig,
     MixtralConfig,
-    Olmo2Config,
-    Olmo3Config,
     OlmoeConfig,
-    Phi3Config,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
-    SmolLM3Config,
 )
 
 SIZES = {
@@ -104,46 +96,7 @@ LAYERS_DIFFER = {
         sliding_window=8,
     ),
 }  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 8.0, "beta_fast": 4.0, "beta_slow": 1.0,
-        "original_max_position_embeddings": 16}  # fmt: skip
-LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16,
-    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.1, 3.8],
-    "long_factor": [1.5, 2.0, 3.0, 4.5, 6.0, 8.0, 11.0, 15.0],
-}  # fmt: skip
-RELATIVES = {
-    "phi-3": Phi3Config(**SIZES, num_key_value_heads=2),
-    "phi-3-longrope": Phi3Config(
-        **SIZES, num_key_value_heads=2, rope_parameters=LONGROPE,
-        original_max_position_embeddings=16,
-    ),
-    "phi-4-mini": Phi3Config(
-        **SIZES, num_key_value_heads=2, rope_parameters={"rope_theta": 1e4, "rope_type": "default",
-                                                         "partial_rotary_factor": 0.75}
-    ),
-    "smol-lm-3": SmolLM3Config(**SIZES, num_key_value_heads=2, no_rope_layers=[1, 0, 1]),
-    "granite": GraniteConfig(
-        **SIZES, num_key_value_heads=2, embedding_multiplier=3.0, logits_scaling=2.0,
-        residual_multiplier=0.3, attention_multiplier=0.2
-    ),
-    "olmo-2": Olmo2Config(**SIZES, num_key_value_heads=2),
-    "olmo-3": Olmo3Config(
-        **SIZES | {"num_hidden_layers": 4}, num_key_value_heads=2, sliding_window=8
-    ),
-    "arcee": ArceeConfig(**SIZES, num_key_value_heads=2, head_dim=16, rope_parameters=YARN),
-    "glm-4": Glm4Config(**SIZES, num_key_value_heads=2, head_dim=16),
-    "ministral-3": Ministral3Config(
-        **SIZES, num_key_value_heads=2, head_dim=16, sliding_window=None,
-        rope_parameters=YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
-    ),
-    "linear": LlamaConfig(
-        **SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
-    ),
-    "dynamic": LlamaConfig(
-        **SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-    ),
-}  # fmt: skip
-FAMILIES = LLAMAS | MIXTURES | LAYERS_DIFFER | RELATIVES
+FAMILIES = LLAMAS | MIXTURES | LAYERS_DIFFER
 
 
 def model(family: str, seed: int = 0, **changes):

@@ -37,8 +37,7 @@ def test_every_field_of_a_config_is_understood_or_refused():
     refused = {
         "extras",  # keys of config.json that one architecture alone reads
         *("full_layers", "window_rope_theta", "post_norms"),
-        *("attention_scale", "attention_softcap", "logit_softcap", "pre_norms", "query_growth"),
-        *("unrotated_layers", "embedding_scale", "residual_scale", "logit_scale", "relu2"),
+        *("attention_scale", "attention_softcap", "logit_softcap"),
     }
     assert {field.name for field in dataclasses.fields(ModelConfig)} == UNDERSTOOD | refused
 
