@@ -4,7 +4,7 @@ models/formats/meta.py from Meta's params.json.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quantbench.errors import CheckpointError, UsageError
@@ -134,14 +134,6 @@ class ModelConfig:
         narrow = LayerSpec(self.sliding_window, *rope, *how)
         return tuple(full if i in self.full_layers else narrow for i in range(self.num_layers))
 
-    @property
-    def unlike_llama(self) -> str | None:
-        """The first field by which it is no Llama with other widths; None if it is one."""
-        if self.rope_scaling is not None and self.rope_scaling.kind != "llama3":
-            return f"rotary scaling {self.rope_scaling.kind}"
-        plain = {field.name: field.default for field in fields(self)}
-        return next((name for name in _RELATIVES if getattr(self, name) != plain[name]), None)
-
     def kinds_of_layers(self) -> list[list[int]]:
         """The layers of each kind, by their numbers: those with experts first."""
         kinds: dict[tuple[bool, LayerSpec], list[int]] = {}
@@ -234,12 +226,6 @@ _FIELDS = {
     "rope_scaling": Accepts("a RopeScaling", lambda value: isinstance(value, RopeScaling)),
     "mixture": Accepts("a Mixture", lambda value: isinstance(value, Mixture)),
 }
-# Fields that Llama's relatives have.
-_RELATIVES = (
-    *("pre_norms", "post_norms", "rotary_dim", "unrotated_layers", "query_growth", "relu2"),
-    *("embedding_scale", "residual_scale", "logit_scale", "attention_scale", "attention_softcap"),
-    *("logit_softcap", "window_rope_theta"),
-)
 MAY_BE_NONE = {
     *("sliding_window", "rope_scaling", "mixture"),
     *("window_rope_theta", "attention_scale", "attention_softcap", "logit_softcap"),

@@ -25,8 +25,8 @@ from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats.gguf_file import GgufFile
 from quantbench.models.formats.names import hugging_face
+from quantbench.models.llama import scaled
 from quantbench.models.loading import load_config, load_model
-from quantbench.models.rope import llama3
 
 FORMATS = ("BF16", "Q8_0", "Q6_K", "Q4_0")
 ELEMENTS_AT_ONCE = 1 << 17  # of a matrix: its float32 copies stay in the second-level cache
@@ -56,8 +56,6 @@ def _not_written(architecture: ModelConfig) -> str | None:
     experts = architecture.mixture
     if architecture.architecture not in ("llama", "mixtral"):
         return f"architecture {architecture.architecture}"
-    if unlike := architecture.unlike_llama:
-        return unlike
     without_experts = () if experts else ("qk_norm",)
     in_qwen = ("rope_scaling",) if architecture.qk_norm else ()
     for name in UNSUPPORTED + without_experts + in_qwen:
@@ -155,10 +153,7 @@ def _rope_factors(architecture: ModelConfig) -> NDArray[np.float32] | None:
         return None
     exponents = torch.arange(0, architecture.head_dim, 2) / architecture.head_dim
     frequencies = 1.0 / architecture.rope_theta**exponents
-    divisors: NDArray[np.float32] = (
-        frequencies / llama3(frequencies, architecture.rope_scaling)
-    ).numpy()
-    return divisors
+    return (frequencies / scaled(frequencies, architecture.rope_scaling)).numpy()
 
 
 # ---------------------------------------------------------------------------------------- tensors

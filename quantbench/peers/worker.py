@@ -124,11 +124,7 @@ class HuggingFace:
         import transformers
 
         architecture = _architecture(work.checkpoint, work.num_layers)
-        parts = {
-            "experts": "mixture",
-            "qk_norm": "qk_norm",
-            architecture.unlike_llama: "unlike_llama",
-        }
+        parts = {"experts": "mixture", "qk_norm": "qk_norm", "norms of outputs": "post_norms"}
         for part, field in parts.items():
             if getattr(architecture, field):
                 raise QuantbenchError(
@@ -193,10 +189,9 @@ def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
     ours = _architecture(checkpoint, num_layers)
     scaling: dict[str, Any] = {}
     if ours.rope_scaling:
-        own = vars(ours.rope_scaling)
-        parts = {key: own[key] for key in ("factor", "low_freq_factor", "high_freq_factor")}
-        original = {"original_max_position_embeddings": own["original_max_position"]}
-        scaling = {"rope_scaling": {"rope_type": "llama3", **parts, **original}}
+        parts = {"rope_type": "llama3", **vars(ours.rope_scaling)}
+        parts["original_max_position_embeddings"] = parts.pop("original_max_position")
+        scaling = {"rope_scaling": parts}
     made: Any = LlamaConfig  # transformers 4 and 5 name their arguments differently
     config = made(
         hidden_size=ours.dim,
