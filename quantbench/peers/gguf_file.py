@@ -54,6 +54,8 @@ def _not_written(architecture: ModelConfig) -> str | None:
     experts = architecture.mixture
     if architecture.architecture not in ("llama", "mixtral"):
         return f"architecture {architecture.architecture}"
+    if part := architecture.beyond_llama():
+        return part
     others = ["sliding_window", "qkv_bias", "attention_out_bias", "mlp_bias", "joint_qk_norm"]
     if not experts:
         others.append("qk_norm")
