@@ -54,6 +54,8 @@ class RopeScaling:
             object.__setattr__(self, key, tuple(getattr(self, key)))  # JSON has lists
             for value in getattr(self, key):
                 POSITIVE.check(where, key, value)
+        if self.kind == "longrope" and not (self.short_factors and self.long_factors):
+            raise CheckpointError(f"{where}: longrope lacks its short or long factors")
         for key in ("low_freq_factor", "high_freq_factor", "attention_factor"):
             POSITIVE.check(where, key, getattr(self, key))
         for key in ("beta_fast", "beta_slow"):

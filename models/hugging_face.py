@@ -95,8 +95,8 @@ _LLAMA_3_ROPE = {
     "original_max_position_embeddings": "original_max_position",
 }
 _STRETCHED = {"factor": "factor"}
+_ORIGINAL = {"original_max_position_embeddings": "original_max_position"}
 _YARN_OPTIONAL = {
-    "original_max_position_embeddings": "original_max_position",
     "attention_factor": "attention_factor",
     "beta_fast": "beta_fast",
     "beta_slow": "beta_slow",
@@ -108,14 +108,10 @@ _ROPE_KEYS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "llama3": (_LLAMA_3_ROPE, {}),
     "linear": (_STRETCHED, {}),
     "dynamic": (_STRETCHED, {}),
-    "yarn": (_STRETCHED, _YARN_OPTIONAL),
+    "yarn": (_STRETCHED | _ORIGINAL, _YARN_OPTIONAL),
     "longrope": (
-        {"short_factor": "short_factors", "long_factor": "long_factors"},
-        {
-            "factor": "factor",
-            "original_max_position_embeddings": "original_max_position",
-            "attention_factor": "attention_factor",
-        },
+        _ORIGINAL | {"short_factor": "short_factors", "long_factor": "long_factors"},
+        _STRETCHED | {"attention_factor": "attention_factor"},
     ),
 }
 _YARN_MSCALES = {"mscale", "mscale_all_dim", "max_position_embeddings"}
@@ -158,7 +154,8 @@ def from_hugging_face(
     config = _one_rope(config, where)
     given_rope = config.get("rope_parameters") or config.get("rope_scaling")
     if kind == "phi3" and isinstance(given_rope, Mapping):
-        config = {**config, "rope_parameters": _of_phi(given_rope)}
+        original = {"original_max_position_embeddings": 4096}  # its config class says so
+        config = {**original, **config, "rope_parameters": _of_phi(given_rope)}
     accepted = _understood(row, config, where)
     missing = [key for key in (*_REQUIRED, *row.required) if config.get(key) is None]
     if missing:
@@ -331,13 +328,12 @@ def _rope(
         )
     keys, optional = _ROPE_KEYS[kind]
     notes = _YARN_MSCALES if kind == "yarn" else set()
-    if kind != "llama3":  # the file of some models has it beside the others, or not at all
-        original = config.get("original_max_position_embeddings", context)
-        if kind == "dynamic":
-            rope["original_max_position_embeddings"] = context
-            optional = {"original_max_position_embeddings": "original_max_position"}
-        elif kind != "linear" and rope.get("original_max_position_embeddings") is None:
-            rope["original_max_position_embeddings"] = original
+    if kind == "dynamic":
+        rope["original_max_position_embeddings"] = context
+        keys = keys | _ORIGINAL
+    beside = config.get("original_max_position_embeddings")
+    if kind == "longrope" and beside is not None:  # as in transformers it comes first
+        rope["original_max_position_embeddings"] = beside
     missing = keys.keys() - rope.keys()
     unknown = rope.keys() - keys.keys() - optional.keys() - notes
     if missing or unknown:

@@ -132,8 +132,10 @@ class HuggingFace:
                 raise QuantbenchError(
                     f"{architecture.name} has {part}; compare it with --runtimes llama.cpp"
                 )
-        if part := architecture.beyond_llama():
-            raise QuantbenchError(f"{architecture.name} has {part}, which LlamaForCausalLM has not")
+        if beyond := architecture.beyond_llama():
+            raise QuantbenchError(
+                f"{architecture.name} has {beyond}, which LlamaForCausalLM has not"
+            )
         _check_memory(2 * architecture.parameters(), headroom)
         torch.set_num_threads(work.threads)
         self.compiled, self.length = compiled, work.prompt + work.new

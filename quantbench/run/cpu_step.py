@@ -215,12 +215,12 @@ def fused_layer(layer: Block, moving: "Fused | None" = None) -> step.Layer:
     else:
         w13, w2 = _linear(ffn.w13), _linear(ffn.w2)
     return step.Layer(
-        attention_norm=layer.attention_norm.weight,
+        attention_norm=layer.get_parameter("attention_norm.weight"),
         wqkv=_linear(attention.wqkv),
         query_norm=getattr(attention.q_norm, "weight", None),
         key_norm=getattr(attention.k_norm, "weight", None),
         wo=_linear(attention.wo),
-        ffn_norm=layer.ffn_norm.weight,
+        ffn_norm=layer.get_parameter("ffn_norm.weight"),
         w13=w13,
         w2=w2,
     )

@@ -57,7 +57,9 @@ ROWS = {
     ),
     "arcee": (ArceeConfig, {"mlp_bias": True}, "squared_relu"),
     "glm4": (Glm4Config, {}, "post_norms"),
-    "llama linear": (LlamaConfig, {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}, None),
+    "llama linear": (
+        LlamaConfig, {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}, None,
+    ),
     "llama dynamic": (
         LlamaConfig,
         {"max_position_embeddings": ORIGINAL,
@@ -90,7 +92,7 @@ def made(family: str, seed: int):
 
 
 def by_pieces(model, tokens, chunk):
-    """Hugging Face's logits with its cache: some rotations depend on how long the text is so far."""
+    """Hugging Face's logits with its cache: some rotations depend on the length so far."""
     cache, logits = None, []
     for piece in tokens.split(chunk, 1):
         out = model(piece, past_key_values=cache, use_cache=True)
@@ -146,21 +148,21 @@ SCALINGS = {
 
 
 @pytest.mark.parametrize("length", [1, ORIGINAL, ORIGINAL + 1, 400])
-@pytest.mark.parametrize("share", [0.5, 1.0])
 @pytest.mark.parametrize("kind", SCALINGS)
-def test_rotary_tables_are_transformers(kind, share, length):
-    width = 8 if kind == "longrope" else 32
-    parts = {"rope_type": kind, "rope_theta": 1e4, "partial_rotary_factor": share, **SCALINGS[kind]}
-    if kind == "longrope":
-        parts |= {key: FACTORS[key][: int(4 * share)] for key in FACTORS}
-    theirs = Phi3Config(hidden_size=4 * width, num_attention_heads=4, max_position_embeddings=256)
-    theirs.rope_parameters = parts
+def test_rotary_tables_are_transformers(kind, length):
+    """longrope through Phi-3, which rotates a drawn part of each head; the others through Llama."""
+    share, family = random.choice((0.5, 1.0)), "phi3" if kind == "longrope" else "llama"
+    print("share", share)  # shown on failure
+    width = int(8 / share) if family == "phi3" else 32
+    parts = {"rope_type": kind, "rope_theta": 1e4, **SCALINGS[kind]}
+    sizes = {"hidden_size": 4 * width, "num_attention_heads": 4, "max_position_embeddings": 256}
+    if family == "phi3":
+        sizes |= {"original_max_position_embeddings": ORIGINAL}
+        parts |= {"partial_rotary_factor": share}
+    kinds = {"phi3": Phi3Config, "llama": LlamaConfig}
+    theirs = kinds[family](**sizes, rope_parameters=parts)
     table, factor = ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", seq_len=length)
-    ours = from_hugging_face(
-        {**theirs.to_dict(), "model_type": "phi3", "rope_parameters": parts}, "tables"
-    ) if kind != "yarn" else None
-    if ours is None:  # Phi-3 calls longrope yarn
-        pytest.skip("yarn is tested through Llama's and Ministral's logits")
-    found = frequencies(ours, torch.device("cpu"), 0, length)[: len(table)]
-    assert torch.allclose(found, table, rtol=1e-5)
+    ours = from_hugging_face(theirs.to_dict(), "tables")
+    found = frequencies(ours, torch.device("cpu"), 0, length)
+    assert torch.allclose(found[: len(table)], table, rtol=1e-5) and not found[len(table) :].any()
     assert ours.rope_scaling.attention_factor == pytest.approx(factor)
