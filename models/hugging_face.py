@@ -154,7 +154,7 @@ def from_hugging_face(
     config = _one_rope(config, where)
     given_rope = config.get("rope_parameters") or config.get("rope_scaling")
     if kind == "phi3" and isinstance(given_rope, Mapping):
-        original = {"original_max_position_embeddings": 4096}  # its config class says so
+        original = {"original_max_position_embeddings": 4096}  # as its config class has it
         config = {**original, **config, "rope_parameters": _of_phi(given_rope)}
     accepted = _understood(row, config, where)
     missing = [key for key in (*_REQUIRED, *row.required) if config.get(key) is None]

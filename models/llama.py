@@ -1,8 +1,9 @@
 """A Llama-family decoder in one file, read top-down.
 
 It computes Llama 2, 3, 3.1 and 3.2, CodeLlama, Mistral and TinyLlama. Qwen2 adds biases to the
-query/key/value projection, Qwen3 a norm of each query and key head. Fields of `ModelConfig` say
-which of these apply; the model's name decides nothing.
+query/key/value projection, Qwen3 a norm of each query and key head. Phi-3, SmolLM3, Granite,
+Ministral 3, OLMo 2 and 3, Arcee and GLM-4 differ in numbers, norms and rotations. Fields of
+`ModelConfig` say which of these apply; the model's name decides nothing.
 
 In two points the layout of the weights differs from Hugging Face's modules, without any effect on
 the numbers: the query, key and value projections are one matrix, and so are the gate and up
@@ -192,7 +193,7 @@ class Attention(nn.Module):
 
 
 def head_norm(config: ModelConfig, heads: int) -> nn.Module:
-    """The norm of so many heads of queries or keys (B, S, heads, E)."""
+    """The norm of queries or keys (B, S, heads, E); Identity without qk_norm."""
     if not config.qk_norm:
         return nn.Identity()
     if config.joint_qk_norm:

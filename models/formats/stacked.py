@@ -123,7 +123,7 @@ class StackedTensors:
 def half_split(head_dim: int, rotary_dim: int, interleaved: bool) -> list[int]:
     """Which row of a head comes where, so that its pairs are (i, i + E/2): first those that rotate.
 
-    Of the R = rotary_dim rows that rotate, the pairs are (2i, 2i + 1) if interleaved, or else
+    Pairs of the R = rotary_dim rows that rotate are (2i, 2i + 1) if interleaved, or else
     (i, i + R/2); the others follow, paired anyhow.
     """
     rows, half = list(range(rotary_dim)), rotary_dim // 2
