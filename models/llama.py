@@ -256,8 +256,9 @@ def rotation(
     131072 positions takes no memory.
     """
     here = positions.to(device, non_blocking=True)
-    angles = here[:, None, None].float() * frequencies(config, device, number, here[-1] + 1)
     scaling = config.layers[number].rope_scaling
+    length = 0 if scaling is None else here[-1] + 1
+    angles = here[:, None, None].float() * frequencies(config, device, number, length)
     if scaling is None or scaling.attention_factor == 1:
         return angles.cos(), angles.sin()
     return angles.cos() * scaling.attention_factor, angles.sin() * scaling.attention_factor
