@@ -59,6 +59,10 @@ NUMBERS = Accepts(
     "a list of layers' numbers, from 0",
     lambda value: isinstance(value, list | tuple) and all(whole(0).test(layer) for layer in value),
 )
+FACTORS = Accepts(
+    "a list of numbers above 0",
+    lambda value: isinstance(value, list) and all(map(_is_positive, value)),
+)
 NAMES = Accepts(
     "a list of texts",
     lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),

@@ -23,7 +23,8 @@ from quantbench.models.mixture import Mixture
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3.1's "llama3" rotary scaling, for a context beyond that of the first training.
+    """Rotary scaling, for a context beyond that of the first training. `kind` is the rope_type of
+    transformers: llama3 (Llama 3.1), linear, dynamic, yarn or longrope.
 
     Raises CheckpointError for a factor below 1, which would shorten the context or overflow, for
     another number that is not positive, and for bounds in the wrong order.
@@ -33,11 +34,31 @@ class RopeScaling:
     low_freq_factor: float = 1.0  # fewer turns than this over the original context are slow
     high_freq_factor: float = 4.0  # more turns than this are fast, and stay as they are
     original_max_position: int = 8192  # positions
+    kind: str = "llama3"
+    attention_factor: float = 1.0  # cosines and sines are multiplied by it
+    beta_fast: float = 32.0  # of yarn: more turns than this stay as they are
+    beta_slow: float = 1.0  # of yarn: fewer turns than this are slow
+    truncate: bool = True  # of yarn: whether both bounds are rounded to a pair's number
+    short_factors: tuple[float, ...] = ()  # of longrope: each pair is slowed by its factor, …
+    long_factors: tuple[float, ...] = ()  # … by this one if the text exceeds the original context
+    temperature: float = 0.0  # queries grow by temperature · log(1 + position // original)
 
     def __post_init__(self) -> None:
         where = "rotary scaling"
         STRETCH.check(where, "factor", self.factor)
-        for key in ("low_freq_factor", "high_freq_factor"):
+        if self.kind not in ROPE_KINDS:
+            raise CheckpointError(
+                f"{where} {self.kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}"
+            )
+        for key in ("short_factors", "long_factors"):
+            object.__setattr__(self, key, tuple(getattr(self, key)))  # JSON has lists
+            for value in getattr(self, key):
+                POSITIVE.check(where, key, value)
+        if self.kind == "longrope" and not (self.short_factors and self.long_factors):
+            raise CheckpointError(f"{where}: longrope lacks its short or long factors")
+        for key in ("low_freq_factor", "high_freq_factor", "attention_factor"):
+            POSITIVE.check(where, key, getattr(self, key))
+        for key in ("beta_fast", "beta_slow"):
             POSITIVE.check(where, key, getattr(self, key))
         COUNT.check(where, "original_max_position", self.original_max_position)
         if self.high_freq_factor <= self.low_freq_factor:
@@ -45,6 +66,15 @@ class RopeScaling:
                 f"{where}: high_freq_factor is {self.high_freq_factor}; accepted is a number above "
                 f"low_freq_factor, {self.low_freq_factor}"
             )
+
+    @property
+    def is_table(self) -> bool:
+        """Whether all it changes is the frequencies, and these for texts of any length alike."""
+        fixed = self.kind in ("llama3", "linear", "yarn")
+        return fixed and self.attention_factor == 1 and not self.temperature
+
+
+ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
@@ -57,6 +87,7 @@ class LayerSpec:
     scale: float | None  # of attention scores; None: 1/√head_dim
     softcap: float | None  # of attention scores: softcap · tanh(score / softcap)
     post_norms: bool  # whether outputs of attention and feed-forward network are normed, too
+    rotates: bool = True  # whether queries and keys are rotated
 
 
 @dataclass(frozen=True)
@@ -85,6 +116,13 @@ class ModelConfig:
     attention_softcap: float | None = None  # scores become softcap · tanh(score / softcap)
     logit_softcap: float | None = None  # the same of logits
     post_norms: bool = False  # whether outputs of attention and feed-forward network are normed
+    pre_norms: bool = True  # whether their inputs are
+    rotary_dim: int | None = None  # elements of a head that are rotated; None: all
+    no_rope_layers: tuple[int, ...] = ()  # layers without rotation
+    squared_relu: bool = False  # feed-forward networks have no gate: w2(relu(w13(x))²)
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0  # of what attention and feed-forward network add
+    logits_divisor: float = 1.0
     tie_embeddings: bool = False  # whether the output layer's weight is the embedding
     qkv_bias: bool = False
     attention_out_bias: bool = False
@@ -102,6 +140,7 @@ class ModelConfig:
                 accepts.check(self.name, key, getattr(self, key))
         object.__setattr__(self, "extras", tuple(map(tuple, self.extras)))  # JSON has lists
         object.__setattr__(self, "full_layers", tuple(self.full_layers))
+        object.__setattr__(self, "no_rope_layers", tuple(self.no_rope_layers))
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
                 f"{self.name}: {self.num_heads} query heads cannot share "
@@ -109,6 +148,26 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise CheckpointError(f"{self.name}: head_dim {self.head_dim} is odd; rotation pairs")
+        rotated = self.rotary_dim or self.head_dim
+        if rotated % 2 or rotated > self.head_dim:
+            raise CheckpointError(
+                f"{self.name}: rotary_dim is {rotated}; accepted is an even number up to head_dim, "
+                f"{self.head_dim}"
+            )
+        for key in ("short_factors", "long_factors"):
+            pairs = getattr(self.rope_scaling, key, ())
+            if len(pairs) not in (0, rotated // 2):
+                raise CheckpointError(
+                    f"{self.name}: rotary scaling: {len(pairs)} {key} for {rotated // 2} pairs"
+                )
+
+    def beyond_llama(self) -> str | None:
+        """The first part that neither Llama, Mistral, Qwen nor their mixtures have; None: none."""
+        for name in _BEYOND_LLAMA:
+            if getattr(self, name) != getattr(ModelConfig, name):
+                return name
+        table = self.rope_scaling is None or self.rope_scaling.kind == "llama3"
+        return None if table else "rope_scaling"
 
     def with_layers(self, count: int) -> "ModelConfig":
         """The same model with only its first `count` layers. Raises UsageError if it has fewer."""
@@ -126,13 +185,17 @@ class ModelConfig:
         scale = None if usual else self.attention_scale
         how = scale, self.attention_softcap, self.post_norms
         full = LayerSpec(None, self.rope_theta, self.rope_scaling, *how)
-        if self.sliding_window is None:
-            return (full,) * self.num_layers
         rope = self.rope_theta, self.rope_scaling
         if self.window_rope_theta is not None:
             rope = self.window_rope_theta, None
         narrow = LayerSpec(self.sliding_window, *rope, *how)
-        return tuple(full if i in self.full_layers else narrow for i in range(self.num_layers))
+        all_full = self.sliding_window is None
+        specs = (
+            full if all_full or i in self.full_layers else narrow for i in range(self.num_layers)
+        )
+        return tuple(
+            replace(spec, rotates=i not in self.no_rope_layers) for i, spec in enumerate(specs)
+        )
 
     def kinds_of_layers(self) -> list[list[int]]:
         """The layers of each kind, by their numbers: those with experts first."""
@@ -143,12 +206,17 @@ class ModelConfig:
 
     def picked(self, layers: Sequence[int]) -> "ModelConfig":
         """The same model with only these of its layers, in this order."""
-        full, dense = (
+        full, unrotated, dense = (
             tuple(place for place, i in enumerate(layers) if test(i))
-            for test in (self.full_layers.__contains__, self._is_dense)
+            for test in (
+                self.full_layers.__contains__,
+                self.no_rope_layers.__contains__,
+                self._is_dense,
+            )
         )
         experts = self.mixture and replace(self.mixture, dense_layers=dense)
-        return replace(self, num_layers=len(layers), mixture=experts, full_layers=full)
+        places = {"full_layers": full, "no_rope_layers": unrotated}
+        return replace(self, num_layers=len(layers), mixture=experts, **places)
 
     def one_of_each_kind(self) -> "ModelConfig":
         """The same model with one layer of each kind, in the order of `kinds_of_layers`."""
@@ -165,7 +233,10 @@ class ModelConfig:
         for i in range(self.num_layers):
             layer = dict(attention)
             for name, width in self.feed_forwards(i).items():
-                layer |= {f"{name}.w13": (2 * width, D), f"{name}.w2": (D, width)}
+                layer |= {
+                    f"{name}.w13": (width * (2 - self.squared_relu), D),
+                    f"{name}.w2": (D, width),
+                }
             shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
         return shapes | {"output": (self.vocab_size, D)}
 
@@ -189,7 +260,7 @@ class ModelConfig:
                 count += 0 if self.tie_embeddings else rows * columns
             else:
                 count += rows * columns + rows * biased.get(name.split(".", 2)[2], self.mlp_bias)
-        norms = self.num_layers * (4 if self.post_norms else 2) * self.dim + self.dim
+        norms = (self.num_layers * 2 * (self.pre_norms + self.post_norms) + 1) * self.dim
         heads = self.num_heads + self.num_kv_heads if self.joint_qk_norm else 2
         return count + norms + self.num_layers * heads * self.head_dim * self.qk_norm + self._gates
 
@@ -215,7 +286,10 @@ _PAIRS = Accepts(
 _FIELDS = {
     "name": NAME,
     "extras": _PAIRS,
-    "full_layers": NUMBERS,
+    **dict.fromkeys(("full_layers", "no_rope_layers"), NUMBERS),
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_divisor"), POSITIVE),
+    **dict.fromkeys(("pre_norms", "squared_relu"), TRUTH),
+    "rotary_dim": COUNT,
     "num_layers": LAYERS,
     **dict.fromkeys(("dim", "num_heads", "num_kv_heads", "head_dim", "ffn_dim"), COUNT),
     **dict.fromkeys(("vocab_size", "max_position", "sliding_window"), COUNT),
@@ -226,7 +300,12 @@ _FIELDS = {
     "rope_scaling": Accepts("a RopeScaling", lambda value: isinstance(value, RopeScaling)),
     "mixture": Accepts("a Mixture", lambda value: isinstance(value, Mixture)),
 }
+_BEYOND_LLAMA = (
+    *("pre_norms", "post_norms", "rotary_dim", "no_rope_layers", "squared_relu"),
+    *("embedding_multiplier", "residual_multiplier", "logits_divisor"),
+)
 MAY_BE_NONE = {
+    "rotary_dim",
     *("sliding_window", "rope_scaling", "mixture"),
     *("window_rope_theta", "attention_scale", "attention_softcap", "logit_softcap"),
 }

@@ -6,12 +6,14 @@ models/registry.py has what differs between kinds of models. A key that is not u
 change the model's result is an error; it is never dropped.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quantbench.errors import CheckpointError
 from quantbench.models.accepted import (
     COUNT,
+    FACTORS,
     LAYERS,
     NAME,
     NAMES,
@@ -81,7 +83,38 @@ _ROPE_ACCEPTED = {
     "factor": STRETCH,
     **dict.fromkeys(("low_freq_factor", "high_freq_factor"), POSITIVE),
     "original_max_position_embeddings": COUNT,
+    **dict.fromkeys(("attention_factor", "beta_fast", "beta_slow"), POSITIVE),
+    **dict.fromkeys(("mscale", "mscale_all_dim", "llama_4_scaling_beta"), POSITIVE),
+    "truncate": TRUTH,
+    **dict.fromkeys(("short_factor", "long_factor"), FACTORS),
 }
+_LLAMA_3_ROPE = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_max_position",
+}
+_STRETCHED = {"factor": "factor"}
+_ORIGINAL = {"original_max_position_embeddings": "original_max_position"}
+_YARN_OPTIONAL = {
+    "attention_factor": "attention_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "truncate": "truncate",
+    "llama_4_scaling_beta": "temperature",
+}
+# By rope_type the keys that it must have and those that it may have, with fields of RopeScaling.
+_ROPE_KEYS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "llama3": (_LLAMA_3_ROPE, {}),
+    "linear": (_STRETCHED, {}),
+    "dynamic": (_STRETCHED, {}),
+    "yarn": (_STRETCHED | _ORIGINAL, _YARN_OPTIONAL),
+    "longrope": (
+        _ORIGINAL | {"short_factor": "short_factors", "long_factor": "long_factors"},
+        _STRETCHED | {"attention_factor": "attention_factor"},
+    ),
+}
+_YARN_MSCALES = {"mscale", "mscale_all_dim", "max_position_embeddings"}
 
 
 # Keys that describe experts. transformers 5 writes num_local_experts for Qwen's num_experts.
@@ -119,8 +152,12 @@ def from_hugging_face(
     if row.experts and not config.get("sliding_window"):  # transformers writes 0 for none
         config = {key: value for key, value in config.items() if key != "sliding_window"}
     config = _one_rope(config, where)
+    given_rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if kind == "phi3" and isinstance(given_rope, Mapping):
+        original = {"original_max_position_embeddings": 4096}  # as its config class has it
+        config = {**original, **config, "rope_parameters": _of_phi(given_rope)}
     accepted = _understood(row, config, where)
-    missing = [key for key in _REQUIRED if config.get(key) is None]
+    missing = [key for key in (*_REQUIRED, *row.required) if config.get(key) is None]
     if missing:
         raise CheckpointError(f"{where}: config has no {', '.join(missing)}")
     check_keys(where, accepted, config)
@@ -147,8 +184,15 @@ def from_hugging_face(
         except CheckpointError as error:
             raise CheckpointError(f"{where}: {error}") from None
         values["mixture"] = experts
+    rope = _rope(config, where, theta, values.get("max_position"), row.partial_rotary)
+    if (share := rope.pop("rotary_share")) != 1:
+        values["rotary_dim"] = int(values["head_dim"] * share)
+    if "no_rope_layers" in values:  # the list may be longer than the model
+        values["no_rope_layers"] = tuple(
+            i for i in values["no_rope_layers"] if i < values["num_layers"]
+        )
     values["extras"] = tuple((key, config[key]) for key in row.extras if key in config)
-    return ModelConfig(name=name, **values, **_rope(config, where, theta), architecture=row.name)
+    return ModelConfig(name=name, **values, **rope, architecture=row.name)
 
 
 def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> dict[str, Accepts]:
@@ -156,8 +200,10 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
     accepted = _ACCEPTED | dict(row.extras) | dict(row.accepts)
     if row.experts:
         accepted |= _EXPERT_KEYS
-    harmless = _HARMLESS | _EXPERTS_HARMLESS if row.experts else _HARMLESS
+    harmless = _HARMLESS.union(row.harmless, _EXPERTS_HARMLESS if row.experts else ())
     fixed = _FIXED | dict(row.fixed)
+    if row.partial_rotary is not None:
+        del fixed["partial_rotary_factor"]
     for key, value in config.items():
         if key in fixed and value not in (fixed[key], None):
             given = "given" if isinstance(value, Mapping) else shown(value)
@@ -240,37 +286,82 @@ def _one_rope(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
     return {**config, "rope_parameters": full, "rope_local_base_freq": narrow["rope_theta"]}
 
 
-def _rope(config: Mapping[str, Any], where: object, default: float) -> dict[str, Any]:
-    """Rotary theta, `default` if absent, and scaling, from the keys of transformers 4 or 5."""
+def _of_phi(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Phi-3's first files call longrope su or yarn."""
+    kinds = {
+        key: "longrope"
+        for key in ("type", "rope_type")
+        if isinstance(rope.get(key), str) and rope[key] in ("su", "yarn")
+    }
+    return {**rope, **kinds}
+
+
+def _rope(
+    config: Mapping[str, Any],
+    where: object,
+    default: float,
+    context: int | None = None,
+    partial: float | None = None,
+) -> dict[str, Any]:
+    """Rotary theta, `default` if absent, scaling, and the share of a head that rotates, from the
+    keys of transformers 4 or 5.
+
+    context: the model's positions. partial: the share if absent; None: it must be 1.
+    """
     rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
     check_keys(where, _ROPE_ACCEPTED, rope)
     theta = rope.pop("rope_theta", config.get("rope_theta"))
     theta = default if theta is None else theta
     old_kind = rope.pop("type", None)
     kind = rope.pop("rope_type", None) or old_kind or "default"
-    if rope.pop("partial_rotary_factor", None) not in (None, 1.0):
+    share = rope.pop("partial_rotary_factor", None)
+    if partial is None and share not in (None, 1.0):
         raise CheckpointError(f"{where}: a partial rotary embedding is not supported")
+    share = config.get("partial_rotary_factor") if share is None else share
+    made = {"rope_theta": theta, "rotary_share": (partial or 1.0) if share is None else share}
     if kind == "default":
-        return {"rope_theta": theta}
-    if kind != "llama3":
+        return made
+    if kind not in _ROPE_KEYS:
         raise CheckpointError(
-            f"{where}: rotary scaling {shown(kind)} is not supported; supported: default, llama3"
+            f"{where}: rotary scaling {shown(kind)} is not supported; supported: default, "
+            f"{', '.join(_ROPE_KEYS)}"
         )
-    keys = {
-        "factor": "factor",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-        "original_max_position_embeddings": "original_max_position",
-    }
-    missing, unknown = keys.keys() - rope.keys(), rope.keys() - keys.keys()
+    keys, optional = _ROPE_KEYS[kind]
+    notes = _YARN_MSCALES if kind == "yarn" else set()
+    if kind == "dynamic":
+        rope["original_max_position_embeddings"] = context
+        keys = keys | _ORIGINAL
+    beside = config.get("original_max_position_embeddings")
+    if kind == "longrope" and beside is not None:  # as in transformers it comes first
+        rope["original_max_position_embeddings"] = beside
+    missing = keys.keys() - rope.keys()
+    unknown = rope.keys() - keys.keys() - optional.keys() - notes
     if missing or unknown:
         wrong = _listed(sorted(missing or unknown))
         verb = "lacks" if missing else "has keys that are not understood:"
-        raise CheckpointError(f"{where}: llama3 rotary scaling {verb} {wrong}")
+        raise CheckpointError(f"{where}: {kind} rotary scaling {verb} {wrong}")
     for key in keys:
         _ROPE_ACCEPTED[key].check(where, key, rope[key])
+    fields = {
+        field: rope[key] for key, field in (keys | optional).items() if rope.get(key) is not None
+    }
+    if kind == "longrope" and "factor" not in fields:
+        fields["factor"] = (context or 1) / fields["original_max_position"]
+    if kind in ("yarn", "longrope") and "attention_factor" not in fields:
+        fields["attention_factor"] = _attention_factor(kind, fields, rope)
     try:
-        scaling = RopeScaling(**{field: rope[key] for key, field in keys.items()})
+        scaling = RopeScaling(**fields, kind=kind)
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
-    return {"rope_theta": theta, "rope_scaling": scaling}
+    return made | {"rope_scaling": scaling}
+
+
+def _attention_factor(kind: str, fields: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
+    """What cosines and sines are multiplied by if the file does not say it."""
+    growth = math.log(max(fields["factor"], 1))
+    if kind == "longrope":
+        return math.sqrt(1 + growth / math.log(fields["original_max_position"]))
+    scale, all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
+    if scale and all_dim:
+        return float((0.1 * scale * growth + 1) / (0.1 * all_dim * growth + 1))
+    return 0.1 * growth + 1

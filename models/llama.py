@@ -1,8 +1,9 @@
 """A Llama-family decoder in one file, read top-down.
 
 It computes Llama 2, 3, 3.1 and 3.2, CodeLlama, Mistral and TinyLlama. Qwen2 adds biases to the
-query/key/value projection, Qwen3 a norm of each query and key head. Fields of `ModelConfig` say
-which of these apply; the model's name decides nothing.
+query/key/value projection, Qwen3 a norm of each query and key head. Phi-3, SmolLM3, Granite,
+Ministral 3, OLMo 2 and 3, Arcee and GLM-4 differ in numbers, norms and rotations. Fields of
+`ModelConfig` say which of these apply; the model's name decides nothing.
 
 In two points the layout of the weights differs from Hugging Face's modules, without any effect on
 the numbers: the query, key and value projections are one matrix, and so are the gate and up
@@ -25,6 +26,7 @@ from quantbench.devices import stored_bytes
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.ops.attend import attend
+from quantbench.ops.ranks import ALONE, Ranks
 
 
 class Transformer(nn.Module):
@@ -37,7 +39,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        ropes = [(spec.rope_theta, spec.rope_scaling) for spec in config.layers]
+        ropes = [(spec.rope_theta, spec.rope_scaling, spec.rotates) for spec in config.layers]
         self.rotated_as = [ropes.index(rope) for rope in ropes]  # the first layer like each
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(self.block(i) for i in range(config.num_layers))
@@ -97,17 +99,20 @@ class Transformer(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings (B, S, D) of tokens (B, S)."""
-        return self.tok_embeddings(tokens)
+        x, factor = self.tok_embeddings(tokens), self.config.embedding_multiplier
+        return x if factor == 1 else x * factor
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits (…, V) from the last layer's output (…, D)."""
         logits, cap = self.output(self.norm(x)), self.config.logit_softcap
+        if self.config.logits_divisor != 1:
+            logits = logits / self.config.logits_divisor
         return logits if cap is None else (logits / cap).tanh() * cap
 
 
 class Block(nn.Module):
     """One layer: x + attention(norm(x)), then x + feed_forward(norm(x)); with post_norms, x +
-    norm(attention(norm(x))), and so on."""
+    norm(attention(norm(x))), and so on; without pre_norms, x + norm(attention(x))."""
 
     feed_forward: "FeedForward"
 
@@ -117,10 +122,12 @@ class Block(nn.Module):
         """number: the layer's, from 0. feed_forward: a FeedForward if not given."""
         super().__init__()
         post_norm = nn.RMSNorm if config.layers[number].post_norms else nn.Identity
-        self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        pre_norm = nn.RMSNorm if config.pre_norms else nn.Identity
+        self.residual_multiplier = config.residual_multiplier
+        self.attention_norm = pre_norm(config.dim, config.norm_eps)
         self.attention = Attention(config, number)
         self.attention_post_norm = post_norm(config.dim, config.norm_eps)
-        self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.ffn_norm = pre_norm(config.dim, config.norm_eps)
         self.add_module("feed_forward", feed_forward or FeedForward(config))
         self.ffn_post_norm = post_norm(config.dim, config.norm_eps)
 
@@ -134,8 +141,9 @@ class Block(nn.Module):
     ) -> Tensor:
         """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2) as `rotation` gives them."""
         y = self.attention(self.attention_norm(x), cos, sin, positions, cache)
-        x = x + self.attention_post_norm(y)
-        return x + self.ffn_post_norm(self.feed_forward(self.ffn_norm(x)))
+        x = torch.add(x, self.attention_post_norm(y), alpha=self.residual_multiplier)
+        y = self.ffn_post_norm(self.feed_forward(self.ffn_norm(x)))
+        return torch.add(x, y, alpha=self.residual_multiplier)
 
 
 class Attention(nn.Module):
@@ -154,9 +162,10 @@ class Attention(nn.Module):
         self.wo = nn.Linear(
             config.num_heads * config.head_dim, config.dim, bias=config.attention_out_bias
         )
-        norm = nn.RMSNorm if config.qk_norm else nn.Identity
-        self.q_norm = norm(config.head_dim, config.norm_eps)
-        self.k_norm = norm(config.head_dim, config.norm_eps)
+        self.q_norm = head_norm(config, config.num_heads)
+        self.k_norm = head_norm(config, config.num_kv_heads)
+        scaling = spec.rope_scaling
+        self.heated = scaling if scaling is not None and scaling.temperature else None
 
     def forward(
         self,
@@ -171,6 +180,10 @@ class Attention(nn.Module):
         H, K, E = self.num_heads, self.num_kv_heads, self.head_dim
         query, key, value = self.wqkv(x).view(B, S, H + 2 * K, E).split((H, K, K), dim=2)
         query = rotate(self.q_norm(query), cos, sin).transpose(1, 2)  # (B, H, S, E)
+        if self.heated is not None:
+            turns = positions.to(query.device) // self.heated.original_max_position
+            heat = 1 + self.heated.temperature * turns.float().log1p()
+            query = query * heat[:, None].type_as(query)
         key = rotate(self.k_norm(key), cos, sin).transpose(1, 2)  # (B, K, S, E)
         value = value.transpose(1, 2)
         if cache is not None:
@@ -179,8 +192,42 @@ class Attention(nn.Module):
         return self.wo(y.transpose(1, 2).reshape(B, S, H * E))
 
 
+def head_norm(config: ModelConfig, heads: int) -> nn.Module:
+    """The norm of queries or keys (B, S, heads, E); Identity without qk_norm."""
+    if not config.qk_norm:
+        return nn.Identity()
+    if config.joint_qk_norm:
+        return JointNorm(heads, config.head_dim, config.norm_eps)
+    return nn.RMSNorm(config.head_dim, config.norm_eps)
+
+
+class JointNorm(nn.Module):
+    """RMS norm of all heads of a position together, those of other ranks included (OLMo)."""
+
+    def __init__(self, heads: int, head_dim: int, epsilon: float) -> None:
+        """heads: this rank's."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads * head_dim))
+        self.ranks, self.epsilon = ALONE, epsilon
+        self.width = heads * head_dim
+
+    def share(self, ranks: Ranks) -> None:
+        """Norm the heads of all ranks together. Where several ranks have the same key head, all
+        heads are counted equally often."""
+        self.ranks = ranks
+        self.width = self.weight.numel() * ranks.size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, heads, E) → the same shape and dtype; computed in float32."""
+        wide = x.float()
+        squares = self.ranks.sum(wide.square().sum((-2, -1), keepdim=True))
+        y = wide * (squares / self.width + self.epsilon).rsqrt()
+        return (y * self.weight.view(x.shape[-2:])).type_as(x)
+
+
 class FeedForward(nn.Module):
-    """SwiGLU: w2(silu(gate) · up), where gate and up are the halves of w13's output."""
+    """SwiGLU: w2(silu(gate) · up), where gate and up are the halves of w13's output; with
+    squared_relu, w2(relu(w13(x))²)."""
 
     activation: Callable[[Tensor], Tensor] = staticmethod(F.silu)
 
@@ -188,11 +235,14 @@ class FeedForward(nn.Module):
         """width: F; config.ffn_dim if not given."""
         super().__init__()
         width = width or config.ffn_dim
-        self.w13 = nn.Linear(config.dim, 2 * width, bias=config.mlp_bias)
+        self.gated = not config.squared_relu
+        self.w13 = nn.Linear(config.dim, width * (1 + self.gated), bias=config.mlp_bias)
         self.w2 = nn.Linear(width, config.dim, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, D) → (…, D)."""
+        if not self.gated:
+            return self.w2(F.relu(self.w13(x)).square())
         gate, up = self.w13(x).chunk(2, dim=-1)
         return self.w2(self.activation(gate) * up)
 
@@ -206,22 +256,77 @@ def rotation(
     131072 positions takes no memory.
     """
     here = positions.to(device, non_blocking=True)
-    angles = here[:, None, None].float() * frequencies(config, device, number)
-    return angles.cos(), angles.sin()
+    scaling = config.layers[number].rope_scaling
+    length = 0 if scaling is None else here[-1] + 1
+    angles = here[:, None, None].float() * frequencies(config, device, number, length)
+    if scaling is None or scaling.attention_factor == 1:
+        return angles.cos(), angles.sin()
+    return angles.cos() * scaling.attention_factor, angles.sin() * scaling.attention_factor
 
 
-def frequencies(config: ModelConfig, device: torch.device, number: int = 0) -> Tensor:
+def frequencies(
+    config: ModelConfig, device: torch.device, number: int = 0, length: Tensor | int = 0
+) -> Tensor:
     """Radians by which each pair of a head rotates per position in layer `number`, (E/2,)
-    float32."""
-    spec = config.layers[number]
-    exponents = torch.arange(0, config.head_dim, 2, device=device) / config.head_dim
-    inverse_wavelength = 1.0 / spec.rope_theta**exponents
-    if spec.rope_scaling is not None:
-        return scaled(inverse_wavelength, spec.rope_scaling)
-    return inverse_wavelength
+    float32; 0 for pairs that do not rotate.
+
+    length: positions of the text so far. As in transformers, longrope and dynamic depend on it:
+    keys that are in the cache already stay as they were rotated.
+    """
+    spec, width = config.layers[number], config.rotary_dim or config.head_dim
+    exponents = torch.arange(0, width, 2, device=device) / width
+    theta: float | Tensor = spec.rope_theta
+    scaling = spec.rope_scaling
+    if scaling is not None and scaling.kind == "dynamic":
+        beyond = torch.as_tensor(length, device=device) / scaling.original_max_position
+        stretch = scaling.factor * beyond.clamp(min=1) - (scaling.factor - 1)
+        theta = theta * stretch ** (width / (width - 2))
+    rotating = 1.0 / theta**exponents
+    if scaling is not None:
+        rotating = scaled(rotating, scaling, spec.rope_theta, length)
+    if not spec.rotates:
+        rotating = torch.zeros_like(rotating)
+    return F.pad(rotating, (0, (config.head_dim - width) // 2))
 
 
-def scaled(unscaled: Tensor, scaling: RopeScaling) -> Tensor:
+def scaled(
+    unscaled: Tensor, scaling: RopeScaling, theta: float = 0.0, length: Tensor | int = 0
+) -> Tensor:
+    """Radians per position (R/2,) of a scaled rotation from those of the plain one; arguments as
+    for `frequencies`."""
+    if scaling.kind == "linear":
+        return unscaled / scaling.factor
+    if scaling.kind == "yarn":
+        return _yarn(unscaled, scaling, theta)
+    if scaling.kind == "longrope":
+        short, long = (
+            torch.tensor(factors, device=unscaled.device)
+            for factors in (scaling.short_factors, scaling.long_factors)
+        )
+        is_long = torch.as_tensor(length, device=unscaled.device) > scaling.original_max_position
+        return unscaled / torch.where(is_long, long, short)
+    return unscaled if scaling.kind == "dynamic" else _llama3(unscaled, scaling)
+
+
+def _yarn(unscaled: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
+    """YaRN (https://arxiv.org/abs/2309.00071): like Llama 3.1's, interpolated linearly in the
+    pair's number."""
+    width = 2 * len(unscaled)
+    low, high = (
+        width
+        * math.log(scaling.original_max_position / (turns * 2 * math.pi))
+        / (2 * math.log(theta))
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    pairs = torch.arange(len(unscaled), device=unscaled.device)
+    slow = ((pairs - low) / (high - low or 0.001)).clamp(0, 1)
+    return unscaled * (1 - slow + slow / scaling.factor)
+
+
+def _llama3(unscaled: Tensor, scaling: RopeScaling) -> Tensor:
     """Llama 3.1's context extension: slow rotations are divided by `factor`, fast ones stay.
 
     A slow rotation turns fewer than `low_freq_factor` times over the original context, a fast one

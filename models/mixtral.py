@@ -23,7 +23,6 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, FeedForward, Transformer
 from quantbench.models.mixture import Mixture, compiles
 from quantbench.models.stacked import Stacked
-from quantbench.ops.ranks import ALONE, Ranks
 
 
 class Mixtral(Transformer):
@@ -33,10 +32,7 @@ class Mixtral(Transformer):
         experts = self.config.mixture
         assert experts is not None
         dense = experts.is_dense(number)
-        block = Block(self.config, number, None if dense else MixtureOfExperts(self.config))
-        if self.config.joint_qk_norm:
-            self._norm_jointly(block)
-        return block
+        return Block(self.config, number, None if dense else MixtureOfExperts(self.config))
 
     def compiles(self) -> bool:
         device, elsewhere = self.tok_embeddings.weight.device.type, elsewhere_of(self)
@@ -54,12 +50,6 @@ class Mixtral(Transformer):
                 share = 1 - module.experts_per_token / len(module.experts)
                 unread += share**rows * sum(map(stored_bytes, module.experts.parameters()))
         return unread
-
-    def _norm_jointly(self, block: Block) -> None:
-        config, attention = self.config, block.attention
-        how = config.head_dim, config.norm_eps
-        attention.q_norm = JointNorm(config.num_heads, *how)
-        attention.k_norm = JointNorm(config.num_kv_heads, *how)
 
 
 def stack_experts(model: nn.Module) -> None:
@@ -212,27 +202,3 @@ class Gate(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (T, D) → (T, 1) float32, from 0 to 1."""
         return F.linear(tokens.float(), self.weight.float()).sigmoid()
-
-
-class JointNorm(nn.Module):
-    """RMS norm of all heads of a position together, those of other ranks included (OLMoE)."""
-
-    def __init__(self, heads: int, head_dim: int, epsilon: float) -> None:
-        """heads: this rank's."""
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(heads * head_dim))
-        self.ranks, self.epsilon = ALONE, epsilon
-        self.width = heads * head_dim
-
-    def share(self, ranks: Ranks) -> None:
-        """Norm the heads of all ranks together. Where several ranks have the same key head, all
-        heads are counted equally often."""
-        self.ranks = ranks
-        self.width = self.weight.numel() * ranks.size
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, heads, E) → the same shape and dtype; computed in float32."""
-        wide = x.float()
-        squares = self.ranks.sum(wide.square().sum((-2, -1), keepdim=True))
-        y = wide * (squares / self.width + self.epsilon).rsqrt()
-        return (y * self.weight.view(x.shape[-2:])).type_as(x)

@@ -35,6 +35,16 @@ _QWEN = {"rope_theta": 1000000.0, "norm_eps": 1e-6}
 _QWEN_2 = _QWEN | {"qkv_bias": True}
 _QWEN_3 = _QWEN | {"qk_norm": True, "head_dim": 128}
 _MIXTRAL = {"rope_theta": 1000000.0}
+_PHI = {"norm_eps": 1e-5}
+_SMOL = {"rope_theta": 5000000.0, "norm_eps": 1e-6, "tie_embeddings": True}
+_OLMO_2 = {
+    "rope_theta": 500000.0, "norm_eps": 1e-6, "qk_norm": True, "joint_qk_norm": True,
+    "pre_norms": False, "post_norms": True,
+}  # fmt: skip
+_GRANITE = {
+    "rope_theta": 10000000.0, "tie_embeddings": True, "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22, "attention_scale": 0.0078125, "logits_divisor": 16.0,
+}  # fmt: skip
 _OLMOE = {"qk_norm": True, "joint_qk_norm": True}
 
 # From the config.json with which each model was published on the Hugging Face hub. All names in a
@@ -78,6 +88,17 @@ _ROWS = {
         _llama(1024, 28, 16, 8, 3072, 151936, 40960, tie_embeddings=True, **_QWEN_3),
     ("Qwen3-8B",):
         _llama(4096, 36, 32, 8, 12288, 151936, 40960, **_QWEN_3),
+    ("Phi-3-mini-4k-instruct",):
+        _llama(3072, 32, 32, 32, 8192, 32064, 4096, sliding_window=2047, **_PHI),
+    ("phi-4",):
+        _llama(5120, 40, 40, 10, 17920, 100352, 16384, rope_theta=250000.0, **_PHI),
+    ("SmolLM3-3B",):
+        _llama(2048, 36, 16, 4, 11008, 128256, 65536, no_rope_layers=tuple(range(3, 36, 4)),
+               **_SMOL),
+    ("OLMo-2-1124-7B", "OLMo-2-1124-7B-Instruct"):
+        _llama(4096, 32, 32, 32, 11008, 100352, 4096, **_OLMO_2),
+    ("granite-3.3-8b-instruct",):
+        _llama(4096, 40, 32, 8, 12800, 49159, 131072, **_GRANITE),
     ("Mixtral-8x7B-v0.1", "Mixtral-8x7B-Instruct-v0.1"):
         _llama(4096, 32, 32, 8, 14336, 32000, 32768, mixture=Mixture(8, 2, 14336), **_MIXTRAL),
     ("Mixtral-8x22B-v0.1",):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import COUNT, NUMBERS, POSITIVE, TRUTH, Accepts
+from quantbench.models.accepted import COUNT, NAMES, NUMBERS, POSITIVE, TRUTH, Accepts
 
 if TYPE_CHECKING:
     from quantbench.models.config import ModelConfig
@@ -68,10 +68,15 @@ class Architecture:
     # Keys that no other architecture has, and what they may hold. The model finds the values that
     # are given in ModelConfig.extras.
     extras: Mapping[str, Accepts] = field(default_factory=dict)
+    harmless: tuple[str, ...] = ()  # keys that change no logit
     # Keys with the only value that is supported, if it is not that of models/hugging_face.py.
     fixed: Mapping[str, object] = field(default_factory=dict)
     # Parameter in the model → its names in the checkpoint, where they are not Llama's.
     weights: NameTable = field(default_factory=dict)
+    interleaved: bool = False  # whether the checkpoint's rotary pairs are (2i, 2i + 1)
+    # The share of a head that rotates, if absent; None: the key is understood as 1 alone.
+    partial_rotary: float | None = None
+    required: tuple[str, ...] = ()  # keys beyond those that every architecture has
     splits: bool = False  # whether ranks can share it, cut as models/split.py says
 
     @property
@@ -124,6 +129,29 @@ QWEN_KEYS = NORMALIZED | {
     "decoder_sparse_step": COUNT,
     "mlp_only_layers": NUMBERS,
 }
+
+
+def unrotated(rotates: list[int]) -> tuple[int, ...]:
+    """The layers without rotation, from a 0 or 1 for each layer."""
+    return tuple(i for i, one in enumerate(rotates) if not one)
+
+
+OLMO: dict[str, Any] = {
+    "weights": {
+        "attention_post_norm": ("post_attention_layernorm",),
+        "ffn_post_norm": ("post_feedforward_layernorm",),
+    }
+}
+OLMO_DEFAULTS = {
+    "max_position": 2048, "norm_eps": 1e-5, "qk_norm": True, "joint_qk_norm": True,
+    "pre_norms": False, "post_norms": True,
+}  # fmt: skip
+GRANITE_KEYS = {
+    "embedding_multiplier": ("embedding_multiplier",),
+    "residual_multiplier": ("residual_multiplier",),
+    "attention_multiplier": ("attention_scale",),
+    "logits_scaling": ("logits_divisor",),
+}
 # fmt: off
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(LLAMA, {"max_position": 2048}, splits=True,
@@ -157,6 +185,45 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"max_position": 32768, "num_kv_heads": 4, "qk_norm": True},
         experts={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         accepts=QWEN_KEYS),
+    "phi3": Architecture(LLAMA, {"max_position": 4096, "norm_eps": 1e-5}, window=every_layer,
+        splits=True, partial_rotary=1.0, accepts={"original_max_position_embeddings": COUNT},
+        harmless=("resid_pdrop", "embd_pdrop"),
+        weights={"attention.wqkv": ("self_attn.qkv_proj",),
+                 "feed_forward.w13": ("mlp.gate_up_proj",)}),
+    "smollm3": Architecture(LLAMA, splits=True,
+        defaults={"max_position": 32768, "num_kv_heads": 4, "rope_theta": 2e6,
+                  "tie_embeddings": True},
+        fields={**ATTENTION_BIAS, "mlp_bias": ("mlp_bias",), "no_rope_layers": ("no_rope_layers",)},
+        accepts={"no_rope_layers": NUMBERS, "layer_types": NAMES},
+        harmless=("no_rope_layer_interval",), required=("no_rope_layers",),
+        converted={"no_rope_layers": unrotated},
+        fixed={"use_sliding_window": False, "sliding_window": None}),
+    "granite": Architecture(LLAMA, splits=True,
+        defaults={"max_position": 2048, "attention_scale": 1.0},
+        fields={**ATTENTION_BIAS, "mlp_bias": ("mlp_bias",), **GRANITE_KEYS},
+        accepts=dict.fromkeys(GRANITE_KEYS, POSITIVE)),
+    "ministral3": Architecture(LLAMA, window=every_layer, splits=True,
+        required=("rope_parameters",),
+        defaults={"max_position": 262144, "num_kv_heads": 8, "head_dim": 128, "norm_eps": 1e-5}),
+    "olmo2": Architecture(LLAMA, OLMO_DEFAULTS, fields=ATTENTION_BIAS, splits=True, **OLMO),
+    "olmo3": Architecture(LLAMA, window=lambda number, _: (number + 1) % 4 != 0, splits=True,
+        defaults={**OLMO_DEFAULTS, "sliding_window": 4096, "rope_theta": 5e5,
+                  "window_rope_theta": 5e5},
+        fields={**ATTENTION_BIAS, "rope_theta": ("window_rope_theta",),
+                "rope_local_base_freq": ("window_rope_theta",)},
+        accepts={"rope_local_base_freq": POSITIVE}, **OLMO),
+    "arcee": Architecture(LLAMA, splits=True, fixed={"hidden_act": "relu2"},
+        defaults={"max_position": 4096, "norm_eps": 1e-5, "squared_relu": True},
+        fields={**ATTENTION_BIAS, "mlp_bias": ("mlp_bias",)},
+        weights={"feed_forward.w13": ("mlp.up_proj",)}),
+    "glm4": Architecture(LLAMA, splits=True, interleaved=True, partial_rotary=0.5,
+        defaults={"max_position": 131072, "num_kv_heads": 2, "head_dim": 128,
+                  "norm_eps": 1.5625e-7, "qkv_bias": True, "post_norms": True},
+        fields={"attention_bias": ("qkv_bias",)},
+        weights={"attention_post_norm": ("post_self_attn_layernorm",),
+                 "ffn_norm": ("post_attention_layernorm",),
+                 "ffn_post_norm": ("post_mlp_layernorm",),
+                 "feed_forward.w13": ("mlp.gate_up_proj",)}),
 }
 # fmt: on
 

@@ -228,3 +228,7 @@ def check_split(config: ModelConfig, ranks: int) -> None:
             f"--tp {ranks}: how ranks share a model of architecture {config.architecture} is not "
             "known yet; leave out --tp"
         )
+    if part := config.beyond_llama():
+        raise UsageError(
+            f"--tp {ranks}: how ranks share a model with {part} is not known yet; leave out --tp"
+        )

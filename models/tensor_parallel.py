@@ -12,8 +12,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from quantbench.models.llama import Block, Transformer
-from quantbench.models.mixtral import JointNorm
+from quantbench.models.llama import Block, JointNorm, Transformer
 from quantbench.models.split import Split
 
 

@@ -86,7 +86,14 @@ class AsIs:
                 )
             if stored.form != form:
                 weight = packed.widened(weight, form)
-            if self.stacked.interleaved and ".wqkv." in name and piece != pieces[2]:
-                weight = packed.rows(weight, half_split(torch.arange(count), config.head_dim))
             weights.append(weight)
-        return packed.stacked(weights)
+        weight = packed.stacked(weights)
+        E, interleaved = config.head_dim, self.stacked.interleaved
+        width = config.rotary_dim or E
+        if ".wqkv." not in name or not (interleaved or width < E):
+            return weight
+        rows = torch.arange(len(weight.planes[0]))
+        rotated = rows[: (config.num_heads + config.num_kv_heads) * E]
+        order = half_split(E, width, interleaved)
+        rotated.copy_(rotated.unflatten(0, (-1, E))[:, order].flatten())
+        return packed.rows(weight, rows)

@@ -61,7 +61,8 @@ class HuggingFace(Checkpoint):
             tensors = compressed_tensors.dequantized(tensors)
         row = ARCHITECTURES.get(str(described.get("model_type")))
         name_map = names.of_architecture(row.weights if row else {}, tensors)
-        return StackedTensors(folder, tensors, name_map, self.config(), False, device)
+        interleaved = row is not None and row.interleaved
+        return StackedTensors(folder, tensors, name_map, self.config(), interleaved, device)
 
 
 class HubModel(HuggingFace):

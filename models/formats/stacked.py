@@ -29,7 +29,7 @@ class StackedTensors:
     tensors: Mapping[str, Stored]
     names: NameMap
     config: ModelConfig
-    interleaved: bool  # whether q and k rows are in Meta's order, with rotary pairs (2i, 2i + 1)
+    interleaved: bool  # whether q and k rows have rotary pairs (2i, 2i + 1), as in Meta's order
     device: torch.device | str = "cpu"
 
     def check(self, model: Transformer, depth: int) -> None:
@@ -65,9 +65,11 @@ class StackedTensors:
             weight = torch.cat(pieces)
         else:  # a pickled transposed tensor is column-major; the copy is row-major
             weight = pieces[0].clone(memory_format=torch.contiguous_format)
-        if self.interleaved and ".wqkv." in name:
+        R = self.config.rotary_dim or E
+        if (self.interleaved or R < E) and ".wqkv." in name:
             rotated = sum(heads[:2]) * E
-            weight[:rotated] = half_split(weight[:rotated], E)
+            rows = weight[:rotated].unflatten(0, (-1, E))
+            weight[:rotated] = rows[:, half_split(E, R, self.interleaved)].flatten(0, 1)
         return weight.to(self.device)
 
     def piece(self, name: str) -> Tensor:
@@ -118,7 +120,13 @@ class StackedTensors:
         return torch.equal(self.piece(name), self.piece(embedding))
 
 
-def half_split(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows in Meta's order, with rotary pairs (2i, 2i + 1), reordered to pairs (i, i + E/2)."""
-    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
-    return pairs.transpose(1, 2).reshape(rows.shape)
+def half_split(head_dim: int, rotary_dim: int, interleaved: bool) -> list[int]:
+    """Which row of a head comes where, so that its pairs are (i, i + E/2): first those that rotate.
+
+    Pairs of the R = rotary_dim rows that rotate are (2i, 2i + 1) if interleaved, or else
+    (i, i + R/2); the others follow, paired anyhow.
+    """
+    rows, half = list(range(rotary_dim)), rotary_dim // 2
+    first, second = (rows[::2], rows[1::2]) if interleaved else (rows[:half], rows[half:])
+    middle = (rotary_dim + head_dim) // 2
+    return [*first, *range(rotary_dim, middle), *second, *range(middle, head_dim)]

@@ -56,6 +56,8 @@ def _not_written(architecture: ModelConfig) -> str | None:
     experts = architecture.mixture
     if architecture.architecture not in ("llama", "mixtral"):
         return f"architecture {architecture.architecture}"
+    if part := architecture.beyond_llama():
+        return part
     without_experts = () if experts else ("qk_norm",)
     in_qwen = ("rope_scaling",) if architecture.qk_norm else ()
     for name in UNSUPPORTED + without_experts + in_qwen:

@@ -130,6 +130,10 @@ class HuggingFace:
                 raise QuantbenchError(
                     f"{architecture.name} has {part}; compare it with --runtimes llama.cpp"
                 )
+        if beyond := architecture.beyond_llama():
+            raise QuantbenchError(
+                f"{architecture.name} has {beyond}, which LlamaForCausalLM has not"
+            )
         _check_memory(2 * architecture.parameters(), headroom)
         torch.set_num_threads(work.threads)
         self.compiled, self.length = compiled, work.prompt + work.new
@@ -189,8 +193,10 @@ def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
     ours = _architecture(checkpoint, num_layers)
     scaling: dict[str, Any] = {}
     if ours.rope_scaling:
-        parts = {"rope_type": "llama3", **vars(ours.rope_scaling)}
-        parts["original_max_position_embeddings"] = parts.pop("original_max_position")
+        kept = ("factor", "low_freq_factor", "high_freq_factor")
+        parts = {name: getattr(ours.rope_scaling, name) for name in kept}
+        parts["original_max_position_embeddings"] = ours.rope_scaling.original_max_position
+        parts["rope_type"] = "llama3"
         scaling = {"rope_scaling": parts}
     made: Any = LlamaConfig  # transformers 4 and 5 name their arguments differently
     config = made(

@@ -14,8 +14,15 @@ from torch import Tensor, nn
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig
-from quantbench.models.llama import Attention, Block, FeedForward, Transformer, frequencies
-from quantbench.models.mixtral import JointNorm, Mixtral, MixtureOfExperts, elsewhere_of
+from quantbench.models.llama import (
+    Attention,
+    Block,
+    FeedForward,
+    JointNorm,
+    Transformer,
+    frequencies,
+)
+from quantbench.models.mixtral import Mixtral, MixtureOfExperts, elsewhere_of
 from quantbench.models.tensor_parallel import kind_of, split_of
 from quantbench.ops.cpu import build, step
 from quantbench.ops.kv import WRITTEN_BY_STEPS
@@ -33,7 +40,7 @@ UNDERSTOOD = {
     *("name", "architecture", "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
     *("ffn_dim", "vocab_size", "max_position", "norm_eps", "rope_theta", "rope_scaling"),
     *("sliding_window", "tie_embeddings", "qkv_bias", "attention_out_bias", "mlp_bias", "qk_norm"),
-    *("joint_qk_norm", "mixture"),
+    *("joint_qk_norm", "mixture", "rotary_dim"),
 }
 
 
@@ -129,6 +136,9 @@ def _unknown_field(config: ModelConfig) -> str | None:
     for field in dataclasses.fields(config):
         if field.name not in UNDERSTOOD and getattr(config, field.name) != field.default:
             return f"the op does not know what {field.name} means, which the model has"
+    scaling = config.rope_scaling
+    if scaling is not None and not scaling.is_table:
+        return f"the op does not know the model's rotary scaling, {scaling.kind}"
     return None
 
 
@@ -205,12 +215,12 @@ def fused_layer(layer: Block, moving: "Fused | None" = None) -> step.Layer:
     else:
         w13, w2 = _linear(ffn.w13), _linear(ffn.w2)
     return step.Layer(
-        attention_norm=cast(Tensor, layer.attention_norm.weight),
+        attention_norm=layer.get_parameter("attention_norm.weight"),
         wqkv=_linear(attention.wqkv),
         query_norm=getattr(attention.q_norm, "weight", None),
         key_norm=getattr(attention.k_norm, "weight", None),
         wo=_linear(attention.wo),
-        ffn_norm=cast(Tensor, layer.ffn_norm.weight),
+        ffn_norm=layer.get_parameter("ffn_norm.weight"),
         w13=w13,
         w2=w2,
     )

@@ -165,7 +165,8 @@ OLMOE = FAMILIES["olmoe"].to_dict()
         ({"rms_norm_eps": -1.0}, "norm_eps is -1.0"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; only 'silu' is"),
         ({"attention_multiplier": 0.5}, "'attention_multiplier' is not understood"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rotary scaling 'yarn'"),
+        ({"rope_scaling": {"type": "axial", "factor": 4.0}}, "rotary scaling 'axial'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn rotary scaling lacks 'orig"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rotary scaling lacks"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         (

@@ -1,0 +1,168 @@
+"""Families that are Llama with other numbers, against Hugging Face's models of drawn sizes; and
+rotary tables of every kind against transformers' own."""
+
+import random
+
+import pytest
+import torch
+from transformers import (
+    ArceeConfig,
+    AutoModelForCausalLM,
+    Glm4Config,
+    GraniteConfig,
+    LlamaConfig,
+    Ministral3Config,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    SmolLM3Config,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from quantbench import models
+from quantbench.generate import Generator
+from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.llama import frequencies
+from quantbench.models.loading import load_model
+from quantbench.ops.cpu import build as build_cpp
+
+LENGTH, ORIGINAL = 40, 16  # past every window and every original context
+WINDOW = {"sliding_window": 8}
+FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2.0, 3.0, 4.0]}
+CONTEXT = {"max_position_embeddings": 64, "original_max_position_embeddings": ORIGINAL}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": ORIGINAL}
+HEATED = YARN | {
+    "rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+}  # fmt: skip
+LONG = {"rope_type": "longrope", "original_max_position_embeddings": ORIGINAL, **FACTORS}
+GRANITE = {
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3,
+    "logits_scaling": 4.0,
+}  # fmt: skip
+BY_KIND = {
+    "full_attention": YARN | {"rope_theta": 5e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+}
+# What cpu-step says of a family that it does not compute; None: it computes it.
+ROWS = {
+    "phi3": (Phi3Config, WINDOW, None),
+    "phi3 longrope": (Phi3Config, CONTEXT | {"rope_parameters": LONG}, "rotary scaling, longrope"),
+    "phi4 partial": (Phi3Config, {"partial_rotary_factor": 0.75}, None),
+    "smollm3": (SmolLM3Config, {"num_hidden_layers": 5}, "no_rope_layers"),
+    "granite": (GraniteConfig, GRANITE, "attention_scale"),
+    "ministral3": (Ministral3Config, {"rope_parameters": HEATED}, "rotary scaling, yarn"),
+    "olmo2": (Olmo2Config, {}, "norms"),
+    "olmo3": (
+        Olmo3Config, WINDOW | {"num_hidden_layers": 5, "rope_parameters": BY_KIND}, "full_layers",
+    ),
+    "arcee": (ArceeConfig, {"mlp_bias": True}, "squared_relu"),
+    "glm4": (Glm4Config, {}, "post_norms"),
+    "llama linear": (
+        LlamaConfig, {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}, None,
+    ),
+    "llama dynamic": (
+        LlamaConfig,
+        {"max_position_embeddings": ORIGINAL,
+         "rope_parameters": {"rope_type": "dynamic", "factor": 3.0}},
+        "rotary scaling, dynamic",
+    ),
+    "llama yarn": (LlamaConfig, {"rope_parameters": YARN}, "rotary scaling, yarn"),
+}  # fmt: skip
+
+
+def made(family: str, seed: int):
+    """A random model of drawn sizes, its norms and biases included."""
+    kind, more, _ = ROWS[family]
+    draw = random.Random(seed)
+    kv_heads = draw.choice((1, 2, 4))
+    width = 8 if "longrope" in family else draw.choice((8, 16))
+    sizes = {
+        "hidden_size": 4 * width, "head_dim": width, "num_attention_heads": 4,
+        "num_key_value_heads": kv_heads, "intermediate_size": 32 * draw.randint(1, 3),
+        "num_hidden_layers": 2, "vocab_size": 96, "max_position_embeddings": 256,
+        "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    torch.manual_seed(seed)
+    config = kind(**sizes | more)
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in model.requires_grad_(False).named_parameters():
+        parameter.uniform_(0.5, 1.5) if "norm" in name else parameter.normal_(std=0.25)
+    return model
+
+
+def by_pieces(model, tokens, chunk):
+    """Hugging Face's logits with its cache: some rotations depend on the length so far."""
+    cache, logits = None, []
+    for piece in tokens.split(chunk, 1):
+        out = model(piece, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        logits.append(out.logits)
+    return torch.cat(logits, 1)
+
+
+@pytest.mark.parametrize("family", ROWS)
+def test_the_logits_are_hugging_faces(family, tmp_path):
+    seed = random.randrange(2**31)
+    print("seed", seed)  # shown on failure
+    theirs = made(family, seed)
+    theirs.save_pretrained(tmp_path)
+    ours, tokens = load_model(str(tmp_path)), torch.randint(96, (2, LENGTH))
+    assert sum(p.numel() for p in theirs.parameters()) == ours.config.parameters()
+    for chunk in (LENGTH, 7, 1):
+        expected = by_pieces(theirs, tokens, chunk)
+        generator = Generator(ours, 2, LENGTH, decoder="modules")
+        starts = range(0, LENGTH, chunk)
+        pieces = zip(starts, tokens.split(chunk, 1), strict=True)
+        logits = torch.cat([generator.forward(piece, start) for start, piece in pieces], 1)
+        assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max(), chunk
+
+
+@pytest.mark.parametrize("family", ROWS)
+def test_in_cpp_or_on_modules_with_the_reason(family, tmp_path):
+    if reason := build_cpp.unavailable():
+        pytest.skip(reason)
+    seed, refusal = random.randrange(2**31), ROWS[family][2]
+    print("seed", seed)
+    theirs = made(family, seed)
+    theirs.save_pretrained(tmp_path)
+    tokens = torch.randint(96, (2, LENGTH))
+    generator = Generator(models.load(str(tmp_path)), 2, LENGTH)
+    if refusal is None:
+        assert generator.decoder.name == "cpu-step", generator.decoder.reason
+    else:
+        assert generator.decoder.name == "modules" and refusal in generator.decoder.reason
+    expected = by_pieces(theirs, tokens, 1)
+    logits = torch.cat([generator.forward(tokens[:, [i]], i) for i in range(LENGTH)], 1)
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+SCALINGS = {
+    "linear": {"factor": 2.5},
+    "dynamic": {"factor": 2.5},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+    "longrope": LONG,
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [1, ORIGINAL, ORIGINAL + 1, 400])
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_rotary_tables_are_transformers(kind, length):
+    """longrope through Phi-3, which rotates a drawn part of each head; the others through Llama."""
+    share, family = random.choice((0.5, 1.0)), "phi3" if kind == "longrope" else "llama"
+    print("share", share)  # shown on failure
+    width = int(8 / share) if family == "phi3" else 32
+    parts = {"rope_type": kind, "rope_theta": 1e4, **SCALINGS[kind]}
+    sizes = {"hidden_size": 4 * width, "num_attention_heads": 4, "max_position_embeddings": 256}
+    if family == "phi3":
+        sizes |= {"original_max_position_embeddings": ORIGINAL}
+        parts |= {"partial_rotary_factor": share}
+    kinds = {"phi3": Phi3Config, "llama": LlamaConfig}
+    theirs = kinds[family](**sizes, rope_parameters=parts)
+    table, factor = ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", seq_len=length)
+    ours = from_hugging_face(theirs.to_dict(), "tables")
+    found = frequencies(ours, torch.device("cpu"), 0, length)
+    assert torch.allclose(found[: len(table)], table, rtol=1e-5) and not found[len(table) :].any()
+    assert ours.rope_scaling.attention_factor == pytest.approx(factor)
