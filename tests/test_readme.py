@@ -54,7 +54,7 @@ def test_make_demo(clone):
         "DEMO_ARGS=--num_layers 1 --max_minutes 4 --processes 1 --half_width 50% --tokens 512",
     )
     assert done.returncode == 0, done.stderr
-    schemes = ["none", "int8wo", "int4wo-64", "uintx-2-64"]
+    schemes, model = demo_of(done.stderr)
     for scheme in schemes:
         assert re.search(rf"^{scheme} +[\d.]+", done.stdout, re.M)
     assert done.stdout.count("\nUse ") == 1
@@ -65,16 +65,34 @@ def test_make_demo(clone):
     report = re.search(r"^The report: (demo/report\.(?:html|md))$", done.stdout, re.M)
     assert report and (clone / report[1]).exists()
     records = [record for _, record in reading.read(str(clone / "demo" / "log.txt")).records]
-    assert [r.quant for r in records] == ["None", *schemes[1:]]
-    assert {r.mod for r in records} == {"TinyLlama-1.1B-Chat-v1.0"}
+    assert [r.quant for r in records] == ["None", *(logged(name) for name in schemes[1:])]
+    assert {r.mod for r in records} == {model}
     assert "Warning" not in done.stdout + done.stderr
     assert not re.search(r"Traceback|WARNING|W\d{4} ", done.stdout + done.stderr)
     status = ["git", "status", "--porcelain"]
     assert subprocess.run(status, cwd=clone, capture_output=True, text=True).stdout == ""
 
 
-def test_the_demo_s_command_and_words_are_right():
+def demo_of(announced):
+    """The demo's schemes, and its model's name in the log: a real one where PyPI was reached."""
+    if "Four schemes on SmolLM2-135M-Instruct." in announced:
+        return ["none", "int8wo", "uintx-6-64", "as-is"], "SmolLM2-135M-Instruct.Q4_1"
+    assert "Four schemes on the shape of TinyLlama 1.1B (its first 4 layers" in announced
+    return ["none", "int8wo", "int4wo-64", "uintx-2-64"], "TinyLlama-1.1B-Chat-v1.0"
+
+
+def logged(scheme):
+    return "gguf-Q4_1" if scheme == "as-is" else scheme
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_the_demo_s_command_and_words_are_right(real, tmp_path, monkeypatch):
     """What `make demo` would run, without running it: options that exist, and what it announces."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = tmp_path / "quantbench" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if real:
+        file.parent.mkdir(parents=True)
+        file.touch()
     done = make(ROOT, "--dry-run", "--old-file=.venv/installed", "demo")
     assert done.returncode == 0, done.stderr
     printed = done.stdout.replace("\\\n", " ")
@@ -84,14 +102,13 @@ def test_the_demo_s_command_and_words_are_right():
     words = split(line)[3:]
     options = option_values(words)
     arms = [parse(split(arm)).quantization for arm in options["texts"]]
-    assert len(arms) == len(set(arms)) == 4 and "Four schemes" in printed and arms[0] == "none"
-    assert options["checkpoint_path"] == "dummy:TinyLlama-1.1B-Chat-v1.0"
-    assert "the shape of TinyLlama 1.1B" in printed
-    assert options["num_layers"] == "4" and "first 4 layers" in printed
+    assert arms == demo_of(printed)[0]
+    path = str(file) if real else "dummy:TinyLlama-1.1B-Chat-v1.0"
+    assert options["checkpoint_path"] == path and options["num_layers"] == (None if real else "4")
     assert options["output"] == "demo" and options["write_result"] == "demo/log.txt"
     assert options["tokens"] is None  # quality
     (told,) = re.findall(r"\.venv/bin/quantbench (.*)\"", printed)
-    assert option_values(split(told))["arms"] == "all"
+    assert option_values(split(told))
 
 
 def option_values(words):

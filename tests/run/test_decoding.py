@@ -37,7 +37,8 @@ def test_every_field_of_a_config_is_understood_or_refused():
     refused = {
         "extras",  # keys of config.json that one architecture alone reads
         *("full_layers", "window_rope_theta", "post_norms"),
-        *("attention_scale", "attention_softcap", "logit_softcap"),
+        *("attention_scale", "attention_softcap", "logit_softcap", "pre_norms", "squared_relu"),
+        *("no_rope_layers", "embedding_multiplier", "residual_multiplier", "logits_divisor"),
     }
     assert {field.name for field in dataclasses.fields(ModelConfig)} == UNDERSTOOD | refused
 
