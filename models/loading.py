@@ -93,6 +93,8 @@ def load_model(
     """
     if isinstance(checkpoint, str):
         checkpoint = open_checkpoint(checkpoint)
+    if not isinstance(transform, Stages):
+        checkpoint = checkpoint.in_full_precision() or checkpoint
     saved = checkpoint.saved
     if saved and not isinstance(transform, Stages):
         raise CheckpointError(

@@ -20,6 +20,7 @@ from quantbench.models.formats.packed import Form
 from quantbench.ops.formats import Packed
 
 _MAPPED_BYTES = 256 << 20  # bytes of a pickle that are read before it is mapped anew
+_SMALL = 1024  # bytes of a tensor that is read at once
 # What torch says of a pickle that would run code.
 _WANTS_CODE = re.compile(r"\bGLOBAL\b|allowed global|Trying to ")
 
@@ -33,6 +34,8 @@ class Stored:
     # How the file holds it quantized, and what reads that; None: it is a plain tensor.
     form: Form | None = None
     packed: Callable[[], Packed] | None = None
+    # Its shape and dtype, on the meta device; the tensor itself, if it is small. None: not known.
+    like: Tensor | None = None
 
 
 def safetensors_file(file: Path) -> dict[str, Stored]:
@@ -40,7 +43,7 @@ def safetensors_file(file: Path) -> dict[str, Stored]:
     _require_readable(file, "safetensors opens")
     try:
         with safe_open(file, framework="pt") as opened:
-            keys = list(opened.keys())
+            likes = {key: _like(opened.get_tensor(key)) for key in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{file} is damaged or no safetensors file ({error}); an unfinished download or a Git "
@@ -52,7 +55,13 @@ def safetensors_file(file: Path) -> dict[str, Stored]:
         with safe_open(file, framework="pt") as opened:
             return opened.get_tensor(name)
 
-    return {key: Stored(file, functools.partial(read, key)) for key in keys}
+    return {
+        key: Stored(file, functools.partial(read, key), like=like) for key, like in likes.items()
+    }
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.nbytes <= _SMALL else tensor.to("meta")
 
 
 def drop_pages(paths: Sequence[Path]) -> None:
