@@ -57,8 +57,8 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
             if kind.sniff(place):
                 found = kind(place)
                 # tiny_moe has 8 bits for the sake of the source tree's size.
-                embedded = checkpoint_path in EMBEDDED_MODELS
-                return embedded and found.in_full_precision() or found
+                floats = found.in_full_precision() if checkpoint_path in EMBEDDED_MODELS else None
+                return floats or found
     given = "" if path == folder else f"{checkpoint_path} is no checkpoint, and "
     raise CheckpointError(
         f"{given}{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, "

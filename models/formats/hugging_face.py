@@ -36,7 +36,7 @@ from quantbench.models.registry import ARCHITECTURES, build
 from quantbench.text import shown
 
 _INDEX = "model.safetensors.index.json"
-_METHODS: dict[str, Any] = {
+METHODS: dict[str, Any] = {
     one.METHOD: one for one in (compressed_tensors, gptq, awq, fp8, bitsandbytes)
 }  # of quantizing
 _PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # the first with a match
@@ -84,8 +84,9 @@ class HuggingFace(Checkpoint):
         if not self._as_is or not self._quantization:
             return None
         with torch.device("meta"):
-            layers = AsIs(self._stacked()).layers(build(self.config()))
-        label = _METHODS[self._quantization["quant_method"]].label(self._quantization)
+            model = build(self.config())
+        layers = AsIs(self._stacked()).layers(model)
+        label = METHODS[self._quantization["quant_method"]].label(self._quantization)
         return SavedScheme("as-is", None, layers, label) if layers else None
 
     def in_full_precision(self) -> "HuggingFace | None":
@@ -110,7 +111,7 @@ class HuggingFace(Checkpoint):
         described = read_json(folder / "config.json")
         config = self.config()  # which checks the method
         if how := self._quantization:
-            tensors = quantized.weights(tensors, _METHODS[how["quant_method"]].layouts(how))
+            tensors = quantized.weights(tensors, METHODS[how["quant_method"]].layouts(how))
         row = ARCHITECTURES.get(str(described.get("model_type")))
         name_map = names.of_architecture(row.weights if row else {}, tensors)
         return StackedTensors(folder, tensors, name_map, config, False, device)
@@ -144,13 +145,13 @@ def read_config(file: Path, name: str) -> ModelConfig:
 def _check_quantization(config: Any, where: str) -> None:
     OBJECT.check(where, "its value", config)
     method = config.get("quant_method")
-    if str(method) not in _METHODS:
-        *others, last = _METHODS
+    if str(method) not in METHODS:
+        *others, last = METHODS
         raise CheckpointError(
             f"{where}: quant_method {shown(method)} is not read; {', '.join(others)} and "
             f"{last} are, {quantized.HINT}"
         )
-    _METHODS[method].check(config, where)
+    METHODS[method].check(config, where)
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -192,7 +192,7 @@ def test_schemes_apply_on_top(tmp_path):
         ),
         (lambda t: t.update({f"{GATE}_scale": torch.ones(96, 5)}), "(96, 5); the weight has"),
         (lambda t: t.update({f"{GATE}_scale": torch.ones(96, 0)}), "(96, 0); the weight has"),
-        (lambda t: t.update({f"{GATE}_scale": torch.ones(96, 1).int()}), "int32 of shape (96, 1); "),
+        (lambda t: t.update({f"{GATE}_scale": torch.ones(96, 1).int()}), "int32 of shape (96, 1)"),
         (lambda t: t.update({GATE: torch.ones(96, 64)}), "float32 of shape (96, 64); expected"),
         (lambda t: t.update({GATE: t[GATE][0].clone()}), "is torch.int8 of shape (64,); expected"),
         (lambda t: t.update({GATE: t[GATE][:95].clone(), f"{GATE}_scale": torch.ones(1)}),
