@@ -25,6 +25,7 @@ _INT = (torch.int32,)
 _BITS = (2, 3, 4, 8)
 _CONFIG: dict[str, tuple[Any, ...]] = {
     "quant_method": (METHOD,),
+    "method": (None, METHOD),
     "bits": _BITS,
     "checkpoint_format": (None, "gptq", "gptq_v2"),
     "format": (None, "gptq", "gptq_v2"),
@@ -58,7 +59,9 @@ def label(config: dict[str, Any]) -> str:
 
 
 def layouts(config: dict[str, Any]) -> list[Layout]:
-    how = config.get("sym") is True, config.get("desc_act") is True, _is_first(config)
+    differ = bool(config.get("dynamic"))  # layers have options of their own
+    is_symmetric = config.get("sym") is True and not differ
+    how = is_symmetric, config.get("desc_act") is True or differ, _is_first(config)
     return [
         Layout(
             ("qweight", "qzeros", "scales", "g_idx"),

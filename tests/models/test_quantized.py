@@ -13,7 +13,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 
 from quantbench import models
-from quantbench.errors import CheckpointError, UsageError
+from quantbench.errors import CheckpointError
 from quantbench.generate import Generator
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import hugging_face, open_checkpoint, quantized
@@ -207,8 +207,11 @@ def test_a_layer_has_the_numbers_of_its_format(name, tmp_path):
         assert isinstance(parse(str(stored.form)), Stored)
 
 
-def folder_of(name, folder):
-    """A small Llama whose projections are in a format, all with the same options."""
+def folder_of(name, folder, change=lambda tensors, config: None):
+    """A small Llama whose projections are in a format, all with the same options.
+
+    change(tensors, quantization_config) is called before they are written.
+    """
     path, _ = saved("llama-3", folder)
     options, tensors = random.getstate(), {}
     for key, tensor in load_file(path / "model.safetensors").items():
@@ -218,6 +221,7 @@ def folder_of(name, folder):
             parts, config, _ = FORMATS[name][1](tensors.pop(key))
             stem = key.removesuffix("weight")
             tensors |= {stem + end: part.contiguous() for end, part in parts.items()}
+    change(tensors, config)
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     described = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(described | {"quantization_config": config}))
@@ -248,3 +252,82 @@ def test_a_folder_is_saved_with_its_numbers(tmp_path):
     loading = Loading(config, spec, torch.device("cpu"), checkpoint=checkpoint)
     model = loading.load(lambda done, total: None, lambda line: None)
     assert torch.equal(logits(model), logits(models.load(str(folder), precision=torch.float32)))
+
+
+UP = "model.layers.1.mlp.up_proj"  # 96 rows, 64 columns
+AWQ, GPTQ = ({"quant_method": method, "bits": 4} for method in ("awq", "gptq"))
+DAMAGE = [  # what is changed, and what the one line says
+    ("gptq", lambda t, c: t.pop(f"{UP}.g_idx"), f"qweight, but not {UP}.g_idx"),
+    ("gptq", lambda t, c: t.pop(f"{UP}.qzeros"), f"qweight, but not {UP}.qzeros"),
+    ("gptq", lambda t, c: t.pop(f"{UP}.scales"), f"qweight, but not {UP}.scales"),
+    ("gptq", lambda t, c: t.update({f"{UP}.weight": torch.ones(96, 64)}), "keep one"),
+    ("gptq", lambda t, c: cut(t, "qweight", 1), "these are no codes of 2, 3, 4 or 8 bits"),
+    ("gptq", lambda t, c: cut(t, "qzeros", 0), f"{UP}.qzeros is torch.int32 of shape (0, "),
+    ("gptq", lambda t, c: t.update({f"{UP}.scales": torch.ones(2, 95)}), "of shape (any, 96)"),
+    ("gptq", lambda t, c: t[f"{UP}.g_idx"].add_(9), "g_idx is torch.int32 of shape (64,); there"),
+    ("gptq", lambda t, c: c.pop("bits"), "bits 'missing' is not read; 2 or 3 or 4 or 8 is, or"),
+    ("gptq", lambda t, c: c.update(bits=5), "bits 5 is not read; 2 or 3 or 4 or 8 is, or give"),
+    ("gptq", lambda t, c: c.update(checkpoint_format="marlin"), "format 'marlin' is not read"),
+    ("gptq", lambda t, c: c.update(activation="w4afp8"), "'activation' is not understood"),
+    ("gptq", lambda t, c: c.clear() or c.update(AWQ), "scales is torch.float16 of shape ("),
+    ("awq", lambda t, c: c.clear() or c.update(GPTQ), ".qweight, but not model.layers."),
+    ("awq", lambda t, c: c.update(version="gemv"), "version 'gemv' is not read; null or gemm or"),
+    ("awq", lambda t, c: c.update(bits=8), "bits 8 is not read; 4 is, or give the full-precision"),
+    ("awq", lambda t, c: t.update({f"{UP}.scales": torch.ones(5, 96)}), "the weight has 64 col"),
+    ("awq", lambda t, c: t.update(of_bnb(t)), "which the model would not read"),
+    ("fp8", lambda t, c: c.update(weight_block_size=[128]), "weight_block_size is [128]; accepted"),
+    ("fp8", lambda t, c: t.update({f"{UP}.weight": torch.ones(96, 64)}), "expected is float8_e4m3"),
+    ("bnb-nf4", lambda t, c: state(t, b"[]"), "expected is JSON with a shape and a blocksize"),
+    ("bnb-nf4", lambda t, c: state(t, b'{"shape": [8, 8], "blocksize": 64}'), "(32, 1)"),
+    ("bnb-nf4", lambda t, c: state(t, b'{"shape": [96, 64], "blocksize": 0}'), "its shape or its"),
+    ("bnb-nf4", lambda t, c: t[f"{UP}.weight.quant_map"].neg_(), "these are not the values of nf4"),
+    ("bnb-nf4, nested", lambda t, c: t.pop(f"{UP}.weight.nested_absmax"), "is not whole"),
+    ("bnb-int8", lambda t, c: t[f"{UP}.weight_format"].add_(1), "rows alone are read, which is 0"),
+    ("nvfp4", lambda t, c: t[f"{UP}.weight_global_scale"].neg_(), "expected is one number above 0"),
+    ("mxfp4", lambda t, c: cut(t, "weight_scale", 5, 1), "of shape (96, 0); the weight has 64 col"),
+]
+
+
+def cut(tensors, end, size, dimension=0):
+    """The first `size` rows of a tensor, or columns; fewer where it has not so many."""
+    tensor = tensors[f"{UP}.{end}"]
+    size = size if size < tensor.shape[dimension] else 0
+    tensors[f"{UP}.{end}"] = tensor.narrow(dimension, 0, size).contiguous()
+
+
+def state(tensors, content):
+    tensors[f"{UP}.weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(content)).byte()
+
+
+def of_bnb(tensors):
+    """A layer in bitsandbytes' format beside another."""
+    parts, _, _ = bnb_4bit(torch.randn(96, 64), "nf4", False)
+    return {f"{UP}.{end}": part for end, part in parts.items() if end != "weight"}
+
+
+@pytest.mark.parametrize("name, change, message", DAMAGE)
+def test_damage_is_one_clear_line(tmp_path, name, change, message):
+    path = folder_of(name, tmp_path, change)
+    with pytest.raises(CheckpointError) as error:
+        load_model(str(path))
+    assert message in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(CheckpointError):
+        models.load(str(path))
+
+
+@pytest.mark.parametrize("value", [1, 0])
+def test_a_bias_of_zeros_changes_nothing(tmp_path, value):
+    """AutoGPTQ gives one to every layer."""
+    bias = torch.full((96,), value).half()
+    path = folder_of("gptq", tmp_path, lambda tensors, _: tensors.update({f"{UP}.bias": bias}))
+    if not value:
+        assert load_model(str(path)).layers[1].feed_forward.w13.bias is None
+        return
+    with pytest.raises(CheckpointError, match="up_proj.bias, which the model would not read"):
+        load_model(str(path))
+
+
+def test_layers_with_options_of_their_own(tmp_path):
+    """As GPTQModel's `dynamic` has them: another number of bits, act-order, and zeros."""
+    path = folder_of("gptq", tmp_path, lambda tensors, config: config.update(dynamic={"+:.*": {}}))
+    assert models.load(str(path)) is not None
