@@ -20,6 +20,7 @@ from quantbench.models.formats import (
     gptq,
     names,
     quantized,
+    torchao,
 )
 from quantbench.models.formats.as_is import AsIs
 from quantbench.models.formats.base import (
@@ -37,7 +38,7 @@ from quantbench.text import shown
 
 _INDEX = "model.safetensors.index.json"
 METHODS: dict[str, Any] = {
-    one.METHOD: one for one in (compressed_tensors, gptq, awq, fp8, bitsandbytes)
+    one.METHOD: one for one in (compressed_tensors, gptq, awq, fp8, bitsandbytes, torchao)
 }  # of quantizing
 _PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # the first with a match
 # What is downloaded from the hub: descriptions, then the first pattern of weights with a match.

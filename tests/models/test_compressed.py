@@ -240,7 +240,7 @@ GROUP = ("config_groups", "group_0")
     "config, message",
     [
         (3, "quantization_config: its value is 3; accepted is an object"),
-        ({}, "quant_method None is not read; compressed-tensors, gptq, awq, fp8 and bitsandbytes"),
+        ({}, "quant_method None is not read; compressed-tensors, gptq, awq, fp8, bitsandbytes"),
         ({"quant_method": "aqlm"}, "quant_method 'aqlm' is not read"),
         ({"quant_method": ["gptq"]}, "quant_method ['gptq'] is not read"),
         (changed("format", value="marlin-24"), "format 'marlin-24' is not"),

@@ -11,6 +11,7 @@ from bitsandbytes import functional as bnb
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
+from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
 from quantbench import models
 from quantbench.errors import CheckpointError
@@ -113,6 +114,18 @@ def bnb_int8(w):
     return tensors, {"quant_method": "bitsandbytes", "load_in_8bit": True}, expected
 
 
+def torchao(w, config):
+    linear = torch.nn.Linear(*w.T.shape, bias=False).requires_grad_(False)
+    linear.weight.copy_(w)
+    quantize_(linear, config)
+    weight, kind = linear.weight, type(config).__name__
+    tensors = {f"_weight_{end}": getattr(weight, end) for end in weight.tensor_data_names}
+    zero = getattr(weight, "zero_point", None)
+    tensors |= {} if zero is None else {"_weight_zero_point": zero}
+    described = {"quant_method": "torchao", "quant_type": {"default": {"_type": kind}}}
+    return tensors, described, weight.dequantize()
+
+
 def compressed(w, layout, **weights):
     weights = QuantizationArgs(**weights)
     scheme = QuantizationScheme(targets=["Linear"], weights=weights, format=layout)
@@ -158,6 +171,8 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
     "bnb-nf4, nested": ("bnb-nf4", lambda w: bnb_4bit(w, "nf4", True)),
     "bnb-fp4": ("bnb-fp4", lambda w: bnb_4bit(w, "fp4", random.choice([True, False]))),
     "bnb-int8": ("bnb-int8", bnb_int8),
+    "torchao int8": ("w8a16", lambda w: torchao(w, Int8WeightOnlyConfig(version=2))),
+    "torchao float8": ("fp8", lambda w: torchao(w, Float8WeightOnlyConfig())),
     "w4a16": ("w4a16-32", of("pack-quantized", num_bits=4, **GROUPS)),
     "w4a16, zeros": ("w4a16-32", of("pack-quantized", num_bits=4, symmetric=False, **GROUPS)),
     "w8a16, zeros": ("w8a16", of("pack-quantized", num_bits=8, symmetric=False, **ROWS)),
@@ -283,6 +298,12 @@ DAMAGE = [  # what is changed, and what the one line says
     ("bnb-nf4", lambda t, c: t[f"{UP}.weight.quant_map"].neg_(), "these are not the values of nf4"),
     ("bnb-nf4, nested", lambda t, c: t.pop(f"{UP}.weight.nested_absmax"), "is not whole"),
     ("bnb-int8", lambda t, c: t[f"{UP}.weight_format"].add_(1), "rows alone are read, which is 0"),
+    ("torchao int8", lambda t, c: t[f"{UP}._weight_zero_point"].add_(1), "whose zeros are 0"),
+    (
+        "torchao int8",
+        lambda t, c: c.update(quant_type="int4"),
+        "quant_type 'int4' is not read; Int8",
+    ),
     ("nvfp4", lambda t, c: t[f"{UP}.weight_global_scale"].neg_(), "expected is one number above 0"),
     ("mxfp4", lambda t, c: cut(t, "weight_scale", 5, 1), "of shape (96, 0); the weight has 64 col"),
 ]
