@@ -82,7 +82,7 @@ def _four_bit(kind: str, parts: Parts) -> Packed:
     codes = parts.tensor("weight", (torch.uint8,), rows * columns // 2, 1).view(rows, -1)
     blocks = -(-rows * columns // block)
     largest = _largest(parts, blocks, state)
-    # Blocks go on from row to row; the longest group of a row that lies in one block.
+    # A block may end in the next row: a group is the most columns that never cross two blocks.
     group_size = math.gcd(block, columns)
     if group_size != block:
         first = torch.arange(0, rows * columns, group_size, device=largest.device)

@@ -13,10 +13,10 @@ A layer X with N rows and K columns has these tensors in place of X.weight:
     nvfp4-pack-quantized            X.weight_global_scale   (1,), which divides the scales
 
 The weight is (value - zero) · scale. Value i of a packed row has its bits at bit i · bits, lowest
-first, and is stored with 2^(bits - 1) added; packed zeros lie so along the rows.
+first, and is stored with 2^(bits - 1) added; packed zeros are packed the same way along the rows.
 
-What is said of activations is not carried out: they keep --precision. What else would change the
-result is refused. https://github.com/vllm-project/compressed-tensors
+The weights alone are read: activations are not rounded, and keep --precision. What else would
+change the result is refused. https://github.com/vllm-project/compressed-tensors
 """
 
 import functools

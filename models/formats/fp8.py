@@ -6,7 +6,7 @@ A layer X with N rows and K columns has
     X.weight_scale_inv  one float for each block of weight_block_size rows and columns, or
     X.weight_scale      one for all, or for each row
 
-and its weight is value · scale. What is said of activations is not carried out: they keep
+and its weight is value · scale. The weights alone are read: activations are not rounded, and keep
 --precision.
 """
 

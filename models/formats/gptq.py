@@ -36,7 +36,7 @@ _CONFIG: dict[str, tuple[Any, ...]] = {
     "adapter": (None, {}),
     "rotation": (None, False, ""),
 }
-# What the quantizer was told, or which kernel was meant; sizes show in the tensors.
+# Settings of the quantizer and of kernels. The tensors' shapes give the sizes of groups.
 _HARMLESS = {
     "act_group_aware", "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs",
     "damp_auto_increment", "damp_percent", "dataset", "device", "disable_exllama", "dynamic",
@@ -59,7 +59,7 @@ def label(config: dict[str, Any]) -> str:
 
 
 def layouts(config: dict[str, Any]) -> list[Layout]:
-    differ = bool(config.get("dynamic"))  # layers have options of their own
+    differ = bool(config.get("dynamic"))  # other options for some layers
     is_symmetric = config.get("sym") is True and not differ
     how = is_symmetric, config.get("desc_act") is True or differ, _is_first(config)
     return [

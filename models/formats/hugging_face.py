@@ -75,7 +75,7 @@ class HuggingFace(Checkpoint):
 
     @functools.cached_property
     def _quantization(self) -> dict[str, Any]:
-        """config.json's quantization_config; empty where there is none."""
+        """config.json's quantization_config; {} if it is missing."""
         assert self.folder is not None
         file = self.folder / "config.json"
         return (read_json(file) if os.path.lexists(file) else {}).get("quantization_config") or {}

@@ -2,7 +2,7 @@
 
     found = weights(tensors, gptq.layouts(config))      # each X.weight as one Stored
 
-Each method of quantization is a module beside this one. It has
+Each method of quantization is a module in this folder. It has
 
     METHOD              quant_method in config.json's quantization_config
     check(config, where)    CheckpointError for a configuration that is not read
@@ -82,7 +82,7 @@ class Layout:
 
     # The ends of the tensors that the layer has; the first of them shows that it is stored so.
     ends: tuple[str, ...]
-    # Reads the weight; on the meta device it is asked for the shapes. None: no kernel reads it.
+    # Reads the weight, or on the meta device its shapes. None: no kernel has such groups.
     packed: Callable[[Parts], Packed | None]
     optional: tuple[str, ...] = ()
     # Reads it in float32, where that is not what dequantizing gives bit for bit.

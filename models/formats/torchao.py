@@ -6,7 +6,7 @@ A layer X with N rows and K columns has
     X._weight_scale         one float for all, for each row, or for each group of columns
     X._weight_zero_point    int8 zeros, beside int8 alone
 
-and its weight is value · scale. What is said of activations is not carried out: they keep
+and its weight is value · scale. The weights alone are read: activations are not rounded, and keep
 --precision.
 """
 

@@ -310,7 +310,7 @@ DAMAGE = [  # what is changed, and what the one line says
 
 
 def cut(tensors, end, size, dimension=0):
-    """The first `size` rows of a tensor, or columns; fewer where it has not so many."""
+    """The first `size` rows or columns of a tensor; none if it has fewer."""
     tensor = tensors[f"{UP}.{end}"]
     size = size if size < tensor.shape[dimension] else 0
     tensors[f"{UP}.{end}"] = tensor.narrow(dimension, 0, size).contiguous()
@@ -321,7 +321,7 @@ def state(tensors, content):
 
 
 def of_bnb(tensors):
-    """A layer in bitsandbytes' format beside another."""
+    """A second layer of that name, in bitsandbytes' format."""
     parts, _, _ = bnb_4bit(torch.randn(96, 64), "nf4", False)
     return {f"{UP}.{end}": part for end, part in parts.items() if end != "weight"}
 
