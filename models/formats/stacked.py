@@ -84,9 +84,9 @@ class StackedTensors:
             raise CheckpointError(f"{file}: tensor {name} is {kind}; dense tensors are read")
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{file}: tensor {name} is {tensor.dtype}: weights that other tools quantized are "
-                "read in compressed-tensors' format alone; give the full-precision checkpoint and "
-                "--quantization"
+                f"{file}: tensor {name} is {tensor.dtype}, and config.json has no "
+                "quantization_config that says how to read it; give the full-precision checkpoint "
+                "and --quantization"
             )
         return tensor
 

@@ -19,9 +19,11 @@ from quantbench.generate import Generator
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import hugging_face, open_checkpoint, quantized
 from quantbench.models.formats.tensor_files import safetensors_file
-from quantbench.models.loading import load_model
+from quantbench.models.loading import load_config, load_model
 from quantbench.ops.formats import dequantize
+from quantbench.ops.ranks import Ranks
 from quantbench.quantize.spec import AsIs, Stored, parse
+from quantbench.run.cutting import split_for
 from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of
 from tests.models.hugging_face import saved
@@ -352,3 +354,11 @@ def test_layers_with_options_of_their_own(tmp_path):
     """As GPTQModel's `dynamic` has them: another number of bits, act-order, and zeros."""
     path = folder_of("gptq", tmp_path, lambda tensors, config: config.update(dynamic={"+:.*": {}}))
     assert models.load(str(path)) is not None
+
+
+def test_ranks_share_a_folder(tmp_path):
+    saved = open_checkpoint(str(folder_of("w4a16", tmp_path))).saved
+    layers = {name: parse(scheme) for name, (scheme, _) in saved.layers.items()}
+    config = load_config(str(tmp_path / "llama-3"))
+    split = split_for(config, Ranks(1, 2), AsIs(tuple(layers.items())), saved.layers)
+    assert split.cut("layers.0.attention.wo.weight").ranges == ((32, 64),)
