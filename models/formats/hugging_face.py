@@ -1,6 +1,5 @@
 """Hugging Face folders (config.json with *.safetensors or pytorch_model*.bin) and hub entries."""
 
-import copy
 import functools
 import os
 from collections.abc import Callable, Mapping
@@ -22,18 +21,12 @@ from quantbench.models.formats import (
     quantized,
     torchao,
 )
-from quantbench.models.formats.as_is import AsIs
-from quantbench.models.formats.base import (
-    Checkpoint,
-    SavedScheme,
-    Tensors,
-    read_json,
-    require_inside,
-)
+from quantbench.models.formats.as_is import MaybeQuantized
+from quantbench.models.formats.base import read_json, require_inside
 from quantbench.models.formats.stacked import StackedTensors
 from quantbench.models.formats.tensor_files import Stored, pickle_file, safetensors_file
 from quantbench.models.hugging_face import from_hugging_face
-from quantbench.models.registry import ARCHITECTURES, build
+from quantbench.models.registry import ARCHITECTURES
 from quantbench.text import shown
 
 _INDEX = "model.safetensors.index.json"
@@ -46,10 +39,8 @@ _HUB_SMALL = ["*.json", "chat_template.jinja", "tokenizer.model", "original/toke
 _HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
-class HuggingFace(Checkpoint):
+class HuggingFace(MaybeQuantized):
     """A folder as transformers writes it, its weights in floating point or quantized."""
-
-    _as_is = True
 
     @classmethod
     def sniff(cls, path: Path) -> bool:
@@ -80,27 +71,12 @@ class HuggingFace(Checkpoint):
         file = self.folder / "config.json"
         return (read_json(file) if os.path.lexists(file) else {}).get("quantization_config") or {}
 
-    @functools.cached_property
-    def saved(self) -> SavedScheme | None:  # type: ignore[override]
-        if not self._as_is or not self._quantization:
-            return None
-        with torch.device("meta"):
-            model = build(self.config())
-        layers = AsIs(self._stacked()).layers(model)
-        label = METHODS[self._quantization["quant_method"]].label(self._quantization)
-        return SavedScheme("as-is", None, layers, label) if layers else None
-
-    def in_full_precision(self) -> "HuggingFace | None":
+    def _label(self) -> str | None:
         if not self._quantization:
             return None
-        other = copy.copy(self)
-        other.__dict__.pop("saved", None)
-        other._as_is = False
-        return other
-
-    def tensors(self, device: torch.device | str = "cpu") -> Tensors:
-        stacked = self._stacked(device)
-        return AsIs(stacked) if self.saved else stacked
+        self.config()  # which checks the method
+        label: str = METHODS[self._quantization["quant_method"]].label(self._quantization)
+        return label
 
     def _stacked(self, device: torch.device | str = "cpu") -> StackedTensors:
         files, folder = self.files, self.folder
@@ -110,7 +86,7 @@ class HuggingFace(Checkpoint):
         if is_safetensors and os.path.lexists(folder / _INDEX):
             _check_index(folder / _INDEX, tensors)
         described = read_json(folder / "config.json")
-        config = self.config()  # which checks the method
+        config = self.config()
         if how := self._quantization:
             tensors = quantized.weights(tensors, METHODS[how["quant_method"]].layouts(how))
         row = ARCHITECTURES.get(str(described.get("model_type")))
