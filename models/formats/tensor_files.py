@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 import pickle
 import re
@@ -21,6 +22,11 @@ from quantbench.ops.formats import Packed
 
 _MAPPED_BYTES = 256 << 20  # bytes of a pickle that are read before it is mapped anew
 _SMALL = 1024  # bytes of a tensor that is read at once
+_DTYPES = {  # of weights that are quantized, by safetensors' names
+    **{"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.float8_e8m0fnu},
+    **{"I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8},
+}
 # What torch says of a pickle that would run code.
 _WANTS_CODE = re.compile(r"\bGLOBAL\b|allowed global|Trying to ")
 
@@ -43,7 +49,7 @@ def safetensors_file(file: Path) -> dict[str, Stored]:
     _require_readable(file, "safetensors opens")
     try:
         with safe_open(file, framework="pt") as opened:
-            likes = {key: _like(opened.get_tensor(key)) for key in opened.keys()}  # noqa: SIM118
+            likes = {key: _like(opened, key) for key in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{file} is damaged or no safetensors file ({error}); an unfinished download or a Git "
@@ -60,8 +66,14 @@ def safetensors_file(file: Path) -> dict[str, Stored]:
     }
 
 
-def _like(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.nbytes <= _SMALL else tensor.to("meta")
+def _like(opened: safe_open, name: str) -> Tensor | None:
+    found = opened.get_slice(name)
+    dtype, shape = _DTYPES.get(found.get_dtype()), found.get_shape()
+    if dtype is None:
+        return None
+    if dtype.itemsize * math.prod(shape) <= _SMALL:
+        return opened.get_tensor(name).clone()  # which is no view of the mapped file
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def drop_pages(paths: Sequence[Path]) -> None:
