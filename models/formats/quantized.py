@@ -190,7 +190,7 @@ def scales(
     found = parts.like(end).shape
     sizes = (1, 1) if math.prod(found) == 1 else found
     if block and sizes == (-(-rows // block[0]), -(-columns // block[1])):
-        scale = parts.tensor(end, FLOATS, *found).reshape(sizes)
+        scale = _floats(parts, end, found).reshape(sizes)
         group_size = math.gcd(block[1], columns)
         scale = scale.repeat_interleave(block[0], 0)[:rows]
         scale = scale.repeat_interleave(block[1] // group_size, 1)
@@ -201,7 +201,13 @@ def scales(
             f"the weight has {rows} rows and {columns} columns: there is one for all, for each "
             "row, for equal groups of a row, or for each block",
         )
-    return parts.tensor(end, FLOATS, *found).reshape(sizes).expand(rows, -1).contiguous()
+    return _floats(parts, end, found).reshape(sizes).expand(rows, -1).contiguous()
+
+
+def _floats(parts: Parts, end: str, shape: torch.Size) -> Tensor:
+    """Scales, those that are powers of two in 8 bits as float32."""
+    scale = parts.tensor(end, (*FLOATS, torch.float8_e8m0fnu), *shape)
+    return scale if scale.dtype in FLOATS else scale.float()
 
 
 # ------------------------------------------------------------------------------ configurations

@@ -88,12 +88,13 @@ def fp8(w):
         tensors = {"weight": (w / scale).to(torch.float8_e4m3fn), "weight_scale": scale}
         return tensors, {"quant_method": "fp8"}, tensors["weight"].float() * scale
     sizes = [-(-size // each) for size, each in zip(w.shape, block, strict=True)]
-    scale = torch.rand(sizes) / 1000
+    scale = torch.exp2(torch.randint(-12, -8, sizes).float())
     spread = scale.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
     spread = spread[: w.shape[0], : w.shape[1]]
     tensors = {"weight": (w / spread).clamp(-448, 448).to(torch.float8_e4m3fn)}
     config = {"quant_method": "fp8", "weight_block_size": block, "activation_scheme": "dynamic"}
-    tensors["weight_scale_inv"] = scale
+    powers = random.random() < 0.5  # DeepSeek's ue8m0
+    tensors["weight_scale_inv"] = scale.to(torch.float8_e8m0fnu) if powers else scale
     return tensors, config, tensors["weight"].float() * spread
 
 
