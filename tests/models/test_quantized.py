@@ -363,3 +363,23 @@ def test_ranks_share_a_folder(tmp_path):
     config = load_config(str(tmp_path / "llama-3"))
     split = split_for(config, Ranks(1, 2), AsIs(tuple(layers.items())), saved.layers)
     assert split.cut("layers.0.attention.wo.weight").ranges == ((32, 64),)
+
+
+def test_a_matrix_of_two_formats_keeps_the_numbers_of_both(tmp_path):
+    """gate in 4 bits and up in 8 are one matrix of 8 bits here."""
+
+    def change(tensors, config):
+        eight, other, _ = of("int-quantized", num_bits=8, **GROUPS)(torch.randn(96, 64))
+        for end in ("weight_packed", "weight_shape", "weight_zero_point"):
+            del tensors[f"{UP}.{end}"]
+        tensors |= {f"{UP}.{end}": part.contiguous() for end, part in eight.items()}
+        config["config_groups"]["group_1"] = other["config_groups"]["group_0"]
+        config["format"] = "mixed-precision"
+
+    path = folder_of("w4a16, zeros", tmp_path, change)
+    saved = open_checkpoint(str(path)).saved
+    assert saved.label == "mixed"
+    assert saved.layers["layers.1.feed_forward.w13"][0] == "stored-int-8-32-float32-float32"
+    model, exact = models.load(str(path)), load_model(str(path))
+    expected = logits(exact)
+    assert (logits(model) - expected).abs().max() <= 1e-3 * expected.abs().max()
