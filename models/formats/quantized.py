@@ -98,7 +98,7 @@ def weights(tensors: Mapping[str, Stored], layouts: Sequence[Layout]) -> dict[st
     out: dict[str, Stored] = {}
     used: set[str] = set()
     for layout in layouts:
-        for name in tensors.keys() - used:
+        for name in sorted(tensors.keys() - used):
             layer = name.removesuffix(f".{layout.ends[0]}")
             if layer == name:
                 continue
