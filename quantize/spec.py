@@ -358,7 +358,7 @@ class Stored(Spec):
     like = "-"
     shown = ()
     choices = {
-        "format": ("int", "uint", "fp8", "fp4", "nf4", "iq4nl"),
+        "format": ("int", "uint", "fp8", "fp4", "nf4", "bnb-fp4", "iq4nl"),
         "bits": (1, 2, 3, 4, 5, 6, 7, 8),
         "group_size": (0, 8, 16, *GROUP_SIZES, 512, 1024),  # 0: the whole row
         "scale": ("float32", "float16", "bfloat16", "int8", "e8m0", "e4m3"),

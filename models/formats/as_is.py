@@ -6,6 +6,9 @@
 A loader reads each tensor inside a packed weight by its name, as from a model that --save wrote.
 """
 
+import copy
+import functools
+from abc import abstractmethod
 from dataclasses import dataclass, field
 
 import torch
@@ -13,9 +16,11 @@ from torch import Tensor
 
 from quantbench.errors import CheckpointError
 from quantbench.models.formats import packed
+from quantbench.models.formats.base import Checkpoint, SavedScheme, Tensors
 from quantbench.models.formats.packed import Form
 from quantbench.models.formats.stacked import StackedTensors, half_split
 from quantbench.models.llama import Transformer
+from quantbench.models.registry import build
 from quantbench.models.split import Cut
 from quantbench.ops.formats import Packed
 
@@ -97,3 +102,41 @@ class AsIs:
         order = half_split(E, width, interleaved)
         rotated.copy_(rotated.unflatten(0, (-1, E))[:, order].flatten())
         return packed.rows(weight, rows)
+
+
+class MaybeQuantized(Checkpoint):
+    """A checkpoint whose file may hold weights quantized. They stay so, unless in_full_precision is
+    asked for."""
+
+    _as_is = True
+
+    @abstractmethod
+    def _label(self) -> str | None:
+        """What logs call the file's quantization; None where it has none."""
+
+    @abstractmethod
+    def _stacked(self, device: torch.device | str = "cpu") -> StackedTensors:
+        """The weights as floats."""
+
+    @functools.cached_property
+    def saved(self) -> SavedScheme | None:  # type: ignore[override]
+        label = self._label() if self._as_is else None
+        if not label:
+            return None
+        with torch.device("meta"):
+            model = build(self.config())
+        layers = AsIs(self._stacked()).layers(model)
+        return SavedScheme("as-is", None, layers, label) if layers else None
+
+    def in_full_precision(self) -> Checkpoint:
+        if self.saved is None:
+            return self
+        other = copy.copy(self)
+        other.given_up = self.saved.label
+        other.__dict__.pop("saved", None)
+        other._as_is = False
+        return other
+
+    def tensors(self, device: torch.device | str = "cpu") -> Tensors:
+        stacked = self._stacked(device)
+        return AsIs(stacked) if self.saved else stacked

@@ -1,23 +1,28 @@
-"""Weights that compressed-tensors stored in 4 or 8 bits, read in full precision.
+"""Weights in compressed-tensors' format, which vLLM's llm-compressor writes.
 
-A layer X with N rows and K columns has these tensors instead of X.weight:
+A layer X with N rows and K columns has these tensors in place of X.weight:
 
     int-, naive-, float-quantized   X.weight         (N, K) int8 or float8_e4m3fn
     pack-quantized                  X.weight_packed  (N, ceil(K · bits / 32)) int32, and
                                     X.weight_shape   (2,) integers, N and K
+    nvfp4-, mxfp4-pack-quantized    X.weight_packed  (N, K / 2) uint8, two E2M1 codes each
     all of them                     X.weight_scale   (N, 1) for a scale per row, (N, K / group) per
-                                                     group of columns, (1,) for one
+                                                     group of columns, (1,) for one, or one for each
+                                                     block of rows and columns
+    asymmetric                      X.weight_zero_point, of a value for each scale
+    nvfp4-pack-quantized            X.weight_global_scale   (1,), which divides the scales
 
-The weight is value · scale. Value i of a packed row has its bits at bit i · bits, lowest first, and
-is stored with 2^(bits - 1) added.
+The weight is (value - zero) · scale. Value i of a packed row has its bits at bit i · bits, lowest
+first, and is stored with 2^(bits - 1) added; packed zeros are packed the same way along the rows.
 
-compressed-tensors (https://github.com/vllm-project/compressed-tensors) is the format of vLLM's
-llm-compressor. Read are checkpoints whose weights alone are quantized, symmetrically; what else a
-`quantization_config` says would change the result, and is refused.
+The weights alone are read: activations are not rounded, and keep --precision. What else would
+change the result is refused. https://github.com/vllm-project/compressed-tensors
 """
 
 import functools
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,11 +31,24 @@ from torch import Tensor
 
 from quantbench.errors import CheckpointError
 from quantbench.models.accepted import OBJECT
-from quantbench.models.formats.tensor_files import Stored
+from quantbench.models.formats.quantized import (
+    BLOCK,
+    Layout,
+    Parts,
+    eight_bit,
+    integers,
+    require,
+    scales,
+    stream,
+)
+from quantbench.ops.formats import Packed, dequantize
 from quantbench.text import shown
 
 METHOD = "compressed-tensors"
-_FORMATS = ("int-quantized", "naive-quantized", "float-quantized", "pack-quantized")
+_FORMATS = (
+    *("int-quantized", "naive-quantized", "float-quantized", "pack-quantized"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
+)
 
 # The values that each key may have. A key that is not here changes no weight (_HARMLESS), or is an
 # error unless it is null.
@@ -44,25 +62,27 @@ _CONFIG: dict[str, tuple[Any, ...]] = {
 }
 _GROUP: dict[str, tuple[Any, ...]] = {
     "format": (*_FORMATS, None),
-    "input_activations": (None,),
     "output_activations": (None,),
 }
 _WEIGHTS: dict[str, tuple[Any, ...]] = {
     "num_bits": (8, 4),
     "type": ("int", "float"),
-    "symmetric": (True,),
-    "strategy": ("channel", "group", "tensor"),
+    "symmetric": (True, False),
+    "strategy": ("channel", "group", "tensor", "block", "tensor_group"),
     "dynamic": (False,),
     "actorder": (None, False, "weight", "static"),  # of others the columns are permuted
 }
 # Which weights are quantized, and the size of a group, show in the tensors themselves.
 _HARMLESS = {
-    "config_groups", "global_compression_ratio", "group_size", "ignore", "observer",
-    "observer_kwargs", "scale_dtype", "targets", "version", "weights", "zp_dtype",
+    "block_structure", "config_groups", "global_compression_ratio", "group_size", "ignore",
+    "input_activations", "observer", "observer_kwargs", "scale_dtype", "targets", "version",
+    "weights", "zp_dtype",
 }  # fmt: skip
-_HINT = "or give the full-precision checkpoint and --quantization"
-_VALUES = (torch.int8, torch.float8_e4m3fn)
-_BITS = (4, 8)  # per packed value; no value crosses a byte
+_ACTIVATIONS = (
+    *("input_scale", "input_zero_point", "input_global_scale"),
+    *("output_scale", "output_zero_point"),
+)
+_INT8 = (torch.int8,)
 
 # The quantization_config of a checkpoint whose linear layers are stored as `packed` returns them.
 EIGHT_BIT = {
@@ -88,107 +108,132 @@ def packed(weight: Tensor) -> dict[str, Tensor]:
     return {"_packed": words, "_scale": scale, "_shape": torch.tensor(weight.shape)}
 
 
-def dequantized(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    """The checkpoint's tensors with every quantized weight as one: X.weight, float32 when read.
-
-    Raises CheckpointError for a weight that lacks one of its tensors, or has too many.
-    """
-    out: dict[str, Stored] = {}
-    used: set[str] = set()
-    for name, stored in tensors.items():
-        layer, _, kind = name.rpartition(".")
-        weight, scale, shape = (f"{layer}.weight{end}" for end in ("", "_scale", "_shape"))
-        if kind == "weight_packed":
-            parts = [name, shape, scale]
-            for part in parts:
-                if part not in tensors:
-                    raise CheckpointError(f"{stored.file} has tensor {name}, but not {part}")
-            if weight in tensors:
-                raise CheckpointError(f"{stored.file} has both {weight} and {name}; keep one")
-        elif kind == "weight" and scale in tensors and f"{name}_packed" not in tensors:
-            parts = [name, scale]
-        else:
-            continue
-        used.update(parts)
-        pieces = [tensors[part] for part in parts]
-        out[weight] = Stored(stored.file, functools.partial(_read, name, pieces))
-    return {name: stored for name, stored in tensors.items() if name not in used} | out
+def layouts(config: Mapping[str, Any]) -> list[Layout]:
+    optional = ("weight_shape", "weight_zero_point", "weight_global_scale", *_ACTIVATIONS)
+    plain = functools.partial(_plain, _block(config))
+    return [
+        Layout(("weight_packed", "weight_scale"), _packed, optional, _packed_floats),
+        Layout(("weight_scale", "weight"), plain, optional),
+    ]
 
 
-def _read(name: str, pieces: list[Stored]) -> Tensor:
-    """The weight (N, K) float32. pieces: its values, its shape if they are packed, its scale."""
-    values, *shape, scale = (piece.read() for piece in pieces)
-    where = f"{pieces[0].file}: tensor {name}"
-    if shape:
-        values = _unpacked(values, shape[0], where)
-    elif values.dtype not in _VALUES or values.ndim != 2:
-        raise CheckpointError(
-            f"{where} is {values.dtype} of shape {tuple(values.shape)}; with a weight_scale it is "
-            "a matrix of int8 or float8_e4m3fn"
-        )
-    rows, columns = values.shape
-    scale = scale.view(1, 1) if scale.numel() == 1 else scale
-    known = scale.is_floating_point() and scale.ndim == 2 and scale.shape[0] in (1, rows)
-    if not known or not scale.shape[1] or columns % scale.shape[1]:
-        raise CheckpointError(
-            f"{where} has {rows} rows and {columns} columns, but its weight_scale is {scale.dtype} "
-            f"of shape {tuple(scale.shape)}; there is one for all, for each row, or for equal "
-            "groups of a row"
-        )
-    groups = values.float().view(rows, scale.shape[1], -1)
-    return (groups * scale.float()[:, :, None]).view(rows, columns)
+def _plain(block: tuple[int, int] | None, parts: Parts) -> Packed:
+    values = parts.tensor("weight", (torch.int8, torch.float8_e4m3fn), None, None)
+    scale = scales(parts, "weight_scale", values.shape, block)
+    zero = _zero(parts, 8, *scale.shape)
+    if zero is None:
+        return eight_bit(values, scale)
+    if values.dtype != torch.int8:
+        raise parts.error("weight_zero_point", "weights are float8, which have no zero point")
+    return integers(values.view(torch.uint8) ^ 128, 8, scale, zero)
 
 
-def _unpacked(packed: Tensor, shape: Tensor, where: str) -> Tensor:
-    """The values (N, K) int16 that are packed in words (N, ceil(K · bits / 32)) int32."""
-    size = shape.tolist() if shape.ndim == 1 and not shape.is_floating_point() else []
-    fits = packed.dtype == torch.int32 and packed.ndim == 2 and len(size) == 2
-    rows, columns = size if fits else (0, 0)
-    bits = [b for b in _BITS if fits and packed.shape == (rows, -(-columns * b // 32))]
+def _packed(parts: Parts) -> Packed:
+    if parts.like("weight_packed").dtype == torch.uint8:
+        return _float4(parts)
+    name, file = f"{parts.layer}.weight_packed", parts.stored["weight_packed"].file
+    if "weight_shape" not in parts.stored:
+        raise CheckpointError(f"{file} has tensor {name}, but not {parts.layer}.weight_shape")
+    words, shape = parts.tensor("weight_packed", (torch.int32,), None, None), _shape(parts)
+    rows, columns = shape
+    bits = [b for b in (4, 8) if tuple(words.shape) == (rows, -(-columns * b // 32))]
     if not bits:
-        raise CheckpointError(
-            f"{where} is {packed.dtype} of shape {tuple(packed.shape)}, and its weight_shape is "
-            f"{shown(shape.tolist())}; 4 or 8 bits a value are read"
+        given = shown(parts.small("weight_shape").tolist())
+        raise parts.error(
+            "weight_packed", f"its weight_shape is {given}, and 4 or 8 bits a value are read"
         )
-    stored = packed.contiguous().view(torch.uint8)  # little-endian, as all that torch runs on
-    if bits[0] == 4:
-        stored = torch.stack((stored & 15, stored >> 4), -1).view(rows, -1)
-    return stored[:, :columns].short() - (1 << (bits[0] - 1))
+    scale = scales(parts, "weight_scale", shape, None)
+    codes = stream(words, bits[0])[:, :columns].contiguous()
+    return integers(codes, bits[0], scale, _zero(parts, bits[0], *scale.shape))
+
+
+def _shape(parts: Parts) -> list[int]:
+    """[N, K]; [0, 0] for what is no shape."""
+    shape = parts.small("weight_shape").tolist()
+    known = isinstance(shape, list) and len(shape) == 2 and all(type(size) is int for size in shape)
+    return shape if known else [0, 0]
+
+
+def _float4(parts: Parts) -> Packed:
+    codes = parts.tensor("weight_packed", (torch.uint8,), None, None)
+    rows, columns = codes.shape[0], codes.shape[1] * 2
+    whole, kind = None, torch.uint8
+    if "weight_global_scale" in parts.stored:
+        whole, kind = parts.small("weight_global_scale").float(), torch.float8_e4m3fn
+        if whole.numel() != 1 or not 0 < float(whole) < math.inf:
+            raise parts.error("weight_global_scale", "expected is one number above 0")
+        whole = 1 / whole.reshape(())
+    scale = parts.tensor("weight_scale", (kind,), rows, None)
+    if not scale.shape[1] or columns % scale.shape[1]:
+        raise parts.error("weight_scale", f"the weight has {columns} columns")
+    if whole is None:
+        scale = scale.view(torch.float8_e8m0fnu)
+    group_size = columns // scale.shape[1]
+    return Packed([codes], scale, None, whole, "fp4", 4, group_size)
+
+
+def _packed_floats(parts: Parts) -> Tensor:
+    weight = _packed(parts)
+    if weight.tensor_scale is not None:  # as the package rounds: the scales are divided first
+        scale = weight.scale.float() / parts.small("weight_global_scale").float()
+        weight = replace(weight, scale=scale, tensor_scale=None)
+    return dequantize(weight)
+
+
+def _zero(parts: Parts, bits: int, rows: int, groups: int) -> Tensor | None:
+    """The codes (N, groups) of 0, uint8; None for symmetric weights."""
+    end = "weight_zero_point"
+    if end not in parts.stored:
+        return None
+    if parts.like(end).dtype == torch.int32:
+        words = parts.tensor(end, (torch.int32,), -(-rows * bits // 32), groups)
+        return stream(words.T, bits)[:, :rows].T.contiguous()
+    scale = parts.like("weight_scale").shape
+    values = parts.tensor(end, _INT8, *scale).short() + (1 << (bits - 1))
+    return values.to(torch.uint8).reshape(-1, scale[-1]).expand(rows, groups).contiguous()
 
 
 # ---------------------------------------------------------------------------------- config
 
 
-def check(config: Any, where: object) -> None:
-    """Raise CheckpointError unless checkpoints with this `quantization_config` are read.
-
-    where: the file that holds it, for the message.
-    """
-    where = f"{where}: quantization_config"
-    OBJECT.check(where, "its value", config)
-    if config.get("quant_method") != METHOD:
-        raise CheckpointError(
-            f"{where}: quant_method {shown(config.get('quant_method'))} is not read; "
-            f"{METHOD} is, {_HINT}"
-        )
-    _require(where, config, _CONFIG)
+def check(config: Mapping[str, Any], where: str) -> None:
+    require(where, config, _CONFIG, _HARMLESS)
     groups = config.get("config_groups")
     OBJECT.check(where, "config_groups", groups)
+    assert isinstance(groups, Mapping)
     for name, group in groups.items():
         within = f"{where}: {shown(name)}"
         OBJECT.check(where, f"config_groups.{name}", group)
         OBJECT.check(within, "weights", group.get("weights"))
-        _require(within, group, _GROUP)
-        _require(f"{within}: weights", group["weights"], _WEIGHTS)
+        require(within, group, _GROUP, _HARMLESS)
+        require(f"{within}: weights", group["weights"], _WEIGHTS, _HARMLESS)
+    structures = [weights.get("block_structure") for weights in _weights(config)]
+    found = [structure for structure in structures if structure is not None]
+    BLOCK.check(where, "block_structure", found[0] if found else [1, 1])
+    if any(structure != found[0] for structure in found):
+        raise CheckpointError(f"{where}: groups have blocks of several sizes; one size is read")
 
 
-def _require(where: str, given: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ...]]) -> None:
-    for key, value in given.items():
-        if key in accepted and value not in accepted[key]:
-            takes = " or ".join("null" if v is None else str(v) for v in accepted[key] if v != {})
-            what = "given" if isinstance(value, Mapping) else shown(value)
-            raise CheckpointError(f"{where}: {key} {what} is not read; {takes} is, {_HINT}")
-        if key not in accepted and key not in _HARMLESS and value is not None:
-            raise CheckpointError(
-                f"{where}: key {shown(key)} is not understood, and it may change the result"
-            )
+def _weights(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [group["weights"] for group in config["config_groups"].values()]
+
+
+def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    for weights in _weights(config):
+        if weights.get("block_structure"):
+            rows, columns = weights["block_structure"]
+            return rows, columns
+    return None
+
+
+def label(config: Mapping[str, Any]) -> str:
+    """fp8, nvfp4, mxfp4, w8a16 or, in groups, w4a16-128; mixed where layers differ."""
+    names = {_name(weights) for weights in _weights(config)}
+    return names.pop() if len(names) == 1 else "mixed"
+
+
+def _name(weights: Mapping[str, Any]) -> str:
+    bits, size = weights.get("num_bits", 8), weights.get("group_size")
+    if weights.get("type") == "float":
+        return {(4, 16): "nvfp4", (4, 32): "mxfp4"}.get((bits, size), "fp8")
+    return f"w{bits}a16-{size}" if type(size) is int and size > 0 else f"w{bits}a16"

@@ -6,7 +6,6 @@ Metadata is translated into the words of Hugging Face's config.json, and tensors
 names, so that models/hugging_face.py checks the one and formats/stacked.py the other.
 """
 
-import copy
 import functools
 import re
 from collections import Counter
@@ -21,8 +20,7 @@ from quantbench import files
 from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.models.formats import names
-from quantbench.models.formats.as_is import AsIs
-from quantbench.models.formats.base import Checkpoint, SavedScheme, Tensors
+from quantbench.models.formats.as_is import MaybeQuantized
 from quantbench.models.formats.gguf_blocks import PACKED
 from quantbench.models.formats.gguf_file import MAGIC, GgufFile, GgufTensor, shards
 from quantbench.models.formats.gguf_tokenizer import GgufTokenizer
@@ -30,7 +28,7 @@ from quantbench.models.formats.stacked import StackedTensors
 from quantbench.models.formats.tensor_files import Stored
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import scaled
-from quantbench.models.registry import ARCHITECTURES, build
+from quantbench.models.registry import ARCHITECTURES
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.text import shown
 
@@ -109,7 +107,7 @@ _LLAMA_3 = {
 }
 
 
-class Gguf(Checkpoint):
+class Gguf(MaybeQuantized):
     """A file, or the folder of the one model that it holds."""
 
     needs_tokenizer = True
@@ -117,7 +115,6 @@ class Gguf(Checkpoint):
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError for a damaged file, or a folder of several models."""
         super().__init__(path)
-        self._as_is = True
         first = path if path.is_file() else _only_model(path)
         opened = GgufFile(first)
         self.metadata = opened.metadata
@@ -210,13 +207,9 @@ class Gguf(Checkpoint):
                 return _LLAMA_3 | {"factor": factor}
         raise CheckpointError(f"{self._files[0]}: {_TURNS} is no published scaling of Llama 3's")
 
-    @functools.cached_property
-    def saved(self) -> SavedScheme | None:  # type: ignore[override]
-        if not self._as_is or not any(tensor.type in PACKED for tensor in self._tensors.values()):
-            return None
-        with torch.device("meta"):
-            layers = AsIs(self._stacked()).layers(build(self.config()))
-        return SavedScheme("as-is", None, layers, f"gguf-{self._mix}") if layers else None
+    def _label(self) -> str | None:
+        quantized = any(tensor.type in PACKED for tensor in self._tensors.values())
+        return f"gguf-{self._mix}" if quantized else None
 
     @property
     def _mix(self) -> str:
@@ -231,19 +224,6 @@ class Gguf(Checkpoint):
                 sizes[tensor.type] += tensor.data.nbytes
             return sizes.most_common(1)[0][0]
         return name.removeprefix("MOSTLY_").removeprefix("ALL_")
-
-    def in_full_precision(self) -> "Gguf":
-        if self.saved is None:
-            return self
-        other = copy.copy(self)
-        other.given_up = self.saved.label
-        other.__dict__.pop("saved", None)
-        other._as_is = False
-        return other
-
-    def tensors(self, device: torch.device | str = "cpu") -> Tensors:
-        stacked = self._stacked(device)
-        return AsIs(stacked) if self.saved else stacked
 
     def _stacked(self, device: torch.device | str = "cpu") -> StackedTensors:
         found: dict[str, Stored] = {}

@@ -4,13 +4,25 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from quantbench.errors import CheckpointError
+from quantbench.models.accepted import OBJECT
 from quantbench.models.config import ModelConfig
-from quantbench.models.formats import compressed_tensors, names
-from quantbench.models.formats.base import Checkpoint, read_json, require_inside
+from quantbench.models.formats import (
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp8,
+    gptq,
+    names,
+    quantized,
+    torchao,
+)
+from quantbench.models.formats.as_is import MaybeQuantized
+from quantbench.models.formats.base import read_json, require_inside
 from quantbench.models.formats.stacked import StackedTensors
 from quantbench.models.formats.tensor_files import Stored, pickle_file, safetensors_file
 from quantbench.models.hugging_face import from_hugging_face
@@ -18,14 +30,17 @@ from quantbench.models.registry import ARCHITECTURES
 from quantbench.text import shown
 
 _INDEX = "model.safetensors.index.json"
+METHODS: dict[str, Any] = {
+    one.METHOD: one for one in (compressed_tensors, gptq, awq, fp8, bitsandbytes, torchao)
+}  # of quantizing
 _PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # the first with a match
 # What is downloaded from the hub: descriptions, then the first pattern of weights with a match.
 _HUB_SMALL = ["*.json", "chat_template.jinja", "tokenizer.model", "original/tokenizer.model"]
 _HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
-class HuggingFace(Checkpoint):
-    """A folder as transformers writes it, its weights in floating point or compressed-tensors."""
+class HuggingFace(MaybeQuantized):
+    """A folder as transformers writes it, its weights in floating point or quantized."""
 
     @classmethod
     def sniff(cls, path: Path) -> bool:
@@ -49,7 +64,21 @@ class HuggingFace(Checkpoint):
             raise CheckpointError(f"{file} is missing")
         return read_config(file, self.name)
 
-    def tensors(self, device: torch.device | str = "cpu") -> StackedTensors:
+    @functools.cached_property
+    def _quantization(self) -> dict[str, Any]:
+        """config.json's quantization_config; {} if it is missing."""
+        assert self.folder is not None
+        file = self.folder / "config.json"
+        return (read_json(file) if os.path.lexists(file) else {}).get("quantization_config") or {}
+
+    def _label(self) -> str | None:
+        if not self._quantization:
+            return None
+        self.config()  # which checks the method
+        label: str = METHODS[self._quantization["quant_method"]].label(self._quantization)
+        return label
+
+    def _stacked(self, device: torch.device | str = "cpu") -> StackedTensors:
         files, folder = self.files, self.folder
         assert folder is not None
         is_safetensors = files[0].suffix == ".safetensors"
@@ -57,12 +86,13 @@ class HuggingFace(Checkpoint):
         if is_safetensors and os.path.lexists(folder / _INDEX):
             _check_index(folder / _INDEX, tensors)
         described = read_json(folder / "config.json")
-        if described.get("quantization_config"):
-            tensors = compressed_tensors.dequantized(tensors)
+        config = self.config()
+        if how := self._quantization:
+            tensors = quantized.weights(tensors, METHODS[how["quant_method"]].layouts(how))
         row = ARCHITECTURES.get(str(described.get("model_type")))
         name_map = names.of_architecture(row.weights if row else {}, tensors)
         interleaved = row is not None and row.interleaved
-        return StackedTensors(folder, tensors, name_map, self.config(), interleaved, device)
+        return StackedTensors(folder, tensors, name_map, config, interleaved, device)
 
 
 class HubModel(HuggingFace):
@@ -86,8 +116,20 @@ def read_config(file: Path, name: str) -> ModelConfig:
     """The architecture in a config.json. Raises CheckpointError."""
     config = read_json(file)
     if config.get("quantization_config") is not None:
-        compressed_tensors.check(config["quantization_config"], file)
+        _check_quantization(config["quantization_config"], f"{file}: quantization_config")
     return from_hugging_face(config, name, file)
+
+
+def _check_quantization(config: Any, where: str) -> None:
+    OBJECT.check(where, "its value", config)
+    method = config.get("quant_method")
+    if str(method) not in METHODS:
+        *others, last = METHODS
+        raise CheckpointError(
+            f"{where}: quant_method {shown(method)} is not read; {', '.join(others)} and "
+            f"{last} are, {quantized.HINT}"
+        )
+    METHODS[method].check(config, where)
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -24,20 +24,48 @@ class Form:
     scale: str = "float16"  # dtypes
     zero: str = "none"
     outer: bool = False
-    whole: bool = False
+    whole: float | None = None  # what multiplies everything
 
     def __str__(self) -> str:
         text = f"stored-{self.format}-{self.bits}-{self.group_size}-{self.scale}-{self.zero}"
-        return text + "-outer" * self.outer + "-whole" * self.whole
+        return text + "-outer" * self.outer + "-whole" * (self.whole is not None)
+
+    @classmethod
+    def of(cls, weight: Packed) -> "Form | None":
+        """How a weight is stored, which may be on the meta device but for its tensor_scale; None
+        where the kernels have no group of that size."""
+        groups = weight.scale.shape[1]
+        group_size = 0 if groups == 1 else weight.group_size
+        if group_size not in _GROUP_SIZES or weight.group_size * groups % (group_size or 8):
+            return None
+        scale, zero = (_named(part) for part in (weight.scale, weight.zero))
+        whole = None if weight.tensor_scale is None else float(weight.tensor_scale)
+        return cls(weight.format, weight.bits, group_size, scale, zero, whole=whole)
+
+
+_GROUP_SIZES = (0, 8, 16, 32, 64, 128, 256, 512, 1024)  # of quantize.spec.Stored
+_NAMES = {torch.float8_e8m0fnu: "e8m0", torch.float8_e4m3fn: "e4m3"}
+
+
+def _named(part: Tensor | None) -> str:
+    if part is None:
+        return "none"
+    return _NAMES.get(part.dtype) or str(part.dtype).removeprefix("torch.")
+
+
+_NOT_INTEGERS = ("fp8", "nf4", "bnb-fp4")  # nor integers after scaling
 
 
 def common(forms: Sequence[Form]) -> Form | None:
     """The form in which weights of these forms can be stacked; None: there is none."""
     first = forms[0]
-    if all(form == first for form in forms) and not first.whole:
+    if all(form == first for form in forms):
         return first
+    if first.whole is not None:
+        folded = [replace(form, scale="float32", whole=None) for form in forms]
+        return folded[0] if all(form == folded[0] for form in folded) else None
     integers = all(form.format in ("int", "uint") for form in forms)
-    if any(not form.group_size or form.format == "fp8" or form.whole for form in forms):
+    if any(not form.group_size or form.format in _NOT_INTEGERS or form.whole for form in forms):
         return None
     least = min(form.group_size for form in forms)
     if integers and all(form.outer for form in forms):
@@ -48,6 +76,8 @@ def common(forms: Sequence[Form]) -> Form | None:
 
 def widened(weight: Packed, form: Form) -> Packed:
     """The same numbers, exactly, in a form that `common` gave for that of `weight` and others."""
+    if weight.tensor_scale is not None:
+        return replace(weight, scale=weight.scale.float() * weight.tensor_scale, tensor_scale=None)
     repeats = weight.group_size // form.group_size
 
     def spread(values: Tensor) -> Tensor:

@@ -41,7 +41,8 @@ class StackedTensors:
         for extra in sorted(self.tensors.keys() - needed):
             layer = _LAYER_NUMBER.match(extra)
             is_cut_off = layer and model.config.num_layers <= int(layer[1]) < depth
-            if not (is_cut_off or _DERIVED.fullmatch(extra) or self._is_tied_output(extra)):
+            is_derived = _DERIVED.fullmatch(extra) or self._is_zero_bias(extra)
+            if not (is_cut_off or is_derived or self._is_tied_output(extra)):
                 raise CheckpointError(
                     f"{self.tensors[extra].file} has tensor {extra}, which the model would not "
                     "read; is its config.json the right one?"
@@ -85,9 +86,9 @@ class StackedTensors:
             raise CheckpointError(f"{file}: tensor {name} is {kind}; dense tensors are read")
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{file}: tensor {name} is {tensor.dtype}: weights that other tools quantized are "
-                "read in compressed-tensors' format alone; give the full-precision checkpoint and "
-                "--quantization"
+                f"{file}: tensor {name} is {tensor.dtype}, and config.json has no "
+                "quantization_config that says how to read it; give the full-precision checkpoint "
+                "and --quantization"
             )
         return tensor
 
@@ -111,6 +112,10 @@ class StackedTensors:
     def _heads(self) -> list[int]:
         """Heads of queries, keys and values."""
         return [self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads]
+
+    def _is_zero_bias(self, name: str) -> bool:
+        """Whether `name` is a bias of zeros: AutoGPTQ gives one to layers that have none."""
+        return name.endswith("_proj.bias") and not self.piece(name).any()
 
     def _is_tied_output(self, name: str) -> bool:
         """Whether `name` is the output layer of a tied checkpoint, equal to the embedding."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 import pickle
 import re
@@ -20,6 +21,12 @@ from quantbench.models.formats.packed import Form
 from quantbench.ops.formats import Packed
 
 _MAPPED_BYTES = 256 << 20  # bytes of a pickle that are read before it is mapped anew
+_SMALL = 1024  # bytes of a tensor that is read at once
+_DTYPES = {  # of weights that are quantized, by safetensors' names
+    **{"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.float8_e8m0fnu},
+    **{"I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8},
+}
 # What torch says of a pickle that would run code.
 _WANTS_CODE = re.compile(r"\bGLOBAL\b|allowed global|Trying to ")
 
@@ -33,6 +40,8 @@ class Stored:
     # How the file holds it quantized, and what reads that; None: it is a plain tensor.
     form: Form | None = None
     packed: Callable[[], Packed] | None = None
+    # Its shape and dtype, on the meta device; the tensor itself, if it is small. None: not known.
+    like: Tensor | None = None
 
 
 def safetensors_file(file: Path) -> dict[str, Stored]:
@@ -40,7 +49,7 @@ def safetensors_file(file: Path) -> dict[str, Stored]:
     _require_readable(file, "safetensors opens")
     try:
         with safe_open(file, framework="pt") as opened:
-            keys = list(opened.keys())
+            likes = {key: _like(opened, key) for key in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{file} is damaged or no safetensors file ({error}); an unfinished download or a Git "
@@ -52,7 +61,19 @@ def safetensors_file(file: Path) -> dict[str, Stored]:
         with safe_open(file, framework="pt") as opened:
             return opened.get_tensor(name)
 
-    return {key: Stored(file, functools.partial(read, key)) for key in keys}
+    return {
+        key: Stored(file, functools.partial(read, key), like=like) for key, like in likes.items()
+    }
+
+
+def _like(opened: safe_open, name: str) -> Tensor | None:
+    found = opened.get_slice(name)
+    dtype, shape = _DTYPES.get(found.get_dtype()), found.get_shape()
+    if dtype is None:
+        return None
+    if dtype.itemsize * math.prod(shape) <= _SMALL:
+        return opened.get_tensor(name).clone()  # which is no view of the mapped file
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def drop_pages(paths: Sequence[Path]) -> None:

@@ -17,7 +17,7 @@ where `value` depends on the format:
 fp8, fp6 and fp4 follow the OCP Microscaling Formats specification, version 1.0, section 5.3.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -94,6 +94,8 @@ def _is_code(zero: Tensor | None) -> bool:
 def dequantize(weight: Packed) -> Tensor:
     """The (N, K) float32 numbers of a packed weight."""
     grouped = _values(weight).unflatten(-1, (-1, weight.group_size))
+    if weight.zero is not None and weight.outer is None and _is_code(weight.zero):
+        grouped, weight = grouped - weight.zero.float()[..., None], replace(weight, zero=None)
     scale, zero = weight.scales
     result = grouped * scale[..., None]
     if zero is not None:

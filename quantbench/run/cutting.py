@@ -21,7 +21,7 @@ from quantbench.ops.ranks import Ranks
 from quantbench.quantize.across import RoundedAcross
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import Quantizer, column_unit, has_row_scales
-from quantbench.quantize.spec import Spec, parse_scheme
+from quantbench.quantize.spec import AsIs, Spec, parse_scheme
 
 Layer = nn.Linear | nn.Embedding
 
@@ -39,7 +39,8 @@ def split_for(
     whose groups of columns do not fit a rank's heads.
     """
     chosen = {name: parse_scheme(scheme) for name, (scheme, _) in (layers or {}).items()}
-    schemes = {str(scheme): scheme for scheme in [*chosen.values(), *([spec] if spec else [])]}
+    alike = [spec] if spec and not isinstance(spec, AsIs) else []
+    schemes = {str(scheme): scheme for scheme in [*chosen.values(), *alike]}
     widths = feed_forward_widths(config)
     units = [column_unit(scheme, width) for scheme in schemes.values() for width in widths]
     split = Split(config, ranks, math.lcm(*units))

@@ -1,0 +1,64 @@
+"""AWQ's weights in 4 bits, as AutoAWQ's GEMM version writes them.
+
+A layer X with N rows and K columns has
+
+    X.qweight   (K, N / 8) int32: 8 rows of a column, in the order 0, 2, 4, 6, 1, 3, 5, 7
+    X.qzeros    (groups, N / 8) int32, the codes of 0 in the same order
+    X.scales    (groups, N) floats
+
+and its weight is (code - zero) · scale.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantbench.models.formats.gptq import label
+from quantbench.models.formats.quantized import FLOATS, Layout, Parts, integers, require, stream
+from quantbench.ops.formats import Packed
+
+__all__ = ["METHOD", "check", "label", "layouts"]
+
+METHOD = "awq"
+_INT = (torch.int32,)
+_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of rows 0, 1, … in a word
+_CONFIG: dict[str, tuple[Any, ...]] = {
+    "quant_method": (METHOD,),
+    "bits": (4,),
+    "version": (None, "gemm", "GEMM"),
+    "format": (None, "gemm", "GEMM"),
+    "zero_point": (None, True),
+    "do_fuse": (None, False),
+}
+_HARMLESS = {
+    "act_group_aware", "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs",
+    "damp_percent", "dataset", "desc_act", "exllama_config", "fuse_max_seq_len", "group_size",
+    "max_input_length", "meta", "model_seqlen", "module_name_preceding_first_block",
+    "modules_in_block_to_quantize", "modules_to_fuse", "modules_to_not_convert", "pad_token_id",
+    "sym", "tokenizer", "true_sequential",
+}  # fmt: skip
+
+
+def check(config: dict[str, Any], where: str) -> None:
+    require(where, {"bits": "missing"} | config, _CONFIG, _HARMLESS)
+
+
+def layouts(config: dict[str, Any]) -> list[Layout]:
+    return [Layout(("qweight", "qzeros", "scales"), _packed)]
+
+
+def _packed(parts: Parts) -> Packed:
+    words = parts.tensor("qweight", _INT, None, None)
+    columns, rows = words.shape[0], words.shape[1] * 8
+    scale = parts.tensor("scales", FLOATS, None, rows)
+    groups = len(scale)
+    if not groups or columns % groups:
+        raise parts.error("scales", f"the weight has {columns} columns")
+    zero = parts.tensor("qzeros", _INT, groups, words.shape[1])
+    return integers(_codes(words), 4, scale.T.contiguous(), _codes(zero))
+
+
+def _codes(words: Tensor) -> Tensor:
+    """(N, …) uint8 from (…, N / 8)."""
+    return stream(words, 4).unflatten(-1, (-1, 8))[..., _PLACES].flatten(-2).T.contiguous()

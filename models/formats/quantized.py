@@ -1,0 +1,231 @@
+"""Layers that a Hugging Face folder holds quantized: several tensors X.… in place of X.weight.
+
+    found = weights(tensors, gptq.layouts(config))      # each X.weight as one Stored
+
+Each method of quantization is a module in this folder. It has
+
+    METHOD              quant_method in config.json's quantization_config
+    check(config, where)    CheckpointError for a configuration that is not read
+    layouts(config)     how its layers may be stored
+    label(config)       what logs call it, such as gptq-4-128
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantbench.errors import CheckpointError
+from quantbench.models.accepted import COUNT, Accepts
+from quantbench.models.formats.packed import Form
+from quantbench.models.formats.tensor_files import Stored
+from quantbench.ops.formats import Packed, dequantize
+from quantbench.ops.packing import pack
+from quantbench.text import shown
+
+BLOCK = Accepts(
+    "a list of two sizes",
+    lambda value: isinstance(value, list) and len(value) == 2 and all(map(COUNT.test, value)),
+)
+HINT = "or give the full-precision checkpoint and --quantization"
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The tensors of one layer X, by the ends of their names."""
+
+    layer: str
+    stored: Mapping[str, Stored]
+    on_meta: bool = False  # whether `tensor` gives shapes and dtypes alone
+
+    def tensor(self, end: str, dtypes: Sequence[torch.dtype], *shape: int | None) -> Tensor:
+        """A tensor of one of these dtypes and of this shape, where None is any size.
+
+        Raises CheckpointError for another one.
+        """
+        like = self.like(end)
+        sizes = zip(like.shape, shape, strict=False)
+        fits = like.ndim == len(shape) and all(want in (None, size) for size, want in sizes)
+        if like.dtype not in dtypes or not fits:
+            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise self.error(end, f"expected is {kinds} of shape ({wanted})")
+        return like.to("meta") if self.on_meta else self.stored[end].read()
+
+    def like(self, end: str) -> Tensor:
+        """A tensor whose shape and dtype are known, though its values may not be read."""
+        stored = self.stored[end]
+        return stored.read() if stored.like is None else stored.like
+
+    def small(self, end: str) -> Tensor:
+        """A tensor of few values, which are there though others are on the meta device."""
+        like = self.like(end)
+        return self.stored[end].read() if like.is_meta else like
+
+    def error(self, end: str, what: str) -> CheckpointError:
+        """What is wrong with a tensor."""
+        like = self.like(end)
+        return CheckpointError(
+            f"{self.stored[end].file}: tensor {self.layer}.{end} is {like.dtype} of shape "
+            f"{tuple(like.shape)}; {what}"
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to store a layer."""
+
+    # The ends of the tensors that the layer has; the first of them shows that it is stored so.
+    ends: tuple[str, ...]
+    # Reads the weight, or on the meta device its shapes. None: no kernel has such groups.
+    packed: Callable[[Parts], Packed | None]
+    optional: tuple[str, ...] = ()
+    # Reads it in float32, where that is not what dequantizing gives bit for bit.
+    floats: Callable[[Parts], Tensor] | None = None
+
+
+def weights(tensors: Mapping[str, Stored], layouts: Sequence[Layout]) -> dict[str, Stored]:
+    """The checkpoint's tensors with every quantized weight as one, float32 when read.
+
+    Raises CheckpointError for a layer that lacks a tensor, has one of another shape, or has its
+    weight twice.
+    """
+    out: dict[str, Stored] = {}
+    used: set[str] = set()
+    for layout in layouts:
+        for name in sorted(tensors.keys() - used):
+            layer = name.removesuffix(f".{layout.ends[0]}")
+            if layer == name:
+                continue
+            ends = (*layout.ends, *layout.optional)
+            found = {end: tensors[key] for end in ends if (key := f"{layer}.{end}") in tensors}
+            for end in layout.ends:
+                if end not in found:
+                    raise CheckpointError(
+                        f"{tensors[name].file} has tensor {name}, but not {layer}.{end}"
+                    )
+            weight = f"{layer}.weight"
+            if "weight" not in found and weight in tensors or weight in out:
+                raise CheckpointError(
+                    f"{tensors[name].file} has both {weight} and {name}; keep one"
+                )
+            used.update(f"{layer}.{end}" for end in found)
+            out[weight] = _weight(layout, Parts(layer, found))
+    return {name: stored for name, stored in tensors.items() if name not in used} | out
+
+
+def _weight(layout: Layout, parts: Parts) -> Stored:
+    def packed() -> Packed:
+        weight = layout.packed(parts)
+        assert weight is not None
+        return weight
+
+    file = parts.stored[layout.ends[0]].file
+    shapes = layout.packed(replace(parts, on_meta=True))
+    form = Form.of(shapes) if shapes else None
+    if layout.floats:
+        read = functools.partial(layout.floats, parts)
+    else:
+
+        def read() -> Tensor:
+            return dequantize(packed())
+
+    return Stored(file, read, form, packed if form else None)
+
+
+# ------------------------------------------------------------------------------ weights
+
+
+def stream(data: Tensor, bits: int) -> Tensor:
+    """Codes of some bits, uint8, from integers along the last dimension: code i has its lowest bit
+    at bit i · bits."""
+    data = data.contiguous().view(torch.uint8)
+    if bits == 8:
+        return data
+    if 8 % bits == 0:
+        fields = [data >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+    else:
+        word = data.unflatten(-1, (-1, bits)).to(torch.int64)
+        word = (word << torch.arange(0, 8 * bits, 8, device=word.device)).sum(-1)
+        fields = [(word >> shift & ((1 << bits) - 1)).to(torch.uint8)
+                  for shift in range(0, 8 * bits, bits)]  # fmt: skip
+    return torch.stack(fields, -1).flatten(-2)
+
+
+def integers(codes: Tensor, bits: int, scale: Tensor, zero: Tensor | None) -> Packed:
+    """(code - zero) · scale.
+
+    codes: (N, K) uint8. scale: (N, groups) floats. zero: (N, groups) uint8, or None for
+    2^(bits - 1).
+    """
+    group_size = codes.shape[1] // scale.shape[1]
+    if bits < 8:
+        format = "int" if zero is None else "uint"
+        return Packed(pack(codes, bits), scale, zero, None, format, bits, group_size)
+    offset = None if zero is None else scale.float() * (128 - zero.float())
+    signed = (codes ^ 128).view(torch.int8)
+    return Packed([signed], scale, offset, None, "int", 8, group_size)
+
+
+def eight_bit(values: Tensor, scale: Tensor) -> Packed:
+    """value · scale, of int8 or float8_e4m3fn values (N, K) and scales (N, groups)."""
+    format = "int" if values.dtype == torch.int8 else "fp8"
+    group_size = values.shape[1] // scale.shape[1]
+    return Packed([values.contiguous()], scale, None, None, format, 8, group_size)
+
+
+def scales(
+    parts: Parts, end: str, shape: tuple[int, ...] | list[int], block: tuple[int, int] | None
+) -> Tensor:
+    """The scales (N, groups) of a weight of shape (N, K). block: rows and columns that share one.
+
+    Raises CheckpointError for a tensor that has another number of them.
+    """
+    rows, columns = shape
+    found = parts.like(end).shape
+    sizes = (1, 1) if math.prod(found) == 1 else found
+    if block and sizes == (-(-rows // block[0]), -(-columns // block[1])):
+        scale = _floats(parts, end, found).reshape(sizes)
+        group_size = math.gcd(block[1], columns)
+        scale = scale.repeat_interleave(block[0], 0)[:rows]
+        scale = scale.repeat_interleave(block[1] // group_size, 1)
+        return scale[:, : columns // group_size].contiguous()
+    if len(sizes) != 2 or sizes[0] not in (1, rows) or not sizes[1] or columns % sizes[1]:
+        raise parts.error(
+            end,
+            f"the weight has {rows} rows and {columns} columns: there is one for all, for each "
+            "row, for equal groups of a row, or for each block",
+        )
+    return _floats(parts, end, found).reshape(sizes).expand(rows, -1).contiguous()
+
+
+def _floats(parts: Parts, end: str, shape: torch.Size) -> Tensor:
+    """Scales, those that are powers of two in 8 bits as float32."""
+    scale = parts.tensor(end, (*FLOATS, torch.float8_e8m0fnu), *shape)
+    return scale if scale.dtype in FLOATS else scale.float()
+
+
+# ------------------------------------------------------------------------------ configurations
+
+
+def require(
+    where: str,
+    given: Mapping[str, Any],
+    accepted: Mapping[str, tuple[Any, ...]],
+    harmless: Sequence[str] | set[str],
+) -> None:
+    """Raise CheckpointError unless each key has one of its values, or is harmless, or null."""
+    for key, value in given.items():
+        if key in accepted and value not in accepted[key]:
+            takes = " or ".join("null" if v is None else str(v) for v in accepted[key] if v != {})
+            what = "given" if isinstance(value, Mapping) else shown(value)
+            raise CheckpointError(f"{where}: {key} {what} is not read; {takes} is, {HINT}")
+        if key not in accepted and key not in harmless and value is not None:
+            raise CheckpointError(
+                f"{where}: key {shown(key)} is not understood, and it may change the result"
+            )

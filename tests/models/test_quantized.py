@@ -1,0 +1,385 @@
+"""Folders that other programs quantized: their numbers against those of the programs' packages, or
+against codes that were drawn here and packed as AutoGPTQ and AutoAWQ publish it."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from bitsandbytes import functional as bnb
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from safetensors.torch import load_file, save_file
+from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
+from quantbench import models
+from quantbench.errors import CheckpointError
+from quantbench.generate import Generator
+from quantbench.log.config import RunConfig
+from quantbench.models.formats import hugging_face, open_checkpoint, quantized
+from quantbench.models.formats.tensor_files import safetensors_file
+from quantbench.models.loading import load_config, load_model
+from quantbench.ops.formats import dequantize
+from quantbench.ops.ranks import Ranks
+from quantbench.quantize.spec import AsIs, Stored, parse
+from quantbench.run.cutting import split_for
+from quantbench.run.loading import Loading
+from quantbench.run.plan import scheme_of
+from tests.models.hugging_face import saved
+
+TOKENS = torch.arange(5, 35)[None]
+
+
+def in_bits(codes, bits):
+    """int32 words (…, codes · bits / 32) of codes along the last dimension, lowest bit first."""
+    each = codes[..., None] >> np.arange(bits) & 1
+    stream = each.reshape(*codes.shape[:-1], -1).astype(np.uint8)
+    return np.packbits(stream, axis=-1, bitorder="little").view(np.int32)
+
+
+def drawn(w, bits, groups, symmetric):
+    """Codes (N, K), scales and zeros (N, groups); the scales have the weight's size."""
+    N, K = w.shape
+    scale = (w.unflatten(1, (groups, -1)).abs().amax(2) / 2 ** (bits - 1)).half()
+    zero = torch.randint(0 if symmetric else 1, 1 << bits, (N, groups))
+    zero = torch.full_like(zero, 1 << (bits - 1)) if symmetric else zero
+    return torch.randint(0, 1 << bits, (N, K)), scale, zero
+
+
+def gptq(w, order="static"):
+    bits, symmetric, second = random.choice([2, 3, 4, 8]), *random.choices([True, False], k=2)
+    size = random.choice([32, 64, w.shape[1]])
+    size = size if w.shape[1] % size == 0 else w.shape[1]
+    codes, scale, zero = drawn(w, bits, w.shape[1] // size, symmetric)
+    g_idx = torch.arange(w.shape[1]) // size
+    if order == "act":
+        g_idx = g_idx[torch.randperm(len(g_idx))]
+    stored = zero.T if second else zero.T - 1
+    tensors = {
+        "qweight": torch.from_numpy(in_bits(codes.numpy(), bits)).T.contiguous(),
+        "qzeros": torch.from_numpy(in_bits(stored.numpy() & (1 << bits) - 1, bits)),
+        "scales": scale.T.contiguous(),
+        "g_idx": g_idx.int(),
+    }
+    expected = (codes - zero[:, g_idx]) * scale.float()[:, g_idx]
+    config = {"quant_method": "gptq", "bits": bits, "group_size": size, "sym": symmetric}
+    config |= {"checkpoint_format": "gptq_v2"} if second else {}
+    return tensors, config | {"desc_act": order == "act"}, expected
+
+
+def awq(w):
+    codes, scale, zero = drawn(w, 4, w.shape[1] // 32, False)
+
+    def words(values):  # (…, N)
+        order = values.unflatten(-1, (-1, 8))[..., [0, 2, 4, 6, 1, 3, 5, 7]]
+        return torch.from_numpy(in_bits(order.flatten(-2).contiguous().numpy(), 4))
+
+    tensors = {"qweight": words(codes.T), "qzeros": words(zero.T), "scales": scale.T.contiguous()}
+    config = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+    group = torch.arange(w.shape[1]) // 32
+    return tensors, config, (codes - zero[:, group]) * scale.float()[:, group]
+
+
+def fp8(w):
+    block = random.choice([[128, 128], [32, 64], None])
+    if block is None:
+        scale = w.abs().amax(random.choice([(0, 1), (1,)]), keepdim=True) / 448
+        tensors = {"weight": (w / scale).to(torch.float8_e4m3fn), "weight_scale": scale}
+        return tensors, {"quant_method": "fp8"}, tensors["weight"].float() * scale
+    sizes = [-(-size // each) for size, each in zip(w.shape, block, strict=True)]
+    scale = torch.exp2(torch.randint(-12, -8, sizes).float())
+    spread = scale.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+    spread = spread[: w.shape[0], : w.shape[1]]
+    tensors = {"weight": (w / spread).clamp(-448, 448).to(torch.float8_e4m3fn)}
+    config = {"quant_method": "fp8", "weight_block_size": block, "activation_scheme": "dynamic"}
+    powers = random.random() < 0.5  # DeepSeek's ue8m0
+    tensors["weight_scale_inv"] = scale.to(torch.float8_e8m0fnu) if powers else scale
+    return tensors, config, tensors["weight"].float() * spread
+
+
+def bnb_4bit(w, kind, nested):
+    block = random.choice([32, 64, 128])  # of a row or of several
+    codes, state = bnb.quantize_4bit(
+        w.reshape(-1, block), blocksize=block, quant_type=kind, compress_statistics=nested
+    )
+    expected = bnb.dequantize_4bit(codes, state).view(w.shape)
+    state.shape = w.shape
+    tensors = {f"weight.{end}": part for end, part in state.as_dict(packed=True).items()}
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
+    return tensors | {"weight": codes}, config, expected
+
+
+def bnb_int8(w):
+    codes, largest, _ = bnb.int8_vectorwise_quant(w.half())
+    tensors = {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    expected = bnb.int8_vectorwise_dequant(codes, largest)
+    return tensors, {"quant_method": "bitsandbytes", "load_in_8bit": True}, expected
+
+
+def torchao(w, config):
+    linear = torch.nn.Linear(*w.T.shape, bias=False).requires_grad_(False)
+    linear.weight.copy_(w)
+    quantize_(linear, config)
+    weight, kind = linear.weight, type(config).__name__
+    tensors = {f"_weight_{end}": getattr(weight, end) for end in weight.tensor_data_names}
+    zero = getattr(weight, "zero_point", None)
+    tensors |= {} if zero is None else {"_weight_zero_point": zero}
+    described = {"quant_method": "torchao", "quant_type": {"default": {"_type": kind}}}
+    return tensors, described, weight.dequantize()
+
+
+def compressed(w, layout, **weights):
+    weights = QuantizationArgs(**weights)
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights, format=layout)
+    size = weights.group_size or w.shape[1]
+    scale = w.unflatten(1, (-1, size)).abs().amax(2) / (7 if weights.num_bits == 4 else 127)
+    scale = scale if weights.symmetric and random.random() < 0.5 else scale.bfloat16()
+    parts = {"weight": w.to(scale.dtype), "weight_scale": scale}
+    if weights.strategy == "block":
+        rows = -(-w.shape[0] // 128)
+        parts["weight_scale"] = torch.rand(rows, -(-w.shape[1] // 128)) / 1000
+    if layout == "nvfp4-pack-quantized":
+        parts["weight_global_scale"] = torch.rand(1) * 100 + 50
+        parts["weight_scale"] = (scale * 100).to(torch.float8_e4m3fn).float()
+    if layout == "mxfp4-pack-quantized":
+        parts["weight_scale"] = torch.exp2(scale.log2().round())
+    if not weights.symmetric:
+        most = 1 << (weights.num_bits - 1)
+        parts["weight_zero_point"] = torch.randint(-most, most, scale.shape, dtype=torch.int8)
+    compressor = BaseCompressor.get_value_from_registry(layout)
+    tensors = compressor.compress(parts, scheme)
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": scheme.model_dump(mode="json")},
+    }
+    return tensors, config, compressor.decompress(dict(tensors), scheme)["weight"]
+
+
+def of(layout, **weights):
+    return lambda w: compressed(w, layout, **weights)
+
+
+GROUPS = {"strategy": "group", "group_size": 32}
+ROWS = {"strategy": "channel"}
+FLOAT = {"type": "float", "num_bits": 8}
+FORMATS = {  # the label in logs, if it does not depend on the draw, and what writes a layer
+    "gptq": (None, gptq),
+    "gptq, act-order": (None, lambda w: gptq(w, "act")),
+    "awq": ("awq-4-32", awq),
+    "fp8": ("fp8", fp8),
+    "bnb-nf4": ("bnb-nf4", lambda w: bnb_4bit(w, "nf4", False)),
+    "bnb-nf4, nested": ("bnb-nf4", lambda w: bnb_4bit(w, "nf4", True)),
+    "bnb-fp4": ("bnb-fp4", lambda w: bnb_4bit(w, "fp4", random.choice([True, False]))),
+    "bnb-int8": ("bnb-int8", bnb_int8),
+    "torchao int8": ("w8a16", lambda w: torchao(w, Int8WeightOnlyConfig(version=2))),
+    "torchao float8": ("fp8", lambda w: torchao(w, Float8WeightOnlyConfig())),
+    "w4a16": ("w4a16-32", of("pack-quantized", num_bits=4, **GROUPS)),
+    "w4a16, zeros": ("w4a16-32", of("pack-quantized", num_bits=4, symmetric=False, **GROUPS)),
+    "w8a16, zeros": ("w8a16", of("pack-quantized", num_bits=8, symmetric=False, **ROWS)),
+    "w8a8": ("w8a16", of("int-quantized", num_bits=8, **ROWS)),
+    "w8a8, zeros": ("w8a16", of("int-quantized", num_bits=8, symmetric=False, **ROWS)),
+    "float8 rows": ("fp8", of("float-quantized", **FLOAT, **ROWS)),
+    "float8 blocks": (
+        "fp8",
+        of("float-quantized", **FLOAT, strategy="block", block_structure=[128, 128]),
+    ),
+    "nvfp4": (
+        "nvfp4",
+        of(
+            "nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16
+        ),
+    ),
+    "mxfp4": ("mxfp4", of("mxfp4-pack-quantized", num_bits=4, type="float", **GROUPS)),
+}
+NO_FORM = ("gptq, act-order",)
+
+
+def layer(tensors, config, folder):
+    """A layer of the name X as it is read from a file."""
+    file = folder / "model.safetensors"
+    save_file({f"X.{end}": tensor.contiguous() for end, tensor in tensors.items()}, file)
+    method = hugging_face.METHODS[config["quant_method"]]
+    method.check(config, "config.json")
+    found = quantized.weights(safetensors_file(file), method.layouts(config))
+    assert found.keys() == {"X.weight"}
+    return found["X.weight"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_layer_has_the_numbers_of_its_format(name, tmp_path):
+    for _ in range(6):
+        sizes = 32 * random.randint(1, 5), 64 * random.randint(1, 6)
+        tensors, config, expected = FORMATS[name][1](torch.randn(sizes) * 0.3)
+        stored = layer(tensors, config, tmp_path)
+        assert torch.equal(stored.read().to(expected.dtype), expected)
+        if name in NO_FORM and stored.form is None:
+            continue
+        weight = stored.packed()
+        exact = dict(rtol=0, atol=0) if weight.zero is None else dict(rtol=1e-6, atol=1e-6)
+        exact = exact if name not in ("nvfp4", "bnb-int8") else dict(rtol=1e-6, atol=0)
+        torch.testing.assert_close(dequantize(weight), stored.read(), **exact)
+        assert str(parse(str(stored.form))) == str(stored.form)
+        assert isinstance(parse(str(stored.form)), Stored)
+
+
+def folder_of(name, folder, change=lambda tensors, config: None):
+    """A small Llama whose projections are in a format, all with the same options.
+
+    change(tensors, quantization_config) is called before they are written.
+    """
+    path, _ = saved("llama-3", folder)
+    options, tensors = random.getstate(), {}
+    for key, tensor in load_file(path / "model.safetensors").items():
+        tensors[key] = tensor
+        if key.endswith("_proj.weight"):
+            random.setstate(options)
+            parts, config, _ = FORMATS[name][1](tensors.pop(key))
+            stem = key.removesuffix("weight")
+            tensors |= {stem + end: part.contiguous() for end, part in parts.items()}
+    change(tensors, config)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    described = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(described | {"quantization_config": config}))
+    return path
+
+
+def logits(model):
+    return Generator(model, 1, 64).forward(TOKENS, 0)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_folder_computes_as_its_floats(name, tmp_path):
+    path = folder_of(name, tmp_path)
+    saved = open_checkpoint(str(path)).saved
+    assert FORMATS[name][0] in (None, saved and saved.label)
+    if name in NO_FORM and saved is None:
+        return
+    assert all(scheme != "none" for layer, (scheme, _) in saved.layers.items() if "layers" in layer)
+    model, exact = models.load(str(path)), load_model(str(path))
+    expected = logits(exact)
+    assert (logits(model) - expected).abs().max() <= 1e-3 * expected.abs().max()
+
+
+def test_a_folder_is_saved_with_its_numbers(tmp_path):
+    path, folder = folder_of(random.choice(sorted(FORMATS)), tmp_path), tmp_path / "saved"
+    config = RunConfig(checkpoint_path=str(path), save=str(folder), precision="float32")
+    spec, checkpoint = scheme_of(config, AsIs(), open_checkpoint(str(path)))
+    loading = Loading(config, spec, torch.device("cpu"), checkpoint=checkpoint)
+    model = loading.load(lambda done, total: None, lambda line: None)
+    assert torch.equal(logits(model), logits(models.load(str(folder), precision=torch.float32)))
+
+
+UP = "model.layers.1.mlp.up_proj"  # 96 rows, 64 columns
+AWQ, GPTQ = ({"quant_method": method, "bits": 4} for method in ("awq", "gptq"))
+DAMAGE = [  # what is changed, and what the one line says
+    ("gptq", lambda t, c: t.pop(f"{UP}.g_idx"), f"qweight, but not {UP}.g_idx"),
+    ("gptq", lambda t, c: t.pop(f"{UP}.qzeros"), f"qweight, but not {UP}.qzeros"),
+    ("gptq", lambda t, c: t.pop(f"{UP}.scales"), f"qweight, but not {UP}.scales"),
+    ("gptq", lambda t, c: t.update({f"{UP}.weight": torch.ones(96, 64)}), "keep one"),
+    ("gptq", lambda t, c: cut(t, "qweight", 1), "these are no codes of 2, 3, 4 or 8 bits"),
+    ("gptq", lambda t, c: cut(t, "qzeros", 0), f"{UP}.qzeros is torch.int32 of shape (0, "),
+    ("gptq", lambda t, c: t.update({f"{UP}.scales": torch.ones(2, 95)}), "of shape (any, 96)"),
+    ("gptq", lambda t, c: t[f"{UP}.g_idx"].add_(9), "g_idx is torch.int32 of shape (64,); there"),
+    ("gptq", lambda t, c: c.pop("bits"), "bits 'missing' is not read; 2 or 3 or 4 or 8 is, or"),
+    ("gptq", lambda t, c: c.update(bits=5), "bits 5 is not read; 2 or 3 or 4 or 8 is, or give"),
+    ("gptq", lambda t, c: c.update(checkpoint_format="marlin"), "format 'marlin' is not read"),
+    ("gptq", lambda t, c: c.update(activation="w4afp8"), "'activation' is not understood"),
+    ("gptq", lambda t, c: c.clear() or c.update(AWQ), "scales is torch.float16 of shape ("),
+    ("awq", lambda t, c: c.clear() or c.update(GPTQ), ".qweight, but not model.layers."),
+    ("awq", lambda t, c: c.update(version="gemv"), "version 'gemv' is not read; null or gemm or"),
+    ("awq", lambda t, c: c.update(bits=8), "bits 8 is not read; 4 is, or give the full-precision"),
+    ("awq", lambda t, c: t.update({f"{UP}.scales": torch.ones(5, 96)}), "the weight has 64 col"),
+    ("awq", lambda t, c: t.update(of_bnb(t)), "which the model would not read"),
+    ("fp8", lambda t, c: c.update(weight_block_size=[128]), "weight_block_size is [128]; accepted"),
+    ("fp8", lambda t, c: t.update({f"{UP}.weight": torch.ones(96, 64)}), "expected is float8_e4m3"),
+    ("bnb-nf4", lambda t, c: state(t, b"[]"), "expected is JSON with a shape and a blocksize"),
+    ("bnb-nf4", lambda t, c: state(t, b'{"shape": [8, 8], "blocksize": 64}'), "(32, 1)"),
+    ("bnb-nf4", lambda t, c: state(t, b'{"shape": [96, 64], "blocksize": 0}'), "its shape or its"),
+    ("bnb-nf4", lambda t, c: t[f"{UP}.weight.quant_map"].neg_(), "these are not the values of nf4"),
+    ("bnb-nf4, nested", lambda t, c: t.pop(f"{UP}.weight.nested_absmax"), "is not whole"),
+    ("bnb-int8", lambda t, c: t[f"{UP}.weight_format"].add_(1), "rows alone are read, which is 0"),
+    ("torchao int8", lambda t, c: t[f"{UP}._weight_zero_point"].add_(1), "whose zeros are 0"),
+    (
+        "torchao int8",
+        lambda t, c: c.update(quant_type="int4"),
+        "quant_type 'int4' is not read; Int8",
+    ),
+    ("nvfp4", lambda t, c: t[f"{UP}.weight_global_scale"].neg_(), "expected is one number above 0"),
+    ("mxfp4", lambda t, c: cut(t, "weight_scale", 5, 1), "of shape (96, 0); the weight has 64 col"),
+]
+
+
+def cut(tensors, end, size, dimension=0):
+    """The first `size` rows or columns of a tensor; none if it has fewer."""
+    tensor = tensors[f"{UP}.{end}"]
+    size = size if size < tensor.shape[dimension] else 0
+    tensors[f"{UP}.{end}"] = tensor.narrow(dimension, 0, size).contiguous()
+
+
+def state(tensors, content):
+    tensors[f"{UP}.weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(content)).byte()
+
+
+def of_bnb(tensors):
+    """A second layer of that name, in bitsandbytes' format."""
+    parts, _, _ = bnb_4bit(torch.randn(96, 64), "nf4", False)
+    return {f"{UP}.{end}": part for end, part in parts.items() if end != "weight"}
+
+
+@pytest.mark.parametrize("name, change, message", DAMAGE)
+def test_damage_is_one_clear_line(tmp_path, name, change, message):
+    path = folder_of(name, tmp_path, change)
+    with pytest.raises(CheckpointError) as error:
+        load_model(str(path))
+    assert message in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(CheckpointError):
+        models.load(str(path))
+
+
+@pytest.mark.parametrize("value", [1, 0])
+def test_a_bias_of_zeros_changes_nothing(tmp_path, value):
+    """AutoGPTQ gives one to every layer."""
+    bias = torch.full((96,), value).half()
+    path = folder_of("gptq", tmp_path, lambda tensors, _: tensors.update({f"{UP}.bias": bias}))
+    if not value:
+        assert load_model(str(path)).layers[1].feed_forward.w13.bias is None
+        return
+    with pytest.raises(CheckpointError, match="up_proj.bias, which the model would not read"):
+        load_model(str(path))
+
+
+def test_layers_with_options_of_their_own(tmp_path):
+    """As GPTQModel's `dynamic` has them: another number of bits, act-order, and zeros."""
+    path = folder_of("gptq", tmp_path, lambda tensors, config: config.update(dynamic={"+:.*": {}}))
+    assert models.load(str(path)) is not None
+
+
+def test_ranks_share_a_folder(tmp_path):
+    saved = open_checkpoint(str(folder_of("w4a16", tmp_path))).saved
+    layers = {name: parse(scheme) for name, (scheme, _) in saved.layers.items()}
+    config = load_config(str(tmp_path / "llama-3"))
+    split = split_for(config, Ranks(1, 2), AsIs(tuple(layers.items())), saved.layers)
+    assert split.cut("layers.0.attention.wo.weight").ranges == ((32, 64),)
+
+
+def test_a_matrix_of_two_formats_keeps_the_numbers_of_both(tmp_path):
+    """gate in 4 bits and up in 8 are one matrix of 8 bits here."""
+
+    def change(tensors, config):
+        eight, other, _ = of("int-quantized", num_bits=8, **GROUPS)(torch.randn(96, 64))
+        for end in ("weight_packed", "weight_shape", "weight_zero_point"):
+            del tensors[f"{UP}.{end}"]
+        tensors |= {f"{UP}.{end}": part.contiguous() for end, part in eight.items()}
+        config["config_groups"]["group_1"] = other["config_groups"]["group_0"]
+        config["format"] = "mixed-precision"
+
+    path = folder_of("w4a16, zeros", tmp_path, change)
+    saved = open_checkpoint(str(path)).saved
+    assert saved.label == "mixed"
+    assert saved.layers["layers.1.feed_forward.w13"][0] == "stored-int-8-32-float32-float32"
+    model, exact = models.load(str(path)), load_model(str(path))
+    expected = logits(exact)
+    assert (logits(model) - expected).abs().max() <= 1e-3 * expected.abs().max()
