@@ -35,7 +35,7 @@ from quantbench import devices
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
-from quantbench.log import log, table
+from quantbench.log import log
 from quantbench.log.config import RunConfig
 from quantbench.models.llama import Transformer
 from quantbench.progress import progress, say
@@ -366,6 +366,8 @@ def make_generator(plan: Plan, model: Transformer, any_rows: bool = False) -> Ge
 
 def finish(config: RunConfig, report: "Report") -> None:
     """Append to the log and to --output_json_path, then print the text, the table and the why."""
+    from quantbench.log import table
+
     measured = report.measured
     line = make_record(measured.facts, measured.summary.tok_s, measured.peaks.generate).render()
     if config.write_result != "none":

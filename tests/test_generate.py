@@ -23,8 +23,8 @@ from quantbench.log.options import parse
 from quantbench.log.record import Record
 from quantbench.models.loading import load_model
 from quantbench.ops.cpu import build
-from quantbench.run import energy
-from quantbench.run.energy import NoCounter
+from quantbench.run import counters
+from quantbench.run.counters import NoCounter
 from quantbench.run.loading import Loading
 from tests.fake_counter import Counter
 
@@ -95,9 +95,9 @@ def test_the_json_holds_what_the_line_was_made_of(in_tmp):
 def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
     """Two samples between two looks: 1.5 J each, for 3 rows of 5 new tokens, and the
     idle machine takes nothing."""
-    find = energy.Meter.find
+    find = counters.Meter.find
     monkeypatch.setattr(
-        energy.Meter, "find", lambda device, ranks: energy.Meter(Counter(), 0.0, device, ranks)
+        counters.Meter, "find", lambda device, ranks: counters.Meter(Counter(), 0.0, device, ranks)
     )
     words = (*SHORT, "--output_json_path", "runs.jsonl", "--write_result", "none")
     result = run(*words, "--batch_size", "3")
@@ -106,8 +106,8 @@ def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
     def none_here(device_type, indices):
         raise NoCounter("there is none here")
 
-    monkeypatch.setattr(energy.Meter, "find", find)
-    monkeypatch.setattr("quantbench.run.energy.find", none_here)
+    monkeypatch.setattr(counters.Meter, "find", find)
+    monkeypatch.setattr("quantbench.run.counters.find", none_here)
     assert run(*words).exit_code == 0
     counted, alone = map(json.loads, Path("runs.jsonl").read_text().splitlines())
     assert counted["joules_per_token"] == pytest.approx(1.5 / 15)

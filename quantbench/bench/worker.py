@@ -56,7 +56,8 @@ from quantbench.progress import say
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer
 from quantbench.run import environment, launch, measure
-from quantbench.run.energy import Energy, Meter, NotCounted
+from quantbench.run.counters import Meter
+from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.facts import Facts, OneSample, Ready
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json

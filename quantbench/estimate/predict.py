@@ -19,7 +19,7 @@ from quantbench.errors import UsageError
 from quantbench.estimate.counting import Count
 from quantbench.estimate.counting_configs import count_config
 from quantbench.estimate.counting_models import Logits, count_model
-from quantbench.log.table import NO_COUNTER
+from quantbench.log.record import NO_COUNTER
 from quantbench.models.config import ModelConfig
 from quantbench.text import size
 from quantbench.typed_json import omitted

@@ -8,6 +8,9 @@ from typing import Any
 
 from quantbench.errors import LogError
 
+# Why a run has no joules, where only their upper bound can be said.
+NO_COUNTER = "no counter; power limit × time is an upper bound"
+
 
 @dataclass(frozen=True)
 class Part:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from quantbench.log.record import NO_COUNTER
 from quantbench.text import aligned, one_line, seconds, size
 
 NUMBERS = ("tok/s", "samples", "prefill", "decode", "mem/s", "peak memory", "model size")
@@ -107,7 +108,6 @@ ESTIMATED: dict[str, tuple[str, Callable[[float], str]]] = {
     "peak_memory_bytes": ("peak memory", size),
     "joules_per_token": ("energy", lambda joules: f"{joules:.3g} J/token"),
 }
-NO_COUNTER = "no counter; power limit × time is an upper bound"
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:

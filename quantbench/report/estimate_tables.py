@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from quantbench.estimate.fits import Fit
 from quantbench.estimate.predict import Estimate, Figure, Machine, Memory, Unknown
-from quantbench.log.table import NO_COUNTER
+from quantbench.log.record import NO_COUNTER
 from quantbench.text import aligned, counted, size
 
 

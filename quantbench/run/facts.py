@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quantbench.experts.traffic import PhaseFigures, Phases, TwoTiers, total
 from quantbench.log.config import RunConfig, repro
-from quantbench.log.record import Record
-from quantbench.log.table import NO_COUNTER
+from quantbench.log.record import NO_COUNTER, Record
 from quantbench.models.config import ModelConfig
 from quantbench.run import machine
 from quantbench.run.energy import Energy, NotCounted

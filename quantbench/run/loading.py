@@ -25,7 +25,6 @@ from quantbench.models.formats.base import SavedScheme
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, load_model
 from quantbench.models.tokenizer import Tokenizer
-from quantbench.quantize.mixed import MixedQuantizer, quantizer_of
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import AsIs, Selection, Spec, parse
 from quantbench.run.plan import Plan, scheme_of
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from quantbench.models.formats.saved import SavedModel
     from quantbench.models.formats.saver import Saver
     from quantbench.models.split import Split
+    from quantbench.quantize.mixed import MixedQuantizer
 
 Report = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -135,6 +135,8 @@ class Loading:
         self.quantize_seconds = 0.0  # for quantizing and packing all layers
         self.tiers: Tiers | None = None  # where experts go as they arrive
         if spec.scheme:  # autoquant's quantizer is made in `load`
+            from quantbench.quantize.mixed import quantizer_of
+
             self.quantizer: Quantizer | MixedQuantizer = quantizer_of(
                 spec.scheme, device, self.precision, config.kernel
             )

@@ -19,7 +19,6 @@ from quantbench.log.config import RunConfig
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer, weight_bytes
-from quantbench.quantize.mixed import quantizer_of
 from quantbench.quantize.spec import AsIs, Selection, Spec
 from quantbench.run.environment import place
 from quantbench.run.plan import Plan, kv_cache
@@ -68,6 +67,8 @@ def shapes_of(
     with torch.device("meta"):
         alike = not isinstance(spec, AsIs)  # whose layers may differ in their types
         model = build(architecture.one_of_each_kind() if alike else architecture).to(precision)
+    from quantbench.quantize.mixed import quantizer_of
+
     reason = None
     try:
         quantizer = quantizer_of(spec, device, precision, kernel)

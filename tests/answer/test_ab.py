@@ -26,7 +26,7 @@ from quantbench.log.options import parse
 from quantbench.log.reading import config_of
 from quantbench.log.reading import read as read_log
 from quantbench.ops.ranks import ALONE
-from quantbench.run.energy import Meter
+from quantbench.run.counters import Meter
 from tests.bench.world import Behaviour, World
 from tests.fake_counter import Counter
 

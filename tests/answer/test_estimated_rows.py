@@ -10,7 +10,7 @@ from quantbench.answer.limits import Limits
 from quantbench.answer.recommend import recommend
 from quantbench.answer.rows import rows
 from quantbench.bench.answers import ArmFacts
-from quantbench.log.table import NO_COUNTER
+from quantbench.log.record import NO_COUNTER
 from quantbench.report.tables import estimate_sentence, joules_sentence, terminal
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.why import Limit

@@ -8,7 +8,8 @@ from quantbench.bench.worker import Worker
 from quantbench.errors import MemoryShortage, UsageError
 from quantbench.models.loading import load_config
 from quantbench.ops.ranks import ALONE
-from quantbench.run.energy import Meter, NotCounted
+from quantbench.run.counters import Meter
+from quantbench.run.energy import NotCounted
 from tests.fake_counter import Counter
 
 FLOAT32 = ["--precision", "float32", "--device", "cpu", "--checkpoint_path", "tiny"]

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from quantbench.ops.ranks import ALONE, Ranks
-from quantbench.run import energy
-from quantbench.run.energy import Counter, Energy, Meter, NoCounter, NotCounted
+from quantbench.run import counters, energy
+from quantbench.run.counters import Counter, Meter, NoCounter
+from quantbench.run.energy import Energy, NotCounted
 
 RANGE = 262_143_328_850  # microjoules, as Intel's driver says
 CPU = torch.device("cpu")
@@ -52,8 +53,8 @@ def clock(monkeypatch):
     def sleep(seconds):
         clock.now += seconds
 
-    monkeypatch.setattr(energy.time, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(energy.time, "sleep", sleep)
+    monkeypatch.setattr(counters.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(counters.time, "sleep", sleep)
     return clock
 
 
@@ -72,7 +73,7 @@ def test_a_run_net_of_the_idle_machine(tmp_path, clock):
         return 1
 
     name = "RAPL (package-0, dram, package-1)"
-    used = Meter(energy.rapl(tmp_path), 600.0, CPU, ALONE).energy(one_run)
+    used = Meter(counters.rapl(tmp_path), 600.0, CPU, ALONE).energy(one_run)
     assert used == Energy(name, pytest.approx(48), pytest.approx(0.02), 600.0, 3)
 
     def last_run():
@@ -80,7 +81,7 @@ def test_a_run_net_of_the_idle_machine(tmp_path, clock):
         (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
         return 1
 
-    lost = Meter(energy.rapl(tmp_path), 0.0, CPU, ALONE).energy(last_run)
+    lost = Meter(counters.rapl(tmp_path), 0.0, CPU, ALONE).energy(last_run)
     assert lost.why_not.startswith(f"{name} stopped while it was read: the RAPL counter cannot be")
 
 
@@ -136,7 +137,7 @@ def test_ranks_repeat_a_run_as_often_as_the_first_one_needs(clock):
 
 
 def test_ranks_count_where_each_has_a_counter(monkeypatch):
-    monkeypatch.setattr(energy, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(counters, "IDLE_SECONDS", 0.0)
     counter = counter_of(lambda: [0.0])
     there = [counter, counter, counter, None]
 
@@ -145,7 +146,7 @@ def test_ranks_count_where_each_has_a_counter(monkeypatch):
             return one
         raise NoCounter("there is none here")
 
-    monkeypatch.setattr(energy, "find", found)
+    monkeypatch.setattr(counters, "find", found)
     for meter in of_two_ranks(lambda ranks: Meter.find(CPU, ranks)):
         assert (meter.counter, meter.idle_watts) == (counter, 0.0)
     reasons = {meter.why_not for meter in of_two_ranks(lambda ranks: Meter.find(CPU, ranks))}
@@ -156,9 +157,9 @@ def test_ranks_count_where_each_has_a_counter(monkeypatch):
 
 def test_the_idle_machine_is_watched_only_where_something_counts(monkeypatch, clock):
     moving = counter_of(lambda: [12.0 * clock.now])
-    monkeypatch.setattr(energy, "find", lambda kind, cards: moving)
+    monkeypatch.setattr(counters, "find", lambda kind, cards: moving)
     assert Meter.find(CPU, ALONE).idle_watts == pytest.approx(12) and clock.now == 1.0
-    monkeypatch.setattr(energy, "find", lambda kind, cards: energy.rapl(energy.Path("/none")))
+    monkeypatch.setattr(counters, "find", lambda kind, cards: counters.rapl(counters.Path("/none")))
     assert Meter.find(CPU, ALONE) == NotCounted(
         "no counter; power limit × time is an upper bound (there is no RAPL counter in /none)"
     )
@@ -209,8 +210,8 @@ def test_the_gpus_that_cuda_has_at_these_numbers_are_summed(cuda):
     """CUDA_VISIBLE_DEVICES=3,1: NVML's order is another, and has all four."""
     library = Library()
     cuda(library, "d", "b")
-    assert energy.nvml((0,)).read() == [5.0]
-    counter = energy.nvml((0, 1))
+    assert counters.nvml((0,)).read() == [5.0]
+    counter = counters.nvml((0, 1))
     before = counter.read()
     library.millijoules |= {"GPU-b": 3500, "GPU-d": 5500}
     assert counter.between(before, counter.read()) == pytest.approx(3.0)
@@ -224,7 +225,7 @@ def test_the_cards_of_a_run(monkeypatch):
         asked.append(list(cards))
         raise NoCounter("none")
 
-    monkeypatch.setattr(energy, "find", found)
+    monkeypatch.setattr(counters, "find", found)
     for device, ranks in (("cuda", 1), ("cuda:3", 1), ("cuda:0", 4), ("cpu", 1)):
         several = SimpleNamespace(size=ranks, total=lambda values, device: values)
         Meter.find(torch.device(device), several)
@@ -234,12 +235,12 @@ def test_the_cards_of_a_run(monkeypatch):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda path: energy.rapl(path / "missing"), "there is no RAPL counter"),
-        (lambda path: energy.rapl(path).read(), "cannot be read: Is a directory"),
-        (lambda path: energy.nvml((0,)).read(), "counts no energy here: Not Supported"),
-        (lambda path: energy.nvml((1,)).read(), "counts no energy here: Not Found"),
-        (lambda path: energy.nvml((2,)), "CUDA has no device 2 here"),
-        (lambda path: energy.find("mps"), "no counter of energy for mps"),
+        (lambda path: counters.rapl(path / "missing"), "there is no RAPL counter"),
+        (lambda path: counters.rapl(path).read(), "cannot be read: Is a directory"),
+        (lambda path: counters.nvml((0,)).read(), "counts no energy here: Not Supported"),
+        (lambda path: counters.nvml((1,)).read(), "counts no energy here: Not Found"),
+        (lambda path: counters.nvml((2,)), "CUDA has no device 2 here"),
+        (lambda path: counters.find("mps"), "no counter of energy for mps"),
     ],
 )
 def test_no_counter_says_why(tmp_path, cuda, make, reason):
@@ -260,5 +261,5 @@ def test_power_limits_of_packages(tmp_path):
             file = tmp_path / folder / f"constraint_{number}"
             file.with_name(f"{file.name}_name").write_text(f"{name}\n")
             file.with_name(f"{file.name}_power_limit_uw").write_text(f"{watts}000000\n")
-    assert energy.power_limit(tmp_path) == 130.0
-    assert energy.power_limit(tmp_path / "none") is None
+    assert counters.power_limit(tmp_path) == 130.0
+    assert counters.power_limit(tmp_path / "none") is None
