@@ -36,7 +36,7 @@ NEEDS = {
     "aarch64-gcc": r"not checked with aarch64-linux-gnu-g\+\+: ",
     "linux": r"needs Linux|reads /proc|glibc's malloc|needs bash",
     "venv": r"needs the Makefile's \.venv",
-    "dev": r"could not import '(triton|gguf|transformers)\b|pip install lm-eval"
+    "dev": r"could not import '(triton|gguf|transformers|quantbench\.ops\.triton)\b|pip install lm-eval"
     r"|ray is not installed",
     "git": r"needs git",
     "asynchronous-io": r"no native asynchronous I/O",
