@@ -75,7 +75,7 @@ class AsIs:
         return tensor.to(self.stacked.device)
 
     def _packed(self, name: str, rows: int) -> Packed:
-        """A parameter of so many rows, with the file's numbers."""
+        """A parameter (row_count, K) with the file's numbers."""
         form, pieces, config = self._form(name), self.stacked.pieces(name), self.stacked.config
         assert form is not None
         shapes = self.stacked.shapes(name, torch.empty(rows, 0, device="meta"))

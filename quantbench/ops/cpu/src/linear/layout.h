@@ -5,7 +5,7 @@
 // A packed weight is one piece of memory in the order in which it is read: a header, then blocks of
 // ROWS rows. A block is its chunks of columns, one after the other; a chunk is its scales, where scales
 // belong to columns, then its units of UNIT columns. Where a format has one scale per row, they follow
-// a block's chunks. Where scales are codes, a block begins with what multiplies them: 16 scales for every
+// a block's chunks. Where scales are codes, a block starts with what multiplies them: 16 scales for every
 // OUTER columns, and 16 for their zero points. A vector of 16 lanes holds one row in each lane, so that sums of products need no
 // additions across lanes.
 #pragma once
