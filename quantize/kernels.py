@@ -23,6 +23,17 @@ class ReferenceLinear(KernelLinear):
 class TritonLinear(KernelLinear):
     """Our Triton kernel (ops/triton/linear.py)."""
 
+    @classmethod
+    def of(cls, layer: nn.Linear, spec: Any) -> nn.Module:
+        """Scales that a file stores as codes become floats here, once, and not in every step."""
+        weight = layer.weight.data
+        assert isinstance(weight, PackedWeight)
+        parts = weight.parts
+        if (plain := parts.plain) is not parts:
+            how = {"columns": weight.columns, "dtype": weight.dtype}
+            weight = PackedWeight.of(plain, **how).replaced(activation=weight.activation)
+        return cls.like(layer, weight)
+
     def forward(self, x: Tensor) -> Tensor:
         from quantbench.ops.triton.linear import linear
 

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from quantbench.ops import reference
 from quantbench.ops.cpu import build, linear
-from quantbench.ops.formats import Packed, dequantize
+from quantbench.ops.formats import OUTER, Packed, dequantize
 from quantbench.ops.packing import columns_per_unit
 from quantbench.quantize.activation import rounded
 from tests.coverage_of_machine import threads as ran_with
 from tests.ops.exact import DTYPES, UNIT
 from tests.ops.instructions import use
-from tests.ops.packed_weights import FORMATS, packed
+from tests.ops.packed_weights import FORMATS, OF_FILES, packed
 
 # Forms whose weight is not packed: scheme none.
 FULL_PRECISION = ("plain", 16, None)
@@ -147,11 +147,13 @@ def broken_rows(kernel: Kernel, x: Tensor, weight: Packed | Tensor) -> None:
 
 def draw(kernel: Kernel, form: tuple) -> tuple[Tensor, Packed | Tensor, str | None]:
     format, bits, group = form
-    if group and format not in ("2:4", "fp8"):
+    if group and format not in ("2:4", "fp8", *OF_FILES):
         group = random.choice([group, *GROUP_SIZES])
         if group % columns_per_unit(bits) or group > kernel.most_columns:
             group = form[2]
     unit = columns_of((format, bits, group))
+    if format in OF_FILES and random.random() < 0.5:
+        unit = OUTER
     K = unit * random.randint(1, max(1, kernel.most_columns // unit))
     N = random.choice((1, 3, 16, 17, 33, 70))
     M, dtype = random.choice(kernel.rows), random.choice(DTYPES)
@@ -210,7 +212,7 @@ def cpu_allowed(case: Case) -> Tensor:
     largest number; with fp8 weights, as it is. AMX's tiles may hold weights of bfloat16.
     """
     x, w, K = case.x, case.numbers, case.numbers.shape[1]
-    terms, zero = case.terms, case.weight.zero
+    terms, (_, zero) = case.terms, case.weight.plain.scales
     if zero is not None:  # the zero points' part is summed separately
         terms = terms + 2 * case.terms_of(zero)
     unit = UNIT[x.dtype]
@@ -258,10 +260,11 @@ def triton_allowed(case: Case) -> Tensor:
     tiled = x.shape[:-1].numel() > VECTOR_ROWS
     factor = 1.0 if weight.tensor_scale is None else weight.tensor_scale.double().abs()
     terms = case.terms
-    if weight.format in ("int", "2:4"):
-        per_group = weight.scale.double() * 3.5 * 2**weight.bits
-        if weight.zero is not None:
-            per_group = per_group + weight.zero.double().abs()
+    if weight.format in ("int", "uint", "2:4"):
+        scale, zero = weight.plain.scales
+        per_group = scale.double() * 3.5 * 2**weight.bits
+        if zero is not None:
+            per_group = per_group.abs() + zero.double().abs()
         terms = terms + case.terms_of(per_group) * factor
     unit = 2.0**-22 if tiled and x.is_cuda else 2.0**-24
     # 2^-149 is the smallest float32: what lies between two of them is lost from a product or sum.

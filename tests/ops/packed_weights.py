@@ -3,9 +3,11 @@
 A form is (format, bits, columns per group; None for one scale per row).
 """
 
+import random
+
 import torch
 
-from quantbench.ops.formats import Packed
+from quantbench.ops.formats import OUTER, Packed
 from quantbench.ops.packing import PLANES
 
 FORMATS = [
@@ -14,7 +16,9 @@ FORMATS = [
     *(("fp8", 8, None), ("fp8", 8, 128), ("fp6", 6, None), ("fp6", 6, 16)),
     *(("fp4", 4, 16), ("fp4", 4, 32), ("nf4", 4, 64), ("nf4", 4, None), ("bnb-fp4", 4, 64)),
     *(("2:4", 4, 64), ("2:4", 4, None)),
+    *(("uint", 4, 32), ("uint", 5, 32), ("uint", 2, 16), ("iq4nl", 4, 32)),  # of files
 ]
+OF_FILES = ("uint", "iq4nl")
 
 
 def name(form) -> str:
@@ -31,9 +35,13 @@ def packed(
     tensor_scale: float | None = None,
     device: str = "cpu",
 ) -> Packed:
-    """Every code equally likely; scales around 1/8, so that a row's products are of order 1."""
+    """Every code equally likely; scales around 1/8, so that a row's products are of order 1.
+
+    In a format of files scales and zeros may be codes, too; then K is a multiple of OUTER."""
     format, bits, group = form
     groups = K // (group or K)
+    if format in OF_FILES:
+        return _as_files_have_it(format, bits, group, N, K, device)
     scale = (torch.rand(N, groups) / 8 + 1 / 16).to(scale_dtype)
     offset = torch.randn(N, groups).to(scale_dtype) if zero else None
     factor = None if tensor_scale is None else torch.tensor(tensor_scale)
@@ -42,6 +50,25 @@ def packed(
         torch.Tensor, lambda tensor: tensor.to(device), tensors
     )
     return Packed(planes, *scales, format, bits, group or K)
+
+
+def _as_files_have_it(format: str, bits: int, group: int, N: int, K: int, device: str) -> Packed:
+    def codes(low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randint(low, high, (N, K // group), device=device).to(dtype)
+
+    kind = random.choice(("floats", "codes", "outer") if K % OUTER == 0 else ("floats", "codes"))
+    scale = (torch.rand(N, K // group, device=device) / 8 + 1 / 16).half()
+    zero = torch.randn(N, K // group, device=device).half()
+    outer = None
+    if kind == "codes":
+        zero = codes(0, 2**bits, torch.uint8)
+    elif kind == "outer":
+        scale, zero = codes(-32, 64, torch.int8), codes(0, 64, torch.int8)
+        outer = torch.randn(N, K // OUTER, 2, device=device).mul(0.004).half()
+    planes = [plane.to(device) for plane in _planes(format, bits, N, K)]
+    return Packed(
+        planes, scale, zero if format == "uint" else None, None, format, bits, group, outer
+    )
 
 
 def _planes(format: str, bits: int, N: int, K: int) -> list[torch.Tensor]:

@@ -5,6 +5,7 @@ The header's fields are those of `Header` in ops/cpu/src/linear/layout.h.
 """
 
 import ctypes
+import dataclasses
 import re
 import struct
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from quantbench.ops.cpu import build, linear
+from quantbench.ops.formats import Packed
 from quantbench.ops.packing import unpack
 from tests.ops.packed_weights import FORMATS, name, packed
 
@@ -56,8 +58,18 @@ def test_python_repeats_the_numbers_of_cpp():
 def test_sizes_on_the_meta_device_are_those_of_cpp(form):
     for N, K in ((1, 128), (33, 256), (16, 512)):
         weight = packed(form, N, K)
-        meta = packed(form, N, K, device="meta")
+        meta = on_meta(weight)
         assert linear.pack(meta, K).shape == linear.pack(weight, K).shape
+
+
+def on_meta(weight: Packed) -> Packed:
+    tensors = {
+        field.name: torch.utils._pytree.tree_map_only(
+            torch.Tensor, lambda tensor: tensor.to("meta"), getattr(weight, field.name)
+        )
+        for field in dataclasses.fields(weight)
+    }
+    return Packed(**tensors)
 
 
 def changed(packed_bytes: torch.Tensor, **fields: int) -> torch.Tensor:
