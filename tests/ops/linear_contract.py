@@ -189,8 +189,8 @@ def activations(kernel: Kernel, M: int, K: int, dtype: torch.dtype, rounding: st
             # The interpreter takes subnormal bfloat16 for something else.
             case 4 if not rounding and not triton_bfloat16:
                 row *= 1e-6 if half else 1e-40
-            case 5 if not rounding:  # a table's 24 bits times more overflow float32 before scales
-                row *= 1e2 if half else 1e28
+            case 5 if not rounding:
+                row *= 1e2 if half else 1e30
             case 6 if not rounding:
                 row.fill_(10 if half else 1.9999 * 2.0**14)  # just below a power of two
             case 7 if not rounding:

@@ -56,7 +56,7 @@ inline void multiply(const Problem& problem, int64_t first, int64_t last) {
       for (int s = 0; s < streams; ++s)
         for (int t = 0; t < tile; t += doubled ? 2 : 1) {
           Floats v = doubled ? totals[s][t] + totals[s][t + 1] : totals[s][t];
-          put_rows(problem, v * header.factor, (token + t) / (doubled ? 2 : 1), index[s]);
+          put_rows(problem, v * (header.factor / down(header)), (token + t) / (doubled ? 2 : 1), index[s]);
         }
       token += tile;
     }

@@ -67,6 +67,9 @@ inline ScaleAndZero read_scale(const Header& header, const uint8_t*& p, const ui
   return by;
 }
 
+// A table's integers have 24 bits: times a large x their sums would overflow a float32.
+inline float down(const Header& header) { return header.coding == Coding::table ? 0x1p-16f : 1.0f; }
+
 // Where a tile's x is, for one chunk.
 struct Tile {
   const int32_t* quads;
@@ -104,7 +107,7 @@ struct IntegerChunk {
           whole += dotted(sums.at[t][part][i][0], sums.at[t][part][i][1]);
         sum = part ? sum + floats(whole) * float(C::WEIGHT[part]) : floats(whole);
       }
-      Floats total = totals[t] + sum * (by.scale * x_scales[t]);
+      Floats total = totals[t] + sum * (by.scale * (x_scales[t] * down(header)));
       if (header.zeros) total += by.zero * (x_sums[t] * x_scales[t]);
       totals[t] = total;
     }
