@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quantbench.bench.process import Process
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log import shell
 from quantbench.log.config import RunConfig, Unsaid, argv, option_table
@@ -163,48 +164,38 @@ def _refuse_different(arms: Sequence[Arm], names: Sequence[str]) -> None:
             if own == theirs:
                 continue
             what = "model" if name in MODEL else "work"
+            of_files = "--same_model compares files of one model, " * (name == MODEL[0])
             raise UsageError(
                 f"arm {number} has --{name} {shown(own, 40)} and arm {configs[0][0]} "
-                f"{shown(theirs, 40)}: not the same {what}; --allow_different compares them even so"
+                f"{shown(theirs, 40)}: not the same {what}; {of_files}--allow_different compares "
+                "them even so"
             )
 
 
-# ------------------------------------------------------------------------------- --same_model
-
-
-def checkpoints(arms: Sequence[Arm]) -> list[str]:
-    """The arms' checkpoints, each once."""
-    return list(dict.fromkeys(arm.config.checkpoint_path for arm in arms))
-
-
 def of_one_model(
-    common: RunConfig, arms: Sequence[Arm], found: SameModel
+    common: RunConfig, arms: Sequence[Arm], worker: Process
 ) -> tuple[list[Arm], QualityReference]:
-    """The arms, named by their files and schemes, and what their quality is relative to.
-
-    found: of their `checkpoints`. Raises UsageError for two arms that are the same run.
-    """
-    paths = checkpoints(arms)
+    """The arms, named by their files and schemes, and what their quality is relative to. Raises
+    UsageError for files of different models, and for two arms that are the same run."""
+    paths = list(dict.fromkeys(arm.config.checkpoint_path for arm in arms))
+    found = worker.answer(SameModel, "same_model", paths=paths)
     schemes = dict(zip(paths, found.schemes, strict=True))
     stems = {path: Path(path).name.removesuffix(".gguf") or path for path in paths}
-    if len(set(stems.values())) < len(paths):
-        stems = {path: path for path in paths}
-    renamed = []
+    told_apart = len(set(stems.values())) == len(paths)
+    runs = []
     for arm in arms:
         path, scheme = arm.config.checkpoint_path, arm.config.quantization
         if isinstance(scheme, Unsaid) or scheme == "as-is":
             scheme = schemes[path] or scheme
         run = dataclasses.replace(arm.config, quantization=scheme)
         name = _name(dataclasses.replace(common, checkpoint_path=path), run)
-        renamed.append(dataclasses.replace(arm, name=f"{stems[path]}, {name}", config=run))
-    refuse_identical(renamed)
-    named = [
-        dataclasses.replace(new, config=arm.config) for new, arm in zip(renamed, arms, strict=True)
-    ]
+        runs.append(Arm(f"{stems[path] if told_apart else path}, {name}", arm.text, run))
+    refuse_identical(runs)
     path = paths[found.best]
     config = next(arm.config for arm in arms if arm.config.checkpoint_path == path)
     changes: dict[str, Any] = dict(kernel="auto", kv_cache="dense", kv_cache_quantization=False)
     if schemes[path] or config.quantization != "none":
         changes["quantization"] = "none" if found.floats else Unsaid("none")
     reference = argv(dataclasses.replace(config, **changes), said=True)
+    named = [dataclasses.replace(a, name=run.name) for a, run in zip(arms, runs, strict=True)]
     return named, QualityReference(reference, path, schemes[path])

@@ -256,9 +256,9 @@ class Pool:
     def _read_reference(self) -> None:
         """Let the reference read the first look before arms take memory, if it is not the baseline;
         where it cannot, no arm has a quality."""
-        unscored = self._unscored() if self.results.settings.tokens else []
+        unscored = self._unscored()
         if self._apart is None or self.reference or not unscored:
-            return
+            return  # --tokens 0 has no reference
         quality = self._read_on(looks=1)
         if isinstance(quality, Quality):
             self.reference = self._states

@@ -21,16 +21,7 @@ from quantbench.answer.recommend import Best, Recommendation, recommend
 from quantbench.answer.row import Row
 from quantbench.answer.stop import Enough
 from quantbench.bench.answers import Planned
-from quantbench.bench.arm import (
-    MODEL,
-    WORK,
-    Arm,
-    checkpoints,
-    every_scheme,
-    make_arms,
-    of_one_model,
-    read_arms,
-)
+from quantbench.bench.arm import MODEL, WORK, Arm, every_scheme, make_arms, of_one_model, read_arms
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
 from quantbench.cli import OptionOfOptions
@@ -40,7 +31,6 @@ from quantbench.log.options import options
 from quantbench.plans import compare_options as shared
 from quantbench.plans.comparing import check_open, compare, prepared, resumed, warn_of_threads
 from quantbench.progress import say
-from quantbench.quality.types import SameModel
 from quantbench.typed_json import to_json
 
 
@@ -86,8 +76,7 @@ def ab(
         chosen = _arms(common, texts, arms, may_differ)
         if same_model:
             with closing(Process()) as worker:
-                found = worker.answer(SameModel, "same_model", paths=checkpoints(chosen))
-            chosen, reference = of_one_model(common, chosen, found)
+                chosen, reference = of_one_model(common, chosen, worker)
             if settings.get("tokens") != 0:
                 settings["reference"] = reference
         warn_of_threads(chosen)
