@@ -164,7 +164,7 @@ def _refuse_different(arms: Sequence[Arm], names: Sequence[str]) -> None:
             if own == theirs:
                 continue
             what = "model" if name in MODEL else "work"
-            of_files = "--same_model compares files of one model, " * (name == MODEL[0])
+            of_files = "--same_model compares files of one model, and " * (name == MODEL[0])
             raise UsageError(
                 f"arm {number} has --{name} {shown(own, 40)} and arm {configs[0][0]} "
                 f"{shown(theirs, 40)}: not the same {what}; {of_files}--allow_different compares "

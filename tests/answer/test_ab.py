@@ -386,7 +386,9 @@ def test_files_of_one_model(files_of_tiny, tmp_path):
     what is kept goes on without measuring again."""
     arms = ["--arm", f"--checkpoint_path {files_of_tiny}/Q4_0.gguf"]
     arms += ["--arm", f"--checkpoint_path {files_of_tiny}/Q8_0.gguf", "--same_model"]
-    code, stdout, _ = finish(start(tmp_path, *arms, *SHORT, "--output", "out"))
+    code, stdout, _ = finish(
+        start(tmp_path, *arms, *SHORT, "--half_width", "90%", "--output", "out")
+    )
     assert code == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     four, eight = results["rows"]
