@@ -144,7 +144,7 @@ def verifying(arguments: Sequence[str], baseline: Sequence[str]) -> str:
     defaults = {name: getattr(usual, name) for name in (*of_arms, *MEASURING)}
     common = dataclasses.replace(other, **defaults)
     words = [PROGRAM, "ab", *argv(common, said=True, always=("checkpoint_path",))]
-    files = "checkpoint_path" in differ  # of each the scheme is said by the file, unless given
+    files = "checkpoint_path" in differ  # each file has its own default for --quantization
     words += ["--same_model"] * files
     for config in (other, own):
         values = {name: getattr(config, name) for name in of_arms}

@@ -268,7 +268,7 @@ class Pool:
             self._scored(self.results.arms.index(arm), why)
 
     def _read_on(self, looks: int) -> Quality | NoQuality:
-        """Let the reference read so many looks, and return its own quality."""
+        """Let the reference read `looks` looks, and return its own quality."""
         if self._apart is None:
             return self._quality(self.loaded[0], True, looks).quality
         try:

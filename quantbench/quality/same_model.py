@@ -30,7 +30,7 @@ def same_model(paths: Sequence[str]) -> SameModel:
     schemes = [None if how is None else how.label or how.scheme for how in saved]
     if None in schemes:
         best = schemes.index(None)
-    else:  # as many weights in each
+    else:  # each has the same number of weights
         sizes = [sum(file.stat().st_size for file in one.files) for one in checkpoints]
         best = sizes.index(max(sizes))
     return SameModel(schemes, best, checkpoints[best].in_full_precision() is not None)

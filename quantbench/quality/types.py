@@ -147,7 +147,7 @@ class SameModel:
 
     schemes: list[str | None]  # of each checkpoint's weights; None: they are not quantized
     best: int  # the number of the first one in full precision, else of the one with most bytes
-    floats: bool  # whether the best one can be read in full precision
+    floats: bool  # whether the best checkpoint can be read in full precision
 
 
 @dataclass(frozen=True)

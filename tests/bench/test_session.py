@@ -100,7 +100,7 @@ def test_the_baseline_reads_on_for_an_arm_whose_quality_is_undecided(measure):
 
 def test_a_reference_that_is_no_arm_reads_in_a_process_of_its_own(measure):
     """Before the arms take memory; an arm whose quality is undecided has it read on."""
-    behaviours = [EQUAL, replace(EQUAL, looks=2), EQUAL]  # the last one is the reference
+    behaviours = [EQUAL, replace(EQUAL, looks=2), EQUAL]  # the last is the reference's
     reference = QualityReference(["--checkpoint_path", "floats"], "floats")
     results, world = measure(behaviours, tokens=64, reference=reference, arms=2)
     every = [(n, did) for n, did in world.journal if did in ("load", "quality")]
