@@ -101,8 +101,6 @@ def exceeded(row: Row, limits: Limits) -> tuple[dict[str, float], set[str]]:
         most("max_memory", memory, memory, limits.max_memory)
     if limits.min_tok_s is not None and row.tok_s and row.tok_s < limits.min_tok_s:
         beyond["min_tok_s"] = row.tok_s
-    if row.verdict == "baseline":
-        return beyond, unclear
     if limits.max_kl is not None and row.kl is not None:
         error = Z * (row.kl_standard_error or 0.0)
         most("max_kl", row.kl + error, row.kl - error, limits.max_kl)

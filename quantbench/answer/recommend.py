@@ -25,6 +25,7 @@ from quantbench.log import shell
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import parse
 from quantbench.quality.thresholds import class_of
+from quantbench.quality.types import QualityReference
 
 KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or memory
 SAME_MEMORY = 1.01  # peaks of equal runs differ by less
@@ -97,13 +98,18 @@ class _Arm:
         return math.log(self.speed.value) - math.log(self.memory) - KL_WEIGHT * self.kl
 
 
-def recommend(rows: Sequence[Row], limits: Limits, best: Best) -> Recommendation:
-    """The answer for these rows, the baseline's first."""
+def recommend(
+    rows: Sequence[Row], limits: Limits, best: Best, reference: QualityReference | None = None
+) -> Recommendation:
+    """The answer for these rows, the baseline's first. reference: of quality; None: the baseline"""
     arms = _arms(rows, limits)
     within = [arm for arm in arms if not arm.beyond]
     remarks = _remarks(rows, arms, limits)
     if rows and rows[0].scheme not in (None, "none"):
-        remarks.append(f"KL and speed-ups are against {rows[0].arm}, not full precision")
+        what = "speed-ups" if reference else "KL and speed-ups"
+        remarks.append(f"{what} are against {rows[0].arm}, not full precision")
+    if reference:
+        remarks.append(reference.sentence())
     nothing = None
     if rows and rows[0].verdict == "failed":
         nothing = f"No recommendation: the baseline, {rows[0].arm}, failed: {rows[0].failed}"
@@ -138,10 +144,12 @@ def verifying(arguments: Sequence[str], baseline: Sequence[str]) -> str:
     defaults = {name: getattr(usual, name) for name in (*of_arms, *MEASURING)}
     common = dataclasses.replace(other, **defaults)
     words = [PROGRAM, "ab", *argv(common, said=True, always=("checkpoint_path",))]
+    files = "checkpoint_path" in differ  # each file has its own default for --quantization
+    words += ["--same_model"] * files
     for config in (other, own):
         values = {name: getattr(config, name) for name in of_arms}
         arm = dataclasses.replace(usual, **values)
-        words += ["--arm", shell.join(argv(arm, said=True, always=("quantization",)))]
+        words += ["--arm", shell.join(argv(arm, said=True, always=("quantization",) * (not files)))]
     return shell.join(words)
 
 
@@ -154,7 +162,7 @@ def said(row: Row) -> str:
     parts.append(f"{memory_said(row)} peak memory")
     if row.verdict == "baseline":
         parts.insert(0, "the baseline")
-    elif row.kl is not None:
+    if row.kl is not None:
         on = f" on the model {row.quality_model}" if row.quality_model else ""
         parts.append(f"KL {row.kl:.2g}{on} ({class_of(row.kl)})")
     return ", ".join(parts)
@@ -166,7 +174,8 @@ def _arms(rows: Sequence[Row], limits: Limits) -> list[_Arm]:
     arms = [arm for n, row in enumerate(rows) if (arm := _measured(n, row, limits)) is not None]
     if limits.max_kl is not None and any(row.kl is not None for row in rows):
         for arm in arms:
-            if arm.row.kl is None and arm.row.verdict != "baseline":
+            is_reference = arm.row.verdict == "baseline" and not arm.row.why_no_quality
+            if arm.row.kl is None and not is_reference:
                 arm.beyond[UNKNOWN] = math.inf
                 arm.unclear.add(UNKNOWN)
     return arms
@@ -178,8 +187,7 @@ def _measured(number: int, row: Row, limits: Limits) -> _Arm | None:
     speed = SpeedUp(1.0, 1.0, 1.0, 1.0) if is_baseline else row.speed_up
     if row.verdict == "failed" or row.dropped or memory is None or speed is None:
         return None
-    kl = 0.0 if is_baseline else row.kl or 0.0
-    return _Arm(number, row, speed, memory, kl, *exceeded(row, limits))
+    return _Arm(number, row, speed, memory, row.kl or 0.0, *exceeded(row, limits))
 
 
 def _choices(baseline: Row, arms: Sequence[_Arm], best: Best) -> list[Choice]:

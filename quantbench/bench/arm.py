@@ -8,14 +8,17 @@ The first is the baseline.
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from quantbench.bench.process import Process
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log import shell
 from quantbench.log.config import RunConfig, Unsaid, argv, option_table
 from quantbench.log.options import parse
+from quantbench.quality.types import QualityReference, SameModel
 from quantbench.quantize import spec
 from quantbench.run import checks
 from quantbench.text import key, shown
@@ -41,9 +44,11 @@ class Arm:
     problem: str | None = None
 
 
-def make_arms(common: RunConfig, texts: Sequence[str], allow_different: bool = False) -> list[Arm]:
-    """An arm for each text. Raises UsageError, one line, for options that are wrong, and for arms
-    that cannot be compared.
+def make_arms(
+    common: RunConfig, texts: Sequence[str], may_differ: Collection[str] = ()
+) -> list[Arm]:
+    """An arm for each text. may_differ: options of MODEL and WORK that arms may have different.
+    Raises UsageError, one line, for options that are wrong, and for arms that cannot be compared.
     """
     if not texts:
         raise UsageError(
@@ -56,8 +61,7 @@ def make_arms(common: RunConfig, texts: Sequence[str], allow_different: bool = F
         raise UsageError(f"one arm, {texts[0]!r}, is nothing to compare: give another --arm")
     refuse_unused(common, [arm.config for arm in arms])
     refuse_identical(arms)
-    if not allow_different:
-        _refuse_different(arms)
+    _refuse_different(arms, [name for name in (*MODEL, *WORK) if name not in may_differ])
     return arms
 
 
@@ -152,15 +156,46 @@ def refuse_identical(arms: Sequence[Arm]) -> None:
             )
 
 
-def _refuse_different(arms: Sequence[Arm]) -> None:
+def _refuse_different(arms: Sequence[Arm], names: Sequence[str]) -> None:
     configs = [(number, arm.config) for number, arm in enumerate(arms, 1)]
-    for name in (*MODEL, *WORK):
+    for name in names:
         for number, config in configs[1:]:
             theirs, own = (str(getattr(one, name)) for one in (configs[0][1], config))
             if own == theirs:
                 continue
             what = "model" if name in MODEL else "work"
+            of_files = "--same_model compares files of one model, and " * (name == MODEL[0])
             raise UsageError(
                 f"arm {number} has --{name} {shown(own, 40)} and arm {configs[0][0]} "
-                f"{shown(theirs, 40)}: not the same {what}; --allow_different compares them even so"
+                f"{shown(theirs, 40)}: not the same {what}; {of_files}--allow_different compares "
+                "them even so"
             )
+
+
+def of_one_model(
+    common: RunConfig, arms: Sequence[Arm], worker: Process
+) -> tuple[list[Arm], QualityReference]:
+    """The arms, named by their files and schemes, and what their quality is relative to. Raises
+    UsageError for files of different models, and for two arms that are the same run."""
+    paths = list(dict.fromkeys(arm.config.checkpoint_path for arm in arms))
+    found = worker.answer(SameModel, "same_model", paths=paths)
+    schemes = dict(zip(paths, found.schemes, strict=True))
+    stems = {path: Path(path).name.removesuffix(".gguf") or path for path in paths}
+    told_apart = len(set(stems.values())) == len(paths)
+    runs = []
+    for arm in arms:
+        path, scheme = arm.config.checkpoint_path, arm.config.quantization
+        if isinstance(scheme, Unsaid) or scheme == "as-is":
+            scheme = schemes[path] or scheme
+        run = dataclasses.replace(arm.config, quantization=scheme)
+        name = _name(dataclasses.replace(common, checkpoint_path=path), run)
+        runs.append(Arm(f"{stems[path] if told_apart else path}, {name}", arm.text, run))
+    refuse_identical(runs)
+    path = paths[found.best]
+    config = next(arm.config for arm in arms if arm.config.checkpoint_path == path)
+    changes: dict[str, Any] = dict(kernel="auto", kv_cache="dense", kv_cache_quantization=False)
+    if schemes[path] or config.quantization != "none":
+        changes["quantization"] = "none" if found.floats else Unsaid("none")
+    reference = argv(dataclasses.replace(config, **changes), said=True)
+    named = [dataclasses.replace(a, name=run.name) for a, run in zip(arms, runs, strict=True)]
+    return named, QualityReference(reference, path, schemes[path])

@@ -31,12 +31,14 @@ from quantbench.bench.store import Bandwidth as Read
 from quantbench.errors import UsageError
 from quantbench.log.options import parse
 from quantbench.quality.thresholds import MAX_KL
-from quantbench.quality.types import NoQuality, Quality, QualityAnswer
+from quantbench.quality.types import NoQuality, Quality, QualityAnswer, QualityReference
 from quantbench.run.why import Expected
 
 HEADROOM = 500_000_000  # bytes to stay free when several arms are in memory together
 TURN = 0.1  # seconds of a turn of decoding, about: states of a machine last longer
 WHOLE, MOST_WHOLE = 0.5, 3  # seconds of whole samples of each process, and their number
+
+REFERENCE = -1  # as an arm's number: the process of a quality's reference that is no arm
 
 T = TypeVar("T")
 Command = Sequence[str] | Callable[[int], Sequence[str]]
@@ -84,6 +86,7 @@ class Pool:
         Raises DoesNotFit where other arms take the memory.
         """
         arm = self.results.arms[number]
+        self._read_reference()
         try:
             saved = str(self.saved.absolute() / str(number)) if self.saved else None
             worker = self.start(number, arm.argv, saved=saved)
@@ -225,21 +228,56 @@ class Pool:
     def _score(self, number: int, worker: Process) -> None:
         """Measure this arm's quality, once; the baseline's again if its states are missing. The
         baseline reads on for an arm whose KL is not clear of the limit."""
-        arm, is_baseline = self.results.arms[number], number == 0
-        missing = any(one.quality is None for one in self.results.alive)
-        for_others = is_baseline and self.reference is None and missing
+        arm, is_baseline = self.results.arms[number], number == 0 and self._apart is None
+        for_others = is_baseline and self.reference is None and self._unscored()
         if not self.results.settings.tokens or not (arm.quality is None or for_others):
             return
         answer = self._quality(worker, is_baseline)
-        while answer.looks and 0 in self.loaded and not is_baseline:
-            baseline = self._quality(self.loaded[0], True, looks=answer.looks)
-            if isinstance(baseline.quality, NoQuality):
+        while answer.looks and (self._apart or 0 in self.loaded) and not is_baseline:
+            full = self._read_on(answer.looks)
+            if isinstance(full, NoQuality):
                 break
-            self._scored(0, baseline.quality)
+            if not self._apart:
+                self._scored(0, full)
             answer = self._quality(worker, False)
         if is_baseline and isinstance(answer.quality, Quality):
             self.reference = self._states
         self._scored(number, answer.quality)
+
+    @property
+    def _apart(self) -> QualityReference | None:
+        """What quality is relative to, where that is not the baseline."""
+        reference = self.results.settings.reference
+        return reference if reference and reference.argv != self.results.baseline.argv else None
+
+    def _unscored(self) -> list[ArmResult]:
+        return [arm for arm in self.results.alive if arm.quality is None]
+
+    def _read_reference(self) -> None:
+        """Let the reference read the first look before arms take memory, if it is not the baseline;
+        where it cannot, no arm has a quality."""
+        unscored = self._unscored()
+        if self._apart is None or self.reference or not unscored:
+            return  # --tokens 0 has no reference
+        quality = self._read_on(looks=1)
+        if isinstance(quality, Quality):
+            self.reference = self._states
+            return
+        why = NoQuality(f"{self._apart.path}, the reference: {quality.why_not}")
+        for arm in unscored:
+            self._scored(self.results.arms.index(arm), why)
+
+    def _read_on(self, looks: int) -> Quality | NoQuality:
+        """Let the reference read `looks` looks, and return its own quality."""
+        if self._apart is None:
+            return self._quality(self.loaded[0], True, looks).quality
+        try:
+            worker = self.start(REFERENCE, self._apart.argv)
+            return self._quality(worker, True, looks).quality
+        except WorkerFailed as error:
+            return NoQuality(str(error))
+        finally:
+            self.unload(REFERENCE)
 
     def _quality(self, worker: Process, is_baseline: bool, looks: int = 1) -> QualityAnswer:
         settings = self.results.settings

@@ -21,7 +21,7 @@ from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About, about
 from quantbench.log.config import argv
 from quantbench.quality.thresholds import TOKENS
-from quantbench.quality.types import NoQuality, Quality
+from quantbench.quality.types import NoQuality, Quality, QualityReference
 from quantbench.text import counted, shown
 from quantbench.typed_json import fields_to_json, from_json, omitted, parsed, require, to_json
 
@@ -41,6 +41,7 @@ class Settings:
     cycles: int | None = None  # of each process, whatever the figures show; None: as many as needed
     tokens: int = TOKENS  # 0: no quality
     text: str | None = None
+    reference: QualityReference | None = omitted()  # of --same_model; None: the baseline
 
 
 # ---------------------------------------------------------------------------------------- events

@@ -12,6 +12,7 @@
     {"do": "bandwidth", "device": "cpu"}
     {"do": "schemes", "argv": []}
     {"do": "plans", "argvs": [["--threads", "2"], []]}
+    {"do": "same_model", "paths": ["a.gguf", "b.gguf"]}
     {"do": "layers", "checkpoint_path": "tiny", "schemes": ["int8wo"], "device": "cpu", …}
     {"do": "products", "rows": 2048, "columns": 5632, "kernels": {"int8wo": ["cpu"]}, …}
 
@@ -54,7 +55,7 @@ from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, Usag
 from quantbench.log.options import parse
 from quantbench.progress import say
 from quantbench.quality.thresholds import MAX_KL
-from quantbench.quality.types import QualityAnswer
+from quantbench.quality.types import QualityAnswer, SameModel
 from quantbench.run import environment, launch, measure
 from quantbench.run.counters import Meter
 from quantbench.run.energy import Energy, NotCounted
@@ -334,6 +335,12 @@ class Worker:
                 kind = "usage" if isinstance(error, UsageError) else "refused"
                 planned.append(Planned(None, str(error), kind))
         return planned
+
+    def same_model(self, paths: list[str]) -> SameModel:
+        """How these checkpoints hold their model. Raises UsageError where they are not of one."""
+        from quantbench.quality.same_model import same_model
+
+        return same_model(paths)
 
     def layers(
         self, checkpoint_path: str, schemes: list[str], device: str, precision: str

@@ -2,13 +2,14 @@
 
     quantbench ab --compile --arm "--quantization none" --arm "--quantization int8wo"
     quantbench ab --arms all --checkpoint_path DIR --output results
+    quantbench ab --same_model --arm "--checkpoint_path a.gguf" --arm "--checkpoint_path b-awq"
     quantbench ab --resume results --max_minutes 30  # more of the same
 
 The first arm is the baseline. Arms take short turns in cycles: bench/session.py.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from quantbench.answer.recommend import Best, Recommendation, recommend
 from quantbench.answer.row import Row
 from quantbench.answer.stop import Enough
 from quantbench.bench.answers import Planned
-from quantbench.bench.arm import Arm, every_scheme, make_arms, read_arms
+from quantbench.bench.arm import MODEL, WORK, Arm, every_scheme, make_arms, of_one_model, read_arms
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
 from quantbench.cli import OptionOfOptions
@@ -41,6 +42,9 @@ from quantbench.typed_json import to_json
 @shared.measuring_options
 @click.option("--allow_different", is_flag=True,
               help="Compare arms of other models or prompts, too")  # fmt: skip
+@click.option("--same_model", is_flag=True,
+              help="Compare files of one model: arms may have their own --checkpoint_path"
+)  # fmt: skip
 @limit_options
 @shared.result_options
 @options(without=shared.UNUSED, defaults={"max_new_tokens": shared.MAX_NEW_TOKENS})
@@ -51,6 +55,7 @@ def ab(
     texts: tuple[str, ...],
     arms: str | None,
     allow_different: bool,
+    same_model: bool,
     output: str | None,
     resume: str | None,
     show: bool,
@@ -65,23 +70,31 @@ def ab(
         folder: Path | None = Path(resume)
     else:
         asked, common = limits(given), RunConfig(**given)
-        chosen = _arms(common, texts, arms, allow_different)
+        if allow_different and same_model:
+            raise UsageError("--allow_different and --same_model: leave one out")
+        may_differ = (*MODEL, *WORK) if allow_different else ("checkpoint_path",) * same_model
+        chosen = _arms(common, texts, arms, may_differ)
+        if same_model:
+            with closing(Process()) as worker:
+                chosen, reference = of_one_model(common, chosen, worker)
+            if settings.get("tokens") != 0:
+                settings["reference"] = reference
         warn_of_threads(chosen)
         folder = prepared(common.write_result, settings, output)
         results = Results.begin(Settings(**settings), chosen, common.write_result)
     results.limits = to_json(asked)
 
     def conclude(rows: Sequence[Row], best: Best) -> Recommendation:
-        return recommend(rows, asked, best)
+        return recommend(rows, asked, best, results.settings.reference)
 
     sys.exit(compare(results, folder, Enough(asked), conclude, form, show))
 
 
 def _arms(
-    common: RunConfig, texts: Sequence[str], every: str | None, allow_different: bool
+    common: RunConfig, texts: Sequence[str], every: str | None, may_differ: Collection[str]
 ) -> list[Arm]:
     if every is None:
-        return make_arms(common, texts, allow_different)
+        return make_arms(common, texts, may_differ)
     if every != "all":
         raise UsageError(f"--arms takes all; given: {every!r}; one arm is --arm OPTIONS")
     read_arms(common, texts)  # what is wrong is told before torch is imported
@@ -96,4 +109,4 @@ def _arms(
         raise failure(plans[0].problem or "")
     for problem in dict.fromkeys(plan.problem for plan in plans if plan.problem):
         say(f"Not measured: {problem}")
-    return make_arms(common, [*texts, *able], allow_different)
+    return make_arms(common, [*texts, *able], may_differ)

@@ -81,7 +81,7 @@ def recommend(
             _check_folder(results, earlier, checkpoints)
         found = Compared(results)
         rows = rows_of(results, found)
-        answer = recommended(rows, asked, found.best)
+        answer = recommended(rows, asked, found.best, results.settings.reference)
         if share:
             write_shared("--share", share, [Model.of(results, rows)], results.about)
         if answer.nothing:

@@ -128,6 +128,29 @@ class NoQuality:
 
 
 @dataclass(frozen=True)
+class QualityReference:
+    """The run that the quality of all arms of --same_model is relative to."""
+
+    argv: list[str]
+    path: str  # its checkpoint
+    scheme: str | None = omitted()  # of the checkpoint's weights; None: they are not quantized
+
+    def sentence(self) -> str:
+        """Without a full stop."""
+        how = f", whose weights are quantized themselves ({self.scheme})" if self.scheme else ""
+        return f"quality is relative to {self.path}{how or ' in full precision'}"
+
+
+@dataclass(frozen=True)
+class SameModel:
+    """Checkpoints of one model."""
+
+    schemes: list[str | None]  # of each checkpoint's weights; None: they are not quantized
+    best: int  # the number of the first one in full precision, else of the one with most bytes
+    floats: bool  # whether the best checkpoint can be read in full precision
+
+
+@dataclass(frozen=True)
 class QualityAnswer:
     """An arm's quality so far. looks: as many would the reference have to read for its KL to be
     clear of the limit; None where that is so, or there is no more to read."""

@@ -53,7 +53,7 @@ def points(rows: Sequence[Row]) -> list[Point]:
         speed = Ratio(1.0, 1.0, 1.0) if is_baseline else row.speed_up
         memory = memory_bytes(row)
         if speed and memory and not row.failed and row.tok_s is not None:
-            kl = 0.0 if is_baseline and measured else row.kl
+            kl = 0.0 if is_baseline and measured and row.kl is None else row.kl
             made.append(Point(row.arm, memory, speed, band(kl), is_baseline))
     return made
 

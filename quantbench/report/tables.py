@@ -97,7 +97,8 @@ def markdown(results: Results, rows: Sequence[Row], answer: Recommendation) -> s
         "",
         *(f"- {escaped(remark)}" for remark in remarks(results, rows)),
         "",
-        "On a CPU, peaks are of the whole process. KL is that of the next token, baseline to arm.",
+        "On a CPU, peaks are of the whole process. KL is that of the next token, "
+        f"{'reference' if results.settings.reference else 'baseline'} to arm.",
         "",
     ]
     if run:

@@ -12,23 +12,31 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from quantbench.__main__ import commands
 from quantbench.bench import store as stores
 from quantbench.bench.answers import Planned
+from quantbench.bench.arm import make_arms, of_one_model
 from quantbench.commands import ab as command
-from quantbench.errors import MemoryShortage, QuantbenchError
+from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
+from quantbench.log.config import RunConfig
 from quantbench.log.options import parse
 from quantbench.log.reading import config_of
 from quantbench.log.reading import read as read_log
+from quantbench.models.formats import EMBEDDED
 from quantbench.ops.ranks import ALONE
+from quantbench.quality.same_model import same_model
+from quantbench.quality.types import SameModel
 from quantbench.run.counters import Meter
 from tests.bench.world import Behaviour, World
 from tests.fake_counter import Counter
+from tests.models.test_gguf import tokenizer_of_tiny, written
 
 ROOT = Path(__file__).parent.parent.parent
 SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--max_minutes", "1.5")
@@ -357,6 +365,73 @@ def test_arms_of_other_models_are_compared_when_asked(monkeypatch):
     with pytest.raises(SystemExit):
         commands.main(["ab", *arms], standalone_mode=False)
     assert [arm.name for arm in begun[0][0].arms] == ["none", "none, num_layers=2"]
+
+
+@pytest.fixture(scope="module")
+def files_of_tiny(tmp_path_factory):
+    """Q8_0.gguf and Q4_0.gguf of tiny, and another.gguf, whose tokenizer is another."""
+    folder = tmp_path_factory.mktemp("files")
+    made = AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
+    tokenizer = tokenizer_of_tiny()
+    for kind in ("Q8_0", "Q4_0"):
+        written(folder / f"{kind}.gguf", made, "llama", kind, tokenizer.items())
+    key = "tokenizer.ggml.scores"
+    changed = {**tokenizer, key: [-score for score in tokenizer[key]]}
+    written(folder / "another.gguf", made, "llama", "Q8_0", changed.items())
+    return folder
+
+
+def test_files_of_one_model(files_of_tiny, tmp_path):
+    """Quality is relative to the weights of the best file as floats, as none is in full precision;
+    what is kept goes on without measuring again."""
+    arms = ["--arm", f"--checkpoint_path {files_of_tiny}/Q4_0.gguf"]
+    arms += ["--arm", f"--checkpoint_path {files_of_tiny}/Q8_0.gguf", "--same_model"]
+    code, stdout, _ = finish(
+        start(tmp_path, *arms, *SHORT, "--half_width", "90%", "--output", "out")
+    )
+    assert code == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    four, eight = results["rows"]
+    assert [four["arm"], eight["arm"]] == ["Q4_0, gguf-Q4_0", "Q8_0, gguf-Q8_0"]
+    assert four["kl"] > 0.01 > 10 * eight["kl"] and four["verdict"] == "baseline"
+    sentence = (
+        f"quality is relative to {files_of_tiny}/Q8_0.gguf, whose weights are quantized themselves "
+        "(gguf-Q8_0)"
+    )
+    assert sentence in stdout.splitlines()
+    assert sentence in (tmp_path / "out" / "report.md").read_text()
+    records = read_log(tmp_path / "benchmarks.txt").records
+    assert [config_of(record).checkpoint_path for _, record in records] == [
+        f"{files_of_tiny}/Q4_0.gguf", f"{files_of_tiny}/Q8_0.gguf",
+    ]  # fmt: skip
+    code, stdout, stderr = finish(start(tmp_path, "--resume", "out"))
+    assert code == 0 and "loading" not in stderr and sentence in stdout.splitlines()
+
+
+def test_the_reference_is_the_first_file_in_full_precision(files_of_tiny):
+    paths = [f"{files_of_tiny}/Q4_0.gguf", "tiny", f"{files_of_tiny}/Q8_0.gguf"]
+    found = same_model(paths)
+    assert found == SameModel(["gguf-Q4_0", None, "gguf-Q8_0"], 1, True)
+    assert same_model(paths[::2]) == SameModel(["gguf-Q4_0", "gguf-Q8_0"], 1, True)
+    with pytest.raises(UsageError, match="another model.*tokenizer's encoding of "):
+        same_model([paths[0], f"{files_of_tiny}/another.gguf"])
+    texts = [f"--checkpoint_path {path} --kv_cache int8" for path in paths]
+    texts += ["--checkpoint_path tiny --quantization fp6"]
+    arms = make_arms(RunConfig(), texts, ("checkpoint_path",))
+    named, reference = of_one_model(
+        RunConfig(), arms, SimpleNamespace(answer=lambda *_, **__: found)
+    )
+    assert [arm.name for arm in named] == [
+        "Q4_0, gguf-Q4_0, kv_cache=int8", "tiny, none, kv_cache=int8",
+        "Q8_0, gguf-Q8_0, kv_cache=int8", "tiny, fp6",
+    ]  # fmt: skip
+    assert [arm.config for arm in named] == [arm.config for arm in arms]
+    config = parse(reference.argv)
+    assert (config.checkpoint_path, config.quantization, config.kv_cache) == (
+        "tiny",
+        "none",
+        "dense",
+    )
 
 
 class Worker:

@@ -12,7 +12,7 @@ from quantbench.answer.row import Row
 from quantbench.errors import UsageError
 from quantbench.log import shell
 from quantbench.log.options import parse
-from quantbench.quality.types import NoQuality, Quality
+from quantbench.quality.types import NoQuality, Quality, QualityReference
 from quantbench.typed_json import from_json, to_json
 
 GB = 10**9
@@ -168,6 +168,20 @@ def test_a_baseline_that_is_not_full_precision_is_said():
     assert last == "KL and speed-ups are against int8wo, not full precision"
 
 
+def test_a_baseline_with_a_kl_has_to_keep_the_limits():
+    """As where quality is relative to another file."""
+    rows = [baseline(memory=0.9, kl=0.2, kl_standard_error=0.01, scheme="int4wo-64"), INT8]
+    answer = recommend(rows, Limits(), best(rows), QualityReference([], "a.gguf", "gguf-Q8_0"))
+    assert [choice.arm for choice in answer.choices] == ["int8wo"]
+    assert answer.remarks == [
+        "Excluded: KL above 0.03: none",
+        "speed-ups are against none, not full precision",
+        "quality is relative to a.gguf, whose weights are quantized themselves (gguf-Q8_0)",
+    ]
+    rows[0].kl, rows[0].why_no_quality = None, "its predictions are not numbers"
+    assert "Uncertain: none (quality not measured)" in recommend(rows, Limits(), best(rows)).remarks
+
+
 def test_a_failed_baseline_is_the_answer():
     rows = [Row("none", "no memory", verdict="failed"), INT8]
     assert "the baseline, none, failed: no memory" in recommend(rows, Limits(), set).nothing
@@ -187,6 +201,11 @@ def test_commands_run_what_was_measured_and_compare_it_again():
     texts = [word.text for word in shell.words(verifying(words, []))]
     first, second = (parse(shell_words(texts[n + 1])) for n, w in enumerate(texts) if w == "--arm")
     assert (first.compile, second.compile) == (False, True)
+    again = verifying(["--checkpoint_path", "b.gguf"], ["--checkpoint_path", "a.gguf"])
+    assert again == (  # no scheme is named: the file's own is meant
+        "quantbench ab --checkpoint_path tiny --same_model --arm '--checkpoint_path a.gguf' "
+        "--arm '--checkpoint_path b.gguf'"
+    )
 
 
 @pytest.mark.parametrize(

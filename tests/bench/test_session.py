@@ -18,6 +18,7 @@ from quantbench.bench.session import LEAST_CYCLES, MOST_BESIDE, Rule
 from quantbench.bench.store import Results, Settings, Store
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
+from quantbench.quality.types import NoQuality, QualityReference
 from tests.bench.world import Behaviour, World
 
 COMMON = RunConfig(max_new_tokens="8")
@@ -29,10 +30,10 @@ EQUAL = Behaviour(between=0.002, noise=0.01, loading=2.0)
 def measure(monkeypatch):
     """Measure these arms in a world of these behaviours; the results and the world."""
 
-    def run(behaviours, rule=None, folder=None, results=None, world=None, **settings):
+    def run(behaviours, rule=None, folder=None, results=None, world=None, arms=None, **settings):
         world = world or World.of(*behaviours)
         every = [*ARMS, *(f"--cache_size {100 + n}" for n in range(40))]
-        texts = every[: len(world.behaviours)]
+        texts = every[: arms or len(world.behaviours)]
         world.install(monkeypatch)
         settings = {"max_minutes": 1000, "tokens": 0, **settings}
         results = results or Results.begin(Settings(**settings), make_arms(COMMON, texts), "none")
@@ -95,6 +96,29 @@ def test_the_baseline_reads_on_for_an_arm_whose_quality_is_undecided(measure):
     behaviours = [EQUAL, EQUAL, replace(EQUAL, looks=3), replace(EQUAL, looks=2)]
     _, world = measure(behaviours, tokens=64)
     assert world.looks == 3 and Counter(world.asked("quality")) == {0: 3, 1: 1, 2: 3, 3: 1}
+
+
+def test_a_reference_that_is_no_arm_reads_in_a_process_of_its_own(measure):
+    """Before the arms take memory; an arm whose quality is undecided has it read on."""
+    behaviours = [EQUAL, replace(EQUAL, looks=2), EQUAL]  # the last is the reference's
+    reference = QualityReference(["--checkpoint_path", "floats"], "floats")
+    results, world = measure(behaviours, tokens=64, reference=reference, arms=2)
+    every = [(n, did) for n, did in world.journal if did in ("load", "quality")]
+    assert every[:8] == [
+        (-1, "load"), (-1, "quality"), (0, "load"), (0, "quality"), (1, "load"), (1, "quality"),
+        (-1, "load"), (-1, "quality"),
+    ]  # fmt: skip
+    assert every[8] == (1, "quality") and Counter(world.asked("quality")) == {-1: 2, 0: 1, 1: 2}
+    assert [arm.quality.kl for arm in results.arms] == [0.001, 0.001]
+
+
+def test_a_reference_that_cannot_be_read_leaves_speeds(measure):
+    behaviours = [EQUAL, EQUAL, replace(EQUAL, fails_to_load=True)]
+    reference = QualityReference(["--checkpoint_path", "floats"], "floats")
+    results, world = measure(behaviours, tokens=64, reference=reference, arms=2)
+    assert world.asked("load").count(-1) == 1
+    why = NoQuality("floats, the reference: no such thing")
+    assert [arm.quality for arm in results.arms] == [why, why] and results.ended == "answered"
 
 
 COARSER = [

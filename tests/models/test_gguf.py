@@ -248,14 +248,15 @@ def test_a_quantized_file_in_parts_is_one_model(tmp_path):
         open_checkpoint(str(folder))
 
 
-def test_sentencepiece_out_of_a_file_is_the_same(tmp_path):
+def tokenizer_of_tiny() -> dict:
+    """The metadata that llama.cpp's converter makes of tiny's tokenizer."""
     model = SentencePieceProcessor(str(EMBEDDED / "tokenizer.model"))
     ids = range(model.vocab_size())
     kinds = [
         2 if model.is_unknown(i) else 3 if model.is_control(i) else 6 if model.is_byte(i) else 1
         for i in ids
     ]
-    metadata = {
+    return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.ggml.tokens": [model.id_to_piece(i) for i in ids],
@@ -263,8 +264,12 @@ def test_sentencepiece_out_of_a_file_is_the_same(tmp_path):
         "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.bos_token_id": model.bos_id(),
         "tokenizer.ggml.eos_token_id": model.eos_id(),
-        "tokenizer.chat_template": "{{ messages }}",
     }
+
+
+def test_sentencepiece_out_of_a_file_is_the_same(tmp_path):
+    metadata = {**tokenizer_of_tiny(), "tokenizer.chat_template": "{{ messages }}"}
+    ids = range(len(metadata["tokenizer.ggml.tokens"]))
     made = hugging_face.model("llama-2")
     path = written(tmp_path / "m.gguf", made, "llama", "F32", metadata.items())
     ours = open_checkpoint(str(path)).tokenizer(len(ids))
