@@ -57,7 +57,73 @@ def kl_classes(words: Sequence[str]) -> str:
     return table(("KL, nats a token, up to", "class", "a published model"), rows)
 
 
+# quant_method and format of Hugging Face folders: label in logs, bits per weight in the file, and
+# the form that kernels read.
+METHODS = (
+    (
+        "`gptq`, 4 bits, groups of 128, symmetric",
+        "gptq-4-128",
+        4 + 20 / 128,
+        "int-4-128-float16-none",
+    ),
+    ("the same with zero points", "gptq-4-128", 4 + 20 / 128, "uint-4-128-float16-uint8"),
+    ("`awq`, 4 bits, version GEMM", "awq-4-128", 4 + 20 / 128, "uint-4-128-float16-uint8"),
+    (
+        "`compressed-tensors`, `pack-quantized`",
+        "w4a16-128",
+        4 + 16 / 128,
+        "int-4-128-bfloat16-none",
+    ),
+    ("`int-quantized`, `naive-quantized`", "w8a16", 8, "int-8-0-bfloat16-none"),
+    ("`float-quantized`, and `fp8` without blocks", "fp8", 8, "fp8-8-0-bfloat16-none"),
+    ("the same in blocks of 128 by 128", "fp8", 8, "fp8-8-128-float32-none"),
+    ("`nvfp4-pack-quantized`", "nvfp4", 4.5, "fp4-4-16-e4m3-none"),
+    ("`mxfp4-pack-quantized`", "mxfp4", 4.25, "fp4-4-32-e8m0-none"),
+    ("`bitsandbytes` nf4, nested scales", "bnb-nf4", 4 + 8 / 64, "nf4-4-64-float32-none"),
+    ("`bitsandbytes` int8", "bnb-int8", 8, "int-8-0-float32-none"),
+    ("`torchao` in safetensors, float8", "fp8", 8, "fp8-8-0-float32-none"),
+)
+
+
+def bits_here(form: str) -> float:
+    """Bits per weight of a large matrix in the order in which the C++ kernels read it."""
+    import torch
+
+    from quantbench.ops.cpu import linear
+    from quantbench.quantize.registry import SCHEMES
+
+    asked = spec.parse_scheme(f"stored-{form}")
+    weight = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    packed = SCHEMES[type(asked)].quantize(weight, asked)
+    return 8 * linear.pack(packed.parts, 4096).numel() / weight.numel()
+
+
+def file_methods(words: Sequence[str]) -> str:
+    """file_methods: quantized Hugging Face folders, and their bits per weight."""
+    rows = [
+        (method, f"`{label}`", f"{bits:.3g}", f"{bits_here(form):.3g}")
+        for method, label, bits, form in METHODS
+    ]
+    return table(("`quant_method`, format", "label in logs", "in the file", "here"), rows)
+
+
+def gguf_types(words: Sequence[str]) -> str:
+    """gguf_types: GGUF's types that kernels read, and their bits per weight."""
+    import gguf
+
+    from quantbench.models.formats.gguf_blocks import PACKED
+
+    rows = []
+    for name, kind in PACKED.items():
+        values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+        here = bits_here(str(kind.form).removeprefix("stored-"))
+        rows.append((name, f"{8 * size / values:.4g}", f"{here:.4g}"))
+    return table(("type", "in the file", "here, on the CPU"), rows)
+
+
 TABLES: Mapping[str, Block] = {
+    "file_methods": file_methods,
+    "gguf_types": gguf_types,
     "options": options,
     "schemes": schemes,
     "cache_bytes": cache_bytes,
