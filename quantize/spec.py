@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from quantbench.errors import UsageError
 
 GROUP_SIZES = (32, 64, 128, 256)
+_FORMATS = frozenset({"compressed-tensors", "gguf"})
 FITTED = ", less with fitted zero points"
 _LETTERS = {"group_size": "G", "bits": "N"}
 
@@ -76,6 +77,11 @@ class Quantization:
         return self.like
 
     @property
+    def formats(self) -> frozenset[str]:
+        """The other programs' formats (--format) that hold its weights exactly."""
+        return frozenset()
+
+    @property
     def rounds_activations(self) -> bool:
         """Whether activations are rounded to 8 bits before they are multiplied."""
         return any(spec.rounds_activations for spec in self.candidates)
@@ -126,6 +132,10 @@ class FullPrecision(Spec):
     like = "BF16"
     shown = ("none",)
 
+    @property
+    def formats(self) -> frozenset[str]:
+        return frozenset({"gguf"})
+
 
 @dataclass(frozen=True)
 class Int8WeightOnly(Spec):
@@ -134,6 +144,10 @@ class Int8WeightOnly(Spec):
     phrase = "half the memory; the loss in quality can hardly be measured"
     like = "Q8_0"
     shown = ("int8wo",)
+
+    @property
+    def formats(self) -> frozenset[str]:
+        return frozenset({"compressed-tensors"})
 
 
 @dataclass(frozen=True)
@@ -165,6 +179,10 @@ class Float8WeightOnly(Spec):
     phrase = "as large as int8wo, and a little less exact"
     like = "Q8_0"
     shown = ("float8wo",)
+
+    @property
+    def formats(self) -> frozenset[str]:
+        return frozenset({"compressed-tensors"})
 
 
 @dataclass(frozen=True)
@@ -223,6 +241,10 @@ class Int8DynamicActivationInt4Weight(Spec):
     shown = ("int8dq-int4wo-32",)
     choices = {"group_size": GROUP_SIZES}
     group_size: int = 32
+
+    @property
+    def formats(self) -> frozenset[str]:  # in GGUF it is Q4_0
+        return frozenset({"compressed-tensors", *(("gguf",) if self.group_size == 32 else ())})
 
     @property
     def rounds_activations(self) -> bool:
@@ -346,6 +368,11 @@ class AsIs(Spec):
     def name(self) -> str:
         return self.label
 
+    @property
+    def formats(self) -> frozenset[str]:
+        held = [spec.formats for _, spec in self.layers if spec != FullPrecision()]
+        return frozenset.intersection(_FORMATS, *held)
+
 
 @dataclass(frozen=True)
 class Stored(Spec):
@@ -371,6 +398,15 @@ class Stored(Spec):
     zero: str = "none"
     outer: bool = False  # scales are multiplied by one for 256 columns
     whole: bool = False  # everything is multiplied by one number
+
+    @property
+    def formats(self) -> frozenset[str]:
+        if self.zero != "none" or self.outer or self.whole or self.scale in ("e8m0", "e4m3"):
+            return frozenset()
+        whole_row = (self.format, self.group_size) == ("fp8", 0)
+        fits = {"compressed-tensors": whole_row or (self.format == "int" and self.bits in (4, 8))}
+        fits["gguf"] = str(self) in (f"stored-int-{bits}-32-float16-none" for bits in (4, 8))
+        return frozenset(name for name in fits if fits[name])
 
 
 # In the order of their definitions.
@@ -416,6 +452,16 @@ def parse_scheme(name: str) -> Spec:
         f"--quantization {name} is known only after measuring; here a scheme has to be named: "
         + ", ".join(map(form, SPECS))
     )
+
+
+def refuse_format(spec: Quantization, format: str) -> None:
+    """Raise UsageError where a format (--format) does not hold the weights of a scheme exactly."""
+    if format not in spec.formats:
+        fitting = [name for name in map(str, every_spec()) if format in parse(name).formats]
+        raise UsageError(
+            f"--format {format} does not hold the numbers of {spec}; schemes that fit: "
+            + ", ".join(fitting)
+        )
 
 
 def forms() -> list[str]:
