@@ -109,6 +109,21 @@ def load_quantized(
     return loading.load(lambda done, total: None, lambda line: None)
 
 
+def saver_of(format: str, folder: Path, scheme: SavedScheme, checkpoint: Checkpoint) -> Saver:
+    """What writes the folder of --save in a format of --format.
+
+    Raises NotSaved where the folder cannot be written, UsageError where the format does not hold
+    such a checkpoint.
+    """
+    if format == "compressed-tensors":
+        from quantbench.models.formats.given_back import CompressedTensorsSaver
+
+        return CompressedTensorsSaver(folder, scheme, checkpoint)
+    from quantbench.models.formats.saver import Saver
+
+    return Saver(folder, scheme, checkpoint.tokenizer_files())
+
+
 class Loading:
     """The loading of one model, as the stages that each of its layers goes through:
     quantize, save, cut to this rank's part, pack for the kernel, place in a tier of memory.
@@ -140,11 +155,9 @@ class Loading:
             )
         self.saver: Saver | None = None
         if config.save and (split is None or split.ranks.rank == 0):
-            from quantbench.models.formats.saver import Saver
-
             label = spec.name if isinstance(spec, AsIs) else None
             scheme = SavedScheme(str(spec), config.precision, label=label)
-            self.saver = Saver(Path(config.save), scheme, self.checkpoint.tokenizer_files())
+            self.saver = saver_of(config.format, Path(config.save), scheme, self.checkpoint)
 
     @torch.no_grad()
     def load(self, report: Report, say: Say) -> Transformer:

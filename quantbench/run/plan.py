@@ -26,7 +26,7 @@ from quantbench.models.tokenizer import Tokenizer
 from quantbench.ops.ranks import ALONE, Ranks
 from quantbench.progress import say
 from quantbench.quantize.registry import kernels_for
-from quantbench.quantize.spec import AsIs, Selection, Spec, parse, parse_scheme
+from quantbench.quantize.spec import AsIs, Selection, Spec, parse, parse_scheme, refuse_format
 from quantbench.run import environment
 
 if TYPE_CHECKING:
@@ -226,6 +226,8 @@ def scheme_of(
         )
     if isinstance(saved, AsIs):
         saved = AsIs(tuple(layers.items()), checkpoint.saved.label or str(saved))
+        if config.format != RunConfig.format:
+            refuse_format(saved, config.format)
     return saved, checkpoint
 
 
