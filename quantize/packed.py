@@ -256,6 +256,14 @@ def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     return return_and_correct_aliasing(func, args, kwargs, weight.replaced(**rows))
 
 
+@PackedWeight.implements(aten.index_select.default)
+def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    weight, dim, index = args
+    if dim % 2 == 1:
+        raise NotImplementedError("a PackedWeight's rows can be selected, not its columns")
+    return weight.replaced(**{n: getattr(weight, n)[index] for n in _by_row(weight)})
+
+
 @PackedWeight.implements(aten.split.Tensor)
 @PackedWeight.implements(aten.split_with_sizes.default)
 def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
