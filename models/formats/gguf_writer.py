@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats.names import hugging_face
 from quantbench.models.llama import scaled
+from quantbench.ops.formats import Packed
+from quantbench.ops.packing import unpack
 
 ELEMENTS_AT_ONCE = 1 << 17  # of a matrix: its float32 copies stay in the second-level cache
 ROUTER, STACKED = "ffn_gate_inp", "_exps"  # in names of tensors
@@ -142,6 +144,25 @@ def encoded(tensor: Tensor, kind: gguf.GGMLQuantizationType) -> NDArray[Any]:
     some = torch.split(rows, max(1, ELEMENTS_AT_ONCE // rows.shape[1]))
     quantize = q6_k if kind.name == "Q6_K" else lambda x: gguf.quants.quantize(x, kind)
     return np.concatenate([quantize(part.float().numpy()) for part in some])
+
+
+def blocks(weight: Packed) -> tuple[Tensor, gguf.GGMLQuantizationType]:
+    """A symmetric weight (N, K) of 4 or 8 bits in groups of 32 as Q4_0 or Q8_0, with its own
+    numbers: uint8 (N, bytes of a row).
+
+    Raises ValueError where float16 does not hold a scale.
+    """
+    if weight.bits == 8:
+        codes = weight.planes[0].view(torch.uint8).unflatten(-1, (-1, 32))
+        used, kind = codes.any(-1), gguf.GGMLQuantizationType.Q8_0
+    else:
+        unpacked = unpack(weight.planes, 4).unflatten(-1, (-1, 2, 16))
+        codes, used = unpacked[..., 0, :] | unpacked[..., 1, :] << 4, (unpacked != 8).any((-1, -2))
+        kind = gguf.GGMLQuantizationType.Q4_0
+    scale = weight.scale.half()
+    if (used & (scale.float() != weight.scale.float())).any():
+        raise ValueError("float16 does not hold its scales")
+    return torch.cat((scale[..., None].view(torch.uint8), codes), -1).flatten(1), kind
 
 
 def q6_k(rows: NDArray[np.float32]) -> NDArray[np.uint8]:

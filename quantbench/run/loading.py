@@ -119,6 +119,10 @@ def saver_of(format: str, folder: Path, scheme: SavedScheme, checkpoint: Checkpo
         from quantbench.models.formats.given_back import CompressedTensorsSaver
 
         return CompressedTensorsSaver(folder, scheme, checkpoint)
+    if format == "gguf":
+        from quantbench.models.formats.gguf_saver import GgufSaver
+
+        return GgufSaver(folder, scheme, checkpoint)
     from quantbench.models.formats.saver import Saver
 
     return Saver(folder, scheme, checkpoint.tokenizer_files())

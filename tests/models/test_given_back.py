@@ -2,12 +2,15 @@
 
 import random
 
+import gguf
 import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from quantbench.log.config import RunConfig
+from quantbench.models.formats import open_checkpoint
+from quantbench.models.formats.gguf_file import GgufFile
 from quantbench.models.loading import load_model
 from quantbench.quantize.mixed import quantizer_of
 from quantbench.quantize.packed import PackedWeight
@@ -22,11 +25,11 @@ def save(path, folder, scheme, format, **options):
     """Save a model; the logits of its weights, activations not rounded."""
     config = RunConfig(
         checkpoint_path=str(path), quantization=scheme, save=str(folder), format=format,
-        device="cpu", kernel="reference", **{"precision": "float32"} | options,
+        device="cpu", **{"precision": "float32"} | options,
     )  # fmt: skip
     spec, device = parse(scheme), torch.device("cpu")
     Loading(config, spec, device).load(lambda done, total: None, lambda line: None)
-    quantizer = quantizer_of(spec, device, getattr(torch, config.precision), "reference")
+    quantizer = quantizer_of(spec, device, getattr(torch, config.precision), "auto")
 
     def dequantized(name, module):
         layer = quantizer.quantized(name, module)
@@ -55,3 +58,26 @@ def test_compressed_tensors(tmp_path, scheme):
     )
     assert_alike(theirs(TOKENS).logits, expected)
     assert_alike(load_model(str(tmp_path / "given"))(TOKENS), expected)
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8dq-int4wo-32"])
+def test_gguf(tmp_path, scheme):
+    """gguf's own reader gives each tensor as ours does; a Llama's logits are the same."""
+    family = random.choice(["llama-3", "llama-2", "mixtral", "qwen-3-moe"])
+    path, _ = saved(family, tmp_path)
+    precision = random.choice(["bfloat16", "float16", "float32"])
+    expected = save(path, tmp_path / "given", scheme, "gguf", precision=precision)
+    file = tmp_path / "given" / "model.gguf"
+    assert_alike(load_model(str(file), precision=getattr(torch, precision))(TOKENS), expected)
+    for tensor in gguf.GGUFReader(file).tensors:
+        theirs = gguf.dequantize(tensor.data, tensor.tensor_type)
+        ours = GgufFile(file).tensors[tensor.name].read().float()
+        assert torch.equal(ours, torch.from_numpy(theirs).reshape(ours.shape)), tensor.name
+
+
+def test_gguf_keeps_a_sentencepiece_tokenizer(tmp_path):
+    save("tiny", tmp_path / "given", "int8dq-int4wo-32", "gguf")
+    mine = open_checkpoint("tiny").tokenizer(4096)
+    theirs = open_checkpoint(str(tmp_path / "given")).tokenizer(4096)
+    text = "def f(x):\n    return 'é \u4e2d'  "
+    assert theirs.encode(text) == mine.encode(text) and theirs.eos_ids == mine.eos_ids
