@@ -457,9 +457,9 @@ def parse_scheme(name: str) -> Spec:
 def refuse_format(spec: Quantization, format: str) -> None:
     """Raise UsageError where a format (--format) does not hold the weights of a scheme exactly."""
     if format not in spec.formats:
-        fitting = [name for name in map(str, every_spec()) if format in parse(name).formats]
+        fitting = (str(one) for one in every_spec() if format in one.formats and one != AsIs())
         raise UsageError(
-            f"--format {format} does not hold the numbers of {spec}; schemes that fit: "
+            f"--format {format} does not hold the numbers of {spec.name}; schemes that fit: "
             + ", ".join(fitting)
         )
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quantbench.errors import UsageError
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats import gguf_writer
 from quantbench.models.formats.base import Checkpoint, NotSaved, SavedScheme
@@ -25,18 +24,21 @@ FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # by --precis
 
 
 class GgufSaver(Saver):
-    """Writes model.gguf. Raises UsageError for an architecture that is not written."""
+    """Writes model.gguf, from a checkpoint that `refuses` gives no reason against."""
 
     last = "model.gguf"
 
+    @staticmethod
+    def refuses(checkpoint: Checkpoint) -> str | None:
+        strange = gguf_writer.not_written(checkpoint.config())
+        return strange and (
+            f"{checkpoint.name} has {strange}; only plain Llama models, Mixtrals and Qwen3-MoEs "
+            "are written"
+        )
+
     def __init__(self, folder: Path, scheme: SavedScheme, checkpoint: Checkpoint) -> None:
         config = checkpoint.config()
-        if strange := gguf_writer.not_written(config):
-            raise UsageError(
-                f"--format gguf: {config.name} has {strange}; only plain Llama models, Mixtrals "
-                "and Qwen3-MoEs are written"
-            )
-        super().__init__(folder, scheme, {})
+        super().__init__(folder, scheme, None)
         self.checkpoint, self.tensors = checkpoint, gguf_writer.Tensors(config)
         self.writer = gguf.GGUFWriter(None, gguf_writer.llama_cpp(config), use_temp_file=True)
         # The header, which comes first, is known last.

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from quantbench.errors import UsageError
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats import compressed_tensors
 from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json
@@ -22,30 +21,28 @@ from quantbench.models.formats.saver import INDEX, Saver
 
 
 class CompressedTensorsSaver(Saver):
-    """Writes a Hugging Face folder. Raises UsageError for a checkpoint that was none."""
+    """Writes a Hugging Face folder, from a checkpoint that `refuses` gives no reason against."""
 
     last, stem = "config.json", "model"
 
-    def __init__(self, folder: Path, scheme: SavedScheme, checkpoint: Checkpoint) -> None:
+    @staticmethod
+    def refuses(checkpoint: Checkpoint) -> str | None:
         if not isinstance(checkpoint, HuggingFace):
-            raise UsageError(
-                f"--format compressed-tensors: {checkpoint.name} is no Hugging Face folder, whose "
-                "config.json would be needed"
-            )
-        config = checkpoint.config()
+            return f"{checkpoint.name} is no Hugging Face folder, whose config.json would be needed"
+        config, source = checkpoint.config(), checkpoint._stacked()
+        if source.interleaved or config.rotary_dim not in (None, config.head_dim):
+            return f"the rows of {checkpoint.name} are reordered for our kernels, and not back"
+        return None
+
+    def __init__(self, folder: Path, scheme: SavedScheme, checkpoint: Checkpoint) -> None:
+        assert isinstance(checkpoint, HuggingFace) and checkpoint.folder is not None
         self.source = checkpoint._stacked()
-        if self.source.interleaved or config.rotary_dim not in (None, config.head_dim):
-            raise UsageError(
-                f"--format compressed-tensors: {checkpoint.name} has rows in an order that is "
-                "changed for our kernels, and not changed back"
-            )
-        assert checkpoint.folder is not None
         self.described = read_json(checkpoint.folder / self.last)
         self.groups: dict[str, dict[str, Any]] = {}  # by their text; with the layers as targets
         self.floats: list[str] = []  # layers that are not quantized
         self.precision: torch.dtype = getattr(torch, str(scheme.precision))
         self.index: dict[str, str] = {}
-        super().__init__(folder, scheme, checkpoint.tokenizer_files())
+        super().__init__(folder, scheme, checkpoint)
 
     def add(self, name: str, module: nn.Module) -> None:
         tied = self.source.config.tie_embeddings and name == "output"

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from quantbench import files
 from quantbench.devices import stored_bytes
 from quantbench.models import SAVED
 from quantbench.models.config import ModelConfig
-from quantbench.models.formats.base import TOKENIZER_FILES, NotSaved, SavedScheme
+from quantbench.models.formats.base import TOKENIZER_FILES, Checkpoint, NotSaved, SavedScheme
 from quantbench.models.formats.saved import EXPERTS, VERSION, SavedExperts, inner_tensors
 
 INDEX = "model.safetensors.index.json"  # which file has which tensor, for transformers
@@ -27,7 +27,7 @@ SHARD_BYTES = 1 << 29  # least size of a file, except the last
 class Saver:
     """Writes a model's layers as they are quantized, so that the model is never in memory twice.
 
-        saver = Saver(folder, SavedScheme("int4wo-64", "bfloat16"), checkpoint.tokenizer_files())
+        saver = Saver(folder, SavedScheme("int4wo-64", "bfloat16"), checkpoint)
         model = load_model(…, transform=quantizer, saver=saver)
         saver.finish(model.config)
 
@@ -37,15 +37,20 @@ class Saver:
     last = SAVED  # the file that is written last, and without which the folder is no checkpoint
     stem = "quantized"  # of the names of the files of tensors
 
+    @staticmethod
+    def refuses(checkpoint: Checkpoint) -> str | None:
+        """Why a checkpoint's model cannot be written, or None. No weights are read."""
+        return None
+
     def __init__(
         self,
         folder: Path,
         scheme: SavedScheme,
-        tokenizer: Mapping[str, bytes],
+        checkpoint: Checkpoint | None,
         shard_bytes: int | None = None,
     ) -> None:
-        """tokenizer: the files of the tokenizer by name. shard_bytes: bytes of waiting tensors
-        that make a file; until then they stay in memory."""
+        """checkpoint: that of the model; its tokenizer is copied. shard_bytes: bytes of waiting
+        tensors that make a file; until then they stay in memory."""
         self.folder, self.scheme = folder, scheme
         self.shard_bytes = SHARD_BYTES if shard_bytes is None else shard_bytes
         self.files: list[str] = []
@@ -61,7 +66,7 @@ class Saver:
             if any(folder.iterdir()):
                 raise NotSaved(f"--save {folder}: the folder is not empty; give a new one")
         self._write(self.unfinished, lambda file: file.touch())
-        for name, content in tokenizer.items():
+        for name, content in checkpoint.tokenizer_files().items() if checkpoint else ():
             self._write(folder / name, lambda file, content=content: _create(file, content))
 
     def add(self, name: str, module: nn.Module) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from quantbench import files
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.log import log
-from quantbench.log.config import RunConfig, refuse_former
+from quantbench.log.config import RunConfig, Unsaid, refuse_former
 from quantbench.models import SAVED
 from quantbench.quantize.spec import Quantization, Selection, Spec, parse, refuse_format
 from quantbench.run import environment
@@ -78,7 +78,8 @@ def check_options(config: RunConfig) -> Spec | Selection:
     if config.format != DEFAULT.format:
         if not config.save:
             raise UsageError(f"--format {config.format} is what --save DIR writes: give --save")
-        refuse_format(spec, config.format)
+        if not isinstance(config.quantization, Unsaid):  # else the checkpoint decides
+            refuse_format(spec, config.format)
     _check_ranks(config)
     _check_experts(config)
     if config.interactive and config.batch_size != 1:

@@ -20,7 +20,7 @@ from torch import nn
 from quantbench import devices
 from quantbench.errors import TierError
 from quantbench.log.config import RunConfig, Unsaid
-from quantbench.models.formats import Checkpoint, open_checkpoint
+from quantbench.models.formats import Checkpoint, open_checkpoint, saver_of
 from quantbench.models.formats.base import SavedScheme
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, load_model
@@ -109,25 +109,6 @@ def load_quantized(
     return loading.load(lambda done, total: None, lambda line: None)
 
 
-def saver_of(format: str, folder: Path, scheme: SavedScheme, checkpoint: Checkpoint) -> Saver:
-    """What writes the folder of --save in a format of --format.
-
-    Raises NotSaved where the folder cannot be written, UsageError where the format does not hold
-    such a checkpoint.
-    """
-    if format == "compressed-tensors":
-        from quantbench.models.formats.given_back import CompressedTensorsSaver
-
-        return CompressedTensorsSaver(folder, scheme, checkpoint)
-    if format == "gguf":
-        from quantbench.models.formats.gguf_saver import GgufSaver
-
-        return GgufSaver(folder, scheme, checkpoint)
-    from quantbench.models.formats.saver import Saver
-
-    return Saver(folder, scheme, checkpoint.tokenizer_files())
-
-
 class Loading:
     """The loading of one model, as the stages that each of its layers goes through:
     quantize, save, cut to this rank's part, pack for the kernel, place in a tier of memory.
@@ -161,7 +142,7 @@ class Loading:
         if config.save and (split is None or split.ranks.rank == 0):
             label = spec.name if isinstance(spec, AsIs) else None
             scheme = SavedScheme(str(spec), config.precision, label=label)
-            self.saver = saver_of(config.format, Path(config.save), scheme, self.checkpoint)
+            self.saver = saver_of(config.format)(Path(config.save), scheme, self.checkpoint)
 
     @torch.no_grad()
     def load(self, report: Report, say: Say) -> Transformer:
