@@ -8,14 +8,17 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
+from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import open_checkpoint
+from quantbench.models.formats.base import NotSaved
 from quantbench.models.formats.gguf_file import GgufFile
 from quantbench.models.loading import load_model
 from quantbench.quantize.mixed import quantizer_of
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.spec import parse
-from quantbench.run.loading import Loading
+from quantbench.run.loading import Loading, load
+from quantbench.run.plan import make_plan
 from tests.models.hugging_face import saved
 
 TOKENS = torch.arange(5, 35)[None]
@@ -41,6 +44,13 @@ def save(path, folder, scheme, format, **options):
     return load_model(str(path), precision=precision, transform=dequantized)(TOKENS)
 
 
+def save_as_is(path, folder, format):
+    config = RunConfig(checkpoint_path=str(path), save=str(folder), format=format, device="cpu",
+                       precision="float16", num_samples=1, max_new_tokens=1,
+                       prefill_size=2)  # fmt: skip
+    load(make_plan(config), lambda done, total: None, lambda line: None)
+
+
 def assert_alike(logits, expected):
     # The same weights; products are summed in another order.
     assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
@@ -48,7 +58,8 @@ def assert_alike(logits, expected):
 
 @pytest.mark.parametrize("scheme", ["int8wo", "float8wo", "int8dq-int4wo-32"])
 def test_compressed_tensors(tmp_path, scheme):
-    path, _ = saved(random.choice(["llama-3", "llama-3.2", "qwen-2", "llama-biased"]), tmp_path)
+    families = ["llama-3", "llama-3.2", "qwen-2", "llama-biased", "mixtral", "qwen-3-moe"]
+    path, _ = saved(random.choice(families), tmp_path)
     expected = save(path, tmp_path / "given", scheme, "compressed-tensors")
     theirs = AutoModelForCausalLM.from_pretrained(
         tmp_path / "given",
@@ -81,3 +92,29 @@ def test_gguf_keeps_a_sentencepiece_tokenizer(tmp_path):
     theirs = open_checkpoint(str(tmp_path / "given")).tokenizer(4096)
     text = "def f(x):\n    return 'é \u4e2d'  "
     assert theirs.encode(text) == mine.encode(text) and theirs.eos_ids == mine.eos_ids
+
+
+def test_what_is_kept_as_it_is(tmp_path):
+    """Q4_0 and Q8_0 go back as they came; a folder in groups of 32 with float16 scales, too."""
+    path, _ = saved("llama-2", tmp_path)
+    expected = save(path, tmp_path / "q4", "int8dq-int4wo-32", "gguf", precision="float16")
+    source = tmp_path / "q4" / "model.gguf"
+    save_as_is(source, tmp_path / "again", "gguf")
+    assert_alike(load_model(str(tmp_path / "again"), precision=torch.float16)(TOKENS), expected)
+    save(path, tmp_path / "folder", "int8dq-int4wo-32", "compressed-tensors", precision="float16")
+    save_as_is(tmp_path / "folder", tmp_path / "other", "gguf")
+    assert_alike(load_model(str(tmp_path / "other"), precision=torch.float16)(TOKENS), expected)
+    save(path, tmp_path / "rows", "int8wo", "compressed-tensors")
+    with pytest.raises(UsageError, match="does not hold the numbers of w8a16"):
+        save_as_is(tmp_path / "rows", tmp_path / "no", "gguf")
+    assert not (tmp_path / "no").exists()
+
+
+def test_scales_that_float16_does_not_hold(tmp_path):
+    path, theirs = saved("llama-2", tmp_path)
+    with torch.no_grad():
+        theirs.model.layers[1].mlp.down_proj.weight.mul_(2.0**-20)
+    theirs.save_pretrained(path)
+    with pytest.raises(NotSaved, match="blk.1.ffn_down.weight: float16 does not hold its scales"):
+        save(path, tmp_path / "given", "int8dq-int4wo-32", "gguf")
+    assert not (tmp_path / "given").exists()
