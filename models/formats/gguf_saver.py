@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats import gguf_writer
-from quantbench.models.formats.base import Checkpoint, NotSaved, SavedScheme
+from quantbench.models.formats.base import Checkpoint, NotSaved, SavedScheme, read_json
 from quantbench.models.formats.gguf import Gguf
+from quantbench.models.formats.gguf_tokenizer import cut_of
 from quantbench.models.formats.saver import Saver
+from quantbench.models.tokenizer import FILES
 
 FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # by --precision
 
@@ -30,11 +32,19 @@ class GgufSaver(Saver):
 
     @staticmethod
     def refuses(checkpoint: Checkpoint) -> str | None:
-        strange = gguf_writer.not_written(checkpoint.config())
-        return strange and (
-            f"{checkpoint.name} has {strange}; only plain Llama models, Mixtrals and Qwen3-MoEs "
-            "are written"
-        )
+        if strange := gguf_writer.not_written(checkpoint.config()):
+            return (
+                f"{checkpoint.name} has {strange}; only plain Llama models, Mixtrals and "
+                "Qwen3-MoEs are written"
+            )
+        folder, known = checkpoint.tokenizer_folder, isinstance(checkpoint, Gguf)
+        has_tokenizer = folder and any((folder / name).is_file() for name in FILES)
+        if has_tokenizer and not known and not _tokenizer_kind(checkpoint):
+            return (
+                f"the tokenizer of {checkpoint.name} is neither a sentencepiece model nor a "
+                "byte-level BPE that llama.cpp has a name for"
+            )
+        return None
 
     def __init__(self, folder: Path, scheme: SavedScheme, checkpoint: Checkpoint) -> None:
         config = checkpoint.config()
@@ -84,27 +94,54 @@ class GgufSaver(Saver):
         self.writer.write_tensors_to_file()
         self.writer.close()
 
-    def _describe_tokenizer(self, vocab_size: int) -> None:
-        """A sentencepiece model, or what the GGUF file that was read says. Of another tokenizer
-        nothing is written: llama.cpp would have to know how it cuts text."""
+    def _describe_tokenizer(self, size: int) -> None:
+        """size: of the vocabulary; ids without a token are padding."""
         writer, folder = self.writer, self.checkpoint.tokenizer_folder
+        kind = _tokenizer_kind(self.checkpoint)
         if isinstance(self.checkpoint, Gguf):
             for key, value in self.checkpoint.metadata.items():
                 if key.startswith("tokenizer."):
-                    kind = gguf.GGUFValueType.get_type(value)
-                    if kind == gguf.GGUFValueType.INT32:
-                        kind = gguf.GGUFValueType.UINT32  # ids of tokens
-                    writer.add_key_value(key, value, kind)
-        elif folder and (folder / "tokenizer.model").is_file():
+                    type = gguf.GGUFValueType.get_type(value)
+                    if type == gguf.GGUFValueType.INT32:
+                        type = gguf.GGUFValueType.UINT32  # ids of tokens
+                    writer.add_key_value(key, value, type)
+            return
+        writer.add_tokenizer_model(kind or "none")
+        if kind is None:
+            return
+        assert folder is not None
+        tokens: list[Any] = [f"[PAD{id}]" for id in range(size)]
+        types = [int(gguf.TokenType.UNUSED)] * size
+        if kind == "llama":
             vocabulary = gguf.vocab.SentencePieceVocab(folder)
-            tokens, scores, types = map(list, zip(*vocabulary.all_tokens(), strict=True))
-            padding = vocab_size - len(tokens)
-            writer.add_tokenizer_model("llama")
-            writer.add_token_list([*tokens, *(b"[PAD%d]" % i for i in range(padding))])
-            writer.add_token_scores([*scores, *[-1000.0] * padding])
-            writer.add_token_types([*types, *[gguf.TokenType.UNUSED] * padding])
+            scores = [-1000.0] * size
+            for id, found in zip(range(size), vocabulary.all_tokens(), strict=False):
+                tokens[id], scores[id], types[id] = found
+            writer.add_token_scores(scores)
             first = vocabulary.sentencepiece_tokenizer.encode("a", out_type=str)[0]
             writer.add_add_space_prefix(first.startswith("\u2581"))
-            gguf.SpecialVocab(folder, n_vocab=vocab_size).add_to_gguf(writer, quiet=True)
         else:
-            writer.add_tokenizer_model("none")
+            described = read_json(folder / "tokenizer.json")
+            writer.add_tokenizer_pre(cut_of(described))
+            for token, id in described["model"]["vocab"].items():
+                tokens[id], types[id] = token, gguf.TokenType.NORMAL
+            for added in described.get("added_tokens", []):
+                id, special = added["id"], added["special"]
+                if id < size:
+                    tokens[id] = added["content"]
+                    types[id] = gguf.TokenType[("USER_DEFINED", "CONTROL")[special]]
+        writer.add_token_list(tokens)
+        writer.add_token_types(types)
+        special_tokens = gguf.SpecialVocab(folder, load_merges=kind == "gpt2", n_vocab=size)
+        special_tokens.add_to_gguf(writer, quiet=True)
+
+
+def _tokenizer_kind(checkpoint: Checkpoint) -> str | None:
+    """GGUF's word for a tokenizer of which a file can be written; None: there is none."""
+    folder = checkpoint.tokenizer_folder
+    if folder and (folder / "tokenizer.json").is_file():
+        if cut_of(read_json(folder / "tokenizer.json")):
+            return "gpt2"
+    model = folder / "tokenizer.model" if folder else None
+    is_sentencepiece = model and model.is_file() and model.read_bytes()[:1] == b"\n"
+    return "llama" if is_sentencepiece else None

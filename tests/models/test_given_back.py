@@ -1,6 +1,8 @@
 """--save --format: models that transformers, compressed-tensors and gguf load with our numbers."""
 
+import json
 import random
+import shutil
 
 import gguf
 import pytest
@@ -10,7 +12,7 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
-from quantbench.models.formats import open_checkpoint
+from quantbench.models.formats import EMBEDDED, open_checkpoint
 from quantbench.models.formats.base import NotSaved
 from quantbench.models.formats.gguf_file import GgufFile
 from quantbench.models.loading import load_model
@@ -20,6 +22,7 @@ from quantbench.quantize.spec import parse
 from quantbench.run.loading import Loading, load
 from quantbench.run.plan import make_plan
 from tests.models.hugging_face import saved
+from tests.models.tiny_tokenizers import llama_3_json, tiktoken_file, tiktoken_ranks
 
 TOKENS = torch.arange(5, 35)[None]
 
@@ -86,17 +89,28 @@ def test_gguf(tmp_path, scheme):
         assert torch.equal(ours, torch.from_numpy(theirs).reshape(ours.shape)), tensor.name
 
 
-def test_gguf_keeps_a_sentencepiece_tokenizer(tmp_path):
-    save("tiny", tmp_path / "given", "int8dq-int4wo-32", "gguf")
-    mine = open_checkpoint("tiny").tokenizer(4096)
+@pytest.mark.parametrize("kind", ["sentencepiece", "byte-level BPE"])
+def test_gguf_keeps_the_tokenizer(tmp_path, kind):
+    path = tmp_path / "source"
+    shutil.copytree(EMBEDDED, path)
+    if kind == "byte-level BPE":
+        (path / "tokenizer.model").write_bytes(tiktoken_file(tiktoken_ranks()))
+        special = ["<|begin_of_text|>", "<|eot_id|>"]
+        (path / "tokenizer.json").write_text(llama_3_json(path / "tokenizer.model", special))
+        notes = {"bos_token": special[0], "eos_token": special[1]}
+        (path / "tokenizer_config.json").write_text(json.dumps(notes))
+        (path / "tokenizer.model").unlink()
+    save(path, tmp_path / "given", "int8dq-int4wo-32", "gguf")
+    mine = open_checkpoint(str(path)).tokenizer(4096)
     theirs = open_checkpoint(str(tmp_path / "given")).tokenizer(4096)
-    text = "def f(x):\n    return 'é \u4e2d'  "
-    assert theirs.encode(text) == mine.encode(text) and theirs.eos_ids == mine.eos_ids
+    text = "def f(x):\n    return 'é \u4e2d' + hello 12345  "
+    assert theirs.encode(text) == mine.encode(text) and theirs.eos_ids <= mine.eos_ids
+    assert theirs.decode(mine.encode(text)) == mine.decode(mine.encode(text))
 
 
 def test_what_is_kept_as_it_is(tmp_path):
     """Q4_0 and Q8_0 go back as they came; a folder in groups of 32 with float16 scales, too."""
-    path, _ = saved("llama-2", tmp_path)
+    path = "tiny"
     expected = save(path, tmp_path / "q4", "int8dq-int4wo-32", "gguf", precision="float16")
     source = tmp_path / "q4" / "model.gguf"
     save_as_is(source, tmp_path / "again", "gguf")
