@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 from quantbench.errors import UsageError
 
 GROUP_SIZES = (32, 64, 128, 256)
-_FORMATS = frozenset({"compressed-tensors", "gguf"})
 FITTED = ", less with fitted zero points"
 _LETTERS = {"group_size": "G", "bits": "N"}
 
@@ -40,6 +39,7 @@ class Quantization:
     like: ClassVar[str]  # llama.cpp's type with a similar number of bits, made in a similar way
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     shown: ClassVar[tuple[str, ...]]  # the names that tables list
+    formats: ClassVar[tuple[str, ...]] = ()  # other programs' that may hold its weights: `fits`
 
     def __post_init__(self) -> None:
         for name, allowed in self.choices.items():
@@ -76,10 +76,9 @@ class Quantization:
         """The GGUF type of llama.cpp that it compares with."""
         return self.like
 
-    @property
-    def formats(self) -> frozenset[str]:
-        """The other programs' formats (--format) that hold its weights exactly."""
-        return frozenset()
+    def fits(self, format: str) -> bool:
+        """Whether another program's format (--format) holds its weights exactly."""
+        return format in self.formats
 
     @property
     def rounds_activations(self) -> bool:
@@ -131,10 +130,7 @@ class FullPrecision(Spec):
     phrase = "not quantized: what the others are compared with"
     like = "BF16"
     shown = ("none",)
-
-    @property
-    def formats(self) -> frozenset[str]:
-        return frozenset({"gguf"})
+    formats = ("gguf",)
 
 
 @dataclass(frozen=True)
@@ -144,10 +140,7 @@ class Int8WeightOnly(Spec):
     phrase = "half the memory; the loss in quality can hardly be measured"
     like = "Q8_0"
     shown = ("int8wo",)
-
-    @property
-    def formats(self) -> frozenset[str]:
-        return frozenset({"compressed-tensors"})
+    formats = ("compressed-tensors",)
 
 
 @dataclass(frozen=True)
@@ -179,10 +172,7 @@ class Float8WeightOnly(Spec):
     phrase = "as large as int8wo, and a little less exact"
     like = "Q8_0"
     shown = ("float8wo",)
-
-    @property
-    def formats(self) -> frozenset[str]:
-        return frozenset({"compressed-tensors"})
+    formats = ("compressed-tensors",)
 
 
 @dataclass(frozen=True)
@@ -239,12 +229,12 @@ class Int8DynamicActivationInt4Weight(Spec):
     phrase = "4-bit weights and 8-bit arithmetic, as llama.cpp computes"
     like = "Q4_0"
     shown = ("int8dq-int4wo-32",)
+    formats = ("compressed-tensors", "gguf")
     choices = {"group_size": GROUP_SIZES}
     group_size: int = 32
 
-    @property
-    def formats(self) -> frozenset[str]:  # in GGUF it is Q4_0
-        return frozenset({"compressed-tensors", *(("gguf",) if self.group_size == 32 else ())})
+    def fits(self, format: str) -> bool:
+        return format in self.formats and (format != "gguf" or self.group_size == 32)  # Q4_0
 
     @property
     def rounds_activations(self) -> bool:
@@ -368,10 +358,8 @@ class AsIs(Spec):
     def name(self) -> str:
         return self.label
 
-    @property
-    def formats(self) -> frozenset[str]:
-        held = [spec.formats for _, spec in self.layers if spec != FullPrecision()]
-        return frozenset.intersection(_FORMATS, *held)
+    def fits(self, format: str) -> bool:
+        return all(spec.fits(format) for _, spec in self.layers if spec != FullPrecision())
 
 
 @dataclass(frozen=True)
@@ -399,14 +387,12 @@ class Stored(Spec):
     outer: bool = False  # scales are multiplied by one for 256 columns
     whole: bool = False  # everything is multiplied by one number
 
-    @property
-    def formats(self) -> frozenset[str]:
-        if self.zero != "none" or self.outer or self.whole or self.scale in ("e8m0", "e4m3"):
-            return frozenset()
-        whole_row = (self.format, self.group_size) == ("fp8", 0)
-        fits = {"compressed-tensors": whole_row or (self.format == "int" and self.bits in (4, 8))}
-        fits["gguf"] = str(self) in (f"stored-int-{bits}-32-float16-none" for bits in (4, 8))
-        return frozenset(name for name in fits if fits[name])
+    def fits(self, format: str) -> bool:
+        if format == "gguf":  # as Q4_0 and Q8_0
+            return str(self) in (f"stored-int-{bits}-32-float16-none" for bits in (4, 8))
+        symmetric = self.zero == "none" and not (self.outer or self.whole)
+        integers = self.format == "int" and self.bits in (4, 8)
+        return symmetric and (integers or (self.format, self.group_size) == ("fp8", 0))
 
 
 # In the order of their definitions.
@@ -456,8 +442,8 @@ def parse_scheme(name: str) -> Spec:
 
 def refuse_format(spec: Quantization, format: str) -> None:
     """Raise UsageError where a format (--format) does not hold the weights of a scheme exactly."""
-    if format not in spec.formats:
-        fitting = (str(one) for one in every_spec() if format in one.formats and one != AsIs())
+    if not spec.fits(format):
+        fitting = (str(one) for one in every_spec() if one.fits(format) and one != AsIs())
         raise UsageError(
             f"--format {format} does not hold the numbers of {spec.name}; schemes that fit: "
             + ", ".join(fitting)

@@ -110,27 +110,22 @@ class GgufSaver(Saver):
         if kind is None:
             return
         assert folder is not None
-        tokens: list[Any] = [f"[PAD{id}]" for id in range(size)]
-        types = [int(gguf.TokenType.UNUSED)] * size
+        pieces = {id: (f"[PAD{id}]", -1000.0, gguf.TokenType.UNUSED) for id in range(size)}
         if kind == "llama":
             vocabulary = gguf.vocab.SentencePieceVocab(folder)
-            scores = [-1000.0] * size
-            for id, found in zip(range(size), vocabulary.all_tokens(), strict=False):
-                tokens[id], scores[id], types[id] = found
-            writer.add_token_scores(scores)
+            pieces |= dict(enumerate(vocabulary.all_tokens()))
             first = vocabulary.sentencepiece_tokenizer.encode("a", out_type=str)[0]
             writer.add_add_space_prefix(first.startswith("\u2581"))
         else:
             described = read_json(folder / "tokenizer.json")
             writer.add_tokenizer_pre(cut_of(described))
-            for token, id in described["model"]["vocab"].items():
-                tokens[id], types[id] = token, gguf.TokenType.NORMAL
-            for added in described.get("added_tokens", []):
-                id, special = added["id"], added["special"]
-                if id < size:
-                    tokens[id] = added["content"]
-                    types[id] = gguf.TokenType[("USER_DEFINED", "CONTROL")[special]]
+            vocabulary, added = described["model"]["vocab"], described.get("added_tokens", [])
+            pieces |= {id: (token, 0.0, gguf.TokenType.NORMAL) for token, id in vocabulary.items()}
+            kinds = gguf.TokenType.USER_DEFINED, gguf.TokenType.CONTROL
+            pieces |= {one["id"]: (one["content"], 0.0, kinds[one["special"]]) for one in added}
+        tokens, scores, types = zip(*(pieces[id] for id in range(size)), strict=True)
         writer.add_token_list(tokens)
+        writer.add_token_scores(scores)
         writer.add_token_types(types)
         special_tokens = gguf.SpecialVocab(folder, load_merges=kind == "gpt2", n_vocab=size)
         special_tokens.add_to_gguf(writer, quiet=True)
