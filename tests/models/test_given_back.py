@@ -47,9 +47,9 @@ def save(path, folder, scheme, format, **options):
     return load_model(str(path), precision=precision, transform=dequantized)(TOKENS)
 
 
-def save_as_is(path, folder, format):
+def save_as_is(path, folder, format, precision="float16"):
     config = RunConfig(checkpoint_path=str(path), save=str(folder), format=format, device="cpu",
-                       precision="float16", num_samples=1, max_new_tokens=1,
+                       precision=precision, num_samples=1, max_new_tokens=1,
                        prefill_size=2)  # fmt: skip
     load(make_plan(config), lambda done, total: None, lambda line: None)
 
@@ -119,6 +119,9 @@ def test_what_is_kept_as_it_is(tmp_path):
     save_as_is(tmp_path / "folder", tmp_path / "other", "gguf")
     assert_alike(load_model(str(tmp_path / "other"), precision=torch.float16)(TOKENS), expected)
     save(path, tmp_path / "rows", "int8wo", "compressed-tensors")
+    save_as_is(tmp_path / "rows", tmp_path / "same", "compressed-tensors", precision="float32")
+    expected = load_model(str(tmp_path / "rows"))(TOKENS)
+    assert_alike(load_model(str(tmp_path / "same"))(TOKENS), expected)
     with pytest.raises(UsageError, match="does not hold the numbers of w8a16"):
         save_as_is(tmp_path / "rows", tmp_path / "no", "gguf")
     assert not (tmp_path / "no").exists()
