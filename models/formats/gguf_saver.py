@@ -26,9 +26,7 @@ FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # by --precis
 
 
 class GgufSaver(Saver):
-    """Writes model.gguf, from a checkpoint that `refuses` gives no reason against."""
-
-    last = "model.gguf"
+    """Writes NAME.gguf into the folder NAME; the checkpoint is one that is not refused."""
 
     @staticmethod
     def refuses(checkpoint: Checkpoint) -> str | None:
@@ -49,6 +47,7 @@ class GgufSaver(Saver):
     def __init__(self, folder: Path, scheme: SavedScheme, checkpoint: Checkpoint) -> None:
         config = checkpoint.config()
         super().__init__(folder, scheme, None)
+        self.last = f"{folder.absolute().name or 'model'}.gguf"
         self.checkpoint, self.tensors = checkpoint, gguf_writer.Tensors(config)
         self.writer = gguf.GGUFWriter(None, gguf_writer.llama_cpp(config), use_temp_file=True)
         # The header, which comes first, is known last.

@@ -81,7 +81,7 @@ def test_gguf(tmp_path, scheme):
     path, _ = saved(family, tmp_path)
     precision = random.choice(["bfloat16", "float16", "float32"])
     expected = save(path, tmp_path / "given", scheme, "gguf", precision=precision)
-    file = tmp_path / "given" / "model.gguf"
+    file = tmp_path / "given" / "given.gguf"
     assert_alike(load_model(str(file), precision=getattr(torch, precision))(TOKENS), expected)
     for tensor in gguf.GGUFReader(file).tensors:
         theirs = gguf.dequantize(tensor.data, tensor.tensor_type)
@@ -112,7 +112,7 @@ def test_what_is_kept_as_it_is(tmp_path):
     """Q4_0 and Q8_0 go back as they came; a folder in groups of 32 with float16 scales, too."""
     path = "tiny"
     expected = save(path, tmp_path / "q4", "int8dq-int4wo-32", "gguf", precision="float16")
-    source = tmp_path / "q4" / "model.gguf"
+    source = tmp_path / "q4" / "q4.gguf"
     save_as_is(source, tmp_path / "again", "gguf")
     assert_alike(load_model(str(tmp_path / "again"), precision=torch.float16)(TOKENS), expected)
     save(path, tmp_path / "folder", "int8dq-int4wo-32", "compressed-tensors", precision="float16")
