@@ -10,6 +10,7 @@ module (quantize/kernel.py) that takes its parts, or makes another layout of the
 """
 
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -255,12 +256,24 @@ def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     return return_and_correct_aliasing(func, args, kwargs, weight.replaced(**rows))
 
 
+@PackedWeight.implements(aten.index_select.default)
+def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    weight, dim, index = args
+    if dim % 2 == 1:
+        raise NotImplementedError("a PackedWeight's rows can be selected, not its columns")
+    return weight.replaced(**{n: getattr(weight, n)[index] for n in _by_row(weight)})
+
+
 @PackedWeight.implements(aten.split.Tensor)
+@PackedWeight.implements(aten.split_with_sizes.default)
 def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     weight, size, dim = fill_defaults(args, 3, [0])
     if dim % 2 == 1:
         raise NotImplementedError("a PackedWeight can be split along its rows, not its columns")
-    return [weight[start : start + size] for start in range(0, weight.shape[0], size)]
+    if isinstance(size, int):
+        return [weight[start : start + size] for start in range(0, weight.shape[0], size)]
+    ends = itertools.accumulate(size)
+    return [weight[end - rows : end] for end, rows in zip(ends, size, strict=True)]
 
 
 torch.serialization.add_safe_globals([PackedWeight])

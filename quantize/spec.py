@@ -39,6 +39,7 @@ class Quantization:
     like: ClassVar[str]  # llama.cpp's type with a similar number of bits, made in a similar way
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     shown: ClassVar[tuple[str, ...]]  # the names that tables list
+    formats: ClassVar[tuple[str, ...]] = ()  # other programs' that may hold its weights: `fits`
 
     def __post_init__(self) -> None:
         for name, allowed in self.choices.items():
@@ -74,6 +75,10 @@ class Quantization:
     def gguf(self) -> str:
         """The GGUF type of llama.cpp that it compares with."""
         return self.like
+
+    def fits(self, format: str) -> bool:
+        """Whether another program's format (--format) holds its weights exactly."""
+        return format in self.formats
 
     @property
     def rounds_activations(self) -> bool:
@@ -125,6 +130,7 @@ class FullPrecision(Spec):
     phrase = "not quantized: what the others are compared with"
     like = "BF16"
     shown = ("none",)
+    formats = ("gguf",)
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,7 @@ class Int8WeightOnly(Spec):
     phrase = "half the memory; the loss in quality can hardly be measured"
     like = "Q8_0"
     shown = ("int8wo",)
+    formats = ("compressed-tensors",)
 
 
 @dataclass(frozen=True)
@@ -165,6 +172,7 @@ class Float8WeightOnly(Spec):
     phrase = "as large as int8wo, and a little less exact"
     like = "Q8_0"
     shown = ("float8wo",)
+    formats = ("compressed-tensors",)
 
 
 @dataclass(frozen=True)
@@ -221,8 +229,12 @@ class Int8DynamicActivationInt4Weight(Spec):
     phrase = "4-bit weights and 8-bit arithmetic, as llama.cpp computes"
     like = "Q4_0"
     shown = ("int8dq-int4wo-32",)
+    formats = ("compressed-tensors", "gguf")
     choices = {"group_size": GROUP_SIZES}
     group_size: int = 32
+
+    def fits(self, format: str) -> bool:
+        return format in self.formats and (format != "gguf" or self.group_size == 32)  # Q4_0
 
     @property
     def rounds_activations(self) -> bool:
@@ -346,6 +358,9 @@ class AsIs(Spec):
     def name(self) -> str:
         return self.label
 
+    def fits(self, format: str) -> bool:
+        return all(spec.fits(format) for _, spec in self.layers if spec != FullPrecision())
+
 
 @dataclass(frozen=True)
 class Stored(Spec):
@@ -371,6 +386,13 @@ class Stored(Spec):
     zero: str = "none"
     outer: bool = False  # scales are multiplied by one for 256 columns
     whole: bool = False  # everything is multiplied by one number
+
+    def fits(self, format: str) -> bool:
+        if format == "gguf":  # as Q4_0 and Q8_0
+            return str(self) in (f"stored-int-{bits}-32-float16-none" for bits in (4, 8))
+        symmetric = self.zero == "none" and not (self.outer or self.whole)
+        integers = self.format == "int" and self.bits in (4, 8)
+        return symmetric and (integers or (self.format, self.group_size) == ("fp8", 0))
 
 
 # In the order of their definitions.
@@ -416,6 +438,16 @@ def parse_scheme(name: str) -> Spec:
         f"--quantization {name} is known only after measuring; here a scheme has to be named: "
         + ", ".join(map(form, SPECS))
     )
+
+
+def refuse_format(spec: Quantization, format: str) -> None:
+    """Raise UsageError where a format (--format) does not hold the weights of a scheme exactly."""
+    if not spec.fits(format):
+        fitting = (str(one) for one in every_spec() if one.fits(format) and one != AsIs())
+        raise UsageError(
+            f"--format {format} does not hold the numbers of {spec.name}; schemes that fit: "
+            + ", ".join(fitting)
+        )
 
 
 def forms() -> list[str]:

@@ -13,16 +13,25 @@ import os
 import pkgutil
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quantbench import files
 from quantbench.errors import CheckpointError
 from quantbench.models.formats.base import Checkpoint
 from quantbench.text import shown
 
-__all__ = ["EMBEDDED", "EMBEDDED_MODELS", "FORMATS", "Checkpoint", "open_checkpoint"]
+if TYPE_CHECKING:
+    from quantbench.models.formats.saver import Saver
+
+__all__ = ["EMBEDDED", "EMBEDDED_MODELS", "FORMATS", "Checkpoint", "open_checkpoint", "saver_of"]
 
 # In this order: the first class that recognizes a path reads it.
 FORMATS = ("saved:SavedModel", "hugging_face:HuggingFace", "meta:GptFast", "meta:Meta", "gguf:Gguf")
+_SAVERS = {  # by --format
+    "quantbench": "saver:Saver",
+    "compressed-tensors": "given_back:CompressedTensorsSaver",
+    "gguf": "gguf_saver:GgufSaver",
+}
 EMBEDDED = Path(__file__).parent.parent / "tiny"
 # Models in the source tree, by the names that --checkpoint_path takes.
 EMBEDDED_MODELS = {"tiny": EMBEDDED, "tiny_moe": EMBEDDED.parent / "tiny_moe"}
@@ -64,6 +73,12 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
         f"{given}{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, "
         "model.pth, consolidated.*.pth and *.gguf"
     )
+
+
+def saver_of(format: str) -> "type[Saver]":
+    """What writes the folder of --save in a format of --format."""
+    kind: type[Saver] = pkgutil.resolve_name(f"{__name__}.{_SAVERS[format]}")
+    return kind
 
 
 def _format(name: str) -> type[Checkpoint]:

@@ -123,8 +123,9 @@ class MaybeQuantized(Checkpoint):
         label = self._label() if self._as_is else None
         if not label:
             return None
+        config = self.config()
         with torch.device("meta"):
-            model = build(self.config())
+            model = build(config)
         layers = AsIs(self._stacked()).layers(model)
         return SavedScheme("as-is", None, layers, label) if layers else None
 

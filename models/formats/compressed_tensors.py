@@ -103,9 +103,35 @@ def packed(weight: Tensor) -> dict[str, Tensor]:
     """A weight (N, K) in 8 bits with a float32 scale for each row, by the ends of its tensors'
     names: "_packed", "_scale" and "_shape" come behind X.weight."""
     scale = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
-    values = (weight.float() / scale).round() + 128
-    words = F.pad(values.to(torch.uint8), (0, -weight.shape[1] % 4)).view(torch.int32)
-    return {"_packed": words, "_scale": scale, "_shape": torch.tensor(weight.shape)}
+    values = (weight.float() / scale).round().to(torch.int8)
+    return written(Packed([values], scale, None, None, "int", 8, weight.shape[1]))
+
+
+def written(weight: Packed) -> dict[str, Tensor]:
+    """A weight of 4 or 8 bits without zero points, as `packed` gives it; of float8, "" stands for
+    X.weight itself."""
+    plane, scale = weight.planes[0], weight.scale
+    if weight.format == "fp8":
+        return {"": plane, "_scale": scale}
+    columns = plane.shape[1] * 8 // weight.bits
+    codes = plane if weight.bits == 4 else plane.view(torch.uint8) ^ 128
+    words = F.pad(codes, (0, -codes.shape[1] % 4)).view(torch.int32)
+    return {"_packed": words, "_scale": scale, "_shape": torch.tensor([len(plane), columns])}
+
+
+def group(weight: Packed, targets: list[str]) -> dict[str, Any]:
+    """The entry of config_groups for layers whose weights are stored as this one."""
+    per_row = weight.scale.shape[1] == 1
+    how = {
+        "num_bits": weight.bits,
+        "type": "float" if weight.format == "fp8" else "int",
+        "symmetric": True,
+        "strategy": "channel" if per_row else "group",
+        "group_size": None if per_row else weight.group_size,
+        "dynamic": False,
+    }
+    form = "float-quantized" if weight.format == "fp8" else "pack-quantized"
+    return {"targets": targets, "format": form, "weights": how}
 
 
 def layouts(config: Mapping[str, Any]) -> list[Layout]:

@@ -39,6 +39,26 @@ _WHOLE_FIRST = ("llama-bpe", "tekken")  # a piece that is a token is not merged 
 _OPENS = ("llama-bpe", "tekken")  # with a token that opens a sequence, unless the file denies it
 
 
+def cut_of(described: Mapping[str, Any]) -> str | None:
+    """The name in _CUTS of how a tokenizer.json of byte-level BPE cuts text; None where GGUF has no
+    name for it, or the tokenizer is of another kind."""
+    model, cutter = described.get("model") or {}, described.get("pre_tokenizer") or {}
+    steps = {step.get("type"): step for step in cutter.get("pretokenizers", [cutter])}
+    normalizer = described.get("normalizer")
+    if (
+        model.get("type") != "BPE"
+        or not {"ByteLevel"} <= steps.keys() <= {"ByteLevel", "Split", "Digits"}
+        or steps["ByteLevel"].get("add_prefix_space")
+        or normalizer not in (None, {"type": "NFC"})
+    ):
+        return None
+    pattern = steps["Split"]["pattern"].get("Regex") if "Split" in steps else None
+    digits = bool(steps.get("Digits", {}).get("individual_digits"))
+    cut, whole = (pattern, digits, normalizer is not None), bool(model.get("ignore_merges"))
+    names = (name for name in _CUTS if name != "default" and (name in _WHOLE_FIRST) == whole)
+    return next((name for name in names if _CUTS[name] == cut), None)
+
+
 @dataclass(frozen=True)
 class GgufTokenizer:
     """A tokenizer as files that its library reads."""

@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -16,31 +17,40 @@ from quantbench import files
 from quantbench.devices import stored_bytes
 from quantbench.models import SAVED
 from quantbench.models.config import ModelConfig
-from quantbench.models.formats.base import TOKENIZER_FILES, NotSaved, SavedScheme
+from quantbench.models.formats.base import TOKENIZER_FILES, Checkpoint, NotSaved, SavedScheme
 from quantbench.models.formats.saved import EXPERTS, VERSION, SavedExperts, inner_tensors
 
+INDEX = "model.safetensors.index.json"  # which file has which tensor, for transformers
 SHARD_BYTES = 1 << 29  # least size of a file, except the last
 
 
 class Saver:
     """Writes a model's layers as they are quantized, so that the model is never in memory twice.
 
-        saver = Saver(folder, SavedScheme("int4wo-64", "bfloat16"), checkpoint.tokenizer_files())
+        saver = Saver(folder, SavedScheme("int4wo-64", "bfloat16"), checkpoint)
         model = load_model(…, transform=quantizer, saver=saver)
         saver.finish(model.config)
 
-    Raises NotSaved if the folder is not empty or cannot be written.
+    Raises NotSaved if the folder is not empty or cannot be written. A subclass writes another form.
     """
+
+    last = SAVED  # the file that is written last, and without which the folder is no checkpoint
+    stem = "quantized"  # of the names of the files of tensors
+
+    @staticmethod
+    def refuses(checkpoint: Checkpoint) -> str | None:
+        """Why a checkpoint's model cannot be written, or None. No weights are read."""
+        return None
 
     def __init__(
         self,
         folder: Path,
         scheme: SavedScheme,
-        tokenizer: Mapping[str, bytes],
+        checkpoint: Checkpoint | None,
         shard_bytes: int | None = None,
     ) -> None:
-        """tokenizer: the files of the tokenizer by name. shard_bytes: bytes of waiting tensors
-        that make a file; until then they stay in memory."""
+        """checkpoint: that of the model; its tokenizer is copied. shard_bytes: bytes of waiting
+        tensors that make a file; until then they stay in memory."""
         self.folder, self.scheme = folder, scheme
         self.shard_bytes = SHARD_BYTES if shard_bytes is None else shard_bytes
         self.files: list[str] = []
@@ -56,7 +66,7 @@ class Saver:
             if any(folder.iterdir()):
                 raise NotSaved(f"--save {folder}: the folder is not empty; give a new one")
         self._write(self.unfinished, lambda file: file.touch())
-        for name, content in tokenizer.items():
+        for name, content in checkpoint.tokenizer_files().items() if checkpoint else ():
             self._write(folder / name, lambda file, content=content: _create(file, content))
 
     def add(self, name: str, module: nn.Module) -> None:
@@ -64,6 +74,9 @@ class Saver:
         for kind, parameter in module.named_parameters(recurse=False):
             for key, tensor in inner_tensors(f"{name}.{kind}", parameter.data).items():
                 self._add_tensor(key, tensor)
+        self._flush_if_large()
+
+    def _flush_if_large(self) -> None:
         if sum(map(stored_bytes, self.pending.values())) >= self.shard_bytes:
             self._flush()
 
@@ -79,7 +92,7 @@ class Saver:
         self.pending[key] = tensor.contiguous().cpu()
 
     def _flush(self) -> None:
-        name = f"quantized-{len(self.files) + 1:05d}.safetensors"
+        name = f"{self.stem}-{len(self.files) + 1:05d}.safetensors"
         scheme = self.scheme
         metadata = {"format": "pt", "scheme": scheme.scheme, "precision": scheme.precision}
         self._write(self.folder / name, lambda file: save_file(self.pending, file, metadata))
@@ -92,15 +105,27 @@ class Saver:
         layers: dict[str, list[str]] | None = None,
         experts: SavedExperts | None = None,
     ) -> None:
-        """Write the remaining tensors and quantbench.json.
+        """Write the remaining tensors and the file `last`.
 
         layers: as in SavedScheme, where they are known only now. experts: their file in the folder.
         Raises NotSaved.
         """
         if self.pending:
             self._flush()
+        content = self._described(architecture, layers, experts)
+        text = json.dumps(content, indent=1) + "\n"
+        self._write(self.unfinished, lambda file: file.write_text(text))
+        os.replace(self.unfinished, self.folder / self.last)
+
+    def _described(
+        self,
+        architecture: ModelConfig,
+        layers: dict[str, list[str]] | None,
+        experts: SavedExperts | None,
+    ) -> dict[str, Any]:
+        """What quantbench.json says; arguments as for `finish`."""
         scheme = dataclasses.replace(self.scheme, layers=layers or self.scheme.layers)
-        content = {
+        return {
             "version": VERSION,
             "how": {k: v for k, v in dataclasses.asdict(scheme).items() if v is not None},
             "architecture": dataclasses.asdict(architecture),
@@ -108,9 +133,6 @@ class Saver:
             "aliases": self.aliases,
             **({"experts": dataclasses.asdict(experts)} if experts else {}),
         }
-        text = json.dumps(content, indent=1) + "\n"
-        self._write(self.unfinished, lambda file: file.write_text(text))
-        os.replace(self.unfinished, self.folder / SAVED)
 
     def _write(self, path: Path, write: Callable[[Path], object]) -> None:
         """Call `write` with the path. If that fails, remove the whole save and raise
@@ -129,7 +151,7 @@ class Saver:
         """Remove all that was written, and the folder if the save created it."""
         written = [
             file.name
-            for pattern in ("quantized-*.safetensors", EXPERTS)
+            for pattern in ("quantized-*.safetensors", "model-*.safetensors", EXPERTS, INDEX)
             for file in self.folder.glob(pattern)
         ]
         with contextlib.suppress(OSError):

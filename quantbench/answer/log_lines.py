@@ -17,7 +17,10 @@ from quantbench.log.reading import read as read_log
 from quantbench.log.record import LINE, Record
 
 # Options of the logged run that do not apply to a replay.
-DROPPED = ("write_result", "output_json_path", "profile", "memory_profile", "save", "dry_run")
+DROPPED = (
+    *("write_result", "output_json_path", "profile", "memory_profile"),
+    *("save", "format", "dry_run"),
+)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from quantbench.text import key, shown
 # What a comparison decides itself, or what concerns one run alone.
 NOT_IN_ARMS = (
     *("num_samples", "write_result", "output_json_path", "profile", "memory_profile"),
-    *("save", "dry_run", "interactive", "debug"),
+    *("save", "format", "dry_run", "interactive", "debug"),
 )
 # Arms that differ in these do not do the same work.
 MODEL = ("checkpoint_path", "num_layers")

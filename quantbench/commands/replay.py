@@ -32,7 +32,7 @@ from quantbench.log.record import LINE
 from quantbench.plans.replaying import built, replayed
 from quantbench.progress import duration, say
 
-NOT_REPLAYED = ("output_json_path", "profile", "memory_profile", "save")
+NOT_REPLAYED = ("output_json_path", "profile", "memory_profile", "save", "format")
 OF_RUNNING = ("tolerance", "against", "history_path", "processes", "write_result")
 PROCESSES = 4  # of each line, where their scatter counts
 NO_READING = (

@@ -44,6 +44,7 @@ ALIASES = {"precision": "dtype"}  # other names of options
 KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
 DECODERS = ("auto", "cpu-step", "modules")
 FORMER_DECODERS = ("cpu-stack", "cpu-layer")  # of old logs
+FORMATS = ("quantbench", "compressed-tensors", "gguf")
 EXPERT_POLICIES = ("auto", "fetch", "compute_there", "cache")
 EXPERT_PREFETCH = ("auto", "router", "off")  # of old logs; a run accepts auto alone
 
@@ -124,6 +125,8 @@ class RunConfig:
     expert_folder: str | None = _field(None, EXPERTS, Text("DIR"),
         "Disk for slow memory; default: quantbench's cache folder")
     save: str | None = _field(None, OUTPUT, Text("DIR"), "Write the quantized model to this folder")
+    format: str = _field("quantbench", OUTPUT, Choice(FORMATS),
+        "Form of --save: " + ", ".join(FORMATS))
     dry_run: bool = _field(False, OUTPUT, Switch(),
         "Show sizes, memory and kernels; load and run nothing")
     write_result: str = _field("benchmarks.txt", OUTPUT, Text("PATH"),

@@ -8,37 +8,38 @@ output included, as all linear layers have in a scheme of ours; norms and router
 There is no vocabulary: tokens are given as ids.
 """
 
-import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from quantbench import files
 from quantbench.errors import LogError, UsageError
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats.gguf_file import GgufFile
-from quantbench.models.formats.names import hugging_face
-from quantbench.models.llama import scaled
+from quantbench.models.formats.gguf_writer import (
+    STACKED,
+    Tensors,
+    describe,
+    encoded,
+    float_type,
+    llama_cpp,
+    not_written,
+    rope_factors,
+)
 from quantbench.models.loading import load_config, load_model
 
 FORMATS = ("BF16", "Q8_0", "Q6_K", "Q4_0")
-ELEMENTS_AT_ONCE = 1 << 17  # of a matrix: its float32 copies stay in the second-level cache
-ROUTER, STACKED = "ffn_gate_inp", "_exps"  # in names of tensors
-UNSUPPORTED = ("sliding_window", "qkv_bias", "attention_out_bias", "mlp_bias", "joint_qk_norm")
 
 
 def check(architecture: ModelConfig, format: str) -> None:
     """UsageError unless the model can be written in the format."""
     if format not in FORMATS:
         raise UsageError(f"{format!r} is no format; there are {', '.join(FORMATS)}")
-    if strange := _not_written(architecture):
+    if strange := not_written(architecture):
         raise UsageError(
             f"{architecture.name} has {strange}; only plain Llama models, Mixtrals and Qwen3-MoEs "
             "are compared"
@@ -51,23 +52,6 @@ def check(architecture: ModelConfig, format: str) -> None:
         )
 
 
-def _not_written(architecture: ModelConfig) -> str | None:
-    """A property of the model that the files' architectures lack, or None."""
-    experts = architecture.mixture
-    if architecture.architecture not in ("llama", "mixtral"):
-        return f"architecture {architecture.architecture}"
-    if part := architecture.beyond_llama():
-        return part
-    without_experts = () if experts else ("qk_norm",)
-    in_qwen = ("rope_scaling",) if architecture.qk_norm else ()
-    for name in UNSUPPORTED + without_experts + in_qwen:
-        if getattr(architecture, name):
-            return name
-    if experts and (experts.shared_dim or experts.dense_layers or not experts.normalized):
-        return "other experts than Mixtral"
-    return None
-
-
 def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None = None) -> None:
     """Write the checkpoint there, tensor by tensor.
 
@@ -78,23 +62,27 @@ def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None 
     if num_layers:
         architecture = architecture.with_layers(num_layers)
     check(architecture, format)
-    writer, factors = gguf.GGUFWriter(None, _kind(architecture)), _rope_factors(architecture)
-    _describe(writer, architecture)
+    writer, factors = gguf.GGUFWriter(None, llama_cpp(architecture)), rope_factors(architecture)
+    describe(writer, architecture)
+    writer.add_tokenizer_model("none")
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, np.dtype("f4"), factors.nbytes)
     with torch.device("meta"):
         model = build(architecture)
-    tensors = _Tensors(architecture)
+    tensors = Tensors(architecture)
     for module_name, module in model.named_modules():
-        for name, tensor in tensors.of(module_name, module) if module._parameters else ():
-            kind = _type(name, tensor, format)
+        for name, parts in tensors.of(module_name, module) if module._parameters else ():
+            kind = float_type(name, parts[0], format)
             values, size = gguf.GGML_QUANT_SIZES[kind]
-            nbytes = tensor.numel() // values * size
-            writer.add_tensor_info(name, tensor.shape, np.dtype("f4"), nbytes, kind)
+            stack = [len(parts)] if STACKED in name else []
+            nbytes = len(parts) * parts[0].numel() // values * size
+            shape = (*stack, *parts[0].shape)
+            writer.add_tensor_info(name, shape, np.dtype("f4"), nbytes, kind)
 
     def put(module_name: str, module: nn.Module) -> nn.Module:
-        for name, tensor in tensors.of(module_name, module):
-            writer.write_tensor_data(_quantized(tensor, _type(name, tensor, format)))
+        for name, parts in tensors.of(module_name, module):
+            rows = [encoded(part, float_type(name, part, format)) for part in parts]
+            writer.write_tensor_data(np.concatenate(rows))
         return nn.Identity()  # its memory is free for the next one
 
     with files.named("cannot write", path, LogError):
@@ -119,132 +107,3 @@ def weight_bytes(path: Path) -> int:
     count: int = file.metadata.get(f"{kind}.expert_count", 1)
     used: int = file.metadata.get(f"{kind}.expert_used_count", 1)
     return sum(sizes.values()) - experts + experts * used // count
-
-
-def _kind(architecture: ModelConfig) -> str:
-    """llama.cpp's name of the architecture."""
-    return "qwen3moe" if architecture.qk_norm else "llama"
-
-
-def _describe(writer: gguf.GGUFWriter, architecture: ModelConfig) -> None:
-    writer.add_name(architecture.name)
-    writer.add_context_length(architecture.max_position)
-    writer.add_embedding_length(architecture.dim)
-    writer.add_block_count(architecture.num_layers)
-    experts = architecture.mixture
-    writer.add_feed_forward_length(experts.expert_dim if experts else architecture.ffn_dim)
-    if experts:
-        writer.add_expert_count(experts.num_experts)
-        writer.add_expert_used_count(experts.experts_per_token)
-        if architecture.qk_norm:  # Mixtral's files do without
-            writer.add_expert_feed_forward_length(experts.expert_dim)
-    writer.add_head_count(architecture.num_heads)
-    writer.add_head_count_kv(architecture.num_kv_heads)
-    writer.add_key_length(architecture.head_dim)
-    writer.add_value_length(architecture.head_dim)
-    writer.add_layer_norm_rms_eps(architecture.norm_eps)
-    writer.add_rope_dimension_count(architecture.head_dim)
-    writer.add_rope_freq_base(architecture.rope_theta)
-    writer.add_vocab_size(architecture.vocab_size)
-    writer.add_tokenizer_model("none")
-
-
-def _rope_factors(architecture: ModelConfig) -> NDArray[np.float32] | None:
-    """Divisors of each rotation's frequency, (E/2,) float32; None where no frequency is scaled."""
-    if architecture.rope_scaling is None:
-        return None
-    exponents = torch.arange(0, architecture.head_dim, 2) / architecture.head_dim
-    frequencies = 1.0 / architecture.rope_theta**exponents
-    return (frequencies / scaled(frequencies, architecture.rope_scaling)).numpy()
-
-
-# ---------------------------------------------------------------------------------------- tensors
-
-
-def as_hugging_face(name: str, weight: Any, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """A module's weight under Hugging Face's names; fused projections are taken apart."""
-    parts = hugging_face(f"{name}.weight")
-    rows = weight.shape[0] // len(parts)
-    kv_rows = config.num_kv_heads * config.head_dim
-    sizes = [weight.shape[0] - 2 * kv_rows, kv_rows, kv_rows] if len(parts) == 3 else rows
-    pieces: Any = weight.split(sizes)
-    return zip(parts, pieces, strict=True)
-
-
-class _Tensors:
-    """The file's tensors, from the model's modules in order."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.config = config
-        self.names = gguf.get_tensor_name_map(
-            gguf.MODEL_ARCH.QWEN3MOE if config.qk_norm else gguf.MODEL_ARCH.LLAMA,
-            config.num_layers,
-        )
-        self.experts: dict[str, list[Tensor]] = {}  # of a layer, by the tensor that they make
-
-    def of(self, name: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that this module completes. A layer's experts are stacked, (E, N, K)."""
-        if name == "output" and self.config.tie_embeddings:
-            return
-        for part, tensor in as_hugging_face(name, module.weight, self.config):
-            merged = re.sub(r"\.experts\.\d+", ".experts", part)
-            key = self.names.get_name(merged, try_suffixes=(".weight",))
-            if key is None:
-                raise ValueError(f"the gguf package has no name for {part}")
-            if self.config.mixture and STACKED in key:
-                stack = self.experts.setdefault(key, [])
-                stack.append(tensor)
-                if len(stack) == self.config.mixture.num_experts:
-                    yield key, torch.stack(self.experts.pop(key))
-            elif _kind(self.config) == "llama" and re.search(r"\.attn_[qk]\.", key):
-                yield key, _neighbours(tensor, self.config.head_dim)
-            else:
-                yield key, tensor
-
-
-def _neighbours(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows whose rotary pairs are (i, i + E/2), reordered to (2i, 2i + 1): in the architecture
-    "llama" llama.cpp rotates neighbours."""
-    pairs = rows.reshape(-1, 2, head_dim // 2, rows.shape[1])
-    return pairs.transpose(1, 2).reshape(rows.shape)
-
-
-# ----------------------------------------------------------------------------------------- formats
-
-
-def _type(name: str, tensor: Tensor, format: str) -> gguf.GGMLQuantizationType:
-    return gguf.GGMLQuantizationType["F32" if tensor.dim() == 1 or ROUTER in name else format]
-
-
-def _quantized(tensor: Tensor, kind: gguf.GGMLQuantizationType) -> NDArray[Any]:
-    """A tensor (…, K) in the file's bytes."""
-    rows = tensor.reshape(-1, tensor.shape[-1])
-    some = torch.split(rows, max(1, ELEMENTS_AT_ONCE // rows.shape[1]))
-    quantize = q6_k if kind.name == "Q6_K" else lambda x: gguf.quants.quantize(x, kind)
-    return np.concatenate([quantize(part.float().numpy()) for part in some])
-
-
-def q6_k(rows: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """float32 (N, K), K a multiple of 256, as Q6_K: bytes (N, K / 256 · 210). The gguf package
-    reads this format, and does not write it.
-
-    256 weights lie together: the lower four bits of each, the upper two, an int8 scale for every
-    16, and a float16 by which these are multiplied. The weight of a group that is farthest from 0
-    becomes -32, so that its neighbours' range is used whole.
-    """
-    groups = rows.reshape(-1, 16, 16)
-    largest = np.take_along_axis(groups, np.abs(groups).argmax(-1, keepdims=True), -1)[..., 0]
-    wanted = largest / -32
-    d = (np.abs(wanted).max(-1, keepdims=True) / 127).astype(np.float16)
-    step = d.astype(np.float32)
-    scales = np.round(np.divide(wanted, step, out=np.zeros_like(wanted), where=step != 0))
-    scales = scales.clip(-128, 127)
-    step = (step * scales)[..., None]
-    codes = np.round(np.divide(groups, step, out=np.zeros_like(groups), where=step != 0))
-    codes = (codes.clip(-32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
-    low, high = codes & 15, codes >> 4
-    lower = low[:, :, :2] | low[:, :, 2:] << 4
-    upper = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
-    parts = (lower, upper, scales.astype(np.int8).view(np.uint8), d.view(np.uint8))
-    blocks = np.concatenate([part.reshape(len(groups), -1) for part in parts], axis=1)
-    return blocks.reshape(len(rows), -1)

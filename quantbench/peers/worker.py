@@ -34,6 +34,7 @@ from quantbench.bench.worker import serve
 from quantbench.cli import quiet
 from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
 from quantbench.models.config import ModelConfig
+from quantbench.models.formats.gguf_writer import as_hugging_face
 from quantbench.models.loading import load_config, load_model
 from quantbench.peers import gguf_file
 from quantbench.peers.arms import MISSING, Work
@@ -220,7 +221,7 @@ def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
     weights: dict[str, Any] = {}
 
     def keep(name: str, module: nn.Module) -> nn.Module:
-        weights.update(gguf_file.as_hugging_face(name, module.weight, ours))
+        weights.update(as_hugging_face(name, module.weight, ours))
         return nn.Identity()
 
     load_model(checkpoint, "cpu", torch.bfloat16, num_layers, keep)

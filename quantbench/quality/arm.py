@@ -33,7 +33,7 @@ READ_AGAIN = 1.5e9  # parameters at most: a checkpoint of 3 GB
 # Options of a run that concern its speed alone or the work it does, not what it predicts.
 OF_THE_RUN = (
     *("num_layers", "prompt", "prefill_size", "context_depth", "cache_size", "batch_size"),
-    *("max_new_tokens", "save", "expert_memory", *EXPERTS),
+    *("max_new_tokens", "save", "format", "expert_memory", *EXPERTS),
 )
 
 

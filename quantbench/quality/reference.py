@@ -76,7 +76,8 @@ class Reference:
         plan: that of the process, which keeps its threads and ranks.
         """
         config, defaults = parse(self.about.argv), type(plan.config)
-        unused = {name: getattr(defaults(), name) for name in ("save", "expert_memory", *EXPERTS)}
+        names = ("save", "format", "expert_memory", *EXPERTS)
+        unused = {name: getattr(defaults(), name) for name in names}
         own_process = {name: getattr(plan.config, name) for name in ("threads", "tp")}
         own = make_plan(dataclasses.replace(config, **unused, **own_process, num_layers=1))
         if plan.split and own.split:

@@ -13,9 +13,9 @@ from pathlib import Path
 from quantbench import files
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.log import log
-from quantbench.log.config import RunConfig, refuse_former
+from quantbench.log.config import RunConfig, Unsaid, refuse_former
 from quantbench.models import SAVED
-from quantbench.quantize.spec import Quantization, Selection, Spec, parse
+from quantbench.quantize.spec import Quantization, Selection, Spec, parse, refuse_format
 from quantbench.run import environment
 
 DEFAULT = RunConfig()
@@ -29,11 +29,13 @@ IGNORED = {
         *("profile", "memory_profile", "dry_run"),
     ),
     "dry_run": ("output_json_path", "profile", "memory_profile", "save"),
+    "expert_memory": ("format",),
     "prefill_size": ("prompt",),
 }
 # The beginning of the message for a pair of options, if it is not "--A goes without it: leave out".
 INSTEAD = {
     ("interactive", "context_depth"): "--interactive begins at the beginning: leave out",
+    ("expert_memory", "format"): "--expert_memory keeps experts in its own form: leave out",
     ("prefill_size", "prompt"): "--prefill_size is a random prompt: leave it out, or",
 }
 
@@ -73,6 +75,11 @@ def check_options(config: RunConfig) -> Spec | Selection:
     for name in unused(config):
         raise UsageError(OF_SCHEMES[name][1].format(spec))
     _refuse_ignored(config)
+    if config.format != DEFAULT.format:
+        if not config.save:
+            raise UsageError(f"--format {config.format} is what --save DIR writes: give --save")
+        if not isinstance(config.quantization, Unsaid):  # else the checkpoint decides
+            refuse_format(spec, config.format)
     _check_ranks(config)
     _check_experts(config)
     if config.interactive and config.batch_size != 1:

@@ -117,7 +117,8 @@ class Facts:
     @property
     def repro(self) -> str:
         """The command that repeats the run."""
-        config = dataclasses.replace(self.config, save=None)  # --save takes a new folder
+        # --save takes a new folder.
+        config = dataclasses.replace(self.config, save=None, format=RunConfig.format)
         return repro(config, said=self.given_up is not None)
 
 

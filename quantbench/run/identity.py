@@ -25,8 +25,16 @@ from quantbench.run.sizes import shapes_of
 
 # Options that change no generated token's time: what is written where, and how much is measured.
 NOT_TIMED = (
-    *("num_samples", "write_result", "output_json_path", "profile", "memory_profile", "save"),
-    *("dry_run", "interactive", "debug", "linear_causal_mask", "kv_cache_quantization"),
+    *("num_samples", "write_result", "output_json_path", "profile", "memory_profile"),
+    *(
+        "save",
+        "format",
+        "dry_run",
+        "interactive",
+        "debug",
+        "linear_causal_mask",
+        "kv_cache_quantization",
+    ),
 )
 
 

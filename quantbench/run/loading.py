@@ -20,7 +20,7 @@ from torch import nn
 from quantbench import devices
 from quantbench.errors import TierError
 from quantbench.log.config import RunConfig, Unsaid
-from quantbench.models.formats import Checkpoint, open_checkpoint
+from quantbench.models.formats import Checkpoint, open_checkpoint, saver_of
 from quantbench.models.formats.base import SavedScheme
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, load_model
@@ -142,11 +142,9 @@ class Loading:
             )
         self.saver: Saver | None = None
         if config.save and (split is None or split.ranks.rank == 0):
-            from quantbench.models.formats.saver import Saver
-
             label = spec.name if isinstance(spec, AsIs) else None
             scheme = SavedScheme(str(spec), config.precision, label=label)
-            self.saver = Saver(Path(config.save), scheme, self.checkpoint.tokenizer_files())
+            self.saver = saver_of(config.format)(Path(config.save), scheme, self.checkpoint)
 
     @torch.no_grad()
     def load(self, report: Report, say: Say) -> Transformer:

@@ -21,12 +21,12 @@ from quantbench.log.config import RunConfig, Unsaid, refuse_former
 from quantbench.log.record import held_name
 from quantbench.models import SAVED
 from quantbench.models.config import ModelConfig
-from quantbench.models.formats import Checkpoint, open_checkpoint
+from quantbench.models.formats import Checkpoint, open_checkpoint, saver_of
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.ops.ranks import ALONE, Ranks
 from quantbench.progress import say
 from quantbench.quantize.registry import kernels_for
-from quantbench.quantize.spec import AsIs, Selection, Spec, parse, parse_scheme
+from quantbench.quantize.spec import AsIs, Selection, Spec, parse, parse_scheme, refuse_format
 from quantbench.run import environment
 
 if TYPE_CHECKING:
@@ -81,6 +81,10 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
     )
     checkpoint = open_checkpoint(config.checkpoint_path)
     spec, checkpoint = scheme_of(config, asked or parse(config.quantization), checkpoint)
+    if config.format != RunConfig.format:
+        refuse_format(spec, config.format)
+        if reason := saver_of(config.format).refuses(checkpoint):
+            raise UsageError(f"--format {config.format}: {reason}")
     device = devices.resolve(config.device)
     config = dataclasses.replace(config, device=str(device), quantization=str(spec))
     if config.memory_profile and device.type not in ("cuda", "cpu"):

@@ -60,7 +60,7 @@ def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
 
     try:
         scheme = SavedScheme(str(plan.spec), plan.config.precision)
-        saver = Saver(folder, scheme, {}, SHARD_BYTES)
+        saver = Saver(folder, scheme, None, SHARD_BYTES)
         loaded = load_anew(plan, report, say, saver=saver)
         _seal(folder, facts)
         return loaded

@@ -18,8 +18,9 @@ from quantbench.bench.answers import Reading, TurnTime
 from quantbench.bench.store import ArmResult, Bandwidth, Results, Settings, Turn
 from quantbench.commands import peers
 from quantbench.errors import LogError, QuantbenchError, UsageError
+from quantbench.models.formats.gguf_writer import q6_k
 from quantbench.models.loading import load_config, load_model
-from quantbench.peers.gguf_file import FORMATS, check, q6_k, weight_bytes, write
+from quantbench.peers.gguf_file import FORMATS, check, weight_bytes, write
 from quantbench.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
 from quantbench.report.columns import aligned
 from quantbench.report.limit_tables import PEERS, peer_remarks

@@ -1,0 +1,99 @@
+"""--save --format compressed-tensors: a quantized model as transformers and vLLM load it.
+
+The folder is the Hugging Face folder that the model came from, with quantized layers as
+compressed_tensors.py reads them. How a scheme rounds activations is not written: who loads the
+folder multiplies by the same weights, and keeps activations in --precision.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quantbench.models.config import ModelConfig
+from quantbench.models.formats import compressed_tensors
+from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json
+from quantbench.models.formats.hugging_face import HuggingFace
+from quantbench.models.formats.saver import INDEX, Saver
+
+
+class CompressedTensorsSaver(Saver):
+    """Writes a Hugging Face folder, from a checkpoint that `refuses` gives no reason against."""
+
+    last, stem = "config.json", "model"
+
+    @staticmethod
+    def refuses(checkpoint: Checkpoint) -> str | None:
+        if not isinstance(checkpoint, HuggingFace):
+            return f"{checkpoint.name} is no Hugging Face folder, whose config.json would be needed"
+        config, source = checkpoint.config(), checkpoint._stacked()
+        if source.interleaved or config.rotary_dim not in (None, config.head_dim):
+            return f"the rows of {checkpoint.name} are reordered for our kernels, and not back"
+        return None
+
+    def __init__(self, folder: Path, scheme: SavedScheme, checkpoint: Checkpoint) -> None:
+        assert isinstance(checkpoint, HuggingFace) and checkpoint.folder is not None
+        self.source = checkpoint._stacked()
+        self.described = read_json(checkpoint.folder / self.last)
+        self.groups: dict[str, dict[str, Any]] = {}  # by their text; with the layers as targets
+        self.floats: list[str] = []  # layers that are not quantized
+        self.precision: torch.dtype = getattr(torch, str(scheme.precision))
+        self.index: dict[str, str] = {}
+        super().__init__(folder, scheme, checkpoint)
+
+    def add(self, name: str, module: nn.Module) -> None:
+        tied = self.source.config.tie_embeddings and name == "output"
+        if tied and not hasattr(module.weight, "parts"):
+            return
+        for kind, parameter in module.named_parameters(recurse=False):
+            full, value = f"{name}.{kind}", parameter.data
+            parts = ("lm_head.weight",) if tied else self.source.pieces(full)
+            rows = [shape[0] for shape in self.source.shapes(full, value)]
+            for part, piece in zip(parts, value.split(rows), strict=True):
+                if packed := getattr(piece, "parts", None):
+                    # The package dequantizes in the dtype of the scales.
+                    dtype = torch.promote_types(packed.scale.dtype, self.precision)
+                    packed = replace(packed, scale=packed.scale.to(dtype))
+                    layer = part.removesuffix(".weight")
+                    how = compressed_tensors.group(packed, [])
+                    self.groups.setdefault(str(how), how)["targets"].append(layer)
+                    for end, tensor in compressed_tensors.written(packed).items():
+                        self.pending[part + end] = tensor.contiguous().cpu()
+                else:
+                    self.pending[part] = piece.contiguous().cpu()
+                    if isinstance(module, nn.Linear) and kind == "weight":
+                        self.floats.append(part.removesuffix(".weight"))
+        self._flush_if_large()
+
+    def _flush(self) -> None:
+        names = list(self.pending)
+        super()._flush()
+        self.index |= dict.fromkeys(names, self.files[-1])
+
+    def _described(self, architecture: ModelConfig, *_: object) -> dict[str, Any]:
+        text = json.dumps({"metadata": {}, "weight_map": self.index}, indent=1)
+        self._write(self.folder / INDEX, lambda file: file.write_text(text + "\n"))
+        groups, ignored = list(self.groups.values()), self.floats
+        if len(groups) > 1 or "model.embed_tokens" in groups[0]["targets"]:
+            ignored = []  # layers are named one by one
+        else:
+            groups = [{**groups[0], "targets": ["Linear"]}]
+        forms = {one["format"] for one in groups}
+        described = {k: v for k, v in self.described.items() if k not in ("dtype", "torch_dtype")}
+        if "layer_types" in described:
+            described["layer_types"] = described["layer_types"][: architecture.num_layers]
+        return described | {
+            "num_hidden_layers": architecture.num_layers,
+            "tie_word_embeddings": not any(name.startswith("lm_head.") for name in self.index),
+            "torch_dtype": self.scheme.precision,
+            "quantization_config": {
+                "quant_method": compressed_tensors.METHOD,
+                "quantization_status": "compressed",
+                "format": forms.pop() if len(forms) == 1 else "mixed-precision",
+                "config_groups": {f"group_{i}": one for i, one in enumerate(groups)},
+                "ignore": ignored,
+            },
+        }

@@ -1,0 +1,137 @@
+"""--save --format: models that transformers, compressed-tensors and gguf load with our numbers."""
+
+import json
+import random
+import shutil
+
+import gguf
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig
+from quantbench.models.formats import EMBEDDED, open_checkpoint
+from quantbench.models.formats.base import NotSaved
+from quantbench.models.formats.gguf_file import GgufFile
+from quantbench.models.loading import load_model
+from quantbench.quantize.mixed import quantizer_of
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.spec import parse
+from quantbench.run.loading import Loading, load
+from quantbench.run.plan import make_plan
+from tests.models.hugging_face import saved
+from tests.models.tiny_tokenizers import llama_3_json, tiktoken_file, tiktoken_ranks
+
+TOKENS = torch.arange(5, 35)[None]
+
+
+def save(path, folder, scheme, format, **options):
+    """Save a model; the logits of its weights, activations not rounded."""
+    config = RunConfig(
+        checkpoint_path=str(path), quantization=scheme, save=str(folder), format=format,
+        device="cpu", **{"precision": "float32"} | options,
+    )  # fmt: skip
+    spec, device = parse(scheme), torch.device("cpu")
+    Loading(config, spec, device).load(lambda done, total: None, lambda line: None)
+    quantizer = quantizer_of(spec, device, getattr(torch, config.precision), "auto")
+
+    def dequantized(name, module):
+        layer = quantizer.quantized(name, module)
+        if isinstance(getattr(layer, "weight", None), PackedWeight):
+            layer.weight = nn.Parameter(layer.weight.dequantize(), requires_grad=False)
+        return layer
+
+    precision = getattr(torch, config.precision)
+    return load_model(str(path), precision=precision, transform=dequantized)(TOKENS)
+
+
+def save_as_is(path, folder, format, precision="float16"):
+    config = RunConfig(checkpoint_path=str(path), save=str(folder), format=format, device="cpu",
+                       precision=precision, num_samples=1, max_new_tokens=1,
+                       prefill_size=2)  # fmt: skip
+    load(make_plan(config), lambda done, total: None, lambda line: None)
+
+
+def assert_alike(logits, expected):
+    # The same weights; products are summed in another order.
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("scheme", ["int8wo", "float8wo", "int8dq-int4wo-32"])
+def test_compressed_tensors(tmp_path, scheme):
+    families = ["llama-3", "llama-3.2", "qwen-2", "llama-biased", "mixtral", "qwen-3-moe"]
+    path, _ = saved(random.choice(families), tmp_path)
+    expected = save(path, tmp_path / "given", scheme, "compressed-tensors")
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "given",
+        dtype=torch.float32,
+        quantization_config=CompressedTensorsConfig(dequantize=True),
+        attn_implementation="eager",
+    )
+    assert_alike(theirs(TOKENS).logits, expected)
+    assert_alike(load_model(str(tmp_path / "given"))(TOKENS), expected)
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8dq-int4wo-32"])
+def test_gguf(tmp_path, scheme):
+    """gguf's own reader gives each tensor as ours does; a Llama's logits are the same."""
+    family = random.choice(["llama-3", "llama-2", "mixtral", "qwen-3-moe"])
+    path, _ = saved(family, tmp_path)
+    precision = random.choice(["bfloat16", "float16", "float32"])
+    expected = save(path, tmp_path / "given", scheme, "gguf", precision=precision)
+    file = tmp_path / "given" / "given.gguf"
+    assert_alike(load_model(str(file), precision=getattr(torch, precision))(TOKENS), expected)
+    for tensor in gguf.GGUFReader(file).tensors:
+        theirs = gguf.dequantize(tensor.data, tensor.tensor_type)
+        ours = GgufFile(file).tensors[tensor.name].read().float()
+        assert torch.equal(ours, torch.from_numpy(theirs).reshape(ours.shape)), tensor.name
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "byte-level BPE"])
+def test_gguf_keeps_the_tokenizer(tmp_path, kind):
+    path = tmp_path / "source"
+    shutil.copytree(EMBEDDED, path)
+    if kind == "byte-level BPE":
+        (path / "tokenizer.model").write_bytes(tiktoken_file(tiktoken_ranks()))
+        special = ["<|begin_of_text|>", "<|eot_id|>"]
+        (path / "tokenizer.json").write_text(llama_3_json(path / "tokenizer.model", special))
+        notes = {"bos_token": special[0], "eos_token": special[1]}
+        (path / "tokenizer_config.json").write_text(json.dumps(notes))
+        (path / "tokenizer.model").unlink()
+    save(path, tmp_path / "given", "int8dq-int4wo-32", "gguf")
+    mine = open_checkpoint(str(path)).tokenizer(4096)
+    theirs = open_checkpoint(str(tmp_path / "given")).tokenizer(4096)
+    text = "def f(x):\n    return 'é \u4e2d' + hello 12345  "
+    assert theirs.encode(text) == mine.encode(text) and theirs.eos_ids <= mine.eos_ids
+    assert theirs.decode(mine.encode(text)) == mine.decode(mine.encode(text))
+
+
+def test_what_is_kept_as_it_is(tmp_path):
+    """Q4_0 and Q8_0 go back as they came; a folder in groups of 32 with float16 scales, too."""
+    path = "tiny"
+    expected = save(path, tmp_path / "q4", "int8dq-int4wo-32", "gguf", precision="float16")
+    source = tmp_path / "q4" / "q4.gguf"
+    save_as_is(source, tmp_path / "again", "gguf")
+    assert_alike(load_model(str(tmp_path / "again"), precision=torch.float16)(TOKENS), expected)
+    save(path, tmp_path / "folder", "int8dq-int4wo-32", "compressed-tensors", precision="float16")
+    save_as_is(tmp_path / "folder", tmp_path / "other", "gguf")
+    assert_alike(load_model(str(tmp_path / "other"), precision=torch.float16)(TOKENS), expected)
+    save(path, tmp_path / "rows", "int8wo", "compressed-tensors")
+    save_as_is(tmp_path / "rows", tmp_path / "same", "compressed-tensors", precision="float32")
+    expected = load_model(str(tmp_path / "rows"))(TOKENS)
+    assert_alike(load_model(str(tmp_path / "same"))(TOKENS), expected)
+    with pytest.raises(UsageError, match="does not hold the numbers of w8a16"):
+        save_as_is(tmp_path / "rows", tmp_path / "no", "gguf")
+    assert not (tmp_path / "no").exists()
+
+
+def test_scales_that_float16_does_not_hold(tmp_path):
+    path, theirs = saved("llama-2", tmp_path)
+    with torch.no_grad():
+        theirs.model.layers[1].mlp.down_proj.weight.mul_(2.0**-20)
+    theirs.save_pretrained(path)
+    with pytest.raises(NotSaved, match="blk.1.ffn_down.weight: float16 does not hold its scales"):
+        save(path, tmp_path / "given", "int8dq-int4wo-32", "gguf")
+    assert not (tmp_path / "given").exists()
