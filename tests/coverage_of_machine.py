@@ -37,7 +37,8 @@ NEEDS = {
     "linux": r"needs Linux|reads /proc|glibc's malloc|needs bash",
     "venv": r"needs the Makefile's \.venv",
     "dev": r"could not import '(triton|gguf|transformers|quantbench\.ops\.triton)\b"
-    r"|pip install lm-eval|ray is not installed",
+    r"|pip install lm-eval"
+    r"|ray is not installed",
     "git": r"needs git",
     "asynchronous-io": r"no native asynchronous I/O",
     "disk": r"this file system keeps its files in memory",
