@@ -23,7 +23,6 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.formats import Checkpoint, open_checkpoint
 from quantbench.models.formats.base import Tensors
 from quantbench.models.llama import Transformer
-from quantbench.models.pool import Pool
 from quantbench.models.registry import build
 
 if TYPE_CHECKING:
@@ -91,6 +90,8 @@ def load_model(
 
     Raises CheckpointError for a tensor that is missing, superfluous, damaged or of a wrong shape.
     """
+    from quantbench.models.pool import Pool
+
     if isinstance(checkpoint, str):
         checkpoint = open_checkpoint(checkpoint)
     if checkpoint.saved and not isinstance(transform, Stages):
