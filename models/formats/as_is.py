@@ -18,7 +18,7 @@ from quantbench.errors import CheckpointError
 from quantbench.models.formats import packed
 from quantbench.models.formats.base import Checkpoint, SavedScheme, Tensors
 from quantbench.models.formats.packed import Form
-from quantbench.models.formats.stacked import StackedTensors, half_split
+from quantbench.models.formats.stacked import StackedTensors
 from quantbench.models.llama import Transformer
 from quantbench.models.registry import build
 from quantbench.models.split import Cut
@@ -75,8 +75,8 @@ class AsIs:
         return tensor.to(self.stacked.device)
 
     def _packed(self, name: str, rows: int) -> Packed:
-        """A parameter (row_count, K) with the file's numbers."""
-        form, pieces, config = self._form(name), self.stacked.pieces(name), self.stacked.config
+        """A parameter (rows, K) with the file's numbers."""
+        form, pieces = self._form(name), self.stacked.pieces(name)
         assert form is not None
         shapes = self.stacked.shapes(name, torch.empty(rows, 0, device="meta"))
         weights = []
@@ -92,16 +92,10 @@ class AsIs:
             if stored.form != form:
                 weight = packed.widened(weight, form)
             weights.append(weight)
-        weight = packed.stacked(weights)
-        E, interleaved = config.head_dim, self.stacked.interleaved
-        width = config.rotary_dim or E
-        if ".wqkv." not in name or not (interleaved or width < E):
+        weight, order = packed.stacked(weights), self.stacked.rotary_order(name, self.stacked.heads)
+        if order is None:
             return weight
-        rows = torch.arange(len(weight.planes[0]))
-        rotated = rows[: (config.num_heads + config.num_kv_heads) * E]
-        order = half_split(E, width, interleaved)
-        rotated.copy_(rotated.unflatten(0, (-1, E))[:, order].flatten())
-        return packed.rows(weight, rows)
+        return packed.rows(weight, torch.cat((order, torch.arange(len(order), rows))))
 
 
 class MaybeQuantized(Checkpoint):

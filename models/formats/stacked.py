@@ -1,7 +1,7 @@
 """Floating-point weights of published checkpoints: found by name, checked, stacked, reordered."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class StackedTensors:
                     f"{self.tensors[piece_name].file}: tensor {piece_name} has shape "
                     f"{tuple(piece.shape)}; the config says {shape}"
                 )
-        E, heads = self.config.head_dim, self._heads
+        E, heads = self.config.head_dim, self.heads
         if cut is not None:
             weight = cut.of(pieces)
             heads = [(end - start) // E for start, end in cut.ranges]
@@ -66,12 +66,18 @@ class StackedTensors:
             weight = torch.cat(pieces)
         else:  # a pickled transposed tensor is column-major; the copy is row-major
             weight = pieces[0].clone(memory_format=torch.contiguous_format)
-        R = self.config.rotary_dim or E
-        if (self.interleaved or R < E) and ".wqkv." in name:
-            rotated = sum(heads[:2]) * E
-            rows = weight[:rotated].unflatten(0, (-1, E))
-            weight[:rotated] = rows[:, half_split(E, R, self.interleaved)].flatten(0, 1)
+        if (order := self.rotary_order(name, heads)) is not None:
+            weight[: len(order)] = weight[order]
         return weight.to(self.device)
+
+    def rotary_order(self, name: str, heads: Sequence[int]) -> Tensor | None:
+        """Which row of a checkpoint's queries and keys, stacked, each of ours is; None: the same,
+        or a parameter that does not rotate. heads: of queries, keys and values."""
+        E, R = self.config.head_dim, self.config.rotary_dim or self.config.head_dim
+        if ".wqkv." not in name or not (self.interleaved or R < E):
+            return None
+        of_head = torch.tensor(_half_split(E, R, self.interleaved))
+        return (torch.arange(sum(heads[:2]))[:, None] * E + of_head).flatten()
 
     def piece(self, name: str) -> Tensor:
         """A checkpoint tensor. It may be a view of the mapped file: copy what is to stay.
@@ -103,13 +109,13 @@ class StackedTensors:
         """The shapes of the pieces that are stacked into a parameter."""
         count = len(self.pieces(name))
         if count > 1 and ".wqkv." in name:
-            rows = [heads * self.config.head_dim for heads in self._heads]
+            rows = [heads * self.config.head_dim for heads in self.heads]
         else:
             rows = [like.shape[0] // count] * count
         return [(row, *like.shape[1:]) for row in rows]
 
     @property
-    def _heads(self) -> list[int]:
+    def heads(self) -> list[int]:
         """Heads of queries, keys and values."""
         return [self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads]
 
@@ -125,7 +131,7 @@ class StackedTensors:
         return torch.equal(self.piece(name), self.piece(embedding))
 
 
-def half_split(head_dim: int, rotary_dim: int, interleaved: bool) -> list[int]:
+def _half_split(head_dim: int, rotary_dim: int, interleaved: bool) -> list[int]:
     """Which row of a head comes where, so that its pairs are (i, i + E/2): first those that rotate.
 
     Pairs of the R = rotary_dim rows that rotate are (2i, 2i + 1) if interleaved, or else
