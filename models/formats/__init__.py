@@ -52,8 +52,8 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
             raise CheckpointError(f"--checkpoint_path {shown(checkpoint_path, 300)}: {why}")
         if not _HUB_ID.fullmatch(checkpoint_path):
             raise CheckpointError(
-                f"{checkpoint_path} does not exist; --checkpoint_path takes a folder, a model.pth, "
-                "a hub id such as org/name, dummy:NAME, tiny, or tiny_moe"
+                f"{checkpoint_path} does not exist; --checkpoint_path takes a folder, a GGUF file, "
+                "a model.pth, a hub id such as org/name, dummy:NAME, tiny, or tiny_moe"
             )
         return _format("hugging_face:HubModel")(Path(checkpoint_path))
     if not path.is_dir():
