@@ -73,7 +73,7 @@ class RunConfig:
     quantization: str = _field(Unsaid("none"), MODEL, Text("SCHEME"),
         "Quantization scheme; `quantbench schemes` lists them")
     checkpoint_path: str = _field("tiny", MODEL, Text("PATH"),
-        "Folder, GGUF file, model.pth, hub id, dummy:NAME, tiny or tiny_moe (embedded)",
+        "Folder, GGUF file, model.pth, hub id, dummy:NAME, tiny or tiny_moe",
         always=True)
     device: str = _field("auto", MODEL, Text("DEVICE"), "cpu, cuda, xpu, mps, or auto",
         always=True)
