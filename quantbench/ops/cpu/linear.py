@@ -31,10 +31,7 @@ ROWS, UNIT, LARGEST_CHUNK, HEADER = 16, 32, 256, 128
 ROUNDINGS = {None: 0, "int8": 1, "int8-asymmetric": 2}  # of activations, as the C++ numbers them
 _MOST = 2**23 - 1  # the integer for 1.0 in the tables of nf4 and bnb-fp4; the product stays exact
 # The value of one integer step in the inner loop, by format; 1 for formats that are not listed.
-_UNITS = {
-    **{"fp6": 2.0**-4, "fp4": 2.0**-1, "nf4": 1 / _MOST, "bnb-fp4": 1 / _MOST},
-    "iq4nl": 2.0**-16,  # integers of 8 bits, in the highest of a table's three bytes
-}
+_UNITS = {"fp6": 2.0**-4, "fp4": 2.0**-1, "nf4": 1 / _MOST, "bnb-fp4": 1 / _MOST}
 _SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
@@ -119,7 +116,7 @@ def pack(weight: Packed, columns: int, activation: str | None = None) -> Tensor:
     if not meta:
         _check_finite(weight.planes[0], scale, zero, weight.outer, torch.tensor(factor))
     table = None
-    if weight.format in TABLES and weight.format != "fp4":
+    if weight.format in TABLES:
         steps = torch.tensor(TABLES[weight.format]) / _UNITS.get(weight.format, 1.0)
         table = steps.round().to(scale.device, torch.int32)
     planes = [plane.contiguous() for plane in weight.planes]

@@ -97,22 +97,21 @@ inline float round_row(Rounding how, float* x, int64_t padded) {
   return scale;
 }
 
-// One row of x as 16-bit integers in units of a power of two, one unit for each chunk. A chunk's
-// numbers are off by at most 2^-15 of its largest; a bfloat16 of at least 2^-6 of the largest is exact,
+// One row of x as 16-bit integers in units of a power of two, one for x_units of columns. Their
+// numbers are off by at most 2^-15 of their largest; a bfloat16 of at least 2^-6 of the largest is exact,
 // and a float16 of at least 2^-3. A float32 takes two tokens: the second has what the first rounded
 // away, in units 2^15 times smaller.
 inline void integers_of(const Problem& problem, int64_t token, int tile, int t) {
   const Header& header = *problem.header;
   const Geometry& g = problem.geometry;
-  const bool fine = header.scale_columns < UNIT;
   const int words = problem.tokens == problem.outputs ? 1 : 2;
-  const int64_t columns = g.padded_columns, sums_per_token = fine ? columns / 8 : g.chunks;
+  const int64_t columns = g.padded_columns;
   int32_t* quads = problem.quads + token * columns / 2 + 2 * t;
-  int32_t* sums = problem.sums + token * sums_per_token + t;
-  float* scales = problem.scales + token * g.chunks + t;
+  int32_t* sums = problem.sums + token * sums_of(g) + t;
+  float* scales = problem.scales + token * g.x_chunks + t;
   float* row = problem.row;
-  for (int64_t chunk = 0; chunk < g.chunks; ++chunk) {
-    const int units = chunk + 1 < g.chunks ? g.units : g.last_units;
+  for (int64_t chunk = 0; chunk < g.x_chunks; ++chunk) {
+    const int units = x_units(g, chunk), each = units * UNIT < g.sum_columns ? units * UNIT : g.sum_columns;
     alignas(64) int16_t integers[LARGEST_CHUNK];
     for (int word = 0; word < words; ++word) {
       const bool whole = header.rounding != Rounding::none;
@@ -120,7 +119,6 @@ inline void integers_of(const Problem& problem, int64_t token, int tile, int t) 
       scales[word] = scale;
       to_integers(row, units, scale, integers);
       arrange(header, integers, units, tile, quads + 2 * word);
-      const int each = fine ? 8 : units * UNIT;
       for (int i = 0; i < units * UNIT / each; ++i) {
         int32_t sum = 0;
         for (int k = 0; k < each; ++k) sum += integers[i * each + k];
@@ -129,7 +127,7 @@ inline void integers_of(const Problem& problem, int64_t token, int tile, int t) 
     }
     row += units * UNIT;
     quads += units * QUADS * 2 * tile;
-    sums += (fine ? UNIT / 8 : 1) * tile;
+    sums += units * UNIT / each * tile;
     scales += tile;
   }
 }

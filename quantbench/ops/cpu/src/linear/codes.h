@@ -67,6 +67,9 @@ struct Integer {
   void read(const uint8_t* p, Bytes quads[PARTS][QUADS]) const { Codes<BITS>::read(p, quads[0]); }
 };
 
+template <class C>
+inline int32_t centre_of(const Header& header, int part) { return header.from_zero ? 0 : C::CENTRE[part]; }
+
 // E3M2 in sixteenths.
 struct Float6 {
   static constexpr int PARTS = 2, BYTES = 6 * 64, CENTRE[] = {0, 112}, WEIGHT[] = {1, 4};
@@ -88,18 +91,20 @@ struct Float6 {
   }
 };
 
-// E2M1 in halves.
-struct Float4 {
-  static constexpr int PARTS = 1, BYTES = 4 * 64, CENTRE[] = {12}, WEIGHT[] = {1};
-  alignas(64) uint8_t table[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-  explicit Float4(const Header&) {}
+// A table of any 16 integers of 8 bits.
+struct Bytes4 {
+  static constexpr int PARTS = 1, BYTES = 4 * 64, CENTRE[] = {128}, WEIGHT[] = {1};
+  alignas(64) uint8_t table[TABLE];
+  explicit Bytes4(const Header& header) {
+    for (int code = 0; code < TABLE; ++code) table[code] = uint8_t(header.table[code] + CENTRE[0]);
+  }
   void read(const uint8_t* p, Bytes quads[PARTS][QUADS]) const {
     Codes<4>::read(p, quads[0]);
     for (int i = 0; i < QUADS; ++i) quads[0][i] = lookup16(table, quads[0][i]);
   }
 };
 
-// A table of any 16 numbers, as integers of 24 bits.
+// The same of 24 bits.
 struct Table4 {
   static constexpr int PARTS = 3, BYTES = 4 * 64, CENTRE[] = {0, 0, 128};
   static constexpr int WEIGHT[] = {1, 1 << 8, 1 << 16};

@@ -8,16 +8,20 @@ Geometry geometry(const Header& h) {
   Geometry g;
   g.blocks = (h.rows + ROWS - 1) / ROWS;
   const int64_t units = (h.columns + UNIT - 1) / UNIT;
-  const bool by_row = h.scales == Scales::row, fine = h.scale_columns < UNIT;
-  g.units = by_row ? 4 : fine ? 1 : h.scale_columns / UNIT;
+  const bool by_row = h.scales == Scales::row, few = h.scale_columns < UNIT;
+  g.units = by_row ? 4 : few ? 1 : h.scale_columns / UNIT;
   g.chunks = std::max<int64_t>(1, (units + g.units - 1) / g.units);
   g.last_units = int(units - (g.chunks - 1) * g.units);
+  g.fine = !by_row && h.scale_columns <= UNIT && h.coding != Coding::sparse && !as_floats(h.coding);
+  g.x_units = g.fine ? OUTER / UNIT : g.units;
+  g.x_chunks = std::max<int64_t>(1, (units + g.x_units - 1) / g.x_units);
+  g.sum_columns = g.fine ? h.scale_columns : g.units * UNIT;
   const bool codes = h.scales == Scales::codes;
   const int pieces = ROWS * (h.zeros ? 2 : 1);
   const int scale = (h.scales == Scales::f32 ? 4 : codes ? 1 : 2) * pieces;
   g.outer_bytes = codes ? 2 * pieces : 0;
   g.head_bytes = (h.columns + OUTER - 1) / OUTER * g.outer_bytes;
-  g.scale_bytes = by_row ? 0 : scale * (fine ? fine_scales(h) : 1);
+  g.scale_bytes = by_row ? 0 : scale * (few ? fine_scales(h) : 1);
   g.unit_bytes = UNIT * ROWS * h.bits / 8;
   const int64_t bytes = g.head_bytes + g.chunks * g.scale_bytes + units * g.unit_bytes + by_row * ROWS * 4;
   g.block_bytes = (bytes + 63) / 64 * 64;
@@ -31,7 +35,7 @@ bool bits_fit(Coding coding, int bits) {
   switch (coding) {
     case Coding::integer: return bits >= 1 && bits <= 8;
     case Coding::fp6: return bits == 6;
-    case Coding::fp4:
+    case Coding::bytes:
     case Coding::table: return bits == 4;
     case Coding::sparse: return bits == 3;  // on average: half of 4, and 2 for every second place
     case Coding::fp8: return bits == 8;

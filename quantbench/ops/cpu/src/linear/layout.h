@@ -21,7 +21,7 @@ constexpr int LARGEST_CHUNK = 256;  // columns: sums of that many products of 8 
 constexpr int TABLE = 16;           // codes that a table has values for
 constexpr int TILE = 4;             // most tokens that go through the inner loop together
 
-enum class Coding : int32_t { integer, fp6, fp4, table, sparse, fp8 };
+enum class Coding : int32_t { integer, fp6, bytes, table, sparse, fp8 };
 enum class Scales : int32_t { row, bf16, f16, f32, codes };  // row: float32, one per row; codes: int8
 enum class Rounding : int32_t { none, int8, int8_asymmetric };  // of activations
 
@@ -31,21 +31,16 @@ struct Header {
   Coding coding;
   int32_t bits;
   Scales scales;
-  int32_t scale_columns;  // columns of a scale; 8 and 16: several in a unit
+  int32_t scale_columns;  // columns of a scale; fewer than UNIT: several in a unit
   int32_t zeros;          // 1: behind each scale, a zero point of the same type; 2: the code of 0 in it
   Rounding rounding;
   float factor;           // of everything
-  int32_t from_zero;      // 1: an integer is its code, not the code less half of their number
-  int32_t table[TABLE];   // of Coding::table: 24 bits
+  int32_t from_zero;      // 1: an integer is its code, not the code less half of the number of codes
+  int32_t table[TABLE];   // of Coding::bytes: signed integers of 8 bits; of Coding::table: of 24
   char more[8];
 };
 static_assert(sizeof(Header) == 128);
 constexpr uint64_t MAGIC = 0x31306c62746e6171;
-
-// Whether scales and zero points have to be computed from what is stored.
-static inline bool in_codes(const Header& header) {
-  return header.scales == Scales::codes || header.zeros == 2 || header.from_zero;
-}
 
 static inline bool as_floats(Coding coding) { return coding == Coding::fp8; }
 
@@ -53,6 +48,10 @@ struct Geometry {
   int64_t blocks, chunks;
   int units;       // of a chunk
   int last_units;  // of the last chunk
+  bool fine;       // each unit has a scale of its own, or several, in products of integers
+  int x_units;     // units of x whose integers have the same scale: a chunk, or OUTER columns where `fine`
+  int64_t x_chunks;
+  int sum_columns;  // columns of x whose integers are added up: those of a scale of the weight
   int scale_bytes;  // of a chunk
   int unit_bytes;
   int outer_bytes;        // of OUTER columns, at the beginning of a block; 0 where scales are no codes
@@ -63,6 +62,14 @@ struct Geometry {
 
 Geometry geometry(const Header&);
 
+static inline int x_units(const Geometry& g, int64_t chunk) {
+  const int64_t left = g.padded_columns / UNIT - chunk * g.x_units;
+  return left < g.x_units ? int(left) : g.x_units;
+}
+static inline int64_t sums_of(const Geometry& g) {
+  return (g.padded_columns + g.sum_columns - 1) / g.sum_columns;
+}
+
 // What is wrong with a header that has a size of `bytes` behind it, or null. `geometry` takes only
 // those with which nothing is wrong.
 const char* wrong(const Header&, int64_t bytes);
@@ -70,9 +77,9 @@ const char* wrong(const Header&, int64_t bytes);
 // Scales that a unit has, where it has several. `static`: see INLINE in common/variant.h.
 static inline int fine_scales(const Header& header) { return UNIT / header.scale_columns; }
 
-// Where in a block lies what multiplies the scales of a chunk.
-static inline const uint8_t* outer_of(const Geometry& g, const uint8_t* block, int64_t chunk) {
-  return block + chunk * g.units / (OUTER / UNIT) * g.outer_bytes;
+// Where in a block lies what multiplies the scales of a unit.
+static inline const uint8_t* outer_at(const Geometry& g, const uint8_t* block, int64_t unit) {
+  return block + unit / (OUTER / UNIT) * g.outer_bytes;
 }
 
 // The products of some tokens.
@@ -85,8 +92,8 @@ struct Problem {
   // The next three are tiles of TILE, 2 or 1 tokens, one behind the other; a tile has columns by
   // tokens.
   int32_t* quads;   // integer formats: (quads, tile, 2)
-  int32_t* sums;    // (padded columns / 8, tile): of the 8 columns, or of a chunk in its first place
-  float* scales;    // (chunks, tile)
+  int32_t* sums;    // (padded columns / sum_columns, tile)
+  float* scales;    // (x_chunks, tile)
   float* floats;    // other formats: (padded columns, tile)
   float* token_scales;  // (outputs,): of activations that are rounded
   int64_t outputs;      // tokens, or half of them

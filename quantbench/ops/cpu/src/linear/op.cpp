@@ -54,13 +54,13 @@ void take_scratch(Problem& problem, Scratch& scratch) {
   const Geometry& g = problem.geometry;
   const bool floats = as_floats(problem.header->coding);
   const int64_t tokens = problem.tokens, padded = g.padded_columns;
-  scratch.reserve(4 * (padded + problem.outputs + tokens * (padded + padded / 8 + g.chunks) + 6 * 16));
+  scratch.reserve(4 * (padded + problem.outputs + tokens * (padded + sums_of(g) + g.x_chunks) + 6 * 16));
   problem.row = scratch.take<float>(padded);
   problem.token_scales = scratch.take<float>(problem.outputs);
   problem.floats = scratch.take<float>(floats ? tokens * padded : 0);
   problem.quads = scratch.take<int32_t>(floats ? 0 : tokens * padded / 2);
-  problem.sums = scratch.take<int32_t>(floats ? 0 : tokens * padded / 8);
-  problem.scales = scratch.take<float>(floats ? 0 : tokens * g.chunks);
+  problem.sums = scratch.take<int32_t>(floats ? 0 : tokens * sums_of(g));
+  problem.scales = scratch.take<float>(floats ? 0 : tokens * g.x_chunks);
 }
 
 struct PackedProduct : Product {

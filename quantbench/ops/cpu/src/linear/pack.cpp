@@ -197,10 +197,10 @@ void write_block(const Source& from, const Geometry& g, int64_t block, Codes& co
 Coding coding(const std::string& format) {
   if (format == "int" || format == "uint") return Coding::integer;
   if (format == "fp6") return Coding::fp6;
-  if (format == "fp4") return Coding::fp4;
+  if (format == "fp4" || format == "iq4nl") return Coding::bytes;
   if (format == "fp8") return Coding::fp8;
   if (format == "2:4") return Coding::sparse;
-  STD_TORCH_CHECK(format == "nf4" || format == "bnb-fp4" || format == "iq4nl", "pack_linear knows no format ", format);
+  STD_TORCH_CHECK(format == "nf4" || format == "bnb-fp4", "pack_linear knows no format ", format);
   return Coding::table;
 }
 
@@ -267,7 +267,7 @@ Tensor pack_linear(const Tensor& plane0, const MaybeTensor& plane1, const MaybeT
   header.from_zero = format == "uint";
   header.rounding = static_cast<Rounding>(rounding);
   header.factor = float(factor);
-  STD_TORCH_CHECK(table.has_value() == (header.coding == Coding::table) &&
+  STD_TORCH_CHECK(table.has_value() == (header.coding == Coding::table || header.coding == Coding::bytes) &&
                       (!table || byte_count(*table) == sizeof header.table),
                   "pack_linear: format ", format, " and its table do not fit");
   if (table) std::memcpy(header.table, table->const_data_ptr(), sizeof header.table);

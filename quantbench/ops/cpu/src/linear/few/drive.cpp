@@ -19,8 +19,7 @@ Loop by_tile(int tile) {
   }
 }
 
-inline Loop loop_of(const Header& header, int tile) {
-  const bool fine = header.scale_columns < UNIT;
+inline Loop loop_of(const Header& header, bool fine, int tile) {
   return with_format(header, [&]<class C>(Format<C>) -> Loop {
     if constexpr (std::is_same_v<C, Float8>) return by_tile<FloatChunk, C, false>(tile);
     else if constexpr (std::is_same_v<C, Sparse>) return by_tile<SparseChunk, C, false>(tile);
@@ -33,8 +32,7 @@ inline void multiply(const Problem& problem, int64_t first, int64_t last) {
   const Header& header = *problem.header;
   const Geometry& g = problem.geometry;
   const int64_t columns = g.padded_columns;
-  const int64_t sums_per_token = header.scale_columns < UNIT ? columns / 8 : g.chunks;
-  const Loop loops[] = {loop_of(header, 1), loop_of(header, 2), loop_of(header, 4)};
+  const Loop loops[] = {loop_of(header, g.fine, 1), loop_of(header, g.fine, 2), loop_of(header, g.fine, 4)};
   const bool doubled = problem.tokens != problem.outputs;
   const Streams cut(first, last);
   const int64_t* begin = cut.begin;
@@ -49,8 +47,8 @@ inline void multiply(const Problem& problem, int64_t first, int64_t last) {
       }
     for (int64_t token = 0; token < problem.tokens;) {
       const int tile = tile_of(problem.tokens - token);
-      Tile x{problem.quads + token * columns / 2, problem.sums + token * sums_per_token,
-             problem.scales + token * g.chunks, problem.floats + token * columns};
+      Tile x{problem.quads + token * columns / 2, problem.sums + token * sums_of(g),
+             problem.scales + token * g.x_chunks, problem.floats + token * columns};
       Floats totals[STREAMS][TILE];
       loops[tile / 2](problem, blocks, streams, x, totals);
       for (int s = 0; s < streams; ++s)

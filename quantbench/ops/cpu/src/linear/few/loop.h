@@ -21,11 +21,12 @@ struct ScaleAndZero {
   Floats scale, zero;
 };
 
-typedef int8_t ScaleCodes __attribute__((vector_size(16)));
-
+// 16 signed bytes.
 inline Floats from_codes(const uint8_t* p) {
-  HalfWords up = __builtin_convertvector(load<ScaleCodes>(p), HalfWords) + 128;  // `converted` knows no sign
-  return floats(converted<Ints>(up) - 128);
+  typedef int8_t Codes __attribute__((vector_size(16)));
+  typedef uint8_t Turned __attribute__((vector_size(16)));
+  const Turned up = (Turned)load<Codes>(p) ^ 128;  // `converted` knows no sign
+  return floats(converted<Ints>(__builtin_convertvector(up, HalfWords))) - 128.0f;
 }
 
 inline ScaleAndZero stored_scale(const Header& header, const uint8_t*& p) {
@@ -54,21 +55,23 @@ inline ScaleAndZero stored_scale(const Header& header, const uint8_t*& p) {
   return {all(1.0f), Floats{}};
 }
 
-// Moves p behind the scales of some columns. outer: what multiplies them, where they are codes.
-inline ScaleAndZero read_scale(const Header& header, const uint8_t*& p, const uint8_t* outer) {
+// What multiplies the scales of a unit, where they are codes; `p` is where outer_at says.
+inline ScaleAndZero read_outer(const Header& header, const uint8_t* p) {
+  if (header.scales != Scales::codes) return {Floats{}, Floats{}};
+  return {from_f16(load<HalfWords>(p)), header.zeros ? from_f16(load<HalfWords>(p + 32)) : Floats{}};
+}
+
+// Moves p behind the scales of some columns.
+inline ScaleAndZero read_scale(const Header& header, const uint8_t*& p, const ScaleAndZero& outer) {
   ScaleAndZero by = stored_scale(header, p);
-  if (!in_codes(header)) return by;
-  if (header.scales == Scales::codes) {
-    by.scale *= from_f16(load<HalfWords>(outer));
-    if (header.zeros) by.zero *= from_f16(load<HalfWords>(outer + 32));
-  }
+  if (header.scales == Scales::codes) by.scale *= outer.scale, by.zero *= outer.zero;
   if (header.zeros == 2) by.zero *= -by.scale;
-  if (header.from_zero) by.zero += by.scale * float(1 << (header.bits - 1));
   return by;
 }
 
 // A table's integers have 24 bits: times a large x their sums would overflow a float32.
-inline float down(const Header& header) { return header.coding == Coding::table ? 0x1p-16f : 1.0f; }
+constexpr float TABLE_DOWN = 0x1p-16f;
+inline float down(const Header& header) { return header.coding == Coding::table ? TABLE_DOWN : 1.0f; }
 
 // Where a tile's x is, for one chunk.
 struct Tile {
@@ -80,111 +83,101 @@ struct Tile {
 
 template <class C, int T, bool FINE>
 struct IntegerChunk {
-  static constexpr int SPREAD = T == 1 ? 2 : 1;  // more sums at a time, so that none waits long
+  static constexpr bool TOGETHER = T == 1 && C::PARTS <= 2;
   C codes;
-  explicit IntegerChunk(const Header& header) : codes(header) {}
-
-  struct Sums {
-    Ints at[T][C::PARTS][SPREAD][2];
-  };
-
-  static void clear(Sums& sums, const int32_t* x_sums) {
-    for (int t = 0; t < T; ++t)
-      for (int part = 0; part < C::PARTS; ++part)
-        for (int i = 0; i < SPREAD; ++i) {
-          sums.at[t][part][i][0] = all(0);
-          sums.at[t][part][i][1] = all(i ? 0 : -C::CENTRE[part] * x_sums[t]);
-        }
+  int32_t centre[C::PARTS];
+  explicit IntegerChunk(const Header& header) : codes(header) {
+    for (int part = 0; part < C::PARTS; ++part) centre[part] = centre_of<C>(header, part);
   }
 
-  static void add(const Header& header, const Sums& sums, const ScaleAndZero& by,
-                  const int32_t* x_sums, const float* x_scales, Floats* totals) {
+  struct Sums {
+    Ints at[T][C::PARTS][2];
+  };
+
+  INLINE void clear(Sums& sums, const int32_t* x_sums) const {
+    for (int t = 0; t < T; ++t)
+      for (int part = 0; part < C::PARTS; ++part)
+        sums.at[t][part][0] = all(0), sums.at[t][part][1] = all(-centre[part] * x_sums[t]);
+  }
+
+  // Adds sums of columns that share a scale to `scaled`, which x's scales do not yet multiply.
+  static INLINE void add(const Header& header, const Sums& sums, const ScaleAndZero& by,
+                         const int32_t* x_sums, Floats* scaled) {
     for (int t = 0; t < T; ++t) {
       Floats sum{};
       for (int part = 0; part < C::PARTS; ++part) {
-        Ints whole = dotted(sums.at[t][part][0][0], sums.at[t][part][0][1]);
-        for (int i = 1; i < SPREAD; ++i)
-          whole += dotted(sums.at[t][part][i][0], sums.at[t][part][i][1]);
-        sum = part ? sum + floats(whole) * float(C::WEIGHT[part]) : floats(whole);
+        const Floats whole = floats(dotted(sums.at[t][part][0], sums.at[t][part][1]));
+        sum = part ? sum + whole * float(C::WEIGHT[part]) : whole;
       }
-      Floats total = totals[t] + sum * (by.scale * (x_scales[t] * down(header)));
-      if (header.zeros) total += by.zero * (x_sums[t] * x_scales[t]);
-      totals[t] = total;
+      scaled[t] += sum * by.scale;
+      if (header.zeros) scaled[t] += floats(all(x_sums[t])) * by.zero;
     }
   }
 
-  // One token's products with a unit, added to the sums.
-  INLINE void add_unit(const uint8_t* p, const int32_t* quads, Sums& sums) const {
-    fetch_ahead<1, C::BYTES>(p);
+  // A unit's products, added to `sums`; where FINE, to `scaled`.
+  INLINE void add_unit(const Header& header, const uint8_t* p, const uint8_t* scales, const ScaleAndZero& outer,
+                       const int32_t* quads, const int32_t* x_sums, Sums& sums, Floats* scaled) const {
+    const int last = FINE ? header.scale_columns / 4 - 1 : 0;
+    fetch_ahead<T, C::BYTES + FINE * 64>(p);
     Bytes read[C::PARTS][QUADS];
     codes.read(p, read);
 #pragma GCC unroll 8
-    for (int quad = 0; quad < QUADS; ++quad)
-      for (int part = 0; part < C::PARTS; ++part) {
-        Ints* sum = sums.at[0][part][quad % SPREAD];
-        dot(sum[0], sum[1], read[part][quad], quads + 2 * quad);
-      }
-  }
-
-  INLINE const uint8_t* operator()(const Header& header, const uint8_t* p, const uint8_t* outer,
-                                   int units, Tile x, Floats* totals) const {
-    const int32_t* quads = x.quads;
-    const int32_t* x_sums = x.sums;
-    const uint8_t* scales = p;
-    ScaleAndZero by = read_scale(header, p, outer);
-    if (FINE) p = scales + fine_scales(header) * (p - scales);
-    Sums sums;
-    clear(sums, x_sums);
-    for (int unit = 0; unit < units; ++unit, p += C::BYTES) {
-      fetch_ahead<T, C::BYTES>(p);
-      Bytes read[C::PARTS][QUADS];
-      codes.read(p, read);
-#pragma GCC unroll 8
-      for (int quad = 0; quad < QUADS; ++quad, quads += 2 * T) {
-        for (int t = 0; t < T; ++t)
-          for (int part = 0; part < C::PARTS; ++part) {
-            Ints* sum = sums.at[t][part][quad % SPREAD];
-            dot(sum[0], sum[1], read[part][quad], quads + 2 * t);
-          }
-        if (FINE && quad % 2) {  // 8 columns
-          if (header.scale_columns == 8 || quad % 4 == 1) by = read_scale(header, scales, outer);
-          add(header, sums, by, x_sums, x.scales, totals);
-          x_sums += T;
-          if (quad < QUADS - 1) clear(sums, x_sums);
-        }
+    for (int quad = 0; quad < QUADS; ++quad, quads += 2 * T) {
+      if (FINE && (quad & last) == 0) clear(sums, x_sums);
+      for (int t = 0; t < T; ++t)
+        for (int part = 0; part < C::PARTS; ++part)
+          dot(sums.at[t][part][0], sums.at[t][part][1], read[part][quad], quads + 2 * t);
+      if (FINE && (quad & last) == last) {
+        ScaleAndZero by = read_scale(header, scales, outer);
+        if (header.coding == Coding::table) by.scale *= TABLE_DOWN;
+        add(header, sums, by, x_sums, scaled);
+        x_sums += T;
       }
     }
-    if (!FINE) add(header, sums, by, x_sums, x.scales, totals);
-    return p;
   }
 
-  // A chunk of STREAMS blocks at once, for one token: units interleaved, so that memory is read in all
-  // of their places all the time.
-  INLINE void side_by_side(const Header& header, const uint8_t** at, const uint8_t* const* outer,
-                           int units, Tile x, Floats (*totals)[TILE]) const {
-    ScaleAndZero by[STREAMS];
-    Sums sums[STREAMS];
-    for (int s = 0; s < STREAMS; ++s) {
-      by[s] = read_scale(header, at[s], outer[s]);
-      clear(sums[s], x.sums);
+  // Chunks of COUNT blocks that x's integers have one scale for: units interleaved, so that memory is
+  // read in all of their places all the time.
+  template <int COUNT>
+  INLINE void multiply(const Header& header, const Geometry& g, const uint8_t** at, const ScaleAndZero* outer,
+                       int units, Tile x, Floats (*totals)[TILE]) const {
+    Floats scaled[COUNT][T] = {};
+    Sums sums[COUNT];
+    const uint8_t* scales[COUNT];
+    for (int s = 0; s < COUNT; ++s) {
+      scales[s] = at[s];
+      if (!FINE) clear(sums[s], x.sums), at[s] += g.scale_bytes;
     }
-    const int32_t* quads = x.quads;
-    for (int unit = 0; unit < units; ++unit, quads += 2 * QUADS)
+    const int32_t *quads = x.quads, *x_sums = x.sums;
+    for (int unit = 0; unit < units; ++unit, quads += 2 * QUADS * T, x_sums += UNIT / g.sum_columns * T)
 #pragma GCC unroll 4
-      for (int s = 0; s < STREAMS; ++s) {
-        add_unit(at[s], quads, sums[s]);
-        at[s] += C::BYTES;
+      for (int s = 0; s < COUNT; ++s) {
+        const uint8_t* p = FINE ? at[s] + g.scale_bytes : at[s];
+        add_unit(header, p, at[s], outer[s], quads, x_sums, sums[s], scaled[s]);
+        at[s] = p + C::BYTES;
       }
-    for (int s = 0; s < STREAMS; ++s) add(header, sums[s], by[s], x.sums, x.scales, totals[s]);
+    for (int s = 0; s < COUNT; ++s) {
+      if (!FINE) {
+        ScaleAndZero by = read_scale(header, scales[s], outer[s]);
+        if (header.coding == Coding::table) by.scale *= TABLE_DOWN;
+        add(header, sums[s], by, x.sums, scaled[s]);
+      }
+      for (int t = 0; t < T; ++t) totals[s][t] += scaled[s][t] * x.scales[t];
+    }
+  }
+  INLINE void multiply(const Header& header, const Geometry& g, const uint8_t*& at, const ScaleAndZero& outer,
+                       int units, Tile x, Floats* totals) const {
+    multiply<1>(header, g, &at, &outer, units, x, (Floats(*)[TILE])totals);
   }
 };
 
 template <class C, int T, bool>
 struct FloatChunk {
+  static constexpr bool TOGETHER = false;
   explicit FloatChunk(const Header&) {}
 
-  INLINE const uint8_t* operator()(const Header& header, const uint8_t* p, const uint8_t* outer,
-                                   int units, Tile x, Floats* totals) const {
+  INLINE void multiply(const Header& header, const Geometry&, const uint8_t*& p, const ScaleAndZero& outer,
+                       int units, Tile x, Floats* totals) const {
     const float* floats = x.floats;
     const ScaleAndZero by = read_scale(header, p, outer);
     Floats sums[T][2] = {};
@@ -195,14 +188,8 @@ struct FloatChunk {
       });
     }
     for (int t = 0; t < T; ++t) totals[t] += (sums[t][0] + sums[t][1]) * by.scale;
-    return p;
   }
 };
-
-template <class Chunk>
-constexpr bool together = false;
-template <class C>
-constexpr bool together<IntegerChunk<C, 1, false>> = C::PARTS <= 2;
 
 // `count` blocks side by side, each at its own place in memory, times a tile. Totals are
 // (STREAMS, TILE) vectors.
@@ -217,17 +204,16 @@ void blocks_by_tile(const Problem& problem, const uint8_t* const* blocks, int co
     at[s] = blocks[s] + g.head_bytes;
     for (int t = 0; t < T; ++t) totals[s][t] = Floats{};
   }
-  const bool fine = header.scale_columns < UNIT;
-  for (int64_t i = 0; i < g.chunks; ++i) {
-    const int units = i + 1 < g.chunks ? g.units : g.last_units;
-    const uint8_t* outer[STREAMS];
-    for (int s = 0; s < count; ++s) outer[s] = outer_of(g, blocks[s], i);
+  for (int64_t i = 0; i < g.x_chunks; ++i) {
+    const int units = x_units(g, i);
+    ScaleAndZero outer[STREAMS];
+    for (int s = 0; s < count; ++s) outer[s] = read_outer(header, outer_at(g, blocks[s], i * g.x_units));
     bool done = false;
-    if constexpr (together<Chunk>)
-      if ((done = count == STREAMS)) chunk.side_by_side(header, at, outer, units, x, totals);
-    for (int s = 0; s < count && !done; ++s) at[s] = chunk(header, at[s], outer[s], units, x, totals[s]);
+    if constexpr (Chunk::TOGETHER)
+      if ((done = count == STREAMS)) chunk.template multiply<STREAMS>(header, g, at, outer, units, x, totals);
+    for (int s = 0; s < count && !done; ++s) chunk.multiply(header, g, at[s], outer[s], units, x, totals[s]);
     x.quads += units * QUADS * T * 2;
-    x.sums += fine ? T * UNIT / 8 : T;
+    x.sums += (units * UNIT + g.sum_columns - 1) / g.sum_columns * T;
     x.scales += T;
     x.floats += units * UNIT * T;
   }

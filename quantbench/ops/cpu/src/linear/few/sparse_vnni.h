@@ -4,12 +4,13 @@
 
 template <class C, int T, bool FINE>
 struct SparseChunk {
+  static constexpr bool TOGETHER = false;
   explicit SparseChunk(const Header&) {}
 
   // x: for each 8 columns, and token, 8 high bytes less -128, unsigned; after those of all tokens
   // the low bytes. Codes are signed here, and 16 times what they mean.
-  const uint8_t* operator()(const Header& header, const uint8_t* p, const uint8_t* outer,
-                            int units, Tile x, Floats* totals) const {
+  void multiply(const Header& header, const Geometry&, const uint8_t*& p, const ScaleAndZero& outer,
+                int units, Tile x, Floats* totals) const {
     const int32_t* eights = x.quads;
     ScaleAndZero by = read_scale(header, p, outer);
     __m512i high[T] = {}, low[T] = {}, offset[2] = {};
@@ -42,7 +43,6 @@ struct SparseChunk {
       Ints sum = dotted((Ints)_mm512_sub_epi32(high[t], offsets), (Ints)low[t]);
       totals[t] += floats(sum) * (by.scale * (x.scales[t] * 0.0625f));
     }
-    return p;
   }
 };
 

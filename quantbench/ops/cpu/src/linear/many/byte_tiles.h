@@ -124,7 +124,7 @@ void block_of_bytes(const Problem& problem, const ByteTiles& from, int64_t tile,
   for (int64_t chunk = 0; chunk < g.chunks; ++chunk, x_scales += TOKENS, x_sums += TOKENS) {
     const int units = chunk + 1 < g.chunks ? g.units : g.last_units;
     const uint8_t* scales = p;
-    const ScaleAndZero by = read_scale(header, scales, outer_of(g, start, chunk));
+    const ScaleAndZero by = read_scale(header, scales, read_outer(header, outer_at(g, start, chunk * g.units)));
     p += g.scale_bytes;
     const uint8_t* weights = as_bytes(p, units, unpacked[chunk % 2]);
     p += units * g.unit_bytes;
@@ -145,7 +145,7 @@ void block_of_bytes(const Problem& problem, const ByteTiles& from, int64_t tile,
     compiler_barrier();
     for (int t = 0; t < tokens; ++t) {
       const Ints whole = (load<Ints>(high + t * ROWS) << 8) + load<Ints>(low + t * ROWS);
-      const Floats sum = floats(whole - C::CENTRE[0] * x_sums[t]);
+      const Floats sum = floats(whole - centre_of<C>(header, 0) * x_sums[t]);
       Floats total = totals[t] + sum * (by.scale * x_scales[t]);
       if (header.zeros) total += by.zero * (x_sums[t] * x_scales[t]);
       totals[t] = total;

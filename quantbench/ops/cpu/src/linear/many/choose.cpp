@@ -25,7 +25,7 @@ bool fits_tiles(const Header& header, Number x) {
 bool is_integers(const Header& header, Number x) {
   const Coding coding = header.coding;
   return (x != Number::f32 || rounded(header)) &&
-         (coding == Coding::integer || coding == Coding::fp4 || coding == Coding::sparse);
+         (coding == Coding::integer || coding == Coding::bytes || coding == Coding::sparse);
 }
 
 // Tiles of bytes: 64 columns, or the 32 that have a scale, are a tile.

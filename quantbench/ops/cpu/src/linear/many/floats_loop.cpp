@@ -32,7 +32,10 @@ template <class C>
 struct IntegerColumns {
   static constexpr int BYTES = C::BYTES;
   C codes;
-  explicit IntegerColumns(const Header& header) : codes(header) {}
+  int32_t centre[C::PARTS];
+  explicit IntegerColumns(const Header& header) : codes(header) {
+    for (int part = 0; part < C::PARTS; ++part) centre[part] = centre_of<C>(header, part);
+  }
 
   template <class F>
   INLINE void read(const uint8_t* p, F next) const {
@@ -42,7 +45,7 @@ struct IntegerColumns {
       Floats value{};
       for (int part = 0; part < C::PARTS; ++part) {
         Ints code = (Ints)((Bits)read[part][column / 4] >> (column % 4 * 8) & 255u);
-        Floats piece = floats(code - C::CENTRE[part]) * float(C::WEIGHT[part]);
+        Floats piece = floats(code - centre[part]) * float(C::WEIGHT[part]);
         value = part ? value + piece : piece;
       }
       next(column, value);
@@ -62,7 +65,7 @@ const uint8_t* to_floats(const Problem& problem, const uint8_t* p, int64_t first
   const int columns_of_a_scale = scaled && header.scale_columns < UNIT ? header.scale_columns : UNIT;
   const uint8_t* block = p - (p - problem.blocks) % g.block_bytes;
   for (int64_t chunk = first; chunk < last; ++chunk) {
-    const uint8_t* outer = outer_of(g, block, chunk);
+    const ScaleAndZero outer = read_outer(header, outer_at(g, block, chunk * g.units));
     const int units = chunk + 1 < g.chunks ? g.units : g.last_units;
     const uint8_t* scales = p;
     ScaleAndZero by = read_scale(header, scales, outer);

@@ -41,9 +41,12 @@ struct Values {
 
   static float of(const Header& header, int code) {
     switch (header.coding) {
-      case Coding::integer: return float((code & ((1 << header.bits) - 1)) - (1 << (header.bits - 1)));
+      case Coding::integer: {
+        const int middle = header.from_zero ? 0 : 1 << (header.bits - 1);
+        return float((code & ((1 << header.bits) - 1)) - middle);
+      }
       case Coding::sparse: return float((code & 15) - 8);
-      case Coding::fp4: return small_float(code, 2, 1) * 2;
+      case Coding::bytes: return float(header.table[code & 15]);
       case Coding::fp6: return small_float(code, 3, 2) * 16;
       case Coding::fp8: return small_float(code, 4, 3);
       default: return header.table[code & 15] * header.factor;
@@ -140,7 +143,7 @@ const uint8_t* to_tiles(const Problem& problem, const Values& values, const uint
   const int pairs_of_a_scale = header.scale_columns / 2;
   const bool far = g.unit_bytes < 8 * 64;
   for (int64_t chunk = first; chunk < last; ++chunk) {
-    const uint8_t* outer = outer_of(g, end - g.block_bytes, chunk);
+    const ScaleAndZero outer = read_outer(header, outer_at(g, end - g.block_bytes, chunk * g.units));
     const int units = chunk + 1 < g.chunks ? g.units : g.last_units;
     const uint8_t* scales = p;
     ScaleAndZero by = read_scale(header, scales, outer);
@@ -182,7 +185,7 @@ struct Reader<Integer<8>> { using Type = SignedBytes; };
 template <>
 struct Reader<Float6> { using Type = ByTable<Loose6>; };
 template <>
-struct Reader<Float4> { using Type = ByTable<Codes<4>>; };
+struct Reader<Bytes4> { using Type = ByTable<Codes<4>>; };
 template <>
 struct Reader<Sparse> { using Type = ByTable<SparseCodes>; };
 template <>
