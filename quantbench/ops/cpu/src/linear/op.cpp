@@ -88,8 +88,9 @@ struct PackedProduct : Product {
     const auto* packed = dynamic_cast<const PackedProduct*>(&other);
     auto layout = [](const PackedProduct& product) {
       const Header& h = product.header;
-      return std::tuple(product.problem.type, h.columns, h.coding, h.bits, h.scales, h.scale_columns,
-                        h.zeros, h.rounding);
+      const Geometry& g = product.problem.geometry;
+      return std::tuple(product.problem.type, h.columns, as_floats(h.coding), h.coding == Coding::sparse,
+                        g.x_units, g.sum_columns, h.rounding);
     };
     return packed && layout(*packed) == layout(*this);
   }

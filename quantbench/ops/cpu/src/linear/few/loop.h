@@ -101,8 +101,9 @@ struct IntegerChunk {
   }
 
   // Adds sums of columns that share a scale to `scaled`, which x's scales do not yet multiply.
-  static INLINE void add(const Header& header, const Sums& sums, const ScaleAndZero& by,
-                         const int32_t* x_sums, Floats* scaled) {
+  static INLINE void add(const Header& header, const Sums& sums, ScaleAndZero by, const int32_t* x_sums,
+                         Floats* scaled) {
+    if (header.coding == Coding::table) by.scale *= TABLE_DOWN;
     for (int t = 0; t < T; ++t) {
       Floats sum{};
       for (int part = 0; part < C::PARTS; ++part) {
@@ -128,9 +129,7 @@ struct IntegerChunk {
         for (int part = 0; part < C::PARTS; ++part)
           dot(sums.at[t][part][0], sums.at[t][part][1], read[part][quad], quads + 2 * t);
       if (FINE && (quad & last) == last) {
-        ScaleAndZero by = read_scale(header, scales, outer);
-        if (header.coding == Coding::table) by.scale *= TABLE_DOWN;
-        add(header, sums, by, x_sums, scaled);
+        add(header, sums, read_scale(header, scales, outer), x_sums, scaled);
         x_sums += T;
       }
     }
@@ -157,11 +156,7 @@ struct IntegerChunk {
         at[s] = p + C::BYTES;
       }
     for (int s = 0; s < COUNT; ++s) {
-      if (!FINE) {
-        ScaleAndZero by = read_scale(header, scales[s], outer[s]);
-        if (header.coding == Coding::table) by.scale *= TABLE_DOWN;
-        add(header, sums[s], by, x.sums, scaled[s]);
-      }
+      if (!FINE) add(header, sums[s], read_scale(header, scales[s], outer[s]), x.sums, scaled[s]);
       for (int t = 0; t < T; ++t) totals[s][t] += scaled[s][t] * x.scales[t];
     }
   }
