@@ -2,6 +2,7 @@
 
     quantbench peers --checkpoint_path dummy:TinyLlama-1.1B-Chat-v1.0
     quantbench peers --schemes int8wo,fp6 --runtimes llama.cpp --json peers.json
+    quantbench peers --checkpoint_path model.Q4_K_M.gguf    # as it is, in both programs
 
 Each scheme is compared with the format of similar size that its user would take elsewhere, on
 the same weights. Every runtime is a process of its own with the same number of threads, and they
@@ -28,6 +29,8 @@ from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.host import cores
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
+from quantbench.models.formats import open_checkpoint
+from quantbench.models.formats.gguf import Gguf
 from quantbench.peers import arms as programs
 from quantbench.progress import say
 from quantbench.report import limit_tables as tables
@@ -49,7 +52,9 @@ class Report:
 @click.option("--checkpoint_path", default="dummy:TinyLlama-1.1B-Chat-v1.0", metavar="PATH",
               help="The model, as in generate.py [dummy:TinyLlama-1.1B-Chat-v1.0]")  # fmt: skip
 @click.option("--num_layers", type=click.IntRange(1), help="Keep only the first N layers")
-@click.option("--schemes", metavar="A,B", help=f"Schemes of ours [{','.join(programs.PEERS)}]")
+@click.option("--schemes", metavar="A,B",
+              help=f"Schemes of ours [{','.join(programs.WRITTEN)}]; "
+                   f"{', '.join(programs.SAME_FILE)}: one file, read by both")  # fmt: skip
 @click.option("--runtimes", metavar="A,B", help=f"Programs [{','.join(programs.RUNTIMES)}]")
 @click.option("--prefill_size", type=click.IntRange(1), default=128,
               help="Tokens of the prompt [128]")  # fmt: skip
@@ -81,7 +86,12 @@ def peers(
     debug: bool,
 ) -> None:
     """Compare with llama.cpp and Hugging Face transformers: the same model, the same threads."""
-    chosen = names_of("--schemes", schemes, tuple(programs.PEERS), tuple(programs.PEERS))
+    is_file = isinstance(open_checkpoint(checkpoint_path), Gguf)
+    default = ("as-is",) if is_file else programs.WRITTEN
+    known = (*default, *(programs.SAME_FILE if not is_file else ()))
+    chosen = names_of("--schemes", schemes, default, known)
+    if is_file and num_layers:
+        raise UsageError("--num_layers: llama.cpp reads all layers of a GGUF file")
     wanted = names_of("--runtimes", runtimes, programs.RUNTIMES, programs.RUNTIMES)
     compared = [scheme for scheme in chosen if programs.of_runtimes(scheme, wanted)]
     if not compared:

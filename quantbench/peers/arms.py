@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quantbench.bench import process
@@ -22,8 +22,11 @@ from quantbench.progress import say
 from quantbench.typed_json import to_json
 
 WORKER = (sys.executable, "-m", "quantbench.peers.worker")
+# Schemes of which llama.cpp gets a file of the same weights, and those that read its very file.
+WRITTEN = ("none", "int8wo", "fp6", "int4wo-128")
+SAME_FILE = ("gguf-Q4_0", "gguf-Q8_0", "gguf-Q4_K_M", "gguf-Q6_K")
 # For each scheme the peers that it is compared with, as (runtime, format).
-PEERS = {
+PEERS: dict[str, Sequence[tuple[str, str]]] = {
     "none": (
         ("llama.cpp", "BF16"),
         ("transformers", "BF16"),
@@ -32,6 +35,8 @@ PEERS = {
     "int8wo": (("llama.cpp", "Q8_0"),),
     "fp6": (("llama.cpp", "Q6_K"),),
     "int4wo-128": (("llama.cpp", "Q4_0"),),
+    **{name: [("llama.cpp", name.removeprefix("gguf-"))] for name in SAME_FILE},
+    "as-is": (("llama.cpp", ""),),  # of a checkpoint that is a GGUF file
 }
 RUNTIMES = ("llama.cpp", "transformers")
 PACKAGES = {"llama.cpp": "llama_cpp", "transformers": "transformers"}
@@ -74,9 +79,14 @@ def make_arms(
     ours: RunConfig, peers: Sequence[tuple[str, str]], folder: Path, threads: int
 ) -> list[ArmResult]:
     """Ours first, then each runtime. Writes the files that llama.cpp reads into the folder."""
-    arms = [ArmResult(ours.quantization, "", argv(ours, said=True))]
+    name = ours.quantization
+    if name in SAME_FILE:
+        path = str(_file(ours, peers[0][1], folder))
+        ours = replace(ours, quantization="as-is", checkpoint_path=path, num_layers=None)
+    arms = [ArmResult(name, "", argv(ours, said=True))]
     for runtime, form in peers:
         is_file = runtime == "llama.cpp"
+        read = ours.checkpoint_path if ours.quantization == "as-is" else _file(ours, form, folder)
         work = Work(
             runtime=runtime,
             prompt=ours.prefill_size or 1,
@@ -85,9 +95,9 @@ def make_arms(
             seed=ours.seed,
             checkpoint=ours.checkpoint_path,
             num_layers=ours.num_layers,
-            file=str(_file(ours, form, folder)) if is_file else "",
+            file=str(read) if is_file else "",
         )
-        name = f"{runtime} {form}" if is_file else runtime
+        name = f"{runtime} {form}".strip() if is_file else runtime
         arms.append(ArmResult(name, "", [json.dumps(to_json(work))]))
     return arms
 

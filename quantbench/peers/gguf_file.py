@@ -8,6 +8,7 @@ output included, as all linear layers have in a scheme of ours; norms and router
 There is no vocabulary: tokens are given as ids.
 """
 
+import tempfile
 from pathlib import Path
 
 import gguf
@@ -32,7 +33,8 @@ from quantbench.models.formats.gguf_writer import (
 )
 from quantbench.models.loading import load_config, load_model
 
-FORMATS = ("BF16", "Q8_0", "Q6_K", "Q4_0")
+MIXES = ("Q4_K_M",)  # that llama.cpp itself makes
+FORMATS = ("BF16", "Q8_0", "Q6_K", "Q4_0", *MIXES)
 
 
 def check(architecture: ModelConfig, format: str) -> None:
@@ -44,7 +46,8 @@ def check(architecture: ModelConfig, format: str) -> None:
             f"{architecture.name} has {strange}; only plain Llama models, Mixtrals and Qwen3-MoEs "
             "are compared"
         )
-    block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format]]
+    kind = "Q4_K" if format in MIXES else format
+    block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     widths = {columns for _, columns in architecture.linear_shapes().values()}
     if wrong := sorted(width for width in widths if width % block):
         raise UsageError(
@@ -62,6 +65,12 @@ def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None 
     if num_layers:
         architecture = architecture.with_layers(num_layers)
     check(architecture, format)
+    if format in MIXES:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            floats = Path(folder) / "bf16.gguf"
+            write(floats, checkpoint_path, "BF16", num_layers)
+            _mix(floats, path, format)
+        return
     writer, factors = gguf.GGUFWriter(None, llama_cpp(architecture)), rope_factors(architecture)
     describe(writer, architecture)
     writer.add_tokenizer_model("none")
@@ -93,6 +102,16 @@ def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None 
             writer.write_tensor_data(factors)
         load_model(checkpoint_path, "cpu", torch.bfloat16, num_layers, put)
         writer.close()
+
+
+def _mix(floats: Path, path: Path, format: str) -> None:
+    """A file of another file's weights in llama.cpp's mix of types."""
+    import llama_cpp
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{format}")
+    if llama_cpp.llama_model_quantize(str(floats).encode(), str(path).encode(), params):
+        raise LogError(f"llama.cpp cannot write {path} as {format}")
 
 
 def weight_bytes(path: Path) -> int:

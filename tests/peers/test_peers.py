@@ -18,9 +18,11 @@ from quantbench.bench.answers import Reading, TurnTime
 from quantbench.bench.store import ArmResult, Bandwidth, Results, Settings, Turn
 from quantbench.commands import peers
 from quantbench.errors import LogError, QuantbenchError, UsageError
+from quantbench.log.config import RunConfig
 from quantbench.models.formats.gguf_writer import q6_k
 from quantbench.models.loading import load_config, load_model
-from quantbench.peers.gguf_file import FORMATS, check, weight_bytes, write
+from quantbench.peers.arms import RUNTIMES, make_arms, of_runtimes
+from quantbench.peers.gguf_file import FORMATS, MIXES, check, weight_bytes, write
 from quantbench.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
 from quantbench.report.columns import aligned
 from quantbench.report.limit_tables import PEERS, peer_remarks
@@ -102,7 +104,8 @@ ERRORS = {
 )
 def test_a_file_read_back_is_the_model(changes, tmp_path):
     """Read by models/formats/gguf.py, whose tests compare it with files of llama.cpp's own."""
-    form = random.choice([f for f in FORMATS if changes is not QWEN or f != "Q6_K"])
+    forms = [f for f in FORMATS if f not in MIXES and (changes is not QWEN or f != "Q6_K")]
+    form = random.choice(forms)
     name, path = checkpoint(tmp_path, **{"rope_scaling": PUBLISHED} | changes), tmp_path / "m.gguf"
     write(path, name, form)
     ours, config = load_config(name), load_config(str(path))
@@ -325,3 +328,16 @@ def test_peers_on_a_small_model(tmp_path):
     for row in found["rows"]:
         ratio = row["decode_ours_tok_s"] / row["decode_theirs_tok_s"]
         assert math.isfinite(ratio) and row["cycles"] == 2 and row["failed"] is None
+
+
+def test_one_file_for_both(tmp_path):
+    """gguf-TYPE writes a file, ours reads it as it is, and llama.cpp reads the same."""
+    config = RunConfig(checkpoint_path=checkpoint(tmp_path), quantization="gguf-Q8_0")
+    ours, theirs = make_arms(config, of_runtimes("gguf-Q8_0", RUNTIMES), tmp_path, threads=1)
+    work = json.loads(theirs.argv[0])
+    assert ours.name == "gguf-Q8_0" and theirs.name == "llama.cpp Q8_0"
+    assert ours.argv[ours.argv.index("--checkpoint_path") + 1] == work["file"]
+    assert ours.argv[ours.argv.index("--quantization") + 1] == "as-is"
+    given = dataclasses.replace(config, checkpoint_path=work["file"], quantization="as-is")
+    _, theirs = make_arms(given, of_runtimes("as-is", RUNTIMES), tmp_path, threads=1)
+    assert json.loads(theirs.argv[0])["file"] == work["file"]
