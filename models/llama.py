@@ -104,7 +104,11 @@ class Transformer(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits (…, V) from the last layer's output (…, D)."""
-        logits, cap = self.output(self.norm(x)), self.config.logit_softcap
+        return self.bounded(self.output(self.norm(x)))
+
+    def bounded(self, logits: Tensor) -> Tensor:
+        """Logits from what the output layer returns."""
+        cap = self.config.logit_softcap
         if self.config.logits_divisor != 1:
             logits = logits / self.config.logits_divisor
         return logits if cap is None else (logits / cap).tanh() * cap

@@ -25,44 +25,30 @@ Tensor product(const Rows& rows, const Tensor& x, const Tensor& weight, const Ma
   const char* b = vector(*bias, x, outputs);
   for (int64_t i = 0; i < y.size(0); ++i) {
     char* row = data(y) + i * row_bytes(y);
-    rows.add(row, b, outputs, row);
+    rows.add(row, b, 1, outputs, row);
   }
   return y;
 }
 
+// x itself where the model has no such norm.
 Tensor normed(const Rows& rows, const Tensor& x, const Tensor& weight, double epsilon) {
+  if (!weight.numel()) return x;
   Tensor y = torch::stable::new_empty(x, {x.size(0), x.size(1)});
-  const char* w = vector(weight, x, x.size(1));
+  const float* w = floats(weight, x.size(1));
   for (int64_t i = 0; i < x.size(0); ++i)
     rows.norm(data(x) + i * row_bytes(x), w, float(epsilon), x.size(1), data(y) + i * row_bytes(y));
   return y;
 }
 
-// to += other, element by element.
-void add(const Rows& rows, Tensor& to, const Tensor& other) {
-  STD_TORCH_CHECK(other.scalar_type() == to.scalar_type() && other.numel() == to.numel(),
-                  "a product and x differ in dtype or size");
-  rows.add(data(to), data(other), to.numel(), data(to));
-}
-
-// x + attention's output y by wo, over all ranks.
-Tensor attended(const Rows& rows, const Tensor& y, const Tensor& x, const Tensor& wo,
-                const Maybe& wo_bias, LocalRanks* ranks) {
-  Tensor middle = product(rows, y, wo, wo_bias, x.size(1));
-  sum_over(ranks, rows, middle);
-  add(rows, middle, x);
-  return middle;
-}
-
 // A feed-forward network's output, this rank's part of it.
 Tensor fed_forward(const Rows& rows, const Tensor& x, const Tensor& w13, const Maybe& w13_bias,
-                   const Tensor& w2, const Maybe& w2_bias, int64_t width) {
+                   const Tensor& w2, const Maybe& w2_bias, int64_t width, Gate kind, int64_t up) {
   const int64_t B = x.size(0);
-  Tensor both = product(rows, x, w13, w13_bias, 2 * width);
+  Tensor both = product(rows, x, w13, w13_bias, width + up);
   Tensor gated = torch::stable::new_empty(x, {B, width});
   for (int64_t b = 0; b < B; ++b) {
     const char* gate = data(both) + b * row_bytes(both);
-    rows.gate(gate, gate + row_bytes(gated), width, data(gated) + b * row_bytes(gated));
+    rows.gates[kind](gate, gate + up * x.element_size(), width, data(gated) + b * row_bytes(gated));
   }
   return product(rows, gated, w2, w2_bias, x.size(1));
 }
@@ -108,7 +94,7 @@ Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x) {
     for (int64_t i = 0; i < count; ++i)
       std::memcpy(data(some) + i * bytes, data(x) + shares[e][i].row * bytes, bytes);
     results[e] = fed_forward(rows, some, layer.tensor(layer.first(e)), std::nullopt,
-                             layer.tensor(layer.second(e)), std::nullopt,
+                             layer.tensor(layer.second(e)), std::nullopt, layer.width_of(e), SILU,
                              layer.width_of(e));
   };
   std::vector<int64_t> left, arriving;  // experts that are still to be computed; of them, those to wait for
@@ -141,10 +127,17 @@ Tensor one_op_after_another(Step& step) {
   Tensor x = step.x;
   for (int64_t i = 0; i < step.count; ++i) {
     auto part = [&](Part p) -> const Tensor& { return step.part(i, p); };
+    // x + residual · norm(y), where y is this rank's part of what a part of the layer returns.
+    auto sum = [&](const Tensor& x, Tensor y, Part norm) {
+      STD_TORCH_CHECK(y.scalar_type() == x.scalar_type() && y.numel() == x.numel(),
+                      "a product and x differ in dtype or size");
+      sum_over(step.ranks, rows, y);
+      y = normed(rows, y, part(norm), step.epsilon);
+      rows.add(data(x), data(y), float(step.how(i).residual), y.numel(), data(y));
+      return y;
+    };
     Tensor qkv = product(rows, normed(rows, x, part(NORM), step.epsilon), part(WQKV),
                          maybe(part(WQKV_BIAS)), (step.heads + 2 * step.kv_heads) * step.E);
-    turn_heads(rows, qkv, &part(QUERY_NORM), &part(KEY_NORM), step.epsilon, step.cos, step.sin,
-               step.heads, step.kv_heads);
     auto attending = step.attending(rows, i, qkv);
     if (attending->alone()) attending->work();
     else
@@ -152,21 +145,18 @@ Tensor one_op_after_another(Step& step) {
                                   [&](int64_t, int64_t) { attending->work(); });
     Tensor y = attending->result();
     y = torch::stable::view(y, {step.B, step.heads * step.E});
-    Tensor middle = attended(rows, y, x, part(WO), maybe(part(WO_BIAS)), step.ranks);
-    Tensor own = normed(rows, middle, part(FFN_NORM), step.epsilon);
-    if (!step.has_experts(i)) {
-      x = fed_forward(rows, own, part(W13), maybe(part(W13_BIAS)), part(W2), maybe(part(W2_BIAS)),
-                      step.width);
-      sum_over(step.ranks, rows, x);
-      add(rows, x, middle);
-      continue;
+    const Tensor middle =
+        sum(x, product(rows, y, part(WO), maybe(part(WO_BIAS)), x.size(1)), POST_NORM);
+    const Tensor own = normed(rows, middle, part(FFN_NORM), step.epsilon);
+    if (step.has_experts(i)) {
+      const Tensor& gate = part(W13_BIAS);
+      Experts layer(part(W13), gate.numel() ? vector(gate, x, x.size(1)) : nullptr, part(W2), step.x);
+      y = mixed(rows, layer, own);
+    } else {
+      y = fed_forward(rows, own, part(W13), maybe(part(W13_BIAS)), part(W2), maybe(part(W2_BIAS)),
+                      step.width, Gate(step.how(i).gate), step.up(i));
     }
-    const Tensor& gate = part(W13_BIAS);
-    Experts layer(part(W13), gate.numel() ? vector(gate, x, x.size(1)) : nullptr, part(W2), step.x);
-    Tensor result = mixed(rows, layer, own);
-    sum_over(step.ranks, rows, result);
-    add(rows, result, middle);
-    x = result;
+    x = sum(middle, y, FFN_POST_NORM);
   }
   const Ending& ending = step.ending;
   return product(rows, normed(rows, x, ending.norm, step.epsilon), ending.weight, ending.bias,
@@ -203,13 +193,14 @@ Tensor embedded(const Tensor& tokens, const Tensor& table, int64_t first, int64_
 
 // table: the embedding; x: tokens (B, 1), or without a table their embeddings (B, D). vocabularies: how many
 // tokens each rank has in its table and output.
-Tensor decode(const Tensor& x, const Maybe& table, std::vector<Tensor> parts, std::vector<Tensor> caches,
-              const std::string& format, const Tensor& frequencies, const Tensor& position, bool wraps,
-              double epsilon, int64_t heads, int64_t kv_heads, int64_t width, const Tensor& norm,
-              const Tensor& output, const Maybe& output_bias, int64_t handle,
+Tensor decode(const Tensor& x, const Maybe& table, std::vector<Tensor> parts, const Tensor& hows,
+              std::vector<Tensor> caches, const std::string& format, const Tensor& rotations,
+              const Tensor& position, double epsilon, int64_t heads, int64_t kv_heads, int64_t width,
+              const Tensor& norm, const Tensor& output, const Maybe& output_bias, int64_t handle,
               std::vector<int64_t> vocabularies) {
-  STD_TORCH_CHECK(frequencies.is_contiguous() && frequencies.scalar_type() == ScalarType::Float,
-                  "frequencies have to be float32, contiguous");
+  STD_TORCH_CHECK(rotations.is_contiguous() && rotations.scalar_type() == ScalarType::Float &&
+                      rotations.dim() == 3 && rotations.size(0) == 2,
+                  "rotations have to be (2, tables, E / 2), float32, contiguous");
   LocalRanks* ranks = LocalRanks::of(handle);
   const int64_t rank = ranks ? ranks->rank : 0, size = ranks ? ranks->size : 1;
   STD_TORCH_CHECK(int64_t(vocabularies.size()) == size, "there are ", vocabularies.size(),
@@ -219,14 +210,17 @@ Tensor decode(const Tensor& x, const Maybe& table, std::vector<Tensor> parts, st
     if (i < rank) first += vocabularies[i];
   Tensor embeddings = table ? embedded(x, *table, first, all) : x;
   if (table) sum_over(ranks, rows_of(embeddings), embeddings);
-  Tensor cos = torch::stable::new_empty(frequencies, {frequencies.numel()});
-  Tensor sin = torch::stable::new_empty(frequencies, {frequencies.numel()});
-  const auto* of = static_cast<const float*>(frequencies.const_data_ptr());
+  Tensor cos = torch::stable::new_empty(rotations, {rotations.size(1), rotations.size(2)});
+  Tensor sin = torch::stable::new_empty(rotations, {rotations.size(1), rotations.size(2)});
+  const auto* frequency = static_cast<const float*>(rotations.const_data_ptr());
+  const float *amplitude = frequency + cos.numel(), at = float(one_position(position));
   auto *c = static_cast<float*>(cos.mutable_data_ptr()), *s = static_cast<float*>(sin.mutable_data_ptr());
-  for (int64_t at = one_position(position), i = 0; i < frequencies.numel(); ++i)
-    c[i] = std::cos(float(at) * of[i]), s[i] = std::sin(float(at) * of[i]);
+  for (int64_t i = 0; i < cos.numel(); ++i) {
+    c[i] = std::cos(at * frequency[i]) * amplitude[i];
+    s[i] = std::sin(at * frequency[i]) * amplitude[i];
+  }
   const Ending ending{norm, output, output_bias, vocabularies[rank]};
-  Step step(parts, caches, format, embeddings, cos, sin, position, wraps, epsilon, heads, kv_heads, width,
+  Step step(parts, hows, caches, format, embeddings, cos, sin, position, epsilon, heads, kv_heads, width,
             handle, ending);
   Tensor logits = run(step);
   return ranks ? gather_rows(logits, *ranks, vocabularies) : logits;
