@@ -24,6 +24,7 @@ from quantbench.models.llama import (
     JointNorm,
     Transformer,
     frequencies,
+    rotation_factors,
 )
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts, elsewhere_of
 from quantbench.models.tensor_parallel import kind_of, split_of
@@ -71,11 +72,9 @@ class CpuStep:
         self.cached = step.Caches(buffers, caches[0].format)
         embedding, table = model.tok_embeddings, model.tok_embeddings.weight.data
         plain = type(embedding) is nn.Embedding and type(table) is Tensor
-        scaled = (
-            model.config.embedding_multiplier != 1 or kind_of(model).embed is not Transformer.embed
-        )
+        scaled = isinstance(model, Gemma) or model.config.embedding_multiplier != 1
         self.table = table if plain and not scaled else None  # None: the model embeds
-        self.norm, self.output = _norm(model.norm), _linear(model.output)
+        self.norm, self.output = cast("Tensor", _norm(model.norm)), _linear(model.output)
         split = split_of(model)
         self.vocabularies = split.vocabularies if split else [model.output.out_features]
 
@@ -169,7 +168,8 @@ def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
     elif type(ffn) is not FeedForward:
         return f".feed_forward is a {type(ffn).__name__}, no FeedForward"
     elif _activation(ffn) not in GATES:
-        return f".feed_forward's gate is {ffn.activation}, which the op does not know"
+        name = getattr(ffn.activation, "__name__", ffn.activation)
+        return f".feed_forward goes through {name}, which the op does not know"
     for name, norm in layer.named_modules():
         absent = not name.endswith("norm") or type(norm) is nn.Identity
         joint = isinstance(norm, JointNorm) and norm.ranks.size == 1 and norm.epsilon == epsilon
@@ -187,13 +187,13 @@ def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
 
 
 def _unknown_experts(mixture: MixtureOfExperts) -> str | None:
+    if {_activation(cast("FeedForward", expert)) for expert in mixture.experts} != {F.silu}:
+        return ".experts' gates are not SiLU, and the op knows no other of experts"
     for matrix in ("w13", "w2"):
         layers = [expert.get_submodule(matrix) for expert in mixture.experts]
         shared = [mixture.shared.get_submodule(matrix)] if hasattr(mixture, "shared") else []
         if any(getattr(layer, "bias", None) is not None for layer in (*layers, *shared)):
             return ".experts have biases, and the op adds none"
-        if any(_activation(cast("FeedForward", expert)) is not F.silu for expert in mixture.experts):
-            return ".experts' gates are not SiLU, and the op knows no other"
         weights = [fused_weight(layer) for layer in layers]
         if len({(w.dtype, w.numel()) for w in weights if w is not None}) > 1:
             return ".experts are stored in different ways, and the op reads one"
@@ -260,14 +260,12 @@ def _activation(network: FeedForward) -> object:
 
 def rotations_of(model: Transformer) -> tuple[Tensor, list[int]]:
     """The tables of step.decode's `rotations`, and which of them each layer rotates by."""
-    layers = sorted(set(model.rotated_as))
-    device, tables = model.tok_embeddings.weight.device, []
-    for i in layers:
-        scaling = model.config.layers[i].rope_scaling
-        radians = frequencies(model.config, device, i)
-        factor = 1.0 if scaling is None else scaling.attention_factor
-        tables.append(torch.stack((radians, torch.full_like(radians, factor))))
-    return torch.stack(tables, 1), [layers.index(i) for i in model.rotated_as]
+    layers, device = sorted(set(model.rotated_as)), model.tok_embeddings.weight.device
+    tables = [
+        torch.stack([part(model.config, device, i) for i in layers])
+        for part in (frequencies, rotation_factors)
+    ]
+    return torch.stack(tables), [layers.index(i) for i in model.rotated_as]
 
 
 def _mixture(mixture: MixtureOfExperts, moving: "Fused | None") -> tuple[step.Linear, step.Linear]:

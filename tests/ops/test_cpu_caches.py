@@ -60,7 +60,7 @@ def stored_by_a_step(name, heads):
     ones = torch.ones(D, dtype=dtype)
     queries = torch.zeros(K * E, dtype=dtype)
     layer = step.Layer(
-        attention_norm=ones,
+        attention_norm=None,
         wqkv=step.Linear(  # whatever x is, the result is the bias
             torch.zeros(3 * K * E, D, dtype=dtype),
             torch.cat([queries, heads.flatten(), heads.flatten()]),
@@ -68,14 +68,18 @@ def stored_by_a_step(name, heads):
         query_norm=None,
         key_norm=None,
         wo=step.Linear(torch.zeros(D, K * E, dtype=dtype), None),
-        ffn_norm=ones,
+        post_norm=None,
+        ffn_norm=None,
         w13=step.Linear(torch.zeros(2 * width, D, dtype=dtype), None),
         w2=step.Linear(torch.zeros(D, width, dtype=dtype), None),
+        ffn_post_norm=None,
     )
+    hows = torch.tensor([dataclasses.astuple(step.How(False, 0, 0, 1.0))], dtype=torch.float64)
     caches = step.Caches(list(cache.buffers()), cache.format)
     shape, output = step.Shape(K, K, width, 1e-5), step.Linear(torch.zeros(1, D, dtype=dtype), None)
-    how = (torch.zeros(E // 2), torch.tensor([1]), shape, ones, output, [1])  # rotates by nothing
-    step.decode(ones[None], None, layer.parts(), caches, *how)
+    rotations = torch.stack((torch.zeros(1, E // 2), torch.ones(1, E // 2)))  # by nothing
+    how = (rotations, torch.tensor([1]), shape, ones.float(), output, [1])
+    step.decode(ones[None], None, layer.parts(), hows, caches, *how)
     return cache
 
 

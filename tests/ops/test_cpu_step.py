@@ -10,7 +10,7 @@ import torch
 from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
 from quantbench.models import build
-from quantbench.models.config import ModelConfig
+from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.models.mixtral import Router
 from quantbench.models.mixture import Mixture
 from quantbench.ops import formats
@@ -33,6 +33,9 @@ PLAIN = ModelConfig(
     "small", dim=96, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16, ffn_dim=200,
     vocab_size=50, max_position=64,
 )  # fmt: skip
+GEMMA = dataclasses.replace(
+    PLAIN, architecture="gemma", sliding_window=5, attention_scale=0.2, post_norms=True
+)
 # Widths of experts are no multiple of a vector's 16 and 32 numbers; the first layer may be dense.
 MIXTURE = dataclasses.replace(PLAIN, architecture="mixtral")
 SOME = Mixture(5, 2, 72, normalized=False, shared_dim=40, dense_layers=(0,))
@@ -42,6 +45,32 @@ MODELS = {
     "qwen-3": dataclasses.replace(PLAIN, qk_norm=True, head_dim=24),
     "every-bias": dataclasses.replace(PLAIN, attention_out_bias=True, mlp_bias=True),
     "mistral": dataclasses.replace(PLAIN, sliding_window=8),
+    "smollm3": dataclasses.replace(PLAIN, no_rope_layers=(1,)),
+    "granite": dataclasses.replace(
+        PLAIN,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        logits_divisor=4.0,
+        attention_scale=0.3,
+    ),
+    "olmo-2": dataclasses.replace(
+        PLAIN, pre_norms=False, post_norms=True, qk_norm=True, joint_qk_norm=True
+    ),
+    "arcee": dataclasses.replace(PLAIN, squared_relu=True, mlp_bias=True),
+    "glm-4": dataclasses.replace(PLAIN, post_norms=True, rotary_dim=8, qkv_bias=True),
+    "gemma-2": dataclasses.replace(
+        GEMMA, full_layers=(1,), attention_softcap=5.0, logit_softcap=8.0
+    ),
+    "gemma-3": dataclasses.replace(
+        GEMMA,
+        num_layers=3,
+        full_layers=(1,),
+        window_rope_theta=100.0,
+        qk_norm=True,
+        rope_scaling=RopeScaling(8.0, kind="linear"),
+        head_dim=256,
+        num_kv_heads=1,
+    ),
     "some experts": dataclasses.replace(MIXTURE, num_layers=3, mixture=SOME),
     "normalized": dataclasses.replace(MIXTURE, mixture=Mixture(7, 3, 24)),
     "all experts": dataclasses.replace(MIXTURE, mixture=Mixture(3, 3, 56, shared_dim=104)),
@@ -308,8 +337,9 @@ def decoder_step(decoder, x, table, position=0, **changed):
     """A step of a CpuStep, some of its arguments changed."""
     given = {
         "parts": decoder.parts,
+        "hows": decoder.hows,
         "caches": decoder.cached,
-        "frequencies": decoder.frequencies,
+        "rotations": decoder.rotations,
         "shape": decoder.shape,
         "norm": decoder.norm,
         "output": decoder.output,
@@ -321,8 +351,8 @@ def decoder_step(decoder, x, table, position=0, **changed):
 def test_experts_that_do_not_fit_together_are_an_error():
     model = built(MODELS["some experts"], torch.float32)
     decoder = Generator(model, 1, 8, decoder="cpu-step").decoder
-    parts = 12  # of a layer, as step.Layer.parts gives them
-    router, gate, table = parts + 8, parts + 9, parts + 10
+    parts = 14  # of a layer, as step.Layer.parts gives them
+    router, gate, table = parts + 9, parts + 10, parts + 11
 
     def run(index, part):
         given = list(decoder.parts)
@@ -366,8 +396,14 @@ def test_what_it_does_not_take_is_an_error():
         ({"vocabularies": [40]}, r"a weight is \(50, 96\), not \(40, 96\)"),
         ({"vocabularies": [25, 25]}, "there are 2 vocabularies"),
         ({"output": short}, "50 numbers of x's dtype"),
-        ({"frequencies": decoder.frequencies.double()}, "frequencies"),
-        ({"frequencies": decoder.frequencies[:7]}, "cache"),
+        ({"rotations": decoder.rotations.double()}, "rotations"),
+        ({"rotations": decoder.rotations[0]}, "rotations"),
+        ({"rotations": decoder.rotations[..., :7].contiguous()}, "cache"),
+        ({"hows": decoder.hows[1:]}, "28 tensors and 6 numbers for 2 layers"),
+        ({"hows": decoder.hows.float()}, "for 2 layers"),
+        ({"hows": decoder.hows + torch.tensor([0, 1, 0, 0, 0, 0])}, "no such rotation or gate"),
+        ({"hows": decoder.hows + torch.tensor([0, 0, 3, 0, 0, 0])}, "no such rotation or gate"),
+        ({"norm": decoder.norm.bfloat16()}, "96 float32 numbers"),
         ({"position": 8}, "position 8 is not in a cache of 8"),
         ({"position": -1}, "position -1"),
         ({"shape": narrow}, r"a weight is \(400, 96\), not \(200, 96\)"),
