@@ -115,11 +115,15 @@ def test_any_numbers(isa, name):
 
 # head_dim and sliding window; the window's slots are overwritten
 SHAPES = ((64, None), (80, 5), (128, None), (32, 5))
+FAMILIES = ("smollm3", "granite", "olmo-2", "arcee", "glm-4", "gemma-2", "gemma-3")
 
 
 def models(name):
     """Some of the models and batches: each as a model and tokens (rows, 9). The last is a mixture,
     in float32: in 16 bits its experts' results differ by more."""
+    for family, rows, dtype in seeds.sample(itertools.product(FAMILIES, (1, 3), DTYPES), 5):
+        config = dataclasses.replace(MODELS[family], head_dim=random.choice((64, 96, 256)))
+        yield built(config, dtype), torch.randint(0, 50, (rows, 9))
     every = [(E, window) for E, window in SHAPES if name != "int4" or E % 32 == 0]
     for (E, window), rows, dtype in seeds.sample(itertools.product(every, (1, 3), DTYPES), 5):
         config = dataclasses.replace(PLAIN, head_dim=E, sliding_window=window, qk_norm=E == 128)

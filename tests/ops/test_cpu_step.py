@@ -47,34 +47,25 @@ MODELS = {
     "mistral": dataclasses.replace(PLAIN, sliding_window=8),
     "smollm3": dataclasses.replace(PLAIN, no_rope_layers=(1,)),
     "granite": dataclasses.replace(
-        PLAIN,
-        embedding_multiplier=3.0,
-        residual_multiplier=0.4,
-        logits_divisor=4.0,
+        PLAIN, embedding_multiplier=3.0, residual_multiplier=0.4, logits_divisor=4.0,
         attention_scale=0.3,
     ),
     "olmo-2": dataclasses.replace(
-        PLAIN, pre_norms=False, post_norms=True, qk_norm=True, joint_qk_norm=True
+        PLAIN, pre_norms=False, post_norms=True, qk_norm=True, joint_qk_norm=True,
     ),
     "arcee": dataclasses.replace(PLAIN, squared_relu=True, mlp_bias=True),
     "glm-4": dataclasses.replace(PLAIN, post_norms=True, rotary_dim=8, qkv_bias=True),
     "gemma-2": dataclasses.replace(
-        GEMMA, full_layers=(1,), attention_softcap=5.0, logit_softcap=8.0
+        GEMMA, full_layers=(1,), attention_softcap=5.0, logit_softcap=8.0,
     ),
     "gemma-3": dataclasses.replace(
-        GEMMA,
-        num_layers=3,
-        full_layers=(1,),
-        window_rope_theta=100.0,
-        qk_norm=True,
-        rope_scaling=RopeScaling(8.0, kind="linear"),
-        head_dim=256,
-        num_kv_heads=1,
+        GEMMA, full_layers=(1,), window_rope_theta=100.0, qk_norm=True, head_dim=256,
+        num_kv_heads=1, attention_scale=0.05, rope_scaling=RopeScaling(8.0, kind="linear"),
     ),
     "some experts": dataclasses.replace(MIXTURE, num_layers=3, mixture=SOME),
     "normalized": dataclasses.replace(MIXTURE, mixture=Mixture(7, 3, 24)),
     "all experts": dataclasses.replace(MIXTURE, mixture=Mixture(3, 3, 56, shared_dim=104)),
-}
+}  # fmt: skip
 PACKED = dataclasses.replace(PLAIN, dim=128, num_heads=4, head_dim=32, ffn_dim=256)
 
 
@@ -169,7 +160,7 @@ def test_what_the_modules_mean(isa, name):
     for rows in (1, random.choice((2, 3, 4)), random.choice((5, 12, 16))):
         tokens = torch.randint(0, 50, (rows, 12))
         wanted = decoded(exact, tokens, decoder="modules")
-        own = error(decoded(model, tokens, decoder="modules"), wanted)
+        own = max(map(error, decoded(model, tokens, decoder="modules"), wanted))
         for mine, right in zip(decoded(model, tokens), wanted, strict=True):
             with seeds.naming((dtype, rows)):  # each row alone: none may be a mixture of others
                 assert error(mine, right) < max(ALLOWED[dtype], 2 * own)
