@@ -1,4 +1,4 @@
-"""Decoder cpu-step: a whole step, tokens to logits, in one C++ op (ops/cpu/step.py).
+"""Decoder cpu-step: a whole step, embeddings to logits, in one C++ op (ops/cpu/step.py).
 
 The op implements models/llama.py, gemma.py and mixtral.py a second time. So it refuses a model with
 any part that it does not know (`why_not_fused`).
@@ -53,7 +53,7 @@ GATES = (F.silu, gelu, None)  # in the order of `Gate` in step/rows.h; None: no 
 
 
 class CpuStep:
-    """A decoding step, tokens to logits, in one op. `model` must not be refused."""
+    """A decoding step, embeddings to logits, in one op. `model` must not be refused."""
 
     name, one_op = "cpu-step", True
     reason: str | None = None
@@ -70,10 +70,6 @@ class CpuStep:
         self.hows = torch.tensor([dataclasses.astuple(how) for how in hows], dtype=torch.float64)
         buffers = [buffer for cache in caches for buffer in cache.buffers()]
         self.cached = step.Caches(buffers, caches[0].format)
-        embedding, table = model.tok_embeddings, model.tok_embeddings.weight.data
-        plain = type(embedding) is nn.Embedding and type(table) is Tensor
-        scaled = isinstance(model, Gemma) or model.config.embedding_multiplier != 1
-        self.table = table if plain and not scaled else None  # None: the model embeds
         self.norm, self.output = cast("Tensor", _norm(model.norm)), _linear(model.output)
         split = split_of(model)
         self.vocabularies = split.vocabularies if split else [model.output.out_features]
@@ -81,8 +77,7 @@ class CpuStep:
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         with self.moving.stepping() if self.moving else nullcontext():
             logits = step.decode(
-                tokens if self.table is not None else self.model.embed(tokens)[:, 0],
-                self.table,
+                self.model.embed(tokens)[:, 0],
                 self.parts,
                 self.hows,
                 self.cached,

@@ -41,7 +41,6 @@ class SmallStep:
         """The logits after x at this position, whose keys and values the layers store."""
         return torch.ops.quantbench.cpu_decode(
             self.x,
-            None,
             self.weights,
             self.hows,
             self.caches,

@@ -79,7 +79,7 @@ def stored_by_a_step(name, heads):
     shape, output = step.Shape(K, K, width, 1e-5), step.Linear(torch.zeros(1, D, dtype=dtype), None)
     rotations = torch.stack((torch.zeros(1, E // 2), torch.ones(1, E // 2)))  # by nothing
     how = (rotations, torch.tensor([1]), shape, ones.float(), output, [1])
-    step.decode(ones[None], None, layer.parts(), hows, caches, *how)
+    step.decode(ones[None], layer.parts(), hows, caches, *how)
     return cache
 
 
@@ -201,7 +201,7 @@ def test_what_does_not_fit_is_an_error():
         tensors = list(decoder.cached.tensors)
         tensors[index] = tensor
         caches = step.Caches(tensors[drop:], format)
-        return decoder_step(decoder, x, None, caches=caches)
+        return decoder_step(decoder, x, caches=caches)
 
     assert run().shape == (1, 50)
     codes, scale = decoder.cached.tensors[:2]

@@ -1,4 +1,4 @@
-"""A decoding step of a Llama in one C++ op, tokens to logits.
+"""A decoding step of a Llama in one C++ op, embeddings to logits.
 
 Norms, biases, rotation, gates and sums stand between the matrix products of the same op. As 110
 small ops, a step with 4-bit weights spends a fifth of its time between them.
@@ -18,16 +18,16 @@ MAX_FUSED_ROWS = 16  # above this, products take nearly all of the time and fusi
 
 torch.library.define(
     "quantbench::cpu_decode",
-    "(Tensor x, Tensor? table, Tensor[] parts, Tensor hows, Tensor(a!)[] caches, str format, "
+    "(Tensor x, Tensor[] parts, Tensor hows, Tensor(a!)[] caches, str format, "
     "Tensor rotations, Tensor position, float epsilon, int heads, int kv_heads, int width, "
     "Tensor norm, Tensor output, Tensor? output_bias, int ranks, int[] vocabularies) -> Tensor",
 )
 
 
 @torch.library.register_fake("quantbench::cpu_decode")
-def _(x, table, parts, hows, caches, format, rotations, position, epsilon, heads, kv_heads, width,
+def _(x, parts, hows, caches, format, rotations, position, epsilon, heads, kv_heads, width,
       norm, output, output_bias, ranks, vocabularies):  # fmt: skip
-    return (x if table is None else table).new_empty((x.shape[0], sum(vocabularies)))
+    return x.new_empty((x.shape[0], sum(vocabularies)))
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,6 @@ class Caches:
 
 def decode(
     x: Tensor,
-    table: Tensor | None,
     parts: Sequence[Tensor],
     hows: Tensor,
     caches: Caches,
@@ -181,17 +180,15 @@ def decode(
 ) -> Tensor:
     """Logits (B, V) of the next tokens, after those at `position` (1,) int64.
 
-    x: their tokens (B, 1) int64, and table: the embedding (V, D); or x: their embeddings (B, D),
-    and no table. parts: the `Layer.parts` of all layers. hows: the numbers of each layer's `How`,
-    float64. rotations (2, tables, E / 2), float32: in each table radians per position of each of a
-    head's pairs, and what their cosines and sines are multiplied by. norm: what the final norm
-    multiplies by, float32. vocabularies: how many tokens each rank has in its table and output; V
-    is their sum. Raises RuntimeError for a position that is not in the caches, for tokens that are
-    not in the table, and when another rank has ended or failed.
+    x: their embeddings (B, D). parts: the `Layer.parts` of all layers. hows: the numbers of each
+    layer's `How`, float64. rotations (2, tables, E / 2), float32: in each table radians per
+    position of each of a head's pairs, and what their cosines and sines are multiplied by. norm:
+    what the final norm multiplies by, float32. vocabularies: how many tokens each rank has in its
+    output; V is their sum. Raises RuntimeError for a position that is not in the caches, and when
+    another rank has ended or failed.
     """
     return torch.ops.quantbench.cpu_decode(
         x,
-        table,
         parts,
         hows,
         caches.tensors,

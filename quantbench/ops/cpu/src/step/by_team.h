@@ -41,8 +41,7 @@ class ByTeam {
       first_product.push_back(products.size());
       experts.push_back(nullptr);
       if (step.has_experts(i)) {
-        experts.back().reset(new Experts(step.part(i, W13), optional(i, W13_BIAS, D),
-                                         step.part(i, W2), step.x));
+        experts.back().reset(new Experts(step, i));
         mixture.make_room(*experts.back(), D, size);
       }
       const std::pair<Part, int64_t> weights[] = {
@@ -51,7 +50,7 @@ class ByTeam {
       for (int k = 0; k < (experts.back() ? 2 : 4); ++k) {
         const auto [part, columns] = weights[k];
         add(step.part(i, part), columns, outputs[k]);
-        optional(i, Part(part + 1), outputs[k]);  // its bias
+        step.bias(i, Part(part + 1), outputs[k]);
       }
       int64_t together;
       step.heads_norm(i, QUERY_NORM, step.heads, together);  // raises what is wrong
@@ -62,7 +61,6 @@ class ByTeam {
     first_product.push_back(products.size());
     floats(step.ending.norm, D);
     add(step.ending.weight, D, step.ending.outputs);
-    if (step.ending.bias) vector(*step.ending.bias, step.x, step.ending.outputs);
   }
 
   Tensor run() {
@@ -72,8 +70,8 @@ class ByTeam {
     } catch (const std::bad_alloc&) {
       STD_TORCH_CHECK(false, "a thread of the decoding step could not allocate memory");
     }
-    if (const Maybe& bias = step.ending.bias)
-      rows.add(data(result), data(*bias), 1, step.ending.outputs, data(result));
+    if (step.ending.bias)
+      rows.add(data(result), step.ending.bias, 1, step.ending.outputs, data(result));
     return result;
   }
 
@@ -120,12 +118,6 @@ class ByTeam {
     const Product& product = *products.back();
     STD_TORCH_CHECK(product.rows == outputs && product.columns == columns, "a weight is (",
                     product.rows, ", ", product.columns, "), not (", outputs, ", ", columns, ")");
-  }
-
-  // Null for what the model lacks.
-  const char* optional(int64_t layer, Part part, int64_t n) const {
-    const Tensor& t = step.part(layer, part);
-    return t.numel() ? vector(t, step.x, n) : nullptr;
   }
 
   void all_layers(const Team::Member& member) {
@@ -261,7 +253,7 @@ class ByTeam {
                  std::vector<char>& product) const {
     if (!step.ranks) return;
     if (member.index == 0) {
-      if (const char* b = optional(layer, bias, D)) rows.add(product.data(), b, 1, D, product.data());
+      if (const char* b = step.bias(layer, bias, D)) rows.add(product.data(), b, 1, D, product.data());
       sum_over(step.ranks, rows, product.data(), D, prefetching(member, next));
     }
     wait(member, next);
@@ -269,7 +261,7 @@ class ByTeam {
 
   // to = other + residual · norm(product + bias). A sum over ranks has the bias already.
   void sum(int64_t layer, Part bias, const char* product, const char* other, char* to) const {
-    if (const char* b = step.ranks ? nullptr : optional(layer, bias, D)) {
+    if (const char* b = step.ranks ? nullptr : step.bias(layer, bias, D)) {
       rows.add(product, b, 1, D, to);  // rounded, as a linear layer's result is
       product = to;
     }
@@ -281,7 +273,7 @@ class ByTeam {
     const int64_t up = step.up(layer);
     const char* both = of_w13.data();
     std::vector<char> biased;
-    if (const char* bias = optional(layer, W13_BIAS, step.width + up)) {
+    if (const char* bias = step.bias(layer, W13_BIAS, step.width + up)) {
       biased.resize(of_w13.size());
       rows.add(both, bias, 1, step.width + up, biased.data());
       both = biased.data();
@@ -291,7 +283,7 @@ class ByTeam {
 
   // What one member does for all: it is too little to share.
   void begin_attention(int64_t layer) {
-    if (const char* bias = optional(layer, WQKV_BIAS, qkv.size(1)))
+    if (const char* bias = step.bias(layer, WQKV_BIAS, qkv.size(1)))
       rows.add(data(qkv), bias, 1, qkv.size(1), data(qkv));
     attending = step.attending(rows, layer, qkv);
     if (attending->alone()) attending->work();

@@ -9,6 +9,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -39,10 +40,6 @@ const float* floats(const Tensor& t, int64_t n) {
   return static_cast<const float*>(t.const_data_ptr());
 }
 
-void check_rows(const Tensor& x) {
-  STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), "x has to be (B, D), contiguous");
-}
-
 // x = the sum of all ranks' x, n numbers, rounded once; x itself if there are no others.
 template <typename F>
 void sum_over(LocalRanks* ranks, const Rows& rows, char* x, int64_t n, F idle) {
@@ -57,16 +54,12 @@ void sum_over(LocalRanks* ranks, const Rows& rows, char* x, int64_t n, F idle) {
   rows.narrow(wide.data(), n, x);
 }
 
-void sum_over(LocalRanks* ranks, const Rows& rows, Tensor& x) {
-  sum_over(ranks, rows, data(x), x.numel(), [] { return false; });
-}
-
 // What a layer's tensors are, in the order in which they come. Those that a model has not are empty. A
 // bias follows its weight, and the norm of what attention or feed-forward network return the last bias.
 enum Part { NORM, WQKV, WQKV_BIAS, QUERY_NORM, KEY_NORM, WO, WO_BIAS, POST_NORM, FFN_NORM, W13, W13_BIAS,
             W2, W2_BIAS, FFN_POST_NORM, PARTS };
 
-// What else differs between layers: a row of the tensor `how`, as step.py's Layer.how gives it.
+// What else differs between layers: a row of the tensor `hows`, a `How` of step.py.
 struct How {
   double wraps;           // whether a full cache overwrites its oldest slot, for a sliding window
   double rotation;        // which table of cosines and sines
@@ -76,44 +69,36 @@ struct How {
 };
 constexpr int64_t NUMBERS = sizeof(How) / sizeof(double);
 
-Maybe maybe(const Tensor& t) { return t.numel() ? Maybe(t) : std::nullopt; }
-
 // What follows the layers.
 struct Ending {
   const Tensor &norm, &weight;
-  const Maybe& bias;
+  const char* bias;
   int64_t outputs;
 };
-
-int64_t one_position(const Tensor& position) {
-  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
-                  "the position has to be one int64");
-  return *static_cast<const int64_t*>(position.const_data_ptr());
-}
 
 // What every layer is called with, and where its caches' new slot is.
 struct Step {
   const std::vector<Tensor>& parts;
-  const Tensor &hows, &x, &cos, &sin;  // cos and sin: (tables, E / 2)
+  const Tensor &hows, &x;
   double epsilon;
   int64_t heads, kv_heads, width;
   LocalRanks* ranks;
   const Ending& ending;
   int64_t count, B, E, end;
+  std::vector<float> cos, sin;  // (tables, E / 2)
   Caches caches;
   Tensor first, filled;  // (B,) as decode attention wants them
 
   Step(const std::vector<Tensor>& parts, const Tensor& hows, std::vector<Tensor>& caches,
-       const std::string& format, const Tensor& x, const Tensor& cos, const Tensor& sin,
-       const Tensor& position, double epsilon, int64_t heads, int64_t kv_heads, int64_t width,
-       int64_t handle, const Ending& ending)
-      : parts(parts), hows(hows), x(x), cos(cos), sin(sin), epsilon(epsilon), heads(heads),
-        kv_heads(kv_heads), width(width), ranks(LocalRanks::of(handle)), ending(ending),
-        count(parts.size() / PARTS), B(x.size(0)), E(2 * cos.size(1)), end(one_position(position) + 1),
-        caches(caches, format, count, x, kv_heads, E),
+       const std::string& format, const Tensor& x, const Tensor& rotations, int64_t position,
+       double epsilon, int64_t heads, int64_t kv_heads, int64_t width, LocalRanks* ranks,
+       const Ending& ending)
+      : parts(parts), hows(hows), x(x), epsilon(epsilon), heads(heads), kv_heads(kv_heads),
+        width(width), ranks(ranks), ending(ending), count(parts.size() / PARTS), B(x.size(0)),
+        E(2 * rotations.size(2)), end(position + 1), caches(caches, format, count, x, kv_heads, E),
         first(torch::stable::new_empty(x, {B}, ScalarType::Long)),
         filled(torch::stable::new_empty(x, {B}, ScalarType::Long)) {
-    check_rows(x);
+    STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), "x has to be (B, D), contiguous");
     STD_TORCH_CHECK(int64_t(parts.size()) == count * PARTS && hows.is_contiguous() &&
                         hows.scalar_type() == ScalarType::Double && hows.numel() == count * NUMBERS,
                     "there are ", parts.size(), " tensors and ", hows.numel(), " numbers for ", count,
@@ -122,8 +107,14 @@ struct Step {
       const int64_t slots = this->caches.slots(i);
       STD_TORCH_CHECK(end > 0 && (how(i).wraps || end <= slots), "position ", end - 1,
                       " is not in a cache of ", slots);
-      STD_TORCH_CHECK(how(i).rotation >= 0 && how(i).rotation < cos.size(0) && how(i).gate >= 0 &&
-                          how(i).gate < GATES, "there is no such rotation or gate");
+      STD_TORCH_CHECK(how(i).rotation >= 0 && how(i).rotation < rotations.size(1) &&
+                          how(i).gate >= 0 && how(i).gate < GATES, "there is no such rotation or gate");
+    }
+    const auto* frequencies = static_cast<const float*>(rotations.const_data_ptr());
+    const int64_t angles = rotations.size(1) * rotations.size(2);
+    for (int64_t i = 0; i < angles; ++i) {
+      const float angle = float(position) * frequencies[i], factor = frequencies[angles + i];
+      cos.push_back(std::cos(angle) * factor), sin.push_back(std::sin(angle) * factor);
     }
   }
 
@@ -135,6 +126,12 @@ struct Step {
   int64_t up(int64_t layer) const { return how(layer).gate == SQUARED_RELU ? 0 : width; }
 
   const Tensor& part(int64_t layer, Part part) const { return parts[layer * PARTS + part]; }
+
+  // Null for what the model lacks.
+  const char* bias(int64_t layer, Part part, int64_t n) const {
+    const Tensor& t = this->part(layer, part);
+    return t.numel() ? vector(t, x, n) : nullptr;
+  }
 
   bool has_experts(int64_t layer) const { return part(layer, W2).scalar_type() == ScalarType::Long; }
 
@@ -149,8 +146,6 @@ struct Step {
   // Norms a layer's queries and keys, if it does, and rotates both, in place.
   void turn_heads(const Rows& rows, int64_t layer, Tensor& qkv) const {
     const int64_t size = qkv.element_size(), table = int64_t(how(layer).rotation) * E / 2;
-    const auto* c = static_cast<const float*>(cos.const_data_ptr()) + table;
-    const auto* s = static_cast<const float*>(sin.const_data_ptr()) + table;
     auto norm = [&](Part part, char* of_heads, int64_t count) {
       int64_t together;
       if (const float* weight = heads_norm(layer, part, count, together))
@@ -161,7 +156,8 @@ struct Step {
       char* row = data(qkv) + b * row_bytes(qkv);
       norm(QUERY_NORM, row, heads);
       norm(KEY_NORM, row + heads * E * size, kv_heads);
-      for (int64_t h = 0; h < heads + kv_heads; ++h) rows.rotate(row + h * E * size, c, s, E / 2);
+      for (int64_t h = 0; h < heads + kv_heads; ++h)
+        rows.rotate(row + h * E * size, cos.data() + table, sin.data() + table, E / 2);
     }
   }
 
