@@ -183,7 +183,7 @@ def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
 
 def _unknown_experts(mixture: MixtureOfExperts) -> str | None:
     if {_activation(cast("FeedForward", expert)) for expert in mixture.experts} != {F.silu}:
-        return ".experts' gates are not SiLU, and the op knows no other of experts"
+        return ".experts have another gate than SiLU, which the op does not know"
     for matrix in ("w13", "w2"):
         layers = [expert.get_submodule(matrix) for expert in mixture.experts]
         shared = [mixture.shared.get_submodule(matrix)] if hasattr(mixture, "shared") else []

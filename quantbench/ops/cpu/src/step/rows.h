@@ -9,11 +9,11 @@
 // A head's n numbers to what a KV cache of some format stores of them: codes, and scales of the numbers' type.
 typedef void (*Encode)(const char* x, int64_t n, char* codes, char* scales);
 
-// How a feed-forward network's gate goes to the up projection. Without a gate, it is multiplied by itself.
+// What the gate of a feed-forward network goes through; SQUARED_RELU: there is only relu(x)², and no gate.
 enum Gate { SILU, GELU, SQUARED_RELU, GATES };
 
-// Pointers to rows of n numbers of one type; biases have the same, norms' weights are float32. Results may
-// lie where an operand does.
+// Pointers to rows of n numbers of one type; biases have the same, norms' weights are float32. A result may
+// overwrite an operand.
 struct Rows {
   Number type;
   // to = x / √(mean(x²) + epsilon) · weight

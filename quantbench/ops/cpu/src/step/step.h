@@ -122,7 +122,7 @@ struct Step {
     return static_cast<const How*>(hows.const_data_ptr())[layer];
   }
 
-  // Where the up projection begins in what w13 returns: at the gate, where that is squared.
+  // The up projection's first number in w13's output; 0 without a gate.
   int64_t up(int64_t layer) const { return how(layer).gate == SQUARED_RELU ? 0 : width; }
 
   const Tensor& part(int64_t layer, Part part) const { return parts[layer * PARTS + part]; }
@@ -135,8 +135,8 @@ struct Step {
 
   bool has_experts(int64_t layer) const { return part(layer, W2).scalar_type() == ScalarType::Long; }
 
-  // The weight of a norm of some heads, if there is one: E numbers for each head by itself, or as many
-  // for all heads together.
+  // The weight of the norm of queries or keys, null without one, and how many numbers are normed together:
+  // a head's, or those of all heads.
   const float* heads_norm(int64_t layer, Part part, int64_t heads, int64_t& together) const {
     const Tensor& t = this->part(layer, part);
     if (!t.numel()) return nullptr;
