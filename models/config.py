@@ -69,9 +69,8 @@ class RopeScaling:
 
     @property
     def is_table(self) -> bool:
-        """Whether all it changes is the frequencies, and these for texts of any length alike."""
-        fixed = self.kind in ("llama3", "linear", "yarn")
-        return fixed and self.attention_factor == 1 and not self.temperature
+        """Whether it changes rotations alone, and these alike for texts of any length."""
+        return self.kind in ("llama3", "linear", "yarn") and not self.temperature
 
 
 ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn", "longrope")

@@ -6,8 +6,6 @@ rest is in `ModelConfig`: windows and rotary bases by layer, caps of scores and 
 attention and feed-forward network.
 """
 
-import functools
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,7 +23,7 @@ class Gemma(Transformer):
 
     def block(self, number: int) -> Block:
         block = Block(self.config, number)
-        block.feed_forward.activation = functools.partial(F.gelu, approximate="tanh")
+        block.feed_forward.activation = gelu
         for name, norm in [*block.named_modules()]:
             if isinstance(norm, nn.RMSNorm):
                 block.set_submodule(name, OffsetNorm(*norm.normalized_shape, norm.eps))
@@ -34,6 +32,11 @@ class Gemma(Transformer):
     def embed(self, tokens: Tensor) -> Tensor:
         x = super().embed(tokens)
         return x * torch.tensor(self.config.dim**0.5, dtype=x.dtype)  # rounded, as in training
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU with a tanh in place of the normal distribution."""
+    return F.gelu(x, approximate="tanh")
 
 
 class OffsetNorm(nn.RMSNorm):

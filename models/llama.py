@@ -104,7 +104,11 @@ class Transformer(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits (…, V) from the last layer's output (…, D)."""
-        logits, cap = self.output(self.norm(x)), self.config.logit_softcap
+        return self.bounded(self.output(self.norm(x)))
+
+    def bounded(self, logits: Tensor) -> Tensor:
+        """Logits from what the output layer returns."""
+        cap = self.config.logit_softcap
         if self.config.logits_divisor != 1:
             logits = logits / self.config.logits_divisor
         return logits if cap is None else (logits / cap).tanh() * cap
@@ -261,7 +265,8 @@ def rotation(
     angles = here[:, None, None].float() * frequencies(config, device, number, length)
     if scaling is None or scaling.attention_factor == 1:
         return angles.cos(), angles.sin()
-    return angles.cos() * scaling.attention_factor, angles.sin() * scaling.attention_factor
+    factors = rotation_factors(config, device, number)
+    return angles.cos() * factors, angles.sin() * factors
 
 
 def frequencies(
@@ -287,6 +292,15 @@ def frequencies(
     if not spec.rotates:
         rotating = torch.zeros_like(rotating)
     return F.pad(rotating, (0, (config.head_dim - width) // 2))
+
+
+def rotation_factors(config: ModelConfig, device: torch.device, number: int = 0) -> Tensor:
+    """What the cosines and sines of each pair of a head are multiplied by in layer `number`, (E/2,)
+    float32; 1 for pairs that do not rotate."""
+    spec, width = config.layers[number], config.rotary_dim or config.head_dim
+    factor = spec.rope_scaling.attention_factor if spec.rotates and spec.rope_scaling else 1.0
+    factors = torch.full((width // 2,), factor, device=device)
+    return F.pad(factors, (0, (config.head_dim - width) // 2), value=1.0)
 
 
 def scaled(

@@ -54,7 +54,5 @@ def _decode(
     count = end.clamp(max=min(slots, window or slots))
     first = torch.zeros_like(end) if window is None else (end - count) % slots
     places = first.expand(rows), count.expand(rows)
-    if scale is None and softcap is None:
-        return decode_attention(key.kernel, query[:, :, 0], key, value, *places)[:, :, None]
-    y = reference.decode_attention(query[:, :, 0], key, value, *places, scale, softcap)
+    y = decode_attention(key.kernel, query[:, :, 0], key, value, *places, scale, softcap)
     return y[:, :, None]

@@ -8,7 +8,6 @@ All compute what ops.reference.decode_attention computes.
 """
 
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,9 +42,9 @@ def choose(
 
     On the CPU the first call builds the kernel, which takes a minute.
     """
-    if softcap is not None:
+    if softcap is not None and device.type != "cpu":
         return Choice("torch", f"no kernel bounds scores (softcap {softcap:g})")
-    if scale is not None:
+    if scale is not None and device.type != "cpu":
         return Choice("torch", f"no kernel scales scores by {scale:g}; they scale by 1/√head_dim")
     if format not in READ_BY_KERNELS:
         return Choice("torch", f"no kernel reads keys and values stored as {format}")
@@ -66,16 +65,24 @@ def choose(
 
 
 def decode_attention(
-    kernel: str, query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor
+    kernel: str,
+    query: Tensor,
+    key: Stored,
+    value: Stored,
+    first: Tensor,
+    count: Tensor,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
-    """ops.reference.decode_attention by the kernel of that name."""
-    return _KERNELS[kernel](query, key, value, first, count)
+    """ops.reference.decode_attention by the kernel of that name, or by plain torch where that
+    kernel takes no scale or softcap."""
+    if kernel == "cpu":
+        from quantbench.ops.cpu import attention
 
-
-def _cpu(query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor) -> Tensor:
-    from quantbench.ops.cpu.attention import decode_attention
-
-    return decode_attention(query, key, value, first, count)
+        return attention.decode_attention(query, key, value, first, count, scale, softcap)
+    if scale is not None or softcap is not None:
+        return reference.decode_attention(query, key, value, first, count, scale, softcap)
+    return (_triton if kernel == "triton" else _torch)(query, key, value, first, count)
 
 
 def _triton(query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor) -> Tensor:
@@ -118,10 +125,3 @@ def _torch_decode_attention(
 @_torch_decode_attention.register_fake
 def _(query, key_codes, key_scale, value_codes, value_scale, first, count, format):
     return query.new_empty(query.shape)
-
-
-_KERNELS: dict[str, Callable[[Tensor, Stored, Stored, Tensor, Tensor], Tensor]] = {
-    "cpu": _cpu,
-    "triton": _triton,
-    "torch": _torch,
-}

@@ -149,7 +149,7 @@ def _over_past(
         seen_by_all = min(max(oldest, start + S - window), start)
     reads_codes = _reads_codes(query, past[0].format, scale, softcap)
     if seen_by_all < start and reads_codes:
-        yield _over_slots(query, *past, seen_by_all % T, start - seen_by_all)
+        yield _over_slots(query, *past, seen_by_all % T, start - seen_by_all, scale, softcap)
     # The chunk overwrites just those positions that not all of its queries see.
     first = 0 if old is None else start - T
     blocks = _blocks(old or past, first, oldest, seen_by_all, query.dtype)
@@ -170,7 +170,13 @@ def _reads_codes(query: Tensor, format: str, scale: float | None, softcap: float
 
 
 def _over_slots(
-    query: Tensor, key: Stored, value: Stored, first: int, count: int
+    query: Tensor,
+    key: Stored,
+    value: Stored,
+    first: int,
+    count: int,
+    scale: float | None,
+    softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (B, K, N, D), and the logarithm of its softmax's denominator (B, K, N),
     over the slots (first + i) % T for i < count, by the C++ kernel."""
@@ -178,7 +184,8 @@ def _over_slots(
 
     B, K, N, D = query.shape
     slots = (torch.full((B,), number) for number in (first, count))
-    output, denominator = past_attention(query.reshape(B, K * N, D), key, value, *slots)
+    folded = query.reshape(B, K * N, D)
+    output, denominator = past_attention(folded, key, value, *slots, scale, softcap)
     return output.view(B, K, N, D), denominator.view(B, K, N)
 
 

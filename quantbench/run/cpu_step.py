@@ -1,6 +1,6 @@
-"""Decoder cpu-step: a whole step, tokens to logits, in one C++ op (ops/cpu/step.py).
+"""Decoder cpu-step: a whole step, embeddings to logits, in one C++ op (ops/cpu/step.py).
 
-The op implements models/llama.py and models/mixtral.py a second time. So it refuses a model with
+The op implements models/llama.py, gemma.py and mixtral.py a second time. So it refuses a model with
 any part that it does not know (`why_not_fused`).
 """
 
@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, cast
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig
+from quantbench.models.gemma import Gemma, OffsetNorm, gelu
 from quantbench.models.llama import (
     Attention,
     Block,
@@ -21,6 +24,7 @@ from quantbench.models.llama import (
     JointNorm,
     Transformer,
     frequencies,
+    rotation_factors,
 )
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts, elsewhere_of
 from quantbench.models.tensor_parallel import kind_of, split_of
@@ -40,12 +44,16 @@ UNDERSTOOD = {
     *("name", "architecture", "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
     *("ffn_dim", "vocab_size", "max_position", "norm_eps", "rope_theta", "rope_scaling"),
     *("sliding_window", "tie_embeddings", "qkv_bias", "attention_out_bias", "mlp_bias", "qk_norm"),
-    *("joint_qk_norm", "mixture", "rotary_dim"),
+    *("joint_qk_norm", "mixture", "rotary_dim", "full_layers", "window_rope_theta"),
+    *("attention_scale", "attention_softcap", "logit_softcap", "pre_norms", "post_norms"),
+    *("no_rope_layers", "squared_relu", "embedding_multiplier", "residual_multiplier"),
+    "logits_divisor",
 }
+GATES = (F.silu, gelu, None)  # in the order of `Gate` in step/rows.h; None: no gate, relu(x)²
 
 
 class CpuStep:
-    """A decoding step, tokens to logits, in one op. `model` must not be refused."""
+    """A decoding step, embeddings to logits, in one op. `model` must not be refused."""
 
     name, one_op = "cpu-step", True
     reason: str | None = None
@@ -57,30 +65,30 @@ class CpuStep:
         # Tables of experts in `parts` hold addresses of weights, which `model` keeps valid; where
         # experts are in two tiers, `moving` does.
         self.parts = [p for layer in layers for p in fused_layer(layer, self.moving).parts()]
+        self.rotations, tables = rotations_of(model)
+        hows = map(_how, layers, caches, tables)
+        self.hows = torch.tensor([dataclasses.astuple(how) for how in hows], dtype=torch.float64)
         buffers = [buffer for cache in caches for buffer in cache.buffers()]
         self.cached = step.Caches(buffers, caches[0].format)
-        embedding, table = model.tok_embeddings, model.tok_embeddings.weight.data
-        plain = type(embedding) is nn.Embedding and type(table) is Tensor
-        self.table = table if plain else None  # None: its own module reads it
-        self.norm, self.output = model.norm.weight.data, _linear(model.output)
-        self.frequencies = frequencies(model.config, table.device)
+        self.norm, self.output = cast("Tensor", _norm(model.norm)), _linear(model.output)
         split = split_of(model)
         self.vocabularies = split.vocabularies if split else [model.output.out_features]
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         with self.moving.stepping() if self.moving else nullcontext():
-            return step.decode(
-                tokens if self.table is not None else self.model.embed(tokens)[:, 0],
-                self.table,
+            logits = step.decode(
+                self.model.embed(tokens)[:, 0],
                 self.parts,
+                self.hows,
                 self.cached,
-                self.frequencies,
+                self.rotations,
                 position,
                 self.shape,
                 self.norm,
                 self.output,
                 self.vocabularies,
             )
+        return self.model.bounded(logits)
 
 
 def _moving(model: Transformer) -> "Fused | None":
@@ -105,7 +113,7 @@ def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> s
     # On the meta device a run is only planned, and nothing is built.
     if reason := build.refusal() if device == "cpu" else build.unavailable():
         return reason
-    if kind_of(model) not in (Transformer, Mixtral):
+    if kind_of(model) not in (Transformer, Gemma, Mixtral):
         return f"the model is a {type(model).__name__}, and the op computes a Transformer"
     if rows > step.MAX_FUSED_ROWS:
         return f"there are {rows} rows, and the op is for {step.MAX_FUSED_ROWS} at most"
@@ -154,9 +162,11 @@ def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
             return f".feed_forward{reason}"
     elif type(ffn) is not FeedForward:
         return f".feed_forward is a {type(ffn).__name__}, no FeedForward"
-    for name in ("attention_norm", "ffn_norm", "attention.q_norm", "attention.k_norm"):
-        norm = layer.get_submodule(name)
-        absent = name.startswith("attention.") and type(norm) is nn.Identity
+    elif _activation(ffn) not in GATES:
+        name = getattr(ffn.activation, "__name__", ffn.activation)
+        return f".feed_forward goes through {name}, which the op does not know"
+    for name, norm in layer.named_modules():
+        absent = not name.endswith("norm") or type(norm) is nn.Identity
         joint = isinstance(norm, JointNorm) and norm.ranks.size == 1 and norm.epsilon == epsilon
         if not absent and not joint and (reason := _not_this_norm(norm, epsilon)):
             return f".{name}{reason}"
@@ -172,6 +182,8 @@ def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
 
 
 def _unknown_experts(mixture: MixtureOfExperts) -> str | None:
+    if {_activation(cast("FeedForward", expert)) for expert in mixture.experts} != {F.silu}:
+        return ".experts have another gate than SiLU, which the op does not know"
     for matrix in ("w13", "w2"):
         layers = [expert.get_submodule(matrix) for expert in mixture.experts]
         shared = [mixture.shared.get_submodule(matrix)] if hasattr(mixture, "shared") else []
@@ -186,7 +198,7 @@ def _unknown_experts(mixture: MixtureOfExperts) -> str | None:
 def _not_this_norm(norm: nn.Module, epsilon: float) -> str | None:
     if isinstance(norm, JointNorm):
         return " is of the heads of all ranks, which the op does not sum"
-    if type(norm) is not nn.RMSNorm:
+    if type(norm) not in (nn.RMSNorm, OffsetNorm):
         return f" is a {type(norm).__name__}, no RMSNorm"
     return f" adds {norm.eps}, and the others {epsilon}" if norm.eps != epsilon else None
 
@@ -215,15 +227,40 @@ def fused_layer(layer: Block, moving: "Fused | None" = None) -> step.Layer:
     else:
         w13, w2 = _linear(ffn.w13), _linear(ffn.w2)
     return step.Layer(
-        attention_norm=layer.get_parameter("attention_norm.weight"),
+        attention_norm=_norm(layer.attention_norm),
         wqkv=_linear(attention.wqkv),
-        query_norm=getattr(attention.q_norm, "weight", None),
-        key_norm=getattr(attention.k_norm, "weight", None),
+        query_norm=_norm(attention.q_norm),
+        key_norm=_norm(attention.k_norm),
         wo=_linear(attention.wo),
-        ffn_norm=layer.get_parameter("ffn_norm.weight"),
+        post_norm=_norm(layer.attention_post_norm),
+        ffn_norm=_norm(layer.ffn_norm),
         w13=w13,
         w2=w2,
+        ffn_post_norm=_norm(layer.ffn_post_norm),
     )
+
+
+def _how(layer: Block, cache: KVCache, rotation: int) -> step.How:
+    _, scale, softcap = layer.attention.how
+    scale = layer.attention.head_dim**-0.5 if scale is None else scale
+    ffn: nn.Module = layer.feed_forward
+    activation = F.silu if isinstance(ffn, MixtureOfExperts) else _activation(layer.feed_forward)
+    gate = GATES.index(activation)
+    return step.How(cache.wraps, rotation, gate, scale, softcap or 0.0, layer.residual_multiplier)
+
+
+def _activation(network: FeedForward) -> object:
+    return network.activation if network.gated else None
+
+
+def rotations_of(model: Transformer) -> tuple[Tensor, list[int]]:
+    """The tables of step.decode's `rotations`, and which of them each layer rotates by."""
+    layers, device = sorted(set(model.rotated_as)), model.tok_embeddings.weight.device
+    tables = [
+        torch.stack([part(model.config, device, i) for i in layers])
+        for part in (frequencies, rotation_factors)
+    ]
+    return torch.stack(tables), [layers.index(i) for i in model.rotated_as]
 
 
 def _mixture(mixture: MixtureOfExperts, moving: "Fused | None") -> tuple[step.Linear, step.Linear]:
@@ -253,6 +290,14 @@ def _networks(networks: Sequence[FeedForward]) -> step.Networks:
     )
 
 
+def _norm(norm: nn.Module) -> Tensor | None:
+    """What an RMS norm multiplies by, float32; None if there is no norm."""
+    if isinstance(norm, nn.Identity):
+        return None
+    weight = norm.get_parameter("weight").data.float()
+    return 1 + weight if isinstance(norm, OffsetNorm) else weight
+
+
 def _linear(layer: nn.Linear) -> step.Linear:
     weight = fused_weight(layer)
     assert weight is not None
@@ -261,9 +306,6 @@ def _linear(layer: nn.Linear) -> step.Linear:
 
 def shape_of(model: Transformer) -> step.Shape:
     """The sizes that all layers of a model share, and the ranks that share the model."""
-    config, wraps = model.config, model.config.sliding_window is not None
-    split = split_of(model)
+    config, split = model.config, split_of(model)
     ranks = split.ranks.memory if split else 0
-    return step.Shape(
-        config.num_heads, config.num_kv_heads, config.ffn_dim, config.norm_eps, wraps, ranks
-    )
+    return step.Shape(config.num_heads, config.num_kv_heads, config.ffn_dim, config.norm_eps, ranks)

@@ -1,6 +1,6 @@
 """How a decoding step is carried out: by the model's modules, or by a C++ op that fuses them.
 
-cpu-step     the whole step in one op, tokens to logits (run/cpu_step.py)
+cpu-step     the whole step in one op, embeddings to logits (run/cpu_step.py)
 modules      the readable model, compiled or not
 
 decoder = choose("auto", model, caches, rows=1)

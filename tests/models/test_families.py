@@ -8,6 +8,8 @@ import torch
 from transformers import (
     ArceeConfig,
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     Glm4Config,
     GraniteConfig,
     LlamaConfig,
@@ -43,20 +45,33 @@ BY_KIND = {
     "full_attention": YARN | {"rope_theta": 5e5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+GEMMA_3 = {
+    "query_pre_attn_scalar": 24,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+PARTIAL = {
+    "rope_parameters": LONG | {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 0.5,
+    "hidden_size": 64, "head_dim": 16,
+}  # fmt: skip
 # What cpu-step says of a family that it does not compute; None: it computes it.
 ROWS = {
     "phi3": (Phi3Config, WINDOW, None),
     "phi3 longrope": (Phi3Config, CONTEXT | {"rope_parameters": LONG}, "rotary scaling, longrope"),
     "phi4 partial": (Phi3Config, {"partial_rotary_factor": 0.75}, None),
-    "smollm3": (SmolLM3Config, {"num_hidden_layers": 5}, "no_rope_layers"),
-    "granite": (GraniteConfig, GRANITE, "attention_scale"),
+    "phi4 longrope": (Phi3Config, CONTEXT | PARTIAL, "rotary scaling, longrope"),
+    "smollm3": (SmolLM3Config, {"num_hidden_layers": 5}, None),
+    "granite": (GraniteConfig, GRANITE, None),
     "ministral3": (Ministral3Config, {"rope_parameters": HEATED}, "rotary scaling, yarn"),
-    "olmo2": (Olmo2Config, {}, "norms"),
-    "olmo3": (
-        Olmo3Config, WINDOW | {"num_hidden_layers": 5, "rope_parameters": BY_KIND}, "full_layers",
-    ),
-    "arcee": (ArceeConfig, {"mlp_bias": True}, "squared_relu"),
-    "glm4": (Glm4Config, {}, "post_norms"),
+    "olmo2": (Olmo2Config, {}, None),
+    "olmo3": (Olmo3Config, WINDOW | {"num_hidden_layers": 5, "rope_parameters": BY_KIND}, None),
+    "arcee": (ArceeConfig, {"mlp_bias": True}, None),
+    "glm4": (Glm4Config, {}, None),
+    "gemma2": (Gemma2Config, WINDOW | {"query_pre_attn_scalar": 24} | CAPS, None),
+    "gemma3": (Gemma3TextConfig, WINDOW | {"num_hidden_layers": 7} | GEMMA_3, None),
     "llama linear": (
         LlamaConfig, {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}, None,
     ),
@@ -66,7 +81,7 @@ ROWS = {
          "rope_parameters": {"rope_type": "dynamic", "factor": 3.0}},
         "rotary scaling, dynamic",
     ),
-    "llama yarn": (LlamaConfig, {"rope_parameters": YARN}, "rotary scaling, yarn"),
+    "llama yarn": (LlamaConfig, {"rope_parameters": YARN}, None),
 }  # fmt: skip
 
 

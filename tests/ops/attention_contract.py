@@ -45,16 +45,17 @@ class Kernel:
     draws: int = 24
     slow: bool = False  # Triton's interpreter: fewer and smaller problems
 
-    def __call__(self, query, key, value, first, count) -> Tensor:
+    def __call__(self, query, key, value, first, count, *how) -> Tensor:
         places = (torch.as_tensor(x, device=query.device) for x in (first, count))
-        return decode_attention(self.name, query, key, value, *places)
+        return decode_attention(self.name, query, key, value, *places, *how)
 
 
-def check(kernel: Kernel, query: Tensor, key: Stored, value: Stored, first, count) -> Tensor:
-    y = kernel(query, key, value, first, count)
+def check(kernel: Kernel, query: Tensor, key: Stored, value: Stored, first, count, *how) -> Tensor:
+    """how: scale and softcap, of kernels that take them."""
+    y = kernel(query, key, value, first, count, *how)
     first, count = (torch.as_tensor(x, device=query.device) for x in (first, count))
-    exact = expected(query, key, value, first, count)
-    allowed = kernel.allowed(query, key, value, first, count, exact)
+    exact = expected(query, key, value, first, count, *how)
+    allowed = kernel.allowed(query, key, value, first, count, exact, *how[:1])
     exact.check(y[:, :, None], dtype=query.dtype, **allowed)
     return y
 
@@ -108,15 +109,23 @@ def visible(first: Tensor, count: Tensor, T: int) -> Tensor:
     return (slots - first[:, None]) % T < count[:, None]
 
 
-def expected(query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor) -> Exact:
+def expected(
+    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor, *how: float | None
+) -> Exact:
     """Attention of one position, query (B, H, D), over what the codes mean: y is (B, H, 1, D)."""
     seen = visible(first, count, key.codes.shape[2])
     sides = (dequantize(side, torch.float64) for side in (key, value))
-    return attention(query[:, :, None], *sides, seen[:, None, None])
+    return attention(query[:, :, None], *sides, seen[:, None, None], *how)
 
 
 def byte_products(
-    format: str, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, exact: Exact
+    format: str,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor,
+    exact: Exact,
+    scale: float | None = None,
 ) -> Tensor | float:
     """What the CPU's kernel may be off by where it multiplies bytes: as the arguments of
     exact.attention, keys and values being what the codes mean.
@@ -130,7 +139,7 @@ def byte_products(
         return 0.0
     B, H, _, _ = query.shape
     flat = query.abs().amax(-1, keepdim=True).expand_as(query)
-    score = attention(flat, keys, values, visible).score
+    score = attention(flat, keys, values, visible, scale).score
     K, T = values.shape[1], values.shape[2]
     seen = visible.expand(B, H, -1, T).any(2).view(B, K, H // K, T).any(2)
     largest = values.abs().masked_fill(~seen[..., None], 0).amax((-2, -1))
@@ -141,11 +150,11 @@ def byte_products(
 # ------------------------------------------------------------------------------------- the kernels
 
 
-def cpu_allowed(query, key, value, first, count, exact: Exact) -> dict:
+def cpu_allowed(query, key, value, first, count, exact: Exact, scale=None) -> dict:
     """What products of bytes may be off by."""
     sides = (dequantize(side, torch.float64) for side in (key, value))
     seen = visible(first, count, key.codes.shape[2])[:, None, None]
-    return {"beside": byte_products(key.format, query[:, :, None], *sides, seen, exact)}
+    return {"beside": byte_products(key.format, query[:, :, None], *sides, seen, exact, scale)}
 
 
 def triton_allowed(query, key, value, first, count, exact: Exact) -> dict:

@@ -1,6 +1,7 @@
 """A decoding step of a few small layers, for tests that run it in a separate process."""
 
 import ctypes
+import dataclasses
 
 import torch
 
@@ -19,7 +20,10 @@ class SmallStep:
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator) / 16
 
-        missing = torch.zeros(0)
+        missing, how = torch.zeros(0), step.How(False, 0, 0, HEAD_DIM**-0.5)
+        frequencies = 10.0 ** -torch.linspace(0, 4, HEAD_DIM // 2)
+        self.rotations = torch.stack((frequencies, torch.ones(HEAD_DIM // 2)))[:, None]
+        self.hows = torch.tensor([dataclasses.astuple(how)] * LAYERS, dtype=torch.float64)
         qkv = (HEADS + 2 * KV_HEADS) * HEAD_DIM
         self.weights, self.caches = [], []
         for _ in range(LAYERS):
@@ -27,7 +31,8 @@ class SmallStep:
             self.weights += [
                 *(1 + random(DIM), random(qkv, DIM), missing, missing, missing),
                 *(random(DIM, HEADS * HEAD_DIM), missing),
-                *(1 + random(DIM), random(2 * WIDTH, DIM), missing, random(DIM, WIDTH), missing),
+                *(missing, 1 + random(DIM), random(2 * WIDTH, DIM), missing),
+                *(random(DIM, WIDTH), missing, missing),
             ]
             self.caches += [torch.zeros(1, KV_HEADS, SLOTS, HEAD_DIM) for _ in range(2)]
         self.x, self.output = random(1, DIM), random(DIM, DIM)
@@ -36,13 +41,13 @@ class SmallStep:
         """The logits after x at this position, whose keys and values the layers store."""
         return torch.ops.quantbench.cpu_decode(
             self.x,
-            None,
             self.weights,
+            self.hows,
             self.caches,
             "dense",
-            10.0 ** -torch.linspace(0, 4, HEAD_DIM // 2),
+            self.rotations,
             torch.tensor([position]),
-            *(False, 1e-5, HEADS, KV_HEADS, WIDTH),
+            *(1e-5, HEADS, KV_HEADS, WIDTH),
             *(torch.ones(DIM), self.output, None, 0, [DIM]),
         )
 

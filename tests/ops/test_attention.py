@@ -56,7 +56,7 @@ def test_what_runs_where(device, head_dim, group, dtype, name, reason, monkeypat
     [(0.1, None, "scales scores by 0.1"), (None, 30.0, "softcap 30")],
 )
 def test_a_kernel_that_cannot_scale_or_cap_scores_is_refused(scale, softcap, reason):
-    choice = choose(torch.device("cpu"), 64, 2, FLOAT32, "dense", scale, softcap)
+    choice = choose(torch.device("cuda"), 64, 2, FLOAT32, "dense", scale, softcap)
     assert choice.name == "torch" and reason in choice.reason
 
 

@@ -60,7 +60,7 @@ def stored_by_a_step(name, heads):
     ones = torch.ones(D, dtype=dtype)
     queries = torch.zeros(K * E, dtype=dtype)
     layer = step.Layer(
-        attention_norm=ones,
+        attention_norm=None,
         wqkv=step.Linear(  # whatever x is, the result is the bias
             torch.zeros(3 * K * E, D, dtype=dtype),
             torch.cat([queries, heads.flatten(), heads.flatten()]),
@@ -68,14 +68,18 @@ def stored_by_a_step(name, heads):
         query_norm=None,
         key_norm=None,
         wo=step.Linear(torch.zeros(D, K * E, dtype=dtype), None),
-        ffn_norm=ones,
+        post_norm=None,
+        ffn_norm=None,
         w13=step.Linear(torch.zeros(2 * width, D, dtype=dtype), None),
         w2=step.Linear(torch.zeros(D, width, dtype=dtype), None),
+        ffn_post_norm=None,
     )
+    hows = torch.tensor([dataclasses.astuple(step.How(False, 0, 0, 1.0))], dtype=torch.float64)
     caches = step.Caches(list(cache.buffers()), cache.format)
     shape, output = step.Shape(K, K, width, 1e-5), step.Linear(torch.zeros(1, D, dtype=dtype), None)
-    how = (torch.zeros(E // 2), torch.tensor([1]), shape, ones, output, [1])  # rotates by nothing
-    step.decode(ones[None], None, layer.parts(), caches, *how)
+    rotations = torch.stack((torch.zeros(1, E // 2), torch.ones(1, E // 2)))  # by nothing
+    how = (rotations, torch.tensor([1]), shape, ones.float(), output, [1])
+    step.decode(ones[None], layer.parts(), hows, caches, *how)
     return cache
 
 
@@ -111,11 +115,15 @@ def test_any_numbers(isa, name):
 
 # head_dim and sliding window; the window's slots are overwritten
 SHAPES = ((64, None), (80, 5), (128, None), (32, 5))
+FAMILIES = ("smollm3", "granite", "olmo-2", "arcee", "glm-4", "gemma-2", "gemma-3")
 
 
 def models(name):
     """Some of the models and batches: each as a model and tokens (rows, 9). The last is a mixture,
     in float32: in 16 bits its experts' results differ by more."""
+    for family, rows, dtype in seeds.sample(itertools.product(FAMILIES, (1, 3), DTYPES), 5):
+        config = dataclasses.replace(MODELS[family], head_dim=random.choice((64, 96, 256)))
+        yield built(config, dtype), torch.randint(0, 50, (rows, 9))
     every = [(E, window) for E, window in SHAPES if name != "int4" or E % 32 == 0]
     for (E, window), rows, dtype in seeds.sample(itertools.product(every, (1, 3), DTYPES), 5):
         config = dataclasses.replace(PLAIN, head_dim=E, sliding_window=window, qk_norm=E == 128)
@@ -193,7 +201,7 @@ def test_what_does_not_fit_is_an_error():
         tensors = list(decoder.cached.tensors)
         tensors[index] = tensor
         caches = step.Caches(tensors[drop:], format)
-        return decoder_step(decoder, x, None, caches=caches)
+        return decoder_step(decoder, x, caches=caches)
 
     assert run().shape == (1, 50)
     codes, scale = decoder.cached.tensors[:2]

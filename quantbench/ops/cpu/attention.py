@@ -12,43 +12,55 @@ from quantbench.ops.kv import Stored
 
 _ARGUMENTS = (
     "Tensor query, Tensor key_codes, Tensor? key_scale, Tensor value_codes, Tensor? value_scale, "
-    "Tensor first, Tensor count, str format"
+    "Tensor first, Tensor count, str format, float scale, float softcap"
 )
 torch.library.define("quantbench::cpu_decode_attention", f"({_ARGUMENTS}) -> Tensor")
 torch.library.define("quantbench::cpu_past_attention", f"({_ARGUMENTS}) -> (Tensor, Tensor)")
 
 
 @torch.library.register_fake("quantbench::cpu_decode_attention")
-def _(query, key_codes, key_scale, value_codes, value_scale, first, count, format):
+def _(query, *rest):
     return query.new_empty(query.shape)
 
 
 @torch.library.register_fake("quantbench::cpu_past_attention")
-def _(query, key_codes, key_scale, value_codes, value_scale, first, count, format):
+def _(query, *rest):
     output = query.new_empty(query.shape, dtype=torch.float32)
     return output, output.new_empty(query.shape[:-1])
 
 
 def decode_attention(
-    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor
+    query: Tensor,
+    key: Stored,
+    value: Stored,
+    first: Tensor,
+    count: Tensor,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Attention of one new token per row over the slots that its cache has filled.
 
     query (B, H, D), H a multiple of the cache's K heads, D a multiple of 8 up to 256; first and
     count (B,) integers: row b sees the slots (first[b] + i) % T for i < count[b] (at least one).
-    The cache's rows and heads may have any stride; a head's slots must be contiguous. Returns
-    (B, H, D) in query's dtype; sums and softmax are float32. The first call in a process loads the
-    C++ library, or builds it. Raises KernelError if that fails, RuntimeError for other shapes or
-    dtypes.
+    The cache's rows and heads may have any stride; a head's slots must be contiguous. scale and
+    softcap: as in ops.attend. Returns (B, H, D) in query's dtype; sums and softmax are float32. The
+    first call in a process loads the C++ library, or builds it. Raises KernelError if that fails,
+    RuntimeError for other shapes or dtypes.
     """
     _ready()
     return torch.ops.quantbench.cpu_decode_attention(
-        query, *_tensors(key, value), first.long(), count.long(), key.format
+        *_arguments(query, key, value, first, count, scale, softcap)
     )
 
 
 def past_attention(
-    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor
+    query: Tensor,
+    key: Stored,
+    value: Stored,
+    first: Tensor,
+    count: Tensor,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of several positions' queries over slots that all of them see.
 
@@ -58,12 +70,22 @@ def past_attention(
     """
     _ready()
     return torch.ops.quantbench.cpu_past_attention(
-        query, *_tensors(key, value), first.long(), count.long(), key.format
+        *_arguments(query, key, value, first, count, scale, softcap)
     )
 
 
-def _tensors(key: Stored, value: Stored) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    return key.codes, key.scale, value.codes, value.scale
+def _arguments(
+    query: Tensor,
+    key: Stored,
+    value: Stored,
+    first: Tensor,
+    count: Tensor,
+    scale: float | None,
+    softcap: float | None,
+) -> tuple[Tensor | str | float | None, ...]:
+    sides = key.codes, key.scale, value.codes, value.scale
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return query, *sides, first.long(), count.long(), key.format, scale, softcap or 0.0
 
 
 @torch.compiler.assume_constant_result

@@ -1,9 +1,9 @@
-"""A decoding step of a Llama in one C++ op, tokens to logits.
+"""A decoding step of a Llama in one C++ op, embeddings to logits.
 
 Norms, biases, rotation, gates and sums stand between the matrix products of the same op. As 110
 small ops, a step with 4-bit weights spends a fifth of its time between them.
 
-The op computes what models/llama.py and models/mixtral.py compute, and rounds to x's dtype where
+The op computes what models/llama.py, gemma.py and mixtral.py compute, and rounds to x's dtype where
 their modules round. B rows, D model width, E head width, V vocabulary. Ranks that share memory
 exchange numbers in the op.
 """
@@ -18,17 +18,16 @@ MAX_FUSED_ROWS = 16  # above this, products take nearly all of the time and fusi
 
 torch.library.define(
     "quantbench::cpu_decode",
-    "(Tensor x, Tensor? table, Tensor[] parts, Tensor(a!)[] caches, str format, "
-    "Tensor frequencies, Tensor position, bool wraps, float epsilon, int heads, int kv_heads, "
-    "int width, Tensor norm, Tensor output, Tensor? output_bias, int ranks, int[] vocabularies) "
-    "-> Tensor",
+    "(Tensor x, Tensor[] parts, Tensor hows, Tensor(a!)[] caches, str format, "
+    "Tensor rotations, Tensor position, float epsilon, int heads, int kv_heads, int width, "
+    "Tensor norm, Tensor output, Tensor? output_bias, int ranks, int[] vocabularies) -> Tensor",
 )
 
 
 @torch.library.register_fake("quantbench::cpu_decode")
-def _(x, table, parts, caches, format, frequencies, position, wraps, epsilon, heads, kv_heads,
-      width, norm, output, output_bias, ranks, vocabularies):  # fmt: skip
-    return norm.new_empty((x.shape[0], sum(vocabularies)))
+def _(x, parts, hows, caches, format, rotations, position, epsilon, heads, kv_heads, width,
+      norm, output, output_bias, ranks, vocabularies):  # fmt: skip
+    return x.new_empty((x.shape[0], sum(vocabularies)))
 
 
 @dataclass(frozen=True)
@@ -102,31 +101,46 @@ TABLE_HEAD = 11
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One layer's weights; norms are the weights of RMS norms."""
+class How:
+    """What differs between layers beyond their weights, as `How` of step/step.h reads it."""
 
-    attention_norm: Tensor
+    wraps: bool  # whether a full cache overwrites its oldest slot, for a sliding window
+    rotation: int  # which of the tables of `rotations`
+    gate: int  # `Gate` of step/rows.h: silu, gelu (tanh), or relu² without a gate
+    scale: float  # of attention scores
+    softcap: float = 0.0  # scores become softcap · tanh(score / softcap); 0: they do not
+    residual: float = 1.0  # what attention and feed-forward network return is multiplied by it
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's weights; norms are what RMS norms multiply by, float32, None without a norm."""
+
+    attention_norm: Tensor | None
     wqkv: Linear
     query_norm: Tensor | None  # (E,) of each head, or (heads · E,) of all heads together
     key_norm: Tensor | None  # (E,) or (kv_heads · E,)
     wo: Linear
-    ffn_norm: Tensor
+    post_norm: Tensor | None  # of what attention returns
+    ffn_norm: Tensor | None
     # The rows of the gate, then those of the up projection. With experts: the router, and in the
     # place of a bias the shared expert's gate.
     w13: Linear
     w2: Linear  # with experts their table
+    ffn_post_norm: Tensor | None
 
     def parts(self) -> list[Tensor]:
         """The tensors in the order of `Part` in step/op.cpp; an empty one for each that is None."""
-        missing = self.attention_norm.new_empty(0)
+        missing = torch.empty(0)
         parts = (
             self.attention_norm,
             *(self.wqkv.weight, self.wqkv.bias),
             *(self.query_norm, self.key_norm),
             *(self.wo.weight, self.wo.bias),
-            self.ffn_norm,
+            *(self.post_norm, self.ffn_norm),
             *(self.w13.weight, self.w13.bias),
             *(self.w2.weight, self.w2.bias),
+            self.ffn_post_norm,
         )
         return [missing if part is None else part for part in parts]
 
@@ -139,7 +153,6 @@ class Shape:
     kv_heads: int  # key/value heads
     width: int  # of the feed-forward network
     epsilon: float  # of all norms
-    wraps: bool = False  # whether a full cache overwrites its oldest slot, for a sliding window
     ranks: int = 0  # handle of ops/cpu/ranks.py, of the ranks to sum over; 0: this process is alone
 
 
@@ -155,10 +168,10 @@ class Caches:
 
 def decode(
     x: Tensor,
-    table: Tensor | None,
     parts: Sequence[Tensor],
+    hows: Tensor,
     caches: Caches,
-    frequencies: Tensor,
+    rotations: Tensor,
     position: Tensor,
     shape: Shape,
     norm: Tensor,
@@ -167,22 +180,21 @@ def decode(
 ) -> Tensor:
     """Logits (B, V) of the next tokens, after those at `position` (1,) int64.
 
-    x: their tokens (B, 1) int64, and table: the embedding (V, D); or x: their embeddings (B, D),
-    and no table. parts: the `Layer.parts` of all layers. frequencies: radians per position of each
-    of a head's E / 2 pairs, float32. norm: the weight of the final norm. vocabularies: how many
-    tokens each rank has in its table and output; V is their sum. Raises RuntimeError for a position
-    that is not in the caches, for tokens that are not in the table, and when another rank has ended
-    or failed.
+    x: their embeddings (B, D). parts: the `Layer.parts` of all layers. hows: the numbers of each
+    layer's `How`, float64. rotations (2, tables, E / 2), float32: in each table radians per
+    position of each of a head's pairs, and what their cosines and sines are multiplied by. norm:
+    what the final norm multiplies by, float32. vocabularies: how many tokens each rank has in its
+    output; V is their sum. Raises RuntimeError for a position that is not in the caches, and when
+    another rank has ended or failed.
     """
     return torch.ops.quantbench.cpu_decode(
         x,
-        table,
         parts,
+        hows,
         caches.tensors,
         caches.format,
-        frequencies,
+        rotations,
         position,
-        shape.wraps,
         shape.epsilon,
         shape.heads,
         shape.kv_heads,

@@ -30,7 +30,8 @@ struct Part {
   int64_t first, count, slots;  // (first + i) % slots for i < count
   const float* query;           // (heads, padded), zeros behind
   Number query_type;            // what it was: to choose what is exact enough
-  float softmax_scale;
+  float softmax_scale;          // scores are multiplied by it,
+  float softcap;                // then bounded by it, smoothly; 0: they are not
   // Out: the largest score, the sum of exp(score - largest), and the values weighted by that. For
   // int4, query and weighted have each 32 numbers in the order 0, 2, … 30, 1, 3, … 31: the codes'
   // low halves, then their high ones.

@@ -120,12 +120,13 @@ struct Blocks {
     side.codes = to, side.scale = scale;
   }
 
-  // Scores of slots s to s + 15 where there are that many; `most` is their largest.
+  // Scores of slots s to s + 15 where there are that many, bounded; `most` is their largest.
   template <int HEADS = QUAD>
-  static void keep(int s, int slots, Vector scores[QUAD], Vector most[QUAD]) {
+  void keep(int s, int slots, Vector scores[QUAD], Vector most[QUAD]) const {
     const int left = slots - s;
     const __mmask16 there = left >= ROWS ? 0xffff : left > 0 ? (1 << left) - 1 : 0;
     for (int i = 0; i < HEADS; ++i) {
+      if (part.softcap) scores[i] = bounded(scores[i], part.softcap);
       scores[i] = _mm512_mask_mov_ps(all(NEVER), there, scores[i]);
       most[i] = larger(most[i], scores[i]);
     }

@@ -91,12 +91,13 @@ inline void add_weighted(const float* weights, const float* rows, const float* s
 
 // One head's scores of a block of slots become their softmax weights, in place. Returns the factor by
 // which everything summed for earlier blocks has to be multiplied.
-inline float soften(float* scores, const float* key_scale, const float* value_scale, int slots,
-                    float& running_largest, float& running_sum) {
+inline float soften(float* scores, const float* key_scale, float softcap, const float* value_scale,
+                    int slots, float& running_largest, float& running_sum) {
   constexpr float NEVER = -__builtin_inff();
   Vector top = all(NEVER);
   for (int s = 0; s < LOOP_BLOCK; s += LANES) {
-    if (key_scale) store(scores + s, load(scores + s) * load(key_scale + s));
+    const Vector scaled = load(scores + s) * load(key_scale + s);
+    store(scores + s, softcap ? bounded(scaled, softcap) : scaled);
     for (int i = s; i < s + LANES; ++i)
       if (i >= slots) scores[i] = NEVER;
     top = larger(top, load(scores + s));
@@ -161,8 +162,8 @@ void attend_format(const Part& part) {
       dot<1>(part.query + h * padded, rows, padded, slots, scores + h * LOOP_BLOCK);
 
     for (h = 0; h < heads; ++h)
-      shrink[h] = soften(scores + h * LOOP_BLOCK, key_scale, ONE_SCALE ? value_scale : nullptr, slots,
-                         part.largest[h], part.sum[h]);
+      shrink[h] = soften(scores + h * LOOP_BLOCK, key_scale, part.softcap,
+                         ONE_SCALE ? value_scale : nullptr, slots, part.largest[h], part.sum[h]);
 
     next = start;
     for (int s = 0; s < slots; ++s) {

@@ -31,7 +31,7 @@ inline float scale_at(const Slots& from, int64_t index) {
   return from.scale_type == Number::bf16 ? as_float(uint32_t(half) << 16) : from_f16(half);
 }
 
-// e^x for x <= 0: 2^n e^r with |r| <= ln 2 / 2, and Taylor's series of e^r to r^7 (off by 5e-9).
+// e^x for x <= 20: 2^n e^r with |r| <= ln 2 / 2, and Taylor's series of e^r to r^7 (off by 5e-9).
 inline Vector exponential(Vector x) {
   constexpr float TO_INTEGER = 12582912;  // 1.5 · 2^23: adding it leaves an integer in the low bits
   Vector bounded = larger(all(-87), x);   // in this order NaN stays NaN
@@ -43,4 +43,10 @@ inline Vector exponential(Vector x) {
   Vector y = all(1 / 5040.f);
   for (float coefficient : series) y = multiply_add(y, r, all(coefficient));
   return zero_below(x, -87, y * power_of_two(biased));
+}
+
+// cap · tanh(x / cap)
+inline Vector bounded(Vector x, float cap) {
+  const Vector fall = exponential(all(0) - larger(all(-20), x * all(2 / cap)));  // NaN stays NaN
+  return all(cap) * (all(1) - fall) / (all(1) + fall);
 }

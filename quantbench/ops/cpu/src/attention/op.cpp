@@ -176,6 +176,7 @@ Attend version() {
 struct Attention : Attending {
   KvFormat format;
   Number type;
+  float scale, softcap;
   Side key, value;
   int64_t B, H, D, K, T, heads, padded, parts = 0, partial_floats;
   int64_t piece_heads, pieces;  // a key head's query heads are taken in pieces, at most MAX_GROUP each
@@ -211,6 +212,7 @@ struct Attention : Attending {
 
   Attention(const AttentionInputs& in, bool with_denominator)
       : format(kv_format(in.format, in.key_codes.scalar_type())), type(query_type(in.query)),
+        scale(in.scale), softcap(in.softcap),
         key(in.key_codes, in.key_scale, code_bytes(format), scales(format, in.query.size(2))),
         value(in.value_codes, in.value_scale, code_bytes(format), scales(format, in.query.size(2))),
         B(in.query.size(0)), H(in.query.size(1)), D(in.query.size(2)), K(in.key_codes.size(1)),
@@ -339,7 +341,7 @@ struct Attention : Attending {
     Partial result(partials + i * partial_floats, heads_of(piece), padded);
     Part part{format, key.of(b, k), value.of(b, k), int(heads_of(piece)), int(D), int(padded),
               (row.first + skipped) % T, std::min(row.part_slots, row.count - skipped), T,
-              query.data() + first_head(b, k, piece) * padded, type, 1 / std::sqrt(float(D)),
+              query.data() + first_head(b, k, piece) * padded, type, scale, softcap,
               result.largest, result.sum, result.weighted};
     attend(part);
     if (missing[(b * K + k) * pieces + piece].fetch_sub(1, std::memory_order_acq_rel) == 1)
@@ -364,31 +366,22 @@ std::unique_ptr<Attending> Attending::make(const AttentionInputs& inputs) {
 
 namespace {
 
-Tensor decode_attention(const Tensor& query, const Tensor& key_codes,
-                        const std::optional<Tensor>& key_scale, const Tensor& value_codes,
-                        const std::optional<Tensor>& value_scale, const Tensor& first,
-                        const Tensor& count, const std::string& format) {
-  Attention attention({query, key_codes, key_scale, value_codes, value_scale, first, count, format},
-                      false);
-  attention.by_all_threads();
-  return attention.out;
-}
-
-std::tuple<Tensor, Tensor> past_attention(const Tensor& query, const Tensor& key_codes,
-                                          const std::optional<Tensor>& key_scale,
-                                          const Tensor& value_codes,
-                                          const std::optional<Tensor>& value_scale,
-                                          const Tensor& first, const Tensor& count,
-                                          const std::string& format) {
-  Attention attention({query, key_codes, key_scale, value_codes, value_scale, first, count, format},
-                      true);
-  attention.by_all_threads();
-  return {attention.out, *attention.denominator};
+// Attention, and with DENOMINATOR the logarithm of its softmax's denominator.
+template <bool DENOMINATOR>
+auto attention(const Tensor& query, const Tensor& key_codes, const std::optional<Tensor>& key_scale,
+               const Tensor& value_codes, const std::optional<Tensor>& value_scale,
+               const Tensor& first, const Tensor& count, const std::string& format, double scale,
+               double softcap) {
+  Attention work({query, key_codes, key_scale, value_codes, value_scale, first, count, format, scale,
+                  softcap}, DENOMINATOR);
+  work.by_all_threads();
+  if constexpr (DENOMINATOR) return std::tuple<Tensor, Tensor>(work.out, *work.denominator);
+  else return work.out;
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
-  library.impl("cpu_decode_attention", TORCH_BOX(&decode_attention));
-  library.impl("cpu_past_attention", TORCH_BOX(&past_attention));
+  library.impl("cpu_decode_attention", TORCH_BOX(&attention<false>));
+  library.impl("cpu_past_attention", TORCH_BOX(&attention<true>));
 }

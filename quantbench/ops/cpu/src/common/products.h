@@ -138,6 +138,7 @@ struct AttentionInputs {
   const std::optional<torch::stable::Tensor>& value_scale;
   const torch::stable::Tensor &first, &count;
   const std::string& format;
+  double scale, softcap;
 };
 
 // It, to be done by several threads that call `work`, or by one that is `alone`.

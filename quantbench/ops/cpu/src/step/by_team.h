@@ -41,26 +41,26 @@ class ByTeam {
       first_product.push_back(products.size());
       experts.push_back(nullptr);
       if (step.has_experts(i)) {
-        experts.back().reset(new Experts(step.part(i, W13), optional(i, W13_BIAS, D),
-                                         step.part(i, W2), step.x));
+        experts.back().reset(new Experts(step, i));
         mixture.make_room(*experts.back(), D, size);
       }
       const std::pair<Part, int64_t> weights[] = {
           {WQKV, D}, {WO, step.heads * step.E}, {W13, D}, {W2, step.width}};
-      const int64_t outputs[] = {qkv.size(1), D, 2 * step.width, D};
+      const int64_t outputs[] = {qkv.size(1), D, step.width + step.up(i), D};
       for (int k = 0; k < (experts.back() ? 2 : 4); ++k) {
         const auto [part, columns] = weights[k];
         add(step.part(i, part), columns, outputs[k]);
-        optional(i, Part(part + 1), outputs[k]);  // its bias
+        step.bias(i, Part(part + 1), outputs[k]);
       }
-      for (Part norm : {NORM, FFN_NORM}) vector(step.part(i, norm), step.x, D);
-      heads_norm(&step.part(i, QUERY_NORM), step.x, step.heads, step.E);  // raises what is wrong
-      heads_norm(&step.part(i, KEY_NORM), step.x, step.kv_heads, step.E);
+      int64_t together;
+      step.heads_norm(i, QUERY_NORM, step.heads, together);  // raises what is wrong
+      step.heads_norm(i, KEY_NORM, step.kv_heads, together);
+      for (Part norm : {NORM, POST_NORM, FFN_NORM, FFN_POST_NORM})
+        if (const Tensor& weight = step.part(i, norm); weight.numel()) floats(weight, D);
     }
     first_product.push_back(products.size());
-    vector(step.ending.norm, step.x, D);
+    floats(step.ending.norm, D);
     add(step.ending.weight, D, step.ending.outputs);
-    if (step.ending.bias) vector(*step.ending.bias, step.x, step.ending.outputs);
   }
 
   Tensor run() {
@@ -70,8 +70,8 @@ class ByTeam {
     } catch (const std::bad_alloc&) {
       STD_TORCH_CHECK(false, "a thread of the decoding step could not allocate memory");
     }
-    if (const Maybe& bias = step.ending.bias)
-      rows.add(data(result), data(*bias), step.ending.outputs, data(result));
+    if (step.ending.bias)
+      rows.add(data(result), step.ending.bias, 1, step.ending.outputs, data(result));
     return result;
   }
 
@@ -120,26 +120,18 @@ class ByTeam {
                     product.rows, ", ", product.columns, "), not (", outputs, ", ", columns, ")");
   }
 
-  // Null for what the model lacks.
-  const char* optional(int64_t layer, Part part, int64_t n) const {
-    const Tensor& t = step.part(layer, part);
-    return t.numel() ? vector(t, step.x, n) : nullptr;
-  }
-
   void all_layers(const Team::Member& member) {
     int64_t width = step.width;  // of what is gated at once
     for (const auto& layer : experts)
       if (layer) width = std::max(width, layer->widths());
     std::vector<char> memory((3 * D + width) * size);  // this member's own
-    char *x = memory.data(), *middle = x + D * size, *normed = middle + D * size;
-    char* gated = normed + D * size;
+    char *x = memory.data(), *middle = x + D * size, *own = middle + D * size, *gated = own + D * size;
     Mixing mixing;
     std::memcpy(x, data(step.x), D * size);
     for (int64_t i = 0; i < step.count; ++i) {
       const int64_t first = first_product[i], next = first_product[i + 1];
       test_failure.check(member.index, i);
-      norm(i, NORM, x, normed);
-      multiply(member, first, normed, data(qkv));
+      multiply(member, first, normed(i, NORM, x, own), data(qkv));
       if (member.index == 0) begin_attention(i);
       wait(member, first + 1);
       if (!attending->alone()) {
@@ -151,42 +143,42 @@ class ByTeam {
       else wait(member, first + 2);
       sum_ranks(member, first + 2, i, WO_BIAS, of_wo);
       sum(i, WO_BIAS, of_wo.data(), x, middle);
-      norm(i, FFN_NORM, middle, normed);
+      const char* input = normed(i, FFN_NORM, middle, own);
       if (experts[i]) {
-        mix(member, i, mixing, next, normed, gated);
-        rows.add(step.ranks ? of_w2.data() : normed, middle, D, x);
+        mix(member, i, mixing, next, input, own, gated);
+        sum(i, W2_BIAS, step.ranks ? of_w2.data() : own, middle, x);
         continue;
       }
-      multiply(member, first + 2, normed, of_w13.data());
+      multiply(member, first + 2, input, of_w13.data());
       gate(i, gated);
       multiply(member, first + 3, gated, of_w2.data());
       sum_ranks(member, next, i, W2_BIAS, of_w2);
       sum(i, W2_BIAS, of_w2.data(), middle, x);
     }
-    rows.norm(x, data(step.ending.norm), float(step.epsilon), D, normed);
-    multiply(member, first_product[step.count], normed, data(result));
+    rows.norm(x, floats(step.ending.norm, D), float(step.epsilon), D, own);
+    multiply(member, first_product[step.count], own, data(result));
   }
 
-  // normed becomes what the experts chosen for it return, weighed and summed; with several ranks,
-  // of_w2 becomes it. What is read next is product `next`.
-  void mix(const Team::Member& member, int64_t i, Mixing& mine, int64_t next, char* normed,
+  // What the experts chosen for x return, weighed and summed, goes to `own`, which may be x; with several
+  // ranks to of_w2. What is read next is product `next`.
+  void mix(const Team::Member& member, int64_t i, Mixing& mine, int64_t next, const char* x, char* own,
            char* gated) {
     Experts& layer = *experts[i];
-    score(member, layer, normed, mixture.scores);
+    score(member, layer, x, mixture.scores);
     member.meet([] { return false; });
     // Each member chooses for itself: that takes less time than to wait for another's choice.
-    layer.choose(rows, normed, mixture.scores.data(), mine.experts, mine.weights);
+    layer.choose(rows, x, mixture.scores.data(), mine.experts, mine.weights);
     if (layer.moves()) {
       if (member.index == 0) bring(layer, mine);
       member.meet([] { return false; });
     }
     mine.places.resize(layer.taken());
     std::iota(mine.places.begin(), mine.places.end(), 0);
-    compute(member, layer, mine, layer.moves() ? mixture.here : mine.places, 0, normed, gated);
+    compute(member, layer, mine, layer.moves() ? mixture.here : mine.places, 0, x, gated);
     if (layer.moves() && !mixture.arriving.empty()) {
       if (member.index == 0) layer.wait();
       member.meet([] { return false; });
-      compute(member, layer, mine, mixture.arriving, 1, normed, gated);
+      compute(member, layer, mine, mixture.arriving, 1, x, gated);
     }
     wait(member, next);
     if (layer.moves() && member.index == 0) layer.end();
@@ -194,7 +186,7 @@ class ByTeam {
     mine.total.assign(D, 0);
     for (int64_t j = 0; j < layer.taken(); ++j)  // in the list's order, whenever they arrived
       rows.add_weighed(mixture.of_second.data() + j * D * size, mine.weights[j], D, mine.total.data());
-    char* to = step.ranks ? of_w2.data() : normed;
+    char* to = step.ranks ? of_w2.data() : own;
     rows.narrow(mine.total.data(), D, to);
     if (!step.ranks) return;
     sum_over(step.ranks, rows, to, D, prefetching(member, next));
@@ -204,20 +196,20 @@ class ByTeam {
   // A member's part of what the experts at these places of a token's list return, each in its place of
   // `of_second`. phase: 0 for those that are there at once, 1 for those that arrive meanwhile.
   void compute(const Team::Member& member, Experts& layer, Mixing& mine,
-               const std::vector<int64_t>& places, int phase, const char* normed, char* gated) {
+               const std::vector<int64_t>& places, int phase, const char* x, char* gated) {
     if (places.empty()) return;
     layer.bundle(&Experts::first, mine.experts, places, mine.first);
     const int64_t width = layer.width_of(0) * size;  // of all but the shared one, which is last
     char *both = mixture.of_first.data(), *results = mixture.of_second.data();
     mine.first.share(layer.first_units[phase], member.index, member.count,
-                     [&](int64_t) { return normed; },
+                     [&](int64_t) { return x; },
                      [&](int64_t j) { return both + 2 * places[j] * width; });
     layer.bundle(&Experts::second, mine.experts, places, mine.second);
     member.meet(prefetching(member, mine.second));
     auto gated_of = [&](int64_t j) {
       const int64_t place = places[j], own = layer.width_of(mine.experts[place]);
       const char* gate = both + 2 * place * width;
-      rows.gate(gate, gate + own * size, own, gated + place * width);
+      rows.gates[SILU](gate, gate + own * size, own, gated + place * width);
       return gated + place * width;
     };
     mine.second.share(layer.second_units[phase], member.index, member.count, gated_of,
@@ -248,8 +240,12 @@ class ByTeam {
             layer.count * (member.index + 1) / member.count};
   }
 
-  void norm(int64_t layer, Part part, const char* from, char* to) const {
-    rows.norm(from, data(step.part(layer, part)), float(step.epsilon), D, to);
+  // x normed, which is in `to` then; x itself where the model has no such norm.
+  const char* normed(int64_t layer, Part part, const char* x, char* to) const {
+    const Tensor& weight = step.part(layer, part);
+    if (!weight.numel()) return x;
+    rows.norm(x, floats(weight, D), float(step.epsilon), D, to);
+    return to;
   }
 
   // One member adds the bias and sums over ranks, for all; what it reads next is product `next`.
@@ -257,39 +253,38 @@ class ByTeam {
                  std::vector<char>& product) const {
     if (!step.ranks) return;
     if (member.index == 0) {
-      if (const char* b = optional(layer, bias, D)) rows.add(product.data(), b, D, product.data());
+      if (const char* b = step.bias(layer, bias, D)) rows.add(product.data(), b, 1, D, product.data());
       sum_over(step.ranks, rows, product.data(), D, prefetching(member, next));
     }
     wait(member, next);
   }
 
-  // to = product + bias + other. A sum over ranks has the bias already.
+  // to = other + residual · norm(product + bias). A sum over ranks has the bias already.
   void sum(int64_t layer, Part bias, const char* product, const char* other, char* to) const {
-    const char* from = product;
-    if (const char* b = step.ranks ? nullptr : optional(layer, bias, D)) {
-      rows.add(product, b, D, to);  // rounded, as a linear layer's result is
-      from = to;
+    if (const char* b = step.ranks ? nullptr : step.bias(layer, bias, D)) {
+      rows.add(product, b, 1, D, to);  // rounded, as a linear layer's result is
+      product = to;
     }
-    rows.add(from, other, D, to);
+    product = normed(layer, Part(bias + 1), product, to);
+    rows.add(other, product, float(step.how(layer).residual), D, to);
   }
 
   void gate(int64_t layer, char* to) const {
-    const char *both = of_w13.data(), *up = both + step.width * size;
+    const int64_t up = step.up(layer);
+    const char* both = of_w13.data();
     std::vector<char> biased;
-    if (const char* bias = optional(layer, W13_BIAS, 2 * step.width)) {
+    if (const char* bias = step.bias(layer, W13_BIAS, step.width + up)) {
       biased.resize(of_w13.size());
-      rows.add(both, bias, 2 * step.width, biased.data());
-      both = biased.data(), up = both + step.width * size;
+      rows.add(both, bias, 1, step.width + up, biased.data());
+      both = biased.data();
     }
-    rows.gate(both, up, step.width, to);
+    rows.gates[int(step.how(layer).gate)](both, both + up * size, step.width, to);
   }
 
   // What one member does for all: it is too little to share.
   void begin_attention(int64_t layer) {
-    if (const char* bias = optional(layer, WQKV_BIAS, qkv.size(1)))
-      rows.add(data(qkv), bias, qkv.size(1), data(qkv));
-    turn_heads(rows, qkv, &step.part(layer, QUERY_NORM), &step.part(layer, KEY_NORM), step.epsilon,
-               step.cos, step.sin, step.heads, step.kv_heads);
+    if (const char* bias = step.bias(layer, WQKV_BIAS, qkv.size(1)))
+      rows.add(data(qkv), bias, 1, qkv.size(1), data(qkv));
     attending = step.attending(rows, layer, qkv);
     if (attending->alone()) attending->work();
   }

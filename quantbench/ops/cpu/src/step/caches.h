@@ -60,17 +60,16 @@ class Caches {
         head_dim(head_dim), each(storage.group ? 2 : 1) {
     STD_TORCH_CHECK(int64_t(tensors.size()) == 2 * each * layers, "there are ", tensors.size(),
                     " tensors of caches for ", layers, " layers");
-    slots = layers ? tensors[0].size(2) : 1;
     const int64_t scales = storage.scales(head_dim);
     for (size_t i = 0; i < tensors.size(); i += each) {
-      check(tensors[i], kv_heads, head_dim / storage.numbers,
+      const int64_t layer = i / each / 2;
+      check(tensors[i], kv_heads, slots(layer), head_dim / storage.numbers,
             storage.codes.value_or(x.scalar_type()), storage.codes ? "its format's" : "x's");
-      if (scales) check(tensors[i + 1], kv_heads, scales, x.scalar_type(), "scales of x's");
+      if (scales) check(tensors[i + 1], kv_heads, slots(layer), scales, x.scalar_type(), "scales of x's");
     }
   }
 
-  int64_t slots;  // of every cache
-
+  int64_t slots(int64_t layer) const { return tensors[2 * each * layer].size(2); }
   Tensor keys(int64_t layer) const { return of_rows(tensors[2 * each * layer]); }
   Maybe key_scales(int64_t layer) const { return scales(2 * layer); }
   Tensor values(int64_t layer) const { return of_rows(tensors[each * (2 * layer + 1)]); }
@@ -96,7 +95,7 @@ class Caches {
   const Storage& storage;
   const int64_t B, head_dim, each;  // each: tensors of keys, or of values
 
-  void check(const Tensor& t, int64_t kv_heads, int64_t width, ScalarType type,
+  void check(const Tensor& t, int64_t kv_heads, int64_t slots, int64_t width, ScalarType type,
              const char* whose) const {
     STD_TORCH_CHECK(t.dim() == 4 && t.size(0) >= B && t.size(1) == kv_heads && t.size(2) == slots &&
                         t.size(3) == width && (width == 1 || t.stride(3) == 1) &&

@@ -110,12 +110,13 @@ struct Experts {
     const char *w13, *w2;
   };
 
-  // gate: the weight by which a token says what it takes of the shared expert; null if there is none.
-  Experts(const Tensor& router, const char* gate, const Tensor& table, const Tensor& x)
-      : count(router.size(0)), D(x.size(1)), router(data(router)), gate(gate), x(x),
-        row_size(D * x.element_size()), number(number_of(x.scalar_type())),
-        head(reinterpret_cast<const Head*>(data(table))),
+  Experts(const Step& step, int64_t layer)
+      : count(step.part(layer, W13).size(0)), D(step.x.size(1)), router(data(step.part(layer, W13))),
+        gate(step.bias(layer, W13_BIAS, D)), x(step.x), row_size(D * x.element_size()),
+        number(number_of(x.scalar_type())),
+        head(reinterpret_cast<const Head*>(data(step.part(layer, W2)))),
         addresses(reinterpret_cast<const Addresses*>(head + 1)) {
+    const Tensor &router = step.part(layer, W13), &table = step.part(layer, W2);
     STD_TORCH_CHECK(router.dim() == 2 && router.is_contiguous() && router.size(1) == D &&
                         router.scalar_type() == x.scalar_type(),
                     "a router has to be (X, ", D, ") of x's dtype");

@@ -1,68 +1,51 @@
-// quantbench::cpu_decode: a decoding step of a whole Llama, from the newest token of each row to logits, over
+// quantbench::cpu_decode: a decoding step of a whole Llama, from each row's newest embedding to logits, over
 // caches of any format. Between two products lie some microseconds of work; a compiled graph makes several
 // calls and allocations for it, each of which takes as long as the work itself.
 //
 // Ranks that share memory (common/ranks.h) each have a part of the heads, of the feed-forward network and
-// of the vocabulary, so they sum embeddings and what wo and w2 give, and gather the logits. `ranks` is
-// their handle; 0: this process has the whole model.
+// of the vocabulary, so they sum what wo and w2 give, and gather the logits. `handle`: 0 if this process
+// has the whole model.
 
 #include "step/by_team.h"
 
 #include <torch/csrc/stable/library.h>
 
-#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
 
 namespace {
 
-Tensor product(const Rows& rows, const Tensor& x, const Tensor& weight, const Maybe& bias,
+Tensor product(const Rows& rows, const Tensor& x, const Tensor& weight, const char* bias,
                int64_t outputs) {
   Tensor y = weight.scalar_type() == ScalarType::Byte ? linear(x, weight, outputs) : plain(x, weight);
   STD_TORCH_CHECK(y.size(1) == outputs, "the weight has ", y.size(1), " rows, not ", outputs);
-  if (!bias) return y;
-  const char* b = vector(*bias, x, outputs);
-  for (int64_t i = 0; i < y.size(0); ++i) {
+  for (int64_t i = 0; bias && i < y.size(0); ++i) {
     char* row = data(y) + i * row_bytes(y);
-    rows.add(row, b, outputs, row);
+    rows.add(row, bias, 1, outputs, row);
   }
   return y;
 }
 
+// x itself where the model has no such norm.
 Tensor normed(const Rows& rows, const Tensor& x, const Tensor& weight, double epsilon) {
+  if (!weight.numel()) return x;
   Tensor y = torch::stable::new_empty(x, {x.size(0), x.size(1)});
-  const char* w = vector(weight, x, x.size(1));
+  const float* w = floats(weight, x.size(1));
   for (int64_t i = 0; i < x.size(0); ++i)
     rows.norm(data(x) + i * row_bytes(x), w, float(epsilon), x.size(1), data(y) + i * row_bytes(y));
   return y;
 }
 
-// to += other, element by element.
-void add(const Rows& rows, Tensor& to, const Tensor& other) {
-  STD_TORCH_CHECK(other.scalar_type() == to.scalar_type() && other.numel() == to.numel(),
-                  "a product and x differ in dtype or size");
-  rows.add(data(to), data(other), to.numel(), data(to));
-}
-
-// x + attention's output y by wo, over all ranks.
-Tensor attended(const Rows& rows, const Tensor& y, const Tensor& x, const Tensor& wo,
-                const Maybe& wo_bias, LocalRanks* ranks) {
-  Tensor middle = product(rows, y, wo, wo_bias, x.size(1));
-  sum_over(ranks, rows, middle);
-  add(rows, middle, x);
-  return middle;
-}
-
 // A feed-forward network's output, this rank's part of it.
-Tensor fed_forward(const Rows& rows, const Tensor& x, const Tensor& w13, const Maybe& w13_bias,
-                   const Tensor& w2, const Maybe& w2_bias, int64_t width) {
+Tensor fed_forward(const Rows& rows, const Tensor& x, const Tensor& w13, const char* w13_bias,
+                   const Tensor& w2, const char* w2_bias, int64_t width, Gate kind, int64_t up) {
   const int64_t B = x.size(0);
-  Tensor both = product(rows, x, w13, w13_bias, 2 * width);
+  Tensor both = product(rows, x, w13, w13_bias, width + up);
   Tensor gated = torch::stable::new_empty(x, {B, width});
   for (int64_t b = 0; b < B; ++b) {
     const char* gate = data(both) + b * row_bytes(both);
-    rows.gate(gate, gate + row_bytes(gated), width, data(gated) + b * row_bytes(gated));
+    rows.gates[kind](gate, gate + up * x.element_size(), width, data(gated) + b * row_bytes(gated));
   }
   return product(rows, gated, w2, w2_bias, x.size(1));
 }
@@ -107,8 +90,8 @@ Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x) {
     Tensor some = torch::stable::new_empty(x, {count, D});
     for (int64_t i = 0; i < count; ++i)
       std::memcpy(data(some) + i * bytes, data(x) + shares[e][i].row * bytes, bytes);
-    results[e] = fed_forward(rows, some, layer.tensor(layer.first(e)), std::nullopt,
-                             layer.tensor(layer.second(e)), std::nullopt,
+    results[e] = fed_forward(rows, some, layer.tensor(layer.first(e)), nullptr,
+                             layer.tensor(layer.second(e)), nullptr, layer.width_of(e), SILU,
                              layer.width_of(e));
   };
   std::vector<int64_t> left, arriving;  // experts that are still to be computed; of them, those to wait for
@@ -140,11 +123,19 @@ Tensor one_op_after_another(Step& step) {
   const Rows rows = rows_of(step.x);
   Tensor x = step.x;
   for (int64_t i = 0; i < step.count; ++i) {
+    const int64_t D = x.size(1), qkv_width = (step.heads + 2 * step.kv_heads) * step.E;
     auto part = [&](Part p) -> const Tensor& { return step.part(i, p); };
+    // x + residual · norm(y), where y is this rank's part of what a part of the layer returns.
+    auto sum = [&](const Tensor& x, Tensor y, Part norm) {
+      STD_TORCH_CHECK(y.scalar_type() == x.scalar_type() && y.numel() == x.numel(),
+                      "a product and x differ in dtype or size");
+      sum_over(step.ranks, rows, data(y), y.numel(), [] { return false; });
+      y = normed(rows, y, part(norm), step.epsilon);
+      rows.add(data(x), data(y), float(step.how(i).residual), y.numel(), data(y));
+      return y;
+    };
     Tensor qkv = product(rows, normed(rows, x, part(NORM), step.epsilon), part(WQKV),
-                         maybe(part(WQKV_BIAS)), (step.heads + 2 * step.kv_heads) * step.E);
-    turn_heads(rows, qkv, &part(QUERY_NORM), &part(KEY_NORM), step.epsilon, step.cos, step.sin,
-               step.heads, step.kv_heads);
+                         step.bias(i, WQKV_BIAS, qkv_width), qkv_width);
     auto attending = step.attending(rows, i, qkv);
     if (attending->alone()) attending->work();
     else
@@ -152,21 +143,18 @@ Tensor one_op_after_another(Step& step) {
                                   [&](int64_t, int64_t) { attending->work(); });
     Tensor y = attending->result();
     y = torch::stable::view(y, {step.B, step.heads * step.E});
-    Tensor middle = attended(rows, y, x, part(WO), maybe(part(WO_BIAS)), step.ranks);
-    Tensor own = normed(rows, middle, part(FFN_NORM), step.epsilon);
-    if (!step.has_experts(i)) {
-      x = fed_forward(rows, own, part(W13), maybe(part(W13_BIAS)), part(W2), maybe(part(W2_BIAS)),
-                      step.width);
-      sum_over(step.ranks, rows, x);
-      add(rows, x, middle);
-      continue;
+    const Tensor middle =
+        sum(x, product(rows, y, part(WO), step.bias(i, WO_BIAS, D), D), POST_NORM);
+    const Tensor own = normed(rows, middle, part(FFN_NORM), step.epsilon);
+    if (step.has_experts(i)) {
+      Experts layer(step, i);
+      y = mixed(rows, layer, own);
+    } else {
+      const int64_t up = step.up(i);
+      y = fed_forward(rows, own, part(W13), step.bias(i, W13_BIAS, step.width + up), part(W2),
+                      step.bias(i, W2_BIAS, D), step.width, Gate(step.how(i).gate), up);
     }
-    const Tensor& gate = part(W13_BIAS);
-    Experts layer(part(W13), gate.numel() ? vector(gate, x, x.size(1)) : nullptr, part(W2), step.x);
-    Tensor result = mixed(rows, layer, own);
-    sum_over(step.ranks, rows, result);
-    add(rows, result, middle);
-    x = result;
+    x = sum(middle, y, FFN_POST_NORM);
   }
   const Ending& ending = step.ending;
   return product(rows, normed(rows, x, ending.norm, step.epsilon), ending.weight, ending.bias,
@@ -183,51 +171,24 @@ Tensor run(Step& step) {
   }
 }
 
-// The rows of a table that tokens (B, 1) name, of `all` tokens. The table begins with token `first`;
-// rows that it has not are zeros.
-Tensor embedded(const Tensor& tokens, const Tensor& table, int64_t first, int64_t all) {
-  STD_TORCH_CHECK(tokens.scalar_type() == ScalarType::Long && tokens.dim() == 2 && tokens.size(1) == 1,
-                  "tokens have to be (B, 1), int64");
-  STD_TORCH_CHECK(table.dim() == 2 && table.is_contiguous(), "the table has to be (V, D), contiguous");
-  Tensor x = torch::stable::new_empty(table, {tokens.size(0), table.size(1)});
-  for (int64_t b = 0; b < tokens.size(0); ++b) {
-    const int64_t token = static_cast<const int64_t*>(tokens.const_data_ptr())[b * tokens.stride(0)];
-    STD_TORCH_CHECK(token >= 0 && token < all, "token ", token, " is not in a table of ", all);
-    char* row = data(x) + b * row_bytes(x);
-    const int64_t at = token - first;
-    if (at >= 0 && at < table.size(0)) std::memcpy(row, data(table) + at * row_bytes(x), row_bytes(x));
-    else std::memset(row, 0, row_bytes(x));
-  }
-  return x;
-}
-
-// table: the embedding; x: tokens (B, 1), or without a table their embeddings (B, D). vocabularies: how many
-// tokens each rank has in its table and output.
-Tensor decode(const Tensor& x, const Maybe& table, std::vector<Tensor> parts, std::vector<Tensor> caches,
-              const std::string& format, const Tensor& frequencies, const Tensor& position, bool wraps,
-              double epsilon, int64_t heads, int64_t kv_heads, int64_t width, const Tensor& norm,
-              const Tensor& output, const Maybe& output_bias, int64_t handle,
-              std::vector<int64_t> vocabularies) {
-  STD_TORCH_CHECK(frequencies.is_contiguous() && frequencies.scalar_type() == ScalarType::Float,
-                  "frequencies have to be float32, contiguous");
+// x: the tokens' embeddings (B, D). vocabularies: how many tokens each rank has in its output.
+Tensor decode(const Tensor& x, std::vector<Tensor> parts, const Tensor& hows, std::vector<Tensor> caches,
+              const std::string& format, const Tensor& rotations, const Tensor& position, double epsilon,
+              int64_t heads, int64_t kv_heads, int64_t width, const Tensor& norm, const Tensor& output,
+              const Maybe& output_bias, int64_t handle, std::vector<int64_t> vocabularies) {
+  STD_TORCH_CHECK(rotations.is_contiguous() && rotations.scalar_type() == ScalarType::Float &&
+                      rotations.dim() == 3 && rotations.size(0) == 2,
+                  "rotations have to be (2, tables, E / 2), float32, contiguous");
+  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
+                  "the position has to be one int64");
   LocalRanks* ranks = LocalRanks::of(handle);
-  const int64_t rank = ranks ? ranks->rank : 0, size = ranks ? ranks->size : 1;
-  STD_TORCH_CHECK(int64_t(vocabularies.size()) == size, "there are ", vocabularies.size(),
-                  " vocabularies");
-  int64_t first = 0, all = 0;
-  for (int64_t i = 0; i < size; all += vocabularies[i++])
-    if (i < rank) first += vocabularies[i];
-  Tensor embeddings = table ? embedded(x, *table, first, all) : x;
-  if (table) sum_over(ranks, rows_of(embeddings), embeddings);
-  Tensor cos = torch::stable::new_empty(frequencies, {frequencies.numel()});
-  Tensor sin = torch::stable::new_empty(frequencies, {frequencies.numel()});
-  const auto* of = static_cast<const float*>(frequencies.const_data_ptr());
-  auto *c = static_cast<float*>(cos.mutable_data_ptr()), *s = static_cast<float*>(sin.mutable_data_ptr());
-  for (int64_t at = one_position(position), i = 0; i < frequencies.numel(); ++i)
-    c[i] = std::cos(float(at) * of[i]), s[i] = std::sin(float(at) * of[i]);
-  const Ending ending{norm, output, output_bias, vocabularies[rank]};
-  Step step(parts, caches, format, embeddings, cos, sin, position, wraps, epsilon, heads, kv_heads, width,
-            handle, ending);
+  STD_TORCH_CHECK(int64_t(vocabularies.size()) == (ranks ? ranks->size : 1), "there are ",
+                  vocabularies.size(), " vocabularies");
+  const int64_t outputs = vocabularies[ranks ? ranks->rank : 0];
+  const Ending ending{norm, output, output_bias ? vector(*output_bias, x, outputs) : nullptr, outputs};
+  Step step(parts, hows, caches, format, x, rotations,
+            *static_cast<const int64_t*>(position.const_data_ptr()), epsilon, heads, kv_heads, width,
+            ranks, ending);
   Tensor logits = run(step);
   return ranks ? gather_rows(logits, *ranks, vocabularies) : logits;
 }

@@ -25,7 +25,7 @@ inline void write(char* row, int64_t index, int64_t n, Floats v) {
 }
 
 template <Number N>
-void norm(const char* x, const char* weight, float epsilon, int64_t n, char* to) {
+void norm(const char* x, const float* weight, float epsilon, int64_t n, char* to) {
   Floats squares{};
   for (int64_t i = 0; i < n; i += LANES) {
     const Floats v = read<N>(x, i, n);
@@ -33,13 +33,13 @@ void norm(const char* x, const char* weight, float epsilon, int64_t n, char* to)
   }
   const float scale = 1 / __builtin_sqrtf(total(squares) / float(n) + epsilon);
   for (int64_t i = 0; i < n; i += LANES)
-    write<N>(to, i, n, read<N>(x, i, n) * scale * read<N>(weight, i, n));
+    write<N>(to, i, n, read<N>(x, i, n) * scale * read<Number::f32>((const char*)weight, i, n));
 }
 
 template <Number N>
-void add(const char* a, const char* b, int64_t n, char* to) {
+void add(const char* a, const char* b, float factor, int64_t n, char* to) {
   for (int64_t i = 0; i < n; i += LANES)
-    write<N>(to, i, n, read<N>(a, i, n) + read<N>(b, i, n));
+    write<N>(to, i, n, read<N>(a, i, n) + read<N>(b, i, n) * factor);
 }
 
 template <Number N>
@@ -69,11 +69,17 @@ inline Floats exponential(Floats x) {
   return y * (Floats)power;
 }
 
-template <Number N>
+template <Number N, Gate G>
 void gate(const char* gates, const char* up, int64_t n, char* to) {
   for (int64_t i = 0; i < n; i += LANES) {
-    const Floats g = read<N>(gates, i, n);
-    write<N>(to, i, n, g / (exponential(-g) + 1.0f) * read<N>(up, i, n));
+    const Floats x = read<N>(gates, i, n);
+    if constexpr (G == SQUARED_RELU) {
+      write<N>(to, i, n, select(x < 0.0f, Floats{}, x * x));
+      continue;
+    }
+    // GELU's 1 + tanh(√(2/π) (x + 0.044715 x³)), as a sigmoid of twice that
+    const Floats s = G == GELU ? x * (x * x * 0.0713548163f + 1.59576912f) : x;
+    write<N>(to, i, n, x / (exponential(-s) + 1.0f) * read<N>(up, i, n));
   }
 }
 
@@ -112,8 +118,8 @@ void add_weighed(const char* x, float weight, int64_t n, float* to) {
 
 template <Number N>
 Rows rows_of() {
-  return {N,      norm<N>,        add<N>,         rotate<N>,  gate<N>,   widen<N>,  narrow<N>,
-          dot<N>, add_weighed<N>, as_they_are<N>, to_int8<N>, to_fp8<N>, to_int4<N>};
+  return {N,        norm<N>,   add<N>, rotate<N>,      {gate<N, SILU>, gate<N, GELU>, gate<N, SQUARED_RELU>},
+          widen<N>, narrow<N>, dot<N>, add_weighed<N>, as_they_are<N>, to_int8<N>, to_fp8<N>, to_int4<N>};
 }
 
 }  // namespace
