@@ -413,66 +413,35 @@ def test_a_conversation_ends_when_the_context_is_full(in_tmp):
 
 @pytest.fixture
 def broken(in_tmp):
-    """Folders with something wrong, beside a log that must stay as it is."""
+    """Checkpoints with something wrong, beside a log that must stay as it is."""
     Path("benchmarks.txt").write_text(REFERENCE.read_text())
-    Path("empty").mkdir()
 
-    def copied(name, without=()):
-        shutil.copytree(TINY, name, ignore=lambda *_: ["__pycache__", *without])
-        return Path(name)
+    def copied(name, *without):
+        return shutil.copytree(TINY, name, ignore=lambda *_: ["__pycache__", *without])
 
-    weights = "model.safetensors"
-    os.truncate(copied("truncated") / weights, 100_000)
-    (copied("noise") / weights).write_bytes(b"\x00" * 500)
-    copied("without_tokenizer", ["tokenizer.model"])
-    (copied("bad_tokenizer") / "tokenizer.model").write_bytes(b"not a tokenizer")
-    copied("without_weights", [weights])
-    copied("without_config", ["config.json"])
-    (copied("bad_config") / "config.json").write_text("{]")
+    os.truncate(f"{copied('truncated')}/model.safetensors", 100_000)
+    copied("without_tokenizer", "tokenizer.model")
     config = json.loads((TINY / "config.json").read_text())
-    (copied("other_config") / "config.json").write_text(json.dumps(config | {"model_type": "x"}))
-    (copied("odd_key") / "config.json").write_text(json.dumps(config | {"logit_scale": 2}))
-    pickled = copied("pickled", [weights])
-    torch.save({"a": print}, pickled / "pytorch_model.bin")
-    (copied("bad_pickle", [weights]) / "model.pth").write_bytes(b"PK\x03\x04")
-    narrow = config | {"hidden_size": 96, "head_dim": 24, "num_hidden_layers": 1}
-    Path("narrow.json").write_text(json.dumps(narrow))
     Path("odd.json").write_text(json.dumps(config | {"intermediate_size": 100}))
     Path("short.txt").write_text("a = 1")
-    Path("model.bin").write_bytes(b"\xff\xfe\x00\x01")
     return in_tmp
 
 
+# What depends on the machine, or is found while the model loads; messages.txt has all else.
 BAD = [  # arguments, exit code, what the line says
     ("--kernel triton", 1, "none has no such kernel; here it has cpu, torch"),
-    ("--quantization int4wo-64 --checkpoint_path dummy:narrow.json", 1,
-     "int4wo-64: layers.0.attention.wqkv has in_features 96, no multiple of 64; 32 would fit"),
     ("--quantization int8wo --checkpoint_path dummy:odd.json --kernel torchao", 1,
      "layers.0.feed_forward.w2 with kernel torchao has in_features 100"),
     ("--quantization fp6 --kernel triton", 1, "--kernel triton: fp6: Triton needs a CUDA device"),
     ("--quantization float8dq-row --kernel torchao", 1, "compute capability 8.9 or more; here it"),
     ("--quantization nvfp4 --kernel torchao --precision float16", 1, "bfloat16 or float32, not"),
     ("--quantization sparse-marlin-wanda --calibration_text short.txt", 2, "tokens are too few"),
-    ("--quantization sparse-marlin-wanda --calibration_text model.bin", 2, "is no UTF-8 text"),
-    ("--quantization int8wo --save without_config", 1, "the folder is not empty; give a new one"),
-    ("--quantization int8wo --save benchmarks.txt", 1, "--save benchmarks.txt: "),
     ("--device tpu", 2, "--device 'tpu' is"),
     pytest.param("--device cuda", 2, "torch finds no cuda here; use auto, cpu",
                  marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")),
     ("--checkpoint_path truncated", 1, "model.safetensors is damaged"),
-    ("--checkpoint_path noise", 1, "model.safetensors is damaged"),
-    ("--checkpoint_path without_weights", 1, "holds no weights"),
-    ("--checkpoint_path without_config", 1, "config.json is missing"),
-    ("--checkpoint_path bad_config", 1, "config.json: it is no JSON"),
-    ("--checkpoint_path other_config", 1, "model_type 'x' is not supported"),
-    ("--checkpoint_path odd_key", 1, "config key 'logit_scale' is not understood"),
     ("--checkpoint_path without_tokenizer", 1, "tokenizer.model"),
-    ("--checkpoint_path bad_tokenizer", 1, "tokenizer.model"),
-    ("--checkpoint_path pickled", 1, "pytorch_model.bin holds more than weights"),
-    ("--checkpoint_path bad_pickle", 1, "model.pth is damaged"),
     ("--cache_size 99999999999999", 1, "is the largest that fits; --kv_cache int8 or fp8 or int4"),
-    ("--kv_cache int4 --checkpoint_path dummy:narrow.json", 2,
-     "--kv_cache int4: the model's head_dim 24 is no multiple of 32; int8 and fp8 take any"),
 ]  # fmt: skip
 
 
@@ -486,13 +455,6 @@ def test_bad_input_is_one_line_and_no_log(broken, monkeypatch, arguments, code, 
     assert "Traceback" not in result.output
     assert result.stderr.splitlines()[-1] == lines[0]
     assert Path("benchmarks.txt").read_text() == REFERENCE.read_text()
-
-
-def test_an_empty_prompt_without_bos_is_refused(broken):
-    result = run("--checkpoint_path", f"dummy:{TINY.parent / 'no'}.json")
-    assert result.exit_code == 1
-    result = run("--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0", "--prompt", "")
-    assert result.exit_code == 2 and "--prompt is empty" in result.stderr
 
 
 def test_debug_shows_where(in_tmp):

@@ -350,6 +350,8 @@ BAD_CONFIGS = [
         for layers in (0, -3, 1_000_000)
     ),
     ('{"model_type": "gpt2", "n_embd": 64, "n_layer": 0}', "n_layer is 0; accepted is"),
+    ('{"model_type": "gpt2", "n_embd": 64}', "it does not say its number of layers"),
+    ('{"model_type": "llama"}', "it does not say its width (hidden_size), and transformers"),
     (
         json.dumps({"model_type": "llava", "text_config": WITHOUT_WIDTH, "vision_config": PICTURE}),
         "it does not say its width",
