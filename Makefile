@@ -119,8 +119,7 @@ $(GPU_FOLDER)/ab.json: | $(GPU_FOLDER) $(dir $(GPU_AB))
 $(GPU_FOLDER)/roofline.json: | $(GPU_FOLDER)
 	$(GPU) quantbench roofline $(ON_GPU) --parts layers --json $@
 
-# Thousands of simulated sessions, three minutes, into docs/data/trust.json. Real ones, as long as is
-# asked for: python -m tests.trust.sessions
+# Thousands of simulated sessions, three minutes, into docs/data/trust.json.
 trust: .venv/installed-dev
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(PY) -m tests.trust.simulation
 
