@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import random
 
 import pytest
 import torch
@@ -11,15 +10,11 @@ from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
 from quantbench.ops.cpu import step
 from quantbench.ops.kv import WRITTEN_BY_STEPS, dequantize
-from tests import seeds
 from tests.ops.exact import DTYPES
 from tests.ops.instructions import NEEDS_COMPILER
-from tests.ops.test_cpu_step import MODELS, PLAIN, built, decoded_by, decoder_step, error, refuses
+from tests.ops.test_cpu_step import PLAIN, built, decoder_step, refuses
 
 pytestmark = NEEDS_COMPILER
-
-QUANTIZED = [name for name in CACHES if name != "dense"]
-
 
 # ---------------------------------------------------------------------------------- numbers
 
@@ -106,45 +101,6 @@ def test_any_numbers(isa, name):
         torch.testing.assert_close(got[finite], wanted[finite], rtol=0, atol=0, equal_nan=True)
 
 
-# ---------------------------------------------------------------------------------- models
-
-
-# head_dim and sliding window; the window's slots are overwritten
-SHAPES = ((64, None), (80, 5), (128, None), (32, 5))
-
-
-def models(name):
-    """Some of the models and batches: each as a model and tokens (rows, 9). The last is a mixture,
-    in float32: in 16 bits its experts' results differ by more."""
-    every = [(E, window) for E, window in SHAPES if name != "int4" or E % 32 == 0]
-    for (E, window), rows, dtype in seeds.sample(itertools.product(every, (1, 3), DTYPES), 5):
-        config = dataclasses.replace(PLAIN, head_dim=E, sliding_window=window, qk_norm=E == 128)
-        yield built(config, dtype), torch.randint(0, 50, (rows, 9))
-    config = dataclasses.replace(MODELS["all experts"], head_dim=64)
-    yield built(config, torch.float32), torch.randint(0, 50, (random.choice((1, 3)), 9))
-
-
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_a_whole_step_in_one_op(isa, name):
-    """Its rotation and its last norm round otherwise than the modules', so a number may go to the
-    code beside the other's. But the first layer's keys and values depend on tokens alone: they are
-    those that the step stores in a dense cache, as Python encodes them."""
-    for model, tokens in models(name):
-        rows = len(tokens)
-        logits, caches = decoded_by("cpu-step", model, tokens, name, 0, 12, 4)
-        _, dense = decoded_by("cpu-step", model, tokens, "dense", 0, 12, 4)
-        for side in ("key", "value"):
-            numbers = dense[0].stored(side, rows).codes
-            for part, tensor in caches[0].encode(numbers).items():
-                filled = min(9, caches[0].slots)
-                stored = getattr(caches[0], f"{side}_{part}")
-                assert torch.equal(stored[:rows, :, :filled], tensor[:, :, :filled])
-                assert (stored[rows:] == 0).all() and (stored[:, :, filled:] == 0).all()
-        expected, _ = decoded_by("modules", model, tokens, name, 0, 12, 4)
-        # two layers, in which some codes are others, and of bfloat16 some ten roundings
-        assert error(logits, expected) < {"int4": 0.1, "fp8": 0.04, "int8": 0.03}[name]
-
-
 # ---------------------------------------------------------------------------------- refusals
 
 
@@ -169,15 +125,8 @@ def test_a_cache_that_only_python_can_write(kind):
     reason = f"the KV cache is a {kind.__name__}, which the op cannot write"
     assert why_not_fused(model, caches, 1) == reason
     assert name_of("auto", model, caches, 1) == ("modules", reason)
-
-
-def test_layers_that_differ_in_their_caches():
-    from quantbench.run.cpu_step import why_not_fused
-
-    model = built(PLAIN, torch.float32)
-    kinds = [CACHES["int8"], CACHES["fp8"]]
-    caches = [kind(1, 2, 8, 16, torch.float32, "cpu", None, "cpu") for kind in kinds]
-    assert why_not_fused(model, caches, 1)
+    others = [CACHES[name](1, 2, 8, 16, torch.float32, "cpu") for name in ("int8", "fp8")]
+    assert why_not_fused(model, others, 1)
 
 
 def test_every_format_that_is_written_is_a_cache():

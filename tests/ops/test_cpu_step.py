@@ -263,16 +263,19 @@ def clearly_routed(exact, rows):
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("scheme", ["none", "int8wo", "int8dq", "int4wo-32", "float8dq-row"])
 def test_schemes_and_caches(scheme, cache, experts):
-    """Against the same weights and kernels by way of modules: only roundings differ."""
+    """Against the same weights and kernels by way of modules: only roundings differ. A window's
+    slots are overwritten."""
     config = dataclasses.replace(PLAIN, head_dim=32, ffn_dim=224)  # as int4 groups want it
+    config = dataclasses.replace(config, sliding_window=random.choice((None, 5)))
     if experts:
         mixture = Mixture(3, 3, 64, shared_dim=96)
         config = dataclasses.replace(config, architecture="mixtral", mixture=mixture)
     model = built(config, torch.bfloat16, scheme)
-    tokens = torch.randint(0, 50, (1, 12))
+    rows = random.choice((1, 3))
+    tokens = torch.randint(0, 50, (rows, 12))
     fused = scheme != "float8dq-row"  # which rounds activations outside of its kernel
     name = "cpu-step" if fused else "modules"
-    assert Generator(model, 1, 16, cache).decoder.name == name
+    assert Generator(model, rows, 16, cache).decoder.name == name
     rounded = 0.08 if scheme == "int8dq" or cache == "int4" else 0.03  # a step is 2^-7 or 2^-4
     y = decoded(model, tokens, cache, "auto")
     assert error(y, decoded(model, tokens, cache, "modules")) < rounded
