@@ -137,8 +137,14 @@ def test_chunks_of_any_shape(path, isa, group):
         use(isa)
     for _ in range(24):
         shape, slots, format, window, dtype = given = drawn()
+        query, own_key, own_value, key, value = problem(*shape, dtype)
+        match random.randrange(8):
+            case 0:
+                query *= 8  # one key takes nearly all the weight: scores need more than 16 bits
+            case 1 if dtype == torch.float32:  # all of it, or none
+                own_key[:, :, random.randrange(own_key.shape[2])] *= 1e4
         with seeds.naming(given):
-            check(*problem(*shape, dtype), slots, format, window)
+            check(query, own_key, own_value, key, value, slots, format, window)
 
 
 @ON_EVERY_PATH
@@ -202,14 +208,6 @@ def test_on_cuda(format, dtype, window):
 
 
 @ON_EVERY_PATH
-@pytest.mark.parametrize("dtype", UNIT, ids=str)
-def test_scores_that_decide(dtype, path):
-    """One key takes nearly all the weight: scores keep more than 16 bits, or it is off by much."""
-    query, own_key, own_value, key, value = problem(1, 4, 2, 64, 40, 12, dtype)
-    check(query * 8, own_key, own_value, key, value, 60)
-
-
-@ON_EVERY_PATH
 def test_products_beyond_float16_are_finite(path):
     """64 · 40² = 102400 before it is divided by √64; float16 ends at 65504. Scores are integers, so
     that float32 holds them exactly in whichever order they are summed."""
@@ -221,14 +219,6 @@ def test_products_beyond_float16_are_finite(path):
     # all scores are alike, so a query's attention is the mean of the values it sees
     mean = torch.cat([value, own_value[:, :, :1]], 2).double().mean(2)
     assert (y[:, :, 0].double() - mean).abs().max() < 4 * UNIT[torch.float16]
-
-
-@ON_EVERY_PATH
-def test_a_key_that_takes_all_the_weight_or_none(path):
-    query, own_key, own_value, key, value = problem(1, 4, 2, 32, 40, 12)
-    key[:, :, 7] *= 1e4
-    own_key[:, :, 3] *= 1e4
-    assert check(query, own_key, own_value, key, value, 60).isfinite().all()
 
 
 @ON_EVERY_PATH
