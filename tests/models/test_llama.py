@@ -8,10 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantbench import models
 from quantbench.generate import Generator
-from quantbench.models import build
-from quantbench.models.llama import weight_bytes
 from quantbench.models.loading import load_model
-from quantbench.models.presets import PRESETS
 from quantbench.ops.cpu import build as build_cpp
 from tests.models.hugging_face import FAMILIES, LLAMAS, MIXTURES, saved
 
@@ -121,22 +118,3 @@ def test_key_heads_are_never_repeated(pairs):
         generator.forward(tokens[:, :1], 0)
     assert (3, 4, T, 16) not in shapes.seen and (12, T, 16) not in shapes.seen
     assert (T, T) not in shapes.seen
-
-
-@pytest.mark.parametrize("cache, bytes_a_position", [("dense", 4096), ("int8", 2080)])
-def test_cache_sizes_come_from_shapes_alone(cache, bytes_a_position):
-    config = PRESETS["Meta-Llama-3-8B"]
-    with torch.device("meta"):
-        model = build(config).bfloat16()
-    generator = Generator(model, 2, 8192, cache)
-    # 8 heads of 128 keys and values: 2 bytes each, or 1 byte each and 2 bytes a head
-    assert sum(c.nbytes for c in generator.caches) == 2 * 8192 * 32 * bytes_a_position
-
-
-@pytest.mark.parametrize(
-    "name, gigabytes", [("Llama-2-7b-chat-hf", 13.21), ("Meta-Llama-3-8B", 15.01)]
-)
-def test_model_sizes_are_the_published_ones(name, gigabytes):
-    with torch.device("meta"):
-        model = build(PRESETS[name]).bfloat16()
-    assert weight_bytes(model) / 1e9 == pytest.approx(gigabytes, rel=0.015)
