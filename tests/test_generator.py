@@ -57,15 +57,12 @@ def test_samples_follow_the_softmax_of_the_top_k():
     assert ((counts[1:4] - expected).abs() <= bound).all()
 
 
-def test_temperature_zero_is_the_argmax():
+def test_temperature_zero_is_the_argmax_and_top_k_may_exceed_the_vocabulary():
+    assert sample(torch.randn(2, 10), Sampling(1.0, 1000)).shape == (2, 1)
     logits = torch.randn(7, 100)
     assert torch.equal(sample(logits, GREEDY).flatten(), logits.argmax(-1))
     ties = torch.tensor([[1.0, 5.0, 5.0, 2.0]]).bfloat16()
     assert sample(ties, GREEDY).tolist() == [[1]]  # the first of them
-
-
-def test_a_top_k_beyond_the_vocabulary_is_the_vocabulary():
-    assert sample(torch.randn(2, 10), Sampling(1.0, 1000)).shape == (2, 1)
 
 
 def test_generation_has_as_many_tokens_as_asked_and_times_both_phases():
@@ -114,20 +111,6 @@ def test_a_step_in_one_op_leaves_inductor_nothing_to_compile(scheme):
     torch.manual_seed(5)
     eager = tiny(how, scheme, torch.bfloat16, rows=2).generate(PROMPT.expand(2, -1), 8).tokens
     assert torch.equal(tokens, eager)
-
-
-def test_compiled_int8dq_agrees_with_eager():
-    """Logits, not tokens: an activation between two int8 steps may round to either, and a few of
-    those, 1/254 of the row each, can turn a close decision."""
-    made = tiny(scheme="int8dq", compile_decode=True)
-    made.generate(PROMPT, 8)
-    token = torch.tensor([[77]])
-    eager = Generator(made.model, 1, 64)
-    for cache, other in zip(eager.caches, made.caches, strict=True):
-        for buffer, filled in zip(cache.buffers(), other.buffers(), strict=True):
-            buffer.copy_(filled)
-    eager, compiled = eager.forward(token, 13), made.forward(token, 13)
-    assert (eager - compiled).norm() <= 0.03 * eager.norm()
 
 
 def test_compiled_prefill_in_chunks_and_decode_over_an_int8_cache():
@@ -215,21 +198,6 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(cache, window):
 )
 def test_many_rows_go_through_in_smaller_chunks_on_the_cpu(device, rows, size):
     assert prefill_chunk(torch.device(device), rows) == size
-
-
-@CACHE
-def test_logits_in_chunks_are_those_at_once(cache):
-    model = small_model()
-    prompt = torch.randint(100, (2, 23))
-    logits = []
-    for at_once in (23, 10, 7, 4, 1):
-        logits.append(Generator(model, 2, 23, cache, prefill_chunk=at_once).forward(prompt))
-    whole, *others = logits
-    for other in others:
-        # float32 sums in another order; where one turns the code of a key, a step of its cache:
-        # a 254th, a 30th or an 8th of its size
-        steps = {"dense": 1e-5, "int8": 1 / 254, "fp8": 1 / 30, "int4": 1 / 8}[cache]
-        assert (other - whole).norm() <= steps * whole.norm()
 
 
 def test_compiled_prefill_in_chunks_compiles_for_any_length_and_start(compilations):
