@@ -18,9 +18,12 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from quantbench import files
+from quantbench.__main__ import commands
+from quantbench.bench.arm import make_arms
 from quantbench.bench.worker import Worker
 from quantbench.commands.generate import generate
-from quantbench.errors import LogError, QuantbenchError
+from quantbench.errors import LogError, QuantbenchError, UsageError
+from quantbench.log.config import RunConfig
 from tests.test_refusals import LINE, only_error
 
 ROOT = Path(__file__).parent.parent
@@ -205,6 +208,37 @@ def test_documents_are_not_begun_where_their_picture_cannot_be_written(place):
         done = shell("$PY -m quantbench readme $HERE/README.md", place)
         assert done.returncode != 0 and reason in done.stderr, done.stderr
         assert done.stderr.count("\n") == 1 and Path("README.md").read_text() == marks
+
+
+def test_a_document_of_data_that_nothing_can_be_made_of(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    growth = {"points": [{"axis": "width", "value": 4, "scheme": "none"}]}
+    Path("growth.json").write_text(json.dumps(growth))
+    marks = "<!-- readme: growth growth.json c.svg title -->\n<!-- end -->\n"
+    Path("README.md").write_text(marks)
+    result = CliRunner().invoke(commands, ["readme", "README.md"])
+    assert "picture c.svg cannot be made of its data: " in only_error(result)
+    assert result.exit_code == 2 and Path("README.md").read_text() == marks
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "growth.json"]
+
+
+def test_options_of_some_schemes_stay_with_those_that_take_them(tmp_path, monkeypatch):
+    """One arm of the comparison is calibrated, and another has a least SQNR."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("Once upon a time\n")
+    common = RunConfig(calibration_text="text.txt", min_sqnr=20.0)
+    schemes = ("int8wo", "sparse-marlin-wanda", "autoquant")
+    arms = make_arms(common, [f"--quantization {scheme}" for scheme in schemes])
+    given = [(arm.name, arm.config.calibration_text, arm.config.min_sqnr) for arm in arms]
+    assert given == [
+        ("int8wo", None, 35.0),
+        ("sparse-marlin-wanda", "text.txt", 35.0),
+        ("autoquant", "text.txt", 20.0),
+    ]
+    with pytest.raises(UsageError, match="--min_sqnr is for --quantization autoquant"):
+        make_arms(common, [f"--quantization {scheme}" for scheme in schemes[:2]])
+    with pytest.raises(UsageError, match="arm 3, .*--min_sqnr is for --quantization autoquant; gi"):
+        make_arms(RunConfig(), ["", "--quantization fp6", "--quantization int8wo --min_sqnr 20"])
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
