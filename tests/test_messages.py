@@ -24,12 +24,6 @@ def to_install():
                 yield str(path.relative_to(ROOT)), match[3]
 
 
-def test_documents_are_read():
-    """The five pages of docs/ that say what to install."""
-    pages = {f"docs/{name}.md" for name in ("comparing", "estimates", "kernels", "latency")}
-    assert pages | {"docs/schemes.md"} <= {file for file, _ in to_install()}
-
-
 def test_the_project_does_not_depend_on_itself_by_name():
     """It is on no index: whoever took the name there would be installed."""
     assert PROJECT["name"] not in DISTRIBUTIONS

@@ -192,8 +192,3 @@ def test_commands_in_the_documents_parse(command, monkeypatch, capsys):
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         sys.exit(0)
     assert ended.value.code in (0, None) and "Usage:" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("target", ["make test", "make test-fast", "make check"])
-def test_contributors_are_told_what_to_run(target):
-    assert f"`{target}`" in (ROOT / "CONTRIBUTING.md").read_text() + README

@@ -161,18 +161,6 @@ def test_ab_and_recommend_run_on_the_embedded_model(installed, elsewhere):
     assert "quantbench generate" in out
 
 
-def test_a_worker_starts(installed, elsewhere):
-    """compare's processes are started by the name of their module; here it answers, and is ours."""
-    text = (
-        "from quantbench.bench import process\n"
-        "worker = process.Process()\n"
-        "print(worker.answer(list[str], 'schemes', argv=[]))\n"
-        "worker.close()\n"
-    )
-    (elsewhere / "ask.py").write_text(text)
-    assert "int8wo" in run(installed, elsewhere, "python", "-P", "ask.py")
-
-
 def test_it_is_imported_beside_others(installed, elsewhere):
     """In a process with modules of theirs that are named as ours are."""
     for name in THEIRS:

@@ -116,15 +116,6 @@ def test_sequences_in_pieces(format, kernel, group):
             assert not any(buffer[B:].any() for buffer in cache.buffers())
 
 
-@pytest.mark.parametrize("how", [(None, None), (0.5, None), (None, 2.0), (0.3, 5.0)])
-@pytest.mark.parametrize("window", [None, 7, 40])
-def test_without_a_cache(window, how):
-    query, key, value = sequence(2, 4, 2, 40, 32)
-    at = torch.arange(40)
-    exact = attention(query, key, value, causal(at, at, window), *how)
-    exact.check(attend(query, key, value, at, window, *how))
-
-
 # ---------------------------------------------------------------------------------- keeping
 
 
