@@ -272,6 +272,13 @@ def test_turns_of_a_peer_go_on_and_begin_again_behind_the_prompt(worker):
         assert worker.turn("decode", steps).seconds == steps
 
 
+def test_a_sample_of_a_peer(worker):
+    """A prompt of 5 s and nine steps; the first step's seconds are left out."""
+    sample = worker.sample(0)
+    assert (sample.prefill_seconds, sample.decode_seconds) == (5.0, 9.0)
+    assert sample.token_seconds == [1.0] * 8 and sample.tok_s == 10 / 14
+
+
 # -------------------------------------------------------------------------------- the command
 
 
