@@ -78,6 +78,17 @@ def test_q6_k_is_what_the_package_reads():
     assert (found[0] == 0).all() and (found[3, :16] == 0).all()
 
 
+def test_q6_k_of_numbers_it_can_hold():
+    """Whole numbers from -32 to 31 with a -32 in every group: nothing is lost. Those between two
+    of them go to the nearer one."""
+    numbers = np.random.default_rng(0).integers(-32, 32, (3, 256)).astype(np.float32)
+    numbers[:, ::16] = -32
+    between = np.where((numbers > -32) & (numbers < 31), numbers + np.float32(0.4), numbers)
+    for given in (numbers, between):
+        found = gguf.quants.dequantize(q6_k(given * 127), gguf.GGMLQuantizationType.Q6_K)
+        assert (found == numbers * 127).all()
+
+
 # Largest error of a weight, over the largest weight of its row: half a step of 127, and what the
 # scale, a float16, is off by (2^-11 of it, times 127); of bfloat16 nothing, dummy weights being
 # that; Q6_K as above; Q4_0's largest weight of the other sign stops at 7 of 8 steps: a whole one.
