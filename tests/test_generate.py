@@ -168,8 +168,9 @@ def test_a_saved_model_runs_without_saying_its_scheme(in_tmp):
     assert "--save" not in first.repro and first.quant == second.quant == "fp6"
     assert "--quantization fp6 --checkpoint_path mine" in second.repro
     assert first.model_size == second.model_size and second.mod == "mine"
-    wrong = run(*SHORT, "--checkpoint_path", "mine", "--quantization", "int8wo")
-    assert wrong.exit_code == 2 and "mine was saved as fp6" in wrong.stderr
+    for scheme, code in (("int8wo", 2), ("none", 2), ("fp6", 0)):
+        asked = run("--checkpoint_path", "mine", "--quantization", scheme, "--dry_run")
+        assert asked.exit_code == code and (code == 0 or "mine was saved as fp6" in asked.stderr)
     assert len(reading.read("benchmarks.txt").records) == 2
 
 

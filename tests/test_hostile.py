@@ -7,7 +7,6 @@ process where they can; those about closed streams, signals and full disks in on
 import errno
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -91,19 +90,6 @@ def test_a_name_that_no_log_line_holds_is_refused_before_loading(place, name):
     (Path(name) / "model.safetensors").write_bytes(b"never read")
     result = CliRunner().invoke(generate, [*SHORT, "--checkpoint_path", name])
     assert result.exit_code == 2 and "which no log line can hold" in only_error(result)
-
-
-def test_full_precision_that_was_asked_for_is_not_what_a_folder_was_saved_as(place):
-    done = CliRunner().invoke(generate, [*SHORT, "--quantization", "int8wo", "--save", "mine"])
-    assert done.exit_code == 0, done.stderr
-    given = [*SHORT, "--checkpoint_path", "mine", "--dry_run"]
-    result = CliRunner().invoke(generate, [*given, "--quantization", "none"])
-    assert result.exit_code == 2 and "mine was saved as int8wo" in only_error(result)
-    unsaid = CliRunner().invoke(generate, given)
-    assert unsaid.exit_code == 0 and "as int8wo" in unsaid.stdout
-    said = CliRunner().invoke(generate, [*given, "--quantization", "int8wo"])
-    free = re.compile(r"[\d.]+ GB of cpu are free")  # other processes allocate meanwhile
-    assert free.sub("", said.stdout) == free.sub("", unsaid.stdout)
 
 
 # ---------------------------------------------------------------------------------- other commands
@@ -190,28 +176,24 @@ def test_a_trace_that_the_disk_is_too_small_for_is_an_error(place, option):
     assert not list(place.glob("*trace*")) and not list(place.glob(".*trace*"))
 
 
-def test_documents_are_not_begun_where_their_picture_cannot_be_written(place):
-    Path("growth.json").write_text('{"points": [{"axis": "layers", "value": 4, "scheme": "none"}]}')
-    for picture, reason in (("nope/c.svg", "No such file"), ("prose.txt", "is no SVG"),
-                            ("README.md", "is no SVG")):  # fmt: skip
-        paths = f"{place}/growth.json {place}/{picture}"
-        marks = f"# title\n<!-- readme: growth {paths} title -->\n<!-- end -->\n"
-        Path("README.md").write_text(marks)
-        done = shell("$PY -m quantbench readme $HERE/README.md", place)
-        assert done.returncode != 0 and reason in done.stderr, done.stderr
-        assert done.stderr.count("\n") == 1 and Path("README.md").read_text() == marks
-
-
-def test_a_document_of_data_that_nothing_can_be_made_of(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    growth = {"points": [{"axis": "width", "value": 4, "scheme": "none"}]}
+@pytest.mark.parametrize(
+    ("axis", "picture", "reason"),
+    [
+        ("width", "c.svg", "picture c.svg cannot be made of its data: "),
+        ("layers", "nope/c.svg", "No such file"),
+        ("layers", "prose.txt", "is no SVG"),
+    ],
+)
+def test_documents_are_not_begun_where_a_picture_cannot_be_made_or_written(
+    place, axis, picture, reason
+):
+    growth = {"points": [{"axis": axis, "value": 4, "scheme": "none"}]}
     Path("growth.json").write_text(json.dumps(growth))
-    marks = "<!-- readme: growth growth.json c.svg title -->\n<!-- end -->\n"
+    marks = f"# title\n<!-- readme: growth growth.json {picture} title -->\n<!-- end -->\n"
     Path("README.md").write_text(marks)
     result = CliRunner().invoke(commands, ["readme", "README.md"])
-    assert "picture c.svg cannot be made of its data: " in only_error(result)
-    assert result.exit_code == 2 and Path("README.md").read_text() == marks
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "growth.json"]
+    assert reason in only_error(result) and result.exit_code in (1, 2)
+    assert Path("README.md").read_text() == marks and not Path("c.svg").exists()
 
 
 def test_options_of_some_schemes_stay_with_those_that_take_them(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantbench import models
 from quantbench.generate import Generator
@@ -94,27 +93,3 @@ def test_half_precision_is_as_close_as_its_rounding(pairs, dtype, digits, tmp_pa
     # some thirty roundings on the way, each of relative size `digits`, mostly cancelling
     error = (half(tokens).double() - expected).norm() / expected.norm()
     assert error <= 30 * digits
-
-
-class Shapes(TorchDispatchMode):
-    """Collects the shape of every tensor that is made, views aside."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = set()
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        if isinstance(result, torch.Tensor) and not result._is_view():
-            self.seen.add(tuple(result.shape))
-        return result
-
-
-def test_key_heads_are_never_repeated(pairs):
-    model, tokens, _ = pairs["llama-3"]  # 4 query heads over 2 key heads of 16
-    T = 43
-    generator = Generator(model, 3, T, decoder="modules")
-    with Shapes() as shapes:
-        generator.forward(tokens[:, :1], 0)
-    assert (3, 4, T, 16) not in shapes.seen and (12, T, 16) not in shapes.seen
-    assert (T, T) not in shapes.seen
