@@ -186,9 +186,10 @@ def test_a_layer_in_inductors_cuda_graphs():
 def test_few_positions_in_a_deep_cache(format, device, monkeypatch):
     T = 1000
     if device == "cpu":
+        T = 300  # the interpreter takes a second for each hundred
         monkeypatch.setattr(attention, "_processors", lambda device: 20)
     query, key, value = attention_contract.problem(1, 4, 1, T, 64, torch.float16, format, 0, device)
-    for first, count in ((990, 200), (0, 200), (T - 1, T)):
+    for first, count in ((T - 10, 200), (0, 200), (T - 1, T)):
         y = attended(query, key, value, [first], [count])
     assert torch.equal(kernel(query, key, value, [-1], [T]), y)
 
