@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.estimate.counting import Collective, count_module, pairs
-from quantbench.estimate.counting_configs import count_config, doubts
+from quantbench.estimate.counting_configs import count_config
 from quantbench.estimate.counting_models import count_model
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
@@ -286,15 +286,6 @@ def test_llama_of_transformers_computes_what_ours_does(config_json, depth):
     assert theirs.weight_bytes == ours.weight_bytes
     # Keys and values in 2 layers of 2 heads of 16, in bfloat16.
     assert theirs.kv_cache_bytes == 2 * 2 * 3 * (depth + tokens) * 2 * 16 * 2
-
-
-def test_what_a_config_leaves_in_doubt(config_json):
-    assert doubts(config_json(model_type="llava", text_config=LLAMA)) == [
-        "the text model of llava alone: its other weights are not counted"
-    ]
-    assert doubts(config_json(**LLAMA)) == []
-    masked = config_json(**LLAMA, architectures=["BertForMaskedLM"])
-    assert doubts(masked) == ["BertForMaskedLM generates no text: counted as if it did"]
 
 
 def test_a_config_with_an_infinity_as_transformers_writes_it(tmp_path):
