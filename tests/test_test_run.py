@@ -1,6 +1,5 @@
 """How the tests themselves run: their seeds, and skips that a machine must not have."""
 
-import ast
 import os
 import re
 import subprocess
@@ -160,32 +159,6 @@ def test_make_check_fails_without_a_compiler_that_the_machine_must_have(monkeypa
         printed = capsys.readouterr().out
         assert printed.count("it is not installed") == len(check_syntax.COMPILERS)
         assert printed.count("QUANTBENCH_EXPECT names") == status
-
-
-SKIPPING = ("pytest.skip", "pytest.mark.skipif", "pytest.importorskip")
-
-
-def reasons_in(path):
-    """Those that stand in the text of a file as they are."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in SKIPPING:
-            continue
-        name = ast.unparse(node.func)
-        reasons = [word.value for word in node.keywords if word.arg == "reason"]
-        if name == "pytest.importorskip" and not reasons:
-            yield f"could not import {node.args[0].value!r}"
-        reasons += node.args[:1] if name == "pytest.skip" else []
-        yield from (reason.value for reason in reasons if isinstance(reason, ast.Constant))
-
-
-def test_every_reason_to_skip_is_known():
-    """Or a test that skips by chance, or on another machine, fails where QUANTBENCH_EXPECT is."""
-    files = [path for path in ROOT.glob("tests/**/*.py") if path != Path(__file__)]
-    reasons = {reason for path in files for reason in reasons_in(path)}
-    assert len(reasons) > 20 and "needs chromium (apt: chromium)" in reasons
-    expected = {"gpu"}  # any: all that matters is that something is
-    failures = [coverage_of_machine.why_skipping_fails(reason, expected) for reason in reasons]
-    assert [failure for failure in failures if failure and "does not know" in failure] == []
 
 
 def test_skips_and_instruction_sets_are_summed_over_worker_processes(run):
