@@ -1,4 +1,4 @@
-"""The command: what it prints and logs, and the one line it says when it cannot run."""
+"""The command: what it prints and logs, and its one error line when it cannot run."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def run(*arguments, **options):
 
 @pytest.fixture
 def in_tmp(tmp_path, monkeypatch):
-    """A working directory of its own, so that benchmarks.txt is the test's."""
+    """A new working directory, so that the test has its own benchmarks.txt."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -372,7 +372,7 @@ def test_a_conversation_ends_when_the_context_is_full(in_tmp):
 
 @pytest.fixture
 def broken(in_tmp):
-    """Checkpoints with something wrong, beside a log that must stay as it is."""
+    """Damaged checkpoints, and a log that must stay as it is."""
     Path("benchmarks.txt").write_text(REFERENCE.read_text())
 
     def copied(name, *without):

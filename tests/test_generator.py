@@ -293,7 +293,7 @@ def test_two_generators_on_one_model_do_not_meet():
 
 @pytest.mark.parametrize("how", ["auto", "modules", "compiled"])
 def test_a_deleted_generator_s_memory_is_free_at_once(how, compilations):
-    """Nothing waits for Python's garbage collector: the next one's caches may need the memory."""
+    """Nothing waits for Python's garbage collector: the next generator may need the memory."""
     compiled, decoder = how == "compiled", how.replace("compiled", "modules")
     options = {"decoder": decoder, "compile_decode": compiled, "compile_prefill": compiled}
     made = Generator(fused_model(), 1, 32, **options)

@@ -159,7 +159,7 @@ def test_each_entry_of_the_log_says_where_it_comes_from():
     assert days == sorted(days, reverse=True)
 
 
-# A command on a line of its own, with or without a comment behind it, or between backticks.
+# A command alone on a line, with or without a comment behind it, or between backticks.
 PROGRAM = r"python (?:generate\.py|-m \w[\w.]*)|quantbench"
 LINE = re.compile(rf"^ *((?:{PROGRAM}) .*?)(?:  +#.*)?$|`((?:{PROGRAM}) [^`]+)`", re.M)
 COMMANDS = sorted({line or inline for line, inline in LINE.findall(DOCUMENTS.replace("\\\n", " "))})

@@ -1,4 +1,4 @@
-"""docs/data/trust.json proves the statistics as they are, and the simulation is what it says."""
+"""docs/data/trust.json is of today's statistics; the simulation does what its docstring says."""
 
 import json
 import math
