@@ -251,7 +251,8 @@ def test_without_a_compiler_it_runs_and_says_what_it_runs_on(in_tmp, monkeypatch
         "plain torch" in line
         and "which is slow: the C++ kernels need a C++ compiler: $CXX is 'nonexistent'" in line
     )
-    assert json.loads(Path("runs.jsonl").read_text())["attention_kernel"] == "torch"
+    details = json.loads(Path("runs.jsonl").read_text())
+    assert (details["attention_kernel"], details["decoder"]) == ("torch", "modules")
 
 
 def test_a_dummy_needs_no_tokenizer(in_tmp):

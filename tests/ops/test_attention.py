@@ -6,12 +6,9 @@ import pytest
 import torch
 import torch._inductor.config  # it reads CXX when it is imported: before a test changes that
 
-from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
 from quantbench.ops.attention import Choice, choose, decode_attention
-from quantbench.ops.cpu import build
 from tests.memory import allocated
-from tests.models.small import small_model
 from tests.ops.attention_contract import stored
 from tests.ops.instructions import NEEDS_COMPILER
 
@@ -58,28 +55,6 @@ def test_cuda_without_triton(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     choice = choose(torch.device("cuda"), 64, 4, BFLOAT16)
     assert choice == Choice("torch", "Triton is not installed: pip install triton")
-
-
-@pytest.fixture
-def no_compiler(monkeypatch):
-    """As in a process that has not loaded the kernels yet."""
-    monkeypatch.setenv("CXX", "nonexistent")
-    monkeypatch.setattr(build, "load", build.load.__wrapped__)
-    monkeypatch.setattr(build, "refusal", build.refusal.__wrapped__)
-
-
-def test_without_a_compiler_a_model_speaks_the_same(no_compiler):
-    """Compiled, with the op that plain torch is."""
-    model = small_model()
-    prompt = torch.tensor([[1, 40, 50]])
-    tokens = []
-    for compile_decode in (False, True):
-        generator = Generator(model, 1, 32, compile_decode=compile_decode)
-        assert generator.attention.name == "torch" and generator.decoder.name == "modules"
-        assert "$CXX is 'nonexistent', which is no program" in generator.attention.reason
-        assert {cache.kernel for cache in generator.caches} == {"torch"}
-        tokens.append(generator.generate(prompt, 12).tokens)
-    assert torch.equal(*tokens)
 
 
 # -------------------------------------------------------------------------------------- memory
