@@ -4,7 +4,6 @@ import importlib.util
 
 import pytest
 import torch
-import torch._inductor.config  # it reads CXX when it is imported: before a test changes that
 
 from quantbench.kv_cache import CACHES
 from quantbench.ops.attention import Choice, choose, decode_attention
