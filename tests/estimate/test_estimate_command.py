@@ -14,6 +14,7 @@ from quantbench.bench.arm import make_arms
 from quantbench.estimate.here import Here
 from quantbench.estimate.predict import Phase
 from quantbench.log.options import parse
+from tests.refusals import one_line
 
 OPT = str(Path(__file__).parent / "opt-1.3b.json")
 TINY = ("estimate", "--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0")
@@ -28,12 +29,7 @@ def run(*words):
 
 
 def refused(*words):
-    """The message of a command that fails."""
-    result = run(*words)
-    assert result.exit_code in (1, 2)
-    message = result.stderr or str(result.exception)
-    assert "Traceback" not in message
-    return message
+    return one_line(run(*words))
 
 
 def found(path, *words):
