@@ -137,8 +137,8 @@ def test_chunks_of_any_shape(path, isa, group):
     for _ in range(24):
         shape, slots, format, window, dtype = given = drawn()
         query, own_key, own_value, key, value = problem(*shape, dtype)
-        match random.randrange(8):
-            case 0:
+        match random.randrange(4):
+            case 0 if format == "dense":  # else what a key is off by as it is read decides, too
                 query *= 8  # one key takes nearly all the weight: scores need more than 16 bits
             case 1 if dtype == torch.float32:  # all of it, or none
                 own_key[:, :, random.randrange(own_key.shape[2])] *= 1e4
