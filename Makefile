@@ -17,7 +17,7 @@ CPU_TESTS = $(filter-out %_build.py,$(wildcard tests/ops/test_cpu_*.py)) \
 	$(addprefix tests/ops/test_,linear.py decode_attention.py prefill_attention.py hqq.py)
 
 FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
-	$(addprefix tests/ops/test_,formats.py packing.py cpu_build.py attention.py) \
+	$(addprefix tests/ops/test_,formats.py cpu_build.py attention.py) \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	tests/bench/test_session.py tests/answer/test_recommend.py tests/stats tests/report/test_log_tables.py tests/run/test_sizes.py
 
@@ -119,8 +119,7 @@ $(GPU_FOLDER)/ab.json: | $(GPU_FOLDER) $(dir $(GPU_AB))
 $(GPU_FOLDER)/roofline.json: | $(GPU_FOLDER)
 	$(GPU) quantbench roofline $(ON_GPU) --parts layers --json $@
 
-# Thousands of simulated sessions, three minutes, into docs/data/trust.json. Real ones, as long as is
-# asked for: python -m tests.trust.sessions
+# Thousands of simulated sessions, three minutes, into docs/data/trust.json.
 trust: .venv/installed-dev
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(PY) -m tests.trust.simulation
 

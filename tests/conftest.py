@@ -42,7 +42,7 @@ interpret_triton()
 os.environ["TIKTOKEN_CACHE_DIR"] = ""
 
 
-# Two processes share the tests, file by file (Makefile). These files take longest and begin first:
+# Two processes share the tests, file by file (Makefile). The slowest files start first:
 # otherwise one process would still be busy with one of them when the other has nothing left.
 LONGEST = (
     "tests/test_readme.py",

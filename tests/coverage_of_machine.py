@@ -1,14 +1,14 @@
 """What this machine let the tests run, and what it has to let them run.
 
 A skipped test is no proof. The summary counts the skipped tests by reason, and names the
-instruction sets and the numbers of threads with which kernels ran.
+instruction sets with which kernels ran.
 QUANTBENCH_EXPECT=compiler,portable,avx2 states what a machine must have: a test that skips for the
 lack of one of these fails, and so does a test that skips for a reason that NEEDS does not know.
 `.ci/run` sets it. Without it every reason is accepted.
 So does a compiler that `make check` lacks (tests/ops/check_syntax.py): it is named as well.
 
 With `pytest -n 2` tests run in worker processes: the process that prints the summary sees their
-reports, and each worker sends it the instruction sets and threads when it ends.
+reports, and each worker sends it the instruction sets when it ends.
 """
 
 import importlib
@@ -50,11 +50,8 @@ NEEDS = {
     "llama-cpp": r"no llama-cpp-python",
     "no-gpu": r"has CUDA|Triton runs on the GPU here|a GPU has as many as it has",
 }
-# Combinations of parameters that no machine can run.
-IMPOSSIBLE = "|".join(("int4 has groups of 32", "the kernel does not take the dtype, and says so"))
 
 ran: Counter[str] = Counter()  # instruction set → tests that used it; tests.ops.instructions counts
-threads: Counter[int] = Counter()  # number of threads → results compared with others'
 skipped: Counter[str] = Counter()  # reason → tests
 
 
@@ -69,7 +66,7 @@ def expected() -> set[str]:
 
 def why_skipping_fails(reason: str, expected: set[str]) -> str | None:
     """Why a test must not skip for this reason on a machine that has to have what is expected."""
-    if not expected or re.search(IMPOSSIBLE, reason):
+    if not expected:
         return None
     lacking = next((name for name, pattern in NEEDS.items() if re.search(pattern, reason)), None)
     if lacking is None:
@@ -126,22 +123,17 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output["ran"], output["threads"] = dict(ran), dict(threads)
+        output["ran"] = dict(ran)
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist: a worker has ended
 def pytest_testnodedown(node: Any) -> None:
-    output = getattr(node, "workeroutput", {})
-    ran.update(output.get("ran", {}))
-    threads.update(output.get("threads", {}))
+    ran.update(getattr(node, "workeroutput", {}).get("ran", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if ran:
         sets = ", ".join(f"{isa} in {count} tests" for isa, count in ran.items())
         terminalreporter.write_line(f"instruction sets covered: {sets}")
-    if threads:
-        counts = ", ".join(f"{count} in {n} results" for count, n in sorted(threads.items()))
-        terminalreporter.write_line(f"numbers of threads covered: {counts}")
     for reason, count in skipped.most_common():
         terminalreporter.write_line(f"skipped {count}: {reason}", yellow=True)

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from quantbench import generate
 from quantbench.__main__ import commands
+from tests import seeds
 
 ROOT = Path(__file__).parent.parent
 WANTED = (
@@ -139,25 +140,26 @@ OFFERED = [
 ]
 
 
-@pytest.mark.parametrize(("line", "offered"), OFFERED)
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_is_offered(line, offered, tmp_path):
-    """What bash shows after these words: click's function runs, with a `quantbench` of ours."""
+def test_bash_is_offered(tmp_path):
+    """What bash shows after some of these words, drawn anew in every run: click's function runs,
+    with a `quantbench` of ours."""
     command = tmp_path / "quantbench"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m quantbench "$@"\n')
     command.chmod(0o755)
-    words = ["quantbench", *line.split()]
-    script = (
-        'eval "$(_QUANTBENCH_COMPLETE=bash_source quantbench)"; compopt() { :; }\n'
-        f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}\n"
-        '_quantbench_completion quantbench; printf "%s\\n" "${COMPREPLY[@]}"'
-    )
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.split()) == offered
+    for line, offered in seeds.sample(OFFERED, 6):
+        words = ["quantbench", *line.split()]
+        script = (
+            'eval "$(_QUANTBENCH_COMPLETE=bash_source quantbench)"; compopt() { :; }\n'
+            f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}\n"
+            '_quantbench_completion quantbench; printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert set(done.stdout.split()) == offered, line
 
 
 def test_a_command_that_keeps_what_it_has_ends_with_sigterm_s_code():

@@ -64,13 +64,6 @@ def test_free_memory_of_the_cpu(files, given, free):
     assert devices.free_memory(CPU) == free
 
 
-def test_free_memory_here():
-    """Where the kernel says: less than there is, and enough for this test."""
-    free = devices.free_memory(CPU)
-    if free is not None:
-        assert 10**7 < free < 10**15
-
-
 @pytest.mark.parametrize("name", ["cuda", "cuda:1", "xpu"])
 def test_free_memory_of_a_card_is_the_driver_s_and_what_torch_holds_unused(name, monkeypatch):
     asked = []

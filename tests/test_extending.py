@@ -138,7 +138,7 @@ def test_a_scheme_and_a_cache_generate_text(copy):
     shape = result["architecture"]
     numbers = 2 * shape["num_layers"] * shape["num_kv_heads"] * shape["head_dim"]
     assert result["kv_cache_bytes"] == 2 * numbers * result["cache_size"]
-    # What does not know the cache's format says so, and does not read it as another one.
+    # A kernel that does not know the cache's format is not used.
     assert result["attention_kernel"] == "torch"
     assert result["attention_reason"] == "no kernel reads keys and values stored as half"
     assert "--quantization coarse" in (copy / "log.txt").read_text()

@@ -1,4 +1,4 @@
-"""The command: what it prints and logs, and the one line it says when it cannot run."""
+"""The command: what it prints and logs, and its one error line when it cannot run."""
 
 import json
 import os
@@ -26,6 +26,7 @@ from quantbench.ops.cpu import build
 from quantbench.run import counters
 from quantbench.run.counters import NoCounter
 from quantbench.run.loading import Loading
+from tests import seeds
 from tests.fake_counter import Counter
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +43,7 @@ def run(*arguments, **options):
 
 @pytest.fixture
 def in_tmp(tmp_path, monkeypatch):
-    """A working directory of its own, so that benchmarks.txt is the test's."""
+    """A new working directory, so that the test has its own benchmarks.txt."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -109,6 +110,7 @@ def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
     monkeypatch.setattr(counters.Meter, "find", find)
     monkeypatch.setattr("quantbench.run.counters.find", none_here)
     assert run(*words).exit_code == 0
+    assert not Path("benchmarks.txt").exists()
     counted, alone = map(json.loads, Path("runs.jsonl").read_text().splitlines())
     assert counted["joules_per_token"] == pytest.approx(1.5 / 15)
     used = counted["energy"]
@@ -138,26 +140,23 @@ def test_compiled_run_as_the_old_log_has_it(in_tmp, monkeypatch):
     assert record.compile and record.compile_prefill and record.repro == command
 
 
-def old_commands():
-    """The log's commands, each once, made small, moved to the CPU, and not compiled."""
-    seen = {}
+def test_old_commands_run(in_tmp, monkeypatch):
+    """Some of the log's, drawn anew in every run: made small, on the CPU, and not compiled."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_tmp))  # of autoquant
+    commands = set()
     for _, record in reading.read(str(REFERENCE)).records:
         words = split(record.repro)[2:]
         for option, value in (("--checkpoint_path", "tiny"), ("--device", "cpu"),
                               ("--num_samples", "1"), ("--max_new_tokens", "3")):  # fmt: skip
             words[words.index(option) + 1] = value
-        seen[" ".join(word for word in words if not word.startswith("--compile"))] = record
-    return seen
-
-
-@pytest.mark.parametrize("command", old_commands())
-def test_every_old_command_runs(in_tmp, monkeypatch, command):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(in_tmp))  # of autoquant
-    result = run(*command.split())
-    assert result.exit_code == 0, result.stderr
-    record = Record.parse(Path("benchmarks.txt").read_text().splitlines()[0])
-    assert record.kv_quant == ("--kv_cache_quantization" in command)
-    assert ("--linear_causal_mask" in record.repro) == ("--linear_causal_mask" in command)
+        commands.add(" ".join(word for word in words if not word.startswith("--compile")))
+    for command in seeds.sample(sorted(commands), 8):
+        result = run(*command.split())
+        assert result.exit_code == 0, (command, result.stderr)
+        _, record = reading.read("benchmarks.txt").records[-1]
+        for option in ("--kv_cache_quantization", "--linear_causal_mask"):
+            assert (option in record.repro) == (option in command)
+        assert record.kv_quant == ("--kv_cache_quantization" in command)
 
 
 def test_a_saved_model_runs_without_saying_its_scheme(in_tmp):
@@ -170,8 +169,9 @@ def test_a_saved_model_runs_without_saying_its_scheme(in_tmp):
     assert "--save" not in first.repro and first.quant == second.quant == "fp6"
     assert "--quantization fp6 --checkpoint_path mine" in second.repro
     assert first.model_size == second.model_size and second.mod == "mine"
-    wrong = run(*SHORT, "--checkpoint_path", "mine", "--quantization", "int8wo")
-    assert wrong.exit_code == 2 and "mine was saved as fp6" in wrong.stderr
+    for scheme, code in (("int8wo", 2), ("none", 2), ("fp6", 0)):
+        asked = run("--checkpoint_path", "mine", "--quantization", scheme, "--dry_run")
+        assert asked.exit_code == code and (code == 0 or "mine was saved as fp6" in asked.stderr)
     assert len(reading.read("benchmarks.txt").records) == 2
 
 
@@ -205,17 +205,6 @@ def test_a_deep_context_is_recorded_and_repeated(in_tmp):
     assert again.exit_code == 0, again.stderr
     second = reading.read("benchmarks.txt").records[1][1]
     assert second.repro == record.repro
-
-
-def test_a_chunk_changes_no_token(in_tmp):
-    texts = set()
-    for chunk in ("1", "3", "4", "64", None):
-        options = ["--prefill_chunk", chunk] if chunk else []
-        options += ["--temperature", "0", "--precision", "float32", "--max_new_tokens", "30"]
-        result = run("--num_samples", "1", "--prompt", "def read_lines(path):", *options)
-        assert result.exit_code == 0, result.stderr
-        texts.add(result.stdout.split("scheme")[0])
-    assert len(texts) == 1
 
 
 def test_memory_is_told_before_anything_is_loaded(in_tmp):
@@ -262,12 +251,8 @@ def test_without_a_compiler_it_runs_and_says_what_it_runs_on(in_tmp, monkeypatch
         "plain torch" in line
         and "which is slow: the C++ kernels need a C++ compiler: $CXX is 'nonexistent'" in line
     )
-    assert json.loads(Path("runs.jsonl").read_text())["attention_kernel"] == "torch"
-
-
-def test_no_log_and_a_cut_model(in_tmp):
-    result = run(*SHORT, "--write_result", "none", "--num_layers", "2", "--prefill_size", "7")
-    assert result.exit_code == 0 and not Path("benchmarks.txt").exists()
+    details = json.loads(Path("runs.jsonl").read_text())
+    assert (details["attention_kernel"], details["decoder"]) == ("torch", "modules")
 
 
 def test_a_dummy_needs_no_tokenizer(in_tmp):
@@ -329,21 +314,6 @@ def test_bitsandbytes_writes_what_the_reference_writes(in_tmp, form, compiled):
     assert text == expected.stdout.split("scheme", 1)[0] and text.strip()
 
 
-def test_the_stock_kernel_writes_what_ours_writes(in_tmp):
-    """torch's own product, prompt and steps, repeated by the log's line. Greedily and in float32,
-    where sums in another order differ by 1e-6."""
-    ran = run(*GREEDY, "--kernel", "torch", "--output_json_path", "runs.jsonl")
-    assert ran.exit_code == 0, ran.stderr
-    assert json.loads(Path("runs.jsonl").read_text())["kernel"] == "torch"
-    ours = run(*GREEDY, "--kernel", "cpu", "--write_result", "none")
-    text = ran.stdout.split("scheme", 1)[0]
-    assert text.strip() and text == ours.stdout.split("scheme", 1)[0]
-    ((_, record),) = reading.read("benchmarks.txt").records
-    assert "--kernel torch" in record.repro
-    again = run(*split(record.repro)[2:])
-    assert again.exit_code == 0 and again.stdout.split("scheme", 1)[0] == text
-
-
 def test_profiles_are_traces(in_tmp):
     result = run(*SHORT, "--profile", "trace.json", "--memory_profile", "memory.json")
     assert result.exit_code == 0, result.stderr
@@ -356,17 +326,6 @@ def test_profiles_are_traces(in_tmp):
     assert any(event.get("name") == "[memory]" for event in memory["traceEvents"])
 
 
-def test_a_conversation_streams_and_leaves_the_log_alone(in_tmp):
-    result = run("--interactive", "--temperature", "0", "--max_new_tokens", "12",
-                 input="def read(path):\n    return path\n")  # fmt: skip
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout.count("> ") == 3
-    assert not Path("benchmarks.txt").exists()
-    once = run("--interactive", "--temperature", "0", "--max_new_tokens", "12",
-               input="def read(path):\n")  # fmt: skip
-    assert result.stdout.startswith(once.stdout.rstrip("> \n"))
-
-
 def test_a_conversation_shows_its_speed_and_begins_anew(in_tmp):
     """After /reset the same line gets the same answer as at first: nothing of the first is left."""
     result = run("--interactive", "--temperature", "0", "--max_new_tokens", "12",
@@ -377,6 +336,7 @@ def test_a_conversation_shows_its_speed_and_begins_anew(in_tmp):
     assert len(re.findall(r"^12 tokens, the first after [\d.]+ s, then [\d.]+ tok/s$",
                           result.stderr, re.M)) == 2  # fmt: skip
     assert result.stderr.count("/reset forgets the conversation, /help shows this") == 2
+    assert not Path("benchmarks.txt").exists()
 
 
 def test_a_chat_of_two_turns_is_its_whole_text_at_once(in_tmp):
@@ -413,66 +373,35 @@ def test_a_conversation_ends_when_the_context_is_full(in_tmp):
 
 @pytest.fixture
 def broken(in_tmp):
-    """Folders with something wrong, beside a log that must stay as it is."""
+    """Damaged checkpoints, and a log that must stay as it is."""
     Path("benchmarks.txt").write_text(REFERENCE.read_text())
-    Path("empty").mkdir()
 
-    def copied(name, without=()):
-        shutil.copytree(TINY, name, ignore=lambda *_: ["__pycache__", *without])
-        return Path(name)
+    def copied(name, *without):
+        return shutil.copytree(TINY, name, ignore=lambda *_: ["__pycache__", *without])
 
-    weights = "model.safetensors"
-    os.truncate(copied("truncated") / weights, 100_000)
-    (copied("noise") / weights).write_bytes(b"\x00" * 500)
-    copied("without_tokenizer", ["tokenizer.model"])
-    (copied("bad_tokenizer") / "tokenizer.model").write_bytes(b"not a tokenizer")
-    copied("without_weights", [weights])
-    copied("without_config", ["config.json"])
-    (copied("bad_config") / "config.json").write_text("{]")
+    os.truncate(f"{copied('truncated')}/model.safetensors", 100_000)
+    copied("without_tokenizer", "tokenizer.model")
     config = json.loads((TINY / "config.json").read_text())
-    (copied("other_config") / "config.json").write_text(json.dumps(config | {"model_type": "x"}))
-    (copied("odd_key") / "config.json").write_text(json.dumps(config | {"logit_scale": 2}))
-    pickled = copied("pickled", [weights])
-    torch.save({"a": print}, pickled / "pytorch_model.bin")
-    (copied("bad_pickle", [weights]) / "model.pth").write_bytes(b"PK\x03\x04")
-    narrow = config | {"hidden_size": 96, "head_dim": 24, "num_hidden_layers": 1}
-    Path("narrow.json").write_text(json.dumps(narrow))
     Path("odd.json").write_text(json.dumps(config | {"intermediate_size": 100}))
     Path("short.txt").write_text("a = 1")
-    Path("model.bin").write_bytes(b"\xff\xfe\x00\x01")
     return in_tmp
 
 
+# What depends on the machine, or is found while the model loads; messages.txt has all else.
 BAD = [  # arguments, exit code, what the line says
     ("--kernel triton", 1, "none has no such kernel; here it has cpu, torch"),
-    ("--quantization int4wo-64 --checkpoint_path dummy:narrow.json", 1,
-     "int4wo-64: layers.0.attention.wqkv has in_features 96, no multiple of 64; 32 would fit"),
     ("--quantization int8wo --checkpoint_path dummy:odd.json --kernel torchao", 1,
      "layers.0.feed_forward.w2 with kernel torchao has in_features 100"),
     ("--quantization fp6 --kernel triton", 1, "--kernel triton: fp6: Triton needs a CUDA device"),
     ("--quantization float8dq-row --kernel torchao", 1, "compute capability 8.9 or more; here it"),
     ("--quantization nvfp4 --kernel torchao --precision float16", 1, "bfloat16 or float32, not"),
     ("--quantization sparse-marlin-wanda --calibration_text short.txt", 2, "tokens are too few"),
-    ("--quantization sparse-marlin-wanda --calibration_text model.bin", 2, "is no UTF-8 text"),
-    ("--quantization int8wo --save without_config", 1, "the folder is not empty; give a new one"),
-    ("--quantization int8wo --save benchmarks.txt", 1, "--save benchmarks.txt: "),
     ("--device tpu", 2, "--device 'tpu' is"),
     pytest.param("--device cuda", 2, "torch finds no cuda here; use auto, cpu",
                  marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")),
     ("--checkpoint_path truncated", 1, "model.safetensors is damaged"),
-    ("--checkpoint_path noise", 1, "model.safetensors is damaged"),
-    ("--checkpoint_path without_weights", 1, "holds no weights"),
-    ("--checkpoint_path without_config", 1, "config.json is missing"),
-    ("--checkpoint_path bad_config", 1, "config.json: it is no JSON"),
-    ("--checkpoint_path other_config", 1, "model_type 'x' is not supported"),
-    ("--checkpoint_path odd_key", 1, "config key 'logit_scale' is not understood"),
     ("--checkpoint_path without_tokenizer", 1, "tokenizer.model"),
-    ("--checkpoint_path bad_tokenizer", 1, "tokenizer.model"),
-    ("--checkpoint_path pickled", 1, "pytorch_model.bin holds more than weights"),
-    ("--checkpoint_path bad_pickle", 1, "model.pth is damaged"),
     ("--cache_size 99999999999999", 1, "is the largest that fits; --kv_cache int8 or fp8 or int4"),
-    ("--kv_cache int4 --checkpoint_path dummy:narrow.json", 2,
-     "--kv_cache int4: the model's head_dim 24 is no multiple of 32; int8 and fp8 take any"),
 ]  # fmt: skip
 
 
@@ -486,19 +415,6 @@ def test_bad_input_is_one_line_and_no_log(broken, monkeypatch, arguments, code, 
     assert "Traceback" not in result.output
     assert result.stderr.splitlines()[-1] == lines[0]
     assert Path("benchmarks.txt").read_text() == REFERENCE.read_text()
-
-
-def test_an_empty_prompt_without_bos_is_refused(broken):
-    result = run("--checkpoint_path", f"dummy:{TINY.parent / 'no'}.json")
-    assert result.exit_code == 1
-    result = run("--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0", "--prompt", "")
-    assert result.exit_code == 2 and "--prompt is empty" in result.stderr
-
-
-def test_debug_shows_where(in_tmp):
-    result = run("--debug", "--checkpoint_path", "no/such/folder")
-    assert result.exit_code == 1 and "Traceback (most recent call last):" in result.stderr
-    assert "does not exist" in result.stderr.splitlines()[-1]
 
 
 def test_a_full_disk_leaves_the_log_as_it_was(broken):

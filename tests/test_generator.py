@@ -57,15 +57,12 @@ def test_samples_follow_the_softmax_of_the_top_k():
     assert ((counts[1:4] - expected).abs() <= bound).all()
 
 
-def test_temperature_zero_is_the_argmax():
+def test_temperature_zero_is_the_argmax_and_top_k_may_exceed_the_vocabulary():
+    assert sample(torch.randn(2, 10), Sampling(1.0, 1000)).shape == (2, 1)
     logits = torch.randn(7, 100)
     assert torch.equal(sample(logits, GREEDY).flatten(), logits.argmax(-1))
     ties = torch.tensor([[1.0, 5.0, 5.0, 2.0]]).bfloat16()
     assert sample(ties, GREEDY).tolist() == [[1]]  # the first of them
-
-
-def test_a_top_k_beyond_the_vocabulary_is_the_vocabulary():
-    assert sample(torch.randn(2, 10), Sampling(1.0, 1000)).shape == (2, 1)
 
 
 def test_generation_has_as_many_tokens_as_asked_and_times_both_phases():
@@ -116,31 +113,6 @@ def test_a_step_in_one_op_leaves_inductor_nothing_to_compile(scheme):
     assert torch.equal(tokens, eager)
 
 
-def test_compiled_int8dq_agrees_with_eager():
-    """Logits, not tokens: an activation between two int8 steps may round to either, and a few of
-    those, 1/254 of the row each, can turn a close decision."""
-    made = tiny(scheme="int8dq", compile_decode=True)
-    made.generate(PROMPT, 8)
-    token = torch.tensor([[77]])
-    eager = Generator(made.model, 1, 64)
-    for cache, other in zip(eager.caches, made.caches, strict=True):
-        for buffer, filled in zip(cache.buffers(), other.buffers(), strict=True):
-            buffer.copy_(filled)
-    eager, compiled = eager.forward(token, 13), made.forward(token, 13)
-    assert (eager - compiled).norm() <= 0.03 * eager.norm()
-
-
-def test_compiled_prefill_in_chunks_and_decode_over_an_int8_cache():
-    model = small_model()
-    plain = Generator(model, 1, 64, "int8")
-    compiled = Generator(
-        model, 1, 64, "int8", compile_decode=True, compile_prefill=True, prefill_chunk=8
-    )
-    for length in (19, 22):
-        prompt = torch.randint(100, (1, length))
-        assert torch.equal(compiled.generate(prompt, 9).tokens, plain.generate(prompt, 9).tokens)
-
-
 @pytest.fixture
 def compilations(monkeypatch):
     """Every graph that is compiled; compiling makes nothing faster, so it takes no time."""
@@ -182,13 +154,18 @@ def test_decode_compiles_once_for_every_position(cache, kernel, window, compilat
 
 
 def test_caches_of_every_kind_compile_in_one_process():
-    """Numbers that differ between them must not become variables of a graph."""
+    """Numbers that differ between them must not become variables of a graph. Prompts in chunks are
+    compiled over int8."""
     model = small_model()
-    prompt = torch.randint(100, (1, 5))
     for cache in CACHES:
-        eager = Generator(model, 1, 32, cache).generate(prompt, 8).tokens
-        compiled = Generator(model, 1, 32, cache, compile_decode=True).generate(prompt, 8).tokens
-        assert torch.equal(compiled, eager)
+        chunks = {"compile_prefill": True, "prefill_chunk": 8} if cache == "int8" else {}
+        plain = Generator(model, 1, 64, cache)
+        compiled = Generator(model, 1, 64, cache, compile_decode=True, **chunks)
+        for length in (19, 22):
+            prompt = torch.randint(100, (1, length))
+            assert torch.equal(
+                compiled.generate(prompt, 9).tokens, plain.generate(prompt, 9).tokens
+            )
 
 
 @CACHE
@@ -215,21 +192,6 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(cache, window):
 )
 def test_many_rows_go_through_in_smaller_chunks_on_the_cpu(device, rows, size):
     assert prefill_chunk(torch.device(device), rows) == size
-
-
-@CACHE
-def test_logits_in_chunks_are_those_at_once(cache):
-    model = small_model()
-    prompt = torch.randint(100, (2, 23))
-    logits = []
-    for at_once in (23, 10, 7, 4, 1):
-        logits.append(Generator(model, 2, 23, cache, prefill_chunk=at_once).forward(prompt))
-    whole, *others = logits
-    for other in others:
-        # float32 sums in another order; where one turns the code of a key, a step of its cache:
-        # a 254th, a 30th or an 8th of its size
-        steps = {"dense": 1e-5, "int8": 1 / 254, "fp8": 1 / 30, "int4": 1 / 8}[cache]
-        assert (other - whole).norm() <= steps * whole.norm()
 
 
 def test_compiled_prefill_in_chunks_compiles_for_any_length_and_start(compilations):
@@ -277,12 +239,6 @@ def test_a_random_depth(cache, window):
             assert torch.equal(old[:, :, :100], new[:, :, :100])
             assert not new[:, :, 100 + 6 + 8 :].any()
         assert torch.equal(made.generate(prompt, 9, start=100).tokens, tokens)
-        chunked = Generator(model, 2, 256, cache, prefill_chunk=2)
-        for buffer, old in zip(
-            (buffer for layer in chunked.caches for buffer in layer.buffers()), before, strict=True
-        ):
-            buffer.copy_(old)
-        assert torch.equal(chunked.generate(prompt, 9, start=100).tokens, tokens)
     # another depth, another context: other logits
     logits = made.forward(prompt[:, :1], 100)
     made.fill_randomly(100)
@@ -331,7 +287,7 @@ def test_two_generators_on_one_model_do_not_meet():
 
 @pytest.mark.parametrize("how", ["auto", "modules", "compiled"])
 def test_a_deleted_generator_s_memory_is_free_at_once(how, compilations):
-    """Nothing waits for Python's garbage collector: the next one's caches may need the memory."""
+    """Nothing waits for Python's garbage collector: the next generator may need the memory."""
     compiled, decoder = how == "compiled", how.replace("compiled", "modules")
     options = {"decoder": decoder, "compile_decode": compiled, "compile_prefill": compiled}
     made = Generator(fused_model(), 1, 32, **options)
@@ -345,13 +301,6 @@ def test_a_deleted_generator_s_memory_is_free_at_once(how, compilations):
         assert not any(reference() is not None for reference in left)
     finally:
         gc.enable()
-
-
-def test_a_model_is_left_as_it_was():
-    model = small_model()
-    before = {name: dict(vars(module)) for name, module in model.named_modules()}
-    Generator(model, 2, 64, compile_decode=False).generate(torch.randint(100, (2, 5)), 4)
-    assert before == {name: dict(vars(module)) for name, module in model.named_modules()}
 
 
 @pytest.mark.parametrize("decoder", ["modules", "auto"])

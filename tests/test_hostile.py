@@ -7,7 +7,6 @@ process where they can; those about closed streams, signals and full disks in on
 import errno
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,9 +17,12 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from quantbench import files
+from quantbench.__main__ import commands
+from quantbench.bench.arm import make_arms
 from quantbench.bench.worker import Worker
 from quantbench.commands.generate import generate
-from quantbench.errors import LogError, QuantbenchError
+from quantbench.errors import LogError, QuantbenchError, UsageError
+from quantbench.log.config import RunConfig
 from tests.test_refusals import LINE, only_error
 
 ROOT = Path(__file__).parent.parent
@@ -88,27 +90,6 @@ def test_a_name_that_no_log_line_holds_is_refused_before_loading(place, name):
     (Path(name) / "model.safetensors").write_bytes(b"never read")
     result = CliRunner().invoke(generate, [*SHORT, "--checkpoint_path", name])
     assert result.exit_code == 2 and "which no log line can hold" in only_error(result)
-
-
-def test_full_precision_that_was_asked_for_is_not_what_a_folder_was_saved_as(place):
-    done = CliRunner().invoke(generate, [*SHORT, "--quantization", "int8wo", "--save", "mine"])
-    assert done.exit_code == 0, done.stderr
-    given = [*SHORT, "--checkpoint_path", "mine", "--dry_run"]
-    result = CliRunner().invoke(generate, [*given, "--quantization", "none"])
-    assert result.exit_code == 2 and "mine was saved as int8wo" in only_error(result)
-    unsaid = CliRunner().invoke(generate, given)
-    assert unsaid.exit_code == 0 and "as int8wo" in unsaid.stdout
-    said = CliRunner().invoke(generate, [*given, "--quantization", "int8wo"])
-    free = re.compile(r"[\d.]+ GB of cpu are free")  # other processes allocate meanwhile
-    assert free.sub("", said.stdout) == free.sub("", unsaid.stdout)
-
-
-def test_a_value_of_ten_megabytes_is_shortened(place):
-    shutil.copytree(TINY, "mine", ignore=lambda *_: ["__pycache__"])
-    config = json.loads(Path("mine/config.json").read_text())
-    Path("mine/config.json").write_text(json.dumps(config | {"model_type": "x" * 10_000_000}))
-    result = CliRunner().invoke(generate, [*SHORT, "--checkpoint_path", "mine"])
-    assert result.exit_code == 1 and "model_type" in only_error(result)
 
 
 # ---------------------------------------------------------------------------------- other commands
@@ -195,16 +176,43 @@ def test_a_trace_that_the_disk_is_too_small_for_is_an_error(place, option):
     assert not list(place.glob("*trace*")) and not list(place.glob(".*trace*"))
 
 
-def test_documents_are_not_begun_where_their_picture_cannot_be_written(place):
-    Path("growth.json").write_text('{"points": [{"axis": "layers", "value": 4, "scheme": "none"}]}')
-    for picture, reason in (("nope/c.svg", "No such file"), ("prose.txt", "is no SVG"),
-                            ("README.md", "is no SVG")):  # fmt: skip
-        paths = f"{place}/growth.json {place}/{picture}"
-        marks = f"# title\n<!-- readme: growth {paths} title -->\n<!-- end -->\n"
-        Path("README.md").write_text(marks)
-        done = shell("$PY -m quantbench readme $HERE/README.md", place)
-        assert done.returncode != 0 and reason in done.stderr, done.stderr
-        assert done.stderr.count("\n") == 1 and Path("README.md").read_text() == marks
+@pytest.mark.parametrize(
+    ("axis", "picture", "reason"),
+    [
+        ("width", "c.svg", "picture c.svg cannot be made of its data: "),
+        ("layers", "nope/c.svg", "No such file"),
+        ("layers", "prose.txt", "is no SVG"),
+    ],
+)
+def test_documents_are_not_begun_where_a_picture_cannot_be_made_or_written(
+    place, axis, picture, reason
+):
+    growth = {"points": [{"axis": axis, "value": 4, "scheme": "none"}]}
+    Path("growth.json").write_text(json.dumps(growth))
+    marks = f"# title\n<!-- readme: growth growth.json {picture} title -->\n<!-- end -->\n"
+    Path("README.md").write_text(marks)
+    result = CliRunner().invoke(commands, ["readme", "README.md"])
+    assert reason in only_error(result) and result.exit_code in (1, 2)
+    assert Path("README.md").read_text() == marks and not Path("c.svg").exists()
+
+
+def test_options_of_some_schemes_stay_with_those_that_take_them(tmp_path, monkeypatch):
+    """One arm of the comparison is calibrated, and another has a least SQNR."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("Once upon a time\n")
+    common = RunConfig(calibration_text="text.txt", min_sqnr=20.0)
+    schemes = ("int8wo", "sparse-marlin-wanda", "autoquant")
+    arms = make_arms(common, [f"--quantization {scheme}" for scheme in schemes])
+    given = [(arm.name, arm.config.calibration_text, arm.config.min_sqnr) for arm in arms]
+    assert given == [
+        ("int8wo", None, 35.0),
+        ("sparse-marlin-wanda", "text.txt", 35.0),
+        ("autoquant", "text.txt", 20.0),
+    ]
+    with pytest.raises(UsageError, match="--min_sqnr is for --quantization autoquant"):
+        make_arms(common, [f"--quantization {scheme}" for scheme in schemes[:2]])
+    with pytest.raises(UsageError, match="arm 3, .*--min_sqnr is for --quantization autoquant; gi"):
+        make_arms(RunConfig(), ["", "--quantization fp6", "--quantization int8wo --min_sqnr 20"])
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):

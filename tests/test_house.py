@@ -51,7 +51,7 @@ def test_no_file_names_a_folder_of_somebodys_machine():
 
 
 def spelled_out(name: str) -> set[str]:
-    """The names that braces stand for: {a,b}.h is a.h and b.h."""
+    """Names with their braces expanded: {a,b}.h is a.h and b.h."""
     if not (braces := re.search(r"{([^{}]*)}", name)):
         return {name}
     return {name.replace(braces[0], part, 1) for part in braces[1].split(",")}
@@ -73,7 +73,7 @@ def test_the_picture_of_the_kernels_names_every_file():
 
 
 def test_the_fast_tests_are_files_that_exist():
-    """`make test-fast` names them; pytest refuses all where one is missing."""
+    """`make test-fast` names them; pytest refuses to run any if a file is missing."""
     print_them = "show: ; @echo $(FAST_TESTS)"
     command = ["make", "-s", "--eval", print_them, "show"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""What a phase that takes long says of itself, on a terminal and elsewhere."""
+"""What a long phase prints, on a terminal and elsewhere."""
 
 import io
 import sys

@@ -1,5 +1,5 @@
 """The Makefile's commands, run as a newcomer would; and what the documents say of commands and
-options."""
+options, and of what to install."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -158,7 +159,7 @@ def test_each_entry_of_the_log_says_where_it_comes_from():
     assert days == sorted(days, reverse=True)
 
 
-# A command on a line of its own, with or without a comment behind it, or between backticks.
+# A command alone on a line, with or without a comment behind it, or between backticks.
 PROGRAM = r"python (?:generate\.py|-m \w[\w.]*)|quantbench"
 LINE = re.compile(rf"^ *((?:{PROGRAM}) .*?)(?:  +#.*)?$|`((?:{PROGRAM}) [^`]+)`", re.M)
 COMMANDS = sorted({line or inline for line, inline in LINE.findall(DOCUMENTS.replace("\\\n", " "))})
@@ -194,6 +195,35 @@ def test_commands_in_the_documents_parse(command, monkeypatch, capsys):
     assert ended.value.code in (0, None) and "Usage:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("target", ["make test", "make test-fast", "make check"])
-def test_contributors_are_told_what_to_run(target):
-    assert f"`{target}`" in (ROOT / "CONTRIBUTING.md").read_text() + README
+# ------------------------------------------------------------------- what people are to install
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+REQUIREMENTS = [*PROJECT["dependencies"], *(name for names in EXTRAS.values() for name in names)]
+DISTRIBUTIONS = {re.split(r"[\[<>=;]", text)[0].strip() for text in REQUIREMENTS}
+COMMAND = re.compile(r"pip install\s+((?:-[-\w]+\s+)*)([\"']?)([^\s\"'`)]+)\2")
+
+
+def to_install():
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."]
+    files = [*ROOT.glob("*.py"), *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    files += [path for folder in folders for path in folder.rglob("*.py")]
+    for path in files:
+        if path != Path(__file__):
+            for match in COMMAND.finditer(path.read_text()):
+                yield str(path.relative_to(ROOT)), match[3]
+
+
+def test_the_project_does_not_depend_on_itself_by_name():
+    """It is on no index: whoever took the name there would be installed."""
+    assert PROJECT["name"] not in DISTRIBUTIONS
+
+
+@pytest.mark.parametrize(("file", "target"), sorted(set(to_install())), ids=str)
+def test_what_one_is_told_to_install_exists(file, target):
+    """Packages of others that pyproject names, or this clone with extras that it has."""
+    name, _, extras = target.rstrip(".,;]").partition("[")
+    if target.startswith("."):
+        assert set(filter(None, extras.split(","))) <= set(EXTRAS), f"{file}: {target}"
+    else:
+        assert re.split("[<>=]", name)[0] in DISTRIBUTIONS, f"{file}: {target}"

@@ -94,6 +94,9 @@ def made(tmp_path_factory):
     counts = counted.counts_of(counted.ROUTERS, 40, 1)
     counted.popularity_of(counts).save("--output", folder / "popularity.json")
     shutil.copy(ROOT / "docs" / "data" / "growth.json", folder)
+    config = json.loads((ROOT / "models" / "tiny" / "config.json").read_text())
+    narrow = config | {"hidden_size": 96, "head_dim": 24, "num_hidden_layers": 1}
+    (folder / "narrow.json").write_text(json.dumps(narrow))
     return folder
 
 

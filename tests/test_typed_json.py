@@ -1,12 +1,16 @@
 """Dataclasses read from JSON are what was written, or a ValueError that names the value."""
 
+import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
 
-from quantbench.typed_json import from_json, omitted, to_json
+from quantbench.errors import UsageError
+from quantbench.typed_json import from_json, omitted, parsed, require, to_json
+from tests.test_refusals import BAD_JSON
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,38 @@ def test_what_is_left_out():
 def test_what_is_no_such_value(value, message):
     with pytest.raises(ValueError, match=message):
         from_json(Whole, value)
+
+
+NO_JSON = {name: data for name, data in BAD_JSON.items() if name != "digits"}
+
+
+@pytest.mark.parametrize("data", NO_JSON.values(), ids=NO_JSON)
+def test_no_json_is_one_value_error(data):
+    with pytest.raises(ValueError, match="^it is no JSON [(].+[)]$"):
+        parsed(data)
+
+
+def test_a_number_of_thousands_of_digits_is_infinite():
+    """As 1e400 is: the reader of the value refuses it by its key."""
+    assert parsed(BAD_JSON["digits"]) == [math.inf] and parsed(b"-" + b"9" * 400) == -math.inf
+
+
+def test_measured_values_are_finite_and_above_a_limit():
+    require("seconds", 1.0, None, 1e9)
+    for value in (0.0, -1.0, float("nan"), float("inf"), 10**200):
+        with pytest.raises(ValueError, match="seconds takes numbers above 0; given: "):
+            require("seconds", 1.0, value)
+
+
+def test_a_class_that_cannot_take_a_value_names_it():
+    @dataclasses.dataclass
+    class Even:
+        number: int
+
+        def __post_init__(self):
+            if self.number % 2:
+                raise UsageError(f"{self.number} is odd")
+
+    assert from_json(Even, {"number": 2}) == Even(2)
+    with pytest.raises(ValueError, match="^Even: 3 is odd$"):
+        from_json(Even, {"number": 3})

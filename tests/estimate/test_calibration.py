@@ -11,7 +11,6 @@ from quantbench.errors import QuantbenchError
 from quantbench.estimate.calibration import runs
 from quantbench.estimate.cards import A5000, card
 from quantbench.estimate.predict import Request, predict
-from quantbench.log.reading import read
 from quantbench.log.record import Record
 from quantbench.models.presets import preset
 
@@ -71,20 +70,6 @@ def test_shares_are_found_again_in_results(tmp_path, kind):
     found = card("L4", runs(str(path), "H100 SXM")).efficiency(request)  # the file names the card
     assert (found.arithmetic, found.memory) == pytest.approx((0.30, 0.55), rel=1e-3)
     assert found.source.startswith("as in 1 run of ")
-
-
-def test_a_scheme_that_no_run_has_is_taken_from_the_a5000():
-    machine = card("A100", runs(str(REFERENCE), "A100"))
-    config = preset("Llama-3.2-1B")
-    assert machine.efficiency(Request(config, "uintx-4-64")).memory == A5000.memory
-    assert "2 runs of" in machine.efficiency(Request(config, "int8wo")).source
-
-
-def test_runs_that_were_not_compiled_or_ran_on_a_processor_are_left_out():
-    records = [record for _, record in read(str(REFERENCE)).records]
-    assert {r.compile for r in records} == {True, False}
-    found = runs(str(REFERENCE), "A100")
-    assert len(found) == 10 and not any(run.request.config == "x" for run in found)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""The table of datasheets: dense peaks, sources, names."""
+"""The table of datasheets: dense peaks, sources, names; what cards exchange, by NCCL's model."""
 
 import pytest
 
 from quantbench.errors import UsageError
 from quantbench.estimate.datasheets import DATASHEETS, find, known
+from quantbench.estimate.exchanges import ring_seconds
 
 # A sheet, and how people, shops and clouds name its card.
 NAMES = {
@@ -45,13 +46,6 @@ def test_peaks_are_dense(sheet):
         assert sheet.peaks["float8"] / sheet.peaks["float16"] == pytest.approx(2, 0.02)
 
 
-def test_known_figures():
-    """Hand-copied: FP16 dense of the A100 is 312 Tflop/s, 624 with sparsity; H100 SXM 989."""
-    assert find("A100").peaks["float16"] == 312e12
-    assert find("NVIDIA H100 80GB HBM3").peaks["bfloat16"] == 989.4e12
-    assert find("A6000").bandwidth == find("A5000").bandwidth == 768e9
-
-
 @pytest.mark.parametrize(
     ("name", "bandwidth", "memory", "power", "of_two", "of_four"),
     [
@@ -77,8 +71,31 @@ def test_a_card_of_another_size_is_not_taken_for_it(said):
         find(said)
 
 
-def test_an_unknown_device_names_the_nearest_and_what_to_do():
-    with pytest.raises(UsageError) as caught:
-        find("NVIDIA RTX A600")
-    line = str(caught.value)
-    assert "nearest: NVIDIA RTX A6000," in line and "--device here" in line and "\n" not in line
+def test_a_short_sum_of_eight_cards_is_its_steps():
+    """14 steps of 0.6 µs, 6.6 µs once, and 14 · 1 KB of 8 KB over half of 450 GB/s: 64 ns."""
+    link = find("H100 SXM").link_among(8)
+    assert ring_seconds("all_reduce", 8192, 8, link) == pytest.approx(15.064e-6, rel=1e-3)
+    # A gather has half of the steps, each with all of a rank's 8 KB.
+    assert ring_seconds("all_gather", 8192, 8, link) == pytest.approx(11.055e-6, rel=1e-3)
+
+
+def test_a_long_sum_takes_the_whole_link():
+    """64 MB: 8.4 µs, 14 steps of 3.4 µs, 14 · 8 MB at 450 GB/s; with flags 249 µs more."""
+    link = find("H100 SXM").link_among(8)
+    assert ring_seconds("all_reduce", 64_000_000, 8, link) == pytest.approx(304.9e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("card", "ranks", "rate", "nvlink"),
+    [
+        ("A6000", 2, 56.25e9, True),  # a bridge joins two
+        ("A6000", 8, 32e9, False),
+        ("L4", 2, 32e9, False),
+        ("H100 SXM", 8, 450e9, True),
+        ("MI300X", 2, 64e9, True),  # each pair has a separate link
+        ("MI300X", 8, 448e9, True),
+    ],
+)
+def test_links_by_the_number_of_cards(card, ranks, rate, nvlink):
+    link = find(card).link_among(ranks)
+    assert (link.rate, link.nvlink) == (pytest.approx(rate), nvlink)

@@ -14,6 +14,7 @@ from quantbench.bench.arm import make_arms
 from quantbench.estimate.here import Here
 from quantbench.estimate.predict import Phase
 from quantbench.log.options import parse
+from tests.refusals import one_line
 
 OPT = str(Path(__file__).parent / "opt-1.3b.json")
 TINY = ("estimate", "--checkpoint_path", "dummy:TinyLlama-1.1B-Chat-v1.0")
@@ -28,12 +29,7 @@ def run(*words):
 
 
 def refused(*words):
-    """The message of a command that fails."""
-    result = run(*words)
-    assert result.exit_code in (1, 2)
-    message = result.stderr or str(result.exception)
-    assert "Traceback" not in message
-    return message
+    return one_line(run(*words))
 
 
 def found(path, *words):
@@ -140,58 +136,6 @@ def test_what_fits(monkeypatch):
     assert notes == "all: the model's context, 2048; 3 schemes more: too large"
     result = run(*TINY, "--what_fits", "50MB", "--device", "L4")
     assert "Nothing fits into 50.00 MB; `generate --dry_run` shows" in result.stdout
-
-
-BAD = [
-    ((), "--checkpoint_path PATH", "nothing is given"),
-    (("--device", "RTX A600"), "no datasheet; nearest: ", "--device here"),
-    (("--device", "L4", "--precision", "half"), "--precision takes bfloat16", "'half'"),
-    (("--device", "L4", "--kv_cache", "int2"), "--kv_cache takes dense, int8", "'int2'"),
-    (("--device", "L4", "--what_fits", "lots"), "takes a size such as 24GB", "'lots'"),
-    (("--device", "L4", "--what_fits", "24"), "takes a size such as 24GB", "'24'"),
-    (("--device", "L4", "--quantization", "int3"), "int3", "int4wo"),
-    (("--device", "L4", "--calibrated_on", "A100"), "--calibrated_on names the card", "both"),
-    (("--calibration", "x.txt"), "--calibration is for a --device CARD", "measured"),
-    (("--device", "L4", "--calibration", "missing.txt"), "missing.txt", "No such file"),
-    (("--device", "L4", "--calibration", __file__), "holds no line of a run", "test_estimate"),
-    (("--tp", "2"), "--tp 2 is not estimated on this machine", "a card as --device"),
-    (("--device", "L4", "--batch_size", "4096"), "the run needs", "more than the 25.77 GB"),
-    (("--device", "L4", "--tp", "3"), "--tp 3: TinyLlama-1.1B-Chat-v1.0 has 32", "--tp takes 1, 2"),
-    (("--device", "L4", "--sequence_length", "5000"), "need 5128 positions", "context has 2048"),
-    (("--device", "L4", "--sequence_length", "9" * 9), "positions; the model's context", "fewer"),
-    (("--device", "L4", "--context_depth", "9" * 15), "positions; the model's context", "fewer"),
-    (
-        ("--device", "L4", "--what_fits", "24GB", "--sequence_length", "9"),
-        "--sequence_length",
-        "all",
-    ),
-]
-
-
-@pytest.mark.parametrize(("words", "first", "second"), BAD, ids=str)
-def test_bad_input_is_one_line(words, first, second):
-    message = refused(*(TINY if words else ("estimate",)), *words)
-    assert first in message and second in message
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"model_type": "unheard-of"}, "unheard-of"),
-        ({"hidden_size": 64}, "it has no model_type"),
-        ([1, 2], "it has no model_type"),
-        ({"model_type": "llama"}, "it does not say its width (hidden_size), and transformers"),
-        ({"model_type": "gpt2", "n_embd": 64}, "it does not say its number of layers"),
-    ],
-    ids=str,
-)
-def test_a_config_that_is_not_understood(tmp_path, fields, expected):
-    pytest.importorskip("transformers")
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    result = run("estimate", "--checkpoint_path", str(tmp_path / "config.json"), "--device", "L4")
-    assert result.exit_code == 1
-    (line,) = result.stderr.splitlines()
-    assert expected in line
 
 
 def test_the_text_model_of_one_with_pictures(tmp_path):

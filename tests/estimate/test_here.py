@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quantbench.answer.estimating import generator_of
-from quantbench.errors import KernelError, MemoryShortage, UsageError
+from quantbench.errors import MemoryShortage
 from quantbench.estimate import here as module
 from quantbench.estimate.here import Here, Line, cut, depths, here, of_model, timed
 from quantbench.estimate.predict import Request, predict
@@ -147,18 +147,3 @@ def test_layers_that_do_not_fit_are_refused_in_a_line(monkeypatch):
     with pytest.raises(MemoryShortage) as caught:
         here(generator_of, "cpu").phases(Request(SMALL))
     assert "out of memory: weights of " in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind", "message"),
-    [
-        ({"tp": 2}, UsageError, "--tp 2 is not estimated on this machine"),
-        ({"config": "config.json"}, UsageError, "a model of transformers is not estimated"),
-        ({"scheme": "int4wo-128"}, KernelError, "128"),
-    ],
-    ids=str,
-)
-def test_what_is_not_measured(changes, kind, message):
-    request = dataclasses.replace(Request(SMALL), **changes)
-    with pytest.raises(kind, match=message):
-        here(generator_of, "cpu").phases(request)

@@ -6,7 +6,6 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from quantbench.__main__ import commands
 from quantbench.answer.latency import Cell
 from quantbench.answer.row import Row
 from quantbench.commands.estimate import estimate
@@ -142,22 +141,6 @@ def test_results_in_json_are_cases(tmp_path):
     assert first.error == pytest.approx(-0.05)
     assert second.error == pytest.approx(0.25)
     assert "+25.0%" in validated(path).output
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([], "--checkpoint_path PATH or --validate FILE; nothing is given"),
-        (["something"], "given: 'something'"),
-        (["--validate", "none.json"], "none.json"),
-        (["--validate", __file__], "it is neither JSON nor JSON lines"),
-    ],
-    ids=str,
-)
-def test_bad_input_is_one_line(words, expected):
-    result = CliRunner().invoke(commands, ["estimate", *words])
-    (line,) = result.stderr.splitlines()
-    assert expected in line and result.exit_code in (1, 2)
 
 
 def test_means_by_kind_scheme_and_model():

@@ -5,7 +5,6 @@ import gc
 import json
 import os
 import pickle
-import random
 import shutil
 import weakref
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from torch import nn
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForCausalLM
 
-from quantbench.errors import CheckpointError, UsageError
+from quantbench.errors import CheckpointError
 from quantbench.models.formats import names, open_checkpoint, tensor_files
 from quantbench.models.formats.dummy import PERIOD
 from quantbench.models.loading import load_config, load_model
@@ -169,14 +168,6 @@ def test_tied_output_shares_the_embedding(tmp_path):
         load_model(str(folder))
 
 
-def test_the_embedded_model_is_found_from_anywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert (
-        open_checkpoint("tiny").name == "tiny" and open_checkpoint("tiny").tokenizer_folder.is_dir()
-    )
-    assert load_model("tiny").config.vocab_size == 4096
-
-
 def test_cutting_the_depth(tmp_path):
     folder, theirs = saved("llama-3", tmp_path)
     theirs.model.layers = theirs.model.layers[:2]
@@ -224,8 +215,11 @@ def test_a_dummy_weight_follows_from_its_name_and_place(tmp_path):
         assert torch.equal(repeated, table[: len(repeated)])
 
 
-def test_presets_need_no_files(tmp_path):
-    """Nor does a pickle whose folder has a preset's name."""
+def test_presets_need_no_files(tmp_path, monkeypatch):
+    """Nor does a pickle whose folder has a preset's name. The embedded model is found anywhere."""
+    monkeypatch.chdir(tmp_path)
+    assert load_model("tiny").config.vocab_size == 4096
+    assert open_checkpoint("tiny").tokenizer_folder.is_dir()
     folder = tmp_path / "TinyLlama-1.1B-Chat-v1.0"
     folder.mkdir()
     torch.save({}, folder / "model.pth")
@@ -339,15 +333,6 @@ def test_a_files_pages_are_let_go(tmp_path, monkeypatch, layout):
 # ---------------------------------------------------------------------------------- bad input
 
 
-def truncate(folder):
-    file = folder / "model.safetensors"
-    os.truncate(file, file.stat().st_size - 1000)
-
-
-def noise(folder):
-    (folder / "model.safetensors").write_bytes(random.Random(0).randbytes(5000))
-
-
 class Harmful:
     def __reduce__(self):
         return os.system, ("touch HARM",)
@@ -372,19 +357,21 @@ def already_quantized(folder):
     as_pickle(dict(layer.state_dict()))(folder)
 
 
-def index_of_numbers(folder):
-    index = {"weight_map": {"lm_head.weight": 3}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+def changed_json(name, **change):
+    def edited(folder):
+        before = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+        (folder / name).write_text(json.dumps(before | change))
+
+    return edited
+
+
+def index_of(file):
+    return changed_json("model.safetensors.index.json", weight_map={"lm_head.weight": file})
 
 
 def stale_shard(folder):
     tensors = load_file(folder / "model.safetensors")
     save_file({GATE: tensors[GATE] + 1}, folder / "model-00001-of-00002.safetensors")
-
-
-def index_of_nothing(folder):
-    index = {"weight_map": {"lm_head.weight": "model-00009.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def only(folder, pickle=None, *kept):
@@ -396,19 +383,9 @@ def only(folder, pickle=None, *kept):
         (folder / "model.pth").write_bytes(pickle)
 
 
-def config_of(**change):
-    def edited(folder):
-        file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | change))
-
-    return edited
-
-
 GATE = "model.layers.1.mlp.gate_proj.weight"
 DAMAGE = {
-    "truncated": (truncate, "model.safetensors is damaged"),
-    "noise": (noise, "model.safetensors is damaged"),
-    "empty file": (lambda f: (f / "model.safetensors").write_bytes(b""), "is damaged"),
+    "noise": (lambda f: (f / "model.safetensors").write_bytes(bytes(5000)), "is damaged"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
     "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
     "config no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: it is no JSON"),
@@ -426,26 +403,19 @@ DAMAGE = {
         lambda f: edit(f, lambda t: t.update({GATE: torch.ones(96, 64, dtype=torch.int8)})),
         f"model.safetensors: tensor {GATE} is torch.int8",
     ),
-    "more layers than the config": (config_of(num_hidden_layers=2), "has tensor model.layers.2."),
-    "fewer layers than the config": (config_of(num_hidden_layers=4), "lacks tensor model.layers.3"),
-    "shard missing": (index_of_nothing, "names model-00009.safetensors, which is not there"),
-    "index of numbers": (index_of_numbers, "must give a file's name for every tensor"),
-    "config too deep": (lambda f: (f / "config.json").write_text("[" * 10**5), "is no JSON"),
+    "more layers": (changed_json("config.json", num_hidden_layers=2), "has tensor model.layers.2."),
+    "fewer": (changed_json("config.json", num_hidden_layers=4), "lacks tensor model.layers.3"),
+    "shard missing": (index_of("model-9.safetensors"), "names model-9.safetensors, which is not"),
+    "index of numbers": (index_of(3), "must give a file's name for every tensor"),
     "shard of another checkpoint": (stale_shard, f"model.safetensors both hold tensor {GATE}"),
     "quantized by torchao": (already_quantized, "holds no state_dict of plain tensors"),
     "pickle with code": (as_pickle({"a": Harmful()}), "holds more than weights"),
     "old pickle with code": (plain_pickle, "pytorch_model.bin"),
     "pickle of something else": (as_pickle([1, 2]), "holds no state_dict"),
-    "pickle of a module's parts": (as_pickle({"a": 1}), "holds no state_dict"),
     "nothing at all": (lambda f: only(f), "holds no weights; looked for"),
     "a pickle that nothing describes": (lambda f: only(f, b""), "no config.json or params.json"),
-    **{
-        f"{len(content)} bytes of a pickle": (
-            lambda f, content=content: only(f, content, "config.json"),
-            "model.pth is damaged",
-        )
-        for content in (b"", b"PK\x03\x04 cut short", random.Random(0).randbytes(2000))
-    },
+    "a pickle cut short": (lambda f: only(f, b"PK\x03\x04 cut", "config.json"), "pth is damaged"),
+    "an empty pickle": (lambda f: only(f, b"", "config.json"), "model.pth is damaged"),
 }
 
 
@@ -468,24 +438,6 @@ def test_ranks_of_different_models(tmp_path):
     torch.save({n: t[:8].clone() for n, t in whole.items()}, folder / "consolidated.01.pth")
     with pytest.raises(CheckpointError, match="consolidated.01.pth: tensor .* has shape"):
         load_model(str(folder))
-
-
-@pytest.mark.parametrize(
-    "path, error, message",
-    [
-        ("no/such/folder", CheckpointError, "no/such/folder does not exist"),
-        ("dummy:Llama-9", UsageError, "'Llama-9' is no preset"),
-        ("dummy:no/config.json", CheckpointError, "No such file"),
-        ("dummy:", UsageError, "is no preset"),
-        ("some-org/some-model", CheckpointError, "some-org/some-model is no local path"),
-        ("some-org/some--model", CheckpointError, "it cannot be a hub id either"),
-    ],
-)
-def test_paths_that_lead_nowhere(path, error, message, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(error) as raised:
-        load_model(path)
-    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("pickled", [False, True])

@@ -1,7 +1,5 @@
 """Architectures: published sizes, Hugging Face's own configs as oracle, and what is refused."""
 
-import json
-
 import pytest
 
 from quantbench.errors import CheckpointError, UsageError
@@ -49,17 +47,10 @@ def test_presets_have_the_published_number_of_parameters(name):
     assert preset(name).parameters() == PUBLISHED[name]
 
 
-def test_a_preset_may_carry_its_organisation():
+def test_a_preset_may_carry_its_organisation_and_is_written_exactly():
     assert preset("meta-llama/Meta-Llama-3-8B") is PRESETS["Meta-Llama-3-8B"]
-
-
-@pytest.mark.parametrize(
-    "name, near",
-    [("Meta-Llama-3-8b", "Meta-Llama-3-8B"), ("llama-2-7b-chat-hf", "Llama-2-7b-chat-hf")],
-)
-def test_an_inexact_preset_is_an_error_that_names_the_nearest(name, near):
-    with pytest.raises(UsageError, match=near):
-        preset(name)
+    with pytest.raises(UsageError, match="Meta-Llama-3-8B"):
+        preset("Meta-Llama-3-8b")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -144,7 +135,6 @@ OLMOE = FAMILIES["olmoe"].to_dict()
     "change, message",
     [
         (SPARSE | {"num_experts_per_tok": 7}, "goes through 7 experts, and there are 6"),
-        (SPARSE | {"num_experts_per_tok": 0}, "accepted is a whole number from 1"),
         (SPARSE | {"num_local_experts": "six"}, "num_local_experts is 'six'"),
         (SPARSE | {"norm_topk_prob": 1}, "norm_topk_prob is 1; accepted is true or false"),
         (SPARSE | {"mlp_only_layers": [-1]}, "accepted is a list of layers' numbers, from 0"),
@@ -156,13 +146,9 @@ OLMOE = FAMILIES["olmoe"].to_dict()
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
         ({"model_type": None}, "model_type None is not supported"),
         ({"hidden_size": None}, "config has no hidden_size"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"vocab_size": "many"}, "vocab_size is 'many'"),
-        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
         ({"num_key_value_heads": 3}, "cannot share 3 key/value heads"),
         ({"hidden_size": 65}, "hidden_size 65 does not divide into 4 heads"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
-        ({"rms_norm_eps": -1.0}, "norm_eps is -1.0"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; only 'silu' is"),
         ({"attention_multiplier": 0.5}, "'attention_multiplier' is not understood"),
         ({"rope_scaling": {"type": "axial", "factor": 4.0}}, "rotary scaling 'axial'"),
@@ -185,8 +171,6 @@ def test_a_config_that_cannot_be_followed_is_refused(change, message):
 @pytest.mark.parametrize(
     "name, params, width",
     [
-        ("Llama-2-7b-hf", {"dim": 4096, "n_layers": 32, "n_heads": 32, "multiple_of": 256}, 11008),
-        ("Llama-2-13b-hf", {"dim": 5120, "n_layers": 40, "n_heads": 40, "multiple_of": 256}, 13824),
         (
             "Llama-2-70b-hf",
             {"dim": 8192, "n_layers": 80, "n_heads": 64, "n_kv_heads": 8, "multiple_of": 4096,
@@ -217,21 +201,10 @@ def test_params_json_gives_the_preset(name, params, width):
         assert getattr(ours, field) == getattr(expected, field), field
 
 
-def test_params_json_with_an_unknown_key_is_refused():
-    with pytest.raises(CheckpointError, match="'moe' is not understood"):
-        from_params({"dim": 64, "n_layers": 1, "n_heads": 1, "norm_eps": 1e-5, "moe": {}}, "x", 10)
-
-
 @pytest.mark.parametrize("count", [0, 33, -1])
 def test_cutting_to_layers_that_are_not_there(count):
     with pytest.raises(UsageError, match=f"--num_layers {count}: .* has 32 layers"):
         preset("Meta-Llama-3-8B").with_layers(count)
-
-
-def test_configs_survive_json():
-    for family, theirs in FAMILIES.items():
-        content = json.loads(theirs.to_json_string())
-        assert from_hugging_face(content, family).dim == 64
 
 
 def test_layers_of_a_kind_are_found_and_picked():

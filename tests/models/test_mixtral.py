@@ -10,16 +10,14 @@ import shutil
 import pytest
 import torch
 from click.testing import CliRunner
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from quantbench import models
 from quantbench.commands.generate import generate
-from quantbench.errors import CheckpointError
 from quantbench.generate import Generator
 from quantbench.models.formats import EMBEDDED
-from quantbench.models.formats.saved import architecture
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.models.loading import load_config, load_model
@@ -27,14 +25,13 @@ from quantbench.models.mixtral import MixtureOfExperts, Router, stack_experts, t
 from quantbench.models.mixture import compiles
 from quantbench.models.presets import PRESETS
 from quantbench.models.stacked import Stacked
-from quantbench.ops.cpu import build as build_cpp
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.pruning import input_norms
 from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run import decoding
 from quantbench.run.sizes import size_of
-from tests.models.hugging_face import EXPERTS, MIXTURES, SIZES, model, saved
+from tests.models.hugging_face import MIXTURES, SIZES, saved
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(160, (3, 12), generator=torch.Generator().manual_seed(2))
@@ -74,30 +71,18 @@ def test_rows_of_the_parity_tests_route_differently(family, tmp_path):
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen-2-moe"])
 def test_an_expert_that_no_token_takes_is_not_computed(family, tmp_path):
-    theirs = model(family)
-    with torch.no_grad():
-        for layer in theirs.model.layers:
-            if hasattr(layer.mlp, "experts"):  # the last router's bias would be needed for less
-                layer.mlp.gate.weight[1:] = layer.mlp.gate.weight[:1]
-                layer.mlp.gate.weight[3] = 0
-                layer.mlp.gate.weight[2:] *= torch.linspace(1, 2, 4)[:, None]
-    theirs.save_pretrained(tmp_path)
-    ours = load_model(str(tmp_path))
-    called = set()
+    """Two tokens choose at most four of six. The logits are compared in test_llama.py."""
+    ours, tokens, called = load_model(str(saved(family, tmp_path)[0])), TOKENS[:1, :2], set()
     for name, module in ours.named_modules():
         if name.rpartition(".")[0].endswith("experts"):
             module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
-    chosen = routed(ours, TOKENS)
-    logits = ours(TOKENS)
+    chosen = routed(ours, tokens)
     numbers = [i for i, layer in enumerate(ours.layers) if hasattr(layer.feed_forward, "experts")]
-    expected = {
+    assert called == {
         f"layers.{layer}.feed_forward.experts.{expert}"
         for layer, of_layer in zip(numbers, chosen, strict=True)
         for expert in of_layer.unique().tolist()
     }
-    assert called == expected and len(expected) < 6 * len(numbers)
-    theirs = theirs(TOKENS).logits
-    assert (logits - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
 def test_weights_add_up_to_one_only_where_they_are_normalized():
@@ -187,13 +172,6 @@ def test_schemes_that_are_calibrated_take_experts(name, wide, tmp_path, monkeypa
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.skipif(bool(build_cpp.unavailable()), reason=str(build_cpp.unavailable()))
-def test_what_a_step_in_cpp_refuses(tmp_path):
-    generator = Generator(models.load(str(saved("mixtral", tmp_path)[0])), 17, 8, "dense")
-    assert generator.decoder.name == "modules"
-    assert "there are 17 rows, and the op is for 16 at most" in generator.decoder.reason
-
-
 # ---------------------------------------------------------------------------------- sizes
 
 
@@ -230,29 +208,6 @@ def test_json_tells_what_is_kept_from_what_a_step_reads(wide, tmp_path, monkeypa
     assert run["weight_bytes"] - run["step_weight_bytes"] == experts
     assert run["weight_bytes_per_s"] == pytest.approx(run["tok_s"] * run["step_weight_bytes"])
     assert f"model_size={run['weight_bytes'] / 1e9:5.2f} GB" in (tmp_path / "log").read_text()
-
-
-# ---------------------------------------------------------------------------------- bad input
-
-
-def test_a_mixture_survives_json():
-    config = from_hugging_face(MIXTURES["qwen-3-moe-dense"].to_dict(), "mine")
-    assert config.mixture.dense_layers == (2,)
-    fields = json.loads(json.dumps(dataclasses.asdict(config)))
-    assert architecture(fields, "mine") == config
-    fields["mixture"]["experts_per_token"] = 9
-    with pytest.raises(CheckpointError, match="9 experts, and there are 6"):
-        architecture(fields, "mine")
-
-
-def test_a_checkpoint_that_lacks_an_expert(tmp_path):
-    folder = saved("mixtral", tmp_path)[0]
-    stored = load_file(folder / "model.safetensors")
-    name = f"model.layers.1.block_sparse_moe.experts.{EXPERTS['num_experts'] - 1}.w3.weight"
-    del stored[name]
-    save_file(stored, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match=f"lacks tensor {name}$"):
-        load_model(str(folder))
 
 
 def test_it_generates_with_every_cache_and_is_compiled_on_cuda_alone(wide):

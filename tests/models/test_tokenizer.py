@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import unicodedata
 from pathlib import Path
 
 import pytest
@@ -149,22 +148,11 @@ def test_tiktoken_special_tokens_have_the_published_ids():
     special = llama_3_special_tokens(128_000)  # Meta's Llama 3 and 3.1 model cards
     assert len(special) == 256
     assert sorted(special.values()) == list(range(128_000, 128_256))
-    published = {
-        "<|begin_of_text|>": 128_000,
-        "<|end_of_text|>": 128_001,
-        "<|reserved_special_token_0|>": 128_002,
-        "<|reserved_special_token_1|>": 128_003,
-        "<|finetune_right_pad_id|>": 128_004,
-        "<|reserved_special_token_2|>": 128_005,
-        "<|start_header_id|>": 128_006,
-        "<|end_header_id|>": 128_007,
-        "<|eom_id|>": 128_008,
-        "<|eot_id|>": 128_009,
-        "<|python_tag|>": 128_010,
-        "<|reserved_special_token_3|>": 128_011,
-        "<|reserved_special_token_247|>": 128_255,
-    }
-    assert published.items() <= special.items()
+    published = "begin_of_text end_of_text reserved_special_token_0 reserved_special_token_1 "
+    published += "finetune_right_pad_id reserved_special_token_2 start_header_id end_header_id "
+    published += "eom_id eot_id python_tag reserved_special_token_3"
+    assert sorted(special, key=special.get)[:12] == [f"<|{name}|>" for name in published.split()]
+    assert special["<|reserved_special_token_247|>"] == 128_255
 
 
 # --- streaming ------------------------------------------------------------------------------------
@@ -217,13 +205,6 @@ def test_a_stream_waits_for_the_whole_character(tokenizers):
     assert incremental.flush() == "\ufffd"
 
 
-@pytest.mark.parametrize("form", ("NFC", "NFD"))
-def test_combining_characters_keep_their_form(form, tokenizers):
-    text = unicodedata.normalize(form, "é ñ ệ")
-    for tokenizer in tokenizers.values():
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
 # --- special tokens -------------------------------------------------------------------------------
 
 
@@ -236,21 +217,14 @@ def test_text_cannot_name_a_special_token(kind, piece, tokenizers):
     assert tokenizer.decode(ids) == f"a{piece}b {piece}"
 
 
-def test_only_special_tokens_have_a_name(tokenizers):
-    assert tokenizers["sentencepiece"].special.get("</s>") == 2
-    assert tokenizers["llama-2-json"].special.get("</s>") == 2
+def test_only_special_tokens_have_a_name_and_they_leave_no_text(tokenizers):
     for tokenizer in tokenizers.values():
-        assert tokenizer.special.get("the") is None
-        assert tokenizer.special.get("▁the") is None
-        assert tokenizer.special.get("nothing at all") is None
-
-
-def test_special_tokens_leave_no_text(tokenizers):
+        assert not {"the", "▁the", "nothing at all"} & set(tokenizer.special)
+    assert tokenizers["llama-2-json"].special.get("</s>") == 2
     for kind, piece in (("sentencepiece", "</s>"), ("tiktoken", "<|eot_id|>")):
         tokenizer = tokenizers[kind]
-        id = tokenizer.special.get(piece)
-        ids = tokenizer.encode("the")
-        assert tokenizer.decode([*ids, id, *tokenizer.encode("e", bos=False)[-1:]]) == "thee"
+        ids = [*tokenizer.encode("the"), tokenizer.special[piece]]
+        assert tokenizer.decode([*ids, *tokenizer.encode("e", bos=False)[-1:]]) == "thee"
 
 
 def test_llama_3_ends_at_both_of_its_endings(tokenizers):

@@ -24,7 +24,6 @@ from quantbench.ops.cpu import build, linear
 from quantbench.ops.formats import OUTER, Packed, dequantize
 from quantbench.ops.packing import columns_per_unit
 from quantbench.quantize.activation import rounded
-from tests.coverage_of_machine import threads as ran_with
 from tests.ops.exact import DTYPES, UNIT
 from tests.ops.instructions import use
 from tests.ops.packed_weights import FORMATS, OF_FILES, packed
@@ -124,7 +123,6 @@ def same_bits(kernel: Kernel, x: Tensor, weight: Packed | Tensor, activation: st
         views = [x, elsewhere.copy_(x), by_columns.copy_(x), x]
         for threads, view in enumerate(random.sample(views, 4), 1):
             torch.set_num_threads(threads)
-            ran_with[threads] += 1
             torch.full_like(y, math.nan)  # whose memory is next: what is not written is not right
             assert torch.equal(kernel.multiply(view, weight, activation), y)
         same = kernel.multiply(x[:1].expand(rows, K), weight, activation)

@@ -1,5 +1,5 @@
-// Prints where the streams of ops/cpu/src/common/streams.h begin, for the ranges of units that are
-// named: FIRST LAST [FIRST LAST …]. test_cpu_streams.py compiles and runs it.
+// Prints where the streams of ops/cpu/src/common/streams.h start, for the ranges of units that are
+// named: FIRST LAST [FIRST LAST …]. test_cpu_team.py compiles and runs it.
 
 #include "common/streams.h"
 

@@ -92,30 +92,24 @@ def test_a_compiler_of_several_words_is_called_with_all_of_them(small, tmp_path,
     assert sum(line.startswith("c++ -g ") for line in seen) > 2
     monkeypatch.setenv("CXX", "   ")  # as Make: not set
     assert build.built() == plain
-
-
-def test_a_program_whose_path_has_spaces_is_one_word(small, tmp_path, monkeypatch):
-    program = tmp_path / "a compiler"
+    program = tmp_path / "a compiler"  # a path with spaces is one word
     program.symlink_to(compiler.shutil.which("c++"))
     monkeypatch.setenv("CXX", str(program))
     assert compiler.command() == (str(program),) and build.built().exists()
 
 
-def test_the_second_time_it_is_there(small, tmp_path, monkeypatch, capsys):
+def test_a_library_is_built_once_for_its_sources_and_flags(small, tmp_path, monkeypatch, capsys):
     library = build.built()
     assert library.parent == tmp_path / "cache" / "quantbench"
     assert capsys.readouterr().err.count("\n") == 1
-    monkeypatch.setattr(build, "_compile", None)  # would fail
-    assert build.built() == library
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_compile", None)  # would fail
+        assert build.built() == library
     assert capsys.readouterr().err == ""
-
-
-def test_other_sources_and_flags_are_another_library(small, monkeypatch):
-    first = build.built()
     (small / "two.h").write_text("// included by none\n")
     second = build.built()
     monkeypatch.setenv("CXXFLAGS", "-g")
-    assert len({first, second, build.built()}) == 3
+    assert len({library, second, build.built()}) == 3
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF", None], ids=["empty", "short", "one bit"])

@@ -1,8 +1,10 @@
-"""The threads that share a decoding step: too many of them, too few, two steps at once, failures.
+"""The threads that share a decoding step: too many of them, too few, two steps at once, failures;
+and how a thread's share of a weight is cut into streams.
 
 A mistake here is a hang, so each test is a process that has to end in time.
 """
 
+import itertools
 import os
 import subprocess
 import sys
@@ -92,14 +94,19 @@ def test_a_step_gives_the_same_bits_and_ends(case):
     assert done.returncode == 0, done.stderr
 
 
+def compiled(name, folder, *flags):
+    """How compiling a program of this folder ends, and the program."""
+    source, program = Path(__file__).with_name(f"{name}.cpp"), folder / name
+    command = [*compiler.command(), "-std=c++20", "-O1", "-pthread", f"-I{build.SOURCES}", *flags]
+    done = subprocess.run([*command, source, "-o", program], capture_output=True, text=True)
+    return done, program
+
+
 @pytest.mark.parametrize("sanitizer", [None, "thread"])
 def test_waiting_sleeps_and_ends(sanitizer, tmp_path):
     """See barrier_check.cpp: who waits long uses no core, and a barrier can be ended."""
-    program = tmp_path / "check"
     flags = [f"-fsanitize={sanitizer}"] if sanitizer else []
-    source = Path(__file__).parent / "barrier_check.cpp"
-    command = [*compiler.command(), "-std=c++20", "-O1", "-pthread", f"-I{build.SOURCES}", *flags]
-    built = subprocess.run([*command, source, "-o", program], capture_output=True, text=True)
+    built, program = compiled("barrier_check", tmp_path, *flags)
     if built.returncode and sanitizer:
         pytest.skip(f"thread sanitizer: {built.stderr.splitlines()[-1]}")
     assert not built.returncode, built.stderr
@@ -108,3 +115,42 @@ def test_waiting_sleeps_and_ends(sanitizer, tmp_path):
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("thread sanitizer: does not run on this kernel")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---------------------------------------------------------------------------------------- streams
+
+UNEVEN_FROM = 64  # Streams::UNEVEN_FROM
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory):
+    """The streams' beginnings, and the end, of each range (first, last), by streams_check.cpp."""
+    built, program = compiled("streams_check", tmp_path_factory.mktemp("streams"))
+    assert not built.returncode, built.stderr
+
+    def begin(ranges):
+        numbers = map(str, itertools.chain(*ranges))
+        done = subprocess.run([program, *numbers], capture_output=True, text=True, check=True)
+        return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+
+    return begin
+
+
+def test_streams_have_each_unit_once_and_the_first_is_the_longest(cut):
+    ranges = [(first, first + count) for count in range(400) for first in (0, 7)]
+    ranges += [(0, 4748), (4748, 9496), (3, 151936), (2**40, 2**40 + 2**33 + 1)]
+    for (first, last), begin in zip(ranges, cut(ranges), strict=True):
+        assert len(begin) == 5 and begin[0] == first and begin[-1] == last
+        lengths = [end - start for start, end in itertools.pairwise(begin)]
+        assert min(lengths) >= 0 and lengths[0] == max(lengths)
+        # A round has a unit of each stream: few streams end before the first stream does.
+        assert 4 * lengths[0] - sum(lengths) <= 6
+
+
+def test_streams_begin_at_unequal_distances(cut):
+    """The loops for several tokens read more slowly at equal ones, whatever they are."""
+    ranges = [(0, count) for count in [*range(UNEVEN_FROM, 400), 4748, 9496, 151936]]
+    for begin in cut(ranges):
+        one, two, three, _ = (end - start for start, end in itertools.pairwise(begin))
+        assert one != two != three
+        assert one + two != two + three  # every second stream

@@ -234,7 +234,7 @@ def test_tensors_that_are_views(kernel, format):
     y = check(kernel, query, key, value, first, count)
     apart = torch.zeros(3, 64, 8, dtype=torch.float16, device=query.device).mT  # elements apart
     wide = torch.zeros(3, 16, 64, dtype=torch.float16, device=query.device)[:, 4:12]
-    for view in (apart, wide):
+    for view in seeds.sample((apart, wide), 1 if kernel.slow else 2):
         view.copy_(query)
         viewed = check(kernel, view, key, value, first.int(), count.int())
         assert kernel is TORCH or torch.equal(viewed, y)

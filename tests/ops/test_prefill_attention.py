@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
 
 from quantbench.kv_cache import CACHES
 from quantbench.ops import prefill_attention as chunk
@@ -137,8 +136,14 @@ def test_chunks_of_any_shape(path, isa, group):
         use(isa)
     for _ in range(24):
         shape, slots, format, window, dtype = given = drawn()
+        query, own_key, own_value, key, value = problem(*shape, dtype)
+        match random.randrange(4):
+            case 0 if format == "dense":  # else what a key is off by as it is read decides, too
+                query *= 8  # one key takes nearly all the weight: scores need more than 16 bits
+            case 1 if dtype == torch.float32:  # all of it, or none
+                own_key[:, :, random.randrange(own_key.shape[2])] *= 1e4
         with seeds.naming(given):
-            check(*problem(*shape, dtype), slots, format, window)
+            check(query, own_key, own_value, key, value, slots, format, window)
 
 
 @ON_EVERY_PATH
@@ -202,14 +207,6 @@ def test_on_cuda(format, dtype, window):
 
 
 @ON_EVERY_PATH
-@pytest.mark.parametrize("dtype", UNIT, ids=str)
-def test_scores_that_decide(dtype, path):
-    """One key takes nearly all the weight: scores keep more than 16 bits, or it is off by much."""
-    query, own_key, own_value, key, value = problem(1, 4, 2, 64, 40, 12, dtype)
-    check(query * 8, own_key, own_value, key, value, 60)
-
-
-@ON_EVERY_PATH
 def test_products_beyond_float16_are_finite(path):
     """64 · 40² = 102400 before it is divided by √64; float16 ends at 65504. Scores are integers, so
     that float32 holds them exactly in whichever order they are summed."""
@@ -223,28 +220,6 @@ def test_products_beyond_float16_are_finite(path):
     assert (y[:, :, 0].double() - mean).abs().max() < 4 * UNIT[torch.float16]
 
 
-@ON_EVERY_PATH
-def test_a_key_that_takes_all_the_weight_or_none(path):
-    query, own_key, own_value, key, value = problem(1, 4, 2, 32, 40, 12)
-    key[:, :, 7] *= 1e4
-    own_key[:, :, 3] *= 1e4
-    assert check(query, own_key, own_value, key, value, 60).isfinite().all()
-
-
-@ON_EVERY_PATH
-@FORMATS
-def test_views_and_fewer_rows(format, path):
-    """A cache's first rows, and heads that lie apart, as the model has them."""
-    query, own_key, own_value, key, value = problem(2, 4, 2, 32, 20, 9)
-    expected = check(query, own_key, own_value, key, value, 40, format)
-    larger = CACHES[format](5, 2, 40, 32, torch.float32, "cpu")
-    larger.update(torch.arange(20), key, value)
-    apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, own_key, own_value)]
-    past = larger.stored("key", 2), larger.stored("value", 2)
-    y = chunk_attention(*apart, *past, torch.arange(20, 29))
-    torch.testing.assert_close(y, expected, atol=1e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize("format", ["dense", "int8", "int4"])  # opcheck has no product of fp8
 @pytest.mark.parametrize("window", [None, 30])
 def test_the_op_is_registered_as_torch_wants_it(format, window):
@@ -256,21 +231,6 @@ def test_the_op_is_registered_as_torch_wants_it(format, window):
     arguments = (query, own_key, own_value, k, ks, v, vs, format, torch.arange(20, 29), window)
     arguments += (None, 30.0, None, None, None, None)  # softcap
     torch.library.opcheck(torch.ops.quantbench.chunk_attention.default, arguments)
-
-
-def test_compiled_it_takes_any_start_and_length_without_compiling_anew():
-    stored = Stored(torch.randn(1, 2, 100, 32), None, "dense")
-    compiler = CompileCounter()
-
-    def step(query, key, value, positions):
-        return chunk_attention(query * 2, key, value, stored, stored, positions) + 1
-
-    compiled = torch.compile(step, fullgraph=True, backend=compiler, dynamic=True)
-    for start, S in ((5, 7), (12, 16), (40, 33), (73, 2)):
-        given = [torch.randn(1, heads, S, 32) for heads in (4, 2, 2)]
-        positions = torch.arange(start, start + S)
-        assert torch.equal(compiled(*given, positions), step(*given, positions))
-    assert compiler.frame_count == 1
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,27 @@
-"""What only the Triton kernel of linear layers has: pieces, 8-bit scales, CUDA graphs; and whether
-it compiles for a GPU, which the interpreter cannot tell. Its numbers: test_linear.py."""
+"""What only the Triton kernels have: pieces, 8-bit scales, caches that processors share, CUDA
+graphs; and whether they compile for a GPU, which the interpreter cannot tell. Their numbers:
+test_linear.py and test_decode_attention.py."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from quantbench.kv_cache import CACHES
+from quantbench.ops import kv
+from quantbench.ops.attend import attend
 from quantbench.ops.formats import Packed, dequantize
-from tests.ops import linear_contract
+from tests.ops import attention_contract, exact, linear_contract
 from tests.ops.exact import DTYPES
 from tests.ops.gpu_compiler import compile_for_gpus
-from tests.ops.linear_contract import TRITON, Case, triton_allowed
+from tests.ops.linear_contract import Case
 from tests.ops.packed_weights import FORMATS, name, packed
 
 pytest.importorskip("triton")
 
+from quantbench.ops.triton import attention  # noqa: E402
 from quantbench.ops.triton.linear import linear, product  # noqa: E402
 
 IN_INTERPRETER = pytest.param(
@@ -23,13 +29,23 @@ IN_INTERPRETER = pytest.param(
     marks=pytest.mark.skipif(torch.cuda.is_available(), reason="Triton runs on the GPU here"),
 )
 DEVICES = [IN_INTERPRETER, pytest.param("cuda", marks=pytest.mark.gpu)]
+ON_EVERY_DEVICE = pytest.mark.parametrize("device", DEVICES)
+CACHE_FORMATS = pytest.mark.parametrize("format", CACHES)
+multiplied = partial(linear_contract.check, linear_contract.TRITON)
+kernel = attention_contract.TRITON
+attended = partial(attention_contract.check, kernel)
 
 
-def check(x: torch.Tensor, weight: Packed) -> torch.Tensor:
-    return linear_contract.check(TRITON, x, weight)
+@pytest.mark.parametrize("which", ["linear", "attention"])
+def test_kernels_compile_for_gpus(which):
+    """On any machine: Triton and ptxas need none for it."""
+    compile_for_gpus(which)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+# ----------------------------------------------------------------------------------------- linear
+
+
+@ON_EVERY_DEVICE
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", [("int", 8, None), ("int", 3, 64), ("nf4", 4, 64)], ids=name)
 def test_numbers_are_written_some_rows_at_a_time(form, dtype, device, monkeypatch):
@@ -38,14 +54,14 @@ def test_numbers_are_written_some_rows_at_a_time(form, dtype, device, monkeypatc
     x = torch.randn(random.choice((70, 512)), 192, dtype=dtype, device=device)
     monkeypatch.setattr("quantbench.ops.triton.linear.MOST_UNPACKED", 5 * 192 * x.element_size())
     for more in ({}, {"tensor_scale": 0.37}):
-        check(x, packed(form, 21, 192, device=device, **more))
+        multiplied(x, packed(form, 21, 192, device=device, **more))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@ON_EVERY_DEVICE
 @pytest.mark.parametrize("form", [("int", 8, None), ("int", 4, 64), ("fp6", 6, None)], ids=name)
 def test_a_row_that_several_programs_share(form, device):
     for rows in (1, 9):
-        check(torch.randn(rows, 8256, device=device), packed(form, 3, 8256, device=device))
+        multiplied(torch.randn(rows, 8256, device=device), packed(form, 3, 8256, device=device))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -59,7 +75,7 @@ def test_cublas_is_asked_for_sums_that_are_not_rounded(dtype):
     assert y.shape == (70, 21) and y.dtype == torch.float32
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@ON_EVERY_DEVICE
 @pytest.mark.parametrize("rows", [1, 4])
 def test_every_8_bit_scale_there_is(rows, device):
     """All 256 bytes as scales, subnormals and NaN among them: NaN where the reference has it."""
@@ -75,12 +91,12 @@ def test_every_8_bit_scale_there_is(rows, device):
         # 6 · 2^126 is too large for the float32 numbers that the reference sums.
         finite = exact.isfinite().all(0)
         assert finite.sum() >= 252
-        allowed = triton_allowed(Case(x, weight, None))
+        allowed = linear_contract.triton_allowed(Case(x, weight, None))
         error, allowed = (result - exact)[:, finite].abs(), allowed[:, finite]
         assert (error <= allowed).all()
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@ON_EVERY_DEVICE
 def test_leading_dimensions_stay_and_none_is_too_few(device):
     weight = packed(("int", 4, 64), 5, 64, device=device)
     x = torch.randn(2, 1, 3, 64, device=device)
@@ -90,7 +106,7 @@ def test_leading_dimensions_stay_and_none_is_too_few(device):
     assert linear(x[:0], weight).shape == (0, 1, 3, 5)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@ON_EVERY_DEVICE
 def test_the_operator_keeps_its_promises_to_the_compiler(device):
     """Schema, fake results and tracing, by torch's own check; then whole, as a layer calls it."""
     weight = packed(("fp4", 4, 16), 10, 32, device=device)
@@ -103,7 +119,7 @@ def test_the_operator_keeps_its_promises_to_the_compiler(device):
     assert torch.equal(compiled(x, weight), linear(x, weight))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@ON_EVERY_DEVICE
 def test_a_compiled_layer_is_the_layer(device):
     from quantbench.quantize.kernels import TritonLinear
     from quantbench.quantize.packed import PackedWeight
@@ -121,14 +137,9 @@ def test_a_compiled_layer_is_the_layer(device):
     with torch.no_grad():
         for rows in (1, 6):
             x = torch.randn(rows, 64, dtype=torch.bfloat16, device=device)
-            expected = (check(x, parts) + layer.bias).bfloat16()
+            expected = (multiplied(x, parts) + layer.bias).bfloat16()
             assert torch.equal(layer(x), expected)
             assert torch.equal(torch.compile(layer, fullgraph=True)(x), expected)
-
-
-def test_kernels_compile_for_gpus():
-    """On any machine: Triton and ptxas need none for it."""
-    compile_for_gpus("linear")
 
 
 LARGE = [form for form in FORMATS if form[2] in (None, 16, 64)]
@@ -141,7 +152,7 @@ LARGE = [form for form in FORMATS if form[2] in (None, 16, 64)]
 def test_layers_of_real_models(form, dtype, rows):
     for N, K in ((4096, 14336), (1024, 4096), (4097, 4096)):
         weight = packed(form, N, K, scale_dtype=dtype, device="cuda")
-        check(torch.randn(rows, K, dtype=dtype, device="cuda"), weight)
+        multiplied(torch.randn(rows, K, dtype=dtype, device="cuda"), weight)
 
 
 @pytest.mark.gpu
@@ -165,3 +176,89 @@ def test_a_layer_in_inductors_cuda_graphs():
     for _ in range(5):
         x = torch.randn(1, 1024, dtype=torch.bfloat16, device="cuda")
         assert torch.allclose(step(x), F.silu(linear(x, weight)), rtol=1e-5)
+
+
+# -------------------------------------------------------------------------------------- attention
+
+
+@ON_EVERY_DEVICE
+@CACHE_FORMATS
+def test_few_positions_in_a_deep_cache(format, device, monkeypatch):
+    T = 1000
+    if device == "cpu":
+        T = 300  # the interpreter takes a second for each hundred
+        monkeypatch.setattr(attention, "_processors", lambda device: 20)
+    query, key, value = attention_contract.problem(1, 4, 1, T, 64, torch.float16, format, 0, device)
+    for first, count in ((T - 10, 200), (0, 200), (T - 1, T)):
+        y = attended(query, key, value, [first], [count])
+    assert torch.equal(kernel(query, key, value, [-1], [T]), y)
+
+
+@ON_EVERY_DEVICE
+def test_a_compiled_cache_decodes_with_it(device):
+    dtype = torch.float32
+    caches = [CACHES["int8"](1, 2, 60, 64, dtype, device, 16) for _ in range(2)]
+    caches[0].kernel = "triton"
+
+    def layer(cache, query, key, value, positions):
+        return attend(query, *cache.update(positions, key, value), positions, cache.window)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for position in range(20):  # past the window, so that its ring wraps
+        parts = [torch.randn(1, heads, 1, 64, device=device) for heads in (8, 2, 2)]
+        where = torch.tensor([position], device=device)
+        ys = [step(c, *parts, where) for step, c in zip((compiled, layer), caches, strict=True)]
+        torch.testing.assert_close(*ys, atol=1e-5, rtol=1e-5)  # float32 sums in another order
+
+
+@pytest.mark.gpu
+@CACHE_FORMATS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("B", "H", "K", "D"), [(1, 32, 8, 128), (4, 64, 8, 128), (1, 32, 32, 128), (2, 16, 8, 256)]
+)
+def test_caches_of_real_models(format, dtype, B, H, K, D):
+    query, key, value = attention_contract.problem(B, H, K, 8192, D, dtype, format, 0, "cuda")
+    for first, count in ((0, 1), (0, 200), (8000, 4097), (1, 8192)):
+        y = attended(query, key, value, [first] * B, [count] * B)
+        assert torch.equal(kernel(query, key, value, [first] * B, [count] * B), y)
+
+
+@pytest.mark.gpu
+@CACHE_FORMATS
+def test_a_cuda_graph_replays_at_another_depth(format):
+    query, key, value = attention_contract.problem(
+        2, 32, 8, 4096, 128, torch.bfloat16, format, 0, "cuda"
+    )
+    first, count = (torch.tensor(x, device="cuda") for x in ([0, 7], [1, 2]))
+    attention.decode_attention(query, key, value, first, count)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = attention.decode_attention(query, key, value, first, count)
+    for depths in ([1, 1], [200, 3000], [4096, 17]):
+        count.copy_(torch.tensor(depths))
+        first.copy_(torch.tensor([0, 4000]))
+        query.copy_(torch.randn_like(query))
+        graph.replay()
+        assert torch.equal(captured, attended(query, key, value, first, count))
+
+
+@pytest.mark.gpu
+def test_offsets_beyond_2_to_the_31():
+    B, K, T, D = 17, 8, 131072, 128
+    codes = torch.zeros(B, K, T, D, dtype=torch.int8, device="cuda")
+    scale = torch.zeros(B, K, T, 1, dtype=torch.bfloat16, device="cuda")
+    assert codes.numel() > 2**31
+    last = torch.randn(1, K, 300, D, device="cuda").bfloat16()
+    whole, small = kv.Stored(codes, scale, "int8"), attention_contract.stored(last, "int8")
+    codes[-1:, :, -300:], scale[-1:, :, -300:] = small.codes, small.scale
+    query = torch.randn(B, 32, D, device="cuda").bfloat16()
+    y = kernel(query, whole, whole, [T - 300] * B, [300] * B)
+    expected = exact.attention(
+        query[-1:, :, None],
+        *[kv.dequantize(small, torch.float64)] * 2,
+        torch.ones(1, 300, dtype=torch.bool, device="cuda"),
+    )
+    allowed = attention_contract.triton_allowed(query, whole, whole, None, None, expected)
+    expected.check(y[-1:, :, None], **allowed)
+    assert (y[:-1] == 0).all()
