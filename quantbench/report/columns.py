@@ -23,7 +23,7 @@ R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], str]]]  # a heading, and the text of a row's cell
 # Headings of columns that are aligned left.
 LEFT = {"", "machine", "model", "arm", "kernel", "verdict", "scheme", "peer", "layer", "over"}
-LEFT |= {"setting", "by text", "by depth"}
+LEFT |= {"setting", "by text", "by depth", "tokens of", "target is"}
 
 
 def number(
