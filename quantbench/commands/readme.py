@@ -55,11 +55,7 @@ def readme(documents: tuple[str, ...], check: bool, redraw: bool) -> None:
 
         return block
 
-    blocks: dict[str, Block] = {
-        **doc_tables.TABLES,
-        "predictions": _predictions,
-        **{n: picture(n) for n in doc_pictures.PICTURES},
-    }
+    blocks = {**doc_tables.TABLES, **{name: picture(name) for name in doc_pictures.PICTURES}}
     new = {}
     for document in paths:
         old = files.read_text("cannot read", document, LogError)
@@ -93,13 +89,6 @@ def readme(documents: tuple[str, ...], check: bool, redraw: bool) -> None:
         said.append(f"Rewrote {document}")
     for line in said:  # last: stdout may be closed
         click.echo(line)
-
-
-def _predictions(words: Sequence[str]) -> str:
-    # imports torch, which takes seconds
-    from quantbench.report.doc_predictions import predictions
-
-    return predictions(words)
 
 
 def _default() -> list[Path]:

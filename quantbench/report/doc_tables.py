@@ -88,26 +88,19 @@ def printed(words: Sequence[str]) -> str:
 
 
 def runs(words: Sequence[str]) -> str:
-    """runs LOG JSON: the newest line of each kind in a log, beside what `schemes --measure --json`
-    found of its scheme's quality."""
-    if len(words) != 2:
-        raise UsageError(f"a log's table is runs LOG JSON; given: {' '.join(words)}")
-    path, of_quality = words
-    by_group = log_tables.groups([record for _, record in read_log(path).records])
-    if not by_group:
+    """runs LOG: the newest line of each kind in a log."""
+    path = _file(words)
+    by_heading = log_tables.newest([record for _, record in read_log(path).records])
+    if not by_heading:
         raise LogError(f"{path} holds no line of a run")
-    schemes = [row for row in read(list[SchemeRow], of_quality, "rows") if row.ratio is not None]
-    days = sorted({row.record.timestamp[:8] for rows in by_group.values() for row in rows})
+    days = sorted({row.timestamp[:8] for rows in by_heading.values() for row in rows})
     dates = [f"{day[:4]}-{day[4:6]}-{day[6:]}" for day in days]
     caption = (
-        f"<sub>The newest line of each kind in `{path}`, {_and(dates)}; the device is as the line "
-        "says, and lines of different days or machines are not to be compared. Perplexity is that "
-        f"of the scheme on the embedded model, {measured_on(row.tokens for row in schemes)} "
-        f"(`{of_quality}`), whatever the cache. Each line ends with the command that repeats it; "
+        f"<sub>The newest line of each kind in `{path}`, {_and(dates)}; lines of different days or "
+        "machines are not to be compared. Each line ends with the command that repeats it; "
         f"`quantbench replay {path} --all` runs them again</sub>"
     )
-    ratios = {row.scheme: f"{row.ratio:.4f}" for row in schemes}
-    return f"{log_tables.tables(by_group, ratios)}\n\n{caption}"
+    return f"{log_tables.tables(by_heading)}\n\n{caption}"
 
 
 def _and(words: Sequence[str]) -> str:
