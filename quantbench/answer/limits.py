@@ -17,9 +17,9 @@ import click
 from quantbench.answer.row import Row
 from quantbench.arguments import fraction
 from quantbench.errors import UsageError
-from quantbench.log.table import SINCE_START
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import Quality
+from quantbench.run.shown import SINCE_START
 from quantbench.text import bytes_in, size
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])

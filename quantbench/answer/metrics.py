@@ -84,7 +84,7 @@ class Metric:
     """One line of the table. Where a side could not be measured, there is a reason and no ratio."""
 
     name: str
-    unit: Literal["ms", "tokens/s"]
+    unit: str  # ms, tokens/s
     counted: Counted | None  # which tokens; None for a latency
     baseline: Value | None
     target: Value | None
@@ -126,27 +126,35 @@ def compare(baseline: Side, target: Side) -> Comparison:
 
 def _metric(kind: Kind, *sides: Side) -> Metric:
     name, counted, seconds, several_users = kind
-    cells, values, reasons = [], list[Value | None](), []
-    for side, called in zip(sides, ("baseline", "target"), strict=True):
+    cells, reasons = [], []
+    values: dict[str, Value | None] = {"baseline": None, "target": None}
+    for side, called in zip(sides, values, strict=True):
         able = [c for c in side.table.cells if (c.batch_size > 1) == several_users]
         if measured := [cell for cell in able if cell.counted]:
             cell = max(measured, key=lambda cell: cell.batch_size / _mean(seconds, cell))
             work = _tokens(side, counted) * cell.batch_size
             taken = _mean(seconds, cell)
             value = work / taken if counted else 1e3 * taken
-            values.append(Value(value, cell.batch_size, len(cell.counted)))
+            values[called] = Value(value, cell.batch_size, len(cell.counted))
             cells.append(cell)
             continue
         what = f"batch size {'above 1' if several_users else '1'}"
         why = "; ".join(dict.fromkeys(cell.reason for cell in able if cell.reason))
         why = why or (f"no run at {what}" if able else f"no {what} in the plan")
         reasons.append(f"{called}: {why}")
-        values.append(None)
-    ratio, verdict = None, "not measured"
+    ratio: Interval | None = None
+    verdict: Verdict = "not measured"
     if not reasons:
         ratio, verdict = _ratio(kind, sides, cells)
-    unit = "tokens/s" if counted else "ms"
-    return Metric(name, unit, counted, *values, ratio, verdict, "; ".join(reasons) or None)
+    return Metric(
+        name,
+        "tokens/s" if counted else "ms",
+        counted,
+        **values,
+        ratio=ratio,
+        verdict=verdict,
+        reason="; ".join(reasons) or None,
+    )
 
 
 def _tokens(side: Side, counted: Counted | None) -> int:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from quantbench.answer.interval import Interval, SpeedUp
 from quantbench.bench.answers import Peaks
+from quantbench.run.shown import Estimated
 from quantbench.typed_json import omitted
 
 Verdict = Literal[
@@ -53,10 +54,7 @@ class Row:
     joules_per_token: float | None = omitted()  # of a new token, without the idle machine's
     idle_watts: float | None = omitted()  # of the idle machine
     why_no_joules: str | None = omitted()  # why there are none
-    # Seconds, tokens per second and bytes as estimated before, and
-    # (estimated − measured) ÷ measured. Keys: prompt_seconds, token_seconds, …
-    estimated: dict[str, float] | None = omitted()
-    estimate_errors: dict[str, float] | None = omitted()
+    estimate: dict[str, Estimated] | None = omitted()  # by the names of run.shown.FIGURES
     share_of_limit: float | None = omitted()  # seconds that memory needs for a step ÷ measured
     why_no_estimate: str | None = omitted()
     perplexity: float | None = None

@@ -20,6 +20,7 @@ from quantbench.bench.store import ArmResult, Kind, Results
 from quantbench.quality.types import NoQuality, Quality
 from quantbench.run.energy import Energy, NotCounted, pooled
 from quantbench.run.facts import Facts, Summary
+from quantbench.run.shown import against
 
 
 def rows(results: Results, found: Compared | None = None) -> list[Row]:
@@ -129,12 +130,7 @@ def _add_estimate(row: Row, facts: ArmFacts) -> None:
         "peak_memory_bytes": next(iter(peaks.values()), None),
         "joules_per_token": row.joules_per_token,
     }
-    row.estimated = dict(estimate)
-    row.estimate_errors = {
-        name: estimate[name] / value - 1
-        for name, value in measured.items()
-        if value and name in estimate
-    }
+    row.estimate = against(estimate, measured)
 
 
 def _add_bandwidth(row: Row, readings: Sequence[Reading]) -> None:

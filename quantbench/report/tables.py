@@ -20,7 +20,7 @@ from quantbench.report import html as page
 from quantbench.report import pareto as picture
 from quantbench.report.columns import Columns, aligned, interval, number, size, with_error
 from quantbench.report.documents import table
-from quantbench.run import energy
+from quantbench.run import energy, shown
 from quantbench.typed_json import to_json
 
 TABLE, REPORT, PICTURES = "results.csv", "report.md", ("pareto.svg", "pareto.png")
@@ -184,36 +184,17 @@ def _remarks(row: Row, reasons: bool) -> list[str]:
     remarks += [row.decoding_differs] if row.decoding_differs else []
     if row.warm_up_steady is False:
         remarks.append("its warm-up did not become steady")
-    remarks += [estimated] if (estimated := estimate_sentence(row)) else []
+    remarks += [estimated] if (estimated := shown.sentence(row.estimate)) else []
     remarks += [f"no estimate: {row.why_no_estimate}"] if row.why_no_estimate else []
     remarks += [joules] if (joules := joules_sentence(row)) else []
     return remarks + (row.why if reasons and row.verdict != "baseline" else [])
 
 
-def estimate_sentence(row: Row) -> str:
-    """What was estimated before, against what was measured; "" where nothing was."""
-    if not row.estimated or not row.estimate_errors:
-        return ""
-    errors = row.estimate_errors
-    token = row.estimated.get("token_seconds")
-    shown = f" {1e3 * token:.3g} ms" if token else ""
-    said = [
-        f"{words} {errors[name]:+.0%}"
-        for name, words in (
-            ("prompt_seconds", "the prompt"),
-            ("token_seconds", f"a token{shown}"),
-            ("tokens_per_second", "tok/s"),
-            ("peak_memory_bytes", "peak memory"),
-        )
-        if name in errors
-    ]
-    return f"estimated before, against measured: {', '.join(said)}"
-
-
 def joules_sentence(row: Row) -> str:
     """Joules for each new token, measured and estimated; "" where neither is known."""
-    estimated = (row.estimated or {}).get("joules_per_token")
-    return energy.sentence(row.joules_per_token, row.idle_watts, row.why_no_joules, estimated)
+    estimated = (row.estimate or {}).get("joules_per_token")
+    most = estimated.estimated if estimated else None
+    return energy.sentence(row.joules_per_token, row.idle_watts, row.why_no_joules, most)
 
 
 def as_csv(rows: Sequence[Row]) -> str:
