@@ -235,6 +235,7 @@ def latency(words: Sequence[str]) -> str:
 
 
 TABLES: Mapping[str, Block] = {
+    "about": lambda words: read(About, _file(words), "about").caption(),  # below a picture
     "printed": printed,
     "runs": runs,
     "speeds": speeds,
