@@ -43,7 +43,7 @@ def rows(base: RunConfig, schemes: Sequence[str]) -> list[SchemeRow]:
 def measure(
     base: RunConfig, rows: Sequence[SchemeRow], text: str | None, tokens: int, say: Say
 ) -> None:
-    """Fill in the perplexities, on the texts of `quantbench quality`. tokens: 0 for all."""
+    """Fill in KL and perplexity, on the texts of `quantbench quality`. tokens: 0 for all."""
     exact = begin(make_plan(base))
     full = read_on(exact, model_of(exact), Texts(exact, text, tokens), ALL_LOOKS)
     for number, row in enumerate(rows, 1):
@@ -55,28 +55,27 @@ def measure(
         row.perplexity, row.tokens = quality.perplexity, quality.tokens
         row.ratio = quality.perplexity_ratio
         row.ratio_standard_error = quality.perplexity_ratio_standard_error
-
-
-def _tokens(rows: Sequence[SchemeRow]) -> str:
-    return f"{next((row.tokens for row in rows if row.tokens), 0)} tokens"
+        row.kl, row.kl_standard_error = quality.kl, quality.kl_standard_error
 
 
 def table(rows: Sequence[SchemeRow]) -> str:
     """The rows as aligned text. A star marks those to start with."""
-    measured = any(row.perplexity is not None for row in rows)
+    tokens = next((row.tokens for row in rows if row.tokens), None)
     head = ["  scheme", "bits/weight", "GGUF", "kernel"]
-    head += [f"perplexity on {_tokens(rows)}", "÷ none"] if measured else ["in words"]
+    head += [f"KL, nats, on {tokens} tokens", "perplexity ÷ none"] if tokens else ["in words"]
     lines = [head]
     for row in rows:
         bits = "measured" if row.bits_per_weight is None else f"{row.bits_per_weight:.2f}"
         star = "*" if row.scheme in START_WITH else " "
         cells = [f"{star} {row.scheme}", bits, row.gguf, row.kernel or row.why_not or "measured"]
-        if row.perplexity is not None:
-            ratio = f"{row.ratio:.4f}"
-            if row.ratio_standard_error is not None:
-                ratio += f" ± {row.ratio_standard_error:.4f}"
-            cells += [f"{row.perplexity:.3f}", ratio if row.scheme != "none" else "1"]
-        elif not measured and not row.why_not:
+        if row.tokens:
+            cells += [_with_error(row.kl, row.kl_standard_error),
+                      _with_error(row.ratio, row.ratio_standard_error)]  # fmt: skip
+        elif not tokens and not row.why_not:
             cells += [row.plain]
         lines.append(cells)
-    return aligned(lines, left={0, 2, 3, 5 if measured else 4}, widest=39)
+    return aligned(lines, left={0, 2, 3, 5 if tokens else 4}, widest=39)
+
+
+def _with_error(value: float | None, error: float | None) -> str:
+    return f"{value or 0:.4f}" + ("" if error is None else f" ± {error:.4f}")

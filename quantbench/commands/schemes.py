@@ -2,7 +2,7 @@
 
 quantbench schemes --list                   # what each is, in words; at once
 quantbench schemes                          # and its bits, and the kernel that runs here
-quantbench schemes --measure                # and perplexity, on the embedded model
+quantbench schemes --measure                # and KL and perplexity, on the embedded model
 quantbench schemes --measure int8wo fp6     # of these alone
 """
 
@@ -29,7 +29,7 @@ NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compar
 @click.command(cls=Command)
 @click.argument("names", metavar="[SCHEME]...", nargs=-1)
 @click.option("--list", "only_names", is_flag=True, help="Say only what each is, in words")
-@click.option("--measure", is_flag=True, help="Measure perplexity, as quality does, too")
+@click.option("--measure", is_flag=True, help="Measure KL and perplexity, too, as quality does")
 @click.option("--text", help="A text to measure on, instead of those of quality")
 @click.option("--tokens", type=click.IntRange(0), default=TOKENS,
               help=f"At most so many tokens; 0: all [{TOKENS}]")  # fmt: skip

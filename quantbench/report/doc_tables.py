@@ -6,7 +6,7 @@ Under each table stands where its figures come from: machine, versions, day, com
 figure that was not measured is a dash.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -73,12 +73,6 @@ def _captioned(columns: Columns[R], rows: Sequence[R], about: About, notes: str 
     return "\n\n".join(filter(None, [markdown(columns, rows), notes, about.caption()]))
 
 
-def measured_on(tokens: Iterable[int | None]) -> str:
-    """The number of tokens that perplexity was measured on, for a heading: on 4,096 tokens."""
-    counts = sorted({count for count in tokens if count is not None})
-    return f"on {' or '.join(f'{count:,}' for count in counts) or 'an unknown number of'} tokens"
-
-
 def printed(words: Sequence[str]) -> str:
     """printed FILE JSON: what a command printed, as it is; JSON says where, as "about"."""
     if len(words) != 2:
@@ -143,26 +137,23 @@ def _is_broken(row: Row) -> bool:
 
 # ------------------------------------------------------------------------------ schemes and trust
 
-RATIO: Callable[[SchemeRow], str] = with_error(
-    lambda row: row.ratio, lambda row: row.ratio_standard_error, ".4f"
-)
-
 
 def quality(words: Sequence[str]) -> str:
     """quality FILE: what `schemes --measure --json FILE` wrote."""
     path = _file(words)
-    rows = [r for r in read(list[SchemeRow], path, "rows") if r.perplexity is not None]
+    rows = [r for r in read(list[SchemeRow], path, "rows") if r.tokens is not None]
+    tokens = " or ".join(sorted({f"{row.tokens:,}" for row in rows}))
     columns: Columns[SchemeRow] = [
         ("scheme", lambda row: f"`{row.scheme}`"),
         ("bits per weight", number(lambda row: row.bits_per_weight, ".2f")),
         ("GGUF type", lambda row: row.gguf or "-"),
         (
-            f"perplexity, {measured_on(row.tokens for row in rows)}",
-            number(lambda row: row.perplexity, ".2f"),
+            f"KL, nats, on {tokens} tokens",
+            with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f"),
         ),
         (
-            "÷ full precision (± standard error)",
-            lambda row: "1" if row.scheme == "none" else RATIO(row),
+            "perplexity ÷ full precision's",
+            with_error(lambda row: row.ratio, lambda row: row.ratio_standard_error, ".4f"),
         ),
     ]
     return _captioned(columns, rows, read(About, path, "about"))

@@ -110,12 +110,12 @@ SHARES = {"share": 0.01, "high": 0.0234}
 # For each table the rows of the file, and the cells that they become.
 TABLES_OF_ROWS = {
     "quality": [
-        ({"scheme": "none", "bits_per_weight": 16.0, "perplexity": 11.45, "ratio": 1.0, **QUALITY},
-         "`none` | 16.00 | - | 11.45 | 1"),
-        (QUALITY | {"scheme": "fp6", "bits_per_weight": 6.11, "gguf": "Q6_K", "perplexity": 11.553,
+        ({"scheme": "none", "bits_per_weight": 16.0, "kl": 0.0, "ratio": 1.0, **QUALITY},
+         "`none` | 16.00 | - | 0.0000 | 1.0000"),
+        (QUALITY | {"scheme": "fp6", "bits_per_weight": 6.11, "gguf": "Q6_K", "kl": 0.01234,
                     "ratio": 1.0089, "ratio_standard_error": 8e-4},
-         "`fp6` | 6.11 | Q6_K | 11.55 | 1.0089 ± 0.0008"),
-        (QUALITY | {"scheme": "bnb-int8", "why_not": "not installed"}, None),
+         "`fp6` | 6.11 | Q6_K | 0.0123 | 1.0089 ± 0.0008"),
+        (QUALITY | {"scheme": "bnb-int8", "why_not": "not installed", "tokens": None}, None),
     ],
     "roofline": [
         (ARM | {"scheme": "none", "decode_tok_s": 15.14, "limit_share": [0.9]},
@@ -148,7 +148,7 @@ def test_tables_of_a_commands_rows(folder, kind):
     assert [" | ".join(row) for row in cells] == [text for _, text in rows if text]
     assert caption == CAPTION
     if kind == "quality":
-        assert "| perplexity, on 78,541 tokens |" in TABLES[kind](["rows.json"])
+        assert "| KL, nats, on 78,541 tokens |" in TABLES[kind](["rows.json"])
 
 
 def test_speeds(folder):
