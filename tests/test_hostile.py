@@ -195,18 +195,6 @@ def test_a_trace_that_the_disk_is_too_small_for_is_an_error(place, option):
     assert not list(place.glob("*trace*")) and not list(place.glob(".*trace*"))
 
 
-def test_documents_are_not_begun_where_their_picture_cannot_be_written(place):
-    Path("growth.json").write_text('{"points": [{"axis": "layers", "value": 4, "scheme": "none"}]}')
-    for picture, reason in (("nope/c.svg", "No such file"), ("prose.txt", "is no SVG"),
-                            ("README.md", "is no SVG")):  # fmt: skip
-        paths = f"{place}/growth.json {place}/{picture}"
-        marks = f"# title\n<!-- readme: growth {paths} title -->\n<!-- end -->\n"
-        Path("README.md").write_text(marks)
-        done = shell("$PY -m quantbench readme $HERE/README.md", place)
-        assert done.returncode != 0 and reason in done.stderr, done.stderr
-        assert done.stderr.count("\n") == 1 and Path("README.md").read_text() == marks
-
-
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "report.json"
     path.write_text("before")

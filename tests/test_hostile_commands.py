@@ -1,31 +1,26 @@
 """What refuses damaged and coinciding files, and commands whose stdout is full."""
 
 import dataclasses
-import json
 import math
 import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from quantbench import files
-from quantbench.__main__ import commands
 from quantbench.errors import LogError, UsageError
+from quantbench.report.documents import rewritten
 from quantbench.typed_json import from_json, parsed, require
-from tests.test_refusals import BAD_JSON, only_error
+from tests.test_refusals import BAD_JSON
 
 
-def test_a_document_of_data_that_nothing_can_be_made_of(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    growth = {"points": [{"axis": "width", "value": 4, "scheme": "none"}]}
-    Path("growth.json").write_text(json.dumps(growth))
-    marks = "<!-- readme: growth growth.json c.svg title -->\n<!-- end -->\n"
-    Path("README.md").write_text(marks)
-    result = CliRunner().invoke(commands, ["readme", "README.md"])
-    assert "picture c.svg cannot be made of its data: " in only_error(result)
-    assert result.exit_code == 2 and Path("README.md").read_text() == marks
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "growth.json"]
+def test_a_document_of_data_that_nothing_can_be_made_of():
+    def block(words):
+        raise ZeroDivisionError("float division by zero")
+
+    marks = "<!-- readme: x a.json -->\n<!-- end -->\n"
+    with pytest.raises(UsageError, match="D.md, line 1: .* cannot be made of its data: float"):
+        rewritten("D.md", marks, {"x": block})
 
 
 def test_options_of_some_schemes_stay_with_those_that_take_them(tmp_path, monkeypatch):

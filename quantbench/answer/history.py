@@ -20,7 +20,7 @@ import numpy as np
 
 from quantbench import files
 from quantbench.answer.compared import CONFIDENCE
-from quantbench.answer.interval import Ratio
+from quantbench.answer.interval import Interval
 from quantbench.errors import UsageError
 from quantbench.log import log
 from quantbench.quality.block_errors import LEAST_BLOCKS, Estimate
@@ -60,7 +60,7 @@ class History:
             raise UsageError(files.refusal("--history", path, why)) from None
         return History(place, days)
 
-    def against(self, line: str, values: Sequence[float]) -> Ratio | None:
+    def against(self, line: str, values: Sequence[float]) -> Interval | None:
         """The change since the last day of this line; None where there is none."""
         days = [day.values for day in self.days if day.line == line]
         return change(values, days) if days and values else None
@@ -72,7 +72,7 @@ class History:
         log.append_json(self.path, to_json(Day(line, time.strftime("%Y-%m-%d %H:%M"), [*values])))
 
 
-def change(now: Sequence[float], days: Sequence[Sequence[float]]) -> Ratio:
+def change(now: Sequence[float], days: Sequence[Sequence[float]]) -> Interval:
     """Seconds now ÷ on the last of the days, each relative to the limit of its own day; above 1 it
     became slower. Values are above 0, one for each process.
 
@@ -93,8 +93,8 @@ def change(now: Sequence[float], days: Sequence[Sequence[float]]) -> Ratio:
         both.append((2 * between, len(days) - 1))
     variance = sum(part for part, _ in both)
     if not math.isfinite(variance):
-        return Ratio(math.exp(centre), math.exp(centre), math.exp(centre))
+        return Interval(math.exp(centre))
     shares = sum(part**2 / freedom for part, freedom in both)
     freedom = variance**2 / shares if shares else sum(freedom for _, freedom in both)
     low, high = Estimate(centre, math.sqrt(variance), freedom).ends(CONFIDENCE)
-    return Ratio(math.exp(centre), math.exp(low), math.exp(min(high, 700.0)), CONFIDENCE)
+    return Interval(math.exp(centre), math.exp(low), math.exp(min(high, 700.0)))

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from quantbench.answer.interval import SpeedUp
+from quantbench.answer.interval import Interval
 from quantbench.answer.limits import Limits, exceeded, memory_bytes, memory_said
 from quantbench.answer.row import Row
 from quantbench.log import shell
@@ -87,7 +87,7 @@ class Recommendation:
 class _Arm:
     number: int
     row: Row
-    speed: SpeedUp
+    speed: Interval
     memory: int
     kl: float
     beyond: dict[str, float] = field(default_factory=dict)
@@ -184,7 +184,7 @@ def _arms(rows: Sequence[Row], limits: Limits) -> list[_Arm]:
 def _measured(number: int, row: Row, limits: Limits) -> _Arm | None:
     """The row as an arm to choose from; None where it failed or has no speed-up."""
     memory, is_baseline = memory_bytes(row), row.verdict == "baseline"
-    speed = SpeedUp(1.0, 1.0, 1.0, 1.0) if is_baseline else row.speed_up
+    speed = Interval(1.0) if is_baseline else row.speed_up
     if row.verdict == "failed" or row.dropped or memory is None or speed is None:
         return None
     return _Arm(number, row, speed, memory, row.kl or 0.0, *exceeded(row, limits))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quantbench.answer.interval import Interval, SpeedUp
+from quantbench.answer.interval import Interval
 from quantbench.bench.answers import Peaks
 from quantbench.run.shown import Estimated
 from quantbench.typed_json import omitted
@@ -69,9 +69,9 @@ class Row:
     # How far decoding predicts otherwise than reading a prompt, where that is more than rounding.
     decoding_differs: str | None = omitted()
     # Against the baseline; above 1 is faster. The verdict is that of `speed_up`.
-    speed_up: SpeedUp | None = omitted()  # of a whole run: the prompt, then the new tokens
-    decode_speed_up: SpeedUp | None = omitted()  # of a decoding step
-    prompt_speed_up: SpeedUp | None = omitted()
+    speed_up: Interval | None = omitted()  # of a whole run: the prompt, then the new tokens
+    decode_speed_up: Interval | None = omitted()  # of a decoding step
+    prompt_speed_up: Interval | None = omitted()
     verdict: Verdict = "not measured"
     can_be_best: bool | None = omitted()  # False where another arm is shown to be faster
     dropped: str | None = omitted()  # why it was not measured any further

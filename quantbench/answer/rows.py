@@ -10,8 +10,8 @@ from statistics import fmean
 
 import numpy as np
 
-from quantbench.answer.compared import CONFIDENCE, Compared
-from quantbench.answer.interval import Interval, Ratio
+from quantbench.answer.compared import Compared
+from quantbench.answer.interval import Interval
 from quantbench.answer.readings import is_limit, median
 from quantbench.answer.row import Row
 from quantbench.answer.why import reasons
@@ -154,7 +154,7 @@ def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> No
         row.cycles, row.noise, row.floor = one.cycles, one.noise, one.floor
         for name, kind in (("", found.whole), ("decode_", found.decode), ("prompt_", found.prompt)):
             if number in kind:
-                setattr(row, f"{name}speed_up", Ratio.of(kind[number], CONFIDENCE).inverse)
+                setattr(row, f"{name}speed_up", Interval.of(kind[number]).inverse)
         row.verdict = whole.verdict if np.isfinite(whole.half_width) else "too few cycles"
 
 

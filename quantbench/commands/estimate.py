@@ -7,7 +7,6 @@ quantbench estimate --checkpoint_path dummy:Meta-Llama-3-8B --device A100 --cali
 quantbench estimate --validate results.json more.json     # estimates against what was measured
 """
 
-import json
 import os
 from typing import Any
 
@@ -18,13 +17,13 @@ from quantbench.arguments import refuse_beside, refuse_given
 from quantbench.cli import Command, quiet
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
-from quantbench.log.about import write_json
+from quantbench.log.about import report_output, write_json
 from quantbench.log.config import PRECISIONS
 from quantbench.progress import say
 from quantbench.run import environment
 from quantbench.text import shown
 
-OF_VALIDATING = ("words", "validate", "json_path", "debug")
+OF_VALIDATING = ("words", "validate", "debug")
 
 
 @click.command(cls=Command)
@@ -73,17 +72,13 @@ def estimate(
     estimates against results."""
     inputs = {f"--{name}": given[name] for name in ("checkpoint_path", "calibration")}
     inputs |= {"--validate": validate}
-    files.check_outputs([
-        files.Output("--json", json_path, _is_estimate, "JSON of such a command"),
-    ], inputs | {f"FILE {number}": path for number, path in enumerate(words, 1)})  # fmt: skip
+    inputs |= {f"FILE {number}": path for number, path in enumerate(words, 1)}
+    files.check_outputs([report_output(json_path)], inputs)
     if validate is not None:
-        refuse_beside(context, OF_VALIDATING, "--validate reads what was measured: beside it there "
-                      "is --json")  # fmt: skip
-        from quantbench.estimate.validate import as_json, of_results, report
+        refuse_beside(context, OF_VALIDATING, "--validate reads what was measured: leave it out")
+        from quantbench.estimate.validate import of_results, report
 
         cases = [case for path in (validate, *words) for case in of_results(path)]
-        if json_path:
-            files.write_text("--json", json_path, json.dumps(as_json(cases), indent=1) + "\n")
         click.echo(report(cases), nl=False)
     elif words:
         raise UsageError(f"estimate takes --validate FILE; given: {shown(words[0])}")
@@ -111,8 +106,3 @@ def estimate(
             write_json(json_path, value)
             say(f"Wrote {json_path}")
         click.echo(text)
-
-
-def _is_estimate(head: bytes) -> bool:
-    """Whether a file begins as one of estimates, or as a list of cases."""
-    return head.startswith(b"[") or files.json_with("about")(head) is not None

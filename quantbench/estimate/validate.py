@@ -8,7 +8,7 @@ Lines of generate.py's --output_json_path, rows of ab and cells of latency have 
 """
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,17 +186,3 @@ def report(cases: Sequence[Case]) -> str:
             f"({worst.name}); {counted(len(own), 'case')}"
         )
     return "\n".join(lines) + "\n"
-
-
-def as_json(cases: Iterable[Case]) -> list[Fields]:
-    """The cases as `of_results` reads them."""
-    suffixes = {quantity: suffix for suffix, quantity in SUFFIXES.items()}
-    rows = []
-    for case in cases:
-        row = {name: value for name, value in vars(case).items() if value is not None}
-        suffix = suffixes[row.pop("quantity")]
-        rows.append({
-            f"{key}_{suffix}" if key in ("measured", "estimated") else key: value
-            for key, value in row.items()
-        })  # fmt: skip
-    return rows

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from quantbench import text
-from quantbench.answer.interval import Interval, Ratio
+from quantbench.answer.interval import Interval
 from quantbench.report.documents import table
 
 R = TypeVar("R")
@@ -38,7 +38,7 @@ def number(
     return shown
 
 
-def interval(read: Callable[[R], Interval | Ratio | None], form: str = ".3f") -> Callable[[R], str]:
+def interval(read: Callable[[R], Interval | None], form: str = ".3f") -> Callable[[R], str]:
     """The figure with its ends: 0.860 (0.850 to 0.870)."""
 
     def shown(row: R) -> str:

@@ -81,7 +81,7 @@ def _pictures(results: Results, rows: Sequence[Row]) -> list[tuple[str, str, str
     made = []
     if pareto.points(rows):
         file = io.StringIO()
-        pareto.draw(rows, [file])
+        pareto.draw(rows, file)
         text = (
             "Up is faster, left is smaller. The dashed lines join the fastest arms of each size "
             "whose quality is not noticeably worse, and that is good."

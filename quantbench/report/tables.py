@@ -23,8 +23,8 @@ from quantbench.report.documents import table
 from quantbench.run import energy, shown
 from quantbench.typed_json import to_json
 
-TABLE, REPORT, PICTURES = "results.csv", "report.md", ("pareto.svg", "pareto.png")
-WRITTEN = (TABLE, REPORT, page.FILE, *PICTURES)  # by `write`, in the folder of --output
+TABLE, REPORT, PICTURE = "results.csv", "report.md", "pareto.svg"
+WRITTEN = (TABLE, REPORT, page.FILE, PICTURE)  # by `write`, in the folder of --output
 WITH_REASONS = 9  # arms up to which the terminal says why each is as slow as it is
 ENDED = {
     "answered": "the answer is stable",
@@ -215,7 +215,7 @@ def write(folder: Path, results: Results, rows: Sequence[Row], answer: Recommend
         (folder / REPORT).write_text(markdown(results, rows, answer))
         run = page.first_run(arm.facts for arm in results.arms)
         title = page.title(run, results.about)
-        picture.draw(rows, [folder / name for name in PICTURES], title)
+        picture.draw(rows, folder / PICTURE, title)
         page.write(folder, results, rows, answer, tables(rows), remarks(results, rows))
     except OSError as error:
         raise LogError(f"cannot write into {folder}: {error.strerror}") from None

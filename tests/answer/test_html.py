@@ -149,6 +149,6 @@ def test_the_picture_names_every_arm(tmp_path):
     from quantbench.report import pareto
 
     arm_rows = rows(example_results())
-    pareto.draw(arm_rows, [tmp_path / "pareto.svg"], "title")
+    pareto.draw(arm_rows, tmp_path / "pareto.svg", "title")
     text = (tmp_path / "pareto.svg").read_text()
     assert all(f">{arm}<" in text for arm, *_ in ARMS)

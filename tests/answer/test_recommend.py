@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from quantbench.answer.interval import Interval, SpeedUp
+from quantbench.answer.interval import Interval
 from quantbench.answer.limits import OPTIONS, Limits, limits, ruled_out
 from quantbench.answer.recommend import Recommendation, command, recommend, tuned, verifying
 from quantbench.answer.row import Row
@@ -32,7 +32,7 @@ def baseline(memory=4.0, tok_s=10.0, **more):
 
 
 def arm(name, speed, memory, kl=0.005, error=0.001, **more):
-    ratio = SpeedUp(speed, speed - 0.01, speed + 0.01, 0.95)
+    ratio = Interval(speed, speed - 0.01, speed + 0.01)
     verdict = "faster" if speed > 1 else "slower"
     more = {"speed_up": ratio, "decode_speed_up": ratio, "verdict": verdict, **more}
     return measured(name, memory, 10 * speed, kl=kl, kl_standard_error=error, **more)
@@ -99,7 +99,7 @@ def best(rows):
     """Those whose intervals reach the fastest's."""
 
     def of(among):
-        ends = {n: rows[n].speed_up or SpeedUp(1, 1, 1, 1) for n in among}
+        ends = {n: rows[n].speed_up or Interval(1, 1, 1) for n in among}
         top = max(ratio.low for ratio in ends.values())
         return {n for n, ratio in ends.items() if ratio.high >= top}
 
@@ -144,15 +144,15 @@ def test_what_to_relax_where_nothing_is_chosen(name):
 
 
 def test_of_arms_that_are_not_told_apart_the_smaller_is_taken():
-    wide = {"speed_up": SpeedUp(2.0, 1.9, 2.1, 0.95)}
-    near = {"speed_up": SpeedUp(1.95, 1.85, 2.05, 0.95)}
+    wide = {"speed_up": Interval(2.0, 1.9, 2.1)}
+    near = {"speed_up": Interval(1.95, 1.85, 2.05)}
     rows = [baseline(), arm("a", 2.0, 2.0, **wide), arm("b", 1.95, 1.5, **near)]
     answer = recommend(rows, Limits(), best(rows))
     assert answer.choices[0].arm == "b" and answer.lines()[0].endswith("not told apart from a")
 
 
 def test_the_line_says_speed_memory_and_quality():
-    prompt = SpeedUp(3.0, 2.5, 3.5, 0.95)
+    prompt = Interval(3.0, 2.5, 3.5)
     rows = [baseline(), dataclasses.replace(INT8, prompt_speed_up=prompt, quality_model="tiny")]
     (line,) = recommend(rows, Limits(), best(rows)).lines()
     assert line == (
