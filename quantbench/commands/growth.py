@@ -101,7 +101,8 @@ def growth(
             if row.failed:
                 say(f"{name} {value}, {row.arm}: failed: {row.failed}")
                 failed = True
-        new = [Point.of(name, value, row, checkpoint_path) for row in rows if row.kernel]
+        place: dict[str, Any] = {"axis": name, "value": value, "model": checkpoint_path}
+        new = [Point(**vars(row), **place) for row in rows if row.kernel]
         if new:
             data = Points(merged(data.points, new), about())
             write_json(json_path, data)
@@ -120,7 +121,7 @@ def growth(
 COLUMNS: Columns[Point] = [
     ("over", lambda point: point.axis),
     ("value", lambda point: str(point.value)),
-    ("scheme", lambda point: point.scheme),
+    ("scheme", lambda point: point.scheme or "-"),
     ("decode", number(lambda point: point.decode_tok_s, ".2f", suffix=" tok/s")),
     ("limit", number(lambda point: point.limit_tok_s, ".2f", suffix=" tok/s")),
     ("of the limit", interval(lambda point: point.limit_share, ".1%")),

@@ -33,21 +33,14 @@ UNUSED = {*NOT_IN_ARMS, *SAMPLING, *FREE, "compile", "compile_prefill"} - {"debu
 
 @click.command(cls=Command)
 @click.option("--text", help="A text to predict, instead of prose, code and the model's own")
-@click.option(
-    "--tokens",
-    type=click.IntRange(0),
-    help="Predict N tokens; 0: all [until it is clear on which side of --max_kl the scheme is, "
-    f"{FIRST_TOKENS} to {MOST_TOKENS}]",
-)
-@click.option(
-    "--max_kl",
-    metavar="NATS",
-    help=f"The KL divergence that is good enough [{MAX_KL}]; {SCALE}",
-)
+@click.option("--tokens", type=click.IntRange(0),
+              help="Predict N tokens; 0: all [until it is clear on which side of --max_kl the "
+              f"scheme is, {FIRST_TOKENS} to {MOST_TOKENS}]")  # fmt: skip
+@click.option("--max_kl", metavar="NATS",
+              help=f"The KL divergence that is good enough [{MAX_KL}]; {SCALE}")  # fmt: skip
 @click.option("--lm_eval", metavar="TASKS", help="Tasks of lm-evaluation-harness, or their .yaml")
-@click.option(
-    "--limit", type=click.IntRange(1), help="Take only the first N documents of each task"
-)
+@click.option("--limit", type=click.IntRange(1),
+              help="Take only the first N documents of each task")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, every layer too")
 @click.option("--tp", hidden=True)
 @options(without=UNUSED)

@@ -7,8 +7,7 @@ figure that was not measured is a dash.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quantbench import files
 from quantbench.answer.json_rows import DecodeRow, PeerRow, SchemeRow
@@ -159,38 +158,18 @@ def quality(words: Sequence[str]) -> str:
     return _captioned(columns, rows, read(About, path, "about"))
 
 
-@dataclass(frozen=True)
-class _Share:
-    """A share of sessions, with the upper end of its Clopper-Pearson interval."""
-
-    share: float
-    high: float
-
-
-@dataclass(frozen=True)
-class _Simulated:
-    """Sessions of one condition."""
-
-    cell: str
-    sessions: int
-    false_verdicts: _Share
-    covers: _Share
-    covers_long_run: _Share
-    half_width: float
-    seconds: float
-
-
-TRUST: Columns[_Simulated] = [
-    ("sessions that were simulated", lambda row: row.cell),
-    ("number", lambda row: str(row.sessions)),
+Simulated = dict[str, Any]  # sessions of one condition, as tests/trust/simulation.py writes them
+TRUST: Columns[Simulated] = [
+    ("sessions that were simulated", lambda row: str(row["cell"])),
+    ("number", lambda row: str(row["sessions"])),
     (
         "false verdicts (at most)",
-        lambda row: f"{row.false_verdicts.share:.1%} ({row.false_verdicts.high:.1%})",
+        lambda row: f"{row['false_verdicts']['share']:.1%} ({row['false_verdicts']['high']:.1%})",
     ),
-    ("hold", lambda row: f"{row.covers.share:.1%}"),
-    ("hold in all states", lambda row: f"{row.covers_long_run.share:.1%}"),
-    ("half-width", lambda row: f"{row.half_width:.1%}"),
-    ("after", lambda row: f"{row.seconds:.0f} s"),
+    ("hold", lambda row: f"{row['covers']['share']:.1%}"),
+    ("hold in all states", lambda row: f"{row['covers_long_run']['share']:.1%}"),
+    ("half-width", lambda row: f"{row['half_width']:.1%}"),
+    ("after", lambda row: f"{row['seconds']:.0f} s"),
 ]
 
 
@@ -234,6 +213,6 @@ TABLES: Mapping[str, Block] = {
     "roofline": _block(DecodeRow, MODELS, "model"),  # of `roofline --json`
     "peers": _block(PeerRow, PEERS),  # of `peers --json`
     "latency": latency,
-    "trust": _block(_Simulated, TRUST),  # of `make trust`
+    "trust": _block(Simulated, TRUST),  # of `make trust`
     **doc_reference.TABLES,
 }
