@@ -19,6 +19,7 @@ from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import PRECISIONS
+from quantbench.log.kinds import Whole
 from quantbench.progress import say
 from quantbench.run import environment
 from quantbench.text import shown
@@ -37,15 +38,13 @@ OF_VALIDATING = ("words", "validate", "debug")
 @click.option(
     "--precision", default="bfloat16", help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]"
 )
-@click.option("--batch_size", type=click.IntRange(1), default=1, help="Sequences at once [1]")
-@click.option("--sequence_length", type=click.IntRange(1), default=128, help="Prompt tokens [128]")
-@click.option("--new_tokens", type=click.IntRange(0), default=128,
+@click.option("--batch_size", type=Whole(1), default=1, help="Sequences at once [1]")
+@click.option("--sequence_length", type=Whole(1), default=128, help="Prompt tokens [128]")
+@click.option("--new_tokens", type=Whole(0), default=128,
               help="Tokens to generate; 0: the prompt alone [128]")  # fmt: skip
-@click.option(
-    "--context_depth", type=click.IntRange(0), default=0, help="Tokens already cached [0]"
-)
-@click.option("--num_layers", type=click.IntRange(1), help="Only the first N layers")
-@click.option("--tp", type=click.IntRange(1), default=1, help="Devices that share the model [1]")
+@click.option("--context_depth", type=Whole(0), default=0, help="Tokens already cached [0]")
+@click.option("--num_layers", type=Whole(1), help="Only the first N layers")
+@click.option("--tp", type=Whole(1), default=1, help="Devices that share the model [1]")
 @click.option("--all_schemes", is_flag=True, help="Estimate every scheme, a row each")
 @click.option("--what_fits", metavar="SIZE", help="Schemes that fit into 24GB, and how deep")
 @click.option("--calibration", metavar="FILE",

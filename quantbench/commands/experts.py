@@ -21,6 +21,7 @@ from quantbench.errors import UsageError
 from quantbench.experts.placement import hit_rates
 from quantbench.experts.popularity import Popularity, keep, skews
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Whole
 from quantbench.log.options import options
 from quantbench.progress import progress, say
 from quantbench.report import expert_picture as picture
@@ -40,7 +41,7 @@ def experts() -> None:
 
 @experts.command(cls=Command)
 @click.option("--text", metavar="FILE", help="A text to read, instead of the embedded held-out one")
-@click.option("--tokens", type=click.IntRange(2), metavar="N", help="Only its first N tokens [all]")
+@click.option("--tokens", type=Whole(2), metavar="N", help="Only its first N tokens [all]")
 @click.option("--output", metavar="FILE", help="Write the counts here, as JSON [the cache folder]")
 @options(without=vars(RunConfig()).keys() - TAKEN, defaults={"checkpoint_path": "tiny_moe"})
 def profile(text: str | None, tokens: int | None, output: str | None, **given: Any) -> None:

@@ -24,6 +24,7 @@ from quantbench.cli import Command
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import about, write_json
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Whole
 from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.quantize import spec
@@ -43,7 +44,7 @@ OF_MEASURING = ("schemes", "checkpoint_path", "device", "max_new_tokens", "cycle
 @click.option("--schemes", metavar="A,B", help=f"Schemes to measure [{','.join(SCHEMES)}]")
 @click.option("--checkpoint_path", metavar="PATH",
               help="A model to measure, instead of each axis's own")  # fmt: skip
-@click.option("--cycles", type=click.IntRange(1), default=16,
+@click.option("--cycles", type=Whole(1), default=16,
               help="Turns of each process at each point [16]; intervals need 8")  # fmt: skip
 @click.option("--json", "json_path", default=DATA, help=f"Where the points are kept [{DATA}]")
 @click.option("--chart", default=CHART, help=f"The picture [{CHART}]")

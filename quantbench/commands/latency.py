@@ -23,6 +23,7 @@ from quantbench.bench.store import Store
 from quantbench.cli import Command, Group, OptionOfOptions
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Number, Whole
 from quantbench.log.options import options
 from quantbench.plans.comparing import FILE, new_folder
 from quantbench.plans.latencies import DEFAULTS, check_measured, leave_out, measure, resumed
@@ -45,10 +46,10 @@ REPORT, SAMPLES, PICTURE = "report.md", "samples.csv", "latency.svg"
 @click.option("--batch_sizes", metavar="LIST", help="Prompts at once [1,2,4,8,16,32]")
 @click.option("--sequence_lengths", metavar="LIST", help="Tokens of each prompt [100]")
 @click.option("--tp", "ranks", metavar="LIST", help="Ranks that share the model [1]")
-@click.option("--decode_length", type=int, help="Tokens generated, prefill's among them [8]")
-@click.option("--runs", type=int, help="Runs of each cell that count [16]")
-@click.option("--warmups", type=int, help="Runs before these, which do not count [1]")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+@click.option("--decode_length", type=Whole(1), help="Tokens generated, prefill's among them [8]")
+@click.option("--runs", type=Whole(1), help="Runs of each cell that count [16]")
+@click.option("--warmups", type=Whole(0), help="Runs before these, which do not count [1]")
+@click.option("--timeout", type=Number(positive=True), metavar="SECONDS",
               help="Give a cell up that takes longer [no limit]")  # fmt: skip
 @click.option("--output", metavar="DIR",
               help="Put report, samples, picture and results here, a new folder")  # fmt: skip

@@ -14,6 +14,7 @@ from quantbench import files
 from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
+from quantbench.log.kinds import Whole
 from quantbench.plans.latencies import pairs, sides
 from quantbench.progress import say
 from quantbench.report import metrics as report
@@ -27,8 +28,8 @@ PROSE = b"# `"  # how a report of ours begins, which a new one replaces
               help="Results to compare with: a folder, and one of its arms")  # fmt: skip
 @click.option("--target", metavar="DIR[:ARM]", required=True,
               help="Results to compare: a folder, and one of its arms")  # fmt: skip
-@click.option("--baseline_tp", type=click.IntRange(1), help="Take the baseline's tables of N ranks")
-@click.option("--target_tp", type=click.IntRange(1), help="Take the target's tables of N ranks")
+@click.option("--baseline_tp", type=Whole(1), help="Take the baseline's tables of N ranks")
+@click.option("--target_tp", type=Whole(1), help="Take the target's tables of N ranks")
 @click.option("--narrative", "prose", metavar="PATH",
               help="Write a report in prose here, too, as Markdown: PATH ends with .md"
 )  # fmt: skip

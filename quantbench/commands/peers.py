@@ -29,6 +29,7 @@ from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.host import cores
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Number, Whole
 from quantbench.log.options import options
 from quantbench.peers import arms as programs
 from quantbench.progress import say
@@ -55,11 +56,11 @@ class Report:
 @click.command(cls=Command)
 @click.option("--schemes", metavar="A,B", help=f"Schemes of ours [{','.join(programs.PEERS)}]")
 @click.option("--runtimes", metavar="A,B", help=f"Programs [{','.join(programs.RUNTIMES)}]")
-@click.option("--cycles", type=click.IntRange(1), default=24,
+@click.option("--cycles", type=Whole(1), default=24,
               help="Turns of each process [24]; intervals need 8")  # fmt: skip
-@click.option("--max_minutes", type=click.FloatRange(0), default=10.0,
+@click.option("--max_minutes", type=Number(), default=10.0,
               help="Stop after N minutes, loading included [10]")  # fmt: skip
-@click.option("--processes", type=click.IntRange(1), default=2,
+@click.option("--processes", type=Whole(1), default=2,
               help="Start every program N times [2]")  # fmt: skip
 @click.option("--gguf", metavar="DIR", help="Keep llama.cpp's files here, and use those that exist")
 @click.option("--json", "json_path", metavar="PATH", help="Write every turn here, too")

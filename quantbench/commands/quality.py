@@ -16,6 +16,7 @@ from quantbench.cli import Command, quiet
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Whole
 from quantbench.log.options import options
 from quantbench.quality.tasks import find
 from quantbench.quality.thresholds import FIRST_TOKENS, MAX_KL, MOST_TOKENS, SCALE, check_tokens
@@ -33,13 +34,13 @@ UNUSED = {*NOT_IN_ARMS, *SAMPLING, *FREE, "compile", "compile_prefill"} - {"debu
 
 @click.command(cls=Command)
 @click.option("--text", help="A text to predict, instead of prose, code and the model's own")
-@click.option("--tokens", type=click.IntRange(0),
+@click.option("--tokens", type=Whole(0),
               help="Predict N tokens; 0: all [until it is clear on which side of --max_kl the "
               f"scheme is, {FIRST_TOKENS} to {MOST_TOKENS}]")  # fmt: skip
 @click.option("--max_kl", metavar="NATS",
               help=f"The KL divergence that is good enough [{MAX_KL}]; {SCALE}")  # fmt: skip
 @click.option("--lm_eval", metavar="TASKS", help="Tasks of lm-evaluation-harness, or their .yaml")
-@click.option("--limit", type=click.IntRange(1),
+@click.option("--limit", type=Whole(1),
               help="Take only the first N documents of each task")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, every layer too")
 @click.option("--tp", hidden=True)

@@ -27,6 +27,7 @@ from quantbench.cli import Command
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Whole
 from quantbench.log.options import options
 from quantbench.log.record import LINE
 from quantbench.plans.replaying import built, replayed
@@ -53,7 +54,7 @@ class FileFirst(Command):
 
 @click.command(cls=FileFirst, options_metavar="FILE [OPTIONS]")
 @click.option("--log", "path", metavar="FILE", help="The log, which may stand alone, too")
-@click.option("--line", "lines", type=click.IntRange(1), multiple=True, metavar="N",
+@click.option("--line", "lines", type=Whole(1), multiple=True, metavar="N",
               help="Run line N again, counted from 1")  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="Run every line again")
 @click.option("--where", "conditions", multiple=True, metavar="FIELD=VALUE",
@@ -66,7 +67,7 @@ class FileFirst(Command):
 @click.option("--history", "history_path", metavar="FILE",
               help="Compare with the earlier days in this file, relative to the memory's speed; "
               "add today")  # fmt: skip
-@click.option("--processes", type=click.IntRange(1),
+@click.option("--processes", type=Whole(1),
               help=f"Start each line N times [1; with --history {PROCESSES}]")  # fmt: skip
 @click.option("--checkpoint_root", metavar="DIR", help="Look here for checkpoints that are missing")
 @click.option("--dummy", is_flag=True, help="Take random weights where a checkpoint is missing")

@@ -16,6 +16,7 @@ from quantbench.arguments import refuse_beside, refuse_given
 from quantbench.cli import Command, quiet
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Whole
 from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.quality.thresholds import TOKENS, check_tokens
@@ -31,7 +32,7 @@ NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compar
 @click.option("--list", "only_names", is_flag=True, help="Say only what each is, in words")
 @click.option("--measure", is_flag=True, help="Measure KL and perplexity, too, as quality does")
 @click.option("--text", help="A text to measure on, instead of those of quality")
-@click.option("--tokens", type=click.IntRange(0), default=TOKENS,
+@click.option("--tokens", type=Whole(0), default=TOKENS,
               help=f"At most so many tokens; 0: all [{TOKENS}]")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write the rows here, too")
 @options(without=vars(RunConfig()).keys() - TAKEN)
