@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from quantbench import files
-from quantbench.answer.limits import kl_of
+from quantbench.answer.limits import KL
 from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.cli import Command, quiet
 from quantbench.errors import UsageError
@@ -37,7 +37,7 @@ UNUSED = {*NOT_IN_ARMS, *SAMPLING, *FREE, "compile", "compile_prefill"} - {"debu
 @click.option("--tokens", type=Whole(0),
               help="Predict N tokens; 0: all [until it is clear on which side of --max_kl the "
               f"scheme is, {FIRST_TOKENS} to {MOST_TOKENS}]")  # fmt: skip
-@click.option("--max_kl", metavar="NATS",
+@click.option("--max_kl", type=KL, metavar="NATS",
               help=f"The KL divergence that is good enough [{MAX_KL}]; {SCALE}")  # fmt: skip
 @click.option("--lm_eval", metavar="TASKS", help="Tasks of lm-evaluation-harness, or their .yaml")
 @click.option("--limit", type=Whole(1),
@@ -48,7 +48,7 @@ UNUSED = {*NOT_IN_ARMS, *SAMPLING, *FREE, "compile", "compile_prefill"} - {"debu
 def quality(
     text: str | None,
     tokens: int | None,
-    max_kl: str | None,
+    max_kl: float | None,
     lm_eval: str | None,
     limit: int | None,
     json_path: str | None,
@@ -60,7 +60,7 @@ def quality(
         raise UsageError("--limit is of the documents of --lm_eval's tasks: name some, or leave it")
     if tp is not None:
         raise UsageError("--tp: quality is the same on any number of ranks; leave it out")
-    config, most = RunConfig(**given), MAX_KL if max_kl is None else kl_of(max_kl)
+    config, most = RunConfig(**given), MAX_KL if max_kl is None else max_kl
     if config.checkpoint_path.startswith("dummy:"):
         raise UsageError(
             f"--checkpoint_path {config.checkpoint_path}: random weights have none; without this "

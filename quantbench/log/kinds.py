@@ -117,6 +117,49 @@ class Number(Kind):
 
 
 @dataclass(frozen=True)
+class Between(Kind):
+    """A number of something, above 0 and below a limit."""
+
+    what: str
+    most: str
+    metavar = "X"
+
+    @property
+    def accepts(self) -> str:  # type: ignore[override]
+        return f"{self.what}, above 0 and below {self.most}"
+
+    def read(self, value: object) -> float:
+        number = float(str(value))
+        if not 0 < number < float(self.most):
+            raise ValueError
+        return number
+
+
+class Share(Kind):
+    """2%, 2 % or 0.02, as 0.02."""
+
+    metavar = "X"
+    accepts = "a share such as 2% or 0.02"
+
+    def read(self, value: object) -> float:
+        match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*(%?)\s*", str(value))
+        number = float(match[1]) / (100 if match[2] else 1) if match else math.nan
+        if not 0 < number < 1:
+            raise ValueError
+        return number
+
+
+class Size(Kind):
+    """Bytes."""
+
+    metavar = "SIZE"
+    accepts = "a size such as 8GB or 7.5GiB"
+
+    def read(self, value: object) -> int:
+        return round(bytes_in(str(value)))
+
+
+@dataclass(frozen=True)
 class Choice(Kind):
     """One of a few names."""
 

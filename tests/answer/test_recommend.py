@@ -3,6 +3,7 @@
 import dataclasses
 import random
 
+import click
 import pytest
 
 from quantbench.answer.interval import Interval
@@ -13,6 +14,7 @@ from quantbench.errors import UsageError
 from quantbench.log import shell
 from quantbench.log.options import parse
 from quantbench.quality.types import NoQuality, Quality, QualityReference
+from quantbench.text import shown
 from quantbench.typed_json import from_json, to_json
 
 GB = 10**9
@@ -138,7 +140,9 @@ def test_what_to_relax_where_nothing_is_chosen(name):
     relaxed = answer.nothing.partition(" needs ")[2].split()
     if relaxed:  # with what it says, the arm is chosen
         given = dict.fromkeys(OPTIONS)
-        given |= {relaxed[n].removeprefix("--"): relaxed[n + 1] for n in range(0, len(relaxed), 2)}
+        for option, text in zip(relaxed[::2], relaxed[1::2], strict=True):
+            name = option.removeprefix("--")
+            given[name] = OPTIONS[name][0].read(text)
         again = recommend(rows, limits(given, asked), best(rows))
         assert again.choices and again.nothing is None
 
@@ -236,14 +240,16 @@ BAD = {
 def test_what_is_no_limit_is_one_line(name):
     text = random.choice(BAD[name])
     with pytest.raises(UsageError, match=f"^--{name} takes ") as raised:
-        limits({**dict.fromkeys(OPTIONS), name: text})
-    assert repr(text) in str(raised.value)
+        OPTIONS[name][0].convert(text, click.Option([f"--{name}"]), None)
+    assert shown(text) in str(raised.value)
 
 
 def test_what_is_not_given_stays():
     before = Limits(0.1, 0.02, 0.9, 3, 7)
     assert limits(dict.fromkeys(OPTIONS), before) == before
-    given = {**dict.fromkeys(OPTIONS), "max_memory": "7.5GiB", "min_top1": "95%"}
+    texts = {"max_memory": "7.5GiB", "min_top1": "95%"}
+    given = {name: OPTIONS[name][0].read(text) for name, text in texts.items()}
+    given = {**dict.fromkeys(OPTIONS), **given}
     assert limits(given) == Limits(max_memory=round(7.5 * 2**30), min_top1=0.95)
 
 
