@@ -19,7 +19,7 @@ from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import PRECISIONS
-from quantbench.log.kinds import Whole
+from quantbench.log.kinds import Choice, Size, Whole
 from quantbench.progress import say
 from quantbench.run import environment
 from quantbench.text import shown
@@ -34,9 +34,17 @@ OF_VALIDATING = ("words", "validate", "debug")
 )
 @click.option("--device", metavar="NAME", default="here", help="here, or the name of a card [here]")
 @click.option("--quantization", default="none", metavar="SCHEME", help="Quantization [none]")
-@click.option("--kv_cache", default="dense", help=f"KV cache: {', '.join(CACHES)} [dense]")
 @click.option(
-    "--precision", default="bfloat16", help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]"
+    "--kv_cache",
+    type=Choice(tuple(CACHES)),
+    default="dense",
+    help=f"KV cache: {', '.join(CACHES)} [dense]",
+)
+@click.option(
+    "--precision",
+    type=Choice(PRECISIONS),
+    default="bfloat16",
+    help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]",
 )
 @click.option("--batch_size", type=Whole(1), default=1, help="Sequences at once [1]")
 @click.option("--sequence_length", type=Whole(1), default=128, help="Prompt tokens [128]")
@@ -46,7 +54,7 @@ OF_VALIDATING = ("words", "validate", "debug")
 @click.option("--num_layers", type=Whole(1), help="Only the first N layers")
 @click.option("--tp", type=Whole(1), default=1, help="Devices that share the model [1]")
 @click.option("--all_schemes", is_flag=True, help="Estimate every scheme, a row each")
-@click.option("--what_fits", metavar="SIZE", help="Schemes that fit into 24GB, and how deep")
+@click.option("--what_fits", type=Size(1e6), help="Schemes that fit into 24GB, and how deep")
 @click.option("--calibration", metavar="FILE",
               help="Runs that tell a card's speed: a log, or results in JSON")  # fmt: skip
 @click.option("--calibrated_on", metavar="NAME",
@@ -61,7 +69,7 @@ def estimate(
     /,
     words: tuple[str, ...],
     all_schemes: bool,
-    what_fits: str | None,
+    what_fits: int | None,
     validate: str | None,
     json_path: str | None,
     debug: bool,

@@ -149,14 +149,16 @@ class Share(Kind):
         return number
 
 
+@dataclass(frozen=True)
 class Size(Kind):
-    """Bytes."""
+    """Bytes, at least so many."""
 
+    least: float = 1.0
     metavar = "SIZE"
     accepts = "a size such as 8GB or 7.5GiB"
 
     def read(self, value: object) -> int:
-        return round(bytes_in(str(value)))
+        return round(bytes_in(str(value), self.least))
 
 
 @dataclass(frozen=True)

@@ -145,8 +145,8 @@ def test_what_fits(monkeypatch):
 BAD = [
     ((), "--checkpoint_path PATH", "nothing is given"),
     (("--device", "RTX A600"), "no datasheet; nearest: ", "--device here"),
-    (("--device", "L4", "--precision", "half"), "--precision takes bfloat16", "'half'"),
-    (("--device", "L4", "--kv_cache", "int2"), "--kv_cache takes dense, int8", "'int2'"),
+    (("--device", "L4", "--precision", "half"), "--precision takes one of bfloat16", "'half'"),
+    (("--device", "L4", "--kv_cache", "int2"), "--kv_cache takes one of dense, int8", "'int2'"),
     (("--device", "L4", "--what_fits", "lots"), "takes a size such as 24GB", "'lots'"),
     (("--device", "L4", "--what_fits", "24"), "takes a size such as 24GB", "'24'"),
     (("--device", "L4", "--quantization", "int3"), "int3", "int4wo"),
