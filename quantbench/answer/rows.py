@@ -15,7 +15,7 @@ from quantbench.answer.interval import Interval
 from quantbench.answer.readings import is_limit, median
 from quantbench.answer.row import Row
 from quantbench.answer.why import reasons
-from quantbench.bench.answers import ArmFacts, Reading
+from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import ArmResult, Kind, Results
 from quantbench.quality.types import NoQuality, Quality
 from quantbench.run.energy import Energy, NotCounted, pooled
@@ -44,15 +44,21 @@ def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
         row.peak_memory_bytes = dict(arm.facts.peak_memory_bytes)
         row.warm_up_steady = arm.facts.ready.warm_up_steady
         if arm.facts.run:
-            _add_run(row, arm.facts.run)
+            run = arm.facts.run
+            row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
+            row.attention_kernel, row.command = run.attention_kernel, run.repro
+            row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
             if arm.samples:
-                _add_samples(row, arm, arm.facts.run)
+                _add_samples(row, arm, run)
                 # Speeds of the turns, in the place of those of the few whole samples.
                 row.decode_tok_s = tok_s(results, number, "decode") or row.decode_tok_s
                 row.prefill_tok_s = tok_s(results, number, "prompt") or row.prefill_tok_s
-                _add_energy(row, arm.facts.energy, arm.facts.run)
+                _add_energy(row, arm.facts.energy, run)
                 _add_estimate(row, arm.facts)
-                _add_bandwidth(row, results.bandwidth.get(arm.facts.device, []))
+                if readings := results.bandwidth.get(arm.facts.device):
+                    row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
+                    if is_limit(readings) and row.weight_bytes_per_s is not None:
+                        row.bandwidth_share = row.weight_bytes_per_s / row.bandwidth
     _add_quality(row, arm)
     _add_verdict(row, results, number, found)
     if arm.facts and arm.samples:
@@ -80,13 +86,6 @@ def _add_quality(row: Row, arm: ArmResult) -> None:
                 row.decoding_differs = quality.decoding.sentence()
         case NoQuality(why_not):
             row.why_no_quality = why_not
-
-
-def _add_run(row: Row, run: Facts) -> None:
-    row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
-    row.attention_kernel = run.attention_kernel
-    row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
-    row.command = run.repro
 
 
 def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
@@ -131,14 +130,6 @@ def _add_estimate(row: Row, facts: ArmFacts) -> None:
         "joules_per_token": row.joules_per_token,
     }
     row.estimate = against(estimate, measured)
-
-
-def _add_bandwidth(row: Row, readings: Sequence[Reading]) -> None:
-    if not readings:
-        return
-    row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
-    if is_limit(readings) and row.weight_bytes_per_s is not None:
-        row.bandwidth_share = row.weight_bytes_per_s / row.bandwidth
 
 
 def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> None:

@@ -86,19 +86,14 @@ def runs(words: Sequence[str]) -> str:
     by_heading = log_tables.newest([record for _, record in read_log(path).records])
     if not by_heading:
         raise LogError(f"{path} holds no line of a run")
-    days = sorted({row.timestamp[:8] for rows in by_heading.values() for row in rows})
-    dates = [f"{day[:4]}-{day[4:6]}-{day[6:]}" for day in days]
+    days = [row.timestamp for rows in by_heading.values() for row in rows]
+    span = [f"{day[:4]}-{day[4:6]}-{day[6:8]}" for day in (min(days), max(days))]
     caption = (
-        f"<sub>The newest line of each kind in `{path}`, {_and(dates)}; lines of different days or "
-        "machines are not to be compared. Each line ends with the command that repeats it; "
-        f"`quantbench replay {path} --all` runs them again</sub>"
+        f"<sub>The newest line of each kind in `{path}`, {' to '.join(dict.fromkeys(span))}; lines "
+        "of different days or machines are not to be compared. Each line ends with the command "
+        f"that repeats it; `quantbench replay {path} --all` runs them again</sub>"
     )
     return f"{log_tables.tables(by_heading)}\n\n{caption}"
-
-
-def _and(words: Sequence[str]) -> str:
-    """a, b and c."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 # ------------------------------------------------------------------------------------------- speeds

@@ -20,7 +20,8 @@ from quantbench.report import html as page
 from quantbench.report import pareto as picture
 from quantbench.report.columns import Columns, aligned, interval, number, size, with_error
 from quantbench.report.documents import table
-from quantbench.run import energy, shown
+from quantbench.run import energy
+from quantbench.run.shown import sentence as estimate_sentence
 from quantbench.typed_json import to_json
 
 TABLE, REPORT, PICTURE = "results.csv", "report.md", "pareto.svg"
@@ -127,7 +128,9 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     if any(row.speed_up for row in rows):
         lines.append(_ratios(results))
     lines += [sentence] if (sentence := noise(rows, len(results.repeated))) else []
-    lines += _best(rows)
+    best = [row.arm for row in rows if row.can_be_best]
+    if len(best) > 1 and any(row.can_be_best is False for row in rows):
+        lines.append(f"these {len(best)} cannot be told from the fastest: {', '.join(best)}")
     lines += identical_plans(results)
     lines += _quality(results)
     for device, readings in results.bandwidth.items():
@@ -169,14 +172,6 @@ def _quality(results: Results) -> list[str]:
     ]
 
 
-def _best(rows: Sequence[Row]) -> list[str]:
-    """Which arms may be the fastest, where others are not."""
-    best = [row.arm for row in rows if row.can_be_best]
-    if len(best) < 2 or all(row.can_be_best is not False for row in rows):
-        return []
-    return [f"these {len(best)} cannot be told from the fastest: {', '.join(best)}"]
-
-
 def _remarks(row: Row, reasons: bool) -> list[str]:
     remarks = [f"failed: {row.failed}"] if row.failed else []
     remarks += [f"not measured any further: {row.dropped}"] if row.dropped else []
@@ -184,7 +179,7 @@ def _remarks(row: Row, reasons: bool) -> list[str]:
     remarks += [row.decoding_differs] if row.decoding_differs else []
     if row.warm_up_steady is False:
         remarks.append("its warm-up did not become steady")
-    remarks += [estimated] if (estimated := shown.sentence(row.estimate)) else []
+    remarks += [estimated] if (estimated := estimate_sentence(row.estimate)) else []
     remarks += [f"no estimate: {row.why_no_estimate}"] if row.why_no_estimate else []
     remarks += [joules] if (joules := joules_sentence(row)) else []
     return remarks + (row.why if reasons and row.verdict != "baseline" else [])
@@ -216,7 +211,8 @@ def write(folder: Path, results: Results, rows: Sequence[Row], answer: Recommend
         run = page.first_run(arm.facts for arm in results.arms)
         title = page.title(run, results.about)
         picture.draw(rows, folder / PICTURE, title)
-        page.write(folder, results, rows, answer, tables(rows), remarks(results, rows))
+        shown = page.render(results, rows, answer, tables(rows), remarks(results, rows))
+        (folder / page.FILE).write_text(shown, encoding="utf-8")
     except OSError as error:
         raise LogError(f"cannot write into {folder}: {error.strerror}") from None
 

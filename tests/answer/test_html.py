@@ -59,7 +59,8 @@ def report(results, tmp_path_factory):
     folder, arm_rows = tmp_path_factory.mktemp("report"), rows(results)
     answer = answered(results)
     said = remarks(results, arm_rows)
-    html.write(folder, results, arm_rows, answer, tables(arm_rows), said)
+    text = html.render(results, arm_rows, answer, tables(arm_rows), said)
+    (folder / html.FILE).write_text(text, encoding="utf-8")
     return folder / html.FILE
 
 

@@ -68,7 +68,7 @@ def test_the_newest_lines_of_each_kind(folder):
         ["`int8wo`", "dense", "bfloat16", "yes", "30.00", "2.00 GB", "1.00 GB"],
     ]
     caption = text.splitlines()[-1]
-    assert "`benchmarks.txt`, 2026-01-01 and 2026-01-02; lines of different days" in caption
+    assert "`benchmarks.txt`, 2026-01-01 to 2026-01-02; lines of different days" in caption
     assert "`quantbench replay benchmarks.txt --all`" in caption
 
 
