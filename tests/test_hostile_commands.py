@@ -19,7 +19,7 @@ def test_a_document_of_data_that_nothing_can_be_made_of():
         raise ZeroDivisionError("float division by zero")
 
     marks = "<!-- readme: x a.json -->\n<!-- end -->\n"
-    with pytest.raises(UsageError, match="D.md, line 1: .* cannot be made of its data: float"):
+    with pytest.raises(UsageError, match="D.md, line 1: .*: its data do not fit this table: float"):
         rewritten("D.md", marks, {"x": block})
 
 

@@ -61,7 +61,7 @@ class History:
         return History(place, days)
 
     def against(self, line: str, values: Sequence[float]) -> Interval | None:
-        """The change since the last day of this line; None where there is none."""
+        """The change since the last day of this line; None on its first day."""
         days = [day.values for day in self.days if day.line == line]
         return change(values, days) if days and values else None
 

@@ -33,7 +33,7 @@ NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compar
 @click.option("--measure", is_flag=True, help="Measure KL and perplexity, too, as quality does")
 @click.option("--text", help="A text to measure on, instead of those of quality")
 @click.option("--tokens", type=Whole(0), default=TOKENS,
-              help=f"At most so many tokens; 0: all [{TOKENS}]")  # fmt: skip
+              help=f"Read at most N tokens; 0: all [{TOKENS}]")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write the rows here, too")
 @options(without=vars(RunConfig()).keys() - TAKEN)
 @click.pass_context

@@ -151,7 +151,7 @@ class Share(Kind):
 
 @dataclass(frozen=True)
 class Size(Kind):
-    """Bytes, at least so many."""
+    """A size in bytes, from `least` on."""
 
     least: float = 1.0
     metavar = "SIZE"

@@ -44,7 +44,7 @@ def rewritten(name: str, text: str, blocks: Mapping[str, Block]) -> str:
             block = blocks[kind](words)
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             raise UsageError(
-                f"{name}, line {line}: {begin[0]} cannot be made of its data: {error}"
+                f"{name}, line {line}: {begin[0]}: its data do not fit this table: {error}"
             ) from error
         written += [text[place : begin.end()], "\n\n", block, "\n"]
         place = end

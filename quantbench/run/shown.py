@@ -1,4 +1,4 @@
-"""A run as a table for the terminal, and what was estimated before it beside what was measured."""
+"""A run as a table for the terminal, and estimates compared with measurements."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
