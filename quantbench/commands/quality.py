@@ -71,8 +71,7 @@ def quality(
     if text is not None:
         files.read_text("--text", text)
     files.check_outputs(
-        [report_output(json_path)],
-        {"--text": text, "--calibration_text": config.calibration_text},
+        [report_output(json_path)], {"--text": text, "--calibration_text": config.calibration_text}
     )
     quiet(config.debug)
     tasks = find(lm_eval) if lm_eval else None
