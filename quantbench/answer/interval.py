@@ -36,9 +36,6 @@ class Interval:
         known = self.low is not None and self.high is not None
         return f"{self.low:.2f} to {self.high:.2f}" if known else "no interval"
 
-    def __str__(self) -> str:
-        return self.written(".3f")
-
     def written(self, form: str) -> str:
         """0.86 (0.85 to 0.87), each number in this format."""
         if self.low is None or self.high is None:

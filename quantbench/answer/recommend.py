@@ -62,10 +62,6 @@ class Recommendation:
     remarks: list[str]  # what was excluded, and what is uncertain
     nothing: str | None = None
 
-    def lines(self) -> list[str]:
-        """The answers, at most three lines."""
-        return [self.nothing] if self.nothing else [choice.line for choice in self.choices]
-
     def text(self) -> str:
         """For a terminal."""
         lines = [self.nothing] if self.nothing else []

@@ -128,7 +128,7 @@ def test_who_is_chosen(name):
         assert part in "\n".join(answer.remarks)
     assert bool(answer.remarks) == bool(remarks)
     assert from_json(Recommendation, to_json(answer)) == answer
-    assert len(answer.lines()) <= 3 and all(line in answer.text() for line in answer.lines())
+    assert len(answer.choices) <= 3 and all(one.line in answer.text() for one in answer.choices)
 
 
 @pytest.mark.parametrize("name", NOTHING)
@@ -152,14 +152,14 @@ def test_of_arms_that_are_not_told_apart_the_smaller_is_taken():
     near = {"speed_up": Interval(1.95, 1.85, 2.05)}
     rows = [baseline(), arm("a", 2.0, 2.0, **wide), arm("b", 1.95, 1.5, **near)]
     answer = recommend(rows, Limits(), best(rows))
-    assert answer.choices[0].arm == "b" and answer.lines()[0].endswith("not told apart from a")
+    assert answer.choices[0].arm == "b" and answer.choices[0].line.endswith("not told apart from a")
 
 
 def test_the_line_says_speed_memory_and_quality():
     prompt = Interval(3.0, 2.5, 3.5)
     rows = [baseline(), dataclasses.replace(INT8, prompt_speed_up=prompt, quality_model="tiny")]
-    (line,) = recommend(rows, Limits(), best(rows)).lines()
-    assert line == (
+    (choice,) = recommend(rows, Limits(), best(rows)).choices
+    assert choice.line == (
         "Use int8wo: the fastest within the limits, the smallest and the best compromise; decodes "
         "1.90 × as fast (1.89 to 1.91), prompts 3.00 × as fast (2.50 to 3.50), 2.00 GB peak memory,"
         " KL 0.005 on the model tiny (not noticeable)"
@@ -260,13 +260,15 @@ def test_a_tune_takes_the_setting_with_the_fewest_changes():
     none = {"kl": None, "error": None}
     rows = [baseline(), arm("a", 2.0, 4, **none), arm("b", 2.005, 4, **none)]
     answer = tuned(rows, Limits(), best(rows), [0, 1, 2])
-    assert answer.choices[0].arm == "a" and answer.lines()[0].startswith("Take a: decodes 2.00 ×")
-    assert "not told apart from b" in answer.lines()[0]
+    assert answer.choices[0].arm == "a" and answer.choices[0].line.startswith(
+        "Take a: decodes 2.00 ×"
+    )
+    assert "not told apart from b" in answer.choices[0].line
 
 
 def test_a_tune_keeps_the_default_unless_another_is_shown_to_be_faster():
     row = arm("a", 1.005, 4, verdict="no difference shown")
     rows = [baseline(), row, arm("worse", 3.0, 4, 0.5)]
     answer = tuned(rows, Limits(), best(rows), [0, 1, 1])
-    assert answer.lines()[0].startswith("Keep none: no setting is shown to be faster")
+    assert answer.choices[0].line.startswith("Keep none: no setting is shown to be faster")
     assert "KL above 0.03: worse" in answer.remarks[0] and not answer.choices[0].verify
