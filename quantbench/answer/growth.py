@@ -79,7 +79,7 @@ def whole_numbers(text: str | None, name: str, axes: Sequence[str]) -> tuple[int
 
 
 def read(path: str) -> Points:
-    """What the file holds; no points where there is no file yet."""
+    """What the file holds; no points if the file is missing."""
     if not os.path.lexists(path):
         return Points([])
     try:

@@ -100,7 +100,7 @@ class Table:
     sequence_length: int  # tokens of each prompt
     model: str | None = None  # its own name; None: it was not loaded
     ran: Ran | None = None
-    cells: list[Cell] = field(default_factory=list)  # that were begun, in the plan's order
+    cells: list[Cell] = field(default_factory=list)  # that were started, in the plan's order
 
     @property
     def key(self) -> tuple[str, str, int, int]:
@@ -263,7 +263,7 @@ def rate_rows(cells: Sequence[Cell], sequence_length: int) -> list[Row]:
     rows = []
     for (step, unit), cell in product(RATES, cells):
         if step == "Decode":
-            # Runs of one cell decode equally many tokens; the first one is prefill's.
+            # Runs of one cell decode equally many tokens; the first token is prefill's.
             tokens = len(cell.counted[0].step_seconds) if cell.counted else 0
             seconds = [sample.decode_seconds for sample in cell.counted]
         else:

@@ -29,7 +29,7 @@ from quantbench.quality.types import QualityReference
 
 KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or memory
 SAME_MEMORY = 1.01  # peaks of equal runs differ by less
-UNKNOWN = "quality"  # beside the names of limits
+UNKNOWN = "quality"  # a reason like the names of limits
 NAMED = 4  # arms that are listed by name; the rest are counted
 # Options that a comparison sets for itself.
 MEASURING = ("max_new_tokens", "write_result", "num_samples", "debug")
@@ -50,12 +50,12 @@ class Choice:
     what: list[str]  # keys of HEADINGS
     line: str
     run: str  # the command that runs it
-    verify: str  # the command that measures it again beside the baseline
+    verify: str  # the command that compares it with the baseline again
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """At most three choices; where there are none, `nothing` says why and what to do."""
+    """At most three choices; without any, `nothing` says why and what to do."""
 
     limits: Limits
     choices: list[Choice]

@@ -76,7 +76,7 @@ class Row:
     can_be_best: bool | None = omitted()  # False where another arm is shown to be faster
     dropped: str | None = omitted()  # why it was not measured any further
     processes: int = 0
-    cycles: int = 0  # of turns beside the baseline
+    cycles: int = 0  # of turns, shared with the baseline
     noise: float | None = omitted()  # of a cycle's ratio: standard deviation of its logarithm
     floor: float | None = omitted()  # what processes add to the interval's half-width, a logarithm
     why: list[str] = field(default_factory=list)  # reasons for being no faster than the baseline

@@ -4,7 +4,7 @@
     quantbench growth --over batch --values 1,4          # these anew, the others stay
     quantbench growth --over none                        # only draw what the file holds
 
-Points are kept in docs/data/growth.json and drawn in docs/growth.svg. The schemes of a point take
+The command keeps points in docs/data/growth.json and draws them in docs/growth.svg. The schemes of a point take
 turns; points are minutes apart, so compare a point with its limit before comparing two points.
 """
 

@@ -20,7 +20,7 @@ from quantbench.progress import say
 from quantbench.report import metrics as report
 from quantbench.text import shown
 
-PROSE = b"# `"  # how a report of ours begins, which a new one replaces
+PROSE = b"# `"  # the start of our reports, which a new report replaces
 
 
 @click.command(cls=Command)
