@@ -45,7 +45,7 @@ class History:
 
     @staticmethod
     def read(path: str) -> "History":
-        """Read the file; a missing file is an empty history. Raises UsageError for other content."""
+        """Read the file; if it is missing, the history is empty. Raises UsageError for others."""
         place = Path(path)
         if not place.exists():
             files.check_output("--history", path, lambda _: True, "JSON lines")

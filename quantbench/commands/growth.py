@@ -4,8 +4,9 @@
     quantbench growth --over batch --values 1,4          # these anew, the others stay
     quantbench growth --over none                        # only draw what the file holds
 
-The command keeps points in docs/data/growth.json and draws them in docs/growth.svg. The schemes of a point take
-turns; points are minutes apart, so compare a point with its limit before comparing two points.
+The command keeps points in docs/data/growth.json and draws them in docs/growth.svg. The
+schemes of a point take turns; points are minutes apart, so compare a point with its limit before
+comparing two points.
 """
 
 import dataclasses
