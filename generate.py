@@ -366,8 +366,6 @@ def make_generator(plan: Plan, model: Transformer, any_rows: bool = False) -> Ge
 
 def finish(config: RunConfig, report: "Report") -> None:
     """Append to the log and to --output_json_path, then print the text, the table and the why."""
-    from quantbench.log import table
-
     measured = report.measured
     line = make_record(measured.facts, measured.summary.tok_s, measured.peaks.generate).render()
     if config.write_result != "none":
@@ -378,10 +376,9 @@ def finish(config: RunConfig, report: "Report") -> None:
         say(f"Appended every sample to {config.output_json_path}")
     if measured.text is not None:  # printed last: with a closed or full stdout the log is complete
         click.echo(measured.text + "\n")
-    row = report.row
-    click.echo(table.one_run(row))
-    for sentence in [*(f"- {reason}" for reason in report.reasons), *table.remarks([row])]:
-        say(sentence)
+    click.echo(report.table)
+    for remark in report.remarks:
+        say(remark)
 
 
 if __name__ == "generate":  # imported in the checkout by its short name: be quantbench.generate

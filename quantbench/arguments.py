@@ -1,8 +1,6 @@
 """What the commands of compare read from their command lines besides generate.py's options."""
 
 import difflib
-import math
-import re
 from collections.abc import Collection, Sequence
 
 import click
@@ -10,18 +8,6 @@ from click.core import ParameterSource
 
 from quantbench.errors import UsageError
 from quantbench.text import shown
-
-
-def fraction(option: str, text: str) -> float:
-    """2 %, 2% or 0.02 as 0.02. Raises UsageError for what is not between 0 and 1."""
-    match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*(%?)\s*", text)
-    try:
-        value = float(match[1]) / (100 if match[2] else 1) if match else math.nan
-    except ValueError:
-        value = math.nan
-    if not 0 < value < 1:
-        raise UsageError(f"{option} takes a share such as 2% or 0.02; given: {text!r}")
-    return value
 
 
 def given_options(context: click.Context) -> list[click.Parameter]:

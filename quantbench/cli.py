@@ -107,7 +107,6 @@ class Command(click.Command):
         given = self.texts(ctx, args)
         try:
             rest = super().parse_args(ctx, args)
-            helptext.check_numbers(ctx, self.get_params(ctx))
         except click.BadParameter as error:
             raise UsageError(helptext.refusal(error, given)) from None
         return rest

@@ -7,7 +7,6 @@ with "quantbench " or "python ", except the docstring's first.
 """
 
 import inspect
-import math
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +17,6 @@ import click
 from quantbench.text import shown
 
 OWN = "Options"
-LARGEST = 2**63 - 1  # of a whole number: torch indexes with 64 bits
 # What a word without an option probably is, by the option that takes it.
 GIVEN = {"checkpoint_path": "a model", "quantization": "a scheme", "prompt": "text"}
 SPACES = "in quotes where it has spaces"
@@ -39,9 +37,8 @@ def write_options(formatter: click.HelpFormatter, parameters: Sequence[click.Par
 
 def placeholder(option: click.Option) -> str:
     """The placeholder of the option's value."""
-    kinds = {click.types.IntParamType: "N", click.types.FloatParamType: "X"}
-    usual = next((name for kind, name in kinds.items() if isinstance(option.type, kind)), "TEXT")
-    return "" if option.is_flag else option.metavar or usual
+    usual = option.metavar or getattr(option.type, "metavar", "TEXT")
+    return "" if option.is_flag else str(usual)
 
 
 def write_examples(formatter: click.HelpFormatter, lines: Sequence[str]) -> None:
@@ -84,33 +81,10 @@ def refusal(error: click.UsageError, given: Mapping[str, Any]) -> str:
         case click.MissingParameter(param=click.Option() as option):
             return f"{option.opts[0]} is missing; it takes {placeholder(option)}; see --help"
         case click.BadParameter(param=click.Option() as option):
-            value = given[option.name or ""]
-            value = value[-1] if isinstance(value, list) else value
-            return f"{option.opts[0]} takes {accepted(option.type)}; given: {shown(value)}"
+            value = shown(given[option.name or ""])
+            if isinstance(option.type, click.Choice):
+                names = ", ".join(option.type.choices)
+                return f"{option.opts[0]} takes one of {names}; given: {value}"
         case click.BadParameter(param=param):
             return f"{param.human_readable_name if param else 'a word'} is missing; see --help"
     return error.format_message()
-
-
-def accepted(kind: click.ParamType) -> str:
-    """What an option of this kind takes, in words."""
-    if isinstance(kind, click.Choice):
-        return f"one of {', '.join(kind.choices)}"
-    whole = isinstance(kind, click.types.IntParamType)
-    noun = "a whole number" if whole else "a finite number"
-    if not isinstance(kind, click.IntRange | click.FloatRange) or kind.min is None:
-        return f"{noun} up to 2**63-1" if whole else noun
-    most = "2**63-1" if whole and kind.max is None else kind.max
-    if most is None:
-        return f"{noun} {'above' if kind.min_open else 'of at least'} {kind.min:g}"
-    return f"{noun} {'above' if kind.min_open else 'from'} {kind.min:g} to {most}"
-
-
-def check_numbers(context: click.Context, parameters: Sequence[click.Parameter]) -> None:
-    """Raise BadParameter for nan, infinity and numbers beyond 64 bits, which click reads."""
-    for parameter in parameters:
-        value = context.params.get(parameter.name or "")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise click.BadParameter("not finite", context, parameter)
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise click.BadParameter("too large", context, parameter)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from quantbench import devices, host
-from quantbench.log import table
-from quantbench.typed_json import from_json
+from quantbench.run.facts import Measured, Peaks, Ready, Sample
+from quantbench.run.shown import table
+from tests.bench.facts import FACTS
 
 GB = 10**9
 CPU = torch.device("cpu")
@@ -100,11 +101,11 @@ def test_a_peak_that_cannot_be_reset_says_so(monkeypatch, tmp_path):
     devices.reset_peak_memory(CPU)
     peak = devices.peak_memory(CPU)
     assert list(peak) == ["resident_since_start"] and peak["resident_since_start"] > 10**7
-    run = {"scheme": "none", "tok_s": 1.0, "prefill_tok_s": 1.0, "decode_tok_s": 1.0}
-    run |= {"weight_bytes_per_s": 1.0, "weight_bytes": 1, "kernel": "cpu"}
+    samples = [Sample(1.0, 1.0, 1.0, 1.0, 1.0)]
     for kinds, at_most in ((peak, True), ({"resident": 1}, False)):
-        shown = from_json(table.Run, run | {"peak_memory_bytes": {"generate": kinds}})
-        assert ("≤ " in table.table([shown])) == at_most
+        peaks = Peaks({}, {}, kinds)
+        run = Measured(FACTS, Ready(None, [1.0], True), None, peaks, samples)
+        assert ("≤ " in table(run)) == at_most
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")

@@ -5,7 +5,6 @@ process where they can; those about closed streams, signals and full disks in on
 """
 
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -17,7 +16,6 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from quantbench import files
-from quantbench.__main__ import commands
 from quantbench.bench.arm import make_arms
 from quantbench.bench.worker import Worker
 from quantbench.commands.generate import generate
@@ -174,26 +172,6 @@ def test_a_trace_that_the_disk_is_too_small_for_is_an_error(place, option):
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"error: {option} trace.json: ") and "Wrote" not in done.stderr
     assert not list(place.glob("*trace*")) and not list(place.glob(".*trace*"))
-
-
-@pytest.mark.parametrize(
-    ("axis", "picture", "reason"),
-    [
-        ("width", "c.svg", "picture c.svg cannot be made of its data: "),
-        ("layers", "nope/c.svg", "No such file"),
-        ("layers", "prose.txt", "is no SVG"),
-    ],
-)
-def test_documents_are_not_begun_where_a_picture_cannot_be_made_or_written(
-    place, axis, picture, reason
-):
-    growth = {"points": [{"axis": axis, "value": 4, "scheme": "none"}]}
-    Path("growth.json").write_text(json.dumps(growth))
-    marks = f"# title\n<!-- readme: growth growth.json {picture} title -->\n<!-- end -->\n"
-    Path("README.md").write_text(marks)
-    result = CliRunner().invoke(commands, ["readme", "README.md"])
-    assert reason in only_error(result) and result.exit_code in (1, 2)
-    assert Path("README.md").read_text() == marks and not Path("c.svg").exists()
 
 
 def test_options_of_some_schemes_stay_with_those_that_take_them(tmp_path, monkeypatch):

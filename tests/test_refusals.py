@@ -174,8 +174,8 @@ ESTIMATE = "estimate --checkpoint_path tiny --device L4"
 WRITERS = {  # commands that print, and the files that they write as well
     "schemes --list": (),
     "metrics --baseline sweep:none --target sweep:int8wo --json new.json": ("new.json",),
-    "latency tables sweep --csv new.csv": ("new.csv",),
-    "experts show popularity.json --json new.json": ("new.json",),
+    "latency tables sweep": (),
+    "experts show popularity.json --output new.svg": ("new.svg",),
     "recommend --from ab": (),
     "growth --over none --json growth.json --chart new.svg": ("new.svg",),
     f"{ESTIMATE} --json new.json": ("new.json",),

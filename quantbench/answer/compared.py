@@ -2,7 +2,7 @@
 
     found = Compared(results)
     found.decode[1]         # seconds of a decoding step, arm ÷ baseline, with its interval
-    found.whole[1]          # of a run with this prompt and so many new tokens
+    found.whole[1]          # of a whole run: a prompt and its new tokens
     found.best({0, 1, 4})   # those that may be the fastest of them
 
 A whole run is what the arms were asked for: P prompt tokens, then N new ones. Each of its

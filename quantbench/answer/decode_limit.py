@@ -16,7 +16,7 @@ import numpy as np
 
 from quantbench import stats
 from quantbench.answer.compared import Compared, turns_of
-from quantbench.answer.interval import Interval, Ratio
+from quantbench.answer.interval import Interval
 from quantbench.answer.json_rows import DecodeRow, PeerRow
 from quantbench.answer.readings import is_limit, median
 from quantbench.answer.rows import tok_s
@@ -91,7 +91,7 @@ def decode_ratio(results: Results, number: int, other: int) -> Interval | None:
 def _ratio(own: stats.Turns, other: stats.Turns) -> Interval | None:
     """Seconds of the other ÷ own; None where they share no cycle."""
     found = stats.intervals(own, {1: other}, stats.Floor())[1]
-    return Interval.of(Ratio.of(found)) if found.cycles else None
+    return Interval.of(found) if found.cycles else None
 
 
 def rows(results: Results) -> list[DecodeRow]:
@@ -104,7 +104,7 @@ def rows(results: Results) -> list[DecodeRow]:
         if arm.facts and arm.facts.run and speed:
             _add_figures(row, arm.facts.run, results, number, speed)
         if number in found:
-            row.speed_up = Interval.of(Ratio.of(found[number]).inverse)
+            row.speed_up = Interval.of(found[number]).inverse
         made.append(row)
     return made
 
@@ -147,11 +147,11 @@ def peer_rows(scheme: str, results: Results) -> list[PeerRow]:
         if run is None or peer.facts is None or number not in found.decode:
             continue
         row.cycles = found.decode[number].cycles
-        row.decode_ratio = Interval.of(Ratio.of(found.decode[number]))
+        row.decode_ratio = Interval.of(found.decode[number])
         row.decode_ours_tok_s = tok_s(results, 0, "decode")
         row.decode_theirs_tok_s = tok_s(results, number, "decode")
         if number in found.prompt:
-            row.prompt_ratio = Interval.of(Ratio.of(found.prompt[number]))
+            row.prompt_ratio = Interval.of(found.prompt[number])
             row.prompt_ours_tok_s = tok_s(results, 0, "prompt")
             row.prompt_theirs_tok_s = tok_s(results, number, "prompt")
         if readings := results.bandwidth.get("cpu"):

@@ -1,9 +1,8 @@
 """Points of growth: decoding at one number of layers, batch size or depth, and their file.
 
-points = merged(read("growth.json").points, [Point.of("batch", 4, row, None)])
+points = merged(read("growth.json").points, [Point(**vars(row), axis="batch", value=4)])
 """
 
-import dataclasses
 import math
 import os
 import re
@@ -11,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantbench import files
-from quantbench.answer.interval import Interval
 from quantbench.answer.json_rows import DecodeRow
 from quantbench.arguments import names_of
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About
-from quantbench.typed_json import from_json, omitted
+from quantbench.typed_json import from_json
 
 
 @dataclass(frozen=True)
@@ -36,32 +34,17 @@ AXES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Point:
-    """One measurement: its place on an axis, and figures of its DecodeRow."""
+@dataclass(kw_only=True)
+class Point(DecodeRow):
+    """One measurement: its place on an axis, and its row. Old files have no arm and no cycles."""
 
+    arm: str = ""
     axis: str
     value: int
-    scheme: str
-    decode_tok_s: float | None
-    limit_tok_s: float | None
-    limit_share: Interval | None
-    bandwidth: float | None
-    step_bytes: float | None
-    weight_bytes: int | None
-    kernel: str | None
-    attention_kernel: str | None
-    cycles: int | None = omitted()  # None: of rounds of whole samples, before there were turns
     model: str | None = None  # None: the axis's own
 
-    @staticmethod
-    def of(axis: str, value: int, row: DecodeRow, model: str | None) -> "Point":
-        own = {field.name for field in dataclasses.fields(Point)} - {"scheme"}
-        figures = {name: figure for name, figure in vars(row).items() if name in own}
-        return Point(axis, value, row.scheme or "", **figures, model=model)
-
     @property
-    def place(self) -> tuple[int, str, int]:
+    def place(self) -> tuple[int, str | None, int]:
         return list(AXES).index(self.axis), self.scheme, self.value
 
     def check(self) -> None:
@@ -96,7 +79,7 @@ def whole_numbers(text: str | None, name: str, axes: Sequence[str]) -> tuple[int
 
 
 def read(path: str) -> Points:
-    """What the file holds; no points where there is no file yet."""
+    """What the file holds; no points if the file is missing."""
     if not os.path.lexists(path):
         return Points([])
     try:

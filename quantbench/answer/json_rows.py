@@ -66,4 +66,6 @@ class SchemeRow:
     perplexity: float | None = omitted()
     ratio: float | None = omitted()  # of perplexities: this scheme ÷ full precision
     ratio_standard_error: float | None = omitted()
+    kl: float | None = omitted()  # nats a token, to full precision
+    kl_standard_error: float | None = omitted()
     tokens: int | None = omitted()  # that were predicted

@@ -13,7 +13,7 @@ Percentiles are of the sorted samples; an average rate is all work divided by al
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from quantbench.bench.store import META, ArmResult, Results
 from quantbench.errors import UsageError
 from quantbench.log.about import About
 from quantbench.run.energy import Energy, NotCounted, pooled
+from quantbench.run.shown import Estimated, against
 from quantbench.typed_json import from_json, omitted
 
 CONFIDENCE = 0.95
@@ -64,9 +65,9 @@ class Cell:
     batch_size: int
     samples: list[LatencySample]  # in the order of arrival
     reason: str | None = None  # why it cannot be measured
-    # What was estimated before the first run: prompt_seconds,
-    # token_seconds (a step in the middle of the new tokens), joules_per_token, …
-    estimate: dict[str, float] | None = omitted()
+    # Before the first run, by the names of run.shown.FIGURES; a step is one in the middle of the
+    # new tokens.
+    estimate: dict[str, Estimated] | None = omitted()
     # Joules of each new token, the prompt's included and the idle machine's left out; None where
     # `energy`, that of a run, is not known.
     joules_per_token: float | None = omitted()
@@ -99,7 +100,7 @@ class Table:
     sequence_length: int  # tokens of each prompt
     model: str | None = None  # its own name; None: it was not loaded
     ran: Ran | None = None
-    cells: list[Cell] = field(default_factory=list)  # that were begun, in the plan's order
+    cells: list[Cell] = field(default_factory=list)  # that were started, in the plan's order
 
     @property
     def key(self) -> tuple[str, str, int, int]:
@@ -183,8 +184,21 @@ def _cell(size: int, results: Results, number: int, decode_length: int) -> Cell:
     if facts and counted and len(counted) == len(facts.energy):
         every = pooled(counted)
         joules = every.joules / (size * decode_length)
-    estimate = facts.estimate if facts else None
-    return Cell(size, samples, result.failed, estimate, joules, every)
+    cell = Cell(size, samples, result.failed, None, joules, every)
+    if not facts or facts.estimate is None:
+        return cell
+    measured: dict[str, float | None] = {}
+    if cell.counted:
+        steps = [seconds for sample in samples for seconds in sample.step_seconds]
+        prefills = [sample.prefill_seconds for sample in samples]
+        tokens, taken = len(prefills) + len(steps), math.fsum(prefills) + math.fsum(steps)
+        measured = {
+            "prompt_seconds": math.fsum(prefills) / len(prefills),
+            "token_seconds": math.fsum(steps) / len(steps) if steps else None,
+            "tokens_per_second": size * tokens / taken,
+            "joules_per_token": joules,
+        }
+    return replace(cell, estimate=against(facts.estimate, measured))
 
 
 def _ran(ready: dict[int, ArmResult], about: About | None) -> tuple[str, Ran]:
@@ -226,8 +240,6 @@ STEPS: dict[str, Callable[[LatencySample], list[float]]] = {
 }
 # Rates: the step, and the unit.
 RATES = (("Prefill", "tokens/s"), ("Prefill", "requests/s"), ("Decode", "tokens/s"))
-# Steps that are estimated, and their names in an estimate.
-ESTIMATED = {"Prefill (TTFT)": "prompt_seconds", "Decode (token, TPOT)": "token_seconds"}
 
 
 def latency_rows(cells: Sequence[Cell]) -> list[Row]:
@@ -251,29 +263,13 @@ def rate_rows(cells: Sequence[Cell], sequence_length: int) -> list[Row]:
     rows = []
     for (step, unit), cell in product(RATES, cells):
         if step == "Decode":
-            # Runs of one cell decode equally many tokens; the first one is prefill's.
+            # Runs of one cell decode equally many tokens; the first token is prefill's.
             tokens = len(cell.counted[0].step_seconds) if cell.counted else 0
             seconds = [sample.decode_seconds for sample in cell.counted]
         else:
             tokens = sequence_length if unit == "tokens/s" else 1
             seconds = [sample.prefill_seconds for sample in cell.counted]
         rows.append(rate(Row(step, cell.batch_size, unit, {}), cell.batch_size * tokens, seconds))
-    return rows
-
-
-def estimate_rows(cells: Sequence[Cell]) -> list[Row]:
-    """A row for each step that is estimated and each cell; none if no cell has an estimate. The
-    error is (estimated − measured) ÷ measured."""
-    if not any(cell.estimate for cell in cells):
-        return []
-    rows = []
-    for measured in latency_rows(cells):
-        if name := ESTIMATED.get(measured.step):
-            cell = next(one for one in cells if one.batch_size == measured.batch_size)
-            estimated, average = (cell.estimate or {}).get(name), measured.values["average"]
-            guess = math.nan if estimated is None else 1e3 * estimated
-            values = {"estimated": guess, "measured": average, "error": guess / average - 1}
-            rows.append(Row(measured.step, measured.batch_size, "ms", values))
     return rows
 
 

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 import click
 
 from quantbench.answer.row import Row
-from quantbench.arguments import fraction
-from quantbench.errors import UsageError
-from quantbench.log.table import SINCE_START
+from quantbench.log.kinds import Between, Kind, Share, Size
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import Quality
-from quantbench.text import bytes_in, size
+from quantbench.run.shown import SINCE_START
+from quantbench.text import size
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+KL = Between("nats per token, such as 0.03", "100")  # what --max_kl takes
 Z = 1.96  # standard errors to the ends of 95 %
 
 
@@ -52,36 +52,29 @@ class Limits:
         return {name: named[name] for name in named if getattr(self, name) is not None}
 
 
-OPTIONS = {
-    "max_kl": ("X", f"Recommend nothing whose KL divergence to full precision is above this "
-               f"[{MAX_KL:g}]"),
-    "max_perplexity_increase": ("X", "Recommend nothing that may predict worse by more, as 2%"),
-    "min_top1": ("X", "Recommend nothing that agrees less on the likeliest token, as 95%"),
-    "max_memory": ("SIZE", "Recommend nothing that takes more, as 8GB: the peak while generating"),
-    "min_tok_s": ("N", "Recommend nothing slower"),
-}  # fmt: skip
+OPTIONS: dict[str, tuple[Kind, str]] = {
+    "max_kl": (KL, f"whose KL divergence to full precision is above this [{MAX_KL:g}]"),
+    "max_perplexity_increase": (Share(), "that may predict worse by more, as 2%"),
+    "min_top1": (Share(), "that agrees less on the likeliest token, as 95%"),
+    "max_memory": (Size(), "that takes more, as 8GB: the peak while generating"),
+    "min_tok_s": (Between("tokens per second", "1e9"), "slower"),
+}
 
 
 def limit_options(function: Decorated) -> Decorated:
-    """Decorate a click command's function with the options, given to it as text."""
-    for name, (metavar, text) in reversed(OPTIONS.items()):
-        function = click.option(f"--{name}", name, metavar=metavar, help=text)(function)
+    """Decorate a click command's function with the options."""
+    for name, (kind, words) in reversed(OPTIONS.items()):
+        text = f"Recommend nothing {words}"
+        function = click.option(f"--{name}", name, type=kind, help=text)(function)
     return function
 
 
 def limits(given: dict[str, Any], unless: Limits | None = None) -> Limits:
-    """Limits from the options' texts, which are taken out of `given`; one that is not given is
-    taken from `unless`. Raises UsageError for a text that is no limit."""
-    texts = {name: given.pop(name) for name in OPTIONS}
-    read: dict[str, Callable[[str], float]] = {
-        "max_kl": kl_of,
-        "max_perplexity_increase": lambda text: fraction("--max_perplexity_increase", text),
-        "min_top1": lambda text: fraction("--min_top1", text),
-        "max_memory": _size,
-        "min_tok_s": lambda text: _number("--min_tok_s", text, "tokens per second", "1e9"),
-    }
-    changes = {name: read[name](text) for name, text in texts.items() if text is not None}
-    return dataclasses.replace(unless or Limits(), **changes)  # type: ignore[arg-type]
+    """Limits from the options, which are taken out of `given`; one that is not given is taken from
+    `unless`."""
+    values = {name: given.pop(name) for name in OPTIONS}
+    changes: Any = {name: value for name, value in values.items() if value is not None}
+    return dataclasses.replace(unless or Limits(), **changes)
 
 
 def exceeded(row: Row, limits: Limits) -> tuple[dict[str, float], set[str]]:
@@ -138,27 +131,3 @@ def memory_said(row: Row) -> str:
     """1.31 GB, or ≤ 1.31 GB where the system counts only since the process started."""
     peaks: Mapping[str, int] = (row.peak_memory_bytes or {}).get("generate") or {}
     return f"{'≤ ' * (SINCE_START in peaks)}{size(memory_bytes(row) or 0)}"
-
-
-def kl_of(text: str) -> float:
-    """The nats in 0.03. Raises UsageError for what is no KL divergence."""
-    return _number("--max_kl", text, "nats per token, such as 0.03", "100")
-
-
-def _size(text: str) -> int:
-    try:
-        return round(bytes_in(text))
-    except ValueError:
-        raise UsageError(
-            f"--max_memory takes a size such as 8GB or 7.5GiB; given: {text!r}"
-        ) from None
-
-
-def _number(option: str, text: str, what: str, most: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < float(most):
-        raise UsageError(f"{option} takes {what}, above 0 and below {most}; given: {text!r}")
-    return value

@@ -22,7 +22,7 @@ target, largest(baseline) ÷ largest(target) is at least the ratio at t, as the 
 no less than what it has there, and at most the ratio at b.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,11 +30,34 @@ import numpy as np
 
 from quantbench import stats
 from quantbench.answer.compared import CONFIDENCE
+from quantbench.answer.interval import Interval
 from quantbench.answer.latency import Cell, LatencySample, Table
-from quantbench.stats import Floor, Turns
 
 Counted = Literal["input", "output", "input + output"]
 Verdict = Literal["better", "worse", "no difference shown", "not in turns", "not measured"]
+Kind = tuple[str, Counted | None, Callable[[LatencySample], float], bool]
+
+
+def _prefill(sample: LatencySample) -> float:
+    return sample.prefill_seconds
+
+
+def _request(sample: LatencySample) -> float:
+    return sample.prefill_seconds + sample.decode_seconds
+
+
+# Name, tokens counted (of a latency none), seconds, and whether of several users: the best cell
+# above batch size 1, else batch size 1.
+KINDS: tuple[Kind, ...] = (
+    ("time to first token", None, _prefill, False),
+    ("maximum prompt throughput", "input", _prefill, True),
+    ("single-user prompt throughput", "input", _prefill, False),
+    ("single-user throughput", "output", _request, False),
+    ("single-user throughput", "input + output", _request, False),
+    ("multi-user maximum throughput", "output", _request, True),
+    ("multi-user maximum throughput", "input + output", _request, True),
+)
+DIFFERENT = len({kind[2:] for kind in KINDS})  # ratios
 
 
 @dataclass(frozen=True)
@@ -45,44 +68,6 @@ class Side:
     table: Table
     decode_length: int  # tokens
     runs: int  # of each cell, by the plan
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """Seconds of the target ÷ the baseline's, for the same work."""
-
-    name: Literal["Ratio_Latency", "Ratio_Throughput"]
-    value: float
-    low: float | None = None  # None: too few cycles that both sides share
-    high: float | None = None
-    in_turns: bool = True
-
-    @property
-    def verdict(self) -> Verdict:
-        if not self.in_turns:
-            return "not in turns"
-        if self.low is None or self.high is None or self.low <= 1 <= self.high:
-            return "no difference shown"
-        return "better" if self.high < 1 else "worse"
-
-    @property
-    def shown(self) -> list[str]:
-        """The value and the interval's ends, with three decimals, or more where an end would read
-        as 1 and is not."""
-        numbers = [n for n in (self.value, self.low, self.high) if n is not None]
-        decimals = 3
-        while decimals < 12 and any(
-            n != 1 and float(f"{n:.{decimals}f}") == 1 for n in numbers[1:]
-        ):
-            decimals += 1
-        return [f"{n:.{decimals}f}" for n in numbers]
-
-    @property
-    def interval(self) -> str:
-        """0.81 to 0.83, or why there is none."""
-        if not self.in_turns:
-            return "not taken in turns"
-        return " to ".join(self.shown[1:]) or "too few cycles for an interval"
 
 
 @dataclass(frozen=True)
@@ -99,20 +84,21 @@ class Metric:
     """One line of the table. Where a side could not be measured, there is a reason and no ratio."""
 
     name: str
-    unit: Literal["ms", "tokens/s"]
+    unit: str  # ms, tokens/s
     counted: Counted | None  # which tokens; None for a latency
     baseline: Value | None
     target: Value | None
-    ratio: Ratio | None
+    ratio: Interval | None  # seconds of the target ÷ the baseline's, for the same work
+    verdict: Verdict
     reason: str | None = None
-
-    @property
-    def verdict(self) -> Verdict:
-        return self.ratio.verdict if self.ratio else "not measured"
 
     @property
     def named(self) -> str:
         return f"{self.name} ({self.counted} tokens)" if self.counted else self.name
+
+    @property
+    def ratio_name(self) -> str:
+        return "Ratio_Throughput" if self.counted else "Ratio_Latency"
 
 
 @dataclass(frozen=True)
@@ -133,137 +119,88 @@ class Comparison:
         return reasons
 
 
-Seconds = Callable[[LatencySample], float]
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """How a metric is computed."""
-
-    name: str
-    counted: Counted | None
-    seconds: Seconds
-    several_users: bool  # the best cell above batch size 1; else batch size 1
-
-
-def _prefill(sample: LatencySample) -> float:
-    return sample.prefill_seconds
-
-
-def _request(sample: LatencySample) -> float:
-    return sample.prefill_seconds + sample.decode_seconds
-
-
-KINDS = (
-    _Kind("time to first token", None, _prefill, False),
-    _Kind("maximum prompt throughput", "input", _prefill, True),
-    _Kind("single-user prompt throughput", "input", _prefill, False),
-    _Kind("single-user throughput", "output", _request, False),
-    _Kind("single-user throughput", "input + output", _request, False),
-    _Kind("multi-user maximum throughput", "output", _request, True),
-    _Kind("multi-user maximum throughput", "input + output", _request, True),
-)
-DIFFERENT = len({(kind.seconds, kind.several_users) for kind in KINDS})  # ratios
-
-
 def compare(baseline: Side, target: Side) -> Comparison:
-    """Every metric. Both sides have the same sequence length and decode length: ValueError else."""
-    works = [(side.table.sequence_length, side.decode_length) for side in (baseline, target)]
-    if works[0] != works[1]:
-        raise ValueError(f"{works[0]} and {works[1]} tokens: not the same work")
+    """Every metric. The sides have the same sequence length and decode length."""
     return Comparison(baseline, target, [_metric(kind, baseline, target) for kind in KINDS])
 
 
-def _metric(kind: _Kind, baseline: Side, target: Side) -> Metric:
-    sides = {"baseline": baseline, "target": target}
-    cells = {name: _cells(kind, side) for name, side in sides.items()}
-    reasons = [f"{name}: {of}" for name, of in cells.items() if isinstance(of, str)]
-    best = {
-        name: max(of, key=lambda cell: cell.batch_size / _mean(kind, cell))
-        for name, of in cells.items()
-        if not isinstance(of, str)
-    }
-    values = {name: _value(kind, cell, sides[name]) for name, cell in best.items()}
-    ratio = None
-    if len(best) == 2:
-        ratio = _ratio(kind, best["baseline"], best["target"], baseline, target)
+def _metric(kind: Kind, *sides: Side) -> Metric:
+    name, counted, seconds, several_users = kind
+    cells, reasons = [], []
+    values: dict[str, Value | None] = {"baseline": None, "target": None}
+    for side, called in zip(sides, values, strict=True):
+        able = [c for c in side.table.cells if (c.batch_size > 1) == several_users]
+        if measured := [cell for cell in able if cell.counted]:
+            cell = max(measured, key=lambda cell: cell.batch_size / _mean(seconds, cell))
+            work = _tokens(side, counted) * cell.batch_size
+            taken = _mean(seconds, cell)
+            value = work / taken if counted else 1e3 * taken
+            values[called] = Value(value, cell.batch_size, len(cell.counted))
+            cells.append(cell)
+            continue
+        what = f"batch size {'above 1' if several_users else '1'}"
+        why = "; ".join(dict.fromkeys(cell.reason for cell in able if cell.reason))
+        why = why or (f"no run at {what}" if able else f"no {what} in the plan")
+        reasons.append(f"{called}: {why}")
+    ratio: Interval | None = None
+    verdict: Verdict = "not measured"
+    if not reasons:
+        ratio, verdict = _ratio(kind, sides, cells)
     return Metric(
-        name=kind.name,
-        unit="tokens/s" if kind.counted else "ms",
-        counted=kind.counted,
-        baseline=values.get("baseline"),
-        target=values.get("target"),
+        name,
+        "tokens/s" if counted else "ms",
+        counted,
+        **values,
         ratio=ratio,
+        verdict=verdict,
         reason="; ".join(reasons) or None,
     )
 
 
-def _cells(kind: _Kind, side: Side) -> list[Cell] | str:
-    """The measured cells that the metric may be of, or why there is none."""
-    fitting = [c for c in side.table.cells if (c.batch_size > 1) == kind.several_users]
-    what = "above 1" if kind.several_users else "1"
-    if not fitting:
-        return f"no batch size {what} in the plan"
-    reasons = dict.fromkeys(cell.reason for cell in fitting if cell.reason)
-    measured = [cell for cell in fitting if cell.counted]
-    return measured or "; ".join(reasons) or f"no run at batch size {what}"
+def _tokens(side: Side, counted: Counted | None) -> int:
+    tokens = {"input": side.table.sequence_length, "output": side.decode_length}
+    return sum(tokens[name] for name in tokens if counted and name in counted)
 
 
-def _value(kind: _Kind, cell: Cell, side: Side) -> Value:
-    seconds = _mean(kind, cell)
-    prompt, output = side.table.sequence_length, side.decode_length
-    tokens = {"input": prompt, "output": output, "input + output": prompt + output}
-    value = 1e3 * seconds
-    if kind.counted is not None:
-        value = cell.batch_size * tokens[kind.counted] / seconds
-    return Value(value, cell.batch_size, len(cell.counted))
+def _mean(seconds: Callable[[LatencySample], float], cell: Cell) -> float:
+    return float(np.mean([seconds(sample) for sample in cell.counted]))
 
 
-def _mean(kind: _Kind, cell: Cell) -> float:
-    return float(np.mean([kind.seconds(sample) for sample in cell.counted]))
-
-
-def _ratio(kind: _Kind, before: Cell, after: Cell, baseline: Side, target: Side) -> Ratio:
-    """before, after: the best cells of baseline and target."""
-    seconds = [_mean(kind, cell) / cell.batch_size for cell in (after, before)]
-    name: Literal["Ratio_Latency", "Ratio_Throughput"]
-    name = "Ratio_Throughput" if kind.counted else "Ratio_Latency"
-    value = seconds[0] / seconds[1]
+def _ratio(kind: Kind, sides: Iterable[Side], best: Iterable[Cell]) -> tuple[Interval, Verdict]:
+    """best: the cells of baseline and target that the metric is of."""
+    _, _, seconds, several_users = kind
+    (baseline, target), (before, after) = sides, best
+    value = _mean(seconds, after) / after.batch_size / _mean(seconds, before) * before.batch_size
+    others = {cell.batch_size: cell for cell in target.table.cells if cell.counted}
     pairs = {
-        cell.batch_size: (cell, other)
+        cell.batch_size: (cell, others[cell.batch_size])
         for cell in baseline.table.cells
-        for other in target.table.cells
-        if cell.batch_size == other.batch_size and (cell.batch_size > 1) == kind.several_users
-        if cell.counted and other.counted
+        if cell.counted and cell.batch_size in others and (cell.batch_size > 1) == several_users
     }
-    same = baseline.folder == target.folder
-    if not (same and all(_shared(*pairs.get(c.batch_size, (c, None))) for c in (before, after))):
-        return Ratio(name, value, in_turns=False)
+    sizes = after.batch_size, before.batch_size
+    together = all(size in pairs and _in_turns(*pairs[size]) for size in sizes)
+    if baseline.folder != target.folder or not together:
+        return Interval(value), "not in turns"
     level = (1 - CONFIDENCE) / DIFFERENT / len(pairs)
-
-    def interval(size: int) -> stats.Interval:
-        turns = [_turns(kind, cell) for cell in pairs[size]]
-        return stats.intervals(turns[0], {1: turns[1]}, Floor(), level)[1]
-
-    low, high = interval(after.batch_size), interval(before.batch_size)
+    low, high = (
+        stats.intervals(own, {1: other}, stats.Floor(), level)[1]
+        for own, other in ([_turns(seconds, cell) for cell in pairs[size]] for size in sizes)
+    )
     if not (np.isfinite(low.half_width) and np.isfinite(high.half_width)):
-        return Ratio(name, value)
+        return Interval(value), "no difference shown"
     # The value is a quotient of means, which one late run moves; the interval is of the mean log.
-    return Ratio(name, value, min(low.low, value), max(high.high, value))
+    least, most = min(low.low, value), max(high.high, value)
+    verdict: Verdict = "better" if most < 1 else "worse" if least > 1 else "no difference shown"
+    return Interval(value, least, most), verdict
 
 
-def _shared(baseline: Cell, target: Cell | None) -> bool:
+def _in_turns(baseline: Cell, target: Cell) -> bool:
     """Whether most runs of the target were taken in cycles with the baseline's."""
-    if target is None:
-        return False
     cycles = {sample.cycle for sample in baseline.counted} - {None}
     return sum(sample.cycle in cycles for sample in target.counted) * 2 > len(target.counted)
 
 
-def _turns(kind: _Kind, cell: Cell) -> Turns:
-    samples = cell.counted
-    return Turns(
-        np.array([sample.cycle for sample in samples]),
-        np.array([sample.process for sample in samples]),
-        np.array([kind.seconds(sample) for sample in samples]),
-    )
+def _turns(seconds: Callable[[LatencySample], float], cell: Cell) -> stats.Turns:
+    rows = [(sample.cycle, sample.process, seconds(sample)) for sample in cell.counted]
+    cycle, process, taken = zip(*rows, strict=True)
+    return stats.Turns(np.array(cycle), np.array(process), np.array(taken))

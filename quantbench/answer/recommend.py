@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from quantbench.answer.interval import SpeedUp
+from quantbench.answer.interval import Interval
 from quantbench.answer.limits import Limits, exceeded, memory_bytes, memory_said
 from quantbench.answer.row import Row
 from quantbench.log import shell
@@ -29,7 +29,7 @@ from quantbench.quality.types import QualityReference
 
 KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or memory
 SAME_MEMORY = 1.01  # peaks of equal runs differ by less
-UNKNOWN = "quality"  # beside the names of limits
+UNKNOWN = "quality"  # a reason like the names of limits
 NAMED = 4  # arms that are listed by name; the rest are counted
 # Options that a comparison sets for itself.
 MEASURING = ("max_new_tokens", "write_result", "num_samples", "debug")
@@ -50,21 +50,17 @@ class Choice:
     what: list[str]  # keys of HEADINGS
     line: str
     run: str  # the command that runs it
-    verify: str  # the command that measures it again beside the baseline
+    verify: str  # the command that compares it with the baseline again
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """At most three choices; where there are none, `nothing` says why and what to do."""
+    """At most three choices; without any, `nothing` says why and what to do."""
 
     limits: Limits
     choices: list[Choice]
     remarks: list[str]  # what was excluded, and what is uncertain
     nothing: str | None = None
-
-    def lines(self) -> list[str]:
-        """The answers, at most three lines."""
-        return [self.nothing] if self.nothing else [choice.line for choice in self.choices]
 
     def text(self) -> str:
         """For a terminal."""
@@ -87,7 +83,7 @@ class Recommendation:
 class _Arm:
     number: int
     row: Row
-    speed: SpeedUp
+    speed: Interval
     memory: int
     kl: float
     beyond: dict[str, float] = field(default_factory=dict)
@@ -184,7 +180,7 @@ def _arms(rows: Sequence[Row], limits: Limits) -> list[_Arm]:
 def _measured(number: int, row: Row, limits: Limits) -> _Arm | None:
     """The row as an arm to choose from; None where it failed or has no speed-up."""
     memory, is_baseline = memory_bytes(row), row.verdict == "baseline"
-    speed = SpeedUp(1.0, 1.0, 1.0, 1.0) if is_baseline else row.speed_up
+    speed = Interval(1.0) if is_baseline else row.speed_up
     if row.verdict == "failed" or row.dropped or memory is None or speed is None:
         return None
     return _Arm(number, row, speed, memory, row.kl or 0.0, *exceeded(row, limits))

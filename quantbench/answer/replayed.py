@@ -8,7 +8,7 @@ import statistics
 from contextlib import closing
 from dataclasses import dataclass
 
-from quantbench.answer.interval import Ratio
+from quantbench.answer.interval import Interval
 from quantbench.answer.limits import Limits
 from quantbench.answer.rows import rows
 from quantbench.answer.stop import Enough
@@ -39,7 +39,7 @@ class Beside:
     """A run, measured interleaved with an older commit."""
 
     record: Record  # now
-    speed: Ratio  # now ÷ then; above 1 it became faster
+    speed: Interval  # now ÷ then; above 1 it became faster
 
 
 def measured(config: RunConfig, processes: int, read: bool) -> Replayed:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quantbench.answer.interval import Interval, SpeedUp
+from quantbench.answer.interval import Interval
 from quantbench.bench.answers import Peaks
+from quantbench.run.shown import Estimated
 from quantbench.typed_json import omitted
 
 Verdict = Literal[
@@ -53,10 +54,7 @@ class Row:
     joules_per_token: float | None = omitted()  # of a new token, without the idle machine's
     idle_watts: float | None = omitted()  # of the idle machine
     why_no_joules: str | None = omitted()  # why there are none
-    # Seconds, tokens per second and bytes as estimated before, and
-    # (estimated − measured) ÷ measured. Keys: prompt_seconds, token_seconds, …
-    estimated: dict[str, float] | None = omitted()
-    estimate_errors: dict[str, float] | None = omitted()
+    estimate: dict[str, Estimated] | None = omitted()  # by the names of run.shown.FIGURES
     share_of_limit: float | None = omitted()  # seconds that memory needs for a step ÷ measured
     why_no_estimate: str | None = omitted()
     perplexity: float | None = None
@@ -71,14 +69,14 @@ class Row:
     # How far decoding predicts otherwise than reading a prompt, where that is more than rounding.
     decoding_differs: str | None = omitted()
     # Against the baseline; above 1 is faster. The verdict is that of `speed_up`.
-    speed_up: SpeedUp | None = omitted()  # of a whole run: the prompt, then the new tokens
-    decode_speed_up: SpeedUp | None = omitted()  # of a decoding step
-    prompt_speed_up: SpeedUp | None = omitted()
+    speed_up: Interval | None = omitted()  # of a whole run: the prompt, then the new tokens
+    decode_speed_up: Interval | None = omitted()  # of a decoding step
+    prompt_speed_up: Interval | None = omitted()
     verdict: Verdict = "not measured"
     can_be_best: bool | None = omitted()  # False where another arm is shown to be faster
     dropped: str | None = omitted()  # why it was not measured any further
     processes: int = 0
-    cycles: int = 0  # of turns beside the baseline
+    cycles: int = 0  # of turns, shared with the baseline
     noise: float | None = omitted()  # of a cycle's ratio: standard deviation of its logarithm
     floor: float | None = omitted()  # what processes add to the interval's half-width, a logarithm
     why: list[str] = field(default_factory=list)  # reasons for being no faster than the baseline

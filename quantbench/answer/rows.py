@@ -10,16 +10,17 @@ from statistics import fmean
 
 import numpy as np
 
-from quantbench.answer.compared import CONFIDENCE, Compared
-from quantbench.answer.interval import Interval, Ratio
+from quantbench.answer.compared import Compared
+from quantbench.answer.interval import Interval
 from quantbench.answer.readings import is_limit, median
 from quantbench.answer.row import Row
 from quantbench.answer.why import reasons
-from quantbench.bench.answers import ArmFacts, Reading
+from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import ArmResult, Kind, Results
 from quantbench.quality.types import NoQuality, Quality
 from quantbench.run.energy import Energy, NotCounted, pooled
 from quantbench.run.facts import Facts, Summary
+from quantbench.run.shown import against
 
 
 def rows(results: Results, found: Compared | None = None) -> list[Row]:
@@ -43,15 +44,21 @@ def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
         row.peak_memory_bytes = dict(arm.facts.peak_memory_bytes)
         row.warm_up_steady = arm.facts.ready.warm_up_steady
         if arm.facts.run:
-            _add_run(row, arm.facts.run)
+            run = arm.facts.run
+            row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
+            row.attention_kernel, row.command = run.attention_kernel, run.repro
+            row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
             if arm.samples:
-                _add_samples(row, arm, arm.facts.run)
+                _add_samples(row, arm, run)
                 # Speeds of the turns, in the place of those of the few whole samples.
                 row.decode_tok_s = tok_s(results, number, "decode") or row.decode_tok_s
                 row.prefill_tok_s = tok_s(results, number, "prompt") or row.prefill_tok_s
-                _add_energy(row, arm.facts.energy, arm.facts.run)
+                _add_energy(row, arm.facts.energy, run)
                 _add_estimate(row, arm.facts)
-                _add_bandwidth(row, results.bandwidth.get(arm.facts.device, []))
+                if readings := results.bandwidth.get(arm.facts.device):
+                    row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
+                    if is_limit(readings) and row.weight_bytes_per_s is not None:
+                        row.bandwidth_share = row.weight_bytes_per_s / row.bandwidth
     _add_quality(row, arm)
     _add_verdict(row, results, number, found)
     if arm.facts and arm.samples:
@@ -79,13 +86,6 @@ def _add_quality(row: Row, arm: ArmResult) -> None:
                 row.decoding_differs = quality.decoding.sentence()
         case NoQuality(why_not):
             row.why_no_quality = why_not
-
-
-def _add_run(row: Row, run: Facts) -> None:
-    row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
-    row.attention_kernel = run.attention_kernel
-    row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
-    row.command = run.repro
 
 
 def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
@@ -129,20 +129,7 @@ def _add_estimate(row: Row, facts: ArmFacts) -> None:
         "peak_memory_bytes": next(iter(peaks.values()), None),
         "joules_per_token": row.joules_per_token,
     }
-    row.estimated = dict(estimate)
-    row.estimate_errors = {
-        name: estimate[name] / value - 1
-        for name, value in measured.items()
-        if value and name in estimate
-    }
-
-
-def _add_bandwidth(row: Row, readings: Sequence[Reading]) -> None:
-    if not readings:
-        return
-    row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
-    if is_limit(readings) and row.weight_bytes_per_s is not None:
-        row.bandwidth_share = row.weight_bytes_per_s / row.bandwidth
+    row.estimate = against(estimate, measured)
 
 
 def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> None:
@@ -158,7 +145,7 @@ def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> No
         row.cycles, row.noise, row.floor = one.cycles, one.noise, one.floor
         for name, kind in (("", found.whole), ("decode_", found.decode), ("prompt_", found.prompt)):
             if number in kind:
-                setattr(row, f"{name}speed_up", Ratio.of(kind[number], CONFIDENCE).inverse)
+                setattr(row, f"{name}speed_up", Interval.of(kind[number]).inverse)
         row.verdict = whole.verdict if np.isfinite(whole.half_width) else "too few cycles"
 
 

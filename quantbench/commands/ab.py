@@ -97,7 +97,7 @@ def _arms(
         return make_arms(common, texts, may_differ)
     if every != "all":
         raise UsageError(f"--arms takes all; given: {every!r}; one arm is --arm OPTIONS")
-    read_arms(common, texts)  # what is wrong is told before torch is imported
+    read_arms(common, texts)  # refuses wrong options before torch is imported
     with closing(Process()) as worker:
         schemes = worker.answer(list[str], "schemes", argv=argv(common))
         added = every_scheme(common, texts, schemes)[len(texts) :]

@@ -12,6 +12,7 @@ from quantbench import files
 from quantbench.cli import Command, quiet
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Whole
 from quantbench.log.options import options
 from quantbench.run import environment
 
@@ -20,11 +21,9 @@ TAKEN = {"checkpoint_path", "batch_size", "device", "precision", "debug"}  # as 
 
 
 @click.command(cls=Command)
-@click.option("--context_depth", type=click.IntRange(1), default=65536,
+@click.option("--context_depth", type=Whole(1), default=65536,
               help="Positions to attend over [65536]")  # fmt: skip
-@click.option(
-    "--rounds", type=click.IntRange(1), default=15, help="How often each cache is timed [15]"
-)
+@click.option("--rounds", type=Whole(1), default=15, help="How often each cache is timed [15]")
 @click.option("--json", "json_path", metavar="PATH", help="Write every timing here, too")
 @options(without=vars(RunConfig()).keys() - TAKEN, defaults={"checkpoint_path": MODEL})
 def caches(context_depth: int, rounds: int, json_path: str | None, **given: Any) -> None:

@@ -7,7 +7,6 @@ quantbench estimate --checkpoint_path dummy:Meta-Llama-3-8B --device A100 --cali
 quantbench estimate --validate results.json more.json     # estimates against what was measured
 """
 
-import json
 import os
 from typing import Any
 
@@ -18,13 +17,14 @@ from quantbench.arguments import refuse_beside, refuse_given
 from quantbench.cli import Command, quiet
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
-from quantbench.log.about import write_json
+from quantbench.log.about import report_output, write_json
 from quantbench.log.config import PRECISIONS
+from quantbench.log.kinds import Choice, Size, Whole
 from quantbench.progress import say
 from quantbench.run import environment
 from quantbench.text import shown
 
-OF_VALIDATING = ("words", "validate", "json_path", "debug")
+OF_VALIDATING = ("words", "validate", "debug")
 
 
 @click.command(cls=Command)
@@ -34,21 +34,27 @@ OF_VALIDATING = ("words", "validate", "json_path", "debug")
 )
 @click.option("--device", metavar="NAME", default="here", help="here, or the name of a card [here]")
 @click.option("--quantization", default="none", metavar="SCHEME", help="Quantization [none]")
-@click.option("--kv_cache", default="dense", help=f"KV cache: {', '.join(CACHES)} [dense]")
 @click.option(
-    "--precision", default="bfloat16", help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]"
+    "--kv_cache",
+    type=Choice(tuple(CACHES)),
+    default="dense",
+    help=f"KV cache: {', '.join(CACHES)} [dense]",
 )
-@click.option("--batch_size", type=click.IntRange(1), default=1, help="Sequences at once [1]")
-@click.option("--sequence_length", type=click.IntRange(1), default=128, help="Prompt tokens [128]")
-@click.option("--new_tokens", type=click.IntRange(0), default=128,
+@click.option(
+    "--precision",
+    type=Choice(PRECISIONS),
+    default="bfloat16",
+    help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]",
+)
+@click.option("--batch_size", type=Whole(1), default=1, help="Sequences at once [1]")
+@click.option("--sequence_length", type=Whole(1), default=128, help="Prompt tokens [128]")
+@click.option("--new_tokens", type=Whole(0), default=128,
               help="Tokens to generate; 0: the prompt alone [128]")  # fmt: skip
-@click.option(
-    "--context_depth", type=click.IntRange(0), default=0, help="Tokens already cached [0]"
-)
-@click.option("--num_layers", type=click.IntRange(1), help="Only the first N layers")
-@click.option("--tp", type=click.IntRange(1), default=1, help="Devices that share the model [1]")
+@click.option("--context_depth", type=Whole(0), default=0, help="Tokens already cached [0]")
+@click.option("--num_layers", type=Whole(1), help="Only the first N layers")
+@click.option("--tp", type=Whole(1), default=1, help="Devices that share the model [1]")
 @click.option("--all_schemes", is_flag=True, help="Estimate every scheme, a row each")
-@click.option("--what_fits", metavar="SIZE", help="Schemes that fit into 24GB, and how deep")
+@click.option("--what_fits", type=Size(1e6), help="Schemes that fit into 24GB, and how deep")
 @click.option("--calibration", metavar="FILE",
               help="Runs that tell a card's speed: a log, or results in JSON")  # fmt: skip
 @click.option("--calibrated_on", metavar="NAME",
@@ -63,7 +69,7 @@ def estimate(
     /,
     words: tuple[str, ...],
     all_schemes: bool,
-    what_fits: str | None,
+    what_fits: int | None,
     validate: str | None,
     json_path: str | None,
     debug: bool,
@@ -73,17 +79,13 @@ def estimate(
     estimates against results."""
     inputs = {f"--{name}": given[name] for name in ("checkpoint_path", "calibration")}
     inputs |= {"--validate": validate}
-    files.check_outputs([
-        files.Output("--json", json_path, _is_estimate, "JSON of such a command"),
-    ], inputs | {f"FILE {number}": path for number, path in enumerate(words, 1)})  # fmt: skip
+    inputs |= {f"FILE {number}": path for number, path in enumerate(words, 1)}
+    files.check_outputs([report_output(json_path)], inputs)
     if validate is not None:
-        refuse_beside(context, OF_VALIDATING, "--validate reads what was measured: beside it there "
-                      "is --json")  # fmt: skip
-        from quantbench.estimate.validate import as_json, of_results, report
+        refuse_beside(context, OF_VALIDATING, "--validate reads what was measured: leave it out")
+        from quantbench.estimate.validate import of_results, report
 
         cases = [case for path in (validate, *words) for case in of_results(path)]
-        if json_path:
-            files.write_text("--json", json_path, json.dumps(as_json(cases), indent=1) + "\n")
         click.echo(report(cases), nl=False)
     elif words:
         raise UsageError(f"estimate takes --validate FILE; given: {shown(words[0])}")
@@ -111,8 +113,3 @@ def estimate(
             write_json(json_path, value)
             say(f"Wrote {json_path}")
         click.echo(text)
-
-
-def _is_estimate(head: bytes) -> bool:
-    """Whether a file begins as one of estimates, or as a list of cases."""
-    return head.startswith(b"[") or files.json_with("about")(head) is not None

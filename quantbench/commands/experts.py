@@ -10,7 +10,6 @@ the file, or `popularity` for what profile keeps when --output is left out. `sho
 and says how many assignments find their expert in fast memory under each placement.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ import click
 from quantbench import files
 from quantbench.cli import Command, Group, quiet
 from quantbench.errors import UsageError
-from quantbench.experts.placement import HitRates, hit_rates
-from quantbench.experts.popularity import LayerSkew, Popularity, keep, skews
-from quantbench.log.about import report_output, write_json
+from quantbench.experts.placement import hit_rates
+from quantbench.experts.popularity import Popularity, keep, skews
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Whole
 from quantbench.log.options import options
 from quantbench.progress import progress, say
 from quantbench.report import expert_picture as picture
@@ -42,7 +41,7 @@ def experts() -> None:
 
 @experts.command(cls=Command)
 @click.option("--text", metavar="FILE", help="A text to read, instead of the embedded held-out one")
-@click.option("--tokens", type=click.IntRange(2), metavar="N", help="Only its first N tokens [all]")
+@click.option("--tokens", type=Whole(2), metavar="N", help="Only its first N tokens [all]")
 @click.option("--output", metavar="FILE", help="Write the counts here, as JSON [the cache folder]")
 @options(without=vars(RunConfig()).keys() - TAKEN, defaults={"checkpoint_path": "tiny_moe"})
 def profile(text: str | None, tokens: int | None, output: str | None, **given: Any) -> None:
@@ -93,23 +92,12 @@ def _profiled(
         return count(model, torch.tensor(ids[:tokens], device=plan.device), context, name, report)
 
 
-@dataclass(frozen=True)
-class Shown:
-    """The contents of the file that --json names."""
-
-    popularity: str  # the file
-    against: str | None  # the file with the held-out counts; None: the text's two halves
-    layers: list[LayerSkew]
-    hit_rates: list[HitRates]
-
-
 @experts.command(cls=Command)
 @click.argument("popularity")
 @click.option("--against", metavar="FILE",
               help="Try placements on these counts, and not on the text's own halves")  # fmt: skip
 @click.option("--output", metavar="PATH", help="Draw it: .svg, or .html with the tables")
-@click.option("--json", "json_path", metavar="PATH", help="Write all figures here, too")
-def show(popularity: str, against: str | None, output: str | None, json_path: str | None) -> None:
+def show(popularity: str, against: str | None, output: str | None) -> None:
     """Show what `profile` wrote: which experts are popular, and what a placement gains by it.
 
     A hit rate is the share of assignments whose expert is in fast memory.
@@ -123,19 +111,14 @@ def show(popularity: str, against: str | None, output: str | None, json_path: st
     if suffix not in KINDS:
         raise UsageError(f"--output {output}: end its name in .svg or .html")
     drawing = files.Output("--output", output, *KINDS[suffix])
-    files.check_outputs(
-        [drawing, report_output(json_path)], {"POPULARITY": popularity, "--against": against}
-    )
+    files.check_outputs([drawing], {"POPULARITY": popularity, "--against": against})
     first, second = counts.halves
     pairs = [(first, second), (second, first)] if other is None else [(counts.counts, other.counts)]
     rates = hit_rates(counts.routers, pairs)
     layers = skews(counts)
     lines = expert_tables.lines(counts, layers)
     lines += ["", *expert_tables.rate_lines(rates, other.text if other else None)]
-    if json_path:  # before stdout, which may be closed
-        write_json(json_path, Shown(popularity, against, layers, rates))
-        say(f"Wrote {json_path}")
-    if output:
+    if output:  # before stdout, which may be closed
         title = expert_tables.title(counts)
         if suffix == ".svg":
             files.replace("--output", output, lambda p: picture.draw(p, title, layers, rates))

@@ -4,8 +4,9 @@
     quantbench growth --over batch --values 1,4          # these anew, the others stay
     quantbench growth --over none                        # only draw what the file holds
 
-Points are kept in docs/data/growth.json and drawn in docs/growth.svg. The schemes of a point take
-turns; points are minutes apart, so compare a point with its limit before comparing two points.
+The command keeps points in docs/data/growth.json and draws them in docs/growth.svg. The
+schemes of a point take turns; points are minutes apart, so compare a point with its limit before
+comparing two points.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ from quantbench.cli import Command
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import about, write_json
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Whole
 from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.quantize import spec
@@ -43,7 +45,7 @@ OF_MEASURING = ("schemes", "checkpoint_path", "device", "max_new_tokens", "cycle
 @click.option("--schemes", metavar="A,B", help=f"Schemes to measure [{','.join(SCHEMES)}]")
 @click.option("--checkpoint_path", metavar="PATH",
               help="A model to measure, instead of each axis's own")  # fmt: skip
-@click.option("--cycles", type=click.IntRange(1), default=16,
+@click.option("--cycles", type=Whole(1), default=16,
               help="Turns of each process at each point [16]; intervals need 8")  # fmt: skip
 @click.option("--json", "json_path", default=DATA, help=f"Where the points are kept [{DATA}]")
 @click.option("--chart", default=CHART, help=f"The picture [{CHART}]")
@@ -101,7 +103,8 @@ def growth(
             if row.failed:
                 say(f"{name} {value}, {row.arm}: failed: {row.failed}")
                 failed = True
-        new = [Point.of(name, value, row, checkpoint_path) for row in rows if row.kernel]
+        place: dict[str, Any] = {"axis": name, "value": value, "model": checkpoint_path}
+        new = [Point(**vars(row), **place) for row in rows if row.kernel]
         if new:
             data = Points(merged(data.points, new), about())
             write_json(json_path, data)
@@ -120,7 +123,7 @@ def growth(
 COLUMNS: Columns[Point] = [
     ("over", lambda point: point.axis),
     ("value", lambda point: str(point.value)),
-    ("scheme", lambda point: point.scheme),
+    ("scheme", lambda point: point.scheme or "-"),
     ("decode", number(lambda point: point.decode_tok_s, ".2f", suffix=" tok/s")),
     ("limit", number(lambda point: point.limit_tok_s, ".2f", suffix=" tok/s")),
     ("of the limit", interval(lambda point: point.limit_share, ".1%")),

@@ -21,8 +21,9 @@ from quantbench.bench.cell_plan import DECIDED, make_plan
 from quantbench.bench.cells import begin
 from quantbench.bench.store import Store
 from quantbench.cli import Command, Group, OptionOfOptions
-from quantbench.errors import LogError, UsageError
+from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Number, Whole
 from quantbench.log.options import options
 from quantbench.plans.comparing import FILE, new_folder
 from quantbench.plans.latencies import DEFAULTS, check_measured, leave_out, measure, resumed
@@ -45,10 +46,10 @@ REPORT, SAMPLES, PICTURE = "report.md", "samples.csv", "latency.svg"
 @click.option("--batch_sizes", metavar="LIST", help="Prompts at once [1,2,4,8,16,32]")
 @click.option("--sequence_lengths", metavar="LIST", help="Tokens of each prompt [100]")
 @click.option("--tp", "ranks", metavar="LIST", help="Ranks that share the model [1]")
-@click.option("--decode_length", type=int, help="Tokens generated, prefill's among them [8]")
-@click.option("--runs", type=int, help="Runs of each cell that count [16]")
-@click.option("--warmups", type=int, help="Runs before these, which do not count [1]")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+@click.option("--decode_length", type=Whole(1), help="Tokens generated, prefill's among them [8]")
+@click.option("--runs", type=Whole(1), help="Runs of each cell that count [16]")
+@click.option("--warmups", type=Whole(0), help="Runs before these, which do not count [1]")
+@click.option("--timeout", type=Number(positive=True), metavar="SECONDS",
               help="Give a cell up that takes longer [no limit]")  # fmt: skip
 @click.option("--output", metavar="DIR",
               help="Put report, samples, picture and results here, a new folder")  # fmt: skip
@@ -93,25 +94,11 @@ def latency(
 
 @latency.command(cls=Command)
 @click.argument("folders", metavar="DIR", nargs=-1)
-@click.option("--csv", "csv_path", metavar="PATH", help="Write every sample here")
-@click.option("--picture", metavar="PATH", help="Draw latency against throughput, and scaling, SVG")
-def tables(folders: tuple[str, ...], csv_path: str | None, picture: str | None) -> None:
+def tables(folders: tuple[str, ...]) -> None:
     """Print the Markdown tables of the results in DIR, which latency --output wrote."""
     if len(folders) != 1:
         raise UsageError(f"tables takes one results folder; given: {len(folders)}")
-    files.check_outputs([
-        files.Output("--csv", csv_path, files.begins_with(b"model,arm,"), "table of samples"),
-        files.Output("--picture", picture, files.is_svg, "SVG"),
-    ])  # fmt: skip
-    measured = answers.load(Path(folders[0]), "tables")
-    text = report.report(measured)
-    if picture and not latency_pictures.panels(measured):
-        raise LogError("--picture: there are no two points of a line to draw")
-    if csv_path:
-        files.write_text("--csv", csv_path, report.samples(measured))
-    if picture:
-        files.replace("--picture", picture, lambda path: latency_pictures.draw(measured, path))
-    click.echo(text, nl=False)
+    click.echo(report.report(answers.load(Path(folders[0]), "tables")), nl=False)
 
 
 def _write(folder: Path, measured: Latencies, text: str) -> list[str]:

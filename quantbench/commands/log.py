@@ -1,7 +1,6 @@
-"""quantbench log: check a log of runs, or show runs as a table.
+"""quantbench log: check a log of runs.
 
 quantbench log check benchmarks.txt     # names each damaged line; then exits with 1
-quantbench log table runs.jsonl         # of --output_json_path: a row for each run
 """
 
 import sys
@@ -9,15 +8,13 @@ import sys
 import click
 
 from quantbench.cli import Command, Group
-from quantbench.log import table as tables
 from quantbench.log.reading import read as read_log
-from quantbench.log.reading import read_runs
 from quantbench.text import counted
 
 
 @click.group(cls=Group)
 def log() -> None:
-    """Check the log of benchmark runs, or show runs as a table."""
+    """Check the log of benchmark runs."""
 
 
 @log.command(cls=Command)
@@ -38,12 +35,3 @@ def check(file: str, debug: bool) -> None:
     mended = counted(len(reading.mended), "repro command")
     note = f"; {mended} lacked a space, which was inserted" if reading.mended else ""
     click.echo(f"{counted(count, 'record')}, {'all ' * (count > 1)}intact{note}")
-
-
-@log.command(cls=Command)
-@click.argument("file", type=click.Path())
-@click.option("--debug", is_flag=True, help="Show tracebacks")
-def table(file: str, debug: bool) -> None:
-    """Show the runs that --output_json_path wrote to FILE, a row each."""
-    runs = read_runs(file)
-    click.echo("\n".join([tables.table(runs), *tables.remarks(runs)]))

@@ -14,35 +14,25 @@ from quantbench import files
 from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
+from quantbench.log.kinds import Whole
 from quantbench.plans.latencies import pairs, sides
 from quantbench.progress import say
 from quantbench.report import metrics as report
 from quantbench.text import shown
 
-PROSE = b"# `"  # how a report of ours begins, which a new one replaces
+PROSE = b"# `"  # the start of our reports, which a new report replaces
 
 
 @click.command(cls=Command)
-@click.option(
-    "--baseline",
-    metavar="DIR[:ARM]",
-    required=True,
-    help="Results to compare with: a folder, and one of its arms",
-)
-@click.option(
-    "--target",
-    metavar="DIR[:ARM]",
-    required=True,
-    help="Results to compare: a folder, and one of its arms",
-)
-@click.option("--baseline_tp", type=click.IntRange(1), help="Take the baseline's tables of N ranks")
-@click.option("--target_tp", type=click.IntRange(1), help="Take the target's tables of N ranks")
-@click.option(
-    "--narrative",
-    "prose",
-    metavar="PATH",
-    help="Write a report in prose here, too, as Markdown: PATH ends with .md",
-)
+@click.option("--baseline", metavar="DIR[:ARM]", required=True,
+              help="Results to compare with: a folder, and one of its arms")  # fmt: skip
+@click.option("--target", metavar="DIR[:ARM]", required=True,
+              help="Results to compare: a folder, and one of its arms")  # fmt: skip
+@click.option("--baseline_tp", type=Whole(1), help="Take the baseline's tables of N ranks")
+@click.option("--target_tp", type=Whole(1), help="Take the target's tables of N ranks")
+@click.option("--narrative", "prose", metavar="PATH",
+              help="Write a report in prose here, too, as Markdown: PATH ends with .md"
+)  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all figures here, too")
 def metrics(
     baseline: str,

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -29,6 +30,8 @@ from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.host import cores
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Number, Whole
+from quantbench.log.options import options
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.formats.gguf import Gguf
 from quantbench.peers import arms as programs
@@ -37,6 +40,11 @@ from quantbench.report import limit_tables as tables
 from quantbench.report.columns import aligned
 from quantbench.run.environment import choose_threads
 from quantbench.text import counted
+
+# Options of generate.py that this command takes, and where its defaults are others.
+TAKEN = {"checkpoint_path", "num_layers", "prefill_size", "max_new_tokens", "threads", "debug"}
+DEFAULTS = {"checkpoint_path": "dummy:TinyLlama-1.1B-Chat-v1.0", "prefill_size": 128,
+            "max_new_tokens": 33}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,72 +57,52 @@ class Report:
 
 
 @click.command(cls=Command)
-@click.option("--checkpoint_path", default="dummy:TinyLlama-1.1B-Chat-v1.0", metavar="PATH",
-              help="The model, as in generate.py [dummy:TinyLlama-1.1B-Chat-v1.0]")  # fmt: skip
-@click.option("--num_layers", type=click.IntRange(1), help="Keep only the first N layers")
 @click.option("--schemes", metavar="A,B",
               help=f"Schemes of ours [{','.join(programs.WRITTEN)}]; "
                    f"{', '.join(programs.SAME_FILE)}: one file, read by both")  # fmt: skip
 @click.option("--runtimes", metavar="A,B", help=f"Programs [{','.join(programs.RUNTIMES)}]")
-@click.option("--prefill_size", type=click.IntRange(1), default=128,
-              help="Tokens of the prompt [128]")  # fmt: skip
-@click.option("--max_new_tokens", type=click.IntRange(2), default=33,
-              help="New tokens before decoding starts again after the prompt [33]")  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), help="Threads of every program [all cores]")
-@click.option("--cycles", type=click.IntRange(1), default=24,
+@click.option("--cycles", type=Whole(1), default=24,
               help="Turns of each process [24]; intervals need 8")  # fmt: skip
-@click.option("--max_minutes", type=click.FloatRange(0), default=10.0,
+@click.option("--max_minutes", type=Number(), default=10.0,
               help="Stop after N minutes, loading included [10]")  # fmt: skip
-@click.option("--processes", type=click.IntRange(1), default=2,
+@click.option("--processes", type=Whole(1), default=2,
               help="Start every program N times [2]")  # fmt: skip
 @click.option("--gguf", metavar="DIR", help="Keep llama.cpp's files here, and use those that exist")
 @click.option("--json", "json_path", metavar="PATH", help="Write every turn here, too")
-@click.option("--debug", is_flag=True, help="Show tracebacks")
+@options(without=vars(RunConfig()).keys() - TAKEN, defaults=DEFAULTS)
 def peers(
-    checkpoint_path: str,
-    num_layers: int | None,
     schemes: str | None,
     runtimes: str | None,
-    prefill_size: int,
-    max_new_tokens: int,
-    threads: int | None,
     cycles: int,
     max_minutes: float,
     processes: int,
     gguf: str | None,
     json_path: str | None,
-    debug: bool,
+    **given: Any,
 ) -> None:
     """Compare with llama.cpp and Hugging Face transformers: the same model, the same threads."""
-    is_file = isinstance(open_checkpoint(checkpoint_path), Gguf)
+    common = RunConfig(**given, device="cpu", compile=True, temperature=0, write_result="none")
+    if common.max_new_tokens < 2:
+        raise UsageError("--max_new_tokens takes 2 or more: the first is the prompt's")
+    is_file = isinstance(open_checkpoint(common.checkpoint_path), Gguf)
     default = ("as-is",) if is_file else programs.WRITTEN
     known = (*default, *(programs.SAME_FILE if not is_file else ()))
     chosen = names_of("--schemes", schemes, default, known)
-    if is_file and num_layers:
+    if is_file and common.num_layers:
         raise UsageError("--num_layers: llama.cpp reads all layers of a GGUF file")
     wanted = names_of("--runtimes", runtimes, programs.RUNTIMES, programs.RUNTIMES)
     compared = [scheme for scheme in chosen if programs.of_runtimes(scheme, wanted)]
     if not compared:
         why = f"none has a format to compare with --schemes {schemes}"
         raise UsageError(f"--runtimes {runtimes}: {why}")
-    files.check_outputs([report_output(json_path)], {"--checkpoint_path": checkpoint_path})
+    files.check_outputs([report_output(json_path)], {"--checkpoint_path": common.checkpoint_path})
     if gguf is not None:
         if "llama.cpp" not in wanted:
             raise UsageError("--gguf keeps llama.cpp's files, and --runtimes leaves llama.cpp out")
         files.check_folder("--gguf", gguf)
     programs.check_packages(wanted)
-    common = RunConfig(
-        checkpoint_path=checkpoint_path,
-        num_layers=num_layers,
-        device="cpu",
-        compile=True,
-        prefill_size=prefill_size,
-        max_new_tokens=max_new_tokens,
-        temperature=0,
-        write_result="none",
-    )
     end, left_out = time.monotonic() + 60 * max_minutes, list[str]()
-    count = choose_threads(threads, cores(), os.environ).count or os.cpu_count() or 1
+    count = choose_threads(common.threads, cores(), os.environ).count or os.cpu_count() or 1
     report = Report(count, [], [])
     with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
         folder = Path(gguf or scratch)
@@ -126,7 +114,7 @@ def peers(
                 left_out += compared[done:]
                 break
             plan = Settings(max_minutes=share, cycles=cycles, processes=processes, tokens=0)
-            ours = dataclasses.replace(common, quantization=scheme)
+            ours = dataclasses.replace(common, quantization=scheme, threads=None)
             named = programs.of_runtimes(scheme, wanted)
             arms = programs.make_arms(ours, named, folder, count)
             results = decode_limit.measure(arms, plan, programs.command(count))

@@ -10,12 +10,13 @@ from typing import Any
 import click
 
 from quantbench import files
-from quantbench.answer.limits import kl_of
+from quantbench.answer.limits import KL
 from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.cli import Command, quiet
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Whole
 from quantbench.log.options import options
 from quantbench.quality.tasks import find
 from quantbench.quality.thresholds import FIRST_TOKENS, MAX_KL, MOST_TOKENS, SCALE, check_tokens
@@ -33,28 +34,21 @@ UNUSED = {*NOT_IN_ARMS, *SAMPLING, *FREE, "compile", "compile_prefill"} - {"debu
 
 @click.command(cls=Command)
 @click.option("--text", help="A text to predict, instead of prose, code and the model's own")
-@click.option(
-    "--tokens",
-    type=click.IntRange(0),
-    help="Predict N tokens; 0: all [until it is clear on which side of --max_kl the scheme is, "
-    f"{FIRST_TOKENS} to {MOST_TOKENS}]",
-)
-@click.option(
-    "--max_kl",
-    metavar="NATS",
-    help=f"The KL divergence that is good enough [{MAX_KL}]; {SCALE}",
-)
+@click.option("--tokens", type=Whole(0),
+              help="Predict N tokens; 0: all [until it is clear on which side of --max_kl the "
+              f"scheme is, {FIRST_TOKENS} to {MOST_TOKENS}]")  # fmt: skip
+@click.option("--max_kl", type=KL, metavar="NATS",
+              help=f"The KL divergence that is good enough [{MAX_KL}]; {SCALE}")  # fmt: skip
 @click.option("--lm_eval", metavar="TASKS", help="Tasks of lm-evaluation-harness, or their .yaml")
-@click.option(
-    "--limit", type=click.IntRange(1), help="Take only the first N documents of each task"
-)
+@click.option("--limit", type=Whole(1),
+              help="Take only the first N documents of each task")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, every layer too")
 @click.option("--tp", hidden=True)
 @options(without=UNUSED)
 def quality(
     text: str | None,
     tokens: int | None,
-    max_kl: str | None,
+    max_kl: float | None,
     lm_eval: str | None,
     limit: int | None,
     json_path: str | None,
@@ -66,7 +60,7 @@ def quality(
         raise UsageError("--limit is of the documents of --lm_eval's tasks: name some, or leave it")
     if tp is not None:
         raise UsageError("--tp: quality is the same on any number of ranks; leave it out")
-    config, most = RunConfig(**given), MAX_KL if max_kl is None else kl_of(max_kl)
+    config, most = RunConfig(**given), MAX_KL if max_kl is None else max_kl
     if config.checkpoint_path.startswith("dummy:"):
         raise UsageError(
             f"--checkpoint_path {config.checkpoint_path}: random weights have none; without this "
@@ -77,8 +71,7 @@ def quality(
     if text is not None:
         files.read_text("--text", text)
     files.check_outputs(
-        [report_output(json_path)],
-        {"--text": text, "--calibration_text": config.calibration_text},
+        [report_output(json_path)], {"--text": text, "--calibration_text": config.calibration_text}
     )
     quiet(config.debug)
     tasks = find(lm_eval) if lm_eval else None

@@ -21,19 +21,20 @@ import click
 from quantbench import files
 from quantbench.answer.history import History
 from quantbench.answer.log_lines import read, runnable
-from quantbench.arguments import fraction, refuse_given
+from quantbench.arguments import refuse_given
 from quantbench.bench.old_commit import old_commit
 from quantbench.cli import Command
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Share, Whole
 from quantbench.log.options import options
 from quantbench.log.record import LINE
 from quantbench.plans.replaying import built, replayed
 from quantbench.progress import duration, say
 
 NOT_REPLAYED = ("output_json_path", "profile", "memory_profile", "save", "format")
-OF_RUNNING = ("tolerance", "against", "history_path", "processes", "write_result")
+OF_RUNNING = ("limit", "against", "history_path", "processes", "write_result")
 PROCESSES = 4  # of each line, where their scatter counts
 NO_READING = (
     "--tolerance: a log line keeps no reading of the memory's speed, and speeds drift by half from "
@@ -53,20 +54,20 @@ class FileFirst(Command):
 
 @click.command(cls=FileFirst, options_metavar="FILE [OPTIONS]")
 @click.option("--log", "path", metavar="FILE", help="The log, which may stand alone, too")
-@click.option("--line", "lines", type=click.IntRange(1), multiple=True, metavar="N",
+@click.option("--line", "lines", type=Whole(1), multiple=True, metavar="N",
               help="Run line N again, counted from 1")  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="Run every line again")
 @click.option("--where", "conditions", multiple=True, metavar="FIELD=VALUE",
               help="Run lines again that have this VALUE; FIELD: "
               f"{', '.join(name for name in LINE if name != 'repro')}")  # fmt: skip
-@click.option("--tolerance", metavar="X",
+@click.option("--tolerance", "limit", type=Share(),
               help="Exit with 1 if a line is shown to be worse by more, as 5%")  # fmt: skip
 @click.option("--against", metavar="COMMIT",
               help="Run this commit beside the present one, in turns")  # fmt: skip
 @click.option("--history", "history_path", metavar="FILE",
               help="Compare with the earlier days in this file, relative to the memory's speed; "
               "add today")  # fmt: skip
-@click.option("--processes", type=click.IntRange(1),
+@click.option("--processes", type=Whole(1),
               help=f"Start each line N times [1; with --history {PROCESSES}]")  # fmt: skip
 @click.option("--checkpoint_root", metavar="DIR", help="Look here for checkpoints that are missing")
 @click.option("--dummy", is_flag=True, help="Take random weights where a checkpoint is missing")
@@ -79,7 +80,7 @@ def replay(
     lines: tuple[int, ...],
     everything: bool,
     conditions: tuple[str, ...],
-    tolerance: str | None,
+    limit: float | None,
     against: str | None,
     history_path: str | None,
     processes: int | None,
@@ -90,7 +91,6 @@ def replay(
     """Run lines of a log FILE again, and compare with what they say."""
     if path is None:
         raise UsageError("which log? quantbench replay FILE --all")
-    limit = fraction("--tolerance", tolerance) if tolerance else None
     if against is not None and (history_path is not None or processes is not None):
         other = "--processes" if history_path is None else "--history"
         raise UsageError(f"--against measures beside the old commit: leave {other} out")

@@ -28,6 +28,7 @@ from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Number, Whole
 from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.quantize import spec
@@ -60,11 +61,11 @@ class Report:
               help=f"Single layers, the whole model, or both [{','.join(PARTS)}]")  # fmt: skip
 @click.option("--only_ours", is_flag=True,
               help="Leave out torch's and torchao's kernels, which take memory, too")  # fmt: skip
-@click.option("--cycles", type=click.IntRange(1), default=24,
+@click.option("--cycles", type=Whole(1), default=24,
               help="Turns of each process of the whole model [24]; intervals need 8")  # fmt: skip
-@click.option("--max_minutes", type=click.FloatRange(0), default=10.0,
+@click.option("--max_minutes", type=Number(), default=10.0,
               help="Stop measuring the whole model after N minutes [10]")  # fmt: skip
-@click.option("--processes", type=click.IntRange(1), default=2,
+@click.option("--processes", type=Whole(1), default=2,
               help="Start each scheme N times [2]")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
 @options(without=vars(RunConfig()).keys() - TAKEN, defaults=DEFAULTS)

@@ -2,7 +2,7 @@
 
 quantbench schemes --list                   # what each is, in words; at once
 quantbench schemes                          # and its bits, and the kernel that runs here
-quantbench schemes --measure                # and perplexity, on the embedded model
+quantbench schemes --measure                # and KL and perplexity, on the embedded model
 quantbench schemes --measure int8wo fp6     # of these alone
 """
 
@@ -16,9 +16,10 @@ from quantbench.arguments import refuse_beside, refuse_given
 from quantbench.cli import Command, quiet
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Whole
 from quantbench.log.options import options
 from quantbench.progress import say
-from quantbench.quality.thresholds import TOKENS
+from quantbench.quality.thresholds import TOKENS, check_tokens
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, forms, parse
 from quantbench.text import aligned
 
@@ -29,10 +30,10 @@ NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compar
 @click.command(cls=Command)
 @click.argument("names", metavar="[SCHEME]...", nargs=-1)
 @click.option("--list", "only_names", is_flag=True, help="Say only what each is, in words")
-@click.option("--measure", is_flag=True, help="Measure perplexity on held-out text, too")
-@click.option("--text", help="A text to measure on, instead of the embedded held-out one")
-@click.option("--tokens", type=click.IntRange(0), default=TOKENS,
-              help=f"How many of its tokens; 0: all [{TOKENS}]")  # fmt: skip
+@click.option("--measure", is_flag=True, help="Measure KL and perplexity, too, as quality does")
+@click.option("--text", help="A text to measure on, instead of those of quality")
+@click.option("--tokens", type=Whole(0), default=TOKENS,
+              help=f"Read at most N tokens; 0: all [{TOKENS}]")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write the rows here, too")
 @options(without=vars(RunConfig()).keys() - TAKEN)
 @click.pass_context
@@ -56,17 +57,20 @@ def schemes(
         click.echo(described(names or (*SHOWN, *MEASURED)))
         click.echo(NOTE)
         return
-    base = RunConfig(**given, calibration_text=text)
+    base = RunConfig(**given)
     if not measure:
         refuse_given(context, ("text", "tokens"), "--measure reads it: give that, too")
     if text is not None:
         files.read_text("--text", text)
+    check_tokens(tokens)
     files.check_outputs([report_output(json_path)], {"--text": text})
     quiet(base.debug)
     # torch takes its seconds after the options
     from quantbench.answer import schemes as figures
 
-    rows = figures.rows(base, names, measure, tokens, say)
+    rows = figures.rows(base, names)
+    if measure:
+        figures.measure(base, rows, text, tokens, say)
     if json_path:
         write_json(json_path, rows)
     click.echo(figures.table(rows))

@@ -98,7 +98,7 @@ def planned(settings: Sequence[Setting]) -> Tuned:
 
 
 def begin(settings: Settings, tuned: Tuned, write_result: str) -> Results:
-    """The results of a comparison that has not begun."""
+    """The results of a comparison before its first turn."""
     results = Results.begin(settings, [one.arm for one in tuned.arms], write_result)
     for arm, one in zip(results.arms, tuned.arms, strict=True):
         arm.also, arm.changes = one.also or None, one.changes

@@ -20,36 +20,26 @@ from quantbench.estimate.cards import card
 from quantbench.estimate.datasheets import known
 from quantbench.estimate.here import RUN_DEVIATION, GeneratorOf, Here, of_model
 from quantbench.estimate.predict import Estimate, Figure, Phase, Request, pass_of, predict
-from quantbench.estimate.validate import FIGURES
-from quantbench.log import table
 from quantbench.log.record import NO_COUNTER
 from quantbench.models.llama import Transformer
-from quantbench.run import counters, why
+from quantbench.run import counters, shown, why
 from quantbench.run.bandwidth import BYTES, Bandwidth
 from quantbench.run.facts import Facts, Measured
+from quantbench.run.shown import Estimated
 from quantbench.run.why import Expected
 from quantbench.text import size
 from quantbench.typed_json import to_json
 
-NAMES = tuple(FIGURES)
+NAMES = tuple(shown.FIGURES)
 SECONDS = 1.0  # of turns of the first layers
 Phases = tuple[Phase, Phase]  # a prompt and a step
-
-
-@dataclass(frozen=True)
-class Compared(table.Estimated):
-    """One figure, estimated and measured, with the source and the interval of the estimate."""
-
-    source: str = ""
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
 class Beside:
     """The figures of a run that have an estimate; or why none has."""
 
-    figures: dict[str, Compared] = field(default_factory=dict)
+    figures: dict[str, Estimated] = field(default_factory=dict)
     sentences: list[str] = field(default_factory=list)
     share_of_limit: float | None = None  # seconds that memory needs for a step's bytes ÷ measured
     why_not: str | None = None
@@ -69,24 +59,14 @@ class Report:
     reasons: list[str]  # sentences
 
     @property
-    def row(self) -> table.Run:
-        """What the terminal's table shows of the run."""
-        facts, summary, trust = self.measured.facts, self.measured.summary, self.measured.trust
-        return table.Run(
-            scheme=facts.scheme,
-            kernel=facts.kernel,
-            tok_s=summary.tok_s,
-            prefill_tok_s=summary.prefill_tok_s,
-            decode_tok_s=summary.decode_tok_s,
-            weight_bytes_per_s=summary.weight_bytes_per_s,
-            weight_bytes=facts.weight_bytes,
-            peak_memory_bytes=table.Peaks(self.measured.peaks.generate),
-            decoder=facts.decoder,
-            samples=[table.Speed(sample.tok_s) for sample in self.measured.samples],
-            trustworthy=trust.trustworthy,
-            why_not_trustworthy=trust.why_not_trustworthy,
-            estimate=table.Estimates(**self.estimate.figures),
-        )
+    def table(self) -> str:
+        """For the terminal: the run, and below it what was estimated."""
+        tables = shown.table(self.measured), shown.estimates(self.estimate.figures)
+        return "\n\n".join(filter(None, tables))
+
+    @property
+    def remarks(self) -> list[str]:
+        return [*(f"- {reason}" for reason in self.reasons), *shown.remarks(self.measured)]
 
     def to_json(self) -> dict[str, object]:
         """What --output_json_path writes, but for the log line."""
@@ -200,7 +180,7 @@ def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Besid
         if isinstance(figure, Figure) and (value or bound):
             relative = figure.value / value - 1 if value else None
             ends = figure.low, figure.high
-            figures[name] = Compared(figure.value, value, relative, bound, figure.source, *ends)
+            figures[name] = Estimated(figure.value, value, relative, bound, figure.source, *ends)
     step = values["token_seconds"]
     if step is None:
         return Beside(figures)

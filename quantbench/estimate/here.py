@@ -124,7 +124,7 @@ def timed(
         return generator.generate(ids[:, -1:], count + 1, start).decode_seconds / count
 
     room = max(1, min(MAX_STEPS, request.positions - 2))
-    for generator in generators:  # warms up, and compiles where it is asked to
+    for generator in generators:  # warms up; compiles if --compile was given
         prompt(generator)
         steps(generator, min(4, room))
     step = steps(generators[0], min(4, room))

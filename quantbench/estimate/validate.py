@@ -2,13 +2,13 @@
 
     print(report(of_results("results.json")))
 
-Four kinds of objects have both: a line of generate.py's --output_json_path, a row of ab, a cell of
-latency, and a case of `--validate --json`. An error is (estimated − measured) ÷ measured.
+Lines of generate.py's --output_json_path, rows of ab and cells of latency have both in an object
+"estimate"; other cases have them as measured_X and estimated_X. An error is (estimated − measured)
+÷ measured.
 """
 
-import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,59 +146,20 @@ def _at(content: Any, place: str) -> Any:
 def _cases(content: Fields, names: Fields) -> Iterator[Case]:
     device = names.get("device", "")
     kind = str(names.get("kind", device))
-    sides = _sides(content)
     found: list[tuple[str, str, Any, Any]] = [
         (kind, quantity, content.get(f"measured_{suffix}"), content.get(f"estimated_{suffix}"))
         for suffix, quantity in SUFFIXES.items()
     ]
-    found += [
-        (kind, quantity, sides[0].get(name), sides[1].get(name))
-        for name, (quantity, kind) in FIGURES.items()
-    ]
+    estimate = content.get("estimate")
+    for name, (quantity, kind) in FIGURES.items():
+        figure = estimate.get(name) if isinstance(estimate, dict) else None
+        if isinstance(figure, dict):
+            found.append((kind, quantity, figure.get("measured"), figure.get("estimated")))
     for kind, quantity, *values in found:
         if all(isinstance(v, int | float) and 0 < v < LARGEST_MEASURED for v in values):
             measured, estimated = (float(value) for value in values)
             own: Any = map(names.get, ("scheme", "batch", "positions"))
             yield Case(names.get("model", ""), device, kind, quantity, measured, estimated, *own)
-
-
-def _sides(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was measured and what was estimated, by the keys of FIGURES, in an object of one of our
-    commands. A cell of latency that has a reason was not measured to the end: nothing counts."""
-    match content:
-        case {"estimated": dict(estimated), "estimate_errors": dict(errors)}:  # a row of ab
-            numbers = {name: (estimated.get(name), error) for name, error in errors.items()}
-            return {
-                name: value / (1 + error)
-                for name, (value, error) in numbers.items()
-                if isinstance(value, float) and isinstance(error, int | float) and error > -1
-            }, estimated
-        case {"estimate": dict(estimate), "samples": list(samples), "batch_size": int(batch)}:
-            steps = [sample.get("step_seconds", ()) for sample in samples]
-            prompts = [sample.get("prefill_seconds") for sample in samples]
-            if content.get("reason") is not None or not samples or None in prompts:
-                return {}, {}
-            return _of_cell(prompts, [s for own in steps for s in own], batch) | {
-                "joules_per_token": content.get("joules_per_token")
-            }, estimate
-        case {"estimate": dict(estimate)}:  # a line of generate.py
-            figures = {name: f for name, f in estimate.items() if isinstance(f, dict)}
-            measured, estimated = (
-                {name: figure.get(side) for name, figure in figures.items()}
-                for side in ("measured", "estimated")
-            )
-            return measured, estimated
-    return {}, {}
-
-
-def _of_cell(prompts: list[float], steps: list[float], batch: int) -> dict[str, Any]:
-    seconds = math.fsum(prompts) + math.fsum(steps)
-    tokens = batch * (len(prompts) + len(steps))  # the first of a sample is the prompt's
-    return {
-        "prompt_seconds": statistics.fmean(prompts),
-        "token_seconds": statistics.fmean(steps) if steps else None,
-        "tokens_per_second": tokens / seconds if seconds > 0 else None,
-    }
 
 
 # ---------------------------------------------------------------------------------- the report
@@ -225,17 +186,3 @@ def report(cases: Sequence[Case]) -> str:
             f"({worst.name}); {counted(len(own), 'case')}"
         )
     return "\n".join(lines) + "\n"
-
-
-def as_json(cases: Iterable[Case]) -> list[Fields]:
-    """The cases as `of_results` reads them."""
-    suffixes = {quantity: suffix for suffix, quantity in SUFFIXES.items()}
-    rows = []
-    for case in cases:
-        row = {name: value for name, value in vars(case).items() if value is not None}
-        suffix = suffixes[row.pop("quantity")]
-        rows.append({
-            f"{key}_{suffix}" if key in ("measured", "estimated") else key: value
-            for key, value in row.items()
-        })  # fmt: skip
-    return rows

@@ -1,1 +1,1 @@
-"""The benchmark log: what a run was asked to do, what it measured, and the line that keeps both."""
+"""The benchmark log: the options of a run, its measurements, and the line that records both."""

@@ -5,15 +5,19 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import click
+
+from quantbench.errors import UsageError
 from quantbench.log import shell
-from quantbench.text import bytes_in
+from quantbench.text import bytes_in, shown
 
 MAX_INT = 2**63 - 1  # the largest int64, with which torch indexes
 
 
-class Kind:
+class Kind(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
     """What an option accepts. Values are checked alike, whether they come as text or not."""
 
+    name = "value"
     metavar = ""  # the placeholder for the value in --help, such as PATH
     accepts = ""  # what is accepted, in words, for an error message: "--top_k takes …"
 
@@ -24,6 +28,14 @@ class Kind:
     def write(self, value: Any) -> str:
         """The text that `read` turns back into the value."""
         return str(value)
+
+    def convert(self, value: object, param: Any, ctx: object) -> object:
+        """For click, of an option that is no field of RunConfig. Raises UsageError."""
+        try:
+            return self.read(value)
+        except ValueError:
+            given = shown(value)
+            raise UsageError(f"{param.opts[0]} takes {self.accepts}; given: {given}") from None
 
 
 class Switch(Kind):
@@ -81,11 +93,16 @@ class Whole(Kind):
         return value
 
 
+@dataclass(frozen=True)
 class Number(Kind):
-    """A finite number of at least 0."""
+    """A finite number of at least 0, or above it."""
 
+    positive: bool = False
     metavar = "X"
-    accepts = "a finite number of at least 0"
+
+    @property
+    def accepts(self) -> str:  # type: ignore[override]
+        return f"a finite number {'above' if self.positive else 'of at least'} 0"
 
     def read(self, value: object) -> float:
         if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -94,9 +111,54 @@ class Number(Kind):
             number = float(value)
         except OverflowError:
             raise ValueError from None
-        if not (math.isfinite(number) and number >= 0):
+        if not math.isfinite(number) or number < 0 or (self.positive and not number):
             raise ValueError
         return abs(number)  # -0.0 would be written with a dash
+
+
+@dataclass(frozen=True)
+class Between(Kind):
+    """A number of something, above 0 and below a limit."""
+
+    what: str
+    most: str
+    metavar = "X"
+
+    @property
+    def accepts(self) -> str:  # type: ignore[override]
+        return f"{self.what}, above 0 and below {self.most}"
+
+    def read(self, value: object) -> float:
+        number = float(str(value))
+        if not 0 < number < float(self.most):
+            raise ValueError
+        return number
+
+
+class Share(Kind):
+    """2%, 2 % or 0.02, as 0.02."""
+
+    metavar = "X"
+    accepts = "a share such as 2% or 0.02"
+
+    def read(self, value: object) -> float:
+        match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*(%?)\s*", str(value))
+        number = float(match[1]) / (100 if match[2] else 1) if match else math.nan
+        if not 0 < number < 1:
+            raise ValueError
+        return number
+
+
+@dataclass(frozen=True)
+class Size(Kind):
+    """A size in bytes, from `least` on."""
+
+    least: float = 1.0
+    metavar = "SIZE"
+    accepts = "a size such as 8GB or 7.5GiB"
+
+    def read(self, value: object) -> int:
+        return round(bytes_in(str(value), self.least))
 
 
 @dataclass(frozen=True)

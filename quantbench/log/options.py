@@ -25,14 +25,11 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def options(
-    without: Collection[str] = (),
-    by_alias: Collection[str] = (),
-    defaults: Mapping[str, object] = MappingProxyType({}),
+    without: Collection[str] = (), defaults: Mapping[str, object] = MappingProxyType({})
 ) -> Callable[[Decorated], Decorated]:
     """Decorate a click command's function with every option but those in `without`.
 
-    by_alias: options of which only the name in ALIASES is taken, since the command has an option of
-    its own with the other name. defaults: of options whose default is another in this command.
+    defaults: of options whose default is another in this command.
 
     The function receives RunConfig's arguments as text; RunConfig checks them. Use it below
     `@click.command(cls=cli.Command)`.
@@ -42,17 +39,17 @@ def options(
         for field in reversed(dataclasses.fields(RunConfig)):
             if field.name not in without:
                 default = defaults.get(field.name, field.default)
-                function = _click_option(field, field.name in by_alias, default)(function)
+                function = _click_option(field, default)(function)
         return function
 
     return decorate
 
 
 def _click_option(
-    field: "dataclasses.Field[Any]", by_alias: bool, default: object
+    field: "dataclasses.Field[Any]", default: object
 ) -> Callable[[Decorated], Decorated]:
     option: Option = field.metadata["option"]
-    names = [name for name in (field.name, ALIASES.get(field.name)) if name][by_alias:]
+    names = [name for name in (field.name, ALIASES.get(field.name)) if name]
     spellings = dict.fromkeys(f"--{way}" for n in names for way in (n, n.replace("_", "-")))
     also = "".join(f" (or --{name})" for name in names[1:])
     usual = "" if is_switch(option) or default is None else f" [{default}]"

@@ -2,7 +2,6 @@
 
 for number, record in read("benchmarks.txt").records:
     config_of(record)           # the run that it repeats
-read_runs("runs.jsonl")             # of --output_json_path
 """
 
 import contextlib
@@ -10,7 +9,7 @@ import os
 from dataclasses import dataclass, field
 
 from quantbench.errors import LogError, QuantbenchError, UsageError
-from quantbench.files import FilePath, lock, read_text, require_regular
+from quantbench.files import FilePath, lock, require_regular
 from quantbench.log import config
 from quantbench.log.config import RunConfig
 from quantbench.log.log import (
@@ -22,8 +21,6 @@ from quantbench.log.log import (
 )
 from quantbench.log.options import of_repro
 from quantbench.log.record import Record, excerpt
-from quantbench.log.table import Run, table
-from quantbench.typed_json import from_json, parsed
 
 
 @dataclass
@@ -101,23 +98,3 @@ def problem(line: str) -> str | None:
     except QuantbenchError as error:
         return f"repro line: {error}" if isinstance(error, UsageError) else str(error)
     return None
-
-
-def read_runs(path: FilePath) -> list[Run]:
-    """The runs that --output_json_path wrote to a file, one for each line.
-
-    Raises LogError, with the number of the line, for a line that holds anything else.
-    """
-    runs = []
-    for number, line in enumerate(read_text("cannot read", path, LogError).splitlines(), 1):
-        try:
-            runs.append(from_json(Run, parsed(line)))
-            table([runs[-1]])
-        except (ValueError, ArithmeticError, StopIteration) as error:
-            raise LogError(
-                f"{path}:{number} is not what generate.py --output_json_path writes: "
-                f"{str(error) or 'a value is missing'}"
-            ) from None
-    if not runs:
-        raise LogError(f"{path} is not what generate.py --output_json_path writes: it is empty")
-    return runs

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 import click
 
 from quantbench.answer.limits import Limits
-from quantbench.arguments import fraction
 from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.bench.store import Settings
 from quantbench.cli import Command
+from quantbench.log.kinds import Number, Share, Whole
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
@@ -37,14 +37,14 @@ def measuring_options(function: Decorated) -> Decorated:
     for option in (
         click.option("--output", metavar="DIR", help="Put results, report and picture here, a new "
                      "folder; quantized arms, too, until the run has ended"),
-        click.option("--tokens", type=click.IntRange(0),
+        click.option("--tokens", type=Whole(0),
                      help=f"Measure quality on at most so many tokens; 0: not [{DEFAULT.tokens}]"),
         click.option("--text", help="A text file to measure quality on, instead of the usual ones"),
-        click.option("--processes", type=click.IntRange(1),
+        click.option("--processes", type=Whole(1),
                      help=f"Start each arm at most N times [{DEFAULT.processes}]"),
-        click.option("--max_minutes", type=click.FloatRange(0),
+        click.option("--max_minutes", type=Number(),
                      help=f"Stop after so long, loading included [{DEFAULT.max_minutes:g}]"),
-        click.option("--half_width", metavar="X",
+        click.option("--half_width", type=Share(),
                      help=f"Stop when intervals are this narrow [{DEFAULT.half_width:.0%}]"),
     ):  # fmt: skip
         function = option(function)
@@ -68,6 +68,4 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     """The options of `measuring_options` that were given, as Settings has them; they are taken out
     of `given`."""
     taken = {name: given.pop(name) for name in (*STOPS, "tokens", "text")}
-    if taken["half_width"] is not None:
-        taken["half_width"] = fraction("--half_width", taken["half_width"])
     return {name: value for name, value in taken.items() if value is not None}

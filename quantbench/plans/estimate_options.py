@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 from quantbench.errors import KernelError, MemoryShortage, UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.log import shell
-from quantbench.log.config import PRECISIONS, RunConfig, argv
+from quantbench.log.config import RunConfig, argv
 from quantbench.progress import progress, say
 from quantbench.quantize.spec import COMPARED, SHOWN, parse_scheme
 from quantbench.run import environment
-from quantbench.text import bytes_in
 from quantbench.typed_json import to_json
 
 if TYPE_CHECKING:
@@ -37,12 +36,6 @@ class Asked:
     calibrated_on: str | None = None
 
     def __post_init__(self) -> None:
-        for option, value, names in (
-            ("--precision", self.precision, PRECISIONS),
-            ("--kv_cache", self.kv_cache, tuple(CACHES)),
-        ):
-            if value not in names:
-                raise UsageError(f"{option} takes {', '.join(names)}; given: {value!r}")
         object.__setattr__(self, "quantization", str(parse_scheme(self.quantization)))
 
     def verifying(self, schemes: Sequence[str]) -> str:
@@ -66,15 +59,9 @@ class Asked:
         return shell.join(["quantbench", "ab", *words])
 
 
-def predicted(asked: Asked, all_schemes: bool, what_fits: str | None) -> tuple[str, dict[str, Any]]:
+def predicted(asked: Asked, all_schemes: bool, memory: int | None) -> tuple[str, dict[str, Any]]:
     """The text for the terminal, and the JSON. Raises QuantbenchError for what cannot be estimated,
     and for a run that needs more memory than the device has."""
-    try:
-        memory = None if what_fits is None else bytes_in(what_fits, least=1e6)
-    except ValueError:
-        raise UsageError(
-            f"--what_fits takes a size such as 24GB or 80GiB; given: {what_fits!r}"
-        ) from None
     environment.use_threads(RunConfig())
     from quantbench.answer import estimating
     from quantbench.estimate.counting_configs import doubts

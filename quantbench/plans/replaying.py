@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from quantbench.answer.history import History
-from quantbench.answer.interval import Ratio
+from quantbench.answer.interval import Interval
 from quantbench.answer.log_lines import Line
 from quantbench.answer.replayed import Replayed, beside, measured
 from quantbench.bench.old_commit import OldCommit
@@ -95,14 +95,14 @@ def _since_the_last_day(
     return _judged(line, what, change.inverse, limit, few)
 
 
-def _judged(line: Line, what: str, ratio: Ratio, limit: float | None, few: str) -> list[str]:
+def _judged(line: Line, what: str, ratio: Interval, limit: float | None, few: str) -> list[str]:
     """Print a ratio of speeds; its line where it is shown to be below 1 - limit. few: what was too
     few for an interval."""
     ends = f"no interval: {few}"
-    if ratio.confidence is not None:
-        ends = f"{ratio.confidence:.0%} interval {ratio.low:.3f} to {ratio.high:.3f}"
+    if ratio.low is not None:
+        ends = f"95% interval {ratio.low:.3f} to {ratio.high:.3f}"
     shown = f"{ratio.value:.3f} × ({ends})"
     click.echo(f"  {what}: {shown}")
-    if limit is None or ratio.confidence is None or ratio.high >= 1 - limit:
+    if limit is None or ratio.high is None or ratio.high >= 1 - limit:
         return []
     return [f"{line.name}: {what} {shown} (--tolerance {limit:.1%})"]

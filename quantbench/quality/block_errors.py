@@ -25,7 +25,7 @@ class Estimate:
 
     mean: float
     standard_error: float
-    freedom: int
+    freedom: float
 
     @property
     def known_error(self) -> float | None:

@@ -16,13 +16,12 @@ from quantbench.quality.layer_sqnr import sqnr_of_layers
 from quantbench.quality.reference import read_on
 from quantbench.quality.scores import Scores, score, summary
 from quantbench.quality.tasks import Flips, Tasks, evaluate, flips
-from quantbench.quality.texts import Texts
+from quantbench.quality.texts import ALL_LOOKS, Texts
 from quantbench.quality.thresholds import MOST_TOKENS, looks_needed
 from quantbench.quality.types import LayerSqnr, Quality
 from quantbench.run.loading import Loaded, load
 from quantbench.run.plan import Plan, begin, make_plan
 
-ALL_LOOKS = 64
 FLOOR_STEPS = 64
 
 

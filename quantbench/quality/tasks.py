@@ -14,7 +14,6 @@ import contextlib
 import difflib
 import importlib.util
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,50 +125,21 @@ def flips(result: Result, full: Result) -> list[Flips]:
 def _adapter(plan: Plan, model: Transformer) -> Any:
     import torch
     from lm_eval.api.model import TemplateLM
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
     from quantbench.generate import Generator
-    from quantbench.quality.scoring import token_nats
 
-    tokenizer, device, most = plan.tokenizer, plan.device, plan.architecture.max_position
+    tokenizer, most = plan.tokenizer, plan.architecture.max_position
+    window = min(WINDOW, most)
 
-    def generator(positions: int) -> Generator:
-        return Generator(model, 1, positions, plan.kv_cache)
-
-    def rolled(ids: list[int]) -> float:
-        """The log-probability of ids[1:]."""
-        if len(ids) < 2:
-            return 0.0
-        tokens = torch.tensor(ids, device=device)
-        return -token_nats(generator(WINDOW).forward, tokens, min(WINDOW, most)).sum().item()
-
-    def scored(ids: list[int], count: int, forward: Any) -> tuple[float, bool]:
-        """The log-probability of the last `count` ids, and whether each is the likeliest."""
-        row = torch.tensor(ids, device=device)
-        logs = forward(row[None, :-1])[0, -count:].double().log_softmax(-1)
-        likelihood = logs.gather(-1, row[-count:, None]).sum().item()
-        return likelihood, bool((logs.argmax(-1) == row[-count:]).all())
-
-    def continued(ids: list[int], count: int, stops: Sequence[str]) -> str:
-        """The likeliest continuation in at most `count` tokens, up to the first of the stops."""
-        start, new, said = len(tokenizer.decode(ids)), list[int](), ""
-        for token in generator(len(ids) + count).stream(torch.tensor([ids], device=device)):
-            new.append(int(token))
-            said = tokenizer.decode([*ids, *new])[start:]
-            ended = new[-1] in tokenizer.eos_ids or len(new) == count
-            if ended or any(stop in said for stop in stops):
-                break
-        return min((said.split(stop)[0] for stop in stops), key=len, default=said)
+    def tensor(ids: list[int]) -> Any:
+        return torch.tensor([ids], device=plan.device)
 
     class Adapter(TemplateLM):  # type: ignore[misc]
         """Our model as the harness calls it, which sets the methods' names and arguments."""
 
-        @property
-        def eot_token_id(self) -> int:
-            return min(tokenizer.eos_ids, default=0)
-
-        @property
-        def prefix_token_id(self) -> int:
-            return self.eot_token_id if tokenizer.bos_id is None else tokenizer.bos_id
+        eot_token_id = min(tokenizer.eos_ids, default=0)
+        prefix_token_id = eot_token_id if tokenizer.bos_id is None else tokenizer.bos_id
 
         def tok_encode(
             self, string: str, add_special_tokens: bool | None = None, **more: Any
@@ -177,23 +147,43 @@ def _adapter(plan: Plan, model: Transformer) -> Any:
             return tokenizer.encode(string, bos=add_special_tokens is not False)
 
         def _loglikelihood_tokens(self, requests: Any, **more: Any) -> list[tuple[float, bool]]:
-            rows = [(ids + own)[-most - 1 :] for _, ids, own in requests]
-            forward = generator(max(map(len, rows), default=1)).forward
-            counts = [len(own) for _, _, own in requests]
-            return [scored(row, n, forward) for row, n in zip(rows, counts, strict=True)]
+            """For each continuation its log-probability, and whether each token is the likeliest"""
+            rows = [((ids + own)[-most - 1 :], len(own)) for _, ids, own in requests]
+            size = max((len(row) for row, _ in rows), default=1)
+            generator, answers = Generator(model, 1, size, plan.kv_cache), []
+            for row, count in rows:
+                own = torch.tensor(row[-count:], device=plan.device)
+                logs = generator.forward(tensor(row[:-1]))[0, -count:].double().log_softmax(-1)
+                likelihood = logs.gather(-1, own[:, None]).sum().item()
+                answers.append((likelihood, bool((logs.argmax(-1) == own).all())))
+            return answers
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-            texts = [tokenizer.encode(request.args[0], bos=False) for request in requests]
-            return [rolled([self.prefix_token_id, *ids]) for ids in texts]
+            answers = []
+            for (text,) in (request.args for request in requests):
+                ids = tokenizer.encode(text, bos=False)
+                windows = get_rolling_token_windows(ids, self.prefix_token_id, window, window // 2)
+                rows = [("", *make_disjoint_window(one)) for one in windows]
+                answers.append(sum(value for value, _ in self._loglikelihood_tokens(rows)))
+            return answers
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-            answers = []
-            for text, asked in (request.args for request in requests):
-                stops = asked.get("until") or []
-                stops = [stops] if isinstance(stops, str) else [stop for stop in stops if stop]
-                count = min(int(asked.get("max_gen_toks", MOST_NEW_TOKENS)), most - 1)
-                ids = self.tok_encode(text)[-(most - count) :]
-                answers.append(continued(ids, count, stops))
-            return answers
+            return [self._continued(text, asked) for text, asked in (r.args for r in requests)]
+
+        def _continued(self, text: str, asked: dict[str, Any]) -> str:
+            """The likeliest continuation, up to the first of the stops."""
+            stops = asked.get("until") or []
+            stops = [stops] if isinstance(stops, str) else [stop for stop in stops if stop]
+            count = min(int(asked.get("max_gen_toks", MOST_NEW_TOKENS)), most - 1)
+            ids = self.tok_encode(text)[-(most - count) :]
+            start, new, said = len(tokenizer.decode(ids)), list[int](), ""
+            generator = Generator(model, 1, len(ids) + count, plan.kv_cache)
+            for token in generator.stream(tensor(ids)):
+                new.append(int(token))
+                said = tokenizer.decode([*ids, *new])[start:]
+                ended = new[-1] in tokenizer.eos_ids or len(new) == count
+                if ended or any(stop in said for stop in stops):
+                    break
+            return min((said.split(stop)[0] for stop in stops), key=len, default=said)
 
     return Adapter()

@@ -43,6 +43,7 @@ PROMPTS = (  # one a look
     "Begin a story about a lighthouse keeper who finds a letter.",
 )
 NEW_TOKENS = 64  # of each row
+ALL_LOOKS = 64  # more than any text has: each look doubles the tokens
 
 
 @dataclass(frozen=True)

@@ -73,11 +73,11 @@ class Quality:
     perplexity_standard_error: float | None
     perplexity_ratio: float | None = omitted()  # arm ÷ reference, from paired tokens
     perplexity_ratio_standard_error: float | None = omitted()
-    perplexity_ratio_freedom: int | None = omitted()  # degrees of freedom of that error
+    perplexity_ratio_freedom: float | None = omitted()  # degrees of freedom of that error
     perplexity_ratio_interval: list[float] | None = omitted()  # the two ends of 95 %
     kl: float | None = omitted()
     kl_standard_error: float | None = omitted()
-    kl_freedom: int | None = omitted()
+    kl_freedom: float | None = omitted()
     kl_interval: list[float] | None = omitted()
     kl_median: float | None = omitted()
     kl_p99: float | None = omitted()

@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from quantbench import text
-from quantbench.answer.interval import Interval, Ratio
+from quantbench.answer.interval import Interval
 from quantbench.report.documents import table
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], str]]]  # a heading, and the text of a row's cell
 # Headings of columns that are aligned left.
 LEFT = {"", "machine", "model", "arm", "kernel", "verdict", "scheme", "peer", "layer", "over"}
-LEFT |= {"setting", "by text", "by depth"}
+LEFT |= {"setting", "by text", "by depth", "tokens of", "target is"}
 
 
 def number(
@@ -38,7 +38,7 @@ def number(
     return shown
 
 
-def interval(read: Callable[[R], Interval | Ratio | None], form: str = ".3f") -> Callable[[R], str]:
+def interval(read: Callable[[R], Interval | None], form: str = ".3f") -> Callable[[R], str]:
     """The figure with its ends: 0.860 (0.850 to 0.870)."""
 
     def shown(row: R) -> str:

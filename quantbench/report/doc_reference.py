@@ -60,20 +60,12 @@ def kl_classes(words: Sequence[str]) -> str:
 # quant_method and format of Hugging Face folders: label in logs, bits per weight in the file, and
 # the form that kernels read.
 METHODS = (
-    (
-        "`gptq`, 4 bits, groups of 128, symmetric",
-        "gptq-4-128",
-        4 + 20 / 128,
-        "int-4-128-float16-none",
-    ),
+    ("`gptq`, 4 bits, groups of 128, symmetric", "gptq-4-128", 4 + 20 / 128,
+     "int-4-128-float16-none"),
     ("the same with zero points", "gptq-4-128", 4 + 20 / 128, "uint-4-128-float16-uint8"),
     ("`awq`, 4 bits, version GEMM", "awq-4-128", 4 + 20 / 128, "uint-4-128-float16-uint8"),
-    (
-        "`compressed-tensors`, `pack-quantized`",
-        "w4a16-128",
-        4 + 16 / 128,
-        "int-4-128-bfloat16-none",
-    ),
+    ("`compressed-tensors`, `pack-quantized`", "w4a16-128", 4 + 16 / 128,
+     "int-4-128-bfloat16-none"),
     ("`int-quantized`, `naive-quantized`", "w8a16", 8, "int-8-0-bfloat16-none"),
     ("`float-quantized`, and `fp8` without blocks", "fp8", 8, "fp8-8-0-bfloat16-none"),
     ("the same in blocks of 128 by 128", "fp8", 8, "fp8-8-128-float32-none"),
@@ -82,7 +74,7 @@ METHODS = (
     ("`bitsandbytes` nf4, nested scales", "bnb-nf4", 4 + 8 / 64, "nf4-4-64-float32-none"),
     ("`bitsandbytes` int8", "bnb-int8", 8, "int-8-0-float32-none"),
     ("`torchao` in safetensors, float8", "fp8", 8, "fp8-8-0-float32-none"),
-)
+)  # fmt: skip
 
 
 def bits_here(form: str) -> float:

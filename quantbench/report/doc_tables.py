@@ -6,9 +6,8 @@ Under each table stands where its figures come from: machine, versions, day, com
 figure that was not measured is a dash.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from quantbench import files
 from quantbench.answer.json_rows import DecodeRow, PeerRow, SchemeRow
@@ -73,12 +72,6 @@ def _captioned(columns: Columns[R], rows: Sequence[R], about: About, notes: str 
     return "\n\n".join(filter(None, [markdown(columns, rows), notes, about.caption()]))
 
 
-def measured_on(tokens: Iterable[int | None]) -> str:
-    """The number of tokens that perplexity was measured on, for a heading: on 4,096 tokens."""
-    counts = sorted({count for count in tokens if count is not None})
-    return f"on {' or '.join(f'{count:,}' for count in counts) or 'an unknown number of'} tokens"
-
-
 def printed(words: Sequence[str]) -> str:
     """printed FILE JSON: what a command printed, as it is; JSON says where, as "about"."""
     if len(words) != 2:
@@ -88,31 +81,19 @@ def printed(words: Sequence[str]) -> str:
 
 
 def runs(words: Sequence[str]) -> str:
-    """runs LOG JSON: the newest line of each kind in a log, beside what `schemes --measure --json`
-    found of its scheme's quality."""
-    if len(words) != 2:
-        raise UsageError(f"a log's table is runs LOG JSON; given: {' '.join(words)}")
-    path, of_quality = words
-    by_group = log_tables.groups([record for _, record in read_log(path).records])
-    if not by_group:
+    """runs LOG: the newest line of each kind in a log."""
+    path = _file(words)
+    by_heading = log_tables.newest([record for _, record in read_log(path).records])
+    if not by_heading:
         raise LogError(f"{path} holds no line of a run")
-    schemes = [row for row in read(list[SchemeRow], of_quality, "rows") if row.ratio is not None]
-    days = sorted({row.record.timestamp[:8] for rows in by_group.values() for row in rows})
-    dates = [f"{day[:4]}-{day[4:6]}-{day[6:]}" for day in days]
+    days = [row.timestamp for rows in by_heading.values() for row in rows]
+    span = [f"{day[:4]}-{day[4:6]}-{day[6:8]}" for day in (min(days), max(days))]
     caption = (
-        f"<sub>The newest line of each kind in `{path}`, {_and(dates)}; the device is as the line "
-        "says, and lines of different days or machines are not to be compared. Perplexity is that "
-        f"of the scheme on the embedded model, {measured_on(row.tokens for row in schemes)} "
-        f"(`{of_quality}`), whatever the cache. Each line ends with the command that repeats it; "
-        f"`quantbench replay {path} --all` runs them again</sub>"
+        f"<sub>The newest line of each kind in `{path}`, {' to '.join(dict.fromkeys(span))}; lines "
+        "of different days or machines are not to be compared. Each line ends with the command "
+        f"that repeats it; `quantbench replay {path} --all` runs them again</sub>"
     )
-    ratios = {row.scheme: f"{row.ratio:.4f}" for row in schemes}
-    return f"{log_tables.tables(by_group, ratios)}\n\n{caption}"
-
-
-def _and(words: Sequence[str]) -> str:
-    """a, b and c."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return f"{log_tables.tables(by_heading)}\n\n{caption}"
 
 
 # ------------------------------------------------------------------------------------------- speeds
@@ -150,63 +131,40 @@ def _is_broken(row: Row) -> bool:
 
 # ------------------------------------------------------------------------------ schemes and trust
 
-RATIO: Callable[[SchemeRow], str] = with_error(
-    lambda row: row.ratio, lambda row: row.ratio_standard_error, ".4f"
-)
-
 
 def quality(words: Sequence[str]) -> str:
     """quality FILE: what `schemes --measure --json FILE` wrote."""
     path = _file(words)
-    rows = [r for r in read(list[SchemeRow], path, "rows") if r.perplexity is not None]
+    rows = [r for r in read(list[SchemeRow], path, "rows") if r.tokens is not None]
+    tokens = " or ".join(sorted({f"{row.tokens:,}" for row in rows}))
     columns: Columns[SchemeRow] = [
         ("scheme", lambda row: f"`{row.scheme}`"),
         ("bits per weight", number(lambda row: row.bits_per_weight, ".2f")),
         ("GGUF type", lambda row: row.gguf or "-"),
         (
-            f"perplexity, {measured_on(row.tokens for row in rows)}",
-            number(lambda row: row.perplexity, ".2f"),
+            f"KL, nats, on {tokens} tokens",
+            with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f"),
         ),
         (
-            "÷ full precision (± standard error)",
-            lambda row: "1" if row.scheme == "none" else RATIO(row),
+            "perplexity ÷ full precision's",
+            with_error(lambda row: row.ratio, lambda row: row.ratio_standard_error, ".4f"),
         ),
     ]
     return _captioned(columns, rows, read(About, path, "about"))
 
 
-@dataclass(frozen=True)
-class _Share:
-    """A share of sessions, with the upper end of its Clopper-Pearson interval."""
-
-    share: float
-    high: float
-
-
-@dataclass(frozen=True)
-class _Simulated:
-    """Sessions of one condition."""
-
-    cell: str
-    sessions: int
-    false_verdicts: _Share
-    covers: _Share
-    covers_long_run: _Share
-    half_width: float
-    seconds: float
-
-
-TRUST: Columns[_Simulated] = [
-    ("sessions that were simulated", lambda row: row.cell),
-    ("number", lambda row: str(row.sessions)),
+Simulated = dict[str, Any]  # sessions of one condition, as tests/trust/simulation.py writes them
+TRUST: Columns[Simulated] = [
+    ("sessions that were simulated", lambda row: str(row["cell"])),
+    ("number", lambda row: str(row["sessions"])),
     (
         "false verdicts (at most)",
-        lambda row: f"{row.false_verdicts.share:.1%} ({row.false_verdicts.high:.1%})",
+        lambda row: f"{row['false_verdicts']['share']:.1%} ({row['false_verdicts']['high']:.1%})",
     ),
-    ("hold", lambda row: f"{row.covers.share:.1%}"),
-    ("hold in all states", lambda row: f"{row.covers_long_run.share:.1%}"),
-    ("half-width", lambda row: f"{row.half_width:.1%}"),
-    ("after", lambda row: f"{row.seconds:.0f} s"),
+    ("hold", lambda row: f"{row['covers']['share']:.1%}"),
+    ("hold in all states", lambda row: f"{row['covers_long_run']['share']:.1%}"),
+    ("half-width", lambda row: f"{row['half_width']:.1%}"),
+    ("after", lambda row: f"{row['seconds']:.0f} s"),
 ]
 
 
@@ -242,6 +200,7 @@ def latency(words: Sequence[str]) -> str:
 
 
 TABLES: Mapping[str, Block] = {
+    "about": lambda words: read(About, _file(words), "about").caption(),  # below a picture
     "printed": printed,
     "runs": runs,
     "speeds": speeds,
@@ -249,6 +208,6 @@ TABLES: Mapping[str, Block] = {
     "roofline": _block(DecodeRow, MODELS, "model"),  # of `roofline --json`
     "peers": _block(PeerRow, PEERS),  # of `peers --json`
     "latency": latency,
-    "trust": _block(_Simulated, TRUST),  # of `make trust`
+    "trust": _block(Simulated, TRUST),  # of `make trust`
     **doc_reference.TABLES,
 }

@@ -1,4 +1,4 @@
-"""Tables and pictures inside Markdown, between two markers, written by a function of its name.
+"""Tables inside Markdown, between two markers, written by a function of its name.
 
     <!-- readme: speeds docs/data/speeds.json -->
     | scheme | …
@@ -11,13 +11,11 @@ A block is rewritten whole; what stands outside of blocks is never touched.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
 from rich.cells import cell_len
 
 from quantbench.errors import UsageError
 
-T = TypeVar("T")
 Block = Callable[[Sequence[str]], str]  # from the words behind the block's name to Markdown
 BEGIN = re.compile(r"^<!-- readme: (?P<words>[^\n]*?) -->$", re.M)
 END = "<!-- end -->"
@@ -42,18 +40,15 @@ def rewritten(name: str, text: str, blocks: Mapping[str, Block]) -> str:
             raise UsageError(
                 f"{name}, line {line}: no table {kind!r}; there are {', '.join(blocks)}"
             )
-        block = made(f"{name}, line {line}: {begin[0]}", blocks[kind], words)
+        try:
+            block = blocks[kind](words)
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            raise UsageError(
+                f"{name}, line {line}: {begin[0]}: its data do not fit this table: {error}"
+            ) from error
         written += [text[place : begin.end()], "\n\n", block, "\n"]
         place = end
     return "".join([*written, text[place:]])
-
-
-def made(where: str, make: Callable[[T], str], of: T) -> str:
-    """make(of). Raises UsageError, which says where, for data of which nothing can be made."""
-    try:
-        return make(of)
-    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-        raise UsageError(f"{where} cannot be made of its data: {error}") from error
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], padded: bool = False) -> str:

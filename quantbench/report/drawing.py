@@ -18,20 +18,15 @@ COLOURS = ("#1b6ca8", "#d95f0e", "#2a9d5c", "#8c510a", "#7b3294", "#666666")
 
 
 @contextmanager
-def drawn(*files: Path | io.StringIO, size: tuple[float, float]) -> Iterator[Any]:
-    """A figure of this size in inches, written into each file afterwards: PNG where a name ends in
-    .png, else SVG. Raises OSError."""
+def drawn(file: Path | io.StringIO, size: tuple[float, float]) -> Iterator[Any]:
+    """A figure of this size in inches, written as SVG afterwards. Raises OSError."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
-        for file in files:
-            if isinstance(file, Path) and file.suffix == ".png":
-                figure.savefig(file, dpi=150)
-            else:
-                figure.savefig(file, format="svg", metadata={"Date": None})
+        figure.savefig(file, format="svg", metadata={"Date": None})
 
 
 def tidy(axes: Any, x: str = "", y: str = "") -> None:

@@ -10,13 +10,13 @@ from quantbench.text import aligned, counted, size
 
 def lines(estimate: Estimate) -> list[str]:
     """One estimate: a row a figure, then memory by phase, parts, and warnings."""
-    peak = estimate.peak_memory_bytes
+    peak, joules = estimate.peak_memory_bytes, estimate.joules_per_token
     rows = [
         ("prompt", *_seconds(estimate.prompt_seconds)),
         ("token", *_seconds(estimate.token_seconds)),
         ("throughput", *_cells(estimate.tokens_per_second, 1.0, "tok/s")),
         ("peak memory", size(peak.value), "", peak.bound),
-        ("energy", *_joules(estimate.joules_per_token)),
+        ("energy", _joule(joules, " J/token"), "", joules.source),
     ]
     heads = [("", "estimated", estimate.interval, "what sets it")]
     said = [
@@ -54,16 +54,11 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _joules(figure: Figure | Unknown) -> tuple[str, str, str]:
-    unit = "" if isinstance(figure, Unknown) else " J/token"
-    return f"{_joule(figure)}{unit}", "", figure.source
-
-
-def _joule(figure: Figure | Unknown) -> str:
+def _joule(figure: Figure | Unknown, unit: str = "") -> str:
     if isinstance(figure, Unknown):
         return "-"
     at_most = "≤ " if figure.source == NO_COUNTER else ""
-    return f"{at_most}{_short(figure.value)}"
+    return f"{at_most}{_short(figure.value)}{unit}"
 
 
 def _memory(memory: Memory) -> str:
@@ -84,21 +79,13 @@ def table(estimates: Mapping[str, Estimate | str], machine: Machine, memory: flo
     ]
     for name, one in estimates.items():
         if isinstance(one, str):
-            rows.append((name, "-", "-", "-", "-", "-", "-", one))
+            rows.append((name, *["-"] * 6, one))
             continue
-        peak = one.peak_memory_bytes.value
-        rows.append(
-            (
-                name,
-                _seconds(one.prompt_seconds)[0],
-                _seconds(one.token_seconds)[0],
-                _short(one.tokens_per_second.value),
-                size(peak),
-                "-" if memory is None else "yes" if peak <= memory else "no",
-                _joule(one.joules_per_token),
-                one.token_seconds.bound,
-            )
-        )
+        prompt, token = (_seconds(figure)[0] for figure in (one.prompt_seconds, one.token_seconds))
+        speed, peak = _short(one.tokens_per_second.value), one.peak_memory_bytes.value
+        fits = "-" if memory is None else "yes" if peak <= memory else "no"
+        joules, bound = _joule(one.joules_per_token), one.token_seconds.bound
+        rows.append((name, prompt, token, speed, size(peak), fits, joules, bound))
     head = f"{machine.name}; source: {machine.source}"
     lines = [head, *aligned(rows, left={0, len(rows[0]) - 1}).splitlines()]
     return "\n".join(_warned(lines, machine.warnings))

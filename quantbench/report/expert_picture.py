@@ -31,10 +31,7 @@ svg{{max-width:100%;height:auto}}pre{{overflow-x:auto}}</style></head>
 
 
 def draw(
-    file: Path | io.StringIO,
-    title: str,
-    layers: Sequence[LayerSkew],
-    rates: Sequence[HitRates],
+    file: Path | io.StringIO, title: str, layers: Sequence[LayerSkew], rates: Sequence[HitRates]
 ) -> None:
     """Draw SVG. Raises OSError."""
     with drawn(file, size=(11, min(12.0, max(3.4, 1.6 + 0.22 * len(layers))))) as figure:

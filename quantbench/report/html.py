@@ -1,6 +1,6 @@
 """report.html: a comparison as one page that works offline, loads nothing and runs no script.
 
-    write(folder, results, rows, tables, remarks)
+    (folder / FILE).write_text(render(results, rows, answer, tables, remarks))
 
 The page is assets/report.html filled by jinja2, which escapes arms' names: these are a person's
 text. Pictures are SVG in data: URLs, in which a browser runs no script either.
@@ -10,7 +10,6 @@ import base64
 import io
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -35,18 +34,6 @@ PERCENTS = (1, 5, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.9, 100)
 MOST_TURNS = 400  # points of a line
 Table = Sequence[Sequence[str]]  # headings, then a row for each arm
 Line = tuple[Sequence[Any], Sequence[float | None]]  # x and y
-
-
-def write(
-    folder: Path,
-    results: Results,
-    rows: Sequence[Row],
-    answer: Recommendation,
-    tables: Sequence[Table],
-    remarks: Sequence[str] = (),
-) -> None:
-    """The page, into the folder. remarks: sentences on the measurement. Raises OSError."""
-    (folder / FILE).write_text(render(results, rows, answer, tables, remarks), encoding="utf-8")
 
 
 def render(
@@ -81,7 +68,7 @@ def _pictures(results: Results, rows: Sequence[Row]) -> list[tuple[str, str, str
     made = []
     if pareto.points(rows):
         file = io.StringIO()
-        pareto.draw(rows, [file])
+        pareto.draw(rows, file)
         text = (
             "Up is faster, left is smaller. The dashed lines join the fastest arms of each size "
             "whose quality is not noticeably worse, and that is good."

@@ -20,13 +20,12 @@ from quantbench.answer.latency import (
     Latencies,
     Row,
     Table,
-    estimate_rows,
     latency_rows,
     rate_rows,
 )
 from quantbench.bench.cell_plan import CellPlan
 from quantbench.report import documents
-from quantbench.run import energy
+from quantbench.run import energy, shown
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.text import counted, one_line
 
@@ -40,7 +39,17 @@ NOTE = (
     "TTFT: time to first token; TPOT: time per output token, the mean of a run's steps; ITL: "
     "latency between two tokens."
 )
-FIELDS = ("model", "arm", "ranks", "sequence_length", "batch_size", "run", "step", "seconds")
+FIELDS = (
+    "model",
+    "arm",
+    "ranks",
+    "sequence_length",
+    "batch_size",
+    "run",
+    "step",
+    "seconds",
+    "reason",
+)
 
 
 def report(results: Latencies) -> str:
@@ -79,12 +88,9 @@ def section(table: Table, plan: CellPlan) -> str:
 def _estimates(every: Sequence[Cell]) -> list[str]:
     """The estimate made before the first run, the measurement, and energy."""
     parts = []
-    if rows := estimate_rows(every):
-        parts.append(
-            "Estimated before the first run, by the speed of this machine then. Measured is the "
-            "average above; the error is (estimated − measured) ÷ measured."
-        )
-        parts.append(rows_text(rows))
+    said = {cell.batch_size: shown.sentence(cell.estimate) for cell in every}
+    if any(said.values()):
+        parts.append("\n".join(f"- batch size {size}: {said[size]}" for size in said if said[size]))
     if joules := [line for cell in every if (line := _joules(cell))]:
         parts += ["Energy, the prompt's included:", "\n".join(joules)]
     return parts
@@ -95,7 +101,9 @@ def _joules(cell: Cell) -> str:
     idle = cell.energy.idle_watts if isinstance(cell.energy, Energy) else None
     why_not = cell.energy.why_not if isinstance(cell.energy, NotCounted) else None
     estimated = (cell.estimate or {}).get("joules_per_token")
-    said = energy.sentence(cell.joules_per_token, idle, why_not, estimated)
+    said = energy.sentence(
+        cell.joules_per_token, idle, why_not, estimated.estimated if estimated else None
+    )
     return f"- batch size {cell.batch_size}: {said}" if said else ""
 
 
@@ -137,29 +145,21 @@ def parameters(table: Table, plan: CellPlan) -> Pairs:
 
 def samples(results: Latencies) -> str:
     """CSV with a line for each prefill and each decoding step; a cell without samples has one line
-    with its reason. Runs count from 1, in the order of arrival; step 0 is prefill. The last two
-    columns, an estimate and (estimated − measured) ÷ measured, are empty where there is none."""
+    with its reason. Runs count from 1, in the order of arrival; step 0 is prefill."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*FIELDS, "reason", "estimated_seconds", "error"])
+    writer.writerow(FIELDS)
     for table in results.tables:
         for cell in cells(table, results.plan):
             key = [*table.key, cell.batch_size]
             reason = one_line(cell.reason or "")
             lines = [
-                [run, step, repr(seconds), reason, *_against(cell, step, seconds)]
+                [run, step, repr(seconds), reason]
                 for run, sample in enumerate(cell.samples, 1)
                 for step, seconds in enumerate([sample.prefill_seconds, *sample.step_seconds])
             ]
-            writer.writerows([*key, *line] for line in lines or [["", "", "NaN", reason, "", ""]])
+            writer.writerows([*key, *line] for line in lines or [["", "", "NaN", reason]])
     return text.getvalue()
-
-
-def _against(cell: Cell, step: int, seconds: float) -> list[str]:
-    """The estimate of a step of a run, 0 for the prompt, and its error."""
-    name = "token_seconds" if step else "prompt_seconds"
-    estimated = (cell.estimate or {}).get(name)
-    return ["", ""] if estimated is None else [repr(estimated), repr(estimated / seconds - 1)]
 
 
 def _plain(text: str) -> str:
@@ -187,14 +187,9 @@ def pairs_text(pairs: Pairs) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    figures = [_number(value, row.unit, name == "error") for name, value in row.values.items()]
+    figures = [f"NaN {row.unit}" if math.isnan(value) else f"{value:.2f} {row.unit}"
+               for value in row.values.values()]  # fmt: skip
     if "average" in row.values:
         ends = row.interval and f"{row.interval[0]:.2f} to {row.interval[1]:.2f} {row.unit}"
         figures.insert(1, ends or NO_INTERVAL)
     return [row.step, str(row.batch_size), *figures]
-
-
-def _number(value: float, unit: str, is_share: bool) -> str:
-    if is_share:
-        return "NaN %" if math.isnan(value) else f"{100 * value:+.2f} %"
-    return f"NaN {unit}" if math.isnan(value) else f"{value:.2f} {unit}"

@@ -25,11 +25,6 @@ def _read(row: LayerRow) -> str:
     return f"{row.bytes_per_s / 1e9:.1f} GB/s{share}"
 
 
-def _shares(row: PeerRow) -> str:
-    both = (row.ours_limit_share, row.theirs_limit_share)
-    return " / ".join("-" if share is None else f"{share:.0%}" for share in both)
-
-
 LAYERS: Columns[LayerRow] = [
     ("layer", lambda row: row.layer),
     ("scheme", lambda row: row.scheme),
@@ -58,7 +53,13 @@ PEERS: Columns[PeerRow] = [
     ("decode, tok/s: ours", number(lambda row: row.decode_ours_tok_s, ".2f")),
     ("theirs", number(lambda row: row.decode_theirs_tok_s, ".2f")),
     ("ours ÷ theirs", interval(lambda row: row.decode_ratio)),
-    ("of the limit: ours / theirs", _shares),
+    (
+        "of the limit: ours / theirs",
+        lambda row: " / ".join(
+            f"{share:.0%}" if share is not None else "-"
+            for share in (row.ours_limit_share, row.theirs_limit_share)
+        ),
+    ),
     ("prompt, tok/s: ours", number(lambda row: row.prompt_ours_tok_s, ".2f")),
     ("theirs", number(lambda row: row.prompt_theirs_tok_s, ".2f")),
     ("ours ÷ theirs", interval(lambda row: row.prompt_ratio)),

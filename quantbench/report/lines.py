@@ -27,7 +27,7 @@ AXES = {  # labels of both axes; batch sizes are on a logarithmic one
 def draw(points: Sequence[Point], path: Path, caption: str = "") -> None:
     """Draw SVG. caption: machine and date. Raises OSError."""
     names = [name for name in AXES if any(point.axis == name for point in points)]
-    colours = _colours(list(dict.fromkeys(point.scheme for point in points)))
+    colours = _colours(list(dict.fromkeys(point.scheme or "" for point in points)))
     with drawn(path, size=(max(4 * len(names), 6), 5.2)) as figure:
         panels = figure.subplots(2, len(names), sharex="col", squeeze=False, height_ratios=(2.2, 1))
         for (above, beneath), name in zip(panels.T, names, strict=True):

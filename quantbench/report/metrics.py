@@ -6,16 +6,15 @@ Names from the data become code spans.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import jinja2
 
 from quantbench.answer.compared import CONFIDENCE
 from quantbench.answer.metrics import Comparison, Metric, Side, Value
-from quantbench.text import aligned, counted, one_line
+from quantbench.report.columns import Columns, aligned
+from quantbench.text import counted, one_line
 
-HEADINGS = ["", "tokens", "baseline", "target", "ratio", "interval", "target is"]
 TEMPLATES = Path(__file__).parent / "templates"
 VERDICTS = (
     ("better", "The target is better in"),
@@ -23,6 +22,15 @@ VERDICTS = (
     ("no difference shown", "No difference is shown in"),
     ("not in turns", "Without a verdict, as it was not measured in turns:"),
 )
+COLUMNS: Columns[Metric] = [
+    ("", lambda metric: f"{metric.name[:1].upper()}{metric.name[1:]}, {metric.unit}"),
+    ("tokens of", lambda metric: metric.counted or ""),
+    ("baseline", lambda metric: _value(metric.baseline)),
+    ("target", lambda metric: _value(metric.target)),
+    ("ratio", lambda metric: shown(metric)[0]),
+    ("interval", lambda metric: ends(metric) if shown(metric)[1:] else "-"),
+    ("target is", lambda metric: metric.verdict),
+]
 
 
 def text(comparisons: Sequence[Comparison]) -> str:
@@ -32,37 +40,43 @@ def text(comparisons: Sequence[Comparison]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=False,
     )
-    made.filters |= {
-        name: partial(_counted, f"{name[:-1]}") for name in ("tokens", "ranks", "runs")
-    }
-    made.filters |= {"code": _code, "sentence": lambda text: text[:1].upper() + text[1:]}
-    template = made.get_template("metrics.md.j2")
+    made.filters |= {"code": _code, "shown": shown, "ends": ends, "counted": counted}
+    made.filters |= {"sentence": lambda text: text[:1].upper() + text[1:]}
     given = {"confidence": f"{100 * CONFIDENCE:.0f}", "verdict_words": VERDICTS}
+    template = made.get_template("metrics.md.j2")
     return template.render(comparisons=comparisons, **given).strip() + "\n"
 
 
-def _counted(noun: str, number: int) -> str:
-    return counted(number, noun)
+def shown(metric: Metric) -> list[str]:
+    """The ratio and its interval's ends, with three decimals, or more where an end would read as 1
+    and is not."""
+    numbers = metric.ratio.to_json() if metric.ratio else []
+    decimals = 3
+    while decimals < 12 and any(n != 1 and float(f"{n:.{decimals}f}") == 1 for n in numbers[1:]):
+        decimals += 1
+    return [f"{n:.{decimals}f}" for n in numbers] or ["-"]
+
+
+def ends(metric: Metric) -> str:
+    """0.81 to 0.83, or why there is no interval."""
+    if metric.verdict == "not in turns":
+        return "not taken in turns"
+    return " to ".join(shown(metric)[1:]) or "too few cycles for an interval"
 
 
 def _code(name: str) -> str:
     return f"`{one_line(name).replace('`', chr(39)) or '-'}`"
 
 
-# ---------------------------------------------------------------------------- for a terminal
-
-
 def table(comparison: Comparison) -> str:
     """Lines for a terminal."""
     baseline, target = comparison.baseline, comparison.target
-    rows = [HEADINGS, *map(_row, comparison.metrics)]
     notes = [
         f"{_described(target)} against {_described(baseline)}: prompts of "
         f"{baseline.table.sequence_length} tokens, {baseline.decode_length} generated",
         "",
-        aligned(rows, left={0, 1, 6}),
+        aligned(COLUMNS, comparison.metrics),
         f"Intervals hold together with {100 * CONFIDENCE:.0f} %; below 1 the target is better. "
         "Without turns in the same cycles there is no verdict.",
     ]
@@ -77,19 +91,6 @@ def _described(side: Side) -> str:
     table = side.table
     ranks = f", {table.ranks} ranks" if table.ranks > 1 else ""
     return f"{table.checkpoint} {table.arm}{ranks} ({side.folder})"
-
-
-def _row(metric: Metric) -> list[str]:
-    ratio = metric.ratio
-    name = f"{metric.name}, {metric.unit}"
-    return [
-        name[0].upper() + name[1:],
-        metric.counted or "",
-        *(_value(value) for value in (metric.baseline, metric.target)),
-        ratio.shown[0] if ratio else "-",
-        ratio.interval if ratio and ratio.low else "-",
-        metric.verdict,
-    ]
 
 
 def _value(value: Value | None) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantbench.answer.interval import Ratio
+from quantbench.answer.interval import Interval
 from quantbench.answer.limits import memory_bytes
 from quantbench.answer.row import Row
 from quantbench.quality.thresholds import BROKEN, CLASSES, class_of
@@ -39,7 +39,7 @@ class Point:
 
     arm: str
     memory_bytes: int  # as the recommendation counts it
-    speed_up: Ratio  # of a whole run, over the baseline
+    speed_up: Interval  # of a whole run, over the baseline
     band: str  # a key of LABELS
     baseline: bool
 
@@ -50,7 +50,7 @@ def points(rows: Sequence[Row]) -> list[Point]:
     made = []
     for row in rows:
         is_baseline = row is rows[0]
-        speed = Ratio(1.0, 1.0, 1.0) if is_baseline else row.speed_up
+        speed = Interval(1.0) if is_baseline else row.speed_up
         memory = memory_bytes(row)
         if speed and memory and not row.failed and row.tok_s is not None:
             kl = 0.0 if is_baseline and measured and row.kl is None else row.kl
@@ -73,10 +73,10 @@ def front(shown: Sequence[Point], bands: Sequence[str]) -> list[Point]:
     return best
 
 
-def draw(rows: Sequence[Row], files: Sequence[Path | io.StringIO], title: str = "") -> None:
-    """Draw into each file. title: model, machine, how it decoded. Raises OSError."""
+def draw(rows: Sequence[Row], file: Path | io.StringIO, title: str = "") -> None:
+    """Draw SVG. title: model, machine, how it decoded. Raises OSError."""
     shown = points(rows)
-    with drawn(*files, size=(8.4, 5.4)) as figure:
+    with drawn(file, size=(8.4, 5.4)) as figure:
         axes = figure.add_subplot()
         unit = 1e9 if max((p.memory_bytes for p in shown), default=0) >= 1e9 else 1e6
         name = "GB" if unit == 1e9 else "MB"
@@ -98,7 +98,7 @@ def _scale(axes: Any, shown: Sequence[Point], unit: float) -> None:
     from matplotlib.ticker import NullLocator
 
     sizes = [point.memory_bytes / unit for point in shown]
-    speeds = [end for p in shown for end in (p.speed_up.low, p.speed_up.high)]
+    speeds = [end for p in shown for end in p.speed_up.to_json()]
     for name, values, suffix in (("x", sizes, ""), ("y", speeds, " ×")):
         low, high = min(values) / 1.15, max(values) * 1.15
         ticks = [tick for tick in TICKS if low <= tick <= high]
@@ -125,7 +125,8 @@ def _fronts(axes: Any, shown: Sequence[Point], unit: float) -> None:
 def _markers(axes: Any, shown: Sequence[Point], unit: float) -> None:
     for point in shown:
         x, speed, colour = point.memory_bytes / unit, point.speed_up, COLOURS[point.band]
-        axes.plot([x, x], [speed.low, speed.high], color=colour, linewidth=1.5, zorder=2)
+        ends = speed.to_json()
+        axes.plot([x] * len(ends), sorted(ends), color=colour, linewidth=1.5, zorder=2)
         face, edge = ("white", colour) if point.band == BROKEN else (colour, "white")
         axes.plot([x], [speed.value], MARKERS[point.band], markersize=8, zorder=3, color=colour,
                   markerfacecolor=face, markeredgecolor=edge, label=LABELS[point.band])  # fmt: skip

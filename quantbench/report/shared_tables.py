@@ -26,7 +26,12 @@ def collected(files: Sequence[Shared], as_markdown: bool) -> str:
     notes = []
     for place, (file, machine) in enumerate(zip(files, machines, strict=True), 1):
         name = f"{machine} ({place})" if machines.count(machine) > 1 else machine
-        rows += [(name, of.name, row) for of in file.models for row in of.rows if _is_timed(row)]
+        rows += [
+            (name, of.name, row)
+            for of in file.models
+            for row in of.rows
+            if row.speed_up is not None or row.verdict == "baseline"
+        ]
         about = file.about
         torch, commit = about.versions.get("torch") or "unknown", about.commit or "unknown"
         notes.append(f"{name}: {about.date}, torch {torch}, commit {commit}")
@@ -35,10 +40,6 @@ def collected(files: Sequence[Shared], as_markdown: bool) -> str:
     if as_markdown:
         return "\n\n".join([markdown(columns, rows), *map(escaped, notes)])
     return "\n".join([aligned(columns, rows), "", *notes])
-
-
-def _is_timed(row: Row) -> bool:
-    return row.speed_up is not None or row.verdict == "baseline"
 
 
 # ------------------------------------------------------------------------------------ of models

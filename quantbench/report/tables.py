@@ -21,10 +21,11 @@ from quantbench.report import pareto as picture
 from quantbench.report.columns import Columns, aligned, interval, number, size, with_error
 from quantbench.report.documents import table
 from quantbench.run import energy
+from quantbench.run.shown import sentence as estimate_sentence
 from quantbench.typed_json import to_json
 
-TABLE, REPORT, PICTURES = "results.csv", "report.md", ("pareto.svg", "pareto.png")
-WRITTEN = (TABLE, REPORT, page.FILE, *PICTURES)  # by `write`, in the folder of --output
+TABLE, REPORT, PICTURE = "results.csv", "report.md", "pareto.svg"
+WRITTEN = (TABLE, REPORT, page.FILE, PICTURE)  # by `write`, in the folder of --output
 WITH_REASONS = 9  # arms up to which the terminal says why each is as slow as it is
 ENDED = {
     "answered": "the answer is stable",
@@ -127,7 +128,9 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     if any(row.speed_up for row in rows):
         lines.append(_ratios(results))
     lines += [sentence] if (sentence := noise(rows, len(results.repeated))) else []
-    lines += _best(rows)
+    best = [row.arm for row in rows if row.can_be_best]
+    if len(best) > 1 and any(row.can_be_best is False for row in rows):
+        lines.append(f"these {len(best)} cannot be told from the fastest: {', '.join(best)}")
     lines += identical_plans(results)
     lines += _quality(results)
     for device, readings in results.bandwidth.items():
@@ -169,14 +172,6 @@ def _quality(results: Results) -> list[str]:
     ]
 
 
-def _best(rows: Sequence[Row]) -> list[str]:
-    """Which arms may be the fastest, where others are not."""
-    best = [row.arm for row in rows if row.can_be_best]
-    if len(best) < 2 or all(row.can_be_best is not False for row in rows):
-        return []
-    return [f"these {len(best)} cannot be told from the fastest: {', '.join(best)}"]
-
-
 def _remarks(row: Row, reasons: bool) -> list[str]:
     remarks = [f"failed: {row.failed}"] if row.failed else []
     remarks += [f"not measured any further: {row.dropped}"] if row.dropped else []
@@ -184,36 +179,17 @@ def _remarks(row: Row, reasons: bool) -> list[str]:
     remarks += [row.decoding_differs] if row.decoding_differs else []
     if row.warm_up_steady is False:
         remarks.append("its warm-up did not become steady")
-    remarks += [estimated] if (estimated := estimate_sentence(row)) else []
+    remarks += [estimated] if (estimated := estimate_sentence(row.estimate)) else []
     remarks += [f"no estimate: {row.why_no_estimate}"] if row.why_no_estimate else []
     remarks += [joules] if (joules := joules_sentence(row)) else []
     return remarks + (row.why if reasons and row.verdict != "baseline" else [])
 
 
-def estimate_sentence(row: Row) -> str:
-    """What was estimated before, against what was measured; "" where nothing was."""
-    if not row.estimated or not row.estimate_errors:
-        return ""
-    errors = row.estimate_errors
-    token = row.estimated.get("token_seconds")
-    shown = f" {1e3 * token:.3g} ms" if token else ""
-    said = [
-        f"{words} {errors[name]:+.0%}"
-        for name, words in (
-            ("prompt_seconds", "the prompt"),
-            ("token_seconds", f"a token{shown}"),
-            ("tokens_per_second", "tok/s"),
-            ("peak_memory_bytes", "peak memory"),
-        )
-        if name in errors
-    ]
-    return f"estimated before, against measured: {', '.join(said)}"
-
-
 def joules_sentence(row: Row) -> str:
     """Joules for each new token, measured and estimated; "" where neither is known."""
-    estimated = (row.estimated or {}).get("joules_per_token")
-    return energy.sentence(row.joules_per_token, row.idle_watts, row.why_no_joules, estimated)
+    estimated = (row.estimate or {}).get("joules_per_token")
+    most = estimated.estimated if estimated else None
+    return energy.sentence(row.joules_per_token, row.idle_watts, row.why_no_joules, most)
 
 
 def as_csv(rows: Sequence[Row]) -> str:
@@ -234,8 +210,9 @@ def write(folder: Path, results: Results, rows: Sequence[Row], answer: Recommend
         (folder / REPORT).write_text(markdown(results, rows, answer))
         run = page.first_run(arm.facts for arm in results.arms)
         title = page.title(run, results.about)
-        picture.draw(rows, [folder / name for name in PICTURES], title)
-        page.write(folder, results, rows, answer, tables(rows), remarks(results, rows))
+        picture.draw(rows, folder / PICTURE, title)
+        shown = page.render(results, rows, answer, tables(rows), remarks(results, rows))
+        (folder / page.FILE).write_text(shown, encoding="utf-8")
     except OSError as error:
         raise LogError(f"cannot write into {folder}: {error.strerror}") from None
 

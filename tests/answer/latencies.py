@@ -6,7 +6,7 @@ import random
 from quantbench.answer.latency import tables
 from quantbench.bench.cell_plan import CellPlan
 from quantbench.bench.cells import begin
-from quantbench.bench.store import Ended, Planned, Ready, Store, Turn
+from quantbench.bench.store import Ended, Left, Planned, Ready, Store, Turn
 from quantbench.run.energy import NotCounted
 from tests.bench.facts import arm_facts
 
@@ -21,9 +21,11 @@ def plan(arms=("none", "int8wo"), **changes):
     return CellPlan(**{"arms": planned, **settings, **changes})
 
 
-def measured(slownesses, folder=None, seed=0, together=True, estimate=None, model=MODEL, **changes):
+def measured(slownesses, folder=None, seed=0, together=True, estimate=None, model=MODEL, why=None,
+             **changes):  # fmt: skip
     """A Store of all cells of a plan. slownesses: seconds by arm, relative to 0.1 s a row of a
-    prompt and 0.02 s a step. together: whether arms share cycles. estimate: of the first cell."""
+    prompt and 0.02 s a step. together: whether arms share cycles. estimate, why: of
+    the first cell, and why it failed."""
     made = plan(tuple(slownesses), **changes)
     numbers = random.Random(seed)
     results = begin(made)
@@ -49,6 +51,8 @@ def measured(slownesses, folder=None, seed=0, together=True, estimate=None, mode
                 kept.add(Turn(own, 0, at, "prompt", 100, drawn(0.1 * size)))
                 kept.add(Turn(own, 0, at, "decode", len(steps), sum(steps), steps))
             cycle += 1
+    if why:
+        kept.add(Left(0, why, failed=True))
     kept.add(Ended("complete", 1.0))
     return kept
 

@@ -20,6 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quantbench.__main__ import commands
+from quantbench.answer.interval import Interval
 from quantbench.bench import store as stores
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import make_arms, of_one_model
@@ -135,7 +136,7 @@ def test_figures_are_those_of_turns_and_samples(done):
     base = {t.cycle: t.seconds / t.tokens for t in kept.arms[0].turns if t.kind == "decode"}
     arm = [t for t in kept.arms[1].turns if t.kind == "decode" and t.cycle not in kept.repeated]
     logs = [math.log(base[t.cycle] / (t.seconds / t.tokens)) for t in arm]
-    ratio = results["rows"][1]["decode_speed_up"]["value"]
+    ratio = results["rows"][1]["decode_speed_up"][0]
     # with one process an arm, the mean log ratio of the cycles that both have
     assert ratio == pytest.approx(math.exp(statistics.fmean(logs)), rel=1e-6)
 
@@ -172,9 +173,7 @@ def shown(results):
         yield f"{row['tok_s']:.2f}"
         for name in ("speed_up", "decode_speed_up", "prompt_speed_up"):
             if ratio := row.get(name):
-                ends = f"{ratio['low']:.2f} to {ratio['high']:.2f}"
-                known = ratio["confidence"] is not None
-                yield f"{ratio['value']:.2f} ({ends if known else 'no interval'})"
+                yield Interval(*ratio).written(".2f")
         yield f"{row['decode_tok_s']:.2f}"
         yield f"{row['prefill_tok_s']:.1f}"
         yield f"{1000 * row['time_to_first_token_s']:.2f} ms"
@@ -212,10 +211,9 @@ def test_the_csv_and_the_pictures(done):
         assert line["arm"] == row["arm"]
         assert not row.get("tok_s") or float(line["tok_s"]) == row["tok_s"]
         if "speed_up" in row:
-            assert float(line["speed_up.high"]) == row["speed_up"]["high"]
+            assert float(line["speed_up.high"]) == row["speed_up"][-1]
     picture = ElementTree.parse(folder / "out" / "pareto.svg")
     assert picture.getroot().tag.endswith("svg")
-    assert (folder / "out" / "pareto.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_arm_that_ran_has_its_line_in_the_log(done):
@@ -534,14 +532,14 @@ def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form)
     out = capsys.readouterr().out
     if form == "json":
         value = json.loads(out)
-        assert value["rows"][1]["speed_up"]["value"] == pytest.approx(2, rel=0.05)
+        assert value["rows"][1]["speed_up"][0] == pytest.approx(2, rel=0.05)
         assert value["rows"][1]["verdict"] == "faster" and value["ended"] == "answered"
         assert (value["rows"][1]["joules_per_token"], value["rows"][1]["idle_watts"]) == (1.5, 10)
         counted = value["arms"][1]["facts"]["energy"]
         assert len(counted) == world.asked("get_ready").count(1) > 1
     elif form == "csv":
         line = list(csv.DictReader(out.splitlines()))[1]
-        assert float(line["speed_up.value"]) == pytest.approx(2, rel=0.05)
+        assert float(line["speed_up"]) == pytest.approx(2, rel=0.05)
         assert float(line["speed_up.low"]) < 2 < float(line["speed_up.high"])
     elif form == "md":
         assert out.startswith("# fake on fake") and "| int8wo | " in out

@@ -11,8 +11,9 @@ from quantbench.answer.recommend import recommend
 from quantbench.answer.rows import rows
 from quantbench.bench.answers import ArmFacts
 from quantbench.log.record import NO_COUNTER
-from quantbench.report.tables import estimate_sentence, joules_sentence, terminal
+from quantbench.report.tables import joules_sentence, terminal
 from quantbench.run.energy import Energy, NotCounted
+from quantbench.run.shown import sentence
 from quantbench.run.why import Limit
 from tests.answer.example_results import example_results
 
@@ -46,15 +47,16 @@ def test_a_row_has_its_estimate_and_the_errors():
     config = results.arms[1].facts.run.config
     joules = 6 / config.max_new_tokens / config.batch_size
     assert row.joules_per_token == pytest.approx(joules)
-    assert row.estimate_errors == pytest.approx(
+    errors = {name: figure.error for name, figure in row.estimate.items()}
+    assert errors == pytest.approx(
         {"prompt_seconds": 0, "token_seconds": 0.1, "tokens_per_second": -1 / 11,
          "peak_memory_bytes": -0.5, "joules_per_token": 1 / joules - 1}
     )  # fmt: skip
     assert row.share_of_limit == pytest.approx(0.8) and row.idle_watts == 12.0
     assert joules_sentence(row).endswith("without the idle machine's, 12 W; 1 J estimated")
-    assert estimate_sentence(row).endswith("tok/s -9%, peak memory -50%")
+    assert sentence(row.estimate).endswith(" tok/s (-9%), peak memory 1.50 GB (-50%)")
     results.arms = results.arms[:5]  # of more arms the terminal gives no reasons
-    assert estimate_sentence(row) in said(results)
+    assert sentence(row.estimate) in said(results)
 
 
 def test_without_a_counter_the_estimate_stands_alone():
@@ -64,7 +66,7 @@ def test_without_a_counter_the_estimate_stands_alone():
     arm.facts = dataclasses.replace(arm.facts, energy=[NotCounted(why_not)])
     row = rows(results)[1]
     assert row.why_no_joules == why_not
-    assert "joules_per_token" not in row.estimate_errors
+    assert row.estimate["joules_per_token"].error is None
     assert joules_sentence(row) == (
         "at most 1 J a new token (no counter; power limit × time is an upper bound)"
     )
@@ -87,7 +89,7 @@ def test_why_there_is_no_estimate():
     arm = results.arms[1]
     arm.facts = dataclasses.replace(arm.facts, no_estimate="reading takes 1.07 GB")
     row = rows(results)[1]
-    assert (row.estimated, row.share_of_limit) == (None, None)
+    assert (row.estimate, row.share_of_limit) == (None, None)
     shown = " ".join(said(results).split())
     assert "no estimate: reading takes 1.07 GB" in shown
     read = ArmFacts.from_json(json.loads(json.dumps(arm.facts.to_json())))
@@ -96,8 +98,8 @@ def test_why_there_is_no_estimate():
 
 def test_an_arm_without_either_says_nothing():
     row = rows(example_results())[1]
-    assert row.estimated is None and row.joules_per_token is None
-    assert estimate_sentence(row) == ""
+    assert row.estimate is None and row.joules_per_token is None
+    assert sentence(row.estimate) == ""
 
 
 def test_an_arms_estimate_goes_through_its_json():

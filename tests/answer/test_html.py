@@ -59,7 +59,8 @@ def report(results, tmp_path_factory):
     folder, arm_rows = tmp_path_factory.mktemp("report"), rows(results)
     answer = answered(results)
     said = remarks(results, arm_rows)
-    html.write(folder, results, arm_rows, answer, tables(arm_rows), said)
+    text = html.render(results, arm_rows, answer, tables(arm_rows), said)
+    (folder / html.FILE).write_text(text, encoding="utf-8")
     return folder / html.FILE
 
 
@@ -149,6 +150,6 @@ def test_the_picture_names_every_arm(tmp_path):
     from quantbench.report import pareto
 
     arm_rows = rows(example_results())
-    pareto.draw(arm_rows, [tmp_path / "pareto.svg"], "title")
+    pareto.draw(arm_rows, tmp_path / "pareto.svg", "title")
     text = (tmp_path / "pareto.svg").read_text()
     assert all(f">{arm}<" in text for arm, *_ in ARMS)

@@ -7,8 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
+from quantbench.answer.interval import Interval
 from quantbench.answer.latency import Cell, LatencySample, Table, load
-from quantbench.answer.metrics import Ratio, Side, compare
+from quantbench.answer.metrics import Metric, Side, compare
+from quantbench.report.metrics import ends, shown
 from tests.answer.latencies import MACHINE, MODEL, latencies, measured
 from tests.refusals import one_line
 
@@ -63,7 +65,7 @@ def test_the_metrics_by_hand():
         quotient = metric.target.value / metric.baseline.value
         quotient = quotient if metric.unit == "ms" else 1 / quotient
         assert metric.ratio.value == pytest.approx(quotient)
-    assert metrics[0].ratio.name == "Ratio_Latency" and metrics[1].ratio.name == "Ratio_Throughput"
+    assert [m.ratio_name for m in metrics[:2]] == ["Ratio_Latency", "Ratio_Throughput"]
     # Nothing says that these runs were taken in turns.
     assert {(m.ratio.low, m.verdict) for m in metrics} == {(None, "not in turns")}
 
@@ -91,9 +93,9 @@ def test_runs_that_were_minutes_apart_have_none():
         metrics = compare(*pair).metrics
         assert {m.verdict for m in metrics} == {"not in turns"}
         assert metrics[0].ratio.value == pytest.approx(0.5, rel=0.3)
-        assert metrics[0].ratio.interval == "not taken in turns"
+        assert ends(metrics[0]) == "not taken in turns"
     few = compare(*sides(slownesses={"none": 1.0, "other": 0.5}, runs=5)).metrics
-    assert {m.ratio.interval for m in few} == {"too few cycles for an interval"}
+    assert {ends(m) for m in few} == {"too few cycles for an interval"}
 
 
 def test_the_choice_of_the_batch_size_is_paid_for():
@@ -143,12 +145,13 @@ def test_what_cannot_be_measured_has_its_reason():
 
 
 def test_an_end_that_is_not_one_does_not_read_as_one():
-    for value, low, high, shown in (
+    for *numbers, words in (
         (0.99, 0.98, 0.99996, ["0.99000", "0.98000", "0.99996"]),
         (1.01, 1.00004, 1.02, ["1.01000", "1.00004", "1.02000"]),
         (0.5, 0.4, 0.6, ["0.500", "0.400", "0.600"]),
     ):
-        assert Ratio("Ratio_Latency", value, low, high).shown == shown
+        ratio = Interval(*numbers)
+        assert shown(Metric("", "ms", None, None, None, ratio, "better")) == words
 
 
 # ---------------------------------------------------------------------------------- the command
@@ -180,7 +183,7 @@ def test_two_arms_of_a_folder(folders, tmp_path):
     assert "tiny int8wo (both) against tiny none (both): prompts of 200 tokens" in done.stdout
     assert done.stdout.count("  better\n") == 14
     written = json.loads((tmp_path / "x.json").read_text())["comparisons"]
-    assert len(written) == 2 and 0.75 < written[0]["metrics"][0]["ratio"]["value"] < 0.85
+    assert len(written) == 2 and 0.75 < written[0]["metrics"][0]["ratio"][0] < 0.85
 
 
 def test_two_folders_and_numbers_of_ranks(folders):
@@ -232,17 +235,16 @@ def test_every_number_is_that_of_the_figures(folders):
         assert f"`{MODEL}` in `torch.bfloat16` on `cpu` of `{MACHINE}`" in section
         found = re.findall(METRIC, section)
         assert len(found) == len(comparison["metrics"]) == 7
-        for (name, counted, new, unit, at, old, before, kind, ratio, ends), metric in zip(
+        for (name, counted, new, unit, at, old, before, kind, ratio, limits), metric in zip(
             found, comparison["metrics"], strict=True
         ):
             assert name.lower() == metric["name"] and (counted or None) == metric["counted"]
-            assert unit == metric["unit"] and kind == metric["ratio"]["name"]
+            assert unit == metric["unit"] and (kind == "Ratio_Latency") == (unit == "ms")
             for value, size, which in ((new, at, "target"), (old, before, "baseline")):
                 assert float(value) == pytest.approx(metric[which]["value"], abs=0.0051)
                 assert int(size) == metric[which]["batch_size"]
-            shown = [ratio, *ends.removeprefix("interval ").split(" to ")]
-            kept = [metric["ratio"][name] for name in ("value", "low", "high")]
-            assert [float(number) for number in shown] == pytest.approx(kept, abs=5.1e-4)
+            numbers = [ratio, *limits.removeprefix("interval ").split(" to ")]
+            assert [*map(float, numbers)] == pytest.approx(metric["ratio"], abs=5.1e-4)
         assert "The target is better in time to first token, " in section
     assert written("both:none", "both:int8wo")[0] == text  # a report is replaced
 

@@ -3,9 +3,10 @@
 import dataclasses
 import random
 
+import click
 import pytest
 
-from quantbench.answer.interval import Interval, SpeedUp
+from quantbench.answer.interval import Interval
 from quantbench.answer.limits import OPTIONS, Limits, limits, ruled_out
 from quantbench.answer.recommend import Recommendation, command, recommend, tuned, verifying
 from quantbench.answer.row import Row
@@ -13,6 +14,7 @@ from quantbench.errors import UsageError
 from quantbench.log import shell
 from quantbench.log.options import parse
 from quantbench.quality.types import NoQuality, Quality, QualityReference
+from quantbench.text import shown
 from quantbench.typed_json import from_json, to_json
 
 GB = 10**9
@@ -32,7 +34,7 @@ def baseline(memory=4.0, tok_s=10.0, **more):
 
 
 def arm(name, speed, memory, kl=0.005, error=0.001, **more):
-    ratio = SpeedUp(speed, speed - 0.01, speed + 0.01, 0.95)
+    ratio = Interval(speed, speed - 0.01, speed + 0.01)
     verdict = "faster" if speed > 1 else "slower"
     more = {"speed_up": ratio, "decode_speed_up": ratio, "verdict": verdict, **more}
     return measured(name, memory, 10 * speed, kl=kl, kl_standard_error=error, **more)
@@ -99,7 +101,7 @@ def best(rows):
     """Those whose intervals reach the fastest's."""
 
     def of(among):
-        ends = {n: rows[n].speed_up or SpeedUp(1, 1, 1, 1) for n in among}
+        ends = {n: rows[n].speed_up or Interval(1, 1, 1) for n in among}
         top = max(ratio.low for ratio in ends.values())
         return {n for n, ratio in ends.items() if ratio.high >= top}
 
@@ -126,7 +128,7 @@ def test_who_is_chosen(name):
         assert part in "\n".join(answer.remarks)
     assert bool(answer.remarks) == bool(remarks)
     assert from_json(Recommendation, to_json(answer)) == answer
-    assert len(answer.lines()) <= 3 and all(line in answer.text() for line in answer.lines())
+    assert len(answer.choices) <= 3 and all(one.line in answer.text() for one in answer.choices)
 
 
 @pytest.mark.parametrize("name", NOTHING)
@@ -138,24 +140,26 @@ def test_what_to_relax_where_nothing_is_chosen(name):
     relaxed = answer.nothing.partition(" needs ")[2].split()
     if relaxed:  # with what it says, the arm is chosen
         given = dict.fromkeys(OPTIONS)
-        given |= {relaxed[n].removeprefix("--"): relaxed[n + 1] for n in range(0, len(relaxed), 2)}
+        for option, text in zip(relaxed[::2], relaxed[1::2], strict=True):
+            name = option.removeprefix("--")
+            given[name] = OPTIONS[name][0].read(text)
         again = recommend(rows, limits(given, asked), best(rows))
         assert again.choices and again.nothing is None
 
 
 def test_of_arms_that_are_not_told_apart_the_smaller_is_taken():
-    wide = {"speed_up": SpeedUp(2.0, 1.9, 2.1, 0.95)}
-    near = {"speed_up": SpeedUp(1.95, 1.85, 2.05, 0.95)}
+    wide = {"speed_up": Interval(2.0, 1.9, 2.1)}
+    near = {"speed_up": Interval(1.95, 1.85, 2.05)}
     rows = [baseline(), arm("a", 2.0, 2.0, **wide), arm("b", 1.95, 1.5, **near)]
     answer = recommend(rows, Limits(), best(rows))
-    assert answer.choices[0].arm == "b" and answer.lines()[0].endswith("not told apart from a")
+    assert answer.choices[0].arm == "b" and answer.choices[0].line.endswith("not told apart from a")
 
 
 def test_the_line_says_speed_memory_and_quality():
-    prompt = SpeedUp(3.0, 2.5, 3.5, 0.95)
+    prompt = Interval(3.0, 2.5, 3.5)
     rows = [baseline(), dataclasses.replace(INT8, prompt_speed_up=prompt, quality_model="tiny")]
-    (line,) = recommend(rows, Limits(), best(rows)).lines()
-    assert line == (
+    (choice,) = recommend(rows, Limits(), best(rows)).choices
+    assert choice.line == (
         "Use int8wo: the fastest within the limits, the smallest and the best compromise; decodes "
         "1.90 × as fast (1.89 to 1.91), prompts 3.00 × as fast (2.50 to 3.50), 2.00 GB peak memory,"
         " KL 0.005 on the model tiny (not noticeable)"
@@ -236,14 +240,16 @@ BAD = {
 def test_what_is_no_limit_is_one_line(name):
     text = random.choice(BAD[name])
     with pytest.raises(UsageError, match=f"^--{name} takes ") as raised:
-        limits({**dict.fromkeys(OPTIONS), name: text})
-    assert repr(text) in str(raised.value)
+        OPTIONS[name][0].convert(text, click.Option([f"--{name}"]), None)
+    assert shown(text) in str(raised.value)
 
 
 def test_what_is_not_given_stays():
     before = Limits(0.1, 0.02, 0.9, 3, 7)
     assert limits(dict.fromkeys(OPTIONS), before) == before
-    given = {**dict.fromkeys(OPTIONS), "max_memory": "7.5GiB", "min_top1": "95%"}
+    texts = {"max_memory": "7.5GiB", "min_top1": "95%"}
+    given = {name: OPTIONS[name][0].read(text) for name, text in texts.items()}
+    given = {**dict.fromkeys(OPTIONS), **given}
     assert limits(given) == Limits(max_memory=round(7.5 * 2**30), min_top1=0.95)
 
 
@@ -254,13 +260,15 @@ def test_a_tune_takes_the_setting_with_the_fewest_changes():
     none = {"kl": None, "error": None}
     rows = [baseline(), arm("a", 2.0, 4, **none), arm("b", 2.005, 4, **none)]
     answer = tuned(rows, Limits(), best(rows), [0, 1, 2])
-    assert answer.choices[0].arm == "a" and answer.lines()[0].startswith("Take a: decodes 2.00 ×")
-    assert "not told apart from b" in answer.lines()[0]
+    assert answer.choices[0].arm == "a" and answer.choices[0].line.startswith(
+        "Take a: decodes 2.00 ×"
+    )
+    assert "not told apart from b" in answer.choices[0].line
 
 
 def test_a_tune_keeps_the_default_unless_another_is_shown_to_be_faster():
     row = arm("a", 1.005, 4, verdict="no difference shown")
     rows = [baseline(), row, arm("worse", 3.0, 4, 0.5)]
     answer = tuned(rows, Limits(), best(rows), [0, 1, 1])
-    assert answer.lines()[0].startswith("Keep none: no setting is shown to be faster")
+    assert answer.choices[0].line.startswith("Keep none: no setting is shown to be faster")
     assert "KL above 0.03: worse" in answer.remarks[0] and not answer.choices[0].verify

@@ -45,7 +45,6 @@ OURS = (
     "numpy.ctypeslib",  # safetensors writes by it
     "quantbench.run.saved_model",
     "quantbench.run.bandwidth",
-    "quantbench.quality.scoring",
     "quantbench.run.why",
 )
 OF_PYTHON = {"_queue", "queue"}

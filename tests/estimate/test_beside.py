@@ -7,11 +7,11 @@ import pytest
 from quantbench.estimate import beside as module
 from quantbench.estimate.beside import beside, expected, of_seconds, report_of, seconds_of
 from quantbench.estimate.predict import Phase
-from quantbench.log.table import Estimates, estimates
 from quantbench.models.presets import preset
 from quantbench.run.facts import Device, Measured, Parallel, Peaks, Ready, Sample
+from quantbench.run.shown import estimates
 from quantbench.run.why import Expected
-from quantbench.typed_json import from_json, to_json
+from quantbench.typed_json import to_json
 from tests.bench.facts import FACTS
 
 CONFIG = preset("TinyLlama-1.1B-Chat-v1.0")
@@ -138,21 +138,19 @@ def test_what_is_expected_before_a_run():
 
 def test_the_table_of_a_run():
     """Estimated, measured and error below the run's own line."""
-    value = to_json(beside(measured(), PHASES, BANDWIDTH))
-    head, prompt, step, rows, peak = estimates(from_json(Estimates, value)).splitlines()
+    figures = beside(measured(), PHASES, BANDWIDTH).figures
+    head, prompt, step, rows, peak = estimates(figures).splitlines()
     assert head.split() == ["estimated", "measured", "error"]
-    error = value["token_seconds"]["error"]
-    assert step.split() == ["a", "step", *f"{1e3 * value['token_seconds']['estimated']:.3g} ms "
-                            f"50 ms {error:+.1%}".split()]  # fmt: skip
+    token = figures["token_seconds"]
+    words = f"a step {1e3 * token.estimated:.3g} ms 50 ms {token.error:+.1%}"
+    assert step.split() == words.split()
     assert "500 ms" in prompt and "2.00 GB" in peak and "tok/s" in rows
-    assert estimates(from_json(Estimates, {"why_not": "it is small"})) == ""
+    assert estimates({}) == ""
 
 
 def test_energy_that_was_not_measured_is_a_bound(monkeypatch):
     monkeypatch.setattr("quantbench.run.counters.power_limit", lambda: 65.0)
-    value = to_json(beside(measured(), PHASES, BANDWIDTH))
-    assert value["joules_per_token"]["at_most"] and value["joules_per_token"]["measured"] is None
-    (line,) = (
-        line for line in estimates(from_json(Estimates, value)).splitlines() if "J/token" in line
-    )
+    figures = beside(measured(), PHASES, BANDWIDTH).figures
+    assert figures["joules_per_token"].at_most and figures["joules_per_token"].measured is None
+    (line,) = (line for line in estimates(figures).splitlines() if "J/token" in line)
     assert "≤ " in line and "no counter; power limit × time is an upper bound" in line

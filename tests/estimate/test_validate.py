@@ -2,19 +2,21 @@
 
 import dataclasses
 import json
+import statistics
 
 import pytest
 from click.testing import CliRunner
 
-from quantbench.answer.latency import Cell
 from quantbench.answer.row import Row
 from quantbench.commands.estimate import estimate
 from quantbench.errors import QuantbenchError
 from quantbench.estimate.beside import Report, beside
-from quantbench.estimate.validate import FIGURES, Case, as_json, of_results, report
+from quantbench.estimate.validate import FIGURES, Case, of_results, report
 from quantbench.log import log
 from quantbench.run.energy import Energy
+from quantbench.run.shown import against
 from quantbench.typed_json import to_json
+from tests.answer.latencies import ESTIMATE, MACHINE, latencies
 from tests.estimate.test_beside import BANDWIDTH, PHASES, measured
 
 KINDS = ["prompt", "token", "run", "run", "memory"]
@@ -56,9 +58,9 @@ def ab_results(path):
     run = (
         "python generate.py --checkpoint_path dummy:Llama-3.2-1B --batch_size 4 --prefill_size 128"
     )
-    estimated = {"token_seconds": 4.4, "peak_memory_bytes": 1.5e9}
-    errors = {"token_seconds": 0.1, "peak_memory_bytes": -0.5}
-    row = Row("int8wo", estimated=estimated, estimate_errors=errors, command=run)
+    measured = {"token_seconds": 4.0, "peak_memory_bytes": 3e9}
+    estimate = against({"token_seconds": 4.4, "peak_memory_bytes": 1.5e9}, measured)
+    row = Row("int8wo", estimate=estimate, command=run)
     path.write_text(json.dumps({"about": {"machine": "2 cores"}, "rows": [to_json(row)]}))
     return path
 
@@ -70,37 +72,26 @@ def test_rows_of_ab(tmp_path):
     assert token.name == "Llama-3.2-1B int8wo × 4, token at 128" and token.device == "2 cores"
 
 
-def latency_results(path, **changes):
-    """A cell of two rows: prompts of 1 and 3 s, and three steps of 0.5 s in each sample."""
-    samples = [{"prefill_seconds": s, "step_seconds": [0.5] * 3} for s in (1.0, 3.0)]
-    cell = {
-        "batch_size": 2, "samples": samples, "joules_per_token": 0.4,
-        "estimate": {"prompt_seconds": 2.2, "token_seconds": 0.4, "joules_per_token": 0.5,
-                     "tokens_per_second": 2.0},
-    }  # fmt: skip
-    assert cell.keys() <= {field.name for field in dataclasses.fields(Cell)}
-    table = {"model": {"name": "m"}, "scheme": "fp6", "cells": [cell | changes]}
-    path.write_text(json.dumps(table))
-    return path
-
-
 def test_cells_of_latency(tmp_path):
     """One that failed is no case."""
-    prompt, token, speed, run = of_results(latency_results(tmp_path / "results.json"))
-    assert (prompt.error, token.error, run.error) == pytest.approx((0.1, -0.2, 0.25))
-    assert prompt.name == "m fp6 × 2" and speed.measured == pytest.approx(2 * (2 + 6) / (4 + 3))
-    with pytest.raises(QuantbenchError, match="where they have an estimate") as caught:
-        of_results(latency_results(tmp_path / "results.json", reason="out of memory"))
-    assert "\n" not in str(caught.value)
+    path, made = tmp_path / "results.json", latencies({"none": 1.0}, estimate=ESTIMATE)
+    path.write_text(json.dumps(to_json(made)))
+    prompt, token = of_results(path)
+    samples = made.tables[0].cells[0].samples
+    mean = statistics.fmean(sample.prefill_seconds for sample in samples)
+    assert prompt.error == pytest.approx(ESTIMATE["prompt_seconds"] / mean - 1)
+    assert prompt.name == "made-up-1B none × 1, prompt at 100" and token.device == MACHINE
+    failed = latencies({"none": 1.0}, estimate=ESTIMATE, why="out of memory")
+    path.write_text(json.dumps(to_json(failed)))
+    with pytest.raises(QuantbenchError, match="where they have an estimate"):
+        of_results(path)
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        {"estimate": 1, "estimated": [], "samples": {}},
-        {"estimated": {"token_seconds": 1.0}, "estimate_errors": {"token_seconds": -1.0}},
-        {"estimated": {"token_seconds": 1.0}, "estimate_errors": {"prompt_seconds": 1.0}},
-        {"estimate": {"token_seconds": 1.0}, "batch_size": 1, "samples": []},
+        {"estimate": 1},
+        {"estimate": {"token_seconds": 1.0}},
         {"estimate": {"token_seconds": {"estimated": 1.0, "measured": None, "error": None}}},
         {"measured_seconds": float("inf"), "estimated_seconds": 1.0},
         {"model": 1, "command": "python generate.py --top_k nine", "about": "x"},
@@ -115,14 +106,10 @@ def test_what_is_no_case(tmp_path, content):
 
 def test_several_files_in_one_table(tmp_path, monkeypatch):
     written(tmp_path / "runs.jsonl", monkeypatch)
-    again = tmp_path / "again.json"
     results = ab_results(tmp_path / "results.json")
-    text = validated(tmp_path / "runs.jsonl", results, "--json", again).output
-    cases = json.loads(again.read_text())
-    assert len(cases) == 12
+    text = validated(tmp_path / "runs.jsonl", results).output
     assert "- scheme int8wo: runtime: mean error " in text
     assert "- model Llama-3.2-1B: memory: mean error 50.0%, worst 50.0% (" in text
-    assert as_json(of_results(again)) == cases
 
 
 def validated(*words):

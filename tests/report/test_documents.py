@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from quantbench.commands.estimate import estimate
 from quantbench.commands.readme import readme
 from quantbench.errors import UsageError
-from quantbench.log.config import split
-from quantbench.report.doc_predictions import predictions
 from quantbench.report.doc_tables import TABLES
 from quantbench.report.documents import rewritten, table
 
@@ -71,16 +68,14 @@ def test_only_what_lies_between_the_markers_changes():
         ),
         (
             "<!-- readme: speed -->\n<!-- end -->\n",
-            "line 1: no table 'speed'; there are printed, runs, ",
+            "line 1: no table 'speed'; there are about, printed, runs, ",
         ),
         ("<!-- readme: roofline -->\n<!-- end -->\n", "needs the name of a file"),
         ("<!-- readme: roofline no.json -->\n<!-- end -->\n", "cannot read no.json: No such file"),
         ("<!-- readme: roofline list.json -->\n<!-- end -->\n", "list.json is not what"),
         ("<!-- readme: roofline torn.json -->\n<!-- end -->\n", "torn.json: it is no JSON"),
-        ("<!-- readme: runs empty.txt q -->\n<!-- end -->\n", "empty.txt holds no line of a run"),
-        ("<!-- readme: runs empty.txt -->\n<!-- end -->\n", "is runs LOG JSON; given: empty.txt"),
+        ("<!-- readme: runs empty.txt -->\n<!-- end -->\n", "empty.txt holds no line of a run"),
         ("<!-- readme: printed a.txt -->\n<!-- end -->\n", "is printed FILE JSON; given: a.txt"),
-        ("<!-- readme: growth no.json a.svg x -->\n<!-- end -->\n", "cannot read no.json"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(folder, text, reason):
@@ -108,24 +103,6 @@ def test_check_tells_what_is_stale(folder):
     assert run("--check").exit_code == 0 and run().stdout == ""
 
 
-def test_a_picture_is_drawn_when_its_data_change(folder):
-    point = {"axis": "layers", "value": 4, "scheme": "none", "decode_tok_s": 10.0}
-    save("g.json", points=[point | {"limit_tok_s": 12.0}])
-    Path("docs").mkdir()
-    Path("docs/k.md").write_text(
-        "<!-- readme: growth g.json docs/g.svg As_it_grows -->\n<!-- end -->\n"
-    )
-    assert run("--check").exit_code == 1 and not Path("docs/g.svg").exists()
-    assert run().stdout == "Drew docs/g.svg\nRewrote docs/k.md\n"
-    assert f"![As it grows](g.svg)\n\n{CAPTION}\n" in Path("docs/k.md").read_text()
-    assert run("--check").exit_code == 0
-    save("g.json", points=[point | {"limit_tok_s": 13.0}])
-    result = run("--check")
-    assert result.exit_code == 1
-    assert result.stdout == "docs/g.svg is not drawn from g.json as that is now\n"
-    assert run().stdout == "Drew docs/g.svg\n" and run("--redraw").stdout == "Drew docs/g.svg\n"
-
-
 QUALITY = {"numerics": "a", "plain": "b", "gguf": "", "tokens": 78541}
 ARM = {"arm": "a", "failed": None, "rounds": 4}
 PEER = {"scheme": "none", "beside": "llama.cpp BF16", "rounds": 4, "prompt_ours_tok_s": 523.0}
@@ -133,12 +110,12 @@ SHARES = {"share": 0.01, "high": 0.0234}
 # For each table the rows of the file, and the cells that they become.
 TABLES_OF_ROWS = {
     "quality": [
-        ({"scheme": "none", "bits_per_weight": 16.0, "perplexity": 11.45, "ratio": 1.0, **QUALITY},
-         "`none` | 16.00 | - | 11.45 | 1"),
-        (QUALITY | {"scheme": "fp6", "bits_per_weight": 6.11, "gguf": "Q6_K", "perplexity": 11.553,
+        ({"scheme": "none", "bits_per_weight": 16.0, "kl": 0.0, "ratio": 1.0, **QUALITY},
+         "`none` | 16.00 | - | 0.0000 | 1.0000"),
+        (QUALITY | {"scheme": "fp6", "bits_per_weight": 6.11, "gguf": "Q6_K", "kl": 0.01234,
                     "ratio": 1.0089, "ratio_standard_error": 8e-4},
-         "`fp6` | 6.11 | Q6_K | 11.55 | 1.0089 ± 0.0008"),
-        (QUALITY | {"scheme": "bnb-int8", "why_not": "not installed"}, None),
+         "`fp6` | 6.11 | Q6_K | 0.0123 | 1.0089 ± 0.0008"),
+        (QUALITY | {"scheme": "bnb-int8", "why_not": "not installed", "tokens": None}, None),
     ],
     "roofline": [
         (ARM | {"scheme": "none", "decode_tok_s": 15.14, "limit_share": [0.9]},
@@ -171,7 +148,7 @@ def test_tables_of_a_commands_rows(folder, kind):
     assert [" | ".join(row) for row in cells] == [text for _, text in rows if text]
     assert caption == CAPTION
     if kind == "quality":
-        assert "| perplexity, on 78,541 tokens |" in TABLES[kind](["rows.json"])
+        assert "| KL, nats, on 78,541 tokens |" in TABLES[kind](["rows.json"])
 
 
 def test_speeds(folder):
@@ -217,33 +194,6 @@ def test_the_tables_that_need_no_file():
     assert options["`--max_new_tokens N`"] == "200" and options["`--compile`"] == "off"
 
 
-def test_predictions_are_what_estimate_says(folder):
-    words = ["dummy:Llama-3.2-1B", "H100_SXM", "2", "64", "none,int8wo", "1,4"]
-    _, _, *lines, empty, caption = predictions(words).splitlines()
-    assert empty == "" and "nothing of this was measured" in caption
-    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
-    assert [row[:2] for row in rows] == [[s, b] for b in "14" for s in ("none", "int8wo")]
-    options = "--checkpoint_path dummy:Llama-3.2-1B --tp 2 --sequence_length 64 --batch_size 4"
-    options = [*options.split(), "--device", "H100 SXM", "--quantization", "int8wo"]
-    done = CliRunner().invoke(estimate, [*options, "--json", "estimate.json"])
-    assert done.exit_code == 0, done.output
-    said = json.loads(Path("estimate.json").read_text())
-    given = split(re.search(r"`quantbench estimate (.*)`", caption)[1])
-    assert CliRunner().invoke(estimate, [*given, "--json", "caption.json"]).exit_code == 0
-    again = json.loads(Path("caption.json").read_text())
-    assert again["token_seconds"] == said["token_seconds"]
-    assert rows[3][2:] == [
-        f"{1e3 * said['prompt_seconds']['value']:.0f}",
-        f"{1e3 * said['token_seconds']['value']:.1f}",
-        f"{1e3 * said['parts']['token']['links']:.1f}",
-        f"{said['tokens_per_second']['value']:.0f}",
-        f"{said['peak_memory_bytes']['value'] / 1e9:.1f}",
-        f"{said['joules_per_token']['value']:.1f}",
-    ]
-    with pytest.raises(UsageError, match="RANKS PROMPT_TOKENS SCHEMES BATCH_SIZES; given: tiny"):
-        predictions(["tiny"])
-
-
 def test_no_table_with_figures_is_typed_by_hand():
     """Outside of the blocks that are written, no cell of a table is a number alone; but in the log,
     each of whose entries has its command."""
@@ -260,6 +210,7 @@ def test_what_a_command_printed(folder):
     save("demo.json")
     text = f"```\narm  tok/s\nnone 1.00\n```\n\n{CAPTION}"
     assert TABLES["printed"](["demo.txt", "demo.json"]) == text
+    assert TABLES["about"](["demo.json"]) == CAPTION
 
 
 def test_a_table_is_markdown():

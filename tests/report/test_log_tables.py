@@ -1,6 +1,5 @@
 """Tables of a log: which lines they take, and what they make of them."""
 
-import json
 import re
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from quantbench.log.reading import read as read_log
 from quantbench.report.doc_tables import runs
-from quantbench.report.log_tables import groups
+from quantbench.report.log_tables import newest
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "tests" / "data" / "torchao_llama_log.txt"
@@ -41,20 +40,10 @@ LINES = [
 ]
 
 
-ABOUT = {"command": "c", "date": "2026-01-01", "commit": None, "machine": "m", "versions": {}}
-ROW = {"numerics": "", "plain": "", "gguf": "", "tokens": 78541}
-QUALITY = [
-    ROW | {"scheme": "none", "ratio": 1.0},
-    ROW | {"scheme": "int8wo", "ratio": 1.00019},
-    ROW | {"scheme": "bnb-int8", "why_not": "not installed"},
-]
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("benchmarks.txt").write_text("title\n" + "\n".join(LINES) + "\n")
-    Path("quality.json").write_text(json.dumps({"about": ABOUT, "rows": QUALITY}))
     return tmp_path
 
 
@@ -68,34 +57,23 @@ def tables(text):
     return found
 
 
-def test_the_newest_lines_against_full_precision(folder):
-    found = tables(runs(["benchmarks.txt", "quality.json"]))
+def test_the_newest_lines_of_each_kind(folder):
+    text = runs(["benchmarks.txt"])
+    found = tables(text)
     assert list(found) == ["tiny on cpu", "tiny on cuda"]
-    scheme, speeds = (
-        [row[0] for row in found["tiny on cpu"]],
-        [row[4] for row in found["tiny on cpu"]],
-    )
-    assert scheme == ["`none`", "`none`", "`fp6`", "`int8wo`"]
-    assert speeds == ["10.00", "8.00", "5.00", "30.00"]
-    none, quantized_cache, not_compiled, int8wo = found["tiny on cpu"]
-    assert none[5:] == ["1.00", "4.00 GB", "1.00", "4.00 GB", "1.00", "1"]
-    assert int8wo[5:] == ["3.00", "2.00 GB", "0.50", "1.00 GB", "0.25", "1.0002"]
-    assert quantized_cache[1] == "int8" and quantized_cache[5] == "0.80"
-    assert not_compiled[3] == "no" and not_compiled[5] == "-"  # no such full precision
-    assert not_compiled[-1] == "-"  # fp6's quality was not measured
-    assert found["tiny on cuda"][1][5] == "0.50"
-
-
-def test_the_caption_says_of_which_days_and_what_perplexity_is(folder):
-    caption = runs(["benchmarks.txt", "quality.json"]).splitlines()[-1]
-    assert "`benchmarks.txt`, 2026-01-01 and 2026-01-02; the device is as the line says" in caption
-    assert "days or machines are not to be compared" in caption
-    assert "on 78,541 tokens (`quality.json`), whatever the cache" in caption
+    assert found["tiny on cpu"] == [
+        ["`none`", "dense", "bfloat16", "yes", "10.00", "4.00 GB", "4.00 GB"],
+        ["`none`", "int8", "bfloat16", "yes", "8.00", "2.00 GB", "4.00 GB"],
+        ["`fp6`", "dense", "bfloat16", "no", "5.00", "2.00 GB", "1.00 GB"],
+        ["`int8wo`", "dense", "bfloat16", "yes", "30.00", "2.00 GB", "1.00 GB"],
+    ]
+    caption = text.splitlines()[-1]
+    assert "`benchmarks.txt`, 2026-01-01 to 2026-01-02; lines of different days" in caption
     assert "`quantbench replay benchmarks.txt --all`" in caption
 
 
 def test_other_work_is_another_table(folder):
-    """A step with a long context, or one of a larger batch, is not compared with an ordinary one;
+    """A step with a long context, or one of a larger batch, is not beside an ordinary one;
     nor does one kind of quantized cache hide another."""
     deep = " --context_depth 65536"
     more = [
@@ -106,7 +84,7 @@ def test_other_work_is_another_table(folder):
         line("20260107000000", 10.5, more=" --batch_size 1"),
     ]
     Path("benchmarks.txt").write_text("\n".join([*LINES, *more]) + "\n")
-    found = tables(runs(["benchmarks.txt", "quality.json"]))
+    found = tables(runs(["benchmarks.txt"]))
     titles = [
         "tiny on cpu",
         "tiny on cpu, batch size 8",
@@ -114,26 +92,13 @@ def test_other_work_is_another_table(folder):
     ]
     assert list(found) == [*titles, "tiny on cuda"]
     assert found[titles[0]][0][4] == "10.50"
-    assert [row[4:6] for row in found[titles[1]]] == [["40.00", "1.00"]]
-    behind = [(row[1], *row[4:6]) for row in found[titles[2]]]
-    assert behind == [("dense", "4.00", "1.00"), ("int4", "7.00", "1.75"), ("int8", "6.00", "1.50")]
-
-
-def test_two_decimals_of_a_small_model_give_no_ratio(folder):
-    lines = [line("20260101000000", 5), line("20260101000000", 10, "int8wo")]
-    lines = [re.sub("model_size= *[0-9.]+", "model_size= 0.01", one) for one in lines]
-    Path("benchmarks.txt").write_text("\n".join(lines) + "\n")
-    none, int8wo = tables(runs(["benchmarks.txt", "quality.json"]))["tiny on cpu"]
-    assert none[8:10] == ["0.01 GB", "1.00"] and int8wo[8:10] == ["0.01 GB", "-"]
-    assert int8wo[5] == "2.00"
+    assert [row[4] for row in found[titles[1]]] == ["40.00"]
+    behind = [(row[1], row[4]) for row in found[titles[2]]]
+    assert behind == [("dense", "4.00"), ("int4", "7.00"), ("int8", "6.00")]
 
 
 def test_every_line_of_the_old_log_is_read():
-    found = groups([record for _, record in read_log(REFERENCE).records])
-    assert {model for _, model in found} == {
-        *("Llama-2-7b-chat-hf", "Meta-Llama-3-8B", "Meta-Llama-3.1-8B"),
-    }
-    llama2 = {row.record.quant: row for row in found["cuda", "Llama-2-7b-chat-hf"]}
-    # 170.83 over 107.38 tok/s; fp6 ran in float16, and is compared with bfloat16
-    assert llama2["int8wo"].over_full("tok_s") == pytest.approx(1.591, abs=1e-3)
-    assert llama2["fp6"].full == llama2["None"].record
+    found = newest([record for _, record in read_log(REFERENCE).records])
+    models = ("Llama-2-7b-chat-hf", "Meta-Llama-3-8B", "Meta-Llama-3.1-8B")
+    assert {heading.split()[0].strip("*") for heading in found} == {*models}
+    assert {row.quant for row in found["**Llama-2-7b-chat-hf** on cuda"]} >= {"None", "fp6"}

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from quantbench.log.table import Run, remarks, table
 from quantbench.run import machine
+from quantbench.run.facts import Measured, Peaks, Ready, Sample
 from quantbench.run.machine import Counters, MachineUse, judge, together
+from quantbench.run.shown import remarks, table
 from quantbench.run.why import held_back
-from quantbench.typed_json import from_json
 from tests.bench.facts import FACTS
 
 QUIET = MachineUse(10.0, 2, 2.0, 0.05, 0.0, 3)
@@ -106,19 +106,17 @@ def test_samples_add_up():
     assert together([]) is None
 
 
+def measured(*speeds):
+    samples = [Sample(1.0, 1.0, speed, 1.0, 1.0) for speed in speeds]
+    return Measured(FACTS, Ready(None, [1.0], True), None, Peaks({}, {}, {"resident": 1}), samples)
+
+
 def test_the_table_shows_the_spread_and_marks_what_scatters():
-    run = {
-        "scheme": "int8wo", "kernel": "cpu", "decoder": "cpu-step", "tok_s": 172.4,
-        "prefill_tok_s": 1.0, "decode_tok_s": 1.0, "weight_bytes_per_s": 1.0, "weight_bytes": 1,
-        "peak_memory_bytes": {"generate": {"resident": 1}},
-        "samples": [{"tok_s": speed} for speed in NEWCOMER],
-    }  # fmt: skip
-    older = table([from_json(Run, run)])
-    assert "60.00 to 292.00 over 5" in older and "!" not in older
-    marked = run | {"trustworthy": False, "why_not_trustworthy": "they scatter"}
-    runs = [from_json(Run, run), from_json(Run, marked)]
-    assert "! 60.00 to 292.00 over 5" in table(runs[1:]).split("\n")[1]
-    assert remarks(runs) == ["! int8wo: they scatter"]
+    steady, scattered = measured(60.0, 61.0), measured(*NEWCOMER)
+    assert "60.00 to 61.00 over 2" in table(steady) and "!" not in table(steady)
+    assert remarks(steady) == []
+    assert "! 60.00 to 292.00 over 5" in table(scattered).split("\n")[1]
+    assert remarks(scattered)[0].startswith("! int8wo: samples scatter 4.9 ×")
 
 
 def test_one_op_is_not_told_to_compile():
