@@ -57,8 +57,7 @@ from quantbench.progress import say
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer, SameModel
 from quantbench.run import environment, launch, measure
-from quantbench.run.counters import Meter
-from quantbench.run.energy import Energy, NotCounted
+from quantbench.run.energy import Energy, NotCounted, energy_of
 from quantbench.run.facts import Facts, OneSample, Ready
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
@@ -215,15 +214,12 @@ class Worker:
     def _energy(self, run: Callable[[], object]) -> Energy | NotCounted:
         """The energy of a run. Those that are timed are not repeated for it: the other arms' would
         be further away from them."""
-        meter = Meter.find(self.plan.device, self.plan.ranks)
-        if isinstance(meter, NotCounted):
-            return meter
 
         def one() -> int:
             run()
             return 1
 
-        return meter.energy(one)
+        return energy_of(one, self.plan.device, self.plan.ranks)
 
     def sample(self, index: int) -> TimedSample:
         from quantbench import devices

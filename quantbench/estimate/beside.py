@@ -24,7 +24,7 @@ from quantbench.estimate.validate import FIGURES
 from quantbench.log import table
 from quantbench.log.record import NO_COUNTER
 from quantbench.models.llama import Transformer
-from quantbench.run import counters, why
+from quantbench.run import energy, why
 from quantbench.run.bandwidth import BYTES, Bandwidth
 from quantbench.run.facts import Facts, Measured
 from quantbench.run.why import Expected
@@ -220,7 +220,7 @@ def _estimate(facts: Facts, phases: Phases | None) -> Estimate:
     if phases is None:
         layers = facts.architecture.num_layers
         raise UsageError(f"its {layers} layers are too few to tell their speed from some of them")
-    device, power = torch.device("cpu"), counters.power_limit()
+    device, power = torch.device("cpu"), energy.power_limit()
     return predict(request, Here(name, "", device, power, None, measured={request: phases}))
 
 

@@ -41,7 +41,7 @@ def measured(step=0.05, **changes):
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     monkeypatch.setattr("quantbench.devices.last_level_cache", lambda device: 32 << 20)
-    monkeypatch.setattr("quantbench.run.counters.power_limit", lambda: None)
+    monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: None)
 
 
 def test_estimated_measured_error():
@@ -152,7 +152,7 @@ def test_the_table_of_a_run():
 
 
 def test_energy_that_was_not_measured_is_a_bound(monkeypatch):
-    monkeypatch.setattr("quantbench.run.counters.power_limit", lambda: 65.0)
+    monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: 65.0)
     value = to_json(beside(measured(), PHASES, BANDWIDTH))
     assert value["joules_per_token"]["at_most"] and value["joules_per_token"]["measured"] is None
     (line,) = (
