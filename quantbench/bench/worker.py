@@ -304,8 +304,7 @@ class Worker:
             with contextlib.suppress(KernelError):
                 kernels_for(parse_scheme(name), config.kernel, *where)
                 names.append(name)
-        # The last considers all that the others do: they find its timings kept.
-        return [*names, *reversed(MEASURED)]
+        return [*names, *MEASURED]
 
     def plans(self, argvs: list[list[str]]) -> list[Planned]:
         """What each run's options come to, and whether it fits into the memory that is free."""
