@@ -172,31 +172,27 @@ class Sample:
 
 @dataclass(frozen=True)
 class Summary:
-    """The samples in a few figures. Medians are None if no sample has the figure."""
+    """The samples in a few figures."""
 
     tok_s: float  # mean; tokens of one row
     tok_s_all_rows: float  # mean; tokens of all rows
-    prefill_tok_s: float | None  # median
-    decode_tok_s: float | None  # median
-    time_to_first_token_s: float | None  # median of prefill_seconds
+    prefill_tok_s: float  # median
+    decode_tok_s: float | None  # median; None where a sample has one new token
+    time_to_first_token_s: float  # median of prefill_seconds
     weight_bytes_per_s: float  # tok_s · bytes of weights that a step reads
 
     @staticmethod
     def of(samples: Sequence[Sample], batch_size: int, step_weight_bytes: int) -> Summary:
         tok_s = statistics.fmean(sample.tok_s for sample in samples)
+        steps = [sample.decode_tok_s for sample in samples if sample.decode_tok_s is not None]
         return Summary(
             tok_s=tok_s,
             tok_s_all_rows=tok_s * batch_size,
-            prefill_tok_s=_median([sample.prefill_tok_s for sample in samples]),
-            decode_tok_s=_median([sample.decode_tok_s for sample in samples]),
-            time_to_first_token_s=_median([sample.prefill_seconds for sample in samples]),
+            prefill_tok_s=statistics.median(sample.prefill_tok_s for sample in samples),
+            decode_tok_s=statistics.median(steps) if steps else None,
+            time_to_first_token_s=statistics.median(sample.prefill_seconds for sample in samples),
             weight_bytes_per_s=tok_s * step_weight_bytes,
         )
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
 
 
 @dataclass(frozen=True)
