@@ -203,26 +203,20 @@ def decide(field: Sequence[Candidate], min_sqnr: float) -> tuple[Candidate, list
     full = next(one for one in ordered if one.in_full)
     if full.timing is None:
         raise KernelError(f"autoquant cannot time full precision: {full.reason}")
+    limit = GAIN * full.seconds
+    # NaN decibels compare as false, so they never pass.
+    good = [one for one in ordered if one.timing and (one.in_full or one.sqnr >= min_sqnr)]
+    best = next((one for one in good if one.seconds <= limit), full)
     for one in ordered:
-        one.verdict = _objection(one, full, min_sqnr)
-    best = next((one for one in ordered if not one.verdict), full)
-    for one in ordered:
-        if one is full or not one.verdict:
-            one.verdict = f"slower: {one.seconds / best.seconds:.2f} × the chosen"
-    best.verdict = "chosen" if best is not full else "chosen: nothing faster was allowed"
+        if one.timing is None:
+            one.verdict = one.reason or "not timed"
+        elif one is best:
+            one.verdict = "chosen" if best is not full else "chosen: nothing allowed is clearly faster"
+        elif one not in good:
+            one.verdict = f"{one.sqnr:.1f} dB < {min_sqnr:g} dB"
+        else:
+            one.verdict = f"{one.seconds / best.seconds:.2f} × the chosen's time"
     return best, ordered
-
-
-def _objection(one: Candidate, full: Candidate, min_sqnr: float) -> str:
-    """Why a candidate may not be chosen, or "". NaN compares as false, so it never passes."""
-    if one.timing is None:
-        return one.reason or "not timed"
-    if one is not full and not one.sqnr >= min_sqnr:
-        return f"{one.sqnr:.1f} dB < {min_sqnr:g} dB"
-    ratio = one.seconds / full.seconds
-    if ratio > 1:
-        return f"slower than full precision: {ratio:.2f} × its time"
-    return f"no faster than full precision beyond noise: {ratio:.2f} × its time" * (ratio > GAIN)
 
 
 def table(choices: Sequence[Choice]) -> str:
