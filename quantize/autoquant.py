@@ -211,7 +211,7 @@ def decide(field: Sequence[Candidate], min_sqnr: float) -> tuple[Candidate, list
         if one.timing is None:
             one.verdict = one.reason or "not timed"
         elif one is best:
-            one.verdict = "chosen" if best is not full else "chosen: nothing allowed is clearly faster"
+            one.verdict = "chosen" if best is not full else "chosen: nothing allowed is faster"
         elif one not in good:
             one.verdict = f"{one.sqnr:.1f} dB < {min_sqnr:g} dB"
         else:

@@ -13,6 +13,7 @@ printed. No torch here: a mistake in the options is reported before it is import
 
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import shutil
@@ -134,18 +135,18 @@ class Running:
 
     def wait(self) -> None:
         """Wait until all ranks have ended. Raises RankFailed as soon as a rank has failed."""
-        deadline = None
+        deadline = math.inf
         while True:
             codes = [process.poll() for process in self.processes]
-            if not any(code is None or code for code in codes):
+            failed = [(self._report(rank, code), code) for rank, code in enumerate(codes) if code]
+            if failed:
+                deadline = min(deadline, time.monotonic() + SECONDS_FOR_CAUSE)
+            elif None not in codes:
                 return
-            failures = {rank: code for rank, code in enumerate(codes) if code}
-            causes = {r: c for r, c in failures.items() if not LOST.search(self._report(r, c))}
-            if failures and deadline is None:
-                deadline = time.monotonic() + SECONDS_FOR_CAUSE
-            if causes or (deadline and time.monotonic() > deadline):
-                rank, code = next(iter((causes or failures).items()))
-                raise RankFailed(self._report(rank, code), code if code > 0 else 1)
+            causes = [(report, code) for report, code in failed if not LOST.search(report)]
+            if causes or time.monotonic() > deadline:
+                report, code = (causes or failed)[0]
+                raise RankFailed(report, code if code > 0 else 1)
             time.sleep(0.05)
 
     def __exit__(self, *_: object) -> None:
@@ -162,16 +163,14 @@ class Running:
 
     def _report(self, rank: int, code: int) -> str:
         """Why a rank has failed, in one line."""
-        who = f"rank {rank} of {self.size}"
-        written = self.folder / f"{rank}.report"
+        who, written = f"rank {rank} of {self.size}", self.folder / f"{rank}.report"
         if written.exists():
-            message = written.read_text()
-            return message if code == 2 else f"{who}: {message}"
+            return written.read_text() if code == 2 else f"{who}: {written.read_text()}"
         if code == -signal.SIGKILL:
             return f"{who} was killed (SIGKILL), as the system does when memory runs out"
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        lines = (self.folder / f"{rank}.stderr").read_text(errors="replace").strip().splitlines()
-        last = f": {lines[-1]}" if lines else ""
+        stderr = (self.folder / f"{rank}.stderr").read_text(errors="replace").strip()
+        last = f": {stderr.splitlines()[-1]}" if stderr else ""
         return f"{who} ended {how}{last}; nothing was logged"
 
 
