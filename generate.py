@@ -369,7 +369,8 @@ def finish(config: RunConfig, report: "Report") -> None:
     from quantbench.log import table
 
     measured = report.measured
-    line = make_record(measured.facts, measured.summary.tok_s, measured.peaks.generate).render()
+    tok_s, peak = measured.summary.tok_s, measured.peaks["generate"]
+    line = make_record(measured.facts, tok_s, peak).render()
     if config.write_result != "none":
         log.append(Path(config.write_result), line)
         say(f"Appended one line to {config.write_result}")

@@ -43,7 +43,6 @@ from quantbench.bench import ranks
 from quantbench.bench.answers import (
     ArmFacts,
     Layers,
-    Peaks,
     Planned,
     Reading,
     ShapeTimings,
@@ -58,7 +57,7 @@ from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer, SameModel
 from quantbench.run import environment, launch, measure
 from quantbench.run.energy import Energy, NotCounted, energy_of
-from quantbench.run.facts import Facts, OneSample, Ready
+from quantbench.run.facts import Facts, OneSample, Peaks, Ready
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
 

@@ -80,7 +80,7 @@ class Report:
             decode_tok_s=summary.decode_tok_s,
             weight_bytes_per_s=summary.weight_bytes_per_s,
             weight_bytes=facts.weight_bytes,
-            peak_memory_bytes=table.Peaks(self.measured.peaks.generate),
+            peak_memory_bytes=table.Peaks(self.measured.peaks["generate"]),
             decoder=facts.decoder,
             samples=[table.Speed(sample.tok_s) for sample in self.measured.samples],
             trustworthy=trust.trustworthy,
@@ -190,7 +190,7 @@ def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Besid
         "prompt_seconds": statistics.median(s.prefill_seconds for s in measured.samples),
         "token_seconds": statistics.median(steps) if steps else None,
         "tokens_per_second": measured.summary.tok_s_all_rows,
-        "peak_memory_bytes": float(next(iter(measured.peaks.generate.values()))),
+        "peak_memory_bytes": float(next(iter(measured.peaks["generate"].values()))),
         "joules_per_token": measured.joules_per_token,
     }
     figures = {}

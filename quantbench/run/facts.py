@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 Peak = dict[str, int]  # bytes by kind, as devices.peak_memory gives them; the first is logged
+Peaks = dict[str, Peak]  # by phase: load, warm_up, generate
 
 
 @dataclass(frozen=True)
@@ -196,15 +197,6 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Peaks:
-    """Peak memory of each phase."""
-
-    load: Peak
-    warm_up: Peak
-    generate: Peak
-
-
-@dataclass(frozen=True)
 class Measured:
     """The result of a run."""
 
@@ -260,7 +252,7 @@ class Measured:
             **to_json(self.facts),
             **to_json(self.ready),
             "text": self.text,
-            "peak_memory_bytes": to_json(self.peaks),
+            "peak_memory_bytes": self.peaks,
             **to_json(self.summary),
             **to_json(self.trust),
             "joules_per_token": self.joules_per_token,

@@ -32,7 +32,6 @@ from quantbench.run.facts import (
     OneSample,
     Parallel,
     Peak,
-    Peaks,
     Ready,
     Sample,
 )
@@ -62,8 +61,9 @@ def measure(
     devices.reset_peak_memory(device)
     samples, tokens, joules = metered(plan, one_sample)
     load_average = machine.load_average()
-    phases = loaded.peak_memory, warm_up_peak, devices.peak_memory(device)
-    peaks = Peaks(*(of_all_ranks(plan, peak) for peak in phases))
+    phases = {"load": loaded.peak_memory, "warm_up": warm_up_peak}
+    phases["generate"] = devices.peak_memory(device)
+    peaks = {phase: of_all_ranks(plan, peak) for phase, peak in phases.items()}
     first = plan.ranks.rank == 0
     trace(device, config.profile, config.memory_profile, lambda: one_sample(0), say, first)
     return Measured(

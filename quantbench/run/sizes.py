@@ -5,6 +5,7 @@ by their number.
 """
 
 import bisect
+import contextlib
 from collections import Counter
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from torch import nn
 from quantbench.devices import stored_bytes
 from quantbench.errors import KernelError, MemoryShortage, UsageError
 from quantbench.kv_cache import CACHES
-from quantbench.kv_cache.base import CacheFactory, KVCache
+from quantbench.kv_cache.base import CacheFactory
 from quantbench.log.config import RunConfig
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
@@ -173,8 +174,10 @@ def check_memory(
     fitting = bisect.bisect_right(range(1, positions + 1), free - weights, key=cached)
     if fitting:
         advice = f"--cache_size {fitting} is the largest that fits"
-        smaller = [name for name in CACHES if _takes(CACHES[name], architecture)]
-        smaller = [name for name in smaller if cached(positions, CACHES[name]) < need]
+        smaller = []
+        for name, kind in CACHES.items():
+            with contextlib.suppress(UsageError):  # it does not support the model's head_dim
+                smaller += [name] if cached(positions, kind) < need else []
         if smaller:
             advice += f"; --kv_cache {' or '.join(smaller)} makes it smaller"
     elif weights > free:
@@ -186,15 +189,6 @@ def check_memory(
         f"{positions} positions need {size_text(weights + need)}, and {device} has "
         f"{size_text(free)} free; {advice}"
     )
-
-
-def _takes(kind: type[KVCache], architecture: ModelConfig) -> bool:
-    """Whether this kind of cache supports the model's head_dim."""
-    try:
-        kind(1, 1, 1, architecture.head_dim, torch.bfloat16, "meta")
-    except UsageError:
-        return False
-    return True
 
 
 def kv_cache_bytes(

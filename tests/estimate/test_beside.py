@@ -9,7 +9,7 @@ from quantbench.estimate.beside import beside, expected, of_seconds, report_of, 
 from quantbench.estimate.predict import Phase
 from quantbench.log.table import Estimates, estimates
 from quantbench.models.presets import preset
-from quantbench.run.facts import Device, Measured, Parallel, Peaks, Ready, Sample
+from quantbench.run.facts import Device, Measured, Parallel, Ready, Sample
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
 from tests.bench.facts import FACTS
@@ -35,7 +35,7 @@ def measured(step=0.05, **changes):
     )
     sample = Sample(0.5, step * (NEW - 1), NEW / (0.5 + step * (NEW - 1)), 256.0, 1 / step)
     return Measured(facts, Ready(None, [1.0], True), None,
-                    Peaks({}, {}, {"resident": 2_000_000_000}), [sample])  # fmt: skip
+                    {"generate": {"resident": 2_000_000_000}}, [sample])  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
