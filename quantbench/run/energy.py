@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 POWERCAP = Path("/sys/class/powercap")
 IDLE_SECONDS = 1.0  # for which the idle machine is read; only where there is a counter
-LEAST_SECONDS = {"cpu": 0.05, "cuda": 5.0}  # 50 updates of the counter, so that one is 2 %
+LEAST_SECONDS = {"cpu": 0.05, "cuda": 5.0}  # 50 updates of the counter
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def energy_of(
     except Exception as error:
         return NotCounted(f"{name} stopped while it was read: {error}")
     if spent <= 0 or before < first:
-        return NotCounted(f"{name} does not move in {seconds:.1f} s, or began again at 0")
+        return NotCounted(f"{name} does not move in {seconds:.1f} s, or started again at 0")
     watts = (before - first) / (begun - started)
     net = max(0.0, spent - watts * seconds)
     return Energy(name, net / repeats, seconds / repeats, watts, repeats)

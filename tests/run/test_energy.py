@@ -38,7 +38,7 @@ def clock(monkeypatch):
 
 
 class Tree:
-    """A powercap tree. Every zone takes 200 W, and more when the test says so."""
+    """A powercap tree. Every zone takes 200 W, plus `more`."""
 
     def __init__(self, root, clock):
         self.root, self.clock, self.more = root, clock, 0.0
@@ -78,7 +78,7 @@ def test_a_run_net_of_the_idle_machine(tree, clock):
     assert used == Energy("RAPL", pytest.approx(48), *map(pytest.approx, (0.02, 600.0)), 3)
 
     again = energy_of(lambda: one_run(-1000.0), CPU, ALONE)  # it starts again from zero
-    assert again == NotCounted("RAPL does not move in 0.1 s, or began again at 0")
+    assert again == NotCounted("RAPL does not move in 0.1 s, or started again at 0")
 
     def last_run():
         (tree.root / "intel-rapl:1" / "energy_uj").unlink(missing_ok=True)
