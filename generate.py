@@ -367,7 +367,8 @@ def make_generator(plan: Plan, model: Transformer, any_rows: bool = False) -> Ge
 def finish(config: RunConfig, report: "Report") -> None:
     """Append to the log and to --output_json_path, then print the text, the table and the why."""
     measured = report.measured
-    line = make_record(measured.facts, measured.summary.tok_s, measured.peaks.generate).render()
+    tok_s, peak = measured.summary.tok_s, measured.peaks["generate"]
+    line = make_record(measured.facts, tok_s, peak).render()
     if config.write_result != "none":
         log.append(Path(config.write_result), line)
         say(f"Appended one line to {config.write_result}")

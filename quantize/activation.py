@@ -5,10 +5,12 @@ E4M3. So a weight-only kernel multiplies by them what an integer or float8 kerne
 and the scale is applied afterwards.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from quantbench.ops.ranks import Ranks
 
 E4M3_MAX = 448.0
 SMALLEST = torch.finfo(torch.float32).eps  # torchao's smallest scale
@@ -64,3 +66,26 @@ ROUNDINGS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "float8-row": _float8_row,
     "float8-tensor": _float8_tensor,
 }
+
+
+class RoundedAcross(nn.Module):
+    """A linear layer over this rank's columns of x, which is rounded as one rank would round it:
+    the ranks gather the whole x for its scale."""
+
+    def __init__(
+        self, inner: nn.Module, bias: Tensor | None, how: str, ranks: Ranks, widths: Sequence[int]
+    ) -> None:
+        """inner: multiplies by the weight, and neither rounds nor adds a bias.
+        how: a name of ROUNDINGS. widths: columns of each rank.
+        """
+        super().__init__()
+        self.inner, self.how, self.ranks, self.widths = inner, how, ranks, list(widths)
+        self.start = sum(self.widths[: ranks.rank])
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, K) → (…, N) in x's dtype: this rank's part of a sum over ranks."""
+        numbers, scale = rounded(self.ranks.gather(x.float(), self.widths), self.how)
+        mine = numbers[..., self.start : self.start + x.shape[-1]].contiguous()
+        y = self.inner(mine) * scale
+        return (y if self.bias is None else y + self.bias).to(x.dtype)

@@ -1,6 +1,6 @@
 """autoquant: per shape of layer, the fastest scheme measured here that keeps --min_sqnr.
 
-    choices = choose(samples, AutoQuant(), batch_size=1, min_sqnr=35.0, cache=files.cache_folder())
+    choices = choose(samples, AutoQuant(), batch_size=1, min_sqnr=35.0)
     print(table(choices))
     model = load_model(path, transform=MixedQuantizer(by_shape(choices), device, dtype))
 
@@ -10,28 +10,22 @@ than noise, and its output on real activations has to keep a signal-to-quantizat
 """
 
 import copy
-import hashlib
-import json
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torchao
 from torch import Tensor, nn
 
-from quantbench import devices, files
-from quantbench.errors import KernelError, QuantbenchError
+from quantbench import devices
+from quantbench.errors import KernelError
 from quantbench.quantize import race
 from quantbench.quantize.race import Timing, attempt
 from quantbench.quantize.registry import Quantizer, available, with_weight
 from quantbench.quantize.spec import FullPrecision, Quantization, Spec
 from quantbench.text import aligned
-from quantbench.typed_json import from_json, parsed, to_json
 
 SQNR_ROWS = 64  # activations per SQNR; more do not change it
 # On the CPU at most this many weights of a layer are measured, in evenly spread rows: time is
@@ -80,7 +74,7 @@ class Candidate:
 class Choice(NamedTuple):
     shape: tuple[int, int]  # out_features, in_features
     layers: list[str]
-    setting: str  # batch, dtype, compiled or not, and where the timings are from
+    setting: str  # batch, dtype, compiled or not
     chosen: Candidate
     candidates: list[Candidate]  # fastest first
 
@@ -91,17 +85,15 @@ def choose(
     selection: Quantization,
     batch_size: int,
     min_sqnr: float,
-    cache: Path | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
     compile: bool = False,
     kernel: str = "auto",
 ) -> list[Choice]:
     """One choice per distinct shape of the samples' layers, in their order.
 
-    Products are timed on (batch_size, 1, K) inputs, compiled or not. `cache`: the folder in which
-    timings are stored; SQNR depends on the weights and is measured each time. `report` gets
-    shapes done and in all. With a `kernel` other than "auto" only that kernel's candidates run
-    against full precision.
+    Products are timed on (batch_size, 1, K) inputs, compiled or not. `report` gets shapes done and
+    in all. With a `kernel` other than "auto" only that kernel's candidates run against full
+    precision.
 
     Raises KernelError if full precision itself cannot be timed, or no scheme has that kernel.
     """
@@ -114,20 +106,11 @@ def choose(
     choices: list[Choice] = []
     for (shape, alike), field in zip(shapes.items(), fields, strict=True):
         parts = [sample._replace(layer=_part(sample.layer)) for sample in alike]
-        first = parts[0].layer
-        file = cache / "autoquant" / _digest(first, batch_size, compile) if cache else None
-        timings = read(file)
-        kept = timings.keys() >= {str(one) for one in field if one.reason is None}
-        _measure(field, parts, batch_size, compile, timings if kept else None)
-        if file and not kept:
-            write(file, {str(one): one.timing for one in field if one.timing})
+        rows, dtype = parts[0].layer.out_features, str(parts[0].layer.weight.dtype)[6:]
+        _measure(field, parts, batch_size, compile)
         chosen, judged = decide(field, min_sqnr)
-        setting = f"batch {batch_size}, {str(first.weight.dtype)[6:]}"
-        setting += ", compiled" if compile else ", not compiled"
-        setting += f", {first.out_features} of its rows" * (first.out_features < shape[0])
-        setting += ", timings kept from an earlier run" * kept
-        if chosen.timing and chosen.timing.warm:
-            setting += ", weights perhaps from the last-level cache: too little memory for copies"
+        setting = f"batch {batch_size}, {dtype}, {'' if compile else 'not '}compiled"
+        setting += f", {rows} of its rows" * (rows < shape[0])
         choices.append(Choice(shape, [sample.name for sample in alike], setting, chosen, judged))
         report(len(choices), len(shapes))
     return choices
@@ -149,14 +132,10 @@ def candidates(selection: Quantization, layer: nn.Linear, kernel: str = "auto") 
 
 
 def _measure(
-    field: Sequence[Candidate],
-    samples: Sequence[Sample],
-    batch_size: int,
-    compile: bool,
-    timings: Mapping[str, Timing] | None,
+    field: Sequence[Candidate], samples: Sequence[Sample], batch_size: int, compile: bool
 ) -> None:
     """Fill in what the candidates do on layers of one shape: SQNR on each layer, speed on the
-    first, unless its timings are known."""
+    first."""
     plain = [sample.layer for sample in samples]
     inputs = [_rows(sample.activations, max(SQNR_ROWS, batch_size)) for sample in samples]
     # Without 16-bit rounding: float32's is 120 dB away.
@@ -175,9 +154,6 @@ def _measure(
 
     for one in field:
         one.reason = one.reason or attempt(lambda: quality(one))  # noqa: B023
-        one.timing = timings.get(str(one)) if timings and not one.reason else None
-    if timings is not None:
-        return
     x, layers = inputs[0][:batch_size], [layer for _, layer, _ in raced]
     limit = TOO_SLOW if x.device.type == "cpu" else math.inf
     with devices.returning_memory():
@@ -227,26 +203,20 @@ def decide(field: Sequence[Candidate], min_sqnr: float) -> tuple[Candidate, list
     full = next(one for one in ordered if one.in_full)
     if full.timing is None:
         raise KernelError(f"autoquant cannot time full precision: {full.reason}")
+    limit = GAIN * full.seconds
+    # NaN decibels compare as false, so they never pass.
+    good = [one for one in ordered if one.timing and (one.in_full or one.sqnr >= min_sqnr)]
+    best = next((one for one in good if one.seconds <= limit), full)
     for one in ordered:
-        one.verdict = _objection(one, full, min_sqnr)
-    best = next((one for one in ordered if not one.verdict), full)
-    for one in ordered:
-        if one is full or not one.verdict:
-            one.verdict = f"slower: {one.seconds / best.seconds:.2f} × the chosen"
-    best.verdict = "chosen" if best is not full else "chosen: nothing faster was allowed"
+        if one.timing is None:
+            one.verdict = one.reason or "not timed"
+        elif one is best:
+            one.verdict = "chosen" if best is not full else "chosen: nothing allowed is faster"
+        elif one not in good:
+            one.verdict = f"{one.sqnr:.1f} dB < {min_sqnr:g} dB"
+        else:
+            one.verdict = f"{one.seconds / best.seconds:.2f} × the chosen's time"
     return best, ordered
-
-
-def _objection(one: Candidate, full: Candidate, min_sqnr: float) -> str:
-    """Why a candidate may not be chosen, or "". NaN compares as false, so it never passes."""
-    if one.timing is None:
-        return one.reason or "not timed"
-    if one is not full and not one.sqnr >= min_sqnr:
-        return f"{one.sqnr:.1f} dB < {min_sqnr:g} dB"
-    ratio = one.seconds / full.seconds
-    if ratio > 1:
-        return f"slower than full precision: {ratio:.2f} × its time"
-    return f"no faster than full precision beyond noise: {ratio:.2f} × its time" * (ratio > GAIN)
 
 
 def table(choices: Sequence[Choice]) -> str:
@@ -270,34 +240,6 @@ def _row(one: Candidate) -> tuple[str, ...]:
         cells[1:] = f"{one.bytes / 1e6:.2f} MB", f"{one.bytes / one.seconds / 1e9:.1f} GB/s"
     sqnr = {"nan": "-", "inf": "exact"}.get(str(one.sqnr), f"{one.sqnr:.1f} dB")
     return str(one.spec), one.kernel, *cells, sqnr, one.verdict
-
-
-def _digest(layer: nn.Linear, batch_size: int, compile: bool) -> str:
-    """The file of a layer's timings, named after all that a product's time depends on but for the
-    candidate. Each setting has its own, so two runs at once lose nothing of each other's."""
-    root, device = Path(__file__).parents[1], layer.weight.device
-    code = files.digest_of_code(root / "ops", root / "quantize")
-    machine = device.type, devices.describe(device), torch.backends.cpu.get_cpu_capability()
-    product = *layer.weight.shape, str(layer.weight.dtype), layer.bias is not None
-    how = torch.__version__, torchao.__version__, batch_size, compile
-    key = json.dumps([code, machine, product, how])
-    return f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-
-
-def read(file: Path | None) -> dict[str, Timing]:
-    """The timings in the file, by candidate; none where there is no such file, or another's."""
-    try:
-        return from_json(dict[str, Timing], parsed(file.read_bytes())) if file else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def write(file: Path, timings: Mapping[str, Timing]) -> None:
-    """Replace the file. In a folder that cannot be written to nothing is stored."""
-    content = json.dumps({name: to_json(timing) for name, timing in timings.items()})
-    with suppress(OSError, QuantbenchError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text("", file, content)
 
 
 def by_shape(choices: Sequence[Choice]) -> dict[Any, tuple[Spec, str]]:

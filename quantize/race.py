@@ -13,8 +13,7 @@ import statistics
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,21 +35,14 @@ Call = Callable[[nn.Module, Tensor], Tensor]
 Run = Callable[[], float]  # -> seconds of one product
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     seconds: float  # of one product: the median over the rounds
     low: float  # quartiles
     high: float
     rounds: int
-    warm: bool = False  # weights may have come from the cache: too little memory for enough copies
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low <= self.seconds <= self.high < math.inf:
-            raise ValueError("a timing is three positive numbers in order")
 
 
-@dataclass(frozen=True)
-class Race:
+class Race(NamedTuple):
     timings: list[Timing | str]  # per layer; or why it could not be timed
     outputs: list[Tensor | None]  # per layer: its first product
     rotated: int  # bytes of weights read before a copy is read again
@@ -88,14 +80,12 @@ def race(
             results[i] = attempt(lambda: _run(calls[i], rotation, x, compile))  # noqa: B023
             if callable(results[i]):
                 runs[i] = results[i]
-    results |= interleaved(runs, too_slow, warm=number * size < cache)
+    results |= interleaved(runs, too_slow)
     timings = [results[i] for i in range(len(layers))]
     return Race(timings, outputs, number * size, cache, results.get(-1))
 
 
-def interleaved(
-    runs: Mapping[int, Run], too_slow: float = math.inf, warm: bool = False
-) -> dict[int, Timing]:
+def interleaved(runs: Mapping[int, Run], too_slow: float = math.inf) -> dict[int, Timing]:
     """Call every run once a round, always in the same order. The first WARM_UPS do not count, but
     for a run that takes `too_slow` times as long as the fastest: it gets no more."""
     seconds: dict[int, list[float]] = {i: [] for i in runs}
@@ -111,7 +101,7 @@ def interleaved(
     timings = {}
     for i, each in seconds.items():
         low, middle, high = statistics.quantiles(each, n=4, method="inclusive")
-        timings[i] = Timing(middle, low, high, len(each), warm)
+        timings[i] = Timing(middle, low, high, len(each))
     return timings
 
 

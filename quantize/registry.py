@@ -235,7 +235,7 @@ class Quantizer:
 
 
 def _rounds_here(layer: nn.Linear) -> bool:
-    """Whether activations are rounded in the layer, and not before it (quantize/across.py)."""
+    """Whether activations are rounded in the layer, and not before it (quantize/activation.py)."""
     weight = layer.weight.data
     return not isinstance(weight, PackedWeight) or weight.activation is not None
 

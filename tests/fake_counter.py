@@ -1,18 +1,21 @@
-"""A counter of energy that moves whenever it is read."""
+"""A counter of energy that moves by 3 J during each run; the idle machine takes nothing."""
+
+import itertools
+
+from quantbench.run import energy
 
 
-class Counter:
-    """3 J for each look at it; an idle machine takes nothing."""
+def install(monkeypatch, error=None):
+    """error: what reading raises. Returns the list of readings, which grows."""
+    joules, looks = itertools.cycle([0.0, 0.0, 3.0]), []
 
-    name = "a fake"
-    interval = 1e-9  # seconds between updates: one run is enough
+    def read():
+        if error:
+            raise error
+        looks.append(next(joules))
+        return looks[-1]
 
-    def __init__(self):
-        self.total = 0.0
-
-    def read(self):
-        self.total += 3.0
-        return [self.total]
-
-    def between(self, before, after):
-        return after[0] - before[0]
+    monkeypatch.setattr(energy, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(energy, "LEAST_SECONDS", {"cpu": 0.0})  # one run is enough
+    monkeypatch.setattr(energy, "reader", lambda device, ranks: ("a fake", read))
+    return looks

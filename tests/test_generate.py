@@ -20,14 +20,11 @@ from quantbench.commands.generate import generate as main
 from quantbench.log import reading
 from quantbench.log.config import split
 from quantbench.log.options import parse
-from quantbench.log.record import Record
+from quantbench.log.record import NO_COUNTER, Record
 from quantbench.models.loading import load_model
 from quantbench.ops.cpu import build
-from quantbench.run import counters
-from quantbench.run.counters import NoCounter
 from quantbench.run.loading import Loading
-from tests import seeds
-from tests.fake_counter import Counter
+from tests import fake_counter, seeds
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "models" / "tiny"
@@ -92,19 +89,12 @@ def test_the_json_holds_what_the_line_was_made_of(in_tmp):
 def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
     """Two samples between two looks: 1.5 J each, for 3 rows of 5 new tokens, and the
     idle machine takes nothing."""
-    find = counters.Meter.find
-    monkeypatch.setattr(
-        counters.Meter, "find", lambda device, ranks: counters.Meter(Counter(), 0.0, device, ranks)
-    )
     words = (*SHORT, "--output_json_path", "runs.jsonl", "--write_result", "none")
-    result = run(*words, "--batch_size", "3")
+    with monkeypatch.context() as patched:
+        fake_counter.install(patched)
+        result = run(*words, "--batch_size", "3")
     assert result.exit_code == 0, result.stderr
-
-    def none_here(device_type, indices):
-        raise NoCounter("there is none here")
-
-    monkeypatch.setattr(counters.Meter, "find", find)
-    monkeypatch.setattr("quantbench.run.counters.find", none_here)
+    monkeypatch.setattr("quantbench.run.energy.POWERCAP", Path("/none"))
     assert run(*words).exit_code == 0
     assert not Path("benchmarks.txt").exists()
     counted, alone = map(json.loads, Path("runs.jsonl").read_text().splitlines())
@@ -116,9 +106,7 @@ def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
     }  # fmt: skip
     assert len(counted["samples"]) == 2
     assert alone["joules_per_token"] is None
-    assert alone["energy"] == {
-        "why_not": "no counter; power limit × time is an upper bound (there is none here)"
-    }
+    assert alone["energy"] == {"why_not": f"{NO_COUNTER} (there is no RAPL counter in /none)"}
 
 
 def test_compiled_run_as_the_old_log_has_it(in_tmp, monkeypatch):

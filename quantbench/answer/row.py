@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from quantbench.answer.interval import Interval
-from quantbench.bench.answers import Peaks
+from quantbench.run.facts import Peaks
 from quantbench.run.shown import Estimated
 from quantbench.typed_json import omitted
 

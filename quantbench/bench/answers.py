@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantbench.run.energy import Energy, NotCounted
-from quantbench.run.facts import Facts, Peak, Ready, Sample
+from quantbench.run.facts import Facts, Peak, Peaks, Ready, Sample
 from quantbench.run.why import Limit
 from quantbench.typed_json import from_json, omitted, to_json
-
-Peaks = dict[str, Peak]  # by phase: load, warm_up, generate
 
 
 @dataclass(frozen=True, kw_only=True)

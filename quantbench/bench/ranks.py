@@ -38,13 +38,13 @@ def are_started_by(command: Sequence[str]) -> bool:
 
 def run(size: int, words: Sequence[str]) -> None:
     """Run the ranks until all have ended; if one fails, answer with the reason."""
-    with launch.run_ranks([sys.executable, *words], size, stdin=subprocess.PIPE) as ranks:
-        threading.Thread(target=_pass_on, args=(ranks,), daemon=True).start()
-        try:
+    try:
+        with launch.Running([sys.executable, *words], size, stdin=subprocess.PIPE) as ranks:
+            threading.Thread(target=_pass_on, args=(ranks,), daemon=True).start()
             ranks.wait()
-        except launch.RankFailed as error:
-            kind = KINDS.get(error.exit_code, "dead")
-            print(json.dumps({"failed": " ".join(str(error).split()), "kind": kind}), flush=True)
+    except launch.RankFailed as error:  # all have ended, and their memory is free
+        kind = KINDS.get(error.exit_code, "dead")
+        print(json.dumps({"failed": " ".join(str(error).split()), "kind": kind}), flush=True)
 
 
 def _pass_on(ranks: launch.Running) -> None:

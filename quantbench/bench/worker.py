@@ -43,7 +43,6 @@ from quantbench.bench import ranks
 from quantbench.bench.answers import (
     ArmFacts,
     Layers,
-    Peaks,
     Planned,
     Reading,
     ShapeTimings,
@@ -57,9 +56,8 @@ from quantbench.progress import say
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer, SameModel
 from quantbench.run import environment, launch, measure
-from quantbench.run.counters import Meter
-from quantbench.run.energy import Energy, NotCounted
-from quantbench.run.facts import Facts, OneSample, Ready
+from quantbench.run.energy import Energy, NotCounted, energy_of
+from quantbench.run.facts import Facts, OneSample, Peaks, Ready
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
 
@@ -215,15 +213,12 @@ class Worker:
     def _energy(self, run: Callable[[], object]) -> Energy | NotCounted:
         """The energy of a run. Those that are timed are not repeated for it: the other arms' would
         be further away from them."""
-        meter = Meter.find(self.plan.device, self.plan.ranks)
-        if isinstance(meter, NotCounted):
-            return meter
 
         def one() -> int:
             run()
             return 1
 
-        return meter.energy(one)
+        return energy_of(one, self.plan.device, self.plan.ranks)
 
     def sample(self, index: int) -> TimedSample:
         from quantbench import devices
@@ -308,8 +303,7 @@ class Worker:
             with contextlib.suppress(KernelError):
                 kernels_for(parse_scheme(name), config.kernel, *where)
                 names.append(name)
-        # The last considers all that the others do: they find its timings kept.
-        return [*names, *reversed(MEASURED)]
+        return [*names, *MEASURED]
 
     def plans(self, argvs: list[list[str]]) -> list[Planned]:
         """What each run's options come to, and whether it fits into the memory that is free."""

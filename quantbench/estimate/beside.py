@@ -22,7 +22,7 @@ from quantbench.estimate.here import RUN_DEVIATION, GeneratorOf, Here, of_model
 from quantbench.estimate.predict import Estimate, Figure, Phase, Request, pass_of, predict
 from quantbench.log.record import NO_COUNTER
 from quantbench.models.llama import Transformer
-from quantbench.run import counters, shown, why
+from quantbench.run import energy, shown, why
 from quantbench.run.bandwidth import BYTES, Bandwidth
 from quantbench.run.facts import Facts, Measured
 from quantbench.run.shown import Estimated
@@ -170,7 +170,7 @@ def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Besid
         "prompt_seconds": statistics.median(s.prefill_seconds for s in measured.samples),
         "token_seconds": statistics.median(steps) if steps else None,
         "tokens_per_second": measured.summary.tok_s_all_rows,
-        "peak_memory_bytes": float(next(iter(measured.peaks.generate.values()))),
+        "peak_memory_bytes": float(next(iter(measured.peaks["generate"].values()))),
         "joules_per_token": measured.joules_per_token,
     }
     figures = {}
@@ -200,7 +200,7 @@ def _estimate(facts: Facts, phases: Phases | None) -> Estimate:
     if phases is None:
         layers = facts.architecture.num_layers
         raise UsageError(f"its {layers} layers are too few to tell their speed from some of them")
-    device, power = torch.device("cpu"), counters.power_limit()
+    device, power = torch.device("cpu"), energy.power_limit()
     return predict(request, Here(name, "", device, power, None, measured={request: phases}))
 
 

@@ -28,7 +28,7 @@ from quantbench.models.formats.dummy import Dummy
 from quantbench.models.llama import Transformer, step_bytes
 from quantbench.progress import progress, say
 from quantbench.quantize.spec import parse_scheme
-from quantbench.run import counters
+from quantbench.run import energy
 from quantbench.run.loading import Loading
 from quantbench.run.sizes import check_memory, size_of
 
@@ -206,6 +206,6 @@ def here(generator_of: GeneratorOf | None = None, device: torch.device | str = "
     """This machine as it is now: its name, free memory and power limit."""
     device = devices.resolve(str(device))
     name = str(devices.describe(device)["name"])
-    power = counters.power_limit() if device.type == "cpu" else None
+    power = energy.power_limit() if device.type == "cpu" else None
     return Here(name, "measured now", device, power, devices.free_memory(device),
                 generator_of=generator_of)  # fmt: skip

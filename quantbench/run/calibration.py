@@ -43,7 +43,6 @@ def autoquantizer(loading: "Loading", say: Callable[[str], None]) -> MixedQuanti
         loading.spec,
         config.batch_size,
         config.min_sqnr,
-        files.cache_folder(),
         lambda done, total: say(f"Timed {done} of {total} shapes"),
         compile=config.compile,
         kernel=config.kernel,

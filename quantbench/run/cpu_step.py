@@ -30,7 +30,7 @@ from quantbench.models.mixtral import Mixtral, MixtureOfExperts, elsewhere_of
 from quantbench.models.tensor_parallel import kind_of, split_of
 from quantbench.ops.cpu import build, step
 from quantbench.ops.kv import WRITTEN_BY_STEPS
-from quantbench.quantize.across import RoundedAcross
+from quantbench.quantize.activation import RoundedAcross
 from quantbench.quantize.cpu import PackedLinear
 from quantbench.quantize.kernel import fused_weight
 

@@ -18,7 +18,7 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.loading import Stages
 from quantbench.models.split import Cut, Split, feed_forward_widths
 from quantbench.ops.ranks import Ranks
-from quantbench.quantize.across import RoundedAcross
+from quantbench.quantize.activation import RoundedAcross
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import Quantizer, column_unit, has_row_scales
 from quantbench.quantize.spec import AsIs, Spec, parse_scheme

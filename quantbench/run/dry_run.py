@@ -29,8 +29,7 @@ def report(plan: Plan, free: int | None) -> str:
 
             slow = slow_bytes(config, architecture, scheme, device, precision)
         need = size.memory_bytes - slow + cached
-        widened = f"; kernel {size.kernel} reads {size.bits_read:.2f}" if size.widened else ""
-        bits = f"{size.bits_per_weight:.2f} on average in the quantized linear layers{widened}"
+        bits = f"{size.bits_per_weight:.2f} on average in the quantized linear layers"
         embedding = f"{size.embedding_bytes / 1e9:.2f} GB, not part of model_size"
         if size.model_bytes + size.embedding_bytes > size.memory_bytes:
             embedding += ", shared with the output layer"
@@ -69,7 +68,6 @@ def table(
     cached: bytes of the KV cache. free: bytes of memory that are free; None if not known.
     """
     rows = [("scheme", "model_size", "bits/weight", "total", "fits?", f"kernel on {device.type}")]
-    widened: list[str] = []
     for name in SHOWN:
         try:
             size = size_of(architecture, parse_scheme(name), device, precision)
@@ -81,14 +79,9 @@ def table(
         bits = f"{size.bits_per_weight:.2f}"
         kernel = size.kernel or f"none: {size.reason}"
         rows.append((name, size_text(size.model_bytes), bits, size_text(need), fits, kernel))
-        if size.widened:
-            widened.append(f"{name} {size.bits_read:.2f}")
     rows += [(name, "measured", "measured", "measured", "-", "measured") for name in MEASURED]
-    lines = [aligned(rows, left={0, len(rows[0]) - 1})]
-    lines.append("total: model_size + embedding + KV cache. bits/weight: as --save writes them.")
-    if widened:
-        lines.append(
-            f"On {device.type} the kernels hold scales of 8 bits in 16, which model_size counts; "
-            f"bits/weight there: {', '.join(widened)}"
-        )
-    return "\n".join(lines)
+    return (
+        f"{aligned(rows, left={0, len(rows[0]) - 1})}\n"
+        "total: model_size + embedding + KV cache. bits/weight: as --save writes them; model_size "
+        "counts what the kernel holds, which may have wider scales."
+    )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 Peak = dict[str, int]  # bytes by kind, as devices.peak_memory gives them; the first is logged
+Peaks = dict[str, Peak]  # by phase: load, warm_up, generate
 
 
 @dataclass(frozen=True)
@@ -172,40 +173,27 @@ class Sample:
 
 @dataclass(frozen=True)
 class Summary:
-    """The samples in a few figures. Medians are None if no sample has the figure."""
+    """The samples in a few figures."""
 
     tok_s: float  # mean; tokens of one row
     tok_s_all_rows: float  # mean; tokens of all rows
-    prefill_tok_s: float | None  # median
-    decode_tok_s: float | None  # median
-    time_to_first_token_s: float | None  # median of prefill_seconds
+    prefill_tok_s: float  # median
+    decode_tok_s: float | None  # median; None where a sample has one new token
+    time_to_first_token_s: float  # median of prefill_seconds
     weight_bytes_per_s: float  # tok_s · bytes of weights that a step reads
 
     @staticmethod
     def of(samples: Sequence[Sample], batch_size: int, step_weight_bytes: int) -> Summary:
         tok_s = statistics.fmean(sample.tok_s for sample in samples)
+        steps = [sample.decode_tok_s for sample in samples if sample.decode_tok_s is not None]
         return Summary(
             tok_s=tok_s,
             tok_s_all_rows=tok_s * batch_size,
-            prefill_tok_s=_median([sample.prefill_tok_s for sample in samples]),
-            decode_tok_s=_median([sample.decode_tok_s for sample in samples]),
-            time_to_first_token_s=_median([sample.prefill_seconds for sample in samples]),
+            prefill_tok_s=statistics.median(sample.prefill_tok_s for sample in samples),
+            decode_tok_s=statistics.median(steps) if steps else None,
+            time_to_first_token_s=statistics.median(sample.prefill_seconds for sample in samples),
             weight_bytes_per_s=tok_s * step_weight_bytes,
         )
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-@dataclass(frozen=True)
-class Peaks:
-    """Peak memory of each phase."""
-
-    load: Peak
-    warm_up: Peak
-    generate: Peak
 
 
 @dataclass(frozen=True)
@@ -264,7 +252,7 @@ class Measured:
             **to_json(self.facts),
             **to_json(self.ready),
             "text": self.text,
-            "peak_memory_bytes": to_json(self.peaks),
+            "peak_memory_bytes": self.peaks,
             **to_json(self.summary),
             **to_json(self.trust),
             "joules_per_token": self.joules_per_token,

@@ -26,15 +26,8 @@ from quantbench.run.sizes import shapes_of
 # Options that change no generated token's time: what is written where, and how much is measured.
 NOT_TIMED = (
     *("num_samples", "write_result", "output_json_path", "profile", "memory_profile"),
-    *(
-        "save",
-        "format",
-        "dry_run",
-        "interactive",
-        "debug",
-        "linear_causal_mask",
-        "kv_cache_quantization",
-    ),
+    *("save", "format", "dry_run", "interactive", "debug", "linear_causal_mask"),
+    "kv_cache_quantization",
 )
 
 
@@ -50,13 +43,10 @@ def identity(plan: Plan) -> dict[str, str]:
     values["threads"] = choose_threads(config.threads, host.cores(), os.environ).count
     chunk = config.prefill_chunk or devices.prefill_chunk(plan.device, config.batch_size)
     values["prefill_chunk"] = min(chunk, len(plan.prompt))
-    if config.temperature == 0:
-        values["top_k"] = None
-    else:
-        values["top_k"] = min(config.top_k, plan.architecture.vocab_size)
-    scheme = plan.spec.scheme
-    if scheme is not None:
-        values |= _carried_out(plan, scheme)
+    drawn = config.temperature > 0
+    values["top_k"] = min(config.top_k, plan.architecture.vocab_size) if drawn else None
+    if plan.spec.scheme is not None:
+        values |= _carried_out(plan, plan.spec.scheme)
     return {name: str(value) for name, value in values.items()}
 
 

@@ -13,6 +13,7 @@ printed. No torch here: a mistake in the options is reported before it is import
 
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from quantbench.cli import RANK_REPORTS
@@ -71,15 +72,15 @@ def become_rank(config: RunConfig) -> RunConfig:
 
 
 def end_with_launcher() -> None:
-    """End this process when its launcher ends, if `run_ranks` started it."""
+    """End this process when its launcher ends, if `Running` started it."""
+
+    def wait(lifeline: int) -> None:
+        os.read(lifeline, 1)  # the launcher never writes: this returns when it has ended
+        shutil.rmtree(Path(os.environ[STORE]).parent, ignore_errors=True)  # which it left
+        os._exit(1)
+
     if lifeline := os.environ.get(LIFELINE):
-        threading.Thread(target=_end_with, args=(int(lifeline),), daemon=True).start()
-
-
-def _end_with(lifeline: int) -> None:
-    os.read(lifeline, 1)  # the launcher never writes: this returns when it has ended
-    shutil.rmtree(Path(os.environ[STORE]).parent, ignore_errors=True)  # which it could not remove
-    os._exit(1)
+        threading.Thread(target=wait, args=(int(lifeline),), daemon=True).start()
 
 
 # ---------------------------------------------------------------------------------- starting
@@ -96,39 +97,29 @@ def start(config: RunConfig) -> None:
 
     Raises RankFailed, one line, if one of them fails; the others are ended first.
     """
-    with run_ranks(command(dataclasses.replace(config, tp=1)), config.tp, config.debug) as ranks:
+    with Running(command(dataclasses.replace(config, tp=1)), config.tp, config.debug) as ranks:
         ranks.wait()
 
 
-@contextlib.contextmanager
-def run_ranks(
-    command: Sequence[str], size: int, debug: bool = False, stdin: int | None = None
-) -> Iterator["Running"]:
-    """Start `size` processes of a command as ranks; end those that are left at the end. stdin: of
-    each, as subprocess takes it; None: rank 0 has this process's, the others have none."""
-    with tempfile.TemporaryDirectory(prefix="quantbench-ranks-") as folder:
-        ranks = Running(command, size, Path(folder), debug, stdin)
-        try:
-            yield ranks
-        finally:
-            ranks.end()
-
-
 class Running:
-    """The ranks of one run, as processes."""
+    """The ranks of one run, as processes; those that are left at the end of `with` are ended.
+
+    stdin: of each, as subprocess takes it; None: rank 0 has this process's, the others have none.
+    """
 
     def __init__(
-        self, command: Sequence[str], size: int, folder: Path, debug: bool, stdin: int | None = None
+        self, command: Sequence[str], size: int, debug: bool = False, stdin: int | None = None
     ) -> None:
-        self.size, self.folder = size, folder
+        self.size = size
+        self.folder = Path(tempfile.mkdtemp(prefix="quantbench-ranks-"))
         theirs, self.lifeline = os.pipe()
         self.processes: list[subprocess.Popen[bytes]] = []
         for rank in range(size):
             null = subprocess.DEVNULL if rank else None
-            with open(folder / f"{rank}.stderr", "wb") as stderr:
+            with open(self.folder / f"{rank}.stderr", "wb") as stderr:
                 process = subprocess.Popen(
                     command,
-                    env=variables_of(rank, size, folder) | {LIFELINE: str(theirs)},
+                    env=variables_of(rank, size, self.folder) | {LIFELINE: str(theirs)},
                     pass_fds=[theirs],
                     stdin=null if stdin is None else stdin,
                     stdout=null,
@@ -139,49 +130,47 @@ class Running:
             self.processes.append(process)
         os.close(theirs)
 
+    def __enter__(self) -> "Running":
+        return self
+
     def wait(self) -> None:
         """Wait until all ranks have ended. Raises RankFailed as soon as a rank has failed."""
-        deadline = None
+        deadline = math.inf
         while True:
             codes = [process.poll() for process in self.processes]
-            if not any(code is None or code for code in codes):
+            failed = [(self._report(rank, code), code) for rank, code in enumerate(codes) if code]
+            if failed:
+                deadline = min(deadline, time.monotonic() + SECONDS_FOR_CAUSE)
+            elif None not in codes:
                 return
-            failures = {rank: code for rank, code in enumerate(codes) if code}
-            causes = {r: c for r, c in failures.items() if not LOST.search(self._report(r, c))}
-            if failures and deadline is None:
-                deadline = time.monotonic() + SECONDS_FOR_CAUSE
-            if causes or (deadline and time.monotonic() > deadline):
-                rank, code = next(iter((causes or failures).items()))
-                self.end()
-                raise RankFailed(self._report(rank, code), code if code > 0 else 1)
+            causes = [(report, code) for report, code in failed if not LOST.search(report)]
+            if causes or time.monotonic() > deadline:
+                report, code = (causes or failed)[0]
+                raise RankFailed(report, code if code > 0 else 1)
             time.sleep(0.05)
 
-    def end(self) -> None:
-        """End the ranks that are still running."""
+    def __exit__(self, *_: object) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for process in self.processes:
-                if process.poll() is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, number)
+            left = [process for process in self.processes if process.poll() is None]
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
             deadline = time.monotonic() + SECONDS_TO_END
-            while time.monotonic() < deadline and any(p.poll() is None for p in self.processes):
+            while any(p.poll() is None for p in left) and time.monotonic() < deadline:
                 time.sleep(0.02)
-        if self.lifeline >= 0:
-            os.close(self.lifeline)
-            self.lifeline = -1
+        os.close(self.lifeline)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _report(self, rank: int, code: int) -> str:
         """Why a rank has failed, in one line."""
-        who = f"rank {rank} of {self.size}"
-        written = self.folder / f"{rank}.report"
+        who, written = f"rank {rank} of {self.size}", self.folder / f"{rank}.report"
         if written.exists():
-            message = written.read_text()
-            return message if code == 2 else f"{who}: {message}"
+            return written.read_text() if code == 2 else f"{who}: {written.read_text()}"
         if code == -signal.SIGKILL:
             return f"{who} was killed (SIGKILL), as the system does when memory runs out"
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        lines = (self.folder / f"{rank}.stderr").read_text(errors="replace").strip().splitlines()
-        last = f": {lines[-1]}" if lines else ""
+        stderr = (self.folder / f"{rank}.stderr").read_text(errors="replace").strip()
+        last = f": {stderr.splitlines()[-1]}" if stderr else ""
         return f"{who} ended {how}{last}; nothing was logged"
 
 

@@ -108,18 +108,17 @@ def together(uses: Sequence[MachineUse]) -> MachineUse | None:
     SHORTEST is None."""
     if not uses:
         return None
-    seconds = sum(use.seconds for use in uses)
+    weights = [use.seconds for use in uses]
 
     def mean(values: Sequence[float | None]) -> float | None:
-        known = [(v, use.seconds) for v, use in zip(values, uses, strict=True) if v is not None]
-        if len(known) < len(uses) or seconds < SHORTEST:
-            return None
-        return sum(v * s for v, s in known) / seconds
+        known = [value for value in values if value is not None]
+        enough = len(known) == len(uses) and sum(weights) >= SHORTEST
+        return statistics.fmean(known, weights) if enough else None
 
     return MachineUse(
-        seconds=seconds,
+        seconds=sum(weights),
         cores=uses[-1].cores,
-        own_cores=sum(use.own_cores * use.seconds for use in uses) / seconds,
+        own_cores=statistics.fmean([use.own_cores for use in uses], weights),
         other_cores=mean([use.other_cores for use in uses]),
         stolen_cores=mean([use.stolen_cores for use in uses]),
         involuntary_switches=sum(use.involuntary_switches for use in uses),

@@ -23,7 +23,7 @@ from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.progress import progress, say
 from quantbench.quantize.registry import available
 from quantbench.run import environment, machine
-from quantbench.run.energy import Energy, NotCounted
+from quantbench.run.energy import Energy, NotCounted, energy_of
 from quantbench.run.facts import (
     Device,
     Facts,
@@ -32,7 +32,6 @@ from quantbench.run.facts import (
     OneSample,
     Parallel,
     Peak,
-    Peaks,
     Ready,
     Sample,
 )
@@ -62,8 +61,9 @@ def measure(
     devices.reset_peak_memory(device)
     samples, tokens, joules = metered(plan, one_sample)
     load_average = machine.load_average()
-    phases = loaded.peak_memory, warm_up_peak, devices.peak_memory(device)
-    peaks = Peaks(*(of_all_ranks(plan, peak) for peak in phases))
+    phases = {"load": loaded.peak_memory, "warm_up": warm_up_peak}
+    phases["generate"] = devices.peak_memory(device)
+    peaks = {phase: of_all_ranks(plan, peak) for phase, peak in phases.items()}
     first = plan.ranks.rank == 0
     trace(device, config.profile, config.memory_profile, lambda: one_sample(0), say, first)
     return Measured(
@@ -245,11 +245,6 @@ def metered(
 ) -> tuple[list[Sample], list[int], Energy | NotCounted]:
     """`take`, and the energy of a sample; or why it is not known. Samples that a coarse counter
     needs further are not among those returned."""
-    from quantbench.run.counters import Meter
-
-    meter = Meter.find(plan.device, plan.ranks)
-    if isinstance(meter, NotCounted):
-        return (*take(plan, one_sample), meter)
     taken: list[tuple[list[Sample], list[int]]] = []
 
     def runs() -> int:
@@ -259,8 +254,8 @@ def metered(
         taken.append(take(plan, one_sample))
         return plan.config.num_samples
 
-    used = meter.energy(runs)
-    return (*taken[0], used)
+    energy = energy_of(runs, plan.device, plan.ranks)
+    return (*(taken[0] if taken else take(plan, one_sample)), energy)
 
 
 def take(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int]]:

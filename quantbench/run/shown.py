@@ -18,7 +18,7 @@ HEADINGS = (
 def table(measured: Measured) -> str:
     """A row of aligned columns, a unit on every number."""
     facts, summary = measured.facts, measured.summary
-    kind, peak = next(iter(measured.peaks.generate.items()))
+    kind, peak = next(iter(measured.peaks["generate"].items()))
     at_most = "≤ " if kind == SINCE_START else ""  # loading may have peaked higher than the run
     row = (
         facts.scheme,

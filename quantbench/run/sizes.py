@@ -5,6 +5,7 @@ by their number.
 """
 
 import bisect
+import contextlib
 from collections import Counter
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from torch import nn
 from quantbench.devices import stored_bytes
 from quantbench.errors import KernelError, MemoryShortage, UsageError
 from quantbench.kv_cache import CACHES
-from quantbench.kv_cache.base import CacheFactory, KVCache
+from quantbench.kv_cache.base import CacheFactory
 from quantbench.log.config import RunConfig
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
@@ -33,14 +34,8 @@ class Size:
     embedding_bytes: int  # the embedding table
     memory_bytes: int  # both; a tied output that shares the table's memory counts once
     bits_per_weight: float  # of linear layers as saved: with scales, without a kernel's padding
-    bits_read: float  # of linear layers as the kernel holds them: what model_bytes counts
     kernel: str | None  # the kernel that would run; None if none can
     reason: str | None = None  # why no kernel can run
-
-    @property
-    def widened(self) -> bool:
-        """Whether the kernel holds more than was saved: scales in a wider dtype."""
-        return self.bits_read - self.bits_per_weight > 0.05
 
 
 @dataclass(frozen=True)
@@ -97,20 +92,20 @@ def size_of(
     Raises KernelError if the scheme does not support the model's shapes.
     """
     shapes = shapes_of(architecture, spec, device, precision, kernel)
-    model, linears = shapes.model, shapes.linears
+    model = shapes.model
     kinds = [len(numbers) for numbers in architecture.kinds_of_layers()]
     if len(kinds) < len(model.layers):
         kinds = [1] * len(model.layers)
-    times = {name: kinds[int(name.split(".")[1])] if "layers." in name else 1 for name in linears}
-    in_layers = [_bytes(layer) for layer in model.layers]
-    more = [size * (count - 1) for size, count in zip(in_layers, kinds, strict=True)]
+    more = [
+        sum(map(stored_bytes, layer.parameters())) * (count - 1)
+        for layer, count in zip(model.layers, kinds, strict=True)
+    ]
     model_bytes = weight_bytes(model) + sum(more)
-    count = packed = read = 0
-    for name, layer in linears.items():
-        bias = 0 if layer.bias is None else stored_bytes(layer.bias)
-        count += layer.weight.numel() * times[name]
-        packed += stored_bytes(layer.weight) * times[name]
-        read += (_bytes(model.get_submodule(name)) - bias) * times[name]
+    count = packed = 0
+    for name, layer in shapes.linears.items():
+        times = kinds[int(name.split(".")[1])] if "layers." in name else 1
+        count += layer.weight.numel() * times
+        packed += stored_bytes(layer.weight) * times
     table, output = model.tok_embeddings.weight, model.output.weight
     alike = type(table.data) is type(output.data) and table.shape == output.shape
     shared = architecture.tie_embeddings and alike
@@ -120,14 +115,9 @@ def size_of(
         embedding_bytes,
         model_bytes + (0 if shared else embedding_bytes),
         8 * packed / count,
-        8 * read / count,
         shapes.kernels,
         shapes.reason,
     )
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum(map(stored_bytes, module.parameters()))
 
 
 # ---------------------------------------------------------------------------------- does it fit
@@ -184,8 +174,10 @@ def check_memory(
     fitting = bisect.bisect_right(range(1, positions + 1), free - weights, key=cached)
     if fitting:
         advice = f"--cache_size {fitting} is the largest that fits"
-        smaller = [name for name in CACHES if _takes(CACHES[name], architecture)]
-        smaller = [name for name in smaller if cached(positions, CACHES[name]) < need]
+        smaller = []
+        for name, kind in CACHES.items():
+            with contextlib.suppress(UsageError):  # it does not support the model's head_dim
+                smaller += [name] if cached(positions, kind) < need else []
         if smaller:
             advice += f"; --kv_cache {' or '.join(smaller)} makes it smaller"
     elif weights > free:
@@ -197,15 +189,6 @@ def check_memory(
         f"{positions} positions need {size_text(weights + need)}, and {device} has "
         f"{size_text(free)} free; {advice}"
     )
-
-
-def _takes(kind: type[KVCache], architecture: ModelConfig) -> bool:
-    """Whether this kind of cache supports the model's head_dim."""
-    try:
-        kind(1, 1, 1, architecture.head_dim, torch.bfloat16, "meta")
-    except UsageError:
-        return False
-    return True
 
 
 def kv_cache_bytes(

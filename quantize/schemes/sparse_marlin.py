@@ -12,9 +12,9 @@ from torch import Tensor
 from quantbench.ops.packing import pack
 from quantbench.quantize.kernels import our_kernels
 from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.pruning import kept_of_four
 from quantbench.quantize.scheme import Scheme, in_row_blocks, multiple_refuses
 from quantbench.quantize.schemes.int4 import symmetric
-from quantbench.quantize.sparsity import kept_of_four
 from quantbench.quantize.spec import SparseMarlin
 
 COLUMNS_PER_SCALE = 64

@@ -31,12 +31,10 @@ from quantbench.log.options import parse
 from quantbench.log.reading import config_of
 from quantbench.log.reading import read as read_log
 from quantbench.models.formats import EMBEDDED
-from quantbench.ops.ranks import ALONE
 from quantbench.quality.same_model import same_model
 from quantbench.quality.types import SameModel
-from quantbench.run.counters import Meter
+from tests import fake_counter
 from tests.bench.world import Behaviour, World
-from tests.fake_counter import Counter
 from tests.models.test_gguf import tokenizer_of_tiny, written
 
 ROOT = Path(__file__).parent.parent.parent
@@ -491,20 +489,16 @@ def test_the_worker_knows_what_runs_here():
 
 
 def test_the_energy_of_an_arm_is_counted_before_its_samples(monkeypatch):
-    """A sample of 3 J, from which the idle machine's 5 W are subtracted. Samples that are timed are
-    not repeated for it."""
+    """Samples that are timed are not repeated for it."""
     from quantbench.bench.worker import Worker
 
-    idle = 5.0
-    meter = Meter(Counter(), idle, torch.device("cpu"), ALONE)
-    monkeypatch.setattr(Meter, "find", lambda device, ranks: meter)
+    looks = fake_counter.install(monkeypatch)
     worker = Worker()
     worker.load(["--device", "cpu", "--max_new_tokens", "4", "--checkpoint_path", "tiny"])
     (counted,) = worker.get_ready().energy
-    assert counted.repeats == 1 and counted.joules == pytest.approx(3.0 - idle * counted.seconds)
-    looks = meter.counter.total
+    assert counted.repeats == 1 and counted.joules == 3.0 and len(looks) == 3
     worker.sample(0)
-    assert meter.counter.total == looks
+    assert len(looks) == 3
 
 
 def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypatch):

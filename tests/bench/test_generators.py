@@ -7,10 +7,7 @@ from quantbench import devices
 from quantbench.bench.worker import Worker
 from quantbench.errors import MemoryShortage, UsageError
 from quantbench.models.loading import load_config
-from quantbench.ops.ranks import ALONE
-from quantbench.run.counters import Meter
-from quantbench.run.energy import NotCounted
-from tests.fake_counter import Counter
+from tests import fake_counter
 
 FLOAT32 = ["--precision", "float32", "--device", "cpu", "--checkpoint_path", "tiny"]
 FLOAT32 += ["--prefill_size", "1", "--max_new_tokens", "4", "--temperature", "0"]
@@ -130,9 +127,9 @@ def test_a_cell_is_estimated_from_the_model_s_first_layers(monkeypatch):
 
 def test_the_energy_of_a_cell(monkeypatch):
     worker = loaded()
-    meter = Meter(Counter(), 0.0, torch.device("cpu"), ALONE)
-    monkeypatch.setattr(Meter, "find", lambda device, ranks: meter)
+    fake_counter.install(monkeypatch)
     (energy,) = worker.cell(10, 1, 4, 1).energy
     assert energy.joules > 0 and energy.counter
-    monkeypatch.setattr(Meter, "find", lambda device, ranks: NotCounted("there is no counter"))
-    assert worker.cell(10, 1, 4, 1).energy == [NotCounted("there is no counter")]
+    fake_counter.install(monkeypatch, error=OSError("there is none"))
+    (energy,) = worker.cell(10, 1, 4, 1).energy
+    assert energy.why_not.endswith("(there is none)")

@@ -8,7 +8,7 @@ from quantbench.estimate import beside as module
 from quantbench.estimate.beside import beside, expected, of_seconds, report_of, seconds_of
 from quantbench.estimate.predict import Phase
 from quantbench.models.presets import preset
-from quantbench.run.facts import Device, Measured, Parallel, Peaks, Ready, Sample
+from quantbench.run.facts import Device, Measured, Parallel, Ready, Sample
 from quantbench.run.shown import estimates
 from quantbench.run.why import Expected
 from quantbench.typed_json import to_json
@@ -35,13 +35,13 @@ def measured(step=0.05, **changes):
     )
     sample = Sample(0.5, step * (NEW - 1), NEW / (0.5 + step * (NEW - 1)), 256.0, 1 / step)
     return Measured(facts, Ready(None, [1.0], True), None,
-                    Peaks({}, {}, {"resident": 2_000_000_000}), [sample])  # fmt: skip
+                    {"generate": {"resident": 2_000_000_000}}, [sample])  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     monkeypatch.setattr("quantbench.devices.last_level_cache", lambda device: 32 << 20)
-    monkeypatch.setattr("quantbench.run.counters.power_limit", lambda: None)
+    monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: None)
 
 
 def test_estimated_measured_error():
@@ -149,7 +149,7 @@ def test_the_table_of_a_run():
 
 
 def test_energy_that_was_not_measured_is_a_bound(monkeypatch):
-    monkeypatch.setattr("quantbench.run.counters.power_limit", lambda: 65.0)
+    monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: 65.0)
     figures = beside(measured(), PHASES, BANDWIDTH).figures
     assert figures["joules_per_token"].at_most and figures["joules_per_token"].measured is None
     (line,) = (line for line in estimates(figures).splitlines() if "J/token" in line)

@@ -44,7 +44,7 @@ def machine(monkeypatch):
     """This machine, on which prompts take 0.5 s and steps 20 ms; held to 65 W, with 2 GB free."""
     prompt, step = (Phase({"layers": s}, "layers", "measured now", 0.05) for s in (0.5, 0.02))
     monkeypatch.setattr(Here, "_measure", lambda self, request: (prompt, step))
-    monkeypatch.setattr("quantbench.run.counters.power_limit", lambda: 65.0)
+    monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: 65.0)
     monkeypatch.setattr("quantbench.devices.resolve", lambda name: torch.device("cpu"))
     monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 2 * 10**9)
 
@@ -68,7 +68,7 @@ def test_the_json_of_this_machine(tmp_path, machine, monkeypatch):
     assert token["source"] == "measured now" and value["about"]["command"]
     assert "nine in ten" in said and "no counter" in said
     assert said.splitlines()[-1] == f"verify: {value['verify']}"
-    monkeypatch.setattr("quantbench.run.counters.power_limit", lambda: None)
+    monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: None)
     value, said = found(tmp_path, *words)
     joules = value["joules_per_token"]
     assert joules["value"] is None

@@ -25,7 +25,7 @@ KINDS = ["prompt", "token", "run", "run", "memory"]
 def written(path, monkeypatch, **changes):
     """Two lines of generate.py --output_json_path, of runs on an invented machine."""
     monkeypatch.setattr("quantbench.devices.last_level_cache", lambda device: None)
-    monkeypatch.setattr("quantbench.run.counters.power_limit", lambda: 65.0)
+    monkeypatch.setattr("quantbench.run.energy.power_limit", lambda: 65.0)
     energy = Energy("a counter", 22.0, 1.0, 3.0, 1)
     for step in (0.05, 0.06):
         run = dataclasses.replace(measured(step=step), energy=energy, **changes)

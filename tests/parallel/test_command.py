@@ -118,11 +118,11 @@ def test_torchrun_writes_one_line_with_its_repro(tmp_path):
 # ---------------------------------------------------------------------------------- launching
 
 
-def ranks_that(folder, program):
-    return launch.Running([sys.executable, "-c", program], 3, folder, debug=False)
+def ranks_that(program):
+    return launch.Running([sys.executable, "-c", program], 3)
 
 
-def test_the_first_cause_is_reported_and_not_what_follows_from_it(tmp_path):
+def test_the_first_cause_is_reported_and_not_what_follows_from_it():
     program = (
         "import os, sys, time, pathlib; rank = int(os.environ['RANK'])\n"
         "if rank == 0: pathlib.Path(os.environ['QUANTBENCH_RANK_REPORT']).write_text("
@@ -131,21 +131,24 @@ def test_the_first_cause_is_reported_and_not_what_follows_from_it(tmp_path):
         "if rank == 2: print('a last line', file=sys.stderr); sys.exit(7)\n"
         "time.sleep(60)"
     )
-    ranks = ranks_that(tmp_path, program)
-    with pytest.raises(RankFailed, match="^rank 2 of 3 ended with exit code 7: a last line") as e:
+    with (
+        pytest.raises(RankFailed, match="^rank 2 of 3 ended with exit code 7: a last line") as e,
+        ranks_that(program) as ranks,
+    ):
         ranks.wait()
     assert e.value.exit_code == 7
     assert all(process.poll() is not None for process in ranks.processes)
 
 
-def test_what_every_rank_says_of_the_options_is_said_once(tmp_path):
+def test_what_every_rank_says_of_the_options_is_said_once():
     program = (
         "import os, sys, pathlib; "
         "pathlib.Path(os.environ['QUANTBENCH_RANK_REPORT']).write_text('--top_k takes 5')\n"
         "sys.exit(2)"
     )
-    with pytest.raises(RankFailed, match="^--top_k takes 5$"):
-        ranks_that(tmp_path, program).wait()
+    with pytest.raises(RankFailed, match="^--top_k takes 5$"), ranks_that(program) as ranks:
+        ranks.wait()
+    assert not ranks.folder.exists()
 
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

@@ -13,7 +13,7 @@ from quantbench.models.llama import Transformer
 from quantbench.ops.cpu import ranks as shared_memory
 from quantbench.ops.cpu.ranks import CAPACITY
 from quantbench.ops.ranks import Ranks
-from quantbench.quantize.across import RoundedAcross
+from quantbench.quantize.activation import RoundedAcross
 from quantbench.quantize.spec import parse
 from quantbench.run.cutting import split_for
 from quantbench.run.decoding import choose

@@ -1,9 +1,8 @@
-"""autoquant: what it decides on given measurements, how it measures, what it keeps and applies."""
+"""autoquant: what it decides on given measurements, how it measures, and what it applies."""
 
 import dataclasses
 import json
 import math
-import os
 import random
 import time
 from collections import Counter
@@ -37,12 +36,11 @@ REAL_CACHE = devices.last_level_cache
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, tmp_path):
-    """As few rounds and copies as the rules allow, and no cache but the test's own."""
+def quick(monkeypatch):
+    """As few rounds and copies as the rules allow."""
     monkeypatch.setattr(race, "SECONDS", 0)
     monkeypatch.setattr(devices, "last_level_cache", lambda device: 1 << 18)
     build.refusal()  # builds the C++ kernels where the machine keeps them
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def sample(N=96, K=64, bias=False, dtype=torch.bfloat16, name="layer", rows=80):
@@ -101,12 +99,12 @@ def test_every_candidate_gets_its_reason():
     ]
     chosen, judged = decide(field, 35.0)
     assert {str(one.spec): one.verdict for one in judged} == {
-        "none": "slower: 1.67 × the chosen",
+        "none": "1.67 × the chosen's time",
         "int8wo": "chosen",
-        "int8dq": "slower: 1.50 × the chosen",
+        "int8dq": "1.50 × the chosen's time",
         "float8wo": "31.8 dB < 35 dB",
-        "float8dq-row": "slower than full precision: 1.31 × its time",
-        "int4wo-64": "no faster than full precision beyond noise: 0.98 × its time",
+        "float8dq-row": "2.18 × the chosen's time",
+        "int4wo-64": "1.63 × the chosen's time",
         "int4wo-32": refusal,
     }
     text = table([Choice((32, 16), ["a", "b"], "batch 1", chosen, judged)])
@@ -179,7 +177,7 @@ def test_a_small_layer_from_end_to_end(monkeypatch, compile):
     how = {"report": lambda *progress: reports.append(progress), "compile": compile}
     (made,) = choose(two, selection, 2, 35.0, **how)
     assert made.shape == (96, 64) and made.layers == ["layer", "twin"] and reports == [(1, 1)]
-    assert "64 of its rows" in made.setting and not {"kept", "perhaps"} & {*made.setting.split()}
+    assert "64 of its rows" in made.setting
     schemes = {str(one.spec) for one in made.candidates}
     assert schemes == {"none", *map(str, selection.candidates)}
     assert all(one.timing.rounds >= 20 for one in made.candidates)
@@ -209,7 +207,7 @@ def test_a_race_drops_what_fails_and_what_is_slow(monkeypatch):
     result = race.race(layers, torch.randn(1, 1, 8), False, beside=lambda: 7.0, too_slow=50)
     first, slow, broken, last = result.timings
     assert slow.rounds == race.WARM_UPS and 0.05 <= slow.seconds
-    assert min(first.rounds, last.rounds) >= race.ROUNDS and not first.warm
+    assert min(first.rounds, last.rounds) >= race.ROUNDS
     assert broken == "RuntimeError: no such instruction" and result.outputs[2] is None
     assert result.beside.seconds == 7 and result.rotated >= result.cache
 
@@ -314,101 +312,13 @@ def test_layers_that_a_scheme_or_a_kernel_refuses(monkeypatch):
     assert "has in_features 100, no multiple of 64" in text
 
 
-# ------------------------------------------------------------------------------------------- cache
-
-
-@pytest.fixture
-def races(monkeypatch):
-    """How many layers each race had. Timings are made up."""
-    monkeypatch.setattr(autoquant, "SQNR_ROWS", 2)
-    counted = []
-
-    def instant(layers, x, *_, **__):
-        counted.append(len(layers))
-        timings = [Timing(i + 1.0, i + 1.0, i + 1.0, 20) for i in range(len(layers))]
-        return race.Race(timings, [layer(x) for layer in layers], 2, 1)
-
-    monkeypatch.setattr(race, "race", instant)
-    return counted
-
-
-def test_timings_are_kept_and_quality_is_not(races, tmp_path):
-    folder, one, name = tmp_path / "deep" / "down", sample(), "int8wo (torchao)"
-    (first,) = choose([one], AutoQuant(), 1, 35.0, folder)
-    assert len(races) == 1 and len(os.listdir(folder / "autoquant")) == 1
-    one.layer.weight[:, 0] *= 1000
-    (second,) = choose([one], AutoQuant(), 1, 35.0, folder)
-    kept = "timings kept from an earlier run"
-    assert len(races) == 1 and kept in table([second]) and kept not in table([first])
-    assert of(second, name).sqnr != of(first, name).sqnr
-    assert of(second, name).timing == of(first, name).timing
-    # More candidates are timed together with these; then fewer need no new timing.
-    choose([one], AutoQuant(int4=True), 1, 35.0, folder)
-    choose([one], AutoQuant(), 1, 35.0, folder)
-    assert len(races) == 2 and races[0] < races[1]
-
-
-def test_another_setting_is_another_timing(races, tmp_path, monkeypatch):
-    plain = sample()
-
-    def again(one, batch_size=1, compile=False):
-        choose([one], AutoQuant(), batch_size, 35.0, tmp_path, compile=compile)
-        return len(races)
-
-    assert again(plain) == 1
-    assert again(plain, batch_size=2) == 2
-    assert again(sample(bias=True)) == 3
-    assert again(sample(dtype=torch.float32)) == 4
-    assert again(sample(N=112)) == 5
-    assert again(plain, compile=True) == 6
-    monkeypatch.setattr(autoquant.devices, "describe", lambda device: {"name": "another"})
-    assert again(plain) == 7
-    monkeypatch.setattr(autoquant.torchao, "__version__", "99.0")
-    assert again(plain) == 8
-    monkeypatch.setattr(autoquant.files, "digest_of_code", lambda *folders: "other sources")
-    assert again(plain) == again(plain) == 9
-    # A file for each: two runs at once lose nothing of each other's.
-    assert len(os.listdir(tmp_path / "autoquant")) == 9
-
-
-DAMAGE = [
-    *("", "no json", "[]", "null", '{"none (torch)": 3}', "{}", "\udcff", "[" * 10**5),
-    *(
-        json.dumps({"none (torch)": {"seconds": s, "low": 1.0, "high": 1.0, "rounds": 1}})
-        for s in (-1.0, math.nan, "fast")
-    ),
-]
-
-
-def test_a_foreign_or_damaged_file_is_replaced(tmp_path):
-    file = tmp_path / "timings.json"
-    known = {"none (torch)": Timing(1.0, 1.0, 1.0, 20)}
-    for content in DAMAGE:
-        file.write_bytes(content.encode(errors="surrogateescape"))
-        assert autoquant.read(file) == {}
-        autoquant.write(file, known)
-        assert autoquant.read(file) == known
-
-
-def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
-    file = tmp_path / "timings.json"
-    autoquant.write(file, {"none (torch)": Timing(1.0, 1.0, 1.0, 20)})
-    before = file.read_bytes()
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    autoquant.write(file, {})
-    assert file.read_bytes() == before and os.listdir(tmp_path) == [file.name]
-    autoquant.write(file / "below" / "a file.json", {})
-
-
-def test_a_candidate_that_failed_is_tried_again_next_time(races, tmp_path, monkeypatch):
+def test_a_candidate_that_fails_is_left_out(monkeypatch):
     kernels = SCHEMES[type(parse("int8wo"))].kernels
-    with monkeypatch.context() as patch:
-        broken = dataclasses.replace(kernels["torchao"], build=lambda layer, spec: Broken(64, 96))
-        patch.setitem(kernels, "torchao", broken)
-        (made,) = choose([sample()], AutoQuant(), 1, 35.0, tmp_path)
-        assert of(made, "int8wo (torchao)").verdict == "RuntimeError: no such instruction"
-    (made,) = choose([sample()], AutoQuant(), 1, 35.0, tmp_path)
-    assert of(made, "int8wo (torchao)").timing and len(races) == 2
+    broken = dataclasses.replace(kernels["torchao"], build=lambda layer, spec: Broken(64, 96))
+    monkeypatch.setitem(kernels, "torchao", broken)
+    (made,) = choose([sample()], AutoQuant(), 1, 35.0)
+    assert of(made, "int8wo (torchao)").verdict == "RuntimeError: no such instruction"
+    assert of(made, "none (torch)").timing
 
 
 # ---------------------------------------------------------------------------------------- applying
@@ -477,4 +387,4 @@ def test_on_a_gpu(compile, monkeypatch):
     one = Sample("layer", one.layer.cuda(), one.activations.cuda())
     (made,) = choose([one], AutoQuant(int4=True), 1, 35.0, compile=compile)
     timed = {one.kernel for one in made.candidates if one.timing}
-    assert {"torch", "torchao", "triton"} <= timed and "perhaps" not in made.setting
+    assert {"torch", "torchao", "triton"} <= timed

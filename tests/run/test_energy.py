@@ -1,6 +1,5 @@
 """Energy from counters: a powercap tree in a folder, and a library like NVIDIA's."""
 
-import math
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +9,11 @@ import pytest
 import torch
 
 from quantbench.ops.ranks import ALONE, Ranks
-from quantbench.run import counters, energy
-from quantbench.run.counters import Counter, Meter, NoCounter
-from quantbench.run.energy import Energy, NotCounted
+from quantbench.run import energy
+from quantbench.run.energy import Energy, NotCounted, energy_of
 
-RANGE = 262_143_328_850  # microjoules, as Intel's driver says
 CPU = torch.device("cpu")
+NONE = "no counter; power limit × time is an upper bound"
 ZONES = {
     "intel-rapl:0": "package-0",
     "intel-rapl:0:0": "core",  # inside the package: must not count twice
@@ -26,25 +24,6 @@ ZONES = {
 }
 
 
-class Tree:
-    """A powercap tree whose counters the test moves on."""
-
-    def __init__(self, root, start=0):
-        self.root, self.microjoules = root, dict.fromkeys(ZONES, start)
-        for folder, name in ZONES.items():
-            (root / folder).mkdir(parents=True)
-            (root / folder / "name").write_text(f"{name}\n")
-            (root / folder / "max_energy_range_uj").write_text(f"{RANGE}\n")
-        (root / "intel-rapl").mkdir()  # the control type itself has no counter
-        self.spend(0)
-
-    def spend(self, joules):
-        """As many joules in every zone; counters start again from zero at their end."""
-        for folder, count in self.microjoules.items():
-            self.microjoules[folder] = (count + round(joules * 1e6)) % RANGE
-            (self.root / folder / "energy_uj").write_text(f"{self.microjoules[folder]}\n")
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that pass only when the test adds them, or when the meter sleeps."""
@@ -53,51 +32,72 @@ def clock(monkeypatch):
     def sleep(seconds):
         clock.now += seconds
 
-    monkeypatch.setattr(counters.time, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(counters.time, "sleep", sleep)
+    monkeypatch.setattr(energy.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(energy.time, "sleep", sleep)
     return clock
 
 
-def counter_of(read):
-    return Counter("a fake", read, [math.inf], 1e-3)
+class Tree:
+    """A powercap tree. Every zone takes 200 W, plus `more`."""
+
+    def __init__(self, root, clock):
+        self.root, self.clock, self.more = root, clock, 0.0
+        for folder, name in ZONES.items():
+            (root / folder).mkdir()
+            (root / folder / "name").write_text(f"{name}\n")
+            (root / folder / "energy_uj").write_text("0\n")
+            (root / folder / "constraint_0_power_limit_uw").write_text("65000000\n")
+        (root / "intel-rapl").mkdir()  # the control type itself has no counter
+        (root / "intel-rapl:0:1" / "constraint_0_power_limit_uw").unlink()  # memory has none
+
+    def move(self, *_):
+        for folder in ZONES:
+            joules = 200 * self.clock.now + self.more
+            (self.root / folder / "energy_uj").write_text(f"{round(joules * 1e6)}\n")
 
 
-def test_a_run_net_of_the_idle_machine(tmp_path, clock):
-    """20 J in 0.02 s in each of three zones, which end 50 J after the start. RAPL is updated every
-    millisecond: 50 of these take three runs. 600 W of the idle machine are 12 J of a run's 60."""
-    tree = Tree(tmp_path, start=RANGE - 50_000_000)
+@pytest.fixture
+def tree(tmp_path, monkeypatch, clock):
+    tree, sleep = Tree(tmp_path, clock), energy.time.sleep
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    monkeypatch.setattr(energy.time, "sleep", lambda seconds: tree.move(sleep(seconds)))
+    return tree
 
-    def one_run():
+
+def test_a_run_net_of_the_idle_machine(tree, clock):
+    """20 J in 0.02 s in each of three zones. 50 updates of a millisecond take three runs, and the
+    idle machine's 600 W are 12 J of a run's 60."""
+
+    def one_run(more=16.0):
         clock.now += 0.02
-        tree.spend(20)
+        tree.more += more
+        tree.move()
         return 1
 
-    name = "RAPL (package-0, dram, package-1)"
-    used = Meter(counters.rapl(tmp_path), 600.0, CPU, ALONE).energy(one_run)
-    assert used == Energy(name, pytest.approx(48), pytest.approx(0.02), 600.0, 3)
+    used = energy_of(one_run, CPU, ALONE)
+    assert used == Energy("RAPL", pytest.approx(48), *map(pytest.approx, (0.02, 600.0)), 3)
+
+    again = energy_of(lambda: one_run(-1000.0), CPU, ALONE)  # it starts again from zero
+    assert again == NotCounted("RAPL does not move in 0.1 s, or started again at 0")
 
     def last_run():
-        one_run()
-        (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
-        return 1
+        (tree.root / "intel-rapl:1" / "energy_uj").unlink(missing_ok=True)
+        return one_run()
 
-    lost = Meter(counters.rapl(tmp_path), 0.0, CPU, ALONE).energy(last_run)
-    assert lost.why_not.startswith(f"{name} stopped while it was read: the RAPL counter cannot be")
-
-
-def test_a_counter_that_does_not_move_counts_nothing(clock):
-    def one_run():
-        clock.now += 0.1
-        return 1
-
-    meter = Meter(counter_of(lambda: [0.0]), 0.0, CPU, ALONE)
-    assert meter.energy(one_run) == NotCounted("a fake does not move in 0.1 s")
+    tree.move = lambda *_: None
+    lost = energy_of(last_run, CPU, ALONE)
+    assert lost.why_not.startswith("RAPL stopped while it was read: [Errno 2] No such file")
 
 
 def test_energies_of_several_processes_are_one():
-    """By their repeats: one run of 4 J and three of 8 J are 28 J in four."""
     one, more = Energy("a fake", 4.0, 1.0, 10.0, 1), Energy("a fake", 8.0, 3.0, 20.0, 3)
-    assert energy.pooled([one, more]) == Energy("a fake", 7.0, 2.5, 15.0, 4)
+    assert energy.pooled([one, more]) == Energy("a fake", 6.0, 2.0, 15.0, 4)
+
+
+def test_power_limits_of_packages(tree, monkeypatch, tmp_path):
+    assert energy.power_limit() == 130.0
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path / "none")
+    assert energy.power_limit() is None
 
 
 class TwoRanks(Ranks):
@@ -113,57 +113,45 @@ class TwoRanks(Ranks):
         return totals
 
 
-def of_two_ranks(work):
+def of_two_ranks(runs):
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda rank: work(TwoRanks(rank, 2)), (0, 1)))
+        return list(pool.map(lambda rank: energy_of(runs(rank), CPU, TwoRanks(rank, 2)), (0, 1)))
 
 
-def test_ranks_repeat_a_run_as_often_as_the_first_one_needs(clock):
+def test_ranks_repeat_a_run_as_often_as_the_first_one_needs(clock, monkeypatch):
     """0.02 s a run: three runs span 50 milliseconds by rank 0's clock, which decides."""
-    ran, total = {0: 0, 1: 0}, [0.0]
+    ran = {0: 0, 1: 0}
 
-    def metered(ranks):
+    def runs(rank):
         def one_run():
-            ran[ranks.rank] += 1
-            if ranks.rank == 0:
-                clock.now += 0.02
-                total[0] += 1.0
+            ran[rank] += 1
+            clock.now += 0.02 * (rank == 0)
             return 1
 
-        return Meter(counter_of(lambda: list(total)), 0.0, CPU, ranks).energy(one_run)
+        return one_run
 
-    first, second = of_two_ranks(metered)
-    assert first.repeats == second.repeats == 3 and first.joules == 1.0 and ran == {0: 3, 1: 3}
+    def read():
+        clock.now += 1e-6
+        return clock.now
+
+    monkeypatch.setattr(energy, "reader", lambda device, ranks: ("a fake", read))
+    monkeypatch.setattr(energy, "IDLE_SECONDS", 0.0)
+    assert [used.repeats for used in of_two_ranks(runs)] == [3, 3] and ran == {0: 3, 1: 3}
 
 
 def test_ranks_count_where_each_has_a_counter(monkeypatch):
-    monkeypatch.setattr(counters, "IDLE_SECONDS", 0.0)
-    counter = counter_of(lambda: [0.0])
-    there = [counter, counter, counter, None]
+    there = [("a fake", lambda: 0.0), None]
 
-    def found(kind, cards):
-        if one := there.pop(0):
-            return one
-        raise NoCounter("there is none here")
+    def reader(device, ranks):
+        return there.pop() or energy_of.missing
 
-    monkeypatch.setattr(counters, "find", found)
-    for meter in of_two_ranks(lambda ranks: Meter.find(CPU, ranks)):
-        assert (meter.counter, meter.idle_watts) == (counter, 0.0)
-    reasons = {meter.why_not for meter in of_two_ranks(lambda ranks: Meter.find(CPU, ranks))}
-    assert {reason.rpartition(" (")[2] for reason in reasons} == {
-        "of some ranks)", "there is none here)",
-    }  # fmt: skip
-
-
-def test_the_idle_machine_is_watched_only_where_something_counts(monkeypatch, clock):
-    moving = counter_of(lambda: [12.0 * clock.now])
-    monkeypatch.setattr(counters, "find", lambda kind, cards: moving)
-    assert Meter.find(CPU, ALONE).idle_watts == pytest.approx(12) and clock.now == 1.0
-    monkeypatch.setattr(counters, "find", lambda kind, cards: counters.rapl(counters.Path("/none")))
-    assert Meter.find(CPU, ALONE) == NotCounted(
-        "no counter; power limit × time is an upper bound (there is no RAPL counter in /none)"
-    )
-    assert clock.now == 1.0
+    monkeypatch.setattr(energy, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(energy, "reader", reader)
+    said = {used.why_not for used in of_two_ranks(lambda rank: pytest.fail)}
+    assert said == {
+        f"{NONE} (of some ranks)",
+        f"{NONE} ('function' object has no attribute 'missing')",
+    }
 
 
 class Library:
@@ -172,9 +160,7 @@ class Library:
     class NVMLError(Exception):
         pass
 
-    def __init__(self, counts=True):
-        self.millijoules = {"GPU-a": 100, "GPU-b": 1000, "GPU-c": 200, "GPU-d": 5000}
-        self.counts = counts
+    millijoules = {"GPU-a": 100, "GPU-b": 1000, "GPU-c": None, "GPU-d": 5000}
 
     def nvmlInit(self):
         pass
@@ -185,81 +171,40 @@ class Library:
         return uuid
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        if not self.counts:
+        if (joules := self.millijoules[handle]) is None:
             raise self.NVMLError("Not Supported")
-        return self.millijoules[handle]
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    """cuda(library, *uuids): CUDA's devices, in the order in which this process sees them."""
-
-    def set_up(library, *uuids):
-        def properties(index):
-            if index >= len(uuids):
-                raise AssertionError("Invalid device id")
-            return SimpleNamespace(uuid=uuids[index])
-
-        monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-        monkeypatch.setitem(sys.modules, "pynvml", library)
-
-    return set_up
-
-
-def test_the_gpus_that_cuda_has_at_these_numbers_are_summed(cuda):
-    """CUDA_VISIBLE_DEVICES=3,1: NVML's order is another, and has all four."""
-    library = Library()
-    cuda(library, "d", "b")
-    assert counters.nvml((0,)).read() == [5.0]
-    counter = counters.nvml((0, 1))
-    before = counter.read()
-    library.millijoules |= {"GPU-b": 3500, "GPU-d": 5500}
-    assert counter.between(before, counter.read()) == pytest.approx(3.0)
-    assert counter.name == "NVML (2 GPUs)"
-
-
-def test_the_cards_of_a_run(monkeypatch):
-    asked = []
-
-    def found(kind, cards):
-        asked.append(list(cards))
-        raise NoCounter("none")
-
-    monkeypatch.setattr(counters, "find", found)
-    for device, ranks in (("cuda", 1), ("cuda:3", 1), ("cuda:0", 4), ("cpu", 1)):
-        several = SimpleNamespace(size=ranks, total=lambda values, device: values)
-        Meter.find(torch.device(device), several)
-    assert asked == [[0], [3], [0, 1, 2, 3], [0]]
+        return joules
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("device", "ranks", "visible", "joules"),
     [
-        (lambda path: counters.rapl(path / "missing"), "there is no RAPL counter"),
-        (lambda path: counters.rapl(path).read(), "cannot be read: Is a directory"),
-        (lambda path: counters.nvml((0,)).read(), "counts no energy here: Not Supported"),
-        (lambda path: counters.nvml((1,)).read(), "counts no energy here: Not Found"),
-        (lambda path: counters.nvml((2,)), "CUDA has no device 2 here"),
-        (lambda path: counters.find("mps"), "no counter of energy for mps"),
+        ("cuda", 1, "db", 5.0),  # CUDA_VISIBLE_DEVICES=3,1: NVML's order is another
+        ("cuda:1", 1, "db", 1.0),
+        ("cuda:0", 2, "db", 6.0),
+        ("cuda", 1, "c", "Not Supported"),
+        ("cuda", 1, "z", "Not Found"),  # a partition
+        ("cuda:2", 1, "db", "Invalid device id"),
+        ("cuda", 1, None, "NVIDIA's counter needs a package: pip install nvidia-ml-py"),
+        ("mps", 1, "", "there is no counter of energy for mps"),
+        ("cpu", 1, "", "there is no RAPL counter in /none"),
     ],
 )
-def test_no_counter_says_why(tmp_path, cuda, make, reason):
-    cuda(Library(counts=False), "a", "of a partition")
-    Tree(tmp_path)
-    for folder in ZONES:
-        (tmp_path / folder / "energy_uj").unlink()
-        (tmp_path / folder / "energy_uj").mkdir()  # cannot be read, even by root
-    with pytest.raises(NoCounter, match=reason):
-        make(tmp_path)
+def test_the_cards_of_a_run_or_why_nothing_counts(
+    monkeypatch, clock, device, ranks, visible, joules
+):
+    def properties(index):
+        if index >= len(visible):
+            raise AssertionError("Invalid device id")
+        return SimpleNamespace(uuid=visible[index])
 
-
-def test_power_limits_of_packages(tmp_path):
-    """The long-term limits of two packages. Memory has none; another driver shows one twice."""
-    Tree(tmp_path)
-    for folder in ("intel-rapl:0", "intel-rapl:1", "intel-rapl-mmio:0"):
-        for number, name, watts in ((0, "long_term", 65), (1, "short_term", 130)):
-            file = tmp_path / folder / f"constraint_{number}"
-            file.with_name(f"{file.name}_name").write_text(f"{name}\n")
-            file.with_name(f"{file.name}_power_limit_uw").write_text(f"{watts}000000\n")
-    assert counters.power_limit(tmp_path) == 130.0
-    assert counters.power_limit(tmp_path / "none") is None
+    monkeypatch.setattr(energy, "POWERCAP", energy.Path("/none"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setitem(sys.modules, "pynvml", Library() if visible is not None else None)
+    device = torch.device(device)
+    if isinstance(joules, float):
+        name, read = energy.reader(device, ranks)
+        assert (name, read()) == ("NVML", joules)
+    else:
+        assert energy_of(pytest.fail, device, ALONE) == NotCounted(f"{NONE} ({joules})")
+        assert clock.now == 0.0  # nobody waits for the idle machine

@@ -17,7 +17,6 @@ from quantbench.models.formats import EMBEDDED
 from quantbench.models.formats.saved import inner_tensors
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.presets import PRESETS
-from quantbench.ops.cpu.build import unavailable
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.sizes import check_memory, kv_cache_bytes, size_of
@@ -247,14 +246,6 @@ def test_a_dry_run_adds_up_and_says_what_fits(monkeypatch):
     # 38.65 GB, 0.52 GB of embedding and 1.34 GB of cache; of sparse-marlin 3.25 bits a weight
     assert re.search(r"^int4wo-64 +38.65 GB +4.50 +40.52 GB +no  ", out, re.M)
     assert re.search(r"^sparse-marlin .* yes  ", out, re.M)
-
-
-def test_widened_scales_are_said():
-    """E8M0 and E4M3 scales become bfloat16 on the CPU: 8 bits more for a group of 32, and of 16."""
-    out = dry_run("--checkpoint_path", "dummy:Llama-3.2-1B", "--quantization", "nvfp4")
-    if not unavailable():
-        assert out.endswith("bits/weight there: mxfp4 4.50, nvfp4 5.00\n")
-        assert re.search(r"^bits per weight +4.50 on .*; kernel cpu reads 5.00$", out, re.M)
 
 
 def test_a_dry_run_of_autoquant_says_that_it_measures():
