@@ -58,7 +58,7 @@ class MixedQuantizer:
         quantizer = self._of(name, layer)
         if isinstance(layer, nn.Embedding):
             self.layers[name] = str(quantizer.spec), "auto"
-            return layer
+            return quantizer.built(name, layer)
         built = quantizer.built(name, layer)
         kernel = quantizer.kernel_for(name, layer)  # the one built: those that failed are gone
         self.ran[kernel] += 1

@@ -111,10 +111,10 @@ def size_of(
         count += layer.weight.numel() * times[name]
         packed += stored_bytes(layer.weight) * times[name]
         read += (_bytes(model.get_submodule(name)) - bias) * times[name]
-    table, output = model.tok_embeddings.weight, model.output.weight
-    alike = type(table.data) is type(output.data) and table.shape == output.shape
-    shared = architecture.tie_embeddings and alike
+    table, output = model.tok_embeddings.weight, linears["output"].weight
     embedding_bytes = stored_bytes(table)
+    alike = type(table.data) is type(output.data) and embedding_bytes == stored_bytes(output)
+    shared = architecture.tie_embeddings and alike
     return Size(
         model_bytes,
         embedding_bytes,
