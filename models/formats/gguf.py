@@ -161,11 +161,11 @@ class Gguf(MaybeQuantized):
         self._files = tuple(shards(first, opened.metadata))
         self.name = re.sub(r"-\d{5}-of-\d{5}$", "", first.stem)
         opened_files = [opened if file == first else GgufFile(file) for file in self._files]
-        self._tensors: dict[str, GgufTensor] = {}
+        self.blocks: dict[str, GgufTensor] = {}  # by the file's names
         for one in opened_files:
-            for name in one.tensors.keys() & self._tensors.keys():
+            for name in one.tensors.keys() & self.blocks.keys():
                 raise CheckpointError(f"{one.path} and {first.name} both hold tensor {shown(name)}")
-            self._tensors |= one.tensors
+            self.blocks |= one.tensors
 
     @classmethod
     def sniff(cls, path: Path) -> bool:
@@ -223,15 +223,15 @@ class Gguf(MaybeQuantized):
                     f"{self._files[0]}: metadata {shown(key)} is not understood, and it may change "
                     "the result"
                 )
-        if "token_embd.weight" not in self._tensors:
+        if "token_embd.weight" not in self.blocks:
             raise CheckpointError(f"{self._files[0]} lacks tensor token_embd.weight")
-        yield "vocab_size", self._tensors["token_embd.weight"].shape[0]
-        yield "tie_word_embeddings", "output.weight" not in self._tensors
+        yield "vocab_size", self.blocks["token_embd.weight"].shape[0]
+        yield "tie_word_embeddings", "output.weight" not in self.blocks
         if row.window and not self.metadata.get(f"{prefix}attention.sliding_window"):
             yield "sliding_window", None
         for key, tensor in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):
             if key in row.fields:
-                yield key, f"blk.0.{tensor}.bias" in self._tensors
+                yield key, f"blk.0.{tensor}.bias" in self.blocks
         yield from self._rotary(prefix, rope, row)
         if self.kind == "qwen3_moe":
             yield "norm_topk_prob", True
@@ -265,10 +265,10 @@ class Gguf(MaybeQuantized):
             head = head or (width // heads if width and heads else None)
             if rotated and head:
                 yield "partial_rotary_factor", rotated / head
-        if _TURNS in self._tensors:
-            rope = self._llama_3(self._tensors[_TURNS].read(), prefix)
-        elif _LONG.keys() <= self._tensors.keys():
-            rope |= {word: self._tensors[name].read().tolist() for name, word in _LONG.items()}
+        if _TURNS in self.blocks:
+            rope = self._llama_3(self.blocks[_TURNS].read(), prefix)
+        elif _LONG.keys() <= self.blocks.keys():
+            rope |= {word: self.blocks[name].read().tolist() for name, word in _LONG.items()}
             rope["rope_type"] = "longrope"
             original = "original_max_position_embeddings"
             yield original, rope.get(original)
@@ -293,7 +293,7 @@ class Gguf(MaybeQuantized):
         raise CheckpointError(f"{self._files[0]}: {_TURNS} is no published scaling of Llama 3's")
 
     def _label(self) -> str | None:
-        quantized = any(tensor.type in PACKED for tensor in self._tensors.values())
+        quantized = any(tensor.type in PACKED for tensor in self.blocks.values())
         return f"gguf-{self._mix}" if quantized else None
 
     @property
@@ -305,14 +305,14 @@ class Gguf(MaybeQuantized):
             name = gguf.LlamaFileType(self.metadata.get("general.file_type")).name
         except ValueError:
             sizes = Counter[str]()
-            for tensor in self._tensors.values():
+            for tensor in self.blocks.values():
                 sizes[tensor.type] += tensor.data.nbytes
             return sizes.most_common(1)[0][0]
         return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
     def _stacked(self, device: torch.device | str = "cpu") -> StackedTensors:
         found: dict[str, Stored] = {}
-        for name, tensor in self._tensors.items():
+        for name, tensor in self.blocks.items():
             if name not in (_TURNS, *_LONG):
                 found |= self._renamed(name, tensor)
         row = ARCHITECTURES[self.kind]

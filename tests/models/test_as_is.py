@@ -1,5 +1,7 @@
 """Quantized files whose numbers are kept: against the packages that wrote them."""
 
+import random
+
 import gguf
 import numpy as np
 import pytest
@@ -13,12 +15,13 @@ from quantbench.log.config import RunConfig
 from quantbench.models.formats import open_checkpoint, packed
 from quantbench.models.formats.gguf import Gguf
 from quantbench.models.formats.gguf_blocks import PACKED
+from quantbench.models.formats.gguf_file import GgufFile
 from quantbench.models.formats.saved import inner_tensors
 from quantbench.models.loading import load_model
 from quantbench.ops.cpu import linear
 from quantbench.ops.formats import dequantize
 from quantbench.quantize.packed import PackedWeight
-from quantbench.quantize.spec import AsIs, Stored, parse
+from quantbench.quantize.spec import AsIs, Stored, parse, refuse_format
 from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of
 from tests.models.test_gguf import blocks, logits, written
@@ -148,6 +151,26 @@ def test_a_file_is_saved_and_loaded_with_its_numbers(tmp_path, monkeypatch):
         {name: how for name, (how, _) in one.layers.items()} for one in (saved, checkpoint.saved)
     ]
     assert schemes[0] == schemes[1]
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_file_is_given_back_to_the_bit(mix, tmp_path, monkeypatch):
+    tied = random.choice((False, True))
+    path, folder = mixed(tmp_path, mix, tie_word_embeddings=tied), tmp_path / "given"
+    config = RunConfig(
+        checkpoint_path=str(path), save=str(folder), format="gguf", precision="float32"
+    )
+    spec, checkpoint = scheme_of(config, AsIs(), open_checkpoint(str(path)))
+    refuse_format(spec, "gguf")
+    loading = Loading(config, spec, torch.device("cpu"), checkpoint=checkpoint)
+    loading.load(lambda done, total: None, lambda line: None)
+    found, expected = (GgufFile(file).tensors for file in (folder / "given.gguf", path))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].type == tensor.type and found[name].shape == tensor.shape
+        assert found[name].data.tobytes() == tensor.data.tobytes(), name
+    tokens = torch.randint(3, 96, (1, 7))
+    assert torch.equal(logits(folder / "given.gguf", tokens), logits(path, tokens))
 
 
 def test_as_is_is_refused_where_nothing_is_quantized(tmp_path):
