@@ -416,7 +416,7 @@ COMPARED = (*COMPARED_BRIEFLY, *map(str, (Float6(), SparseMarlin(), UintX(2, 64)
 def parse(name: str, option: str = "--quantization") -> Spec | Selection:
     """What `name`, given to `option`, spells; UsageError, with every valid form and the nearest, if
     nothing."""
-    for spec in (*_ALL, Stored):
+    for spec in _ALL:
         if match := _regex(spec).fullmatch(name):
             return spec(**_values(spec, match))
     # For a right form with a wrong number the error lists the right numbers.
@@ -440,6 +440,12 @@ def parse_scheme(name: str) -> Spec:
         f"--quantization {name} is known only after measuring; here a scheme has to be named: "
         + ", ".join(map(form, SPECS))
     )
+
+
+def parse_layer(name: str) -> Spec:
+    """The scheme of one layer of a file: as `parse_scheme`, or how the file stores it."""
+    match = _regex(Stored).fullmatch(name)
+    return Stored(**_values(Stored, match)) if match else parse_scheme(name)
 
 
 def refuse_format(spec: Quantization, format: str) -> None:

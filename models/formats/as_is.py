@@ -67,7 +67,7 @@ class AsIs:
             return self.stacked.read(name, like, cut).to(like.dtype)
         pieces = self.stacked.pieces(f"{weight}.weight")
         if self._held[0] != pieces:
-            parts = packed.parts(self._packed(f"{weight}.weight", len(like)))
+            parts = self._packed(f"{weight}.weight", len(like)).tensors
             self._held = pieces, {key: one.to(self.stacked.device) for key, one in parts.items()}
         tensor = self._held[1][part]
         if tensor.shape != like.shape:
@@ -98,7 +98,8 @@ class AsIs:
         weight, order = packed.stacked(weights), self.stacked.rotary_order(name, self.stacked.heads)
         if order is None:
             return weight
-        return packed.rows(weight, torch.cat((order, torch.arange(len(order), rows))))
+        order = torch.cat((order, torch.arange(len(order), rows)))
+        return weight.with_rows({name: part[order] for name, part in weight.by_row.items()})
 
 
 class MaybeQuantized(Checkpoint):

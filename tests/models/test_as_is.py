@@ -21,7 +21,7 @@ from quantbench.models.loading import load_model
 from quantbench.ops.cpu import linear
 from quantbench.ops.formats import dequantize
 from quantbench.quantize.packed import PackedWeight
-from quantbench.quantize.spec import AsIs, Stored, parse, refuse_format
+from quantbench.quantize.spec import AsIs, Stored, parse, parse_layer, refuse_format
 from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of
 from tests.models.test_gguf import blocks, logits, written
@@ -43,8 +43,11 @@ def test_a_type_holds_the_packages_numbers(kind):
     found, expected = weight(kind)
     assert torch.equal(dequantize(found), expected)
     assert torch.allclose(dequantize(found.plain), expected, rtol=1e-5, atol=1e-5)
-    spec = parse(str(PACKED[kind].form))
-    assert isinstance(spec, Stored) and str(spec) == str(PACKED[kind].form)
+    name = str(PACKED[kind].form)
+    spec = parse_layer(name)
+    assert isinstance(spec, Stored) and str(spec) == name
+    with pytest.raises(UsageError, match="is no scheme"):
+        parse(name)
 
 
 @pytest.mark.parametrize("kind", KINDS)
