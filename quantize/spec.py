@@ -140,7 +140,7 @@ class Int8WeightOnly(Spec):
     phrase = "half the memory; the loss in quality can hardly be measured"
     like = "Q8_0"
     shown = ("int8wo",)
-    formats = ("compressed-tensors",)
+    formats = ("compressed-tensors", "torchao")
 
 
 @dataclass(frozen=True)
@@ -393,6 +393,8 @@ class Stored(Spec):
         if format == "gguf":  # as Q4_0 and Q8_0
             return str(self) in (f"stored-int-{bits}-32-float16-none" for bits in (4, 8))
         symmetric = self.zero == "none" and not (self.outer or self.whole)
+        if format == "torchao":
+            return symmetric and (self.format, self.bits, self.group_size) == ("int", 8, 0)
         integers = self.format == "int" and self.bits in (4, 8)
         return symmetric and (integers or (self.format, self.group_size) == ("fp8", 0))
 
