@@ -3,6 +3,7 @@
 Tensors are named as in formats/torchao.py; the metadata of a file says which class they make.
 """
 
+import json
 from typing import Any
 
 from quantbench.models.formats import torchao
@@ -29,7 +30,10 @@ class TorchaoSaver(CompressedTensorsSaver):
     def _flush(self) -> None:
         from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
-        self.pending, self.metadata = flatten_tensor_state_dict(self.pending)
+        names = [*json.loads(self.metadata.get("tensor_names", "[]")), *self.pending]
+        self.pending, metadata = flatten_tensor_state_dict(self.pending)
+        # transformers reads the names of all files' tensors from the last file.
+        self.metadata |= metadata | {"tensor_names": json.dumps(names)}
         super()._flush()
 
     def _quantization(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
-from quantbench.models.formats import EMBEDDED, open_checkpoint
+from quantbench.models.formats import EMBEDDED, open_checkpoint, saver
 from quantbench.models.formats.base import NotSaved
 from quantbench.models.formats.gguf_file import GgufFile
 from quantbench.models.loading import load_model
@@ -74,7 +74,8 @@ def test_compressed_tensors(tmp_path, scheme):
     assert_alike(load_model(str(tmp_path / "given"))(TOKENS), expected)
 
 
-def test_torchao(tmp_path):
+def test_torchao(tmp_path, monkeypatch):
+    monkeypatch.setattr(saver, "SHARD_BYTES", random.choice((1 << 15, 1 << 29)))
     family = random.choice(["llama-3", "llama-3.2", "qwen-2", "llama-biased"])
     path, _ = saved(family, tmp_path)
     expected = save(path, tmp_path / "given", "int8wo", "torchao")
