@@ -119,6 +119,8 @@ def load_model(
     stages = transform if isinstance(transform, Stages) else _OneStage(transform)
     loader = _Loader(model, whole, tensors, saved is not None, stages, saver, split, reads_whole)
     sizes = {name: _bytes(module) for name, module in model.named_modules() if module._parameters}
+    if saved and config.tie_embeddings:  # packing both takes the most while there is nothing else
+        sizes = {name: sizes[name] for name in dict.fromkeys(("tok_embeddings", "output", *sizes))}
     done, total, pool = 0, sum(sizes.values()), Pool()
     for part, names in _parts(sizes, whole_layers=ready is not None).items():
         if not saved:

@@ -3,7 +3,9 @@
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torchao.utils import TorchAOBaseTensor
 
 from quantbench.errors import KernelError
 from quantbench.ops.cpu import build, linear, plain
@@ -31,6 +33,12 @@ class PackedLinear(KernelLinear):
         made.rounds_before = None if in_kernel else activation
         return made
 
+    def share(self, embedding: nn.Embedding) -> None:
+        """Let an embedding of the same PackedWeight look its rows up in this layer's bytes."""
+        weight = cast(PackedWeight, embedding.weight.data)
+        table = PackedTable(self.weight.data, weight[:0].clone(), weight.shape[0])
+        embedding.weight = nn.Parameter(table, requires_grad=False)
+
     @property
     def fused_weight(self) -> Tensor | None:
         """The bytes, unless activations are rounded in Python."""
@@ -43,6 +51,42 @@ class PackedLinear(KernelLinear):
             numbers, scale = rounded(x.float(), self.rounds_before)
             y = (linear.linear(numbers, self.weight, self.out_features) * scale).to(x.dtype)
         return y if self.bias is None else y + self.bias
+
+
+class PackedTable(TorchAOBaseTensor):
+    """The table (V, K) of an embedding whose rows are those of a PackedLinear."""
+
+    tensor_data_names = ["packed", "like"]
+    tensor_attribute_names = ["rows"]
+
+    def __new__(cls, packed: Tensor, like: PackedWeight, rows: int) -> "PackedTable":
+        """packed: the layer's bytes. like: the weight that they were made of, without its rows."""
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, (rows, like.columns), dtype=like.dtype, device=packed.device, requires_grad=False
+        )
+        self.packed, self.like, self.rows = packed, like, rows
+        return self
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+
+@PackedTable.implements(torch.ops.aten.embedding.default)
+@PackedTable.implements_torch_function(F.embedding)
+def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    # F.embedding takes (indices, weight), aten.embedding (weight, indices).
+    table, indices = args[:2] if isinstance(args[0], PackedTable) else (args[1], args[0])
+    like = table.like
+    rows = linear.rows_of(table.packed, like.parts, like.columns, indices.flatten())
+    return PackedWeight.of(rows, like.columns, like.dtype).dequantize().unflatten(0, indices.shape)
+
+
+@PackedTable.implements(torch.ops.aten._to_copy.default)
+def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Rows have another dtype; the bytes stay shared."""
+    table, dtype = args[0], kwargs.get("dtype")
+    packed = table.packed.to(kwargs.get("device") or table.device)
+    return PackedTable(packed, table.like.replaced(dtype=dtype or table.dtype), table.rows)
 
 
 class PlainLinear(KernelLinear):

@@ -15,7 +15,7 @@ from torch import nn
 
 from quantbench.errors import CheckpointError, KernelError, UsageError
 from quantbench.quantize.registry import Quantizer, available
-from quantbench.quantize.spec import AsIs, Spec, parse_scheme
+from quantbench.quantize.spec import AsIs, Spec, parse_layer
 
 
 class MixedQuantizer:
@@ -58,7 +58,7 @@ class MixedQuantizer:
         quantizer = self._of(name, layer)
         if isinstance(layer, nn.Embedding):
             self.layers[name] = str(quantizer.spec), "auto"
-            return layer
+            return quantizer.built(name, layer)
         built = quantizer.built(name, layer)
         kernel = quantizer.kernel_for(name, layer)  # the one built: those that failed are gone
         self.ran[kernel] += 1
@@ -85,7 +85,7 @@ def by_name(layers: Mapping[str, Sequence[str]]) -> dict[Any, tuple[Spec, str]]:
     chosen = {}
     for name, (scheme, kernel) in layers.items():
         try:
-            chosen[name] = parse_scheme(scheme), kernel
+            chosen[name] = parse_layer(scheme), kernel
         except UsageError as error:
             raise CheckpointError(f"{name} was saved as {scheme!r}: {error}") from None
     return chosen

@@ -234,8 +234,7 @@ def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
 
 def _by_row(weight: PackedWeight) -> list[str]:
     """The inner tensors that have a row for every row of the weight."""
-    names, _ = weight.__tensor_flatten__()
-    return [name for name in names if name != "tensor_scale"]
+    return list(weight.parts.by_row)
 
 
 @PackedWeight.implements(aten._to_copy.default)

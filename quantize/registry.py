@@ -11,12 +11,14 @@ import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from quantbench.errors import CheckpointError, KernelError
 from quantbench.quantize import schemes
+from quantbench.quantize.cpu import PackedLinear
 from quantbench.quantize.kernel import Kernel
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.scheme import Scheme
@@ -120,7 +122,7 @@ class Quantizer:
         self.ran: Counter[str] = Counter()  # how many layers each kernel got
         self._asked = kernel
         self._prepared: set[str] = set()
-        self._embedding: PackedWeight | None = None
+        self._embedding: nn.Embedding | None = None  # built, for an output tied to it
         self._shapes: dict[tuple[torch.Size, torch.dtype], PackedWeight] = {}
 
     def __call__(self, name: str, module: nn.Module) -> nn.Module:
@@ -158,8 +160,7 @@ class Quantizer:
             return module
         if weight.is_meta:
             return with_weight(module, self._of_shape(weight))
-        packed = self._tied(module, self.scheme.quantize(weight, self.spec))
-        return with_weight(module, packed)
+        return with_weight(module, self._tied(self.scheme.quantize(weight, self.spec)))
 
     def _of_shape(self, weight: Tensor) -> PackedWeight:
         """What a weight on the meta device becomes; kept per shape, since it takes 5 ms."""
@@ -174,13 +175,21 @@ class Quantizer:
         With kernel "auto", one that cannot be loaded gives way to the next. Raises KernelError,
         naming the layer, if none is left.
         """
+        if isinstance(layer, nn.Embedding):
+            self._embedding = layer
         if not self.takes(layer) or isinstance(layer, nn.Embedding):
             return layer
         kernel = self.kernel_for(name, layer)
         while not self._is_prepared(kernel):
             kernel = self.kernel_for(name, layer)
         self.ran[kernel] += 1
-        return self.scheme.kernels[kernel].build(layer, self.spec)
+        table, weight = self._table, layer.weight.data
+        both = table is not None and isinstance(weight, PackedWeight) and not weight.is_meta
+        tied = both and table.plane0.data_ptr() == weight.plane0.data_ptr()
+        built = self.scheme.kernels[kernel].build(layer, self.spec)
+        if tied and isinstance(built, PackedLinear):
+            built.share(cast(nn.Embedding, self._embedding))
+        return built
 
     def stored(self, name: str, layer: nn.Linear) -> nn.Module:
         """A layer on the meta device as its kernel stores it; nothing is loaded."""
@@ -223,12 +232,16 @@ class Quantizer:
         self._prepared.add(kernel)
         return True
 
-    def _tied(self, module: nn.Module, packed: PackedWeight) -> PackedWeight:
+    @property
+    def _table(self) -> PackedWeight | None:
+        """The embedding's weight, where it is quantized."""
+        weight = self._embedding.weight.data if self._embedding else None
+        return weight if isinstance(weight, PackedWeight) else None
+
+    def _tied(self, packed: PackedWeight) -> PackedWeight:
         """An output layer whose weights are the embedding's shares its memory."""
-        if isinstance(module, nn.Embedding):
-            self._embedding = packed
-        first = self._embedding
-        if first is None or first is packed or first.shape != packed.shape or packed.is_meta:
+        first = self._table
+        if first is None or first.shape != packed.shape:
             return packed
         same = torch.equal(first.plane0, packed.plane0) and torch.equal(first.scale, packed.scale)
         return first if same else packed

@@ -140,7 +140,7 @@ class Int8WeightOnly(Spec):
     phrase = "half the memory; the loss in quality can hardly be measured"
     like = "Q8_0"
     shown = ("int8wo",)
-    formats = ("compressed-tensors",)
+    formats = ("compressed-tensors", "torchao")
 
 
 @dataclass(frozen=True)
@@ -359,6 +359,8 @@ class AsIs(Spec):
         return self.label
 
     def fits(self, format: str) -> bool:
+        if format == "gguf" and self.label.startswith("gguf-"):  # its blocks are copied
+            return True
         return all(spec.fits(format) for _, spec in self.layers if spec != FullPrecision())
 
 
@@ -391,6 +393,8 @@ class Stored(Spec):
         if format == "gguf":  # as Q4_0 and Q8_0
             return str(self) in (f"stored-int-{bits}-32-float16-none" for bits in (4, 8))
         symmetric = self.zero == "none" and not (self.outer or self.whole)
+        if format == "torchao":
+            return symmetric and (self.format, self.bits, self.group_size) == ("int", 8, 0)
         integers = self.format == "int" and self.bits in (4, 8)
         return symmetric and (integers or (self.format, self.group_size) == ("fp8", 0))
 
@@ -414,7 +418,7 @@ COMPARED = (*COMPARED_BRIEFLY, *map(str, (Float6(), SparseMarlin(), UintX(2, 64)
 def parse(name: str, option: str = "--quantization") -> Spec | Selection:
     """What `name`, given to `option`, spells; UsageError, with every valid form and the nearest, if
     nothing."""
-    for spec in (*_ALL, Stored):
+    for spec in _ALL:
         if match := _regex(spec).fullmatch(name):
             return spec(**_values(spec, match))
     # For a right form with a wrong number the error lists the right numbers.
@@ -438,6 +442,12 @@ def parse_scheme(name: str) -> Spec:
         f"--quantization {name} is known only after measuring; here a scheme has to be named: "
         + ", ".join(map(form, SPECS))
     )
+
+
+def parse_layer(name: str) -> Spec:
+    """The scheme of one layer of a file: as `parse_scheme`, or how the file stores it."""
+    match = _regex(Stored).fullmatch(name)
+    return Stored(**_values(Stored, match)) if match else parse_scheme(name)
 
 
 def refuse_format(spec: Quantization, format: str) -> None:

@@ -81,6 +81,22 @@ def test_logits_are_those_of_transformers(theirs, tokens):
     assert torch.allclose(found, expected, atol=1e-3, rtol=1e-3)
 
 
+MEASURE = """
+import resource, sys
+from quantbench import models
+models.load("tiny", quantization="int8wo")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+models.load(sys.argv[1])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def test_loading_takes_little_more_memory_than_the_file_has():
+    command = [sys.executable, "-c", MEASURE, str(FILE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1.1 * FILE.stat().st_size
+
+
 @torch.no_grad()
 def test_60_greedy_tokens_are_those_of_transformers(theirs, tokens):
     model = models.load(str(FILE), precision=torch.float32)

@@ -30,6 +30,7 @@ FORMATS = ("saved:SavedModel", "hugging_face:HuggingFace", "meta:GptFast", "meta
 _SAVERS = {  # by --format
     "quantbench": "saver:Saver",
     "compressed-tensors": "given_back:CompressedTensorsSaver",
+    "torchao": "torchao_saver:TorchaoSaver",
     "gguf": "gguf_saver:GgufSaver",
 }
 EMBEDDED = Path(__file__).parent.parent / "tiny"

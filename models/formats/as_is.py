@@ -32,7 +32,8 @@ class AsIs:
     """A checkpoint's tensors (models.formats.base.Tensors), quantized ones as they are."""
 
     stacked: StackedTensors
-    _held: tuple[str, dict[str, Tensor]] = field(default=("", {}))  # the weight read last
+    # What the weight read last is made of, and its tensors: a tied output is the embedding.
+    _held: tuple[tuple[str, ...], dict[str, Tensor]] = field(default=((), {}))
 
     def check(self, model: Transformer, depth: int) -> None:
         self.stacked.check(model, depth)
@@ -64,15 +65,17 @@ class AsIs:
         weight, _, part = name.partition(".weight.")
         if not part:
             return self.stacked.read(name, like, cut).to(like.dtype)
-        if self._held[0] != weight:
-            self._held = weight, packed.parts(self._packed(f"{weight}.weight", len(like)))
+        pieces = self.stacked.pieces(f"{weight}.weight")
+        if self._held[0] != pieces:
+            parts = self._packed(f"{weight}.weight", len(like)).tensors
+            self._held = pieces, {key: one.to(self.stacked.device) for key, one in parts.items()}
         tensor = self._held[1][part]
         if tensor.shape != like.shape:
             raise CheckpointError(
                 f"{self.stacked.where}: {weight} has a {part} of shape {tuple(tensor.shape)}; the "
                 f"config says {tuple(like.shape)}"
             )
-        return tensor.to(self.stacked.device)
+        return tensor
 
     def _packed(self, name: str, rows: int) -> Packed:
         """A parameter (rows, K) with the file's numbers."""
@@ -95,7 +98,8 @@ class AsIs:
         weight, order = packed.stacked(weights), self.stacked.rotary_order(name, self.stacked.heads)
         if order is None:
             return weight
-        return packed.rows(weight, torch.cat((order, torch.arange(len(order), rows))))
+        order = torch.cat((order, torch.arange(len(order), rows)))
+        return weight.with_rows({name: part[order] for name, part in weight.by_row.items()})
 
 
 class MaybeQuantized(Checkpoint):

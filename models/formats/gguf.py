@@ -28,7 +28,7 @@ from quantbench.models.formats.stacked import StackedTensors
 from quantbench.models.formats.tensor_files import Stored
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import scaled
-from quantbench.models.registry import ARCHITECTURES
+from quantbench.models.registry import ARCHITECTURES, Architecture
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.text import shown
 
@@ -42,7 +42,16 @@ _KINDS = {
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
     "olmoe": "olmoe",
+    "phi3": "phi3",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "mistral3": "ministral3",
+    "olmo2": "olmo2",  # and OLMo 3, with a window
+    "arcee": "arcee",
+    "glm4": "glm4",
 }
+# Whose rows of queries and keys llama.cpp's converter reorders: it rotates neighbouring ones.
+_REORDERED = {"llama", "mixtral", "smollm3", "granite", "ministral3", "arcee"}
 _CONFIG = {  # behind "ARCHITECTURE."
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -57,6 +66,21 @@ _CONFIG = {  # behind "ARCHITECTURE."
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+_GRANITE = {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}
+_ROPE = {  # keys of rotary scaling, in the words of rope_parameters
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.attn_factor": "attention_factor",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
+    "attention.temperature_scale": "llama_4_scaling_beta",
+}
 _EXPERTS = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
@@ -67,6 +91,7 @@ _EXPERTS = {
 _HARMLESS = {
     "vocab_size", "rope.dimension_count", "attention.value_length", "attention.key_length_swa",
     "attention.value_length_swa", "expert_weights_scale", "rope.scaling.type",
+    "rope.scaling.finetuned",
 }  # fmt: skip
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
@@ -74,6 +99,7 @@ _LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
@@ -90,13 +116,27 @@ _LAYER = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-_GEMMA = {
-    "ffn_norm": "pre_feedforward_layernorm",
+_NORMS_BEHIND = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GEMMA = _NORMS_BEHIND | {"ffn_norm": "pre_feedforward_layernorm"}
+_LAYERS = {  # of a model_type, where they are not as in _LAYER
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA,
+    "olmo2": _NORMS_BEHIND,
+    "olmo3": _NORMS_BEHIND,
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "glm4": {
+        "ffn_up": "mlp.gate_up_proj",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
+}
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _TURNS = "rope_freqs.weight"  # what llama 3's rotary scaling divides frequencies by
+# What longrope divides them by.
+_LONG = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
 # Llama 3.1's and 3.2's, the only ones that were published: factor, and the rest of them all.
 _LLAMA_3_FACTORS = (8.0, 32.0)
 _LLAMA_3 = {
@@ -121,11 +161,11 @@ class Gguf(MaybeQuantized):
         self._files = tuple(shards(first, opened.metadata))
         self.name = re.sub(r"-\d{5}-of-\d{5}$", "", first.stem)
         opened_files = [opened if file == first else GgufFile(file) for file in self._files]
-        self._tensors: dict[str, GgufTensor] = {}
+        self.blocks: dict[str, GgufTensor] = {}  # by the file's names
         for one in opened_files:
-            for name in one.tensors.keys() & self._tensors.keys():
+            for name in one.tensors.keys() & self.blocks.keys():
                 raise CheckpointError(f"{one.path} and {first.name} both hold tensor {shown(name)}")
-            self._tensors |= one.tensors
+            self.blocks |= one.tensors
 
     @classmethod
     def sniff(cls, path: Path) -> bool:
@@ -149,6 +189,8 @@ class Gguf(MaybeQuantized):
             )
         if architecture == "llama" and self.metadata.get("llama.expert_count"):
             return "mixtral"
+        if architecture == "olmo2" and self.metadata.get("olmo2.attention.sliding_window"):
+            return "olmo3"
         return _KINDS[architecture]
 
     def config(self) -> ModelConfig:
@@ -159,28 +201,38 @@ class Gguf(MaybeQuantized):
         yield "model_type", self.kind
         row, prefix = ARCHITECTURES[self.kind], f"{self.metadata['general.architecture']}."
         words = _CONFIG | (_EXPERTS if row.experts else {})
+        words |= _GRANITE if self.kind == "granite" else {}
+        rope = {"rope_type": self.metadata.get(f"{prefix}rope.scaling.type") or "none"}
         for key, value in self.metadata.items():
             if not key.startswith(prefix):
                 continue
             word = key.removeprefix(prefix)
-            if word in words:
+            if word in _ROPE:
+                rope[_ROPE[word]] = _number(value)
+            elif word in words:
                 yield words[word], _number(value)
-            elif word == "rope.scaling.type" and value not in ("none", ""):
-                raise CheckpointError(f"{self._files[0]}: {key} {shown(value)} is not supported")
+            elif (
+                word == "attention.sliding_window_pattern"
+                and row.window
+                and isinstance(value, list)
+            ):
+                kinds = "full_attention", "sliding_attention"
+                yield "layer_types", [kinds[bool(narrow)] for narrow in value]
             elif word not in _HARMLESS and value not in (0, 0.0, False, []):
                 raise CheckpointError(
                     f"{self._files[0]}: metadata {shown(key)} is not understood, and it may change "
                     "the result"
                 )
-        if "token_embd.weight" not in self._tensors:
+        if "token_embd.weight" not in self.blocks:
             raise CheckpointError(f"{self._files[0]} lacks tensor token_embd.weight")
-        yield "vocab_size", self._tensors["token_embd.weight"].shape[0]
-        yield "tie_word_embeddings", "output.weight" not in self._tensors
-        if row.window and f"{prefix}attention.sliding_window" not in self.metadata:
+        yield "vocab_size", self.blocks["token_embd.weight"].shape[0]
+        yield "tie_word_embeddings", "output.weight" not in self.blocks
+        if row.window and not self.metadata.get(f"{prefix}attention.sliding_window"):
             yield "sliding_window", None
-        if self.kind == "llama":
-            yield "attention_bias", "blk.0.attn_q.bias" in self._tensors
-            yield "mlp_bias", "blk.0.ffn_up.bias" in self._tensors
+        for key, tensor in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):
+            if key in row.fields:
+                yield key, f"blk.0.{tensor}.bias" in self.blocks
+        yield from self._rotary(prefix, rope, row)
         if self.kind == "qwen3_moe":
             yield "norm_topk_prob", True
         if self.kind.startswith("gemma"):  # as llama.cpp has it: the 27B models differ
@@ -194,12 +246,45 @@ class Gguf(MaybeQuantized):
             large = (self.kind, layers) in (("gemma2", 46), ("gemma3_text", 62))
             if type(width) is int and type(heads) is int and heads:
                 yield "query_pre_attn_scalar", width // heads if large else head
-        if _TURNS in self._tensors:
-            yield "rope_scaling", self._llama_3(self._tensors[_TURNS].read())
 
-    def _llama_3(self, divisors: Tensor) -> dict[str, Any]:
+    def _rotary(
+        self, prefix: str, rope: dict[str, Any], row: Architecture
+    ) -> Iterator[tuple[str, Any]]:
+        """What rotates, and how it is scaled. rope: keys of rope_parameters."""
+        layers = self.metadata.get(f"{prefix}block_count")
+        if self.kind == "smollm3" and type(layers) is int:  # llama.cpp has no key for it
+            yield "no_rope_layers", [int((i + 1) % 4 != 0) for i in range(layers)]
+        if row.partial_rotary is not None:
+            rotated, width, heads, head = (
+                self.metadata.get(prefix + key)
+                for key in (
+                    *("rope.dimension_count", "embedding_length", "attention.head_count"),
+                    "attention.key_length",
+                )
+            )
+            head = head or (width // heads if width and heads else None)
+            if rotated and head:
+                yield "partial_rotary_factor", rotated / head
+        if _TURNS in self.blocks:
+            rope = self._llama_3(self.blocks[_TURNS].read(), prefix)
+        elif _LONG.keys() <= self.blocks.keys():
+            rope |= {word: self.blocks[name].read().tolist() for name, word in _LONG.items()}
+            rope["rope_type"] = "longrope"
+            original = "original_max_position_embeddings"
+            yield original, rope.get(original)
+        elif rope["rope_type"] == "none":
+            if extra := sorted(rope.keys() - {"rope_type", "original_max_position_embeddings"}):
+                raise CheckpointError(
+                    f"{self._files[0]}: {extra[0]} of rotary scaling is given, and no type of it"
+                )
+            rope = {"rope_type": "default"}
+        if "mscale_all_dim" in rope:
+            rope["mscale"] = 1.0
+        yield "rope_parameters", rope
+
+    def _llama_3(self, divisors: Tensor, prefix: str) -> dict[str, Any]:
         """Llama 3's rotary scaling, by what it divides frequencies by."""
-        theta = self.metadata.get("llama.rope.freq_base", 10000.0)
+        theta = self.metadata.get(f"{prefix}rope.freq_base", 10000.0)
         plain = theta ** -(torch.arange(len(divisors)) / len(divisors))
         for factor in _LLAMA_3_FACTORS:
             ours = plain / scaled(plain, RopeScaling(factor, 1.0, 4.0, 8192))
@@ -208,7 +293,7 @@ class Gguf(MaybeQuantized):
         raise CheckpointError(f"{self._files[0]}: {_TURNS} is no published scaling of Llama 3's")
 
     def _label(self) -> str | None:
-        quantized = any(tensor.type in PACKED for tensor in self._tensors.values())
+        quantized = any(tensor.type in PACKED for tensor in self.blocks.values())
         return f"gguf-{self._mix}" if quantized else None
 
     @property
@@ -220,20 +305,20 @@ class Gguf(MaybeQuantized):
             name = gguf.LlamaFileType(self.metadata.get("general.file_type")).name
         except ValueError:
             sizes = Counter[str]()
-            for tensor in self._tensors.values():
+            for tensor in self.blocks.values():
                 sizes[tensor.type] += tensor.data.nbytes
             return sizes.most_common(1)[0][0]
         return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
     def _stacked(self, device: torch.device | str = "cpu") -> StackedTensors:
         found: dict[str, Stored] = {}
-        for name, tensor in self._tensors.items():
-            if name != _TURNS:
+        for name, tensor in self.blocks.items():
+            if name not in (_TURNS, *_LONG):
                 found |= self._renamed(name, tensor)
         row = ARCHITECTURES[self.kind]
         weights = row.weights if "#" not in str(row.weights) else {}
         map_ = names.of_architecture(weights, found)
-        interleaved = self.kind in ("llama", "mixtral")  # llama.cpp turns neighbouring rows
+        interleaved = self.kind in _REORDERED or row.interleaved
         return StackedTensors(self._files[0], found, map_, self.config(), interleaved, device)
 
     def _renamed(self, name: str, tensor: GgufTensor) -> dict[str, Stored]:
@@ -251,7 +336,7 @@ class Gguf(MaybeQuantized):
         block = _BLOCK.fullmatch(name)
         if not block:
             return {f"{_TOP.get(stem, stem)}.{kind}": found}
-        layer = _LAYER | (_GEMMA if self.kind.startswith("gemma") else {})
+        layer = _LAYER | _LAYERS.get(self.kind, {})
         known = f"model.layers.{block[1]}.{layer.get(block[2], block[2])}.{kind}"
         if "#" not in known:
             return {known: found}

@@ -1,11 +1,12 @@
 """--save --format gguf: a model as one GGUF file, which llama.cpp loads.
 
 Weights in full precision become BF16, F16 or F32, symmetric ones in groups of 32 Q4_0 or Q8_0. How
-a scheme rounds activations is not written.
+a scheme rounds activations is not written. A GGUF file as it is keeps its blocks, of any type.
 """
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.formats import gguf_writer
 from quantbench.models.formats.base import Checkpoint, NotSaved, SavedScheme, read_json
 from quantbench.models.formats.gguf import Gguf
+from quantbench.models.formats.gguf_file import GgufTensor
 from quantbench.models.formats.gguf_tokenizer import cut_of
 from quantbench.models.formats.saver import Saver
 from quantbench.models.tokenizer import FILES
@@ -50,6 +52,10 @@ class GgufSaver(Saver):
         self.last = f"{folder.absolute().name or 'model'}.gguf"
         self.checkpoint, self.tensors = checkpoint, gguf_writer.Tensors(config)
         self.writer = gguf.GGUFWriter(None, gguf_writer.llama_cpp(config), use_temp_file=True)
+        # The file's own blocks: fused layers may have another form in memory.
+        self.kept: Mapping[str, GgufTensor] | None = None
+        if isinstance(checkpoint, Gguf) and checkpoint.saved:
+            self.kept = checkpoint.blocks
         # The header, which comes first, is known last.
         self._write(folder, self._open)
 
@@ -58,6 +64,11 @@ class GgufSaver(Saver):
 
     def add(self, name: str, module: nn.Module) -> None:
         for key, weights in self.tensors.of(name, module):
+            if self.kept is not None:
+                if key in self.kept:  # a tied output is not
+                    kept = self.kept[key]
+                    self._add(key, kept.data, gguf.GGMLQuantizationType[kept.type])
+                continue
             data, kind = zip(*(self._data(key, weight) for weight in weights), strict=True)
             stack = np.stack(data) if gguf_writer.STACKED in key else data[0]
             self._add(key, stack, kind[0])
@@ -81,6 +92,9 @@ class GgufSaver(Saver):
     def finish(self, architecture: ModelConfig, *_: object) -> None:
         gguf_writer.describe(self.writer, architecture)
         self._describe_tokenizer(architecture.vocab_size)
+        mix = getattr(self.checkpoint, "metadata", {}).get("general.file_type")
+        if self.kept is not None and mix is not None:
+            self.writer.add_file_type(mix)
         factors = gguf_writer.rope_factors(architecture)
         if factors is not None:
             self._add("rope_freqs.weight", factors, gguf.GGMLQuantizationType.F32)

@@ -18,6 +18,7 @@ from quantbench.models.formats import compressed_tensors
 from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json
 from quantbench.models.formats.hugging_face import HuggingFace
 from quantbench.models.formats.saver import INDEX, Saver
+from quantbench.ops.formats import Packed
 
 
 class CompressedTensorsSaver(Saver):
@@ -54,19 +55,21 @@ class CompressedTensorsSaver(Saver):
             rows = [shape[0] for shape in self.source.shapes(full, value)]
             for part, piece in zip(parts, value.split(rows), strict=True):
                 if packed := getattr(piece, "parts", None):
-                    # The package dequantizes in the dtype of the scales.
-                    dtype = torch.promote_types(packed.scale.dtype, self.precision)
-                    packed = replace(packed, scale=packed.scale.to(dtype))
-                    layer = part.removesuffix(".weight")
-                    how = compressed_tensors.group(packed, [])
-                    self.groups.setdefault(str(how), how)["targets"].append(layer)
-                    for end, tensor in compressed_tensors.written(packed).items():
-                        self.pending[part + end] = tensor.contiguous().cpu()
+                    self._add_packed(part, packed)
                 else:
                     self.pending[part] = piece.contiguous().cpu()
                     if isinstance(module, nn.Linear) and kind == "weight":
                         self.floats.append(part.removesuffix(".weight"))
         self._flush_if_large()
+
+    def _add_packed(self, part: str, packed: Packed) -> None:
+        # The package dequantizes in the dtype of the scales.
+        dtype = torch.promote_types(packed.scale.dtype, self.precision)
+        packed = replace(packed, scale=packed.scale.to(dtype))
+        how = compressed_tensors.group(packed, [])
+        self.groups.setdefault(str(how), how)["targets"].append(part.removesuffix(".weight"))
+        for end, tensor in compressed_tensors.written(packed).items():
+            self.pending[part + end] = tensor.contiguous().cpu()
 
     def _flush(self) -> None:
         names = list(self.pending)
@@ -76,12 +79,6 @@ class CompressedTensorsSaver(Saver):
     def _described(self, architecture: ModelConfig, *_: object) -> dict[str, Any]:
         text = json.dumps({"metadata": {}, "weight_map": self.index}, indent=1)
         self._write(self.folder / INDEX, lambda file: file.write_text(text + "\n"))
-        groups, ignored = list(self.groups.values()), self.floats
-        if len(groups) > 1 or "model.embed_tokens" in groups[0]["targets"]:
-            ignored = []  # layers are named one by one
-        else:
-            groups = [{**groups[0], "targets": ["Linear"]}]
-        forms = {one["format"] for one in groups}
         described = {k: v for k, v in self.described.items() if k not in ("dtype", "torch_dtype")}
         if "layer_types" in described:
             described["layer_types"] = described["layer_types"][: architecture.num_layers]
@@ -89,11 +86,20 @@ class CompressedTensorsSaver(Saver):
             "num_hidden_layers": architecture.num_layers,
             "tie_word_embeddings": not any(name.startswith("lm_head.") for name in self.index),
             "torch_dtype": self.scheme.precision,
-            "quantization_config": {
-                "quant_method": compressed_tensors.METHOD,
-                "quantization_status": "compressed",
-                "format": forms.pop() if len(forms) == 1 else "mixed-precision",
-                "config_groups": {f"group_{i}": one for i, one in enumerate(groups)},
-                "ignore": ignored,
-            },
+            "quantization_config": self._quantization(),
+        }
+
+    def _quantization(self) -> dict[str, Any]:
+        groups, ignored = list(self.groups.values()), self.floats
+        if len(groups) > 1 or "model.embed_tokens" in groups[0]["targets"]:
+            ignored = []  # layers are named one by one
+        else:
+            groups = [{**groups[0], "targets": ["Linear"]}]
+        forms = {one["format"] for one in groups}
+        return {
+            "quant_method": compressed_tensors.METHOD,
+            "quantization_status": "compressed",
+            "format": forms.pop() if len(forms) == 1 else "mixed-precision",
+            "config_groups": {f"group_{i}": one for i, one in enumerate(groups)},
+            "ignore": ignored,
         }

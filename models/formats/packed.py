@@ -112,32 +112,5 @@ def stacked(weights: Sequence[Packed]) -> Packed:
     first = weights[0]
     if len(weights) == 1:
         return first
-
-    def joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-        tensors = [part for part in parts if part is not None]
-        return torch.cat(tensors) if tensors else None
-
-    planes = [torch.cat(same) for same in zip(*(one.planes for one in weights), strict=True)]
-    scale = torch.cat([one.scale for one in weights])
-    zero, outer = (joined([getattr(one, name) for one in weights]) for name in ("zero", "outer"))
-    return replace(first, planes=planes, scale=scale, zero=zero, outer=outer)
-
-
-def rows(weight: Packed, order: Tensor) -> Packed:
-    """A weight's rows in another order."""
-
-    def taken(part: Tensor | None) -> Tensor | None:
-        return None if part is None else part[order]
-
-    planes = [plane[order] for plane in weight.planes]
-    scale = weight.scale[order]
-    return replace(
-        weight, planes=planes, scale=scale, zero=taken(weight.zero), outer=taken(weight.outer)
-    )
-
-
-def parts(weight: Packed) -> dict[str, Tensor]:
-    """The tensors of a weight by the names that quantize.packed.PackedWeight gives them."""
-    named = {f"plane{number}": plane for number, plane in enumerate(weight.planes)}
-    others = {name: getattr(weight, name) for name in ("scale", "zero", "tensor_scale", "outer")}
-    return named | {name: part for name, part in others.items() if part is not None}
+    named = [weight.by_row for weight in weights]
+    return first.with_rows({name: torch.cat([one[name] for one in named]) for name in named[0]})

@@ -55,6 +55,7 @@ class Saver:
         self.shard_bytes = SHARD_BYTES if shard_bytes is None else shard_bytes
         self.files: list[str] = []
         self.pending: dict[str, Tensor] = {}
+        self.metadata: dict[str, str] = {}  # more of it, in each file
         self.aliases: dict[str, str] = {}
         self.embedding: dict[str, Tensor] = {}
         self.unfinished = folder / f"{SAVED}.unfinished"
@@ -95,6 +96,7 @@ class Saver:
         name = f"{self.stem}-{len(self.files) + 1:05d}.safetensors"
         scheme = self.scheme
         metadata = {"format": "pt", "scheme": scheme.scheme, "precision": scheme.precision}
+        metadata |= self.metadata
         self._write(self.folder / name, lambda file: save_file(self.pending, file, metadata))
         self.files.append(name)
         self.pending = {}

@@ -44,7 +44,7 @@ ALIASES = {"precision": "dtype"}  # other names of options
 KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
 DECODERS = ("auto", "cpu-step", "modules")
 FORMER_DECODERS = ("cpu-stack", "cpu-layer")  # of old logs
-FORMATS = ("quantbench", "compressed-tensors", "gguf")
+FORMATS = ("quantbench", "compressed-tensors", "torchao", "gguf")
 EXPERT_POLICIES = ("auto", "fetch", "compute_there", "cache")
 EXPERT_PREFETCH = ("auto", "router", "off")  # of old logs; a run accepts auto alone
 

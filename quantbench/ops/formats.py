@@ -17,6 +17,7 @@ where `value` depends on the format:
 fp8, fp6 and fp4 follow the OCP Microscaling Formats specification, version 1.0, section 5.3.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,6 +60,25 @@ class Packed:
     group_size: int  # columns that share a scale
     # (N, K // OUTER, 2) float16: what the scales and the zeros of so many columns are multiplied by
     outer: Tensor | None = None
+
+    @property
+    def by_row(self) -> dict[str, Tensor]:
+        """The tensors that have a row for each of the weight's, by name: plane0, …, scale, …."""
+        named = {f"plane{number}": plane for number, plane in enumerate(self.planes)}
+        others = {name: getattr(self, name) for name in ("scale", "zero", "outer")}
+        return named | {name: part for name, part in others.items() if part is not None}
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        whole = self.tensor_scale
+        return self.by_row | ({} if whole is None else {"tensor_scale": whole})
+
+    def with_rows(self, named: Mapping[str, Tensor]) -> "Packed":
+        """The weight with these tensors in place of those of `by_row`."""
+        planes = [named[f"plane{number}"] for number in range(len(self.planes))]
+        others = {name: part for name, part in named.items() if not name.startswith("plane")}
+        return replace(self, planes=planes, **others)  # type: ignore[arg-type]
 
     @property
     def scales(self) -> tuple[Tensor, Tensor | None]:

@@ -21,7 +21,7 @@ from quantbench.ops.ranks import Ranks
 from quantbench.quantize.activation import RoundedAcross
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import Quantizer, column_unit, has_row_scales
-from quantbench.quantize.spec import AsIs, Spec, parse_scheme
+from quantbench.quantize.spec import AsIs, Spec, parse_layer
 
 Layer = nn.Linear | nn.Embedding
 
@@ -38,7 +38,7 @@ def split_for(
     Raises UsageError for a number of ranks that cannot share its heads, KernelError for a scheme
     whose groups of columns do not fit a rank's heads.
     """
-    chosen = {name: parse_scheme(scheme) for name, (scheme, _) in (layers or {}).items()}
+    chosen = {name: parse_layer(scheme) for name, (scheme, _) in (layers or {}).items()}
     alike = [spec] if spec and not isinstance(spec, AsIs) else []
     schemes = {str(scheme): scheme for scheme in [*chosen.values(), *alike]}
     widths = feed_forward_widths(config)

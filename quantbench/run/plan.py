@@ -26,7 +26,7 @@ from quantbench.models.tokenizer import Tokenizer
 from quantbench.ops.ranks import ALONE, Ranks
 from quantbench.progress import say
 from quantbench.quantize.registry import kernels_for
-from quantbench.quantize.spec import AsIs, Selection, Spec, parse, parse_scheme, refuse_format
+from quantbench.quantize.spec import AsIs, Selection, Spec, parse, parse_layer, refuse_format
 from quantbench.run import environment
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def scheme_of(
         return asked, floats
     try:
         saved = parse(checkpoint.saved.scheme)
-        layers = {name: parse_scheme(how) for name, (how, _) in checkpoint.saved.layers.items()}
+        layers = {name: parse_layer(how) for name, (how, _) in checkpoint.saved.layers.items()}
     except UsageError as error:
         raise CheckpointError(f"{config.checkpoint_path}/{SAVED}: {error}") from None
     if config.save and not floats:

@@ -106,10 +106,10 @@ def size_of(
         times = kinds[int(name.split(".")[1])] if "layers." in name else 1
         count += layer.weight.numel() * times
         packed += stored_bytes(layer.weight) * times
-    table, output = model.tok_embeddings.weight, model.output.weight
-    alike = type(table.data) is type(output.data) and table.shape == output.shape
-    shared = architecture.tie_embeddings and alike
+    table, output = model.tok_embeddings.weight, shapes.linears["output"].weight
     embedding_bytes = stored_bytes(table)
+    alike = type(table.data) is type(output.data) and embedding_bytes == stored_bytes(output)
+    shared = architecture.tie_embeddings and alike
     return Size(
         model_bytes,
         embedding_bytes,

@@ -1,5 +1,7 @@
 """Quantized files whose numbers are kept: against the packages that wrote them."""
 
+import random
+
 import gguf
 import numpy as np
 import pytest
@@ -13,9 +15,13 @@ from quantbench.log.config import RunConfig
 from quantbench.models.formats import open_checkpoint, packed
 from quantbench.models.formats.gguf import Gguf
 from quantbench.models.formats.gguf_blocks import PACKED
+from quantbench.models.formats.gguf_file import GgufFile
+from quantbench.models.formats.saved import inner_tensors
+from quantbench.models.loading import load_model
+from quantbench.ops.cpu import linear
 from quantbench.ops.formats import dequantize
 from quantbench.quantize.packed import PackedWeight
-from quantbench.quantize.spec import AsIs, Stored, parse
+from quantbench.quantize.spec import AsIs, Stored, parse, parse_layer, refuse_format
 from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of
 from tests.models.test_gguf import blocks, logits, written
@@ -37,8 +43,40 @@ def test_a_type_holds_the_packages_numbers(kind):
     found, expected = weight(kind)
     assert torch.equal(dequantize(found), expected)
     assert torch.allclose(dequantize(found.plain), expected, rtol=1e-5, atol=1e-5)
-    spec = parse(str(PACKED[kind].form))
-    assert isinstance(spec, Stored) and str(spec) == str(PACKED[kind].form)
+    name = str(PACKED[kind].form)
+    spec = parse_layer(name)
+    assert isinstance(spec, Stored) and str(spec) == name
+    with pytest.raises(UsageError, match="is no scheme"):
+        parse(name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_read_out_of_packed_bytes(kind):
+    found, expected = weight(kind, rows=37)
+    rows = torch.randint(37, (9,))
+    assert torch.equal(
+        dequantize(linear.rows_of(linear.pack(found, 512), found, 512, rows)), expected[rows]
+    )
+
+
+@pytest.mark.parametrize("kind", ("Q8_0", "Q6_K"))
+def test_a_tied_output_is_in_memory_once(kind, tmp_path):
+    path = mixed(tmp_path, kind, tie_word_embeddings=True)
+    floats = load_model(str(path), precision=torch.float32)
+    model = models.load(str(path), precision=torch.float32)
+    table, tokens = model.tok_embeddings, torch.randint(96, (2, 5))
+    assert torch.equal(table(tokens), floats.tok_embeddings(tokens))
+    assert torch.equal(torch.compile(table, fullgraph=True)(tokens), table(tokens))
+    assert model.to(torch.bfloat16).tok_embeddings(tokens).dtype == torch.bfloat16
+    packed_bytes = model.output.weight.nbytes
+    assert sum(storages(table).values()) < packed_bytes + 64
+    assert sum((storages(table) | storages(model.output)).values()) < packed_bytes + 64
+
+
+def storages(module):
+    """Bytes by address of what a module's parameters store."""
+    tensors = [tensor for p in module.parameters() for tensor in inner_tensors("", p.data).values()]
+    return {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
 
 
 def test_types_are_stacked_without_a_change():
@@ -73,12 +111,12 @@ MIXES = {
 }
 
 
-def mixed(tmp_path, mix):
+def mixed(tmp_path, mix, **more):
     """A file of a small Llama whose matrices have several types."""
     sizes = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, vocab_size=96)
     heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=64)
-    made = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, **heads)).eval()
-    types = MIXES[mix]
+    made = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, **heads, **more)).eval()
+    types = MIXES.get(mix, {"": mix})
 
     def kind(name):
         return next(types[part] for part in types if part in name)
@@ -116,6 +154,26 @@ def test_a_file_is_saved_and_loaded_with_its_numbers(tmp_path, monkeypatch):
         {name: how for name, (how, _) in one.layers.items()} for one in (saved, checkpoint.saved)
     ]
     assert schemes[0] == schemes[1]
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_file_is_given_back_to_the_bit(mix, tmp_path, monkeypatch):
+    tied = random.choice((False, True))
+    path, folder = mixed(tmp_path, mix, tie_word_embeddings=tied), tmp_path / "given"
+    config = RunConfig(
+        checkpoint_path=str(path), save=str(folder), format="gguf", precision="float32"
+    )
+    spec, checkpoint = scheme_of(config, AsIs(), open_checkpoint(str(path)))
+    refuse_format(spec, "gguf")
+    loading = Loading(config, spec, torch.device("cpu"), checkpoint=checkpoint)
+    loading.load(lambda done, total: None, lambda line: None)
+    found, expected = (GgufFile(file).tensors for file in (folder / "given.gguf", path))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].type == tensor.type and found[name].shape == tensor.shape
+        assert found[name].data.tobytes() == tensor.data.tobytes(), name
+    tokens = torch.randint(3, 96, (1, 7))
+    assert torch.equal(logits(folder / "given.gguf", tokens), logits(path, tokens))
 
 
 def test_as_is_is_refused_where_nothing_is_quantized(tmp_path):

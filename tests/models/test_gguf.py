@@ -2,6 +2,7 @@
 converter would, and against hand-made damage."""
 
 import json
+import random
 import struct
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from quantbench.models.formats.gguf_file import GgufFile
 from quantbench.models.formats.gguf_tokenizer import _json
 from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer
-from tests.models import hugging_face
+from tests.models import hugging_face, test_families
 from tests.models.hugging_face import LLAMA_3_1, SIZES
 from tests.models.test_tokenizer import HARD_TEXTS
 
@@ -29,6 +30,8 @@ ARCHITECTURES = {
     "llama-2": "llama", "llama-biased": "llama", "mistral-0.3": "llama", "qwen-2": "qwen2",
     "qwen-3": "qwen3", "gemma-2": "gemma2", "gemma-3": "gemma3", "qwen-3-moe": "qwen3moe",
 }  # fmt: skip
+# Whose rows of queries and keys the converter reorders.
+REORDERED = ("llama", "smollm3", "granite", "mistral3", "arcee")
 OTHERS = ("Q8_1", "Q8_K", "Q1_0")  # not of weights, or not known to the package
 KINDS = [
     kind
@@ -53,6 +56,7 @@ def written(path: Path, made, architecture: str, matrix="F32", metadata=()) -> P
         "expert_count": getattr(config, "num_experts", None),
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
+        "rope.dimension_count": rotated(config) if architecture in ("phi3", "glm4") else None,
     }
     for key, value in given.items():
         if value is not None:
@@ -62,6 +66,10 @@ def written(path: Path, made, architecture: str, matrix="F32", metadata=()) -> P
         "rope.freq_base": config.to_dict().get("rope_theta") or _theta(config),
         "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
         "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
+        "embedding_scale": getattr(config, "embedding_multiplier", None),
+        "residual_scale": getattr(config, "residual_multiplier", None),
+        "attention.scale": getattr(config, "attention_multiplier", None),
+        "logit_scale": getattr(config, "logits_scaling", None),
     }
     for key, value in floats.items():
         if value is not None:
@@ -69,12 +77,13 @@ def written(path: Path, made, architecture: str, matrix="F32", metadata=()) -> P
     kind = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     tensors = dict(made.state_dict())
+    turns = architecture in REORDERED
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     for name, tensor in tensors.items():
-        if architecture == "llama" and ".q_proj." in name:
+        if turns and ".q_proj." in name:
             tensor = turned(tensor, config.num_attention_heads)
-        elif architecture == "llama" and ".k_proj." in name:
+        elif turns and ".k_proj." in name:
             tensor = turned(tensor, config.num_key_value_heads)
         if architecture.startswith("gemma") and "norm" in name:
             tensor = tensor + 1
@@ -91,13 +100,45 @@ def written(path: Path, made, architecture: str, matrix="F32", metadata=()) -> P
     scaling = getattr(config, "rope_scaling", None) or {}
     if scaling.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", divisors(_theta(config), scaling))
-    for key, value in metadata:
+    for key, value in {**rotary(writer, config, prefix), **dict(metadata)}.items():
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def rotated(config) -> int:
+    share = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)
+    return int(share * config.head_dim)
+
+
+def rotary(writer: gguf.GGUFWriter, config, prefix: str) -> dict:
+    """What the converter writes about rotary scaling and windows."""
+    rope = config.rope_parameters
+    rope = rope.get("full_attention") or rope
+    kind, scaling = rope.get("rope_type"), f"{prefix}.rope.scaling"
+    found = {}
+    if prefix == "olmo2" and getattr(config, "sliding_window", None):
+        windows = [kind == "sliding_attention" for kind in config.layer_types]
+        found[f"{prefix}.attention.sliding_window_pattern"] = windows
+    if kind == "longrope":
+        for name in ("short", "long"):
+            factors = np.array(rope[f"{name}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", factors)
+        found[f"{scaling}.original_context_length"] = rope["original_max_position_embeddings"]
+        growth = config.max_position_embeddings / rope["original_max_position_embeddings"]
+        attention = 1 + np.log(growth) / np.log(rope["original_max_position_embeddings"])
+        found[f"{scaling}.attn_factor"] = float(np.sqrt(attention))
+    if kind in ("yarn", "linear"):
+        keys = {"factor": "factor", "original_max_position_embeddings": "original_context_length",
+                "mscale_all_dim": "yarn_log_multiplier"}  # fmt: skip
+        found[f"{scaling}.type"] = kind
+        found |= {f"{scaling}.{key}": rope[word] for word, key in keys.items() if word in rope}
+    if beta := rope.get("llama_4_scaling_beta"):
+        found[f"{prefix}.attention.temperature_scale"] = beta
+    return found
 
 
 def encoded(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
@@ -192,6 +233,21 @@ def test_logits_are_those_of_transformers(family, tmp_path):
     with torch.no_grad():
         expected = made(tokens).logits
     assert torch.allclose(logits(path, tokens), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", test_families.ROWS)
+def test_logits_of_other_families_are_those_of_transformers(family, tmp_path):
+    if family == "llama dynamic":
+        pytest.skip("GGUF has no word for dynamic")
+    seed = random.randrange(2**31)
+    print("seed", seed)  # shown on failure
+    made = test_families.made(family, seed)
+    name = {"ministral3": "mistral3", "olmo3": "olmo2", "phi4": "phi3"}
+    name = name.get(family.partition(" ")[0], family.partition(" ")[0])
+    path, tokens = written(tmp_path / "m.gguf", made, name), torch.randint(3, 96, (2, 24))
+    with torch.no_grad():
+        expected = made(tokens).logits
+    assert (logits(path, tokens) - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 @pytest.mark.parametrize("factor", (8.0, 32.0))
@@ -332,6 +388,23 @@ def test_damage_is_said_in_one_line(message, tmp_path):
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(str(path)).config()
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+STRANGE = {
+    "factor of rotary scaling is given, and no type": {"llama.rope.scaling.factor": 2.0},
+    "rotary scaling 'odd' is not supported": {"llama.rope.scaling.type": "odd"},
+    "'llama.attention.sliding_window_pattern' is not understood": {
+        "llama.attention.sliding_window_pattern": [True, False, True]
+    },
+}
+
+
+@pytest.mark.parametrize("message", STRANGE)
+def test_metadata_that_may_change_the_result_is_refused(message, tmp_path):
+    made = hugging_face.model("llama-2")
+    path = written(tmp_path / "m.gguf", made, "llama", metadata=STRANGE[message].items())
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(str(path)).config()
 
 
 def test_a_folder_of_two_models_asks_for_one(tmp_path):

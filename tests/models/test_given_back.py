@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
-from quantbench.models.formats import EMBEDDED, open_checkpoint
+from quantbench.models.formats import EMBEDDED, open_checkpoint, saver
 from quantbench.models.formats.base import NotSaved
 from quantbench.models.formats.gguf_file import GgufFile
 from quantbench.models.loading import load_model
@@ -74,6 +74,20 @@ def test_compressed_tensors(tmp_path, scheme):
     assert_alike(load_model(str(tmp_path / "given"))(TOKENS), expected)
 
 
+def test_torchao(tmp_path, monkeypatch):
+    monkeypatch.setattr(saver, "SHARD_BYTES", random.choice((1 << 15, 1 << 29)))
+    family = random.choice(["llama-3", "llama-3.2", "qwen-2", "llama-biased"])
+    path, _ = saved(family, tmp_path)
+    expected = save(path, tmp_path / "given", "int8wo", "torchao")
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "given", dtype=torch.float32, attn_implementation="eager"
+    )
+    assert type(theirs.model.layers[1].mlp.up_proj.weight).__name__ == "Int8Tensor"
+    assert type(theirs.lm_head.weight).__name__ == "Int8Tensor"
+    assert_alike(theirs(TOKENS).logits, expected)
+    assert_alike(load_model(str(tmp_path / "given"))(TOKENS), expected)
+
+
 @pytest.mark.parametrize("scheme", ["none", "int8dq-int4wo-32"])
 def test_gguf(tmp_path, scheme):
     """gguf's own reader gives each tensor as ours does; a Llama's logits are the same."""
@@ -122,6 +136,10 @@ def test_what_is_kept_as_it_is(tmp_path):
     save_as_is(tmp_path / "rows", tmp_path / "same", "compressed-tensors", precision="float32")
     expected = load_model(str(tmp_path / "rows"))(TOKENS)
     assert_alike(load_model(str(tmp_path / "same"))(TOKENS), expected)
+    save_as_is(tmp_path / "rows", tmp_path / "ao", "torchao", precision="float32")
+    assert_alike(load_model(str(tmp_path / "ao"))(TOKENS), expected)
+    with pytest.raises(UsageError, match="does not hold the numbers of w4a16"):
+        save_as_is(tmp_path / "folder", tmp_path / "no", "torchao")
     with pytest.raises(UsageError, match="does not hold the numbers of w8a16"):
         save_as_is(tmp_path / "rows", tmp_path / "no", "gguf")
     assert not (tmp_path / "no").exists()

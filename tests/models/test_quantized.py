@@ -22,7 +22,7 @@ from quantbench.models.formats.tensor_files import safetensors_file
 from quantbench.models.loading import load_config, load_model
 from quantbench.ops.formats import dequantize
 from quantbench.ops.ranks import Ranks
-from quantbench.quantize.spec import AsIs, Stored, parse
+from quantbench.quantize.spec import AsIs, Stored, parse_layer
 from quantbench.run.cutting import split_for
 from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of
@@ -221,8 +221,8 @@ def test_a_layer_has_the_numbers_of_its_format(name, tmp_path):
         exact = dict(rtol=0, atol=0) if weight.zero is None else dict(rtol=1e-6, atol=1e-6)
         exact = exact if name not in ("nvfp4", "bnb-int8") else dict(rtol=1e-6, atol=0)
         torch.testing.assert_close(dequantize(weight), stored.read(), **exact)
-        assert str(parse(str(stored.form))) == str(stored.form)
-        assert isinstance(parse(str(stored.form)), Stored)
+        assert str(parse_layer(str(stored.form))) == str(stored.form)
+        assert isinstance(parse_layer(str(stored.form)), Stored)
 
 
 def folder_of(name, folder, change=lambda tensors, config: None):
@@ -359,7 +359,7 @@ def test_layers_with_options_of_their_own(tmp_path):
 
 def test_ranks_share_a_folder(tmp_path):
     saved = open_checkpoint(str(folder_of("w4a16", tmp_path))).saved
-    layers = {name: parse(scheme) for name, (scheme, _) in saved.layers.items()}
+    layers = {name: parse_layer(scheme) for name, (scheme, _) in saved.layers.items()}
     config = load_config(str(tmp_path / "llama-3"))
     split = split_for(config, Ranks(1, 2), AsIs(tuple(layers.items())), saved.layers)
     assert split.cut("layers.0.attention.wo.weight").ranges == ((32, 64),)

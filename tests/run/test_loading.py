@@ -82,7 +82,7 @@ def test_a_saved_model_has_the_same_logits_bit_for_bit(small, tmp_path):
 def test_a_tied_output_is_saved_and_kept_once(small, tmp_path, scheme):
     folder = tmp_path / "saved"
     path = small(tie_word_embeddings=True)
-    # Kernel cpu has weights in an order of its own, which no embedding can look up.
+    # Kernel cpu: tests/models/test_as_is.py.
     kernel = "auto" if scheme == "none" else "torchao"
     model, _ = load(checkpoint_path=path, quantization=scheme, save=str(folder), kernel=kernel)
     again, _ = load(checkpoint_path=str(folder), kernel=kernel)

@@ -10,11 +10,14 @@ many rows of bfloat16, with AMX, weights with several scales in a row are rounde
 """
 
 import math
+from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quantbench.errors import KernelError
+from quantbench.ops import packing
 from quantbench.ops.cpu import build
 from quantbench.ops.formats import OUTER, TABLES, Packed
 
@@ -58,15 +61,28 @@ def _(
     zero_codes,
 ):
     """A tensor of the size that geometry() in linear/layout.cpp computes."""
-    unit = UNIT * ROWS * (3 if format == "2:4" else bits) // 8
+    vectors = 3 if format == "2:4" else bits
+    *_, block = _geometry(columns, vectors, scale_columns, scale, zero, outer)
+    return plane0.new_empty(HEADER + -(-plane0.shape[0] // ROWS) * block, dtype=torch.uint8)
+
+
+def _geometry(
+    columns: int,
+    vectors: int,
+    scale_columns: int,
+    scale: Tensor,
+    zero: Tensor | None,
+    outer: Tensor | None,
+) -> tuple[int, int, int, int]:
+    """Chunks of a block, and bytes of what multiplies their scales, of a chunk's scales, and of the
+    block. vectors: bytes of a unit, divided by 64."""
     units = -(-columns // UNIT)
-    chunks = -(-units // max(1, scale_columns // UNIT)) if scale_columns else 0
+    chunks = -(-units // max(1, scale_columns // UNIT)) if scale_columns else 1
     both = ROWS * (1 if zero is None else 2)
-    scales = scale.itemsize * both * max(1, UNIT // (scale_columns or UNIT))
+    scales = scale.itemsize * both * max(1, UNIT // scale_columns) if scale_columns else 0
     head = 0 if outer is None else columns // OUTER * 2 * both
-    block = head + chunks * scales + units * unit + (0 if scale_columns else 4 * ROWS)
-    blocks = -(-plane0.shape[0] // ROWS)
-    return plane0.new_empty(HEADER + blocks * (-(-block // 64) * 64), dtype=torch.uint8)
+    block = head + chunks * scales + units * vectors * 64 + (0 if scale_columns else 4 * ROWS)
+    return chunks, head, scales, -(-block // 64) * 64
 
 
 def linear(x: Tensor, packed: Tensor, rows: int) -> Tensor:
@@ -134,6 +150,64 @@ def pack(weight: Packed, columns: int, activation: str | None = None) -> Tensor:
         ROUNDINGS[activation],
         weight.zero is not None and weight.zero.dtype == torch.uint8,
     )
+
+
+def rows_of(packed: Tensor, like: Packed, columns: int, rows: Tensor) -> Packed:
+    """Rows (n,) of a weight (N, columns) that `pack` has packed.
+
+    like: that weight, in any format but 2:4; of its tensors only tensor_scale is read. The result
+    may have smaller groups, and bfloat16 in place of scales of 8-bit floats.
+    """
+    scale, zero, each = _scales(like, columns)
+    chunks, head, scale_bytes, size = _geometry(columns, like.bits, each, scale, zero, like.outer)
+    number, row, both = torch.arange(len(rows)), rows % ROWS, 1 if zero is None else 2
+    blocks = packed[HEADER:].view(-1, size)[rows // ROWS]
+    end = head + chunks * scale_bytes + -(-columns // UNIT) * 64 * like.bits
+
+    def of_row(data: Tensor, dtype: torch.dtype) -> Tensor:
+        """(n, groups, 1 or 2), scale and zero, from the bytes of those of all rows of a block."""
+        data = data.contiguous().view(dtype).view(len(rows), -1, ROWS * both)
+        side_by_side = dtype == torch.bfloat16
+        pairs = data.unflatten(2, (ROWS, both) if side_by_side else (both, ROWS))
+        return (pairs if side_by_side else pairs.mT)[number, :, row]
+
+    chunk = blocks[:, head:end].unflatten(1, (chunks, -1))
+    groups, dtype = columns // (each or columns), scale.dtype
+    scales = of_row(chunk[..., :scale_bytes] if each else blocks[:, end : end + 4 * ROWS], dtype)
+    scale, zeros = scales[:, :groups, 0], scales[:, :groups, -1]
+    if zero is not None and like.zero is not None:
+        zero = zeros.to(torch.uint8) if like.zero.dtype == torch.uint8 else zeros
+    units = chunk[..., scale_bytes:].reshape(len(rows), -1, like.bits, ROWS, 4)
+    codes = _codes(units[number, :, :, row], like.bits)[:, :columns]
+    if like.bits == 8:
+        planes = [(codes ^ 128 if like.format == "int" else codes).view(like.planes[0].dtype)]
+    else:
+        planes = packing.pack(codes, like.bits)
+    outer = None
+    if like.outer is not None:
+        outer = F.pad(of_row(blocks[:, :head], torch.float16), (0, 2 - both))
+    return replace(
+        like, planes=planes, scale=scale, zero=zero, outer=outer, group_size=each or columns
+    )
+
+
+def _codes(units: Tensor, bits: int) -> Tensor:
+    """Codes (n, columns) uint8 of one row's bytes (n, units, bits, 4): see write_unit in
+    linear/pack.cpp."""
+    codes = torch.zeros(*units.shape[:2], 8, 4, dtype=torch.uint8)
+    done = 0
+    if bits in (6, 7):
+        low = units[:, :, :6].unflatten(2, (2, 3))
+        top = low >> 6
+        fourth = top[:, :, :, 0] | top[:, :, :, 1] << 2 | top[:, :, :, 2] << 4
+        codes = torch.cat((low & 63, fourth[:, :, :, None]), 3).flatten(2, 3)
+        done = 6
+    for width in (8, 4, 2, 1):
+        if (bits - done) & width and done < bits:
+            shifts = torch.arange(0, 8, width, dtype=torch.uint8)[:, None]
+            fields = units[:, :, done : done + width, None] >> shifts & ((1 << width) - 1)
+            codes, done = codes | fields.flatten(2, 3) << done, done + width
+    return codes.flatten(1)
 
 
 def _scales(weight: Packed, columns: int) -> tuple[Tensor, Tensor | None, int]:
