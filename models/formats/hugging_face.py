@@ -17,6 +17,7 @@ from quantbench.models.formats import (
     compressed_tensors,
     fp8,
     gptq,
+    mxfp4,
     names,
     quantized,
     torchao,
@@ -31,7 +32,7 @@ from quantbench.text import shown
 
 _INDEX = "model.safetensors.index.json"
 METHODS: dict[str, Any] = {
-    one.METHOD: one for one in (compressed_tensors, gptq, awq, fp8, bitsandbytes, torchao)
+    one.METHOD: one for one in (compressed_tensors, gptq, awq, fp8, bitsandbytes, torchao, mxfp4)
 }  # of quantizing
 _PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # the first with a match
 # What is downloaded from the hub: descriptions, then the first pattern of weights with a match.
@@ -87,9 +88,11 @@ class HuggingFace(MaybeQuantized):
             _check_index(folder / _INDEX, tensors)
         described = read_json(folder / "config.json")
         config = self.config()
+        row = ARCHITECTURES.get(str(described.get("model_type")))
+        if row is not None and row.stacked_experts:
+            tensors = mxfp4.separated(tensors)
         if how := self._quantization:
             tensors = quantized.weights(tensors, METHODS[how["quant_method"]].layouts(how))
-        row = ARCHITECTURES.get(str(described.get("model_type")))
         name_map = names.of_architecture(row.weights if row else {}, tensors)
         interleaved = row is not None and row.interleaved
         return StackedTensors(folder, tensors, name_map, config, interleaved, device)

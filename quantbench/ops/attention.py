@@ -37,9 +37,11 @@ def choose(
     format: str = "dense",
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: bool = False,
 ) -> Choice:
     """The fastest kernel for heads of `head_dim`, `group` query heads for each key head, in
     `dtype`, over a cache of that format. scale, softcap: as in ops.attend; None: as usual.
+    sinks: whether there are any.
 
     On the CPU the first call builds the kernel, which takes a minute.
     """
@@ -59,6 +61,8 @@ def choose(
         reason = build.refusal()
         return Choice("torch", reason) if reason else Choice("cpu")
     if device.type == "cuda":
+        if sinks:
+            return Choice("torch", "the Triton kernel adds no attention sinks")
         if importlib.util.find_spec("triton") is None:
             return Choice("torch", "Triton is not installed: pip install triton")
         return Choice("triton")
@@ -66,9 +70,20 @@ def choose(
 
 
 def decode_attention(
-    kernel: str, query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor
+    kernel: str,
+    query: Tensor,
+    key: Stored,
+    value: Stored,
+    first: Tensor,
+    count: Tensor,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """ops.reference.decode_attention by the kernel of that name."""
+    """ops.reference.decode_attention by the kernel of that name; with sinks by cpu alone."""
+    if sinks is not None:
+        from quantbench.ops.cpu.attention import past_attention
+
+        output, denominator = past_attention(query, key, value, first, count)
+        return reference.with_sinks(output, denominator, sinks).to(query.dtype)
     return _KERNELS[kernel](query, key, value, first, count)
 
 
