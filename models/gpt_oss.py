@@ -1,4 +1,4 @@
-"""gpt-oss (OpenAI 2025, https://arxiv.org/abs/2508.10925): models.mixtral.Mixtral, and three points.
+"""gpt-oss (OpenAI 2025, https://arxiv.org/abs/2508.10925): models.mixtral.Mixtral and three points.
 
 Attention has sinks; experts bound gate and up, and add 1 to up; all linear layers and the router
 have biases. Windows by layer and YaRN are in `ModelConfig`.

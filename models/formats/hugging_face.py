@@ -119,11 +119,13 @@ def read_config(file: Path, name: str) -> ModelConfig:
     """The architecture in a config.json. Raises CheckpointError."""
     config = read_json(file)
     if config.get("quantization_config") is not None:
-        _check_quantization(config["quantization_config"], f"{file}: quantization_config")
+        where = f"{file}: quantization_config"
+        _check_quantization(config["quantization_config"], where, config.get("model_type"))
     return from_hugging_face(config, name, file)
 
 
-def _check_quantization(config: Any, where: str) -> None:
+def _check_quantization(config: Any, where: str, kind: object) -> None:
+    """kind: the model_type."""
     OBJECT.check(where, "its value", config)
     method = config.get("quant_method")
     if str(method) not in METHODS:
@@ -133,6 +135,11 @@ def _check_quantization(config: Any, where: str) -> None:
             f"{last} are, {quantized.HINT}"
         )
     METHODS[method].check(config, where)
+    if method == mxfp4.METHOD and kind != "gpt_oss":
+        raise CheckpointError(
+            f"{where}: quant_method {method!r} is read with model_type 'gpt_oss' alone, "
+            f"{quantized.HINT}"
+        )
 
 
 def _weight_files(folder: Path) -> list[Path]:

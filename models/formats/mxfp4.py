@@ -41,7 +41,7 @@ def label(config: Mapping[str, Any]) -> str:
 
 
 def layouts(config: Mapping[str, Any]) -> list[Layout]:
-    return [Layout(("blocks", "scales"), _packed, ("bias",))]
+    return [Layout(("blocks", "scales"), _packed)]
 
 
 def _packed(parts: Parts) -> Packed:

@@ -71,7 +71,7 @@ def chunk_attention(
     schema="(Tensor query, Tensor key, Tensor value, Tensor past_key, Tensor? key_scale, "
     "Tensor past_value, Tensor? value_scale, str format, Tensor positions, int? window, "
     "float? scale, float? softcap, Tensor? old_key, Tensor? old_key_scale, Tensor? old_value, "
-    "Tensor? old_value_scale, Tensor? sinks) -> Tensor",
+    "Tensor? old_value_scale, Tensor? sinks=None) -> Tensor",
 )
 def _chunk_attention(
     query: Tensor,
@@ -90,7 +90,7 @@ def _chunk_attention(
     old_key_scale: Tensor | None,
     old_value: Tensor | None,
     old_value_scale: Tensor | None,
-    sinks: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     B, H, S, D = query.shape
     K, start, how = key.shape[1], int(positions[0]), (scale, softcap)

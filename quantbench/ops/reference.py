@@ -144,8 +144,8 @@ def decode_attention(
 
     query (B, H, D), H a multiple of the cache's K heads, query head h reading head h // (H // K);
     first and count (B,) integers on the same device: row b sees the slots (first[b] + i) % T for
-    i < count[b]. scale, softcap and sinks: as in `attention`. Returns (B, H, D) in query's dtype; sums and
-    softmax are float32.
+    i < count[b]. scale, softcap and sinks: as in `attention`. Returns (B, H, D) in query's dtype;
+    sums and softmax are float32.
     """
     B, H, D = query.shape
     keys, values = dequantize_kv(key), dequantize_kv(value)
