@@ -12,6 +12,7 @@ from quantbench import models
 from quantbench.errors import CheckpointError
 from quantbench.generate import Generator
 from quantbench.models.formats import open_checkpoint
+from quantbench.models.formats.given_back import CompressedTensorsSaver
 from quantbench.models.formats.hugging_face import read_config
 from quantbench.models.loading import load_model
 from tests.models.test_families import LENGTH, made
@@ -57,6 +58,11 @@ def test_the_logits_are_hugging_faces(folder, tmp_path):
     for ours in (load_model(str(path)), models.load(str(path), precision=torch.float32)):
         logits = Generator(ours, 2, LENGTH).forward(tokens, 0)
         assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_other_programs_folders_are_not_written(folder):
+    reason = CompressedTensorsSaver.refuses(open_checkpoint(str(folder[0])))
+    assert "are separated here, and not stacked again" in reason
 
 
 DOWN = "model.layers.1.mlp.experts.down_proj"
