@@ -113,6 +113,7 @@ class ModelConfig:
     window_rope_theta: float | None = None  # of layers with a window; None: as rope_theta has it
     attention_scale: float | None = None  # of scores; None: 1/√head_dim
     attention_softcap: float | None = None  # scores become softcap · tanh(score / softcap)
+    attention_sinks: bool = False  # whether each head sees a position of value 0 (ops/attend.py)
     logit_softcap: float | None = None  # the same of logits
     post_norms: bool = False  # whether outputs of attention and feed-forward network are normed
     pre_norms: bool = True  # whether their inputs are
@@ -261,7 +262,8 @@ class ModelConfig:
                 count += rows * columns + rows * biased.get(name.split(".", 2)[2], self.mlp_bias)
         norms = (self.num_layers * 2 * (self.pre_norms + self.post_norms) + 1) * self.dim
         heads = self.num_heads + self.num_kv_heads if self.joint_qk_norm else 2
-        return count + norms + self.num_layers * heads * self.head_dim * self.qk_norm + self._gates
+        each = heads * self.head_dim * self.qk_norm + self.num_heads * self.attention_sinks
+        return count + norms + self.num_layers * each + self._gates
 
     @property
     def _gates(self) -> int:
@@ -271,7 +273,8 @@ class ModelConfig:
             return 0
         dense = sum(layer < self.num_layers for layer in experts.dense_layers)
         rows = experts.num_experts + bool(experts.shared_dim)
-        return (self.num_layers - dense) * rows * self.dim
+        biases = experts.num_experts * experts.router_bias
+        return (self.num_layers - dense) * (rows * self.dim + biases)
 
 
 _PAIRS = Accepts(
@@ -295,13 +298,13 @@ _FIELDS = {
     **dict.fromkeys(("norm_eps", "rope_theta", "window_rope_theta"), POSITIVE),
     **dict.fromkeys(("attention_scale", "attention_softcap", "logit_softcap"), POSITIVE),
     **dict.fromkeys(("tie_embeddings", "qkv_bias", "attention_out_bias", "post_norms"), TRUTH),
-    **dict.fromkeys(("mlp_bias", "qk_norm", "joint_qk_norm"), TRUTH),
+    **dict.fromkeys(("mlp_bias", "qk_norm", "joint_qk_norm", "attention_sinks"), TRUTH),
     "rope_scaling": Accepts("a RopeScaling", lambda value: isinstance(value, RopeScaling)),
     "mixture": Accepts("a Mixture", lambda value: isinstance(value, Mixture)),
 }
 _BEYOND_LLAMA = (
     *("pre_norms", "post_norms", "rotary_dim", "no_rope_layers", "squared_relu"),
-    *("embedding_multiplier", "residual_multiplier", "logits_divisor"),
+    *("embedding_multiplier", "residual_multiplier", "logits_divisor", "attention_sinks"),
 )
 MAY_BE_NONE = {
     "rotary_dim",

@@ -237,6 +237,7 @@ def _mixture(
         experts_per_token=values["num_experts_per_tok"],
         expert_dim=values.get("moe_intermediate_size", config["intermediate_size"]),
         normalized=values.get("norm_topk_prob", False),
+        router_bias=values.get("router_bias", False),
         shared_dim=values.get("shared_expert_intermediate_size", 0),
         dense_layers=tuple(i for i in range(layers) if i in dense or (i + 1) % step),
     )

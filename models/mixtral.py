@@ -77,6 +77,7 @@ class MixtureOfExperts(nn.Module):
 
     # Computes the experts where their weights are not all in the modules (experts/tiers.py).
     elsewhere: Outputs | None = None
+    expert: type[FeedForward] = FeedForward
     # For a compiled graph (`stack_experts`); without it the graph computes all experts.
     stacked: Stacked | None = None
 
@@ -87,7 +88,7 @@ class MixtureOfExperts(nn.Module):
         self.experts_per_token = mixture.experts_per_token
         self.router = Router(config.dim, mixture)
         self.experts = nn.ModuleList(
-            FeedForward(config, width=mixture.expert_dim) for _ in range(mixture.num_experts)
+            self.expert(config, width=mixture.expert_dim) for _ in range(mixture.num_experts)
         )
         if mixture.shared_dim:
             self.shared = FeedForward(config, width=mixture.shared_dim)
@@ -180,11 +181,14 @@ class Router(nn.Module):
         super().__init__()
         self.mixture = mixture
         self.weight = nn.Parameter(torch.empty(mixture.num_experts, dim))
+        self.bias = nn.Parameter(torch.zeros(mixture.num_experts)) if mixture.router_bias else None
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """tokens (T, D) → their experts' numbers (T, k) int64, and weights (T, k) float32."""
         scores = F.linear(tokens.float(), self.weight.float())
+        if self.bias is not None:
+            scores = scores + self.bias.float()
         weights, chosen = scores.softmax(-1).topk(self.mixture.experts_per_token)
         if self.mixture.normalized:
             weights = weights / weights.sum(-1, keepdim=True)

@@ -10,7 +10,7 @@ from quantbench.models.accepted import COUNT, NUMBERS, TRUTH, whole
 
 _ACCEPTED = {
     **dict.fromkeys(("num_experts", "experts_per_token", "expert_dim"), COUNT),
-    "normalized": TRUTH,
+    **dict.fromkeys(("normalized", "router_bias"), TRUTH),
     "shared_dim": whole(0),
     "dense_layers": NUMBERS,
 }
@@ -30,6 +30,7 @@ class Mixture:
     # probabilities, which add up to 1 over all experts.
     normalized: bool = True
     shared_dim: int = 0  # width of an expert that every token goes through; 0: there is none
+    router_bias: bool = False  # whether the router adds a bias to its scores
     dense_layers: tuple[int, ...] = ()  # layers that have one feed-forward network and no experts
 
     def __post_init__(self) -> None:

@@ -73,6 +73,8 @@ class Architecture:
     fixed: Mapping[str, object] = field(default_factory=dict)
     # Parameter in the model → its names in the checkpoint, where they are not Llama's.
     weights: NameTable = field(default_factory=dict)
+    # Whether it stores experts stacked, and may hold them as mxfp4 (models/formats/mxfp4.py).
+    stacked_experts: bool = False
     interleaved: bool = False  # whether the checkpoint's rotary pairs are (2i, 2i + 1)
     # The share of a head that rotates, if absent; None: the key is understood as 1 alone.
     partial_rotary: float | None = None
@@ -185,6 +187,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"max_position": 32768, "num_kv_heads": 4, "qk_norm": True},
         experts={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         accepts=QWEN_KEYS),
+    "gpt_oss": Architecture("quantbench.models.gpt_oss:GptOss", fields=ATTENTION_BIAS,
+        window=lambda number, _: number % 2 == 0, stacked_experts=True,
+        defaults={"max_position": 131072, "num_kv_heads": 8, "head_dim": 64, "norm_eps": 1e-5,
+                  "rope_theta": 150000.0, "sliding_window": 128, "qkv_bias": True,
+                  "attention_out_bias": True, "mlp_bias": True, "attention_sinks": True},
+        experts={"num_experts": 128, "num_experts_per_tok": 4, "norm_topk_prob": True,
+                 "router_bias": True},
+        extras=dict.fromkeys(("swiglu_alpha", "swiglu_limit"), POSITIVE),
+        harmless=("experts_per_token", "initial_context_length"),
+        weights={"feed_forward.router": ("mlp.router",),
+                 "attention.sinks": ("self_attn.sinks",)}),
     "phi3": Architecture(LLAMA, {"max_position": 4096, "norm_eps": 1e-5}, window=every_layer,
         splits=True, partial_rotary=1.0, accepts={"original_max_position_embeddings": COUNT},
         harmless=("resid_pdrop", "embd_pdrop"),

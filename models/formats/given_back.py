@@ -18,6 +18,7 @@ from quantbench.models.formats import compressed_tensors
 from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json
 from quantbench.models.formats.hugging_face import HuggingFace
 from quantbench.models.formats.saver import INDEX, Saver
+from quantbench.models.registry import of_config
 from quantbench.ops.formats import Packed
 
 
@@ -33,6 +34,8 @@ class CompressedTensorsSaver(Saver):
         config, source = checkpoint.config(), checkpoint._stacked()
         if source.interleaved or config.rotary_dim not in (None, config.head_dim):
             return f"the rows of {checkpoint.name} are reordered for our kernels, and not back"
+        if of_config(config).stacked_experts:
+            return f"the experts of {checkpoint.name} are separated here, and not stacked again"
         return None
 
     def __init__(self, folder: Path, scheme: SavedScheme, checkpoint: Checkpoint) -> None:

@@ -17,6 +17,7 @@ from quantbench.models.formats import (
     compressed_tensors,
     fp8,
     gptq,
+    mxfp4,
     names,
     quantized,
     torchao,
@@ -31,7 +32,7 @@ from quantbench.text import shown
 
 _INDEX = "model.safetensors.index.json"
 METHODS: dict[str, Any] = {
-    one.METHOD: one for one in (compressed_tensors, gptq, awq, fp8, bitsandbytes, torchao)
+    one.METHOD: one for one in (compressed_tensors, gptq, awq, fp8, bitsandbytes, torchao, mxfp4)
 }  # of quantizing
 _PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # the first with a match
 # What is downloaded from the hub: descriptions, then the first pattern of weights with a match.
@@ -87,9 +88,11 @@ class HuggingFace(MaybeQuantized):
             _check_index(folder / _INDEX, tensors)
         described = read_json(folder / "config.json")
         config = self.config()
+        row = ARCHITECTURES.get(str(described.get("model_type")))
+        if row is not None and row.stacked_experts:
+            tensors = mxfp4.separated(tensors)
         if how := self._quantization:
             tensors = quantized.weights(tensors, METHODS[how["quant_method"]].layouts(how))
-        row = ARCHITECTURES.get(str(described.get("model_type")))
         name_map = names.of_architecture(row.weights if row else {}, tensors)
         interleaved = row is not None and row.interleaved
         return StackedTensors(folder, tensors, name_map, config, interleaved, device)
@@ -116,11 +119,13 @@ def read_config(file: Path, name: str) -> ModelConfig:
     """The architecture in a config.json. Raises CheckpointError."""
     config = read_json(file)
     if config.get("quantization_config") is not None:
-        _check_quantization(config["quantization_config"], f"{file}: quantization_config")
+        where = f"{file}: quantization_config"
+        _check_quantization(config["quantization_config"], where, config.get("model_type"))
     return from_hugging_face(config, name, file)
 
 
-def _check_quantization(config: Any, where: str) -> None:
+def _check_quantization(config: Any, where: str, kind: object) -> None:
+    """kind: the model_type."""
     OBJECT.check(where, "its value", config)
     method = config.get("quant_method")
     if str(method) not in METHODS:
@@ -130,6 +135,11 @@ def _check_quantization(config: Any, where: str) -> None:
             f"{last} are, {quantized.HINT}"
         )
     METHODS[method].check(config, where)
+    if method == mxfp4.METHOD and kind != "gpt_oss":
+        raise CheckpointError(
+            f"{where}: quant_method {method!r} is read with model_type 'gpt_oss' alone, "
+            f"{quantized.HINT}"
+        )
 
 
 def _weight_files(folder: Path) -> list[Path]:

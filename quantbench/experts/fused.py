@@ -13,6 +13,7 @@ needs the others.
 """
 
 import ctypes
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -47,7 +48,6 @@ class Fused:
             self.numbers[place] = ctypes.cast(callback, ctypes.c_void_p).value or 0
         self.error: BaseException | None = None  # why the step that is under way cannot go on
         self.wanted: list[int] = []  # experts that the op has asked for last
-        self.arriving: dict[int, Slot] = {}  # those of them that are being fetched
         # Experts that the op computes with until it asks again, and their slots of the landing;
         # None: in the slow tier.
         self.lent: list[tuple[TieredLayer, int, Slot | None]] = []
@@ -96,8 +96,8 @@ class Fused:
                     raise
                 raise self.error from None
             finally:
-                self.store.abandon(self.arriving.values())
-                self.arriving = {}
+                for layer in self.layers.values():
+                    layer.abandon()
                 self._take_back()
 
     def count(self) -> None:
@@ -133,32 +133,22 @@ class Fused:
         self.wanted = numbers[LISTS : LISTS + count].tolist()
         self._take_back()
         layer.note_uses()
-        pairs = []
-        for place, expert in enumerate(self.wanted):
-            if expert in layer.own:
-                continue
-            tokens = numbers[second + place]
-            if not store.policy.fetches:
-                layer.show(expert, store.in_place((layer.number, expert)).addresses)
-                self.lent.append((layer, expert, None))
-                traffic.there += tokens
-                continue
-            slot = layer.room(self.wanted)
-            if slot is None:
-                count = place
-                break
-            self.arriving[expert] = slot
-            pairs.append((slot, (layer.number, expert)))
-            traffic.fetched += tokens
-        store.begin(pairs)
+        tokens = dict(zip(self.wanted, numbers[second : second + count], strict=True))
+        missing = deque(expert for expert in self.wanted if expert not in layer.own)
+        if store.policy.fetches:
+            layer.fetch(missing, self.wanted)
+            traffic.fetched += sum(map(tokens.__getitem__, layer.arriving))
+            return self.wanted.index(missing[0]) if missing else count
+        for expert in missing:
+            layer.show(expert, store.in_place((layer.number, expert)).addresses)
+            self.lent.append((layer, expert, None))
+            traffic.there += tokens[expert]
         return count
 
     def _finish(self, layer: TieredLayer) -> int:
         """`Turn::wait`: wait for what arrives, and show it to the op. Raises TierError."""
-        while self.arriving:
-            expert, slot = next(iter(self.arriving.items()))
-            self.store.copies.wait(slot)
-            del self.arriving[expert]
+        while layer.arriving:
+            expert, slot = layer.arrived()
             given = layer.settle(expert, slot, self.wanted)
             if given is slot:
                 layer.show(expert, slot.addresses)

@@ -4,12 +4,14 @@ layer = TieredLayer(store, number)
 layer(tokens, rows)         # as models.mixtral.MixtureOfExperts.outputs
 """
 
+import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from quantbench.errors import TierError
 from quantbench.experts.copies import Slot
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ class TieredLayer:
         self.store, self.number = store, number
         self.own: OrderedDict[int, Slot] = OrderedDict()  # the least recently used one first
         self.quota = 0  # number of this layer's slots
+        self.arriving: dict[int, Slot] = {}  # experts that are being fetched
         # For the fused step (fused.py): the addresses of each expert's two matrices, or zeros, and
         # when each was last used, by a clock that restarts each time. None without that step.
         self.places: memoryview | None = None
@@ -47,39 +50,28 @@ class TieredLayer:
         missing = [expert for expert in rows if expert not in self.own]
         waiting = deque(missing if store.policy.fetches else ())  # for room, to be fetched
         there = () if store.policy.fetches else missing  # to be computed in the slow tier
-        pending: OrderedDict[int, Slot] = OrderedDict()  # experts that are being fetched
         self._count(rows, resident, waiting, there)
         sent = {e: tokens[rows[e]].cpu() for e in there} if store.beneath else {}
-
-        def fetch() -> None:
-            pairs = []
-            while waiting and (slot := self.room(rows.keys() - results.keys())) is not None:
-                expert = waiting.popleft()
-                pairs.append((slot, (self.number, expert)))
-                pending[expert] = slot
-            store.begin(pairs)
 
         def compute(expert: int, slot: Slot) -> None:
             results[expert] = slot.expert(tokens[rows[expert]])
             store.copies.done(slot)
 
         try:
-            fetch()
+            self.fetch(waiting, rows.keys())
             for expert in resident:
-                slot = self.own[expert]
                 self.own.move_to_end(expert)
+                compute(expert, self.own[expert])
+                self.fetch(waiting, rows.keys() - results.keys())
+            while self.arriving:
+                expert, slot = self.arrived()
                 compute(expert, slot)
-                fetch()
-            while pending:
-                expert, slot = next(iter(pending.items()))
-                store.copies.wait(slot)
-                del pending[expert]
-                compute(expert, slot)
-                if (given := self.settle(expert, slot, rows.keys() - results.keys())) is not None:
+                needed = rows.keys() - results.keys()
+                if (given := self.settle(expert, slot, needed)) is not None:
                     store.landing.append(given)
-                fetch()
+                self.fetch(waiting, needed)
         finally:
-            store.abandon(pending.values())
+            self.abandon()
         for expert in there:
             x = sent[expert] if sent else tokens[rows[expert]]
             returned = store.in_place((self.number, expert)).expert(x)
@@ -96,6 +88,33 @@ class TieredLayer:
         traffic.there += there
 
     # ------------------------------------------------------------------------------ fast memory
+
+    def fetch(self, waiting: deque[int], needed: Collection[int]) -> None:
+        """Start to bring experts that wait, the first ones, as far as there is room.
+
+        needed: experts that are not evicted for it. Raises TierError.
+        """
+        pairs = []
+        while waiting and (slot := self.room(needed)) is not None:
+            expert = waiting.popleft()
+            pairs.append((slot, (self.number, expert)))
+            self.arriving[expert] = slot
+        self.store.begin(pairs)
+
+    def arrived(self) -> tuple[int, Slot]:
+        """Wait for the first expert that is being fetched. Raises TierError."""
+        expert, slot = next(iter(self.arriving.items()))
+        self.store.copies.wait(slot)
+        del self.arriving[expert]
+        return expert, slot
+
+    def abandon(self) -> None:
+        """Free slots whose copies are under way, when an error has ended a pass."""
+        while self.arriving:
+            _, slot = self.arriving.popitem()
+            with contextlib.suppress(TierError):
+                self.store.copies.wait(slot)
+            self.store.landing.append(slot)
 
     def keep(self, expert: int, slot: Slot) -> None:
         """Let a slot belong to this layer, as the one used last."""

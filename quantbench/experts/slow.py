@@ -247,8 +247,6 @@ class Memory:
         self.pinned = pinned
         self.place = "locked pages" if pinned else "ordinary memory"
         self.blocks: dict[Key, Tensor] = {}
-        self.locked: list[Tensor] = []
-        weakref.finalize(self, _unlock, self.locked)
 
     def reserve(self, keys: Sequence[Key], nbytes: int) -> None:
         """One allocation for each layer. Raises TierError if its pages cannot be locked."""
@@ -256,14 +254,17 @@ class Memory:
             of_layer = list(group)
             whole = pages(nbytes * len(of_layer))
             if self.pinned:
-                code = int(_cuda().cudaHostRegister(whole.data_ptr(), whole.numel(), 0))
-                if code != 0:
-                    raise TierError(
-                        f"cannot lock {size(whole.numel())} of RAM for the card (CUDA error "
-                        f"{code}); a smaller --quantization takes less"
-                    )
-                self.locked.append(whole)
+                self._lock(whole)
             self.blocks |= dict(zip(of_layer, whole.view(-1, nbytes), strict=True))
+
+    def _lock(self, whole: Tensor) -> None:
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if code := int(runtime.cudaHostRegister(whole.data_ptr(), whole.numel(), 0)):
+            raise TierError(
+                f"cannot lock {size(whole.numel())} of RAM for the card (CUDA error {code}); a "
+                "smaller --quantization takes less"
+            )
+        weakref.finalize(self, lambda: runtime.cudaHostUnregister(whole.data_ptr()))
 
     def put(self, key: Key, block: Tensor) -> None:
         self.blocks[key].copy_(block)
@@ -282,13 +283,3 @@ class Memory:
 
 
 SlowTier = File | Memory  # which holds all experts
-
-
-def _cuda() -> Any:
-    runtime: Any = torch.cuda
-    return runtime.cudart()
-
-
-def _unlock(locked: Sequence[Tensor]) -> None:
-    for memory in locked:
-        _cuda().cudaHostUnregister(memory.data_ptr())

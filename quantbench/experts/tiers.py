@@ -13,17 +13,16 @@ and not computed; the others are computed in any order and added up in the order
 so that the sums are those of a model in one memory.
 """
 
-import contextlib
 import re
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from quantbench.errors import KernelError, TierError
+from quantbench.errors import KernelError
 from quantbench.experts import copies, stopwatch
 from quantbench.experts.copies import Slot
 from quantbench.experts.fused import Fused
@@ -99,9 +98,8 @@ class Tiers:
         self.arrivals = 0  # slots of the landing: experts that can be fetched at a time
         self.landing: list[Slot] = []  # those of them that are free
         self.skeleton: nn.Module = nn.Identity()  # an expert without weights
-        self.pattern: dict[
-            str, nn.Module
-        ] = {}  # its linear layers, if a saved file has all experts
+        # Its linear layers, if a saved file has all experts.
+        self.pattern: dict[str, nn.Module] = {}
         self._layouts: dict[SlowTier, Layout] = {}
         self._in_place: dict[Key, Slot] = {}
 
@@ -153,13 +151,6 @@ class Tiers:
             self.traffic.fetches += len(pairs)
             self.traffic.bytes_moved += len(pairs) * self.layout.nbytes
             self.copies.begin(pairs)
-
-    def abandon(self, slots: Iterable[Slot]) -> None:
-        """Free slots whose copies are under way, when an error has ended a pass."""
-        for slot in slots:
-            with contextlib.suppress(TierError):
-                self.copies.wait(slot)
-            self.landing.append(slot)
 
     def attach(self, model: Transformer) -> None:
         """Let a model compute with these experts; `hold` brings some into fast memory."""

@@ -17,6 +17,7 @@ def attend(
     window: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of S queries to all keys at their own position and before; (B, H, S, D).
 
@@ -24,19 +25,20 @@ def attend(
     or what KVCache.update returned for them. positions (S,) int64, consecutive; of a prompt they
     are best on the CPU, for the first is read. window: only the last so many positions are seen,
     the query's own included. scale: of scores; 1/√D if not given. softcap: scores become softcap ·
-    tanh(score / softcap). The result has query's dtype.
+    tanh(score / softcap). sinks (H,): for each head the score of a position whose value is 0, which
+    all queries see (https://arxiv.org/abs/2309.17453). The result has query's dtype.
     """
     how = window, scale, softcap
     if isinstance(key, Chunk) and isinstance(value, Chunk):
         return chunk_attention(
             query, key.own, value.own, key.past, value.past, positions, *how,
-            key.overwritten, value.overwritten,
+            key.overwritten, value.overwritten, sinks,
         )  # fmt: skip
     if isinstance(key, Stored) and isinstance(value, Stored):
-        return _decode(query, key, value, positions, *how)
+        return _decode(query, key, value, positions, *how, sinks)
     assert isinstance(key, Tensor) and isinstance(value, Tensor)
     positions = positions.to(query.device, non_blocking=True)
-    return reference.attention(query, key, value, positions, positions, *how)
+    return reference.attention(query, key, value, positions, positions, *how, sinks)
 
 
 def _decode(
@@ -47,6 +49,7 @@ def _decode(
     window: int | None,
     scale: float | None,
     softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """One position. Only the slots that are filled are read, once for all heads that share them."""
     rows, slots = query.shape[0], key.codes.shape[2]
@@ -54,5 +57,5 @@ def _decode(
     count = end.clamp(max=min(slots, window or slots))
     first = torch.zeros_like(end) if window is None else (end - count) % slots
     places = first.expand(rows), count.expand(rows)
-    y = decode_attention(key.kernel, query[:, :, 0], key, value, *places, scale, softcap)
+    y = decode_attention(key.kernel, query[:, :, 0], key, value, *places, scale, softcap, sinks)
     return y[:, :, None]

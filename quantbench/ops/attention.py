@@ -36,9 +36,11 @@ def choose(
     format: str = "dense",
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: bool = False,
 ) -> Choice:
     """The fastest kernel for heads of `head_dim`, `group` query heads for each key head, in
     `dtype`, over a cache of that format. scale, softcap: as in ops.attend; None: as usual.
+    sinks: whether there are any.
 
     On the CPU the first call builds the kernel, which takes a minute.
     """
@@ -58,6 +60,8 @@ def choose(
         reason = build.refusal()
         return Choice("torch", reason) if reason else Choice("cpu")
     if device.type == "cuda":
+        if sinks:
+            return Choice("torch", "the Triton kernel adds no attention sinks")
         if importlib.util.find_spec("triton") is None:
             return Choice("torch", "Triton is not installed: pip install triton")
         return Choice("triton")
@@ -73,15 +77,20 @@ def decode_attention(
     count: Tensor,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """ops.reference.decode_attention by the kernel of that name, or by plain torch where that
-    kernel takes no scale or softcap."""
+    kernel takes no scale, softcap or sinks."""
+    how = scale, softcap
     if kernel == "cpu":
         from quantbench.ops.cpu import attention
 
-        return attention.decode_attention(query, key, value, first, count, scale, softcap)
-    if scale is not None or softcap is not None:
-        return reference.decode_attention(query, key, value, first, count, scale, softcap)
+        if sinks is None:
+            return attention.decode_attention(query, key, value, first, count, *how)
+        output, denominator = attention.past_attention(query, key, value, first, count, *how)
+        return reference.with_sinks(output, denominator, sinks).to(query.dtype)
+    if any(one is not None for one in (*how, sinks)):
+        return reference.decode_attention(query, key, value, first, count, *how, sinks)
     return (_triton if kernel == "triton" else _torch)(query, key, value, first, count)
 
 

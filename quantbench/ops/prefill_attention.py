@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quantbench.ops.attention import choose
 from quantbench.ops.kv import Stored, dequantize
-from quantbench.ops.reference import capped_scores
+from quantbench.ops.reference import capped_scores, folded_sinks, with_sinks
 
 BLOCK = 4096  # positions that are dequantized at a time
 
@@ -34,14 +34,15 @@ def chunk_attention(
     softcap: float | None = None,
     old_key: Stored | None = None,
     old_value: Stored | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of S queries at consecutive positions (S,), of which the first is read.
 
     query (B, H, S, D), key and value (B, K, S, D) in query's dtype, H a multiple of K. The past
     (B, K, T, …) holds position p < start in slot p % T, the last T of them if there are more. Where
     it holds the chunk by now, `old` is what stood there: positions start - T, start - T + 1, … With
-    a `window` a query sees only the last `window` positions, its own included. scale, softcap: as
-    in ops.attend. Returns (B, H, S, D) in query's dtype.
+    a `window` a query sees only the last `window` positions, its own included. scale, softcap,
+    sinks: as in ops.attend. Returns (B, H, S, D) in query's dtype.
 
     It is an opaque op, because the number of blocks is known only when it runs.
     """
@@ -60,6 +61,7 @@ def chunk_attention(
         softcap,
         *([old_key.codes, old_key.scale] if old_key else [None, None]),
         *([old_value.codes, old_value.scale] if old_value else [None, None]),
+        sinks,
     )
 
 
@@ -69,7 +71,7 @@ def chunk_attention(
     schema="(Tensor query, Tensor key, Tensor value, Tensor past_key, Tensor? key_scale, "
     "Tensor past_value, Tensor? value_scale, str format, Tensor positions, int? window, "
     "float? scale, float? softcap, Tensor? old_key, Tensor? old_key_scale, Tensor? old_value, "
-    "Tensor? old_value_scale) -> Tensor",
+    "Tensor? old_value_scale, Tensor? sinks=None) -> Tensor",
 )
 def _chunk_attention(
     query: Tensor,
@@ -88,11 +90,13 @@ def _chunk_attention(
     old_key_scale: Tensor | None,
     old_value: Tensor | None,
     old_value_scale: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     B, H, S, D = query.shape
     K, start, how = key.shape[1], int(positions[0]), (scale, softcap)
     all_seen = window is None or S <= window
-    if start == 0 and query.device.type != "cpu" and all_seen and softcap is None:
+    plain = all_seen and softcap is None and sinks is None
+    if start == 0 and query.device.type != "cpu" and plain:
         return F.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=H > K, scale=scale
         ).contiguous()
@@ -114,6 +118,7 @@ def _chunk_attention(
         output = output * (denominator - total).exp()[..., None]
         output += more.float() * (further - total).exp()[..., None]
         denominator = total
+    output = with_sinks(output, denominator, folded_sinks(sinks, K, S))
     return output.to(query.dtype).reshape(B, H, S, D).contiguous()
 
 

@@ -65,28 +65,32 @@ def attention(
     window: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal grouped-query attention: each query sees the keys at its own position and before.
 
     query is (B, H, S, D); key and value are (B, K, T, D) with H a multiple of K, query head h
     reading key head h // (H // K). Positions are (S,) and (T,) integers. With a `window` a query
     sees only the last `window` positions, its own included. scale: of scores, 1/√D if not given;
-    softcap: bounds them by softcap · tanh(score / softcap). Returns (B, H, S, D) in query's dtype.
+    softcap: bounds them by softcap · tanh(score / softcap). sinks (H,): as in ops.attend. Returns
+    (B, H, S, D) in query's dtype.
 
     The G = H // K query heads that share a key head are folded into the sequence dimension, so
     key and value are read as they lie and never repeated.
     """
     B, H, S, D = query.shape
     K = key.shape[1]
-    if H == K and softcap is None and key_positions is query_positions and (window or S) >= S:
+    plain = softcap is None and sinks is None
+    if H == K and plain and key_positions is query_positions and (window or S) >= S:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     visible = key_positions <= query_positions[:, None]
     if window is not None:
         visible &= key_positions > query_positions[:, None] - window
     folded = query.reshape(B, K, H // K * S, D)
     visible = visible.repeat(H // K, 1)
-    if softcap is not None:
-        return _capped(folded, key, value, visible, scale, softcap).view(B, H, S, D)
+    if not plain:
+        sinks = folded_sinks(sinks, K, S)
+        return _capped(folded, key, value, visible, scale, softcap, sinks).view(B, H, S, D)
     output = F.scaled_dot_product_attention(folded, key, value, visible, scale=scale)
     return output.view(B, H, S, D)
 
@@ -106,9 +110,24 @@ def _capped(
     visible: Tensor,
     scale: float | None,
     softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     scores = capped_scores(query, key, scale, softcap).masked_fill(~visible, -math.inf)
-    return (scores.softmax(-1) @ value.float()).to(query.dtype)
+    output = scores.softmax(-1) @ value.float()
+    return with_sinks(output, scores.logsumexp(-1), sinks).to(query.dtype)
+
+
+def folded_sinks(sinks: Tensor | None, K: int, S: int) -> Tensor | None:
+    """Sinks (H,) for the queries of S positions, folded into their key heads: (K, H / K * S)."""
+    return None if sinks is None else sinks.view(K, -1).repeat_interleave(S, 1)
+
+
+def with_sinks(output: Tensor, denominator: Tensor, sinks: Tensor | None) -> Tensor:
+    """An attention's output (…, D), to which sinks of its queries are added; denominator (…): the
+    logarithm of its softmax's."""
+    if sinks is None:
+        return output
+    return output * (denominator - sinks).sigmoid()[..., None]
 
 
 def decode_attention(
@@ -119,13 +138,14 @@ def decode_attention(
     count: Tensor,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of one new token per row over the slots that its cache has filled.
 
     query (B, H, D), H a multiple of the cache's K heads, query head h reading head h // (H // K);
     first and count (B,) integers on the same device: row b sees the slots (first[b] + i) % T for
-    i < count[b]. scale and softcap: as in `attention`. Returns (B, H, D) in query's dtype; sums and
-    softmax are float32.
+    i < count[b]. scale, softcap and sinks: as in `attention`. Returns (B, H, D) in query's dtype;
+    sums and softmax are float32.
     """
     B, H, D = query.shape
     keys, values = dequantize_kv(key), dequantize_kv(value)
@@ -134,7 +154,9 @@ def decode_attention(
     visible = (slots - first[:, None]) % T < count[:, None]  # (B, T)
     folded = query.float().view(B, K, H // K, D)
     seen = visible[:, None, None]
-    if softcap is not None:
-        return _capped(folded, keys, values, seen, scale, softcap).reshape(B, H, D).to(query.dtype)
+    if softcap is not None or sinks is not None:
+        sinks = folded_sinks(sinks, K, 1)
+        y = _capped(folded, keys, values, seen, scale, softcap, sinks)
+        return y.reshape(B, H, D).to(query.dtype)
     y = F.scaled_dot_product_attention(folded, keys, values, seen, scale=scale)
     return y.reshape(B, H, D).to(query.dtype)

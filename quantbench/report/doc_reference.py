@@ -71,6 +71,7 @@ METHODS = (
     ("the same in blocks of 128 by 128", "fp8", 8, "fp8-8-128-float32-none"),
     ("`nvfp4-pack-quantized`", "nvfp4", 4.5, "fp4-4-16-e4m3-none"),
     ("`mxfp4-pack-quantized`", "mxfp4", 4.25, "fp4-4-32-e8m0-none"),
+    ("`mxfp4` (gpt-oss)", "mxfp4", 4.25, "fp4-4-32-e8m0-none"),
     ("`bitsandbytes` nf4, nested scales", "bnb-nf4", 4 + 8 / 64, "nf4-4-64-float32-none"),
     ("`bitsandbytes` int8", "bnb-int8", 8, "int-8-0-float32-none"),
     ("`torchao` in safetensors, float8", "fp8", 8, "fp8-8-0-float32-none"),

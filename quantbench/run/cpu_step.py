@@ -184,6 +184,8 @@ def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
 def _unknown_experts(mixture: MixtureOfExperts) -> str | None:
     if {_activation(cast("FeedForward", expert)) for expert in mixture.experts} != {F.silu}:
         return ".experts have another gate than SiLU, which the op does not know"
+    if mixture.router.bias is not None:
+        return ".router has a bias, and the op adds none"
     for matrix in ("w13", "w2"):
         layers = [expert.get_submodule(matrix) for expert in mixture.experts]
         shared = [mixture.shared.get_submodule(matrix)] if hasattr(mixture, "shared") else []

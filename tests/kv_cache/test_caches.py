@@ -41,8 +41,8 @@ def sequence(B, H, K, L, D, dtype=torch.float32):
 
 
 def through(cache, query, key, value, lengths, *how):
-    """All positions of a sequence, in pieces of these lengths; those of one are decode. how: scale
-    and softcap."""
+    """All positions of a sequence, in pieces of these lengths; those of one are decode. how: scale,
+    softcap and sinks."""
     outputs = []
     for at in torch.arange(query.shape[2]).split(lengths):
         sides = cache.update(at, key[:, :, at], value[:, :, at])
@@ -78,7 +78,7 @@ def pieces(L, *starts):
 
 
 def drawn(format, kernel):
-    """A sequence (B, H, K, L, D), a window, the pieces it comes in, a dtype, how scores are scaled.
+    """A sequence (B, H, K, L, D), a window, its pieces, a dtype, how scores are scaled, and sinks.
 
     131 positions lie past the edges at 32, 64 and 128 of what kernels read at once. Windows are
     smaller than the sequence, as large, and larger; so are chunks, and decode wraps behind them.
@@ -96,10 +96,11 @@ def drawn(format, kernel):
             left -= lengths[-1]
     dtype = random.choice([torch.float32, torch.float32, *UNIT]) if kernel == "torch" else None
     how = (None, None)
-    if kernel == "torch" and dtype == torch.float32:  # the C++ kernel takes neither
+    if dtype in (None, torch.float32):
         how = random.choice((how, how, (0.5, None), (None, 2.0), (0.3, 5.0)))
+    sinks = random.choice((None, 2 * torch.randn(K * group)))
     shape = random.choice((1, 2, 5)), K * group, K, L, D
-    return shape, window, lengths, dtype or torch.float32, how
+    return shape, window, lengths, dtype or torch.float32, (*how, sinks)
 
 
 @FORMATS
@@ -114,6 +115,17 @@ def test_sequences_in_pieces(format, kernel, group):
             assert cache.slots <= (window or cache.slots)
             check(cache, through(cache, query, key, value, lengths, *how), query, key, value, *how)
             assert not any(buffer[B:].any() for buffer in cache.buffers())
+
+
+@pytest.mark.parametrize("how", [(None, None), (0.5, None), (None, 2.0), (0.3, 5.0)])
+@pytest.mark.parametrize("window", [None, 7, 40])
+@pytest.mark.parametrize("sinks", [None, torch.tensor([-1.0, 0.0, 1.0, 5.0])])
+def test_without_a_cache(window, how, sinks):
+    how = *how, sinks
+    query, key, value = sequence(2, 4, 2, 40, 32)
+    at = torch.arange(40)
+    exact = attention(query, key, value, causal(at, at, window), *how)
+    exact.check(attend(query, key, value, at, window, *how))
 
 
 # ---------------------------------------------------------------------------------- keeping

@@ -11,6 +11,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
@@ -41,6 +42,11 @@ GRANITE = {
     "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3,
     "logits_scaling": 4.0,
 }  # fmt: skip
+# Bounds that gates reach; a layer of each kind, and one more.
+GPT_OSS = WINDOW | {
+    "num_hidden_layers": 3, "num_local_experts": 6, "num_experts_per_tok": 2, "swiglu_limit": 1.5,
+    "swiglu_alpha": 1.3, "rope_parameters": YARN | {"truncate": False, "rope_theta": 1.5e5},
+}  # fmt: skip
 BY_KIND = {
     "full_attention": YARN | {"rope_theta": 5e5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
@@ -65,6 +71,7 @@ ROWS = {
     "phi4 longrope": (Phi3Config, CONTEXT | PARTIAL, "rotary scaling, longrope"),
     "smollm3": (SmolLM3Config, {"num_hidden_layers": 5}, None),
     "granite": (GraniteConfig, GRANITE, None),
+    "gpt_oss": (GptOssConfig, GPT_OSS, "a GptOss"),
     "ministral3": (Ministral3Config, {"rope_parameters": HEATED}, "rotary scaling, yarn"),
     "olmo2": (Olmo2Config, {}, None),
     "olmo3": (Olmo3Config, WINDOW | {"num_hidden_layers": 5, "rope_parameters": BY_KIND}, None),

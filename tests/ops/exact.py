@@ -59,9 +59,11 @@ def attention(
     visible: Tensor,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Exact:
     """query (B, H, S, D); key and value (B, K, T, D), head h reading h // (H // K); visible
-    (S, T), or (B, 1, S, T) where rows differ. Every query sees something."""
+    (S, T), or (B, 1, S, T) where rows differ. Every query sees something. sinks (H,):
+    scores of one more position that all queries see, whose value is 0."""
     B, H, S, D = query.shape
     scale = 1 / math.sqrt(D) if scale is None else scale
     query, key, value = (x.double() for x in (query, key, value))
@@ -69,7 +71,10 @@ def attention(
     scores = query @ key.mT * scale
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()
-    weights = scores.masked_fill(~visible, -math.inf).softmax(-1)
+    scores = scores.masked_fill(~visible, -math.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double()[:, None, None].expand(B, -1, S, 1)), -1)
+    weights = scores.softmax(-1)[..., : key.shape[2]]
     # What nobody sees may hold anything, infinities too.
     value = value.masked_fill(~visible.expand(B, H, S, -1).any(2)[..., None], 0)
     sizes = (query.abs() @ key.abs().mT * scale).masked_fill(~visible, 0)

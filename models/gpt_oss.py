@@ -1,0 +1,62 @@
+"""gpt-oss (OpenAI 2025, https://arxiv.org/abs/2508.10925): models.mixtral.Mixtral and three points.
+
+Attention has sinks; experts bound gate and up, and add 1 to up; all linear layers and the router
+have biases. Windows by layer and YaRN are in `ModelConfig`.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from quantbench.models.config import ModelConfig
+from quantbench.models.llama import Attention, Block, FeedForward
+from quantbench.models.mixtral import Mixtral, MixtureOfExperts
+from quantbench.ops.attend import attend
+
+
+class GptOss(Mixtral):
+    """The whole model; see models.llama.Transformer."""
+
+    def block(self, number: int) -> Block:
+        block = Block(self.config, number, Experts(self.config))
+        block.attention = SinkAttention(self.config, number)
+        return block
+
+
+class SinkAttention(Attention):
+    """Attention whose heads may look at nothing: at a position with a learned score."""
+
+    def __init__(self, config: ModelConfig, number: int) -> None:
+        super().__init__(config, number)
+        self.sinks = Sinks(config.num_heads)
+
+    def attend(self, *arguments: object) -> Tensor:  # type: ignore[override]
+        return attend(*arguments, sinks=self.sinks.weight.float())  # type: ignore[arg-type]
+
+
+class Sinks(nn.Module):
+    """The scores (H,), in a module, because loaders take a model's parameters by its modules."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads))
+
+
+class BoundedFeedForward(FeedForward):
+    """w2((up + 1) · gate · sigmoid(alpha · gate)), where gate ≤ limit and |up| ≤ limit."""
+
+    def __init__(self, config: ModelConfig, width: int | None = None) -> None:
+        super().__init__(config, width)
+        given = dict(config.extras)
+        self.alpha, self.limit = given.get("swiglu_alpha", 1.702), given.get("swiglu_limit", 7.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, D) → (…, D)."""
+        gate, up = self.w13(x).chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return self.w2((up + 1) * gate * (gate * self.alpha).sigmoid())
+
+
+class Experts(MixtureOfExperts):
+    """models.mixtral.MixtureOfExperts of these networks."""
+
+    expert = BoundedFeedForward

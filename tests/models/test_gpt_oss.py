@@ -1,0 +1,109 @@
+"""gpt-oss' experts in mxfp4: OpenAI's layout, against the floats that transformers makes of it."""
+
+import json
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from quantbench import models
+from quantbench.errors import CheckpointError
+from quantbench.generate import Generator
+from quantbench.models.formats import open_checkpoint
+from quantbench.models.formats.given_back import CompressedTensorsSaver
+from quantbench.models.formats.hugging_face import read_config
+from quantbench.models.loading import load_model
+from tests.models.test_families import LENGTH, made
+
+CONFIG = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder in mxfp4, and transformers' model of the same numbers."""
+    seed = random.randrange(2**31)
+    print("seed", seed)  # shown on failure
+    theirs = made("gpt_oss", seed)
+    theirs.save_pretrained(tmp_path)
+    file, tensors = tmp_path / "model.safetensors", {}
+    for name, tensor in load_file(file).items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            tensors[name] = tensor
+            continue
+        experts, columns, rows = tensor.shape
+        blocks = torch.randint(256, (experts, rows, columns // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(121, 126, blocks.shape[:-1], dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        weight = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        theirs.get_parameter(name).data = weight.contiguous()
+    save_file(tensors, file, {"format": "pt"})
+    described = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(described | {"quantization_config": CONFIG}))
+    return tmp_path, theirs
+
+
+def test_the_logits_are_hugging_faces(folder, tmp_path):
+    path, theirs = folder
+    tokens = torch.randint(96, (2, LENGTH))
+    expected = theirs(tokens).logits
+    saved = open_checkpoint(str(path)).saved
+    quantized = {name: scheme for name, (scheme, _) in saved.layers.items() if scheme != "none"}
+    assert saved.label == "mxfp4" and len(quantized) == 3 * 6 * 2
+    of_one_group = "stored-fp4-4-0-e8m0-none"  # where experts are 32 wide
+    assert set(quantized.values()) <= {"stored-fp4-4-32-e8m0-none", of_one_group}
+    for ours in (load_model(str(path)), models.load(str(path), precision=torch.float32)):
+        logits = Generator(ours, 2, LENGTH).forward(tokens, 0)
+        assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_other_programs_folders_are_not_written(folder):
+    reason = CompressedTensorsSaver.refuses(open_checkpoint(str(folder[0])))
+    assert "are separated here, and not stacked again" in reason
+
+
+DOWN = "model.layers.1.mlp.experts.down_proj"
+DAMAGED = [
+    (lambda t: t.pop(f"{DOWN}_scales"), "experts.0.down_proj.blocks, but not"),
+    (
+        lambda t: t.update({f"{DOWN}_blocks": t[f"{DOWN}_blocks"][:-1].clone()}),
+        "lacks tensor model.layers.1.mlp.experts.5.down",
+    ),
+    (lambda t: t.update({f"{DOWN}_blocks": t[f"{DOWN}_blocks"][..., :8].clone()}), "any, any, 16"),
+    (lambda t: t.update({f"{DOWN}_scales": t[f"{DOWN}_scales"][0].clone()}), "scales is torch.ui"),
+    (lambda t: t.update({f"{DOWN}_bias": t[f"{DOWN}_bias"][0].clone()}), "down_proj.bias"),
+    (lambda t: t.update({f"{DOWN}_bias": torch.ones(7, 64)}), "6.down_proj.bias, which the mod"),
+    (lambda t: t.pop("model.layers.0.self_attn.sinks"), "lacks tensor model.layers.0.self_attn.si"),
+]
+
+
+@pytest.mark.parametrize("change, message", DAMAGED)
+def test_what_is_damaged_is_refused(change, message, folder):
+    path, _ = folder
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError) as error:
+        load_model(str(path))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"quantization_config": CONFIG | {"group_size": 16}}, "key 'group_size' is not underst"),
+        ({"swiglu_limit": 0}, "swiglu_limit is 0; accepted is a number above 0"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; only 'silu' is"),
+        ({"model_type": "llama"}, "quant_method 'mxfp4' is read with model_type 'gpt_oss' alone"),
+    ],
+)
+def test_configurations_that_are_refused(changes, message, folder):
+    file = folder[0] / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(CheckpointError) as error:
+        read_config(file, "name")
+    assert message in str(error.value)
