@@ -85,7 +85,7 @@ def bits_here(form: str) -> float:
     from quantbench.ops.cpu import linear
     from quantbench.quantize.registry import SCHEMES
 
-    asked = spec.parse_scheme(f"stored-{form}")
+    asked = spec.parse_layer(f"stored-{form}")
     weight = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
     packed = SCHEMES[type(asked)].quantize(weight, asked)
     return 8 * linear.pack(packed.parts, 4096).numel() / weight.numel()
