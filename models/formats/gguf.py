@@ -29,7 +29,7 @@ from quantbench.models.formats.tensor_files import Stored
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import scaled
 from quantbench.models.registry import ARCHITECTURES, Architecture
-from quantbench.models.tokenizer import Tokenizer
+from quantbench.models.tokenizer import ByteTokenizer, Tokenizer
 from quantbench.text import shown
 
 # general.architecture → model_type; "llama" is Mistral's and, with experts, Mixtral's, too.
@@ -346,14 +346,17 @@ class Gguf(MaybeQuantized):
         }
 
     @functools.cached_property
-    def _text(self) -> GgufTokenizer:
+    def _text(self) -> GgufTokenizer | None:
+        if self.metadata.get("tokenizer.ggml.model") == "none":
+            return None
         return GgufTokenizer.of(self._files[0], self.metadata)
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
-        return self._text.as_files()
+        return self._text.as_files() if self._text else {}
 
     def tokenizer(self, vocab_size: int) -> Tokenizer:
-        return self._text.tokenizer(vocab_size)
+        """The file's; a ByteTokenizer where the file says that it has none."""
+        return self._text.tokenizer(vocab_size) if self._text else ByteTokenizer(vocab_size)
 
 
 def _number(value: Any) -> Any:

@@ -19,6 +19,7 @@ from quantbench.bench.store import ArmResult, Bandwidth, Results, Settings, Turn
 from quantbench.commands import peers
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
+from quantbench.models.formats import open_checkpoint
 from quantbench.models.formats.gguf_writer import q6_k
 from quantbench.models.loading import load_config, load_model
 from quantbench.peers.arms import RUNTIMES, make_arms, of_runtimes
@@ -339,3 +340,4 @@ def test_one_file_for_both(tmp_path):
     given = dataclasses.replace(config, checkpoint_path=work["file"], quantization="as-is")
     _, theirs = make_arms(given, of_runtimes("as-is", RUNTIMES), tmp_path, threads=1)
     assert json.loads(theirs.argv[0])["file"] == work["file"]
+    assert open_checkpoint(work["file"]).tokenizer(50).encode("a")  # ids of bytes: it has none
