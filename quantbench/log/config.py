@@ -127,7 +127,7 @@ class RunConfig:
         "Disk for slow memory; default: quantbench's cache folder")
     save: str | None = _field(None, OUTPUT, Text("DIR"), "Write the quantized model to this folder")
     format: str = _field("quantbench", OUTPUT, Choice(FORMATS),
-        "Form of --save: " + ", ".join(FORMATS))
+        "Of --save: " + ", ".join(FORMATS))
     dry_run: bool = _field(False, OUTPUT, Switch(),
         "Show sizes, memory and kernels; load and run nothing")
     write_result: str = _field("benchmarks.txt", OUTPUT, Text("PATH"),

@@ -225,7 +225,7 @@ def test_the_estimate_and_the_energy_of_a_cell(measure):
     measured, _, _ = measure(batch_sizes=[2], happens={"energy": energy})
     cell = cells(measured)[2]
     assert cell.joules_per_token == pytest.approx(1.0) and cell.energy.idle_watts == 10.0
-    assert cell.estimate["token_seconds"] == 0.03
+    assert cell.estimate["token_seconds"].estimated == 0.03
     why_not = NotCounted("a fake moves by 9 J at once")
     measured, _, _ = measure(batch_sizes=[2], happens={"energy": why_not}, results=None)
     assert (cells(measured)[2].joules_per_token, cells(measured)[2].energy) == (None, why_not)

@@ -166,10 +166,8 @@ def rows_of(packed: Tensor, like: Packed, columns: int, rows: Tensor) -> Packed:
 
     def of_row(data: Tensor, dtype: torch.dtype) -> Tensor:
         """(n, groups, 1 or 2), scale and zero, from the bytes of those of all rows of a block."""
-        data = data.contiguous().view(dtype).view(len(rows), -1, ROWS * both)
-        side_by_side = dtype == torch.bfloat16
-        pairs = data.unflatten(2, (ROWS, both) if side_by_side else (both, ROWS))
-        return (pairs if side_by_side else pairs.mT)[number, :, row]
+        data = data.contiguous().view(dtype).view(len(rows), -1, both, ROWS)
+        return data.mT[number, :, row]
 
     chunk = blocks[:, head:end].unflatten(1, (chunks, -1))
     groups, dtype = columns // (each or columns), scale.dtype

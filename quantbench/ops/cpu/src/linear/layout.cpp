@@ -18,10 +18,9 @@ Geometry geometry(const Header& h) {
   g.sum_columns = g.fine ? h.scale_columns : g.units * UNIT;
   const bool codes = h.scales == Scales::codes;
   const int pieces = ROWS * (h.zeros ? 2 : 1);
-  const int scale = (h.scales == Scales::f32 ? 4 : codes ? 1 : 2) * pieces;
   g.outer_bytes = codes ? 2 * pieces : 0;
   g.head_bytes = (h.columns + OUTER - 1) / OUTER * g.outer_bytes;
-  g.scale_bytes = by_row ? 0 : scale * (few ? fine_scales(h) : 1);
+  g.scale_bytes = bytes_of(h.scales) * pieces * (few ? fine_scales(h) : 1);
   g.unit_bytes = UNIT * ROWS * h.bits / 8;
   const int64_t bytes = g.head_bytes + g.chunks * g.scale_bytes + units * g.unit_bytes + by_row * ROWS * 4;
   g.block_bytes = (bytes + 63) / 64 * 64;

@@ -42,6 +42,11 @@ struct Header {
 static_assert(sizeof(Header) == 128);
 constexpr uint64_t MAGIC = 0x31306c62746e6171;
 
+// Of a scale of columns.
+static inline int bytes_of(Scales scales) {
+  return scales == Scales::row ? 0 : scales == Scales::f32 ? 4 : scales == Scales::codes ? 1 : 2;
+}
+
 static inline bool as_floats(Coding coding) { return coding == Coding::fp8; }
 
 struct Geometry {

@@ -108,13 +108,11 @@ struct Source {
 
 void write_scales(const Source& from, int64_t first, int64_t index, uint8_t* to) {
   const Header& h = from.header;
-  const int size = h.scales == Scales::codes ? 1 : h.scales == Scales::bf16 || h.scales == Scales::f16 ? 2 : 4;
-  const bool together = h.scales == Scales::bf16 && h.zeros;
+  const int size = h.scales == Scales::row ? 4 : bytes_of(h.scales);
   for (int r = 0; r < ROWS && first + r < h.rows; ++r) {
     const int64_t at = ((first + r) * from.scales_per_row + index) * size;
-    std::memcpy(to + r * size * (1 + together), from.scale + at, size);
-    if (h.zeros)
-      std::memcpy(to + (together ? r * 4 + 2 : (ROWS + r) * size), from.zero + at, size);
+    std::memcpy(to + r * size, from.scale + at, size);
+    if (h.zeros) std::memcpy(to + (ROWS + r) * size, from.zero + at, size);
   }
 }
 

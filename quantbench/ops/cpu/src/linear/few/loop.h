@@ -21,38 +21,13 @@ struct ScaleAndZero {
   Floats scale, zero;
 };
 
-// 16 signed bytes.
-inline Floats from_codes(const uint8_t* p) {
-  typedef int8_t Codes __attribute__((vector_size(16)));
-  typedef uint8_t Turned __attribute__((vector_size(16)));
-  const Turned up = (Turned)load<Codes>(p) ^ 128;  // `converted` knows no sign
-  return floats(converted<Ints>(__builtin_convertvector(up, HalfWords))) - 128.0f;
-}
-
-inline ScaleAndZero stored_scale(const Header& header, const uint8_t*& p) {
-  const bool zeros = header.zeros;
-  const uint8_t* at = p;
-  switch (header.scales) {
-    case Scales::bf16:
-      if (zeros) {
-        p += 64;
-        Bits both = load<Bits>(at);
-        return {low_half(both), high_half(both)};
-      }
-      p += 32;
-      return {(Floats)(converted<Bits>(load<HalfWords>(at)) << 16), Floats{}};
-    case Scales::f16:
-      p += zeros ? 64 : 32;
-      return {from_f16(load<HalfWords>(at)), zeros ? from_f16(load<HalfWords>(at + 32)) : Floats{}};
-    case Scales::f32:
-      p += zeros ? 128 : 64;
-      return {load<Floats>(at), zeros ? load<Floats>(at + 64) : Floats{}};
-    case Scales::codes:
-      p += zeros ? 32 : 16;
-      return {from_codes(at), zeros ? from_codes(at + 16) : Floats{}};
-    case Scales::row: break;
-  }
-  return {all(1.0f), Floats{}};
+// 16 scales or zero points, as floats; `size` bytes each.
+inline Floats stored(Scales kind, int size, const uint8_t* p) {
+  if (kind == Scales::f16) return from_f16(load<HalfWords>(p));
+  if (size == 2) return (Floats)(converted<Bits>(load<HalfWords>(p)) << 16);
+  if (size == 4) return load<Floats>(p);
+  typedef uint8_t Codes __attribute__((vector_size(16)));  // signed, and `converted` knows no sign
+  return floats(converted<Ints>(__builtin_convertvector(load<Codes>(p) ^ 128, HalfWords))) - 128.0f;
 }
 
 // What multiplies the scales of a unit, where they are codes; `p` is where outer_at says.
@@ -63,8 +38,16 @@ inline ScaleAndZero read_outer(const Header& header, const uint8_t* p) {
 
 // Moves p behind the scales of some columns.
 inline ScaleAndZero read_scale(const Header& header, const uint8_t*& p, const ScaleAndZero& outer) {
-  ScaleAndZero by = stored_scale(header, p);
-  if (header.scales == Scales::codes) by.scale *= outer.scale, by.zero *= outer.zero;
+  const int size = bytes_of(header.scales);
+  if (!size) return {all(1.0f), Floats{}};
+  ScaleAndZero by{stored(header.scales, size, p), Floats{}};
+  p += ROWS * size;
+  const bool in_codes = header.scales == Scales::codes;
+  if (in_codes) by.scale *= outer.scale;
+  if (!header.zeros) return by;
+  by.zero = stored(header.scales, size, p);
+  p += ROWS * size;
+  if (in_codes) by.zero *= outer.zero;
   if (header.zeros == 2) by.zero *= -by.scale;
   return by;
 }
