@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quantbench import devices, host
-from quantbench.run.facts import Measured, Peaks, Ready, Sample
+from quantbench.run.facts import Measured, Ready, Sample
 from quantbench.run.shown import table
 from tests.bench.facts import FACTS
 
@@ -103,7 +103,7 @@ def test_a_peak_that_cannot_be_reset_says_so(monkeypatch, tmp_path):
     assert list(peak) == ["resident_since_start"] and peak["resident_since_start"] > 10**7
     samples = [Sample(1.0, 1.0, 1.0, 1.0, 1.0)]
     for kinds, at_most in ((peak, True), ({"resident": 1}, False)):
-        peaks = Peaks({}, {}, kinds)
+        peaks = {"generate": kinds}
         run = Measured(FACTS, Ready(None, [1.0], True), None, peaks, samples)
         assert ("≤ " in table(run)) == at_most
 

@@ -32,8 +32,6 @@ from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
 from quantbench.log.kinds import Number, Whole
 from quantbench.log.options import options
-from quantbench.models.formats import open_checkpoint
-from quantbench.models.formats.gguf import Gguf
 from quantbench.peers import arms as programs
 from quantbench.progress import say
 from quantbench.report import limit_tables as tables
@@ -84,6 +82,9 @@ def peers(
     common = RunConfig(**given, device="cpu", compile=True, temperature=0, write_result="none")
     if common.max_new_tokens < 2:
         raise UsageError("--max_new_tokens takes 2 or more: the first is the prompt's")
+    from quantbench.models.formats import open_checkpoint  # imports torch, which takes seconds
+    from quantbench.models.formats.gguf import Gguf
+
     is_file = isinstance(open_checkpoint(common.checkpoint_path), Gguf)
     default = ("as-is",) if is_file else programs.WRITTEN
     known = (*default, *(programs.SAME_FILE if not is_file else ()))
