@@ -58,7 +58,9 @@ def measure(task: str, timeout: float | None) -> str:
     asked = json.loads(task)
     plan = from_json(CellPlan, asked["plan"])
     kept = Recorder(plan)
-    Cells(kept, plan, asked["cells"], timeout, machine=f"{machine()}, {node()}").run()
+    for number, arm in enumerate(kept.results.arms):
+        arm.failed = None if number in asked["cells"] else "another task has it"
+    Cells(kept, plan, timeout, machine=f"{machine()}, {node()}").run()
     return json.dumps(list(map(line_of, kept.events)))
 
 
@@ -128,7 +130,7 @@ def _run(
         except ray.exceptions.RayError as error:
             where = f"lost twice: the Ray worker was lost ({type(error).__name__})"
         for number in numbers:
-            if is_left(store.results, plan, number):
+            if is_left(store.results, number):
                 store.add(Left(number, where, failed=True))
         say(f"{len(tasks) - len(waiting)} of {count}: {name}, {where}")
 
@@ -138,7 +140,7 @@ def groups(results: Results, plan: CellPlan) -> dict[tuple[str, int], list[int]]
     half measured."""
     found: dict[tuple[str, int], list[int]] = {}
     for number, cell in enumerate(plan.cells):
-        if is_left(results, plan, number):
+        if is_left(results, number):
             found.setdefault((cell.place.model, cell.place.ranks), []).append(number)
             if results.arms[number].turns:
                 raise UsageError(
