@@ -2,278 +2,251 @@
 
     Cells(store, plan, timeout=None).run()      # results.ended says how it ended
 
-All arms of a model and a number of ranks are loaded, as many as fit with the first one. In each
-place they take `runs` cycles: a prompt of every arm, A B C, then the decoding steps of every arm;
-the next cycle is C B A. So what is compared was measured within seconds. What goes wrong with a
-cell is that cell's reason. A cell that does not fit into memory with the others is measured alone,
-after them.
+It is a Session whose arms have several workloads. All arms of a model and a number of ranks are
+loaded, as many as fit with the first one. In each place they take `runs` cycles: a prompt of every
+arm, A B C, then the decoding steps of every arm; the next cycle is C B A. So what is compared was
+measured within seconds. What goes wrong with a cell is that cell's reason. A cell that does not fit
+into memory with the others is measured alone, after them.
 """
 
 import dataclasses
 import math
 import threading
 import time
-from collections.abc import Collection, Sequence
-from itertools import groupby
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from quantbench.bench import process
-from quantbench.bench.answers import ArmFacts, TurnTime
+from quantbench.bench.answers import ArmFacts
 from quantbench.bench.arm import Arm
-from quantbench.bench.cell_plan import CellPlan, Place, PlannedCell
-from quantbench.bench.noise import Noise
-from quantbench.bench.pool import Command, Pool
+from quantbench.bench.cell_plan import CellPlan
+from quantbench.bench.pool import Command, DoesNotFit, Pool
 from quantbench.bench.process import WorkerFailed
-from quantbench.bench.store import (
-    Ended,
-    Kind,
-    Left,
-    Ready,
-    Results,
-    Settings,
-    Store,
-    Turn,
-)
+from quantbench.bench.session import Rule, Session
+from quantbench.bench.store import Kind, Left, Ready, Results, Settings, Store
 from quantbench.log.config import argv
-from quantbench.progress import Progress, duration
+from quantbench.progress import duration
 from quantbench.text import counted
 from quantbench.typed_json import to_json
 
 STEP_TOKENS = 32  # a decoding step takes about as long as this many tokens of a prompt
 SHORT = ("memory", "dead")  # kinds of failures that the other arms' memory may have caused
+UNLIMITED = 1e9  # minutes
 T = TypeVar("T")
 
 
 def begin(plan: CellPlan) -> Results:
     """Results without a measurement; the arm of number n is plan.cells[n]."""
     arms = [Arm(cell.name, cell.arm.text, cell.config(plan.decode_length)) for cell in plan.cells]
-    settings = Settings(processes=1, cycles=plan.runs, tokens=0)
+    settings = Settings(processes=1, cycles=plan.runs, tokens=0, max_minutes=UNLIMITED)
     results = Results.begin(settings, arms, "none")
     results.plan = to_json(plan)
     return results
 
 
-def is_left(results: Results, plan: CellPlan, number: int) -> bool:
+def is_left(results: Results, number: int) -> bool:
     """Whether the cell has neither all runs nor a reason."""
-    if results.arms[number].failed is not None:
-        return False
-    return len(results.turns(number, "decode")) < plan.runs
+    runs = results.settings.cycles or 0
+    return results.arms[number].failed is None and len(results.turns(number, "decode")) < runs
 
 
-class Cells:
+def left(results: Results, numbers: Collection[int] | None = None) -> list[int]:
+    """The cells that are left of these; None: of all."""
+    numbers = range(len(results.arms)) if numbers is None else numbers
+    return [number for number in numbers if is_left(results, number)]
+
+
+class Runs(Rule):
+    """Every cell has its runs, or a reason."""
+
+    def __init__(self, plan: CellPlan) -> None:
+        self.models = [(cell.place.model, cell.place.ranks) for cell in plan.cells]
+
+    def wanting(self, results: Results, group: Collection[int], taken: int) -> Collection[int]:
+        return left(results, group)
+
+    def next(self, results: Results) -> list[int] | str:
+        """The cells that are left of the first model and number of ranks."""
+        waiting = left(results)
+        first = [n for n in waiting if self.models[n] == self.models[waiting[0]]]
+        return first or "complete"
+
+
+class Cells(Session):
+    kinds: tuple[Kind, Kind] = ("prompt", "decode")
+    is_paired = False
+
     def __init__(
         self,
         store: Store,
         plan: CellPlan,
-        numbers: Collection[int] | None = None,
         timeout: float | None = None,
         command: Command = process.COMMAND,
         machine: str | None = None,
     ) -> None:
         """
-        numbers: of the cells to measure; None: all
         timeout: seconds after which a cell is given up
         machine: where it is not the machine of meta.json
         """
-        self.store, self.results, self.plan = store, store.results, plan
-        self.cells = plan.cells
-        self.wanted = set(range(len(self.cells)) if numbers is None else numbers)
-        self.timeout, self.machine = timeout, machine
-        self.progress = Progress()
-        self.pool = Pool(store, Path(), self.progress.say, command)
-        self.loaded: dict[int, int] = {}  # the pool's number of each loaded arm
-        self.noise = Noise()
-        self.seconds: dict[int, float] = {}  # that cells took
+        super().__init__(store, Runs(plan), command)
+        self.plan, self.cells, self.arms = plan, plan.cells, len(plan.arms)
+        self.warmups, self.timeout, self.machine = plan.warmups, timeout, machine
         self.total = self._work()
 
-    def run(self) -> None:
-        """Measure until every cell has its runs or its reason, or Ctrl-C comes."""
-        why, self.started = "complete", time.monotonic()
-        try:
-            with self.progress:
-                places = enumerate(self.plan.places)
-                for _, group in groupby(places, lambda one: (one[1].model, one[1].ranks)):
-                    self._group(dict(group))
-        except KeyboardInterrupt:
-            why = "interrupted"
-        finally:
-            self.pool.close()
-        self.store.add(Ended(why, time.monotonic() - self.started))
+    def _pool(self, scratch: Path, saved: Path) -> Pool:
+        say = self.progress.say
+        return CellPool(self.store, self.plan, say, self.command, self.timeout, self.machine)
 
-    # ------------------------------------------------------------------------------- which cells
+    def _visit(self, waiting: list[int]) -> None:
+        super()._visit(sorted(waiting))
+        for arm in range(self.arms):  # what did not fit with the others
+            self.pool.unload_all()
+            for number in left(self.results, [n for n in waiting if n % self.arms == arm]):
+                self._cycles([number], [number], math.inf)
 
-    def _number(self, place: int, arm: int) -> int:
-        return place * len(self.plan.arms) + arm
+    def _apart(self, number: int, reason: str) -> None:
+        """Cells of an arm that does not fit beside the baseline have no pairs: `_visit`."""
 
-    def needs(self, number: int) -> bool:
-        """Whether this session has to measure the cell."""
-        return number in self.wanted and is_left(self.results, self.plan, number)
+    def _announce(self, number: int, where: str) -> None:
+        self._say(f"{self.cells[number].arm.name}: loading")
 
-    def _group(self, places: dict[int, Place]) -> None:
-        """All cells of one model and number of ranks. places: by their number."""
-
-        def waiting() -> list[int]:
-            every = range(len(self.plan.arms))
-            return [arm for arm in every if any(self.needs(self._number(p, arm)) for p in places)]
-
-        group = waiting()
-        if group and group[0]:
-            group = [0, *group]  # the baseline takes turns in every cycle
-        while len(group) > 1:
-            later = self._visit(places, group)
-            group = [0, *later] if later and later != group[1:] else []
-        for arm in waiting():
-            self._visit(places, [arm])
-
-    def _visit(self, places: dict[int, Place], group: Sequence[int]) -> list[int]:
-        """Measure these arms together. Returns those that did not fit."""
-        later: list[int] = []
-        full: set[tuple[int, int]] = set()  # (arm, prompt): larger batches do not fit together
-        for number, place in places.items():
-            out = {*later, *(arm for arm, prompt in full if prompt == place.sequence_length)}
-            wanted = [a for a in group if a not in out and self.needs(self._number(number, a))]
-            baseline = self.results.arms[self._number(number, 0)]
-            together = len(group) > 1 and 0 not in out and baseline.failed is None
-            if wanted and together and 0 not in wanted:
-                wanted = [0, *wanted]
-            for arm in wanted:
-                if arm not in self.loaded and not self._load(number, arm, places):
-                    later += [arm] * self.needs(self._number(number, arm))
-            ready = [arm for arm in wanted if arm in self.loaded and self._ready(number, arm)]
-            self._cycles(number, ready)
-            full |= {
-                (arm, place.sequence_length)
-                for arm in wanted
-                if self.needs(self._number(number, arm))
-            }
-        for arm in list(self.loaded):
-            self.pool.unload(self.loaded.pop(arm))
-        return [arm for arm in later if arm]
-
-    # ----------------------------------------------------------------------------------- one cell
-
-    def _load(self, place: int, arm: int, places: Collection[int]) -> bool:
-        """Start the arm's process; whether it is loaded. Where that fails for another reason than
-        the other arms' memory, all its cells have it."""
-        number = self._number(place, arm)
-        self._say(f"{self.plan.arms[arm].name}: loading")
-        config = self.cells[number].config(self.plan.decode_length)
-        least = dataclasses.replace(config, prefill_size=1, batch_size=1)
-        try:
-            self.pool.start(number, argv(least, said=True))
-        except WorkerFailed as error:
-            self.pool.unload(number)
-            if not (self.loaded and error.kind in SHORT):
-                for own in (self._number(place, arm) for place in places):
-                    if self.needs(own):
-                        self._give_up(own, str(error))
-            return False
-        self.loaded[arm] = number
-        return True
-
-    def _ready(self, place: int, arm: int) -> bool:
-        """Get caches and compiled steps for the cell; whether that went well."""
-        number = self._number(place, arm)
-        own = self.cells[number].place
-        sizes = [
-            cell.place.batch_size
-            for n, cell in enumerate(self.cells)
-            if cell.arm == self.cells[number].arm and self.results.arms[n].failed is None
-            if cell.place.sequence_length == own.sequence_length
-        ]
-        given = {"prompt": own.sequence_length, "rows": own.batch_size, "most_rows": max(sizes)}
-        facts = self._asked(number, ArmFacts, "cell", new_tokens=self.plan.decode_length, **given)
-        if facts is None:
-            return False
-        facts = dataclasses.replace(facts, estimate=self.pool.expected(facts).figures)
-        self.store.add(Ready(number, self.results.arms[number].processes, facts, self.machine))
-        return True
-
-    def _cycles(self, place: int, arms: Sequence[int]) -> None:
-        """Warm-ups, then cycles of these arms until each has its runs."""
-        at, numbers = self.plan.places[place], [self._number(place, arm) for arm in arms]
-        what = f"prompts of {at.sequence_length}, batch size {at.batch_size}: "
-        what += ", ".join(self.plan.arms[arm].name for arm in arms)
-        warmups = self.plan.warmups
-        while arms and (warmups > 0 or any(map(self._lacks_runs, numbers))):
-            self._say(what)
-            number = None if warmups > 0 else self.results.cycles
-            self.noise.cycle(self.store, number, numbers, ("prompt", "decode"), self._turn)
-            warmups -= 1
-
-    def _lacks_runs(self, number: int) -> bool:
-        return number % len(self.plan.arms) in self.loaded and self.needs(number)
-
-    def _turn(self, number: int, cycle: int | None, kind: Kind) -> None:
-        if number % len(self.plan.arms) not in self.loaded:
-            return
-        steps = self.plan.decode_length - 1
-        time = self._asked(number, TurnTime, "turn", kind=kind, tokens=steps, each=True)
-        if time and cycle is not None:
-            process = self.results.arms[number].processes - 1
-            self.store.add(Turn(number, process, cycle, kind, **vars(time)))
-
-    # ---------------------------------------------------------------------------------- failures
-
-    def _asked(self, number: int, kind: type[T], do: str, /, **given: object) -> T | None:
-        """The worker's answer, within what is left of --timeout; None if it failed."""
-        arm = number % len(self.plan.arms)
-        worker, taken = self.pool.loaded[self.loaded[arm]], self.seconds.get(number, 0.0)
-        expired = threading.Event()
-
-        def end() -> None:
-            expired.set()
-            worker.kill()
-
-        timer = threading.Timer(max(0.0, (self.timeout or math.inf) - taken), end)
-        started = time.monotonic()
-        try:
-            if self.timeout:
-                timer.start()
-            return worker.answer(kind, do, **given)
-        except WorkerFailed as error:
-            self._failed(number, arm, error, expired.is_set())
-            return None
-        finally:
-            timer.cancel()
-            self.seconds[number] = taken + time.monotonic() - started
-
-    def _failed(self, number: int, arm: int, error: WorkerFailed, expired: bool) -> None:
-        """Give the cell its reason, unless it may do alone."""
-        together, own = len(self.loaded) > 1, self.cells[number]
-        if error.kind == "dead" or own.place.ranks > 1:  # ranks end for any failure
-            self.pool.unload(self.loaded.pop(arm))
-        if expired:
-            self._give_up(number, f"timed out: it takes longer than --timeout {self.timeout:g} s")
-        elif not (together and error.kind in SHORT):
-            self._give_up(number, str(error))
-            if error.kind == "memory":
-                self._give_up_larger(own)
-
-    def _give_up_larger(self, cell: PlannedCell) -> None:
-        """The batch size grows until it does not fit."""
-        size = cell.place.batch_size
-        for number, other in enumerate(self.cells):
-            alike = dataclasses.replace(other.place, batch_size=size) == cell.place
-            if alike and other.arm == cell.arm and self.needs(number):
-                self._give_up(number, f"not tried: batch size {size} is out of memory")
-
-    def _give_up(self, number: int, reason: str) -> None:
-        self.store.add(Left(number, reason, failed=True))
-
-    # ---------------------------------------------------------------------------------- progress
+    def _measuring(self, numbers: Sequence[int], cycle: int) -> None:
+        place = self.cells[numbers[0]].place
+        names = ", ".join(self.cells[number].arm.name for number in numbers)
+        self._say(f"prompts of {place.sequence_length}, batch size {place.batch_size}: {names}")
 
     def _say(self, what: str) -> None:
-        left, work = sum(map(self.needs, self.wanted)), self._work()
-        how_far = f"{len(self.wanted) - left} of {counted(len(self.wanted), 'cell')}"
+        cells, work = len(self.cells), self._work()
+        how_far = f"{cells - len(left(self.results))} of {counted(cells, 'cell')}"
         if 0 < work < self.total:
-            seconds = (time.monotonic() - self.started) * work / (self.total - work)
+            seconds = (self.clock() - self.started) * work / (self.total - work)
             how_far += f"; about {duration(seconds)} left"
         self.progress(what, how_far)
 
     def _work(self) -> float:
         """What is left, in tokens of a prompt."""
         steps = STEP_TOKENS * (self.plan.decode_length - 1)
-        places = (self.cells[number].place for number in self.wanted if self.needs(number))
+        places = (self.cells[number].place for number in left(self.results))
         return sum(place.batch_size * place.sequence_length + steps for place in places)
+
+
+class CellPool(Pool):
+    """Processes that measure one cell after the other; `loaded` has the number of the last one."""
+
+    def __init__(
+        self,
+        store: Store,
+        plan: CellPlan,
+        say: Callable[[str], None],
+        command: Command,
+        timeout: float | None,
+        machine: str | None,
+    ) -> None:
+        super().__init__(store, Path(), say, command)
+        self.plan, self.cells, self.timeout, self.machine = plan, plan.cells, timeout, machine
+        self.steps = dict.fromkeys(range(len(self.cells)), plan.decode_length - 1)
+        self.of_turns = {"each": True}
+        self.seconds: dict[int, float] = {}  # that cells took
+        self.short: set[int] = set()  # cells that did not fit with other arms
+
+    def leaves_out(self, number: int) -> bool:
+        return all(self.results.arms[other].failed is not None for other in self._alike(number))
+
+    def probe(self, cycle: int | None, numbers: Collection[int]) -> None:
+        """Cells are not compared with the memory's speed."""
+
+    def load(self, number: int) -> None:
+        """Start the arm's process. Where that fails for another reason than the other arms' memory,
+        all its cells have it."""
+        config = self.cells[number].config(self.plan.decode_length)
+        least = dataclasses.replace(config, prefill_size=1, batch_size=1)
+        try:
+            self.start(number, argv(least, said=True))
+        except WorkerFailed as error:
+            self.unload(number)
+            if self.loaded and error.kind in SHORT:
+                raise DoesNotFit(str(error)) from None
+            self._give_up(self._alike(number), str(error))
+
+    def ready(self, numbers: list[int]) -> list[int]:
+        """The cells that are left, and the baseline's, with caches and compiled steps for them."""
+        wanted = left(self.results, numbers)
+        if wanted and self.results.arms[numbers[0]].failed is None:
+            wanted = [numbers[0], *(number for number in wanted if number != numbers[0])]
+        return [number for number in wanted if self._is_ready(number, len(numbers) > 1)]
+
+    def _is_ready(self, number: int, together: bool) -> bool:
+        sizes = self._alike(number, "batch_size")
+        if together and not self.short.isdisjoint(sizes):
+            return False  # a larger batch does not fit with the others, either
+        self.short.discard(number)
+        try:
+            if loaded := self.loaded.keys() & self._alike(number):
+                self.loaded[number] = self.loaded.pop(loaded.pop())
+            else:
+                self.load(number)
+        except DoesNotFit:
+            self.short.add(number)
+        if number not in self.loaded:
+            return False
+        place, results = self.cells[number].place, self.results
+        most = max(self.cells[n].place.batch_size for n in sizes if results.arms[n].failed is None)
+        given = {"prompt": place.sequence_length, "rows": place.batch_size, "most_rows": most}
+        new_tokens = self.plan.decode_length
+        facts = self.asked(number, ArmFacts, "cell", new_tokens=new_tokens, **given)
+        if facts is None:
+            return False
+        facts = dataclasses.replace(facts, estimate=self.expected(facts).figures)
+        self.store.add(Ready(number, results.arms[number].processes, facts, self.machine))
+        return True
+
+    def turn(self, number: int, cycle: int | None, kind: Kind) -> None:
+        if self.results.arms[number].failed is None:
+            super().turn(number, cycle, kind)
+        if number in self.short:  # else it would be asked again
+            self.unload(number)
+
+    def asked(self, number: int, kind: type[T], do: str, /, **given: object) -> T | None:
+        """The answer, within what is left of --timeout; None if the process failed."""
+        started, taken = time.monotonic(), self.seconds.get(number, 0.0)
+        rest = max(0.0, (self.timeout or math.inf) - taken)
+        timer, self.deadline = threading.Timer(rest, self.loaded[number].kill), started + rest
+        try:
+            if self.timeout:
+                timer.start()
+            return super().asked(number, kind, do, **given)
+        finally:
+            timer.cancel()
+            self.seconds[number] = taken + time.monotonic() - started
+
+    def fail(self, number: int, error: WorkerFailed) -> None:
+        """Give the cell its reason, unless it may do alone."""
+        together, place = len(self.loaded) > 1, self.cells[number].place
+        if error.kind == "dead" or place.ranks > 1:  # ranks end for any failure
+            self.unload(number)
+        if time.monotonic() >= self.deadline:
+            why = f"timed out: it takes longer than --timeout {self.timeout:g} s"
+            self._give_up([number], why)
+        elif together and error.kind in SHORT:
+            self.short.add(number)
+        else:
+            self._give_up([number], str(error))
+            if error.kind == "memory":
+                why = f"not tried: batch size {place.batch_size} is out of memory"
+                self._give_up(self._alike(number, "batch_size"), why)
+
+    def _give_up(self, numbers: Collection[int], reason: str) -> None:
+        for number in left(self.results, numbers):
+            self.store.add(Left(number, reason, failed=True))
+
+    def _alike(self, number: int, *but: str) -> list[int]:
+        """Cells of the same arm, model and ranks, which may differ in the batch size and the
+        prompt; or if `but` is given in that alone."""
+        own, free = self.cells[number], but or ("batch_size", "sequence_length")
+        given = {name: getattr(own.place, name) for name in free}
+        return [
+            n
+            for n, cell in enumerate(self.cells)
+            if cell.arm == own.arm and dataclasses.replace(cell.place, **given) == own.place
+        ]

@@ -73,6 +73,7 @@ class Pool:
         self.out = out
         self.store, self.results, self.say = store, store.results, say
         self.scratch, self.command, self.saved, self.has_turns = scratch, command, saved, has_turns
+        self.of_turns: dict[str, object] = {}  # what every turn is asked with
         self.loaded: dict[int, Process] = {}
         self.probes: dict[str, Process] = {}
         self.reference: str | None = None  # the file of the baseline's hidden states, once written
@@ -112,8 +113,15 @@ class Pool:
                 raise DoesNotFit(f"{arm.name} does not fit into memory with the others") from None
             self.fail(number, error)
 
+    def ready(self, numbers: list[int]) -> list[int]:
+        """Those, of one place and the baseline first, that can take turns now."""
+        return [number for number in numbers if number in self.loaded]
+
     def leaves_out(self, number: int) -> bool:
-        """Whether the rule leaves the arm out; then it is not loaded, and the results say why."""
+        """Whether the arm is not to be loaded: it has failed, or the rule leaves it out; then the
+        results say why."""
+        if self.results.arms[number].failed is not None:
+            return True
         if number and (why := self.out(self.results, number)):
             self.store.add(Left(number, why))
             self.unload(number)
@@ -138,30 +146,39 @@ class Pool:
     def turn(self, number: int, cycle: int | None, kind: Kind) -> None:
         """Take a turn of an arm; of one that is not loaded, nothing. cycle: None for a turn that
         does not count."""
-        worker, steps = self.loaded.get(number), self.steps.get(number, 0)
-        if worker is None or (kind == "decode" and not steps):
+        steps = self.steps.get(number, 0)
+        if number not in self.loaded or (kind == "decode" and not steps):
             return
-        try:
-            times = self._timed(number, worker, kind, steps)
-        except WorkerFailed as error:
-            return self.fail(number, error)
+        times = self._timed(number, kind, steps)
         if cycle is not None:
             process = self.results.arms[number].processes - 1
             for kind, time in times.items():
-                self.store.add(Turn(number, process, cycle, kind, time.tokens, time.seconds))
+                self.store.add(Turn(number, process, cycle, kind, **vars(time)))
 
-    def _timed(self, number: int, worker: Process, kind: Kind, steps: int) -> dict[Kind, TurnTime]:
+    def _timed(self, number: int, kind: Kind, steps: int) -> dict[Kind, TurnTime]:
+        """Times of a turn by its kind; none where it failed."""
         if self.has_turns:
-            return {kind: worker.answer(TurnTime, "turn", kind=kind, tokens=steps)}
+            time = self.asked(number, TurnTime, "turn", kind=kind, tokens=steps, **self.of_turns)
+            return {kind: time} if time else {}
         if kind == "prompt" and steps:
             return {}  # the decode turn's sample has it
-        sample = worker.answer(TimedSample, "sample", index=0)
+        sample = self.asked(number, TimedSample, "sample", index=0)
+        if sample is None:
+            return {}
         facts = self.results.arms[number].facts
         tokens = facts.run.prompt_tokens if facts and facts.run else 1
         times: dict[Kind, TurnTime] = {"prompt": TurnTime(tokens, sample.prefill_seconds)}
         if steps:
             times["decode"] = TurnTime(len(sample.token_seconds) + 1, sample.decode_seconds)
         return times
+
+    def asked(self, number: int, kind: type[T], do: str, /, **given: object) -> T | None:
+        """The answer of the arm's process; None if it failed."""
+        try:
+            return self.loaded[number].answer(kind, do, **given)
+        except WorkerFailed as error:
+            self.fail(number, error)
+            return None
 
     def probe(self, cycle: int | None, numbers: Collection[int]) -> None:
         """Read the bandwidth of every device that these arms are on, before this cycle."""
@@ -177,14 +194,18 @@ class Pool:
         if number in self.loaded:
             self.loaded.pop(number).close()
 
-    def fail(self, number: int, error: Exception) -> None:
+    def unload_all(self, but: Collection[int] = ()) -> None:
+        for number in set(self.loaded).difference(but):
+            self.unload(number)
+
+    def fail(self, number: int, error: WorkerFailed) -> None:
+        """End an arm whose process failed."""
         self.unload(number)
         self.store.add(Left(number, str(error), failed=True))
         self.say(f"{self.results.arms[number].name} failed: {error}")
 
     def close(self) -> None:
-        for number in list(self.loaded):
-            self.unload(number)
+        self.unload_all()
         for worker in self.probes.values():
             worker.close()
 

@@ -17,18 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quantbench.bench.cell_plan import CellPlan
-from quantbench.bench.cells import Cells, begin, is_left
+from quantbench.bench.cells import Cells, begin, left
 from quantbench.bench.process import environment
-from quantbench.bench.store import (
-    Ended,
-    Left,
-    Repeated,
-    Results,
-    Store,
-    Turn,
-    event_of,
-    line_of,
-)
+from quantbench.bench.store import Ended, Left, Repeated, Results, Store, Turn, event_of
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.about import machine
 from quantbench.log.config import RunConfig
@@ -40,26 +31,17 @@ GPU, CPU = "GPU", "CPU"
 Work = Callable[[str, float | None], str]
 
 
-class Recorder(Store):
-    """A store that keeps every event for who asked, in the place of a folder."""
-
-    def __init__(self, plan: CellPlan) -> None:
-        super().__init__(begin(plan), None)
-        self.events: list[object] = []
-
-    def add(self, event: object) -> None:
-        super().add(event)
-        self.events.append(event)
-
-
 def measure(task: str, timeout: float | None) -> str:
     """The task that Ray runs on a node: measure some cells of a plan. Takes {"plan": …, "cells":
-    numbers} as JSON, and returns the events as JSON."""
+    numbers} as JSON, and returns the lines of its samples.jsonl."""
     asked = json.loads(task)
     plan = from_json(CellPlan, asked["plan"])
-    kept = Recorder(plan)
-    Cells(kept, plan, asked["cells"], timeout, machine=f"{machine()}, {node()}").run()
-    return json.dumps(list(map(line_of, kept.events)))
+    kept = Store(begin(plan), None)
+    for number, arm in enumerate(kept.results.arms):
+        arm.failed = None if number in asked["cells"] else "another task has it"
+    Cells(kept, plan, timeout, machine=f"{machine()}, {node()}").run()
+    kept.file.seek(0)
+    return kept.file.read()
 
 
 def node() -> str:
@@ -84,7 +66,22 @@ def run(
     """
     ray, why, started = connect(address), "complete", time.monotonic()
     try:
-        _run(ray, store, plan, address, say, timeout, work)
+        tasks = _started(ray, store, plan, address, timeout, work)
+        count, waiting = counted(len(tasks), "task"), list(tasks)
+        say(f"{count} on {counted(sum(node['Alive'] for node in ray.nodes()), 'Ray node')}")
+        while waiting:
+            (task,), waiting = ray.wait(waiting, num_returns=1)
+            name, numbers = tasks[task]
+            try:
+                take(store, ray.get(task))
+                where = store.results.arms[numbers[0]].machine or "no node"
+            except ray.exceptions.RayTaskError as error:
+                where = f"the Ray task failed: {str(error).strip().splitlines()[-1]}"
+            except ray.exceptions.RayError as error:
+                where = f"lost twice: the Ray worker was lost ({type(error).__name__})"
+            for number in left(store.results, numbers):
+                store.add(Left(number, where, failed=True))
+            say(f"{len(tasks) - len(waiting)} of {count}: {name}, {where}")
     except KeyboardInterrupt:
         why = "interrupted"
     finally:
@@ -92,21 +89,16 @@ def run(
     store.add(Ended(why, time.monotonic() - started))
 
 
-def _run(
-    ray: Any,
-    store: Store,
-    plan: CellPlan,
-    address: str,
-    say: Callable[[str], None],
-    timeout: float | None,
-    work: Work,
-) -> None:
+def _started(
+    ray: Any, store: Store, plan: CellPlan, address: str, timeout: float | None, work: Work
+) -> dict[Any, tuple[str, list[int]]]:
+    """The tasks, each with its name and cells."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     remote = ray.remote(max_retries=1)(work)  # where the node or the process of the task is lost
-    left, tasks = groups(store.results, plan), {}
-    runs = [[plan.cells[n].config(plan.decode_length) for n in each] for each in left.values()]
+    waiting, tasks = groups(store.results, plan), {}
+    runs = [[plan.cells[n].config(plan.decode_length) for n in each] for each in waiting.values()]
     needs = [needed(configs, nodes, address) for configs in runs]  # all, before any task starts
-    for (group, numbers), need in zip(left.items(), needs, strict=True):
+    for (group, numbers), need in zip(waiting.items(), needs, strict=True):
         variables = _variables()
         if GPU not in need:  # --threads goes before it
             variables["OMP_NUM_THREADS"] = str(int(need[CPU]) // group[1])
@@ -114,45 +106,29 @@ def _run(
         task = remote.options(**options, runtime_env={"env_vars": variables})
         given = json.dumps({"plan": to_json(plan), "cells": numbers})
         tasks[task.remote(given, timeout)] = (f"{group[0]}, {counted(group[1], 'rank')}", numbers)
-    count = counted(len(tasks), "task")
-    say(f"{count} on {counted(len(nodes), 'Ray node')}")
-    waiting = list(tasks)
-    while waiting:
-        (task,), waiting = ray.wait(waiting, num_returns=1)
-        name, numbers = tasks[task]
-        try:
-            take(store, json.loads(ray.get(task)))
-            where = store.results.arms[numbers[0]].machine or "no node"
-        except ray.exceptions.RayTaskError as error:
-            where = f"the Ray task failed: {str(error).strip().splitlines()[-1]}"
-        except ray.exceptions.RayError as error:
-            where = f"lost twice: the Ray worker was lost ({type(error).__name__})"
-        for number in numbers:
-            if is_left(store.results, plan, number):
-                store.add(Left(number, where, failed=True))
-        say(f"{len(tasks) - len(waiting)} of {count}: {name}, {where}")
+    return tasks
 
 
 def groups(results: Results, plan: CellPlan) -> dict[tuple[str, int], list[int]]:
     """The cells that are left of each model and number of ranks. Raises UsageError where one is
     half measured."""
     found: dict[tuple[str, int], list[int]] = {}
-    for number, cell in enumerate(plan.cells):
-        if is_left(results, plan, number):
-            found.setdefault((cell.place.model, cell.place.ranks), []).append(number)
-            if results.arms[number].turns:
-                raise UsageError(
-                    "--resume: a cell is half measured on one machine, and --ray would finish it "
-                    "on another: resume it there, without --ray"
-                )
+    for number in left(results):
+        place = plan.cells[number].place
+        found.setdefault((place.model, place.ranks), []).append(number)
+        if results.arms[number].turns:
+            raise UsageError(
+                "--resume: a cell is half measured on one machine, and --ray would finish it "
+                "on another: resume it there, without --ray"
+            )
     return found
 
 
-def take(store: Store, events: Sequence[dict[str, Any]]) -> None:
+def take(store: Store, lines: str) -> None:
     """Add a task's events. Its cycles come after those that are there."""
     cycles = store.results.cycles
-    for line in events:
-        event = event_of(line)
+    for line in lines.splitlines():
+        event = event_of(json.loads(line))
         if isinstance(event, Turn | Repeated):
             event = dataclasses.replace(event, cycle=event.cycle + cycles)
         if not isinstance(event, Ended):

@@ -8,7 +8,9 @@ and what is compared are turns of one cycle. As many arms as fit are loaded at o
 baseline; further groups follow. Two processes of one arm differ by a percent or two for as long as
 they live, since their memory lies elsewhere, so each visit to an arm is a new process.
 
-The rule decides what is enough (answer/stop.py); nothing here knows statistics.
+The rule decides what is enough (answer/stop.py); nothing here knows statistics. Arms that have
+several workloads measure one after the other with the same processes: cells of `latency`
+(bench/cells.py) are this session, too.
 """
 
 import shutil
@@ -27,7 +29,6 @@ from quantbench.progress import Progress, duration
 MOST_BESIDE = 8  # arms next to the baseline: a cycle has to be shorter than the machine's states
 LEAST_CYCLES = 12  # of each process: there is no interval of fewer (stats/sequence.py)
 MOST_APART = 4  # cycles between two prompts, at most
-KINDS: tuple[Kind, Kind] = ("decode", "prompt")
 APART = 20  # turns of an arm that is loaded without the baseline, for lack of memory
 
 
@@ -47,8 +48,31 @@ class Rule:
         most = results.settings.processes
         return [n for n, arm in enumerate(results.arms) if not arm.failed and arm.processes < most]
 
+    def next(self, results: Results) -> list[int] | str:
+        """What is visited next; or why the session has ended."""
+        arms, most = results.arms, results.settings.processes
+        if results.baseline.failed is not None:
+            return "baseline failed"
+        if len(results.alive) < min(2, len(arms)):
+            return "nothing to compare"
+        alone = len(arms) == 1  # else the baseline is loaded with the others
+        able = [
+            number
+            for number, arm in enumerate(arms)
+            if (number or alone) and arm.failed is None and arm.dropped is None
+        ]
+        waiting = [number for number in able if arms[number].processes == 0]
+        waiting = waiting or [number for number in self.open(results) if number in able]
+        if not waiting:
+            return "answered"
+        return [number for number in waiting if arms[number].processes < most] or "processes"
+
 
 class Session:
+    kinds: tuple[Kind, Kind] = ("decode", "prompt")
+    warmups = 1  # cycles that do not count: arms that were warm alone settle together
+    is_paired = True  # turns count beside the baseline's: without it nothing is measured
+
     def __init__(
         self,
         store: Store,
@@ -64,6 +88,7 @@ class Session:
         """
         self.store, self.results, self.rule = store, store.results, rule
         self.command, self.probe, self.has_turns, self.clock = command, probe, has_turns, clock
+        self.arms = len(self.results.arms)  # of each place: arm `a` of place `p` is p * arms + a
         self.noise = Noise()
         self.started = clock()
         self.loads, self.loading = 0, 0.0  # seconds
@@ -73,12 +98,10 @@ class Session:
 
     def run(self) -> None:
         """Measure until the rule, --max_minutes or Ctrl-C ends the session."""
-        once = self.results.settings.processes == 1  # then nothing would be read back
         with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
-            saved = self.store.folder / "arms" if self.store.folder else Path(scratch, "arms")
+            saved = (self.store.folder or Path(scratch)) / "arms"
             with Progress() as self.progress:
-                given = (self.command, None if once else saved, self.has_turns, self.rule.out)
-                self.pool = Pool(self.store, Path(scratch), self.progress.say, *given)
+                self.pool = self._pool(Path(scratch), saved)
                 try:
                     why = self._run()
                 except KeyboardInterrupt:
@@ -89,31 +112,19 @@ class Session:
             if why != "interrupted":  # else --resume takes the quantized arms from there
                 shutil.rmtree(saved, ignore_errors=True)
 
+    def _pool(self, scratch: Path, saved: Path) -> Pool:
+        once = self.results.settings.processes == 1  # then nothing would be read back
+        given = (self.command, None if once else saved, self.has_turns, self.rule.out)
+        return Pool(self.store, scratch, self.progress.say, *given)
+
     def _run(self) -> str:
-        results, arms, most = self.results, self.results.arms, self.results.settings.processes
-        visit = max(arm.processes for arm in arms)
-        alone = len(arms) == 1  # else the baseline is loaded with the others
-        while True:
-            if results.baseline.failed is not None:
-                return "baseline failed"
-            if len(results.alive) < min(2, len(arms)):
-                return "nothing to compare"
-            able = [
-                number
-                for number, arm in enumerate(arms)
-                if (number or alone) and arm.failed is None and arm.dropped is None
-            ]
-            waiting = [number for number in able if arms[number].processes == 0]
-            waiting = waiting or [number for number in self.rule.open(results) if number in able]
-            if not waiting:
-                return "answered"
-            waiting = [number for number in waiting if arms[number].processes < most]
-            if not waiting:
-                return "processes"
+        visit = max(arm.processes for arm in self.results.arms)
+        while not isinstance(waiting := self.rule.next(self.results), str):
             if visit and self._left() <= 2 * self._a_load():  # the baseline's, and one more
                 return "max_minutes"
             self._visit(waiting if visit % 2 == 0 else waiting[::-1])
             visit += 1
+        return waiting
 
     def _left(self) -> float:
         """Seconds of --max_minutes that are left."""
@@ -126,11 +137,14 @@ class Session:
     def _visit(self, waiting: list[int]) -> None:
         """Start every one of these arms anew, in groups that share the baseline's process."""
         self.pool.unload(0)
-        arms, done = len(waiting), 0
+        every = self.arms
+        places = [every * place for place in sorted({number // every for number in waiting})]
         self.before = min(self.results.arms[number].processes for number in waiting)
         last = self.before + 1 >= self.results.settings.processes
-        while waiting and self.results.baseline.failed is None:
-            if not self._load(0, ""):
+        waiting = [places[0] + arm for arm in dict.fromkeys(number % every for number in waiting)]
+        arms, done = len(waiting), 0
+        while waiting:
+            if not self._load(places[0], "") and isinstance(self.rule.next(self.results), str):
                 return
             group: list[int] = []
             while waiting and len(group) < MOST_BESIDE and (not group or self._has_time(group)):
@@ -147,9 +161,11 @@ class Session:
                     self._apart(waiting[0], str(reason))
                 waiting.pop(0)
             if group:
-                self._cycles(group, self._left() / (1 + (not last) + len(waiting) / MOST_BESIDE))
-            for number in group:
-                self.pool.unload(number)
+                seconds = self._left() / (1 + (not last) + len(waiting) / MOST_BESIDE)
+                for place in places:
+                    numbers = [place + number % every for number in group]
+                    self._cycles([place, *numbers], numbers, seconds)
+            self.pool.unload_all({0}.difference(group))
             if self._left() <= 0:
                 return
 
@@ -164,6 +180,15 @@ class Session:
             return True
         if self.pool.leaves_out(number):
             return False
+        self._announce(number, where)
+        started = self.clock()
+        try:
+            self.pool.load(number)
+        finally:
+            self.loads, self.loading = self.loads + 1, self.loading + self.clock() - started
+        return number in self.pool.loaded
+
+    def _announce(self, number: int, where: str) -> None:
         name = self.results.arms[number].name
         if self.before:  # one line for all arms: a line each reads as if everything were repeated
             process = "a second" if self.before == 1 else "another"
@@ -173,35 +198,38 @@ class Session:
             kernels = ", and building the C++ kernels (once, about a minute)"
             builds = not self.loads and not any(files.cache_folder().glob("kernels-*.so"))
             self.progress(f"{name}: loading{kernels * builds}", where)
-        started = self.clock()
-        try:
-            self.pool.load(number)
-        finally:
-            self.loads, self.loading = self.loads + 1, self.loading + self.clock() - started
-        return number in self.pool.loaded
+
+    def _measuring(self, numbers: Sequence[int], cycle: int) -> None:
+        names = ", ".join(self.results.arms[number].name for number in numbers)
+        self.progress(f"measuring {names}", f"cycle {cycle}")
 
     # ----------------------------------------------------------------------------------- cycles
 
-    def _cycles(self, group: Sequence[int], seconds: float) -> None:
-        """Cycles of the baseline and these arms until the rule has enough of them."""
-        every = list(dict.fromkeys([0, *group]))
+    def _cycles(self, every: Sequence[int], group: Sequence[int], seconds: float) -> None:
+        """Cycles of `every` until the rule has enough of `group`, which are all or all but the
+        baseline."""
+        baseline, every = every[0], self.pool.ready(list(dict.fromkeys(every)))
+        wanting: Collection[int] = [number for number in group if number in every]
+        if not wanting or (self.is_paired and baseline not in every):
+            return
         if not self.probe:
             self.pool.probe(self.results.cycles, every)
-        self._cycle(every, None, KINDS)  # arms that were warm alone settle together
+        for _ in range(self.warmups):
+            self._measuring(every, 1)
+            self._cycle(every, None, self.kinds)
         fixed = self.results.settings.cycles is not None
         ends = self.clock() + (self._left() if fixed else seconds)
         taken, asked, least = 0, 0, 1 if fixed else LEAST_CYCLES
-        before = max(len(self.results.turns(n, "decode")) for n in group)
-        wanting: Collection[int] = group
-        names = ", ".join(self.results.arms[n].name for n in every)
-        while wanting and 0 in self.pool.loaded:
-            self.progress(f"measuring {names}", f"cycle {taken + 1}")
-            order = [n for n in every if n == 0 or n in wanting]
+        before = max(len(self.results.turns(n, "decode")) for n in wanting)
+        prompts = self._apart_cycles(every)
+        while wanting and (baseline in self.pool.loaded or not self.is_paired):
+            self._measuring(every, taken + 1)
+            order = [n for n in every if n == baseline or n in wanting]
             number = self.results.cycles
             if self.probe:
                 self.pool.probe(number, order)
-            has_prompts = taken % self._apart_cycles(group) == 0
-            taken += self._cycle(order, number, KINDS if has_prompts else KINDS[:1])
+            kinds = [k for k in self.kinds if k == "decode" or taken % prompts == 0]
+            taken += self._cycle(order, number, kinds)
             wanting = [n for n in wanting if n in self.pool.loaded]
             if taken >= least and self.clock() > ends:
                 break
@@ -212,9 +240,9 @@ class Session:
     def _cycle(self, arms: Sequence[int], number: int | None, kinds: Sequence[Kind]) -> bool:
         return self.noise.cycle(self.store, number, arms, kinds, self.pool.turn)
 
-    def _apart_cycles(self, group: Sequence[int]) -> int:
+    def _apart_cycles(self, arms: Sequence[int]) -> int:
         """Cycles from one prompt to the next: a prompt takes as long as the turns between."""
-        prompt = max(self.pool.prompt_seconds.get(n, 0.0) for n in (0, *group))
+        prompt = max(self.pool.prompt_seconds.get(n, 0.0) for n in arms)
         return max(1, min(MOST_APART, round(prompt / TURN)))
 
     def _apart(self, number: int, reason: str) -> None:
@@ -223,8 +251,7 @@ class Session:
         self.progress.say(f"{reason}: each is loaded alone")
         cycle = self.results.cycles
         for arm in (0, number, 0):
-            for other in set(self.pool.loaded) - {arm}:
-                self.pool.unload(other)
+            self.pool.unload_all({arm})
             if self._load(arm, ""):
                 self.pool.probe(cycle, [arm])
                 for turn in range(APART):

@@ -271,7 +271,7 @@ class Store:
     def __init__(self, results: Results, folder: Path | None) -> None:
         """Begin or go on. Raises LogError where the folder cannot be written."""
         self.results, self.folder = results, folder
-        self.file: TextIO = io.StringIO()
+        self.file: TextIO = io.StringIO()  # in the place of a folder
         if folder is None:
             return
         try:
@@ -284,12 +284,10 @@ class Store:
     def add(self, event: object) -> None:
         """Take the event in, and append it. Raises LogError where it cannot be written."""
         self.results.apply(event)
-        if self.folder is None:
-            return
         try:
-            self.file.write(json.dumps(line_of(event)) + "\n")
+            self.file.write(json.dumps({KEYS[type(event)]: to_json(event)}) + "\n")
         except OSError as error:
-            raise LogError(f"cannot write {self.folder / SAMPLES}: {error.strerror}") from None
+            raise LogError(f"cannot write {self.folder}/{SAMPLES}: {error.strerror}") from None
 
 
 def _write_meta(results: Results, folder: Path) -> None:
@@ -361,11 +359,6 @@ def event_of(value: object) -> Any:
         raise ValueError(f"an event is one of {', '.join(EVENTS)}; given: {value!r:.80}")
     ((key, inner),) = value.items()
     return from_json(EVENTS[key], inner)
-
-
-def line_of(event: object) -> dict[str, object]:
-    """The event as a line's JSON."""
-    return {KEYS[type(event)]: to_json(event)}
 
 
 def _check(event: object, arms: int) -> None:

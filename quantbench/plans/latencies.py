@@ -15,7 +15,7 @@ from quantbench.bench import ray_tasks, store
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import Arm
 from quantbench.bench.cell_plan import CellPlan, make_plan, whole_numbers, written
-from quantbench.bench.cells import Cells, is_left
+from quantbench.bench.cells import Cells, left
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Store
 from quantbench.errors import QuantbenchError, UsageError
@@ -61,7 +61,7 @@ def resumed(
         plan = dataclasses.replace(kept, models=list(checkpoints) or kept.models, **new)
     if difference := kept.difference(plan):
         raise UsageError(f"--resume {folder} is of another plan: {difference}")
-    if any(is_left(results, kept, number) for number in range(len(results.arms))):
+    if left(results):
         store.same_origin(results, f"--resume {folder}")
     return results, kept
 

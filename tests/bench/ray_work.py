@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 from quantbench.bench.cell_plan import CellPlan
+from quantbench.bench.cells import begin
 from quantbench.bench.ray_tasks import node
-from quantbench.bench.store import Ended, Ready, Repeated, Turn, line_of
+from quantbench.bench.store import Ended, Ready, Repeated, Store, Turn
 from quantbench.typed_json import from_json
 from tests.bench.facts import arm_facts
 
@@ -29,11 +30,13 @@ def work(task, timeout):
         os._exit(1)
     if folder.name == "slow" and first:
         time.sleep(300)
-    events = []
+    kept = Store(begin(plan), None)
     for number in asked["cells"]:
-        events.append(Ready(number, 0, arm_facts(), node()))
+        kept.add(Ready(number, 0, arm_facts(), node()))
         for cycle in range(plan.runs + 1):
-            events.append(Turn(number, 0, cycle, "prompt", 100, 0.1))
-            events.append(Turn(number, 0, cycle, "decode", 2, 0.04, [0.02, 0.02]))
-    events += [Repeated(0), Ended("complete", 1.0)]
-    return json.dumps(list(map(line_of, events)))
+            kept.add(Turn(number, 0, cycle, "prompt", 100, 0.1))
+            kept.add(Turn(number, 0, cycle, "decode", 2, 0.04, [0.02, 0.02]))
+    kept.add(Repeated(0))
+    kept.add(Ended("complete", 1.0))
+    kept.file.seek(0)
+    return kept.file.read()

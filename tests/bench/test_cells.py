@@ -97,7 +97,7 @@ def measure(monkeypatch, tmp_path):
         world = World(made, **(happens or {}))
 
         monkeypatch.setattr("quantbench.bench.pool.Process", world.start)
-        monkeypatch.setattr("quantbench.bench.cells.Noise", lambda: Quiet(world))
+        monkeypatch.setattr("quantbench.bench.session.Noise", lambda: Quiet(world))
         expected = Expected({"token_seconds": 0.03, **ESTIMATE})
         monkeypatch.setattr("quantbench.bench.pool.Pool.expected", lambda pool, facts: expected)
         kept = Store(results or begin(made), tmp_path)
