@@ -11,14 +11,12 @@ import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from quantbench.errors import CheckpointError, KernelError
 from quantbench.quantize import schemes
-from quantbench.quantize.cpu import PackedLinear
 from quantbench.quantize.kernel import Kernel
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.scheme import Scheme
@@ -187,8 +185,8 @@ class Quantizer:
         both = table is not None and isinstance(weight, PackedWeight) and not weight.is_meta
         tied = both and table.plane0.data_ptr() == weight.plane0.data_ptr()
         built = self.scheme.kernels[kernel].build(layer, self.spec)
-        if tied and isinstance(built, PackedLinear):
-            built.share(cast(nn.Embedding, self._embedding))
+        if tied and (share := getattr(built, "share", None)):  # a PackedLinear's
+            share(self._embedding)
         return built
 
     def stored(self, name: str, layer: nn.Linear) -> nn.Module:

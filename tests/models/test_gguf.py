@@ -235,10 +235,12 @@ def test_logits_are_those_of_transformers(family, tmp_path):
     assert torch.allclose(logits(path, tokens), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", test_families.ROWS)
+# GGUF has no word for dynamic, gpt-oss' files are not read, and Gemma is above.
+OTHERS = test_families.ROWS.keys() - {"llama dynamic", "gpt_oss", "gemma2", "gemma3"}
+
+
+@pytest.mark.parametrize("family", sorted(OTHERS))
 def test_logits_of_other_families_are_those_of_transformers(family, tmp_path):
-    if family == "llama dynamic":
-        pytest.skip("GGUF has no word for dynamic")
     seed = random.randrange(2**31)
     print("seed", seed)  # shown on failure
     made = test_families.made(family, seed)
