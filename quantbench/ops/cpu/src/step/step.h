@@ -123,7 +123,7 @@ struct Step {
   }
 
   // The up projection's first number in w13's output; 0 without a gate.
-  int64_t up(int64_t layer) const { return how(layer).gate == SQUARED_RELU ? 0 : width; }
+  int64_t up(int64_t layer) const { return Gate(how(layer).gate) == SQUARED_RELU ? 0 : width; }
 
   const Tensor& part(int64_t layer, Part part) const { return parts[layer * PARTS + part]; }
 
