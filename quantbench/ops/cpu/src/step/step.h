@@ -108,7 +108,7 @@ struct Step {
       STD_TORCH_CHECK(end > 0 && (how(i).wraps || end <= slots), "position ", end - 1,
                       " is not in a cache of ", slots);
       STD_TORCH_CHECK(how(i).rotation >= 0 && how(i).rotation < rotations.size(1) &&
-                          how(i).gate >= 0 && how(i).gate < GATES, "there is no such rotation or gate");
+                          how(i).gate >= 0 && how(i).gate < int(GATES), "there is no such rotation or gate");
     }
     const auto* frequencies = static_cast<const float*>(rotations.const_data_ptr());
     const int64_t angles = rotations.size(1) * rotations.size(2);
