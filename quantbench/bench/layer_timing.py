@@ -6,13 +6,15 @@ another place in memory.
 """
 
 import copy
+import functools
 import math
 
 import torch
 from torch import Tensor, nn
 
 from quantbench import devices
-from quantbench.bench.answers import Product, Shape, ShapeTimings
+from quantbench.bench.answers import Layers, Product, Shape, ShapeTimings
+from quantbench.cli import quiet
 from quantbench.errors import KernelError
 from quantbench.models.loading import load_config
 from quantbench.quantize.race import Timing, module_bytes, race
@@ -61,55 +63,66 @@ def shapes(checkpoint_path: str) -> list[Shape]:
     ]
 
 
-class Products:
-    """Times layers of one device and dtype."""
+def layers(checkpoint_path: str, schemes: list[str], device: str, precision: str) -> Layers:
+    """The model's shapes of layers, and every scheme's kernels."""
+    return Layers(kernels(schemes, device, precision), shapes(checkpoint_path))
 
-    def __init__(self, device: str, precision: str) -> None:
-        self.device, self.dtype = devices.resolve(device), getattr(torch, precision)
-        self.bandwidth = Bandwidth(self.device)
 
-    @torch.no_grad()
-    def measure(
-        self, rows: int, columns: int, kernels: dict[str, list[str]], batch_size: int
-    ) -> ShapeTimings:
-        """Every scheme's product of (batch_size, columns) with a weight (rows, columns).
+@torch.no_grad()
+def products(
+    rows: int,
+    columns: int,
+    kernels: dict[str, list[str]],
+    device: str,
+    precision: str,
+    batch_size: int,
+) -> ShapeTimings:
+    """Every scheme's product of (batch_size, columns) with a weight (rows, columns).
 
-        kernels: by scheme, the names of those to time.
-        """
-        generator = torch.Generator().manual_seed(0)
-        plain = nn.Linear(columns, rows, bias=False, device=self.device, dtype=self.dtype)
-        nn.init.normal_(plain.weight, std=0.02)
-        x = torch.randn(batch_size, columns, generator=generator).to(self.device, self.dtype)
-        pairs = [(scheme, kernel) for scheme, names in kernels.items() for kernel in names]
-        stacks: dict[tuple[str, str], Stack] = {}
-        refused: dict[tuple[str, str], str] = {}
-        for pair in pairs:
-            try:
-                stacks[pair] = self._stack(plain, *pair)
-            except KernelError as error:
-                refused[pair] = str(error)
-        result = race(
-            list(stacks.values()), x, compile=True, beside=lambda: BYTES / self.bandwidth.measure()
-        )
-        timed = dict(zip(stacks, result.timings, strict=True))
-        assert result.beside
-        return ShapeTimings(
-            products=[
-                _product(*pair, timed.get(pair, refused.get(pair, "")), stacks.get(pair))
-                for pair in pairs
-            ],
-            bandwidth=BYTES / result.beside.seconds,
-            bandwidth_probe=self.bandwidth.probe,
-            bandwidth_caveat=self.bandwidth.caveat,
-            rotated=result.rotated + BYTES,  # a round also reads the bandwidth probe
-            cache=result.cache,
-        )
+    kernels: by scheme, the names of those to time.
+    """
+    quiet(False)
+    where, dtype, bandwidth = devices.resolve(device), getattr(torch, precision), _probe(device)
+    generator = torch.Generator().manual_seed(0)
+    plain = nn.Linear(columns, rows, bias=False, device=where, dtype=dtype)
+    nn.init.normal_(plain.weight, std=0.02)
+    x = torch.randn(batch_size, columns, generator=generator).to(where, dtype)
+    pairs = [(scheme, kernel) for scheme, names in kernels.items() for kernel in names]
+    stacks: dict[tuple[str, str], Stack] = {}
+    refused: dict[tuple[str, str], str] = {}
+    for pair in pairs:
+        try:
+            stacks[pair] = _stack(plain, *pair)
+        except KernelError as error:
+            refused[pair] = str(error)
+    result = race(
+        list(stacks.values()), x, compile=True, beside=lambda: BYTES / bandwidth.measure()
+    )
+    timed = dict(zip(stacks, result.timings, strict=True))
+    assert result.beside
+    return ShapeTimings(
+        products=[
+            _product(*pair, timed.get(pair, refused.get(pair, "")), stacks.get(pair))
+            for pair in pairs
+        ],
+        bandwidth=BYTES / result.beside.seconds,
+        bandwidth_probe=bandwidth.probe,
+        bandwidth_caveat=bandwidth.caveat,
+        rotated=result.rotated + BYTES,  # a round also reads the bandwidth probe
+        cache=result.cache,
+    )
 
-    def _stack(self, plain: nn.Linear, scheme: str, kernel: str) -> Stack:
-        like = copy.deepcopy(plain)
-        quantizer = Quantizer(parse_scheme(scheme), self.device, self.dtype, kernel)
-        layer = quantizer("layer", like).requires_grad_(False)
-        return Stack(layer, max(1, min(STACK_MOST, math.ceil(STACK_BYTES / module_bytes(layer)))))
+
+@functools.cache
+def _probe(device: str) -> Bandwidth:
+    return Bandwidth(devices.resolve(device))
+
+
+def _stack(plain: nn.Linear, scheme: str, kernel: str) -> Stack:
+    like = copy.deepcopy(plain)
+    quantizer = Quantizer(parse_scheme(scheme), plain.weight.device, plain.weight.dtype, kernel)
+    layer = quantizer("layer", like).requires_grad_(False)
+    return Stack(layer, max(1, min(STACK_MOST, math.ceil(STACK_BYTES / module_bytes(layer)))))
 
 
 def _product(scheme: str, kernel: str, timing: Timing | str, stack: Stack | None) -> Product:

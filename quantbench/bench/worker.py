@@ -8,19 +8,11 @@
     {"do": "sample", "index": 3}
     {"do": "turn", "kind": "decode", "tokens": 8}
     {"do": "cell", "prompt": 100, "rows": 2, "new_tokens": 8, "most_rows": 32}   # of latency
-    {"do": "expected", "run": {"config": {…}, …}}
-    {"do": "bandwidth", "device": "cpu"}
-    {"do": "schemes", "argv": []}
-    {"do": "plans", "argvs": [["--threads", "2"], []]}
-    {"do": "same_model", "paths": ["a.gguf", "b.gguf"]}
-    {"do": "layers", "checkpoint_path": "tiny", "schemes": ["int8wo"], "device": "cpu", …}
-    {"do": "products", "rows": 2048, "columns": 5632, "kernels": {"int8wo": ["cpu"]}, …}
 
 Each is answered by {"did": …} or {"failed": why, "kind": memory, usage, refused or other}.
-Arguments and answers are JSON of the types in the signature of the worker's method
-(bench/answers.py).
-Between requests the worker waits for its input and takes no processor time; at the end of its
-input, as when the coordinator has ended, it exits at once.
+A request is a method of Worker or a name in WITHOUT_A_MODEL; arguments and answers are JSON of the
+types in its signature (bench/answers.py). Between requests the worker waits for its input and takes
+no processor time; at the end of its input, as when the coordinator has ended, it exits at once.
 """
 
 from __future__ import annotations
@@ -31,6 +23,7 @@ import gc
 import json
 import math
 import os
+import pkgutil
 import queue
 import sys
 import threading
@@ -42,10 +35,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from quantbench.bench import ranks
 from quantbench.bench.answers import (
     ArmFacts,
-    Layers,
     Planned,
     Reading,
-    ShapeTimings,
     TimedSample,
     TurnTime,
 )
@@ -54,7 +45,7 @@ from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, Usag
 from quantbench.log.options import parse
 from quantbench.progress import say
 from quantbench.quality.thresholds import MAX_KL
-from quantbench.quality.types import QualityAnswer, SameModel
+from quantbench.quality.types import QualityAnswer
 from quantbench.run import environment, launch, measure
 from quantbench.run.energy import Energy, NotCounted, energy_of
 from quantbench.run.facts import Facts, OneSample, Peaks, Ready
@@ -63,7 +54,6 @@ from quantbench.typed_json import from_json, to_json
 
 if TYPE_CHECKING:
     from quantbench.bench.generators import Generators
-    from quantbench.bench.layer_timing import Products
     from quantbench.models.llama import Transformer
     from quantbench.quality.arm import Scored
     from quantbench.run.bandwidth import Bandwidth
@@ -71,6 +61,11 @@ if TYPE_CHECKING:
     from quantbench.run.plan import Plan
     from quantbench.run.turns import Turns
 
+WITHOUT_A_MODEL = {  # requests, and the functions that answer them
+    "same_model": "quantbench.quality.same_model:same_model",
+    "layers": "quantbench.bench.layer_timing:layers",
+    "products": "quantbench.bench.layer_timing:products",
+}
 LEAST_STEPS = 4  # that compile: CUDA graphs are captured in the second call, and replayed after it
 
 
@@ -88,7 +83,6 @@ class Worker:
     generators: Generators | None = None  # of the cells of latency
     seconds: dict[str, float]  # of the process, by phase of its start
     probe: Bandwidth | None = None
-    timer: Products | None = None
 
     def __init__(self) -> None:
         self.speeds: dict[str, float] = {}  # bytes per second of memory, by kind of device
@@ -330,39 +324,6 @@ class Worker:
                 planned.append(Planned(None, str(error), kind))
         return planned
 
-    def same_model(self, paths: list[str]) -> SameModel:
-        """How these checkpoints hold their model. Raises UsageError where they are not of one."""
-        from quantbench.quality.same_model import same_model
-
-        return same_model(paths)
-
-    def layers(
-        self, checkpoint_path: str, schemes: list[str], device: str, precision: str
-    ) -> Layers:
-        """The model's shapes of layers, and every scheme's kernels."""
-        from quantbench.bench import layer_timing
-
-        return Layers(
-            layer_timing.kernels(schemes, device, precision), layer_timing.shapes(checkpoint_path)
-        )
-
-    def products(
-        self,
-        rows: int,
-        columns: int,
-        kernels: dict[str, list[str]],
-        device: str,
-        precision: str,
-        batch_size: int,
-    ) -> ShapeTimings:
-        """The product of one shape, with every kernel."""
-        from quantbench.bench.layer_timing import Products
-
-        quiet(False)
-        if self.timer is None:
-            self.timer = Products(device, precision)
-        return self.timer.measure(rows, columns, kernels, batch_size)
-
 
 def _age() -> float:
     """Seconds since the process was started; 0 where the system does not tell."""
@@ -399,12 +360,7 @@ def serve(worker: object) -> None:
         try:
             answer = {"did": _carried_out(worker, **request)}
         except (Exception, KeyboardInterrupt) as error:
-            reason, _ = explained(error)
-            kind = "refused" if isinstance(error, QuantbenchError) else "other"
-            kind = "usage" if isinstance(error, UsageError) else kind
-            short = isinstance(error, MemoryShortage) or reason.startswith("out of memory")
-            if short and not isinstance(error, NeverFits):
-                kind = "memory"
+            reason, kind = explained(error)[0], _kind(error)
             if where is not None:
                 ranks.fail(error, kind)
             answer = {"failed": " ".join(reason.split()), "kind": kind}
@@ -412,9 +368,20 @@ def serve(worker: object) -> None:
             answers.write(json.dumps(answer) + "\n")
 
 
+def _kind(error: BaseException) -> str:
+    """See WorkerFailed."""
+    short = isinstance(error, MemoryShortage) or explained(error)[0].startswith("out of memory")
+    if short and not isinstance(error, NeverFits):
+        return "memory"
+    if isinstance(error, UsageError):
+        return "usage"
+    return "refused" if isinstance(error, QuantbenchError) else "other"
+
+
 def _carried_out(worker: object, do: str, **arguments: object) -> Any:
     """The JSON of what the worker's method `do` returns for these arguments."""
-    method = getattr(worker, do)
+    name = WITHOUT_A_MODEL.get(do)
+    method = pkgutil.resolve_name(name) if name else getattr(worker, do)
     hints = get_type_hints(method)
     typed = {
         name: from_json(hints[name], value) if name in hints else value

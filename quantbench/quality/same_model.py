@@ -4,7 +4,6 @@ same_model(["model-Q8_0.gguf", "model-awq"]).schemes        # ["gguf-Q8_0", "awq
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 from quantbench.errors import UsageError
 from quantbench.models.formats import Checkpoint, open_checkpoint
@@ -15,7 +14,7 @@ from quantbench.text import shown
 OTHER_SCRIPTS = "Größe 12,345.678 — naïve Ελληνικά русский 日本語 한국어 العربية 🙂"
 
 
-def same_model(paths: Sequence[str]) -> SameModel:
+def same_model(paths: list[str]) -> SameModel:
     """Raises UsageError, one line, for an architecture or a tokenizer other than the first's;
     CheckpointError for a checkpoint that cannot be read."""
     checkpoints = [open_checkpoint(path) for path in paths]
