@@ -45,7 +45,7 @@ DEMO_MODEL = $(if $(shell test -e $(SMOLLM2) && echo yes),SmolLM2-135M-Instruct,
   the shape of TinyLlama 1.1B (its first 4 layers and random weights; quality on the embedded model))
 DEMO_PATH = $(if $(filter SmolLM2%,$(DEMO_MODEL)),$(SMOLLM2),\
   dummy:TinyLlama-1.1B-Chat-v1.0 --num_layers 4)
-DEMO_SCHEMES = none int8wo $(if $(filter SmolLM2%,$(DEMO_MODEL)),uintx-6-64 as-is,int4wo-64 uintx-2-64)
+DEMO_SCHEMES = none $(if $(filter SmolLM2%,$(DEMO_MODEL)),as-is int8wo uintx-6-64,int8wo int4wo-64 uintx-2-64)
 demo: .venv/installed real-model
 	rm -rf $(DEMO)
 	mkdir $(DEMO)

@@ -77,7 +77,7 @@ def test_make_demo(clone):
 def demo_of(announced):
     """The demo's schemes, and its model's name in the log: a real one where PyPI was reached."""
     if "Four schemes on SmolLM2-135M-Instruct." in announced:
-        return ["none", "int8wo", "uintx-6-64", "as-is"], "SmolLM2-135M-Instruct.Q4_1"
+        return ["none", "as-is", "int8wo", "uintx-6-64"], "SmolLM2-135M-Instruct.Q4_1"
     assert "Four schemes on the shape of TinyLlama 1.1B (its first 4 layers" in announced
     return ["none", "int8wo", "int4wo-64", "uintx-2-64"], "TinyLlama-1.1B-Chat-v1.0"
 
