@@ -1,32 +1,33 @@
 // The formats: how a unit's codes are read from memory. Included in a variant's namespace, after
 // vector/wide.h and one of wide_*.h.
 //
-// Codes become one byte each, 8 quads of 64. They share bytes as in ops/packing.py's planes, but a
+// Codes become one byte each, quads of 64; half a unit at a time, so that registers hold them. They share bytes as in ops/packing.py's planes, but a
 // byte of a plane of 4, 2 or 1 bits has the codes of 2, 4 or 8 quads, where ops/packing.py has those
 // of the same number of columns; the first quad's are in its lowest bits. 6-bit codes fill three vectors of 64
 // bytes for four quads: the fourth quad's are in the two high bits of the other three.
 
 template <int BITS>
 struct Codes {  // of 8, 4, 2 or 1 bits
-  static INLINE void read(const uint8_t* p, Bytes* quads) {
+  static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
     constexpr int EACH = 8 / BITS;
     constexpr uint8_t MASK = (1 << BITS) - 1;
-#pragma GCC unroll 8
-    for (int q = 0; q < QUADS; ++q)
-      quads[q] = shifted(load<Bytes>(p + q / EACH * 64), -(q % EACH * BITS)) & MASK;
+#pragma GCC unroll 4
+    for (int i = 0, q = HALF * half; i < HALF; ++i, ++q)
+      quads[i] = shifted(load<Bytes>(p + q / EACH * 64), -(q % EACH * BITS)) & MASK;
   }
 };
 
 // Codes of BITS - 1 bits, and behind them a plane of their highest ones.
 template <int BITS>
 struct WithBit {
-  static INLINE void read(const uint8_t* p, Bytes* quads) {
+  static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
     constexpr int LOW = BITS - 1;
     constexpr uint8_t MASK = (1 << LOW) - 1, ALL = (1 << BITS) - 1;
-    Codes<LOW>::read(p, quads);
+    Codes<LOW>::read(p, half, quads);
     const Bytes plane = load<Bytes>(p + 64 * LOW);
-#pragma GCC unroll 8
-    for (int q = 0; q < QUADS; ++q) quads[q] = merged(MASK, quads[q], shifted(plane, LOW - q)) & ALL;
+#pragma GCC unroll 4
+    for (int i = 0; i < HALF; ++i)
+      quads[i] = merged(MASK, quads[i], shifted(plane, LOW - HALF * half - i)) & ALL;
   }
 };
 template <>
@@ -38,22 +39,17 @@ struct Codes<7> : WithBit<7> {};
 
 // 6-bit codes whose two high bits are not cleared: for lookups that ignore them.
 struct Loose6 {
-  static void read(const uint8_t* p, Bytes* quads) {
-    for (int i = 0; i < 2; ++i) {
-      Bytes a = load<Bytes>(p + 192 * i), b = load<Bytes>(p + 192 * i + 64),
-            c = load<Bytes>(p + 192 * i + 128);
-      quads[4 * i] = a, quads[4 * i + 1] = b, quads[4 * i + 2] = c;
-      quads[4 * i + 3] =
-          merged(15, merged(3, shifted(a, -6), shifted(b, -4)), shifted(c, -2));
-    }
+  static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
+    for (int i = 0; i < 3; ++i) quads[i] = load<Bytes>(p + 192 * half + 64 * i);
+    quads[3] = merged(15, merged(3, shifted(quads[0], -6), shifted(quads[1], -4)), shifted(quads[2], -2));
   }
 };
 
 template <>
 struct Codes<6> {
-  static void read(const uint8_t* p, Bytes* quads) {
-    Loose6::read(p, quads);
-    for (int i = 0; i < QUADS; ++i) quads[i] &= 63;
+  static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
+    Loose6::read(p, half, quads);
+    for (int i = 0; i < HALF; ++i) quads[i] &= 63;
   }
 };
 
@@ -64,7 +60,9 @@ struct Integer {
   static constexpr int PARTS = 1, BYTES = BITS * 64, CENTRE[] = {1 << (BITS - 1)};
   static constexpr int WEIGHT[] = {1};
   explicit Integer(const Header&) {}
-  void read(const uint8_t* p, Bytes quads[PARTS][QUADS]) const { Codes<BITS>::read(p, quads[0]); }
+  INLINE void read(const uint8_t* p, int half, Bytes quads[PARTS][HALF]) const {
+    Codes<BITS>::read(p, half, quads[0]);
+  }
 };
 
 template <class C>
@@ -82,9 +80,9 @@ struct Float6 {
       tables[0][code] = value & 3, tables[1][code] = value >> 2;
     }
   }
-  void read(const uint8_t* p, Bytes quads[PARTS][QUADS]) const {
-    Loose6::read(p, quads[0]);
-    for (int i = 0; i < QUADS; ++i) {
+  INLINE void read(const uint8_t* p, int half, Bytes quads[PARTS][HALF]) const {
+    Loose6::read(p, half, quads[0]);
+    for (int i = 0; i < HALF; ++i) {
       quads[1][i] = lookup64(tables[1], quads[0][i]);
       quads[0][i] = lookup64(tables[0], quads[0][i]);
     }
@@ -98,9 +96,9 @@ struct Bytes4 {
   explicit Bytes4(const Header& header) {
     for (int code = 0; code < TABLE; ++code) table[code] = uint8_t(header.table[code] + CENTRE[0]);
   }
-  void read(const uint8_t* p, Bytes quads[PARTS][QUADS]) const {
-    Codes<4>::read(p, quads[0]);
-    for (int i = 0; i < QUADS; ++i) quads[0][i] = lookup16(table, quads[0][i]);
+  INLINE void read(const uint8_t* p, int half, Bytes quads[PARTS][HALF]) const {
+    Codes<4>::read(p, half, quads[0]);
+    for (int i = 0; i < HALF; ++i) quads[0][i] = lookup16(table, quads[0][i]);
   }
 };
 
@@ -114,9 +112,9 @@ struct Table4 {
       for (int part = 0; part < PARTS; ++part)
         tables[part][code] = uint8_t((header.table[code] + (1 << 23)) >> (8 * part));
   }
-  void read(const uint8_t* p, Bytes quads[PARTS][QUADS]) const {
-    Codes<4>::read(p, quads[0]);
-    for (int i = 0; i < QUADS; ++i)
+  INLINE void read(const uint8_t* p, int half, Bytes quads[PARTS][HALF]) const {
+    Codes<4>::read(p, half, quads[0]);
+    for (int i = 0; i < HALF; ++i)
       for (int part = PARTS - 1; part >= 0; --part)
         quads[part][i] = lookup16(tables[part], quads[0][i]);
   }
@@ -129,21 +127,12 @@ struct Sparse {
   static constexpr int PARTS = 1, BYTES = 3 * 64, CENTRE[] = {8}, WEIGHT[] = {1};
   explicit Sparse(const Header&) {}
 
-  static void read_kept(const uint8_t* p, Bytes* codes, Bytes* places) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      codes[i] = shifted(load<Bytes>(p + i / 2 * 64), i % 2 * -4) & 15;
-      places[i] = shifted(load<Bytes>(p + 128), -2 * i) & 3;
-    }
-  }
-
   static Bits put(Bits code, Bits place) { return (code ^ 8u) << (place * 8u); }
 
-  void read(const uint8_t* p, Bytes quads[PARTS][QUADS]) const {
-    Bytes kept[4], places[4];
-    read_kept(p, kept, places);
-    for (int i = 0; i < 4; ++i) {
-      Bits k = (Bits)kept[i], at = (Bits)places[i];
+  INLINE void read(const uint8_t* p, int half, Bytes quads[PARTS][HALF]) const {
+    for (int i = 0; i < HALF / 2; ++i) {
+      Bits k = (Bits)(shifted(load<Bytes>(p + 64 * half), -4 * i) & 15);
+      Bits at = (Bits)(shifted(load<Bytes>(p + 128), -2 * (2 * half + i)) & 3);
       Bits one = put(k & 255u, at & 255u) | put(k >> 8 & 255u, at >> 8 & 255u);
       Bits two = put(k >> 16 & 255u, at >> 16 & 255u) | put(k >> 24, at >> 24);
       quads[0][2 * i] = (Bytes)(one ^ 0x08080808u);

@@ -15,7 +15,7 @@
 #include "common/number.h"
 #include "common/streams.h"
 
-constexpr int ROWS = 16, UNIT = 32, QUADS = UNIT / 4;
+constexpr int ROWS = 16, UNIT = 32, QUADS = UNIT / 4, HALF = QUADS / 2;
 constexpr int OUTER = 256;          // columns whose scales, where they are codes, are multiplied by one number
 constexpr int LARGEST_CHUNK = 256;  // columns: sums of that many products of 8 and 16 bits fit 32 bits
 constexpr int TABLE = 16;           // codes that a table has values for

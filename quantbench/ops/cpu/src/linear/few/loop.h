@@ -98,48 +98,56 @@ struct IntegerChunk {
     }
   }
 
-  // A unit's products, added to `sums`; where FINE, to `scaled`.
-  INLINE void add_unit(const Header& header, const uint8_t* p, const uint8_t* scales, const ScaleAndZero& outer,
-                       const int32_t* quads, const int32_t* x_sums, Sums& sums, Floats* scaled) const {
-    const int last = FINE ? header.scale_columns / 4 - 1 : 0;
-    fetch_ahead<T, C::BYTES + FINE * 64>(p);
-    Bytes read[C::PARTS][QUADS];
-    codes.read(p, read);
-#pragma GCC unroll 8
-    for (int quad = 0; quad < QUADS; ++quad, quads += 2 * T) {
-      if (FINE && (quad & last) == 0) clear(sums, x_sums);
-      for (int t = 0; t < T; ++t)
-        for (int part = 0; part < C::PARTS; ++part)
-          dot(sums.at[t][part][0], sums.at[t][part][1], read[part][quad], quads + 2 * t);
-      if (FINE && (quad & last) == last) {
-        add(header, sums, read_scale(header, scales, outer), x_sums, scaled);
-        x_sums += T;
-      }
-    }
-  }
-
   // Chunks of COUNT blocks that x's integers have one scale for: units interleaved, so that memory is
-  // read in all of their places all the time.
+  // read in all of their places all the time, and halves of units, so that they share x in registers.
   template <int COUNT>
   INLINE void multiply(const Header& header, const Geometry& g, const uint8_t** at, const ScaleAndZero* outer,
                        int units, Tile x, Floats (*totals)[TILE]) const {
+    const int last = FINE ? header.scale_columns / 4 - 1 : 0;  // of the quads of a scale
     Floats scaled[COUNT][T] = {};
     Sums sums[COUNT];
-    const uint8_t* scales[COUNT];
-    for (int s = 0; s < COUNT; ++s) {
-      scales[s] = at[s];
-      if (!FINE) clear(sums[s], x.sums), at[s] += g.scale_bytes;
+    ScaleAndZero by[COUNT];
+    const uint8_t *scales[COUNT], *p[COUNT];
+    for (int s = 0; s < COUNT && !FINE; ++s) {
+      clear(sums[s], x.sums);
+      by[s] = read_scale(header, at[s], outer[s]);  // before the units: its line may be in memory yet
     }
     const int32_t *quads = x.quads, *x_sums = x.sums;
-    for (int unit = 0; unit < units; ++unit, quads += 2 * QUADS * T, x_sums += UNIT / g.sum_columns * T)
-#pragma GCC unroll 4
+    for (int unit = 0; unit < units; ++unit) {
       for (int s = 0; s < COUNT; ++s) {
-        const uint8_t* p = FINE ? at[s] + g.scale_bytes : at[s];
-        add_unit(header, p, at[s], outer[s], quads, x_sums, sums[s], scaled[s]);
-        at[s] = p + C::BYTES;
+        if (FINE) scales[s] = at[s];
+        p[s] = FINE ? at[s] + g.scale_bytes : at[s];
+        fetch_ahead<T, C::BYTES + FINE * 64>(p[s]);
+        at[s] = p[s] + C::BYTES;
       }
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half, quads += 2 * HALF * T) {
+        const int32_t* sums_here = x_sums;
+#pragma GCC unroll 4
+        for (int s = 0; s < COUNT; ++s) {
+          Bytes read[C::PARTS][HALF];
+          codes.read(p[s], half, read);
+          sums_here = x_sums;
+#pragma GCC unroll 4
+          for (int q = 0; q < HALF; ++q) {
+            const int quad = HALF * half + q;
+            if (FINE && (quad & last) == 0) clear(sums[s], sums_here);
+            for (int t = 0; t < T; ++t)
+              for (int part = 0; part < C::PARTS; ++part) {
+                Ints* sum = sums[s].at[t][part];
+                dot(sum[0], sum[1], read[part][q], quads + 2 * (q * T + t));
+              }
+            if (FINE && (quad & last) == last) {
+              add(header, sums[s], read_scale(header, scales[s], outer[s]), sums_here, scaled[s]);
+              sums_here += T;
+            }
+          }
+        }
+        x_sums = sums_here;
+      }
+    }
     for (int s = 0; s < COUNT; ++s) {
-      if (!FINE) add(header, sums[s], read_scale(header, scales[s], outer[s]), x.sums, scaled[s]);
+      if (!FINE) add(header, sums[s], by[s], x.sums, scaled[s]);
       for (int t = 0; t < T; ++t) totals[s][t] += scaled[s][t] * x.scales[t];
     }
   }

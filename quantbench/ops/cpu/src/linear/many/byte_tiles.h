@@ -87,9 +87,11 @@ struct AsBytes {
   INLINE const uint8_t* operator()(const uint8_t* p, int units, uint8_t* to) const {
     for (int unit = 0; unit < units; ++unit, p += C::BYTES, to += UNIT * ROWS) {
       for (int line = 0; line < C::BYTES; line += 64) __builtin_prefetch(p + PREFETCHED + line);
-      Bytes read[1][QUADS];
-      codes.read(p, read);
-      for (int q = 0; q < QUADS; ++q) store(to + 64 * q, read[0][q]);
+      for (int half = 0; half < 2; ++half) {
+        Bytes read[1][HALF];
+        codes.read(p, half, read);
+        for (int q = 0; q < HALF; ++q) store(to + 64 * (HALF * half + q), read[0][q]);
+      }
     }
     return to - units * UNIT * ROWS;
   }

@@ -39,12 +39,12 @@ struct IntegerColumns {
 
   template <class F>
   INLINE void read(const uint8_t* p, F next) const {
-    Bytes read[C::PARTS][QUADS];
-    codes.read(p, read);
+    Bytes read[C::PARTS][HALF];
     for (int column = 0; column < UNIT; ++column) {
+      if (column % (UNIT / 2) == 0) codes.read(p, column / (UNIT / 2), read);
       Floats value{};
       for (int part = 0; part < C::PARTS; ++part) {
-        Ints code = (Ints)((Bits)read[part][column / 4] >> (column % 4 * 8) & 255u);
+        Ints code = (Ints)((Bits)read[part][column / 4 % HALF] >> (column % 4 * 8) & 255u);
         Floats piece = floats(code - centre[part]) * float(C::WEIGHT[part]);
         value = part ? value + piece : piece;
       }

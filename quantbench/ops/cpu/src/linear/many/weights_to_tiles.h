@@ -67,14 +67,15 @@ struct ByTable {
   }
   template <class F>
   static INLINE void read(const Values& values, const uint8_t* p, F next) {
-    Bytes codes[QUADS];
-    Read::read(p, codes);
+    Bytes codes[HALF];
 #pragma GCC unroll 8
     for (int q = 0; q < QUADS; ++q) {
-      Bytes high = looked_up(values.high, codes[q]);
-      if (SIGNED) high |= codes[q] & 0x80;
+      if (q % HALF == 0) Read::read(p, q / HALF, codes);
+      const Bytes code = codes[q % HALF];
+      Bytes high = looked_up(values.high, code);
+      if (SIGNED) high |= code & 0x80;
       Bits even, odd;
-      put_pairs(looked_up(values.low, codes[q]), high, even, odd);
+      put_pairs(looked_up(values.low, code), high, even, odd);
       next(2 * q, even);
       next(2 * q + 1, odd);
     }
@@ -103,13 +104,13 @@ struct FloatTable {
   static constexpr bool WHOLE = true;
   template <class F>
   static INLINE void read(const Values& values, const uint8_t* p, F next) {
-    Bytes codes[QUADS];
-    Codes<4>::read(p, codes);
+    Bytes codes[HALF];
     const __m512 table = _mm512_load_ps(values.whole);
     auto value = [&](Bits index) { return (Floats)_mm512_permutexvar_ps((__m512i)index, table); };
 #pragma GCC unroll 8
     for (int q = 0; q < QUADS; ++q) {
-      Bits quad = (Bits)codes[q];
+      if (q % HALF == 0) Codes<4>::read(p, q / HALF, codes);
+      Bits quad = (Bits)codes[q % HALF];
       next(2 * q, value(quad), value(quad >> 16));
       next(2 * q + 1, value(quad >> 8), value(quad >> 24));
     }
@@ -117,11 +118,8 @@ struct FloatTable {
 };
 
 struct SparseCodes {
-  static void read(const uint8_t* p, Bytes* quads) {
-    Bytes read[1][QUADS];
-    Header none{};
-    Sparse(none).read(p, read);
-    for (int q = 0; q < QUADS; ++q) quads[q] = read[0][q];
+  static void read(const uint8_t* p, int half, Bytes* quads) {
+    Sparse(Header{}).read(p, half, reinterpret_cast<Bytes(*)[HALF]>(quads));
   }
 };
 
