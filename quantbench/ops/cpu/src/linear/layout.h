@@ -42,7 +42,7 @@ struct Header {
 static_assert(sizeof(Header) == 128);
 constexpr uint64_t MAGIC = 0x31306c62746e6171;
 
-// Of a scale of columns.
+// A scale's size; 0 where scales belong to rows.
 static inline int bytes_of(Scales scales) {
   return scales == Scales::row ? 0 : scales == Scales::f32 ? 4 : scales == Scales::codes ? 1 : 2;
 }
@@ -53,7 +53,7 @@ struct Geometry {
   int64_t blocks, chunks;
   int units;       // of a chunk
   int last_units;  // of the last chunk
-  bool fine;       // each unit has a scale of its own, or several, in products of integers
+  bool fine;       // every unit has a scale, or several, in products of integers
   int x_units;     // units of x whose integers have the same scale: a chunk, or OUTER columns where `fine`
   int64_t x_chunks;
   int sum_columns;  // columns of x whose integers are added up: those of a scale of the weight
