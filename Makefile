@@ -52,6 +52,7 @@ demo: .venv/installed real-model
 	echo "Four schemes on $(strip $(DEMO_MODEL))." >&2
 	echo "About two minutes, all of it into $(DEMO)/; the first time about one more, to compile the" >&2
 	echo "C++ kernels." >&2
+	$(PY) -c "from quantbench.ops.cpu import build; build.refusal()"  # before --max_minutes begins
 	$(PY) -m quantbench ab --checkpoint_path $(strip $(DEMO_PATH)) \
 	  $(foreach scheme,$(DEMO_SCHEMES),--arm "--quantization $(scheme)") --max_minutes 2 \
 	  --output $(DEMO) --write_result $(DEMO)/log.txt $(DEMO_ARGS)

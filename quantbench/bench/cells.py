@@ -106,7 +106,7 @@ class Cells(Session):
                 self._cycles([number], [number], math.inf)
 
     def _apart(self, number: int, reason: str) -> None:
-        """Cells of an arm that does not fit beside the baseline have no pairs: `_visit`."""
+        """An arm for whose model and the baseline memory is too short has no pairs: `_visit`."""
 
     def _announce(self, number: int, where: str) -> None:
         self._say(f"{self.cells[number].arm.name}: loading")

@@ -73,7 +73,7 @@ class Pool:
         self.out = out
         self.store, self.results, self.say = store, store.results, say
         self.scratch, self.command, self.saved, self.has_turns = scratch, command, saved, has_turns
-        self.of_turns: dict[str, object] = {}  # what every turn is asked with
+        self.of_turns: dict[str, object] = {}  # the arguments of every request for a turn
         self.loaded: dict[int, Process] = {}
         self.probes: dict[str, Process] = {}
         self.reference: str | None = None  # the file of the baseline's hidden states, once written

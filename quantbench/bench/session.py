@@ -71,7 +71,7 @@ class Rule:
 class Session:
     kinds: tuple[Kind, Kind] = ("decode", "prompt")
     warmups = 1  # cycles that do not count: arms that were warm alone settle together
-    is_paired = True  # turns count beside the baseline's: without it nothing is measured
+    is_paired = True  # turns are compared with the baseline's: without it nothing is measured
 
     def __init__(
         self,

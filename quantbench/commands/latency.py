@@ -39,7 +39,7 @@ REPORT, SAMPLES, PICTURE = "report.md", "samples.csv", "latency.svg"
 @click.group(cls=Group, invoke_without_command=True)
 @click.option("--checkpoint_path", "checkpoints", multiple=True, metavar="PATH",
               help="Folder, GGUF file, model.pth, hub id, dummy:NAME, or tiny; several are "
-              "measured in turn [tiny]")  # fmt: skip
+              "measured one by one [tiny]")  # fmt: skip
 @click.option("--arm", "texts", cls=OptionOfOptions, multiple=True, metavar="OPTIONS",
               help="Options of generate.py for an arm; the first is the baseline [one arm, of the "
               "options below]")  # fmt: skip
