@@ -146,8 +146,9 @@ def test_a_whole_step_in_one_op(isa, name):
                 assert torch.equal(stored[:rows, :, :filled], tensor[:, :, :filled])
                 assert (stored[rows:] == 0).all() and (stored[:, :, filled:] == 0).all()
         expected, _ = decoded_by("modules", model, tokens, name, 0, 12, 4)
-        # two layers, in which some codes are others, and of bfloat16 some ten roundings
-        assert error(logits, expected) < {"int4": 0.1, "fp8": 0.04, "int8": 0.03}[name]
+        # two layers, in which some codes are others, and of bfloat16 some ten roundings; the most
+        # that 275 draws gave: 0.059, 0.060 and 0.023
+        assert error(logits, expected) < {"int4": 0.1, "fp8": 0.1, "int8": 0.05}[name]
 
 
 # ---------------------------------------------------------------------------------- refusals
