@@ -74,6 +74,9 @@ class CpuStep:
         split = split_of(model)
         self.vocabularies = split.vocabularies if split else [model.output.out_features]
 
+    def takes(self, tokens: Tensor) -> bool:
+        return tokens.shape[1] == 1
+
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         with self.moving.stepping() if self.moving else nullcontext():
             logits = step.decode(
