@@ -85,6 +85,9 @@ def test_lookup_goes_on_as_the_text_did():
     assert draft.offer("a b c".split(), 3) == []
     assert draft.offer("a b a b".split(), 5) == [2, 3, 4, 5, 6]
     assert draft.draft("a b a b".split(), 5)[0] == ["a", "b", "a", "b", "a"]
+    draft.offer("a b a b a".split(), 1)
+    assert draft.offer("a b a b".split(), 1) == [2]  # the text has become shorter
+    assert draft.draft("a b a b".split(), 1)[0] == ["a"]
 
 
 @pytest.mark.parametrize("certain", [True, False])

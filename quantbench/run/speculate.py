@@ -59,7 +59,7 @@ class Lookup:
         self._read: list[int] = []
 
     def offer(self, history: Sequence[int], most: int) -> list[int]:
-        if self._read != history[: len(self._read)]:
+        if self._read != history[: len(self._read)] or len(self._read) == len(history):
             self._after, self._read = {}, []
         for end in range(len(self._read) + 1, len(history)):  # not the newest: it has no successor
             for size in range(self.SHORTEST, min(self.LONGEST, end) + 1):
