@@ -184,7 +184,8 @@ Tensor decode(const Tensor& x, std::vector<Tensor> parts, const Tensor& hows, st
   STD_TORCH_CHECK(rotations.is_contiguous() && rotations.scalar_type() == ScalarType::Float &&
                       rotations.dim() == 3 && rotations.size(0) == 2,
                   "rotations have to be (2, tables, E / 2), float32, contiguous");
-  STD_TORCH_CHECK(sequences > 0, "there are ", sequences, " sequences");
+  STD_TORCH_CHECK(sequences > 0 && x.size(0) % sequences == 0, "there are ", x.size(0), " rows for ",
+                  sequences, " sequences");
   LocalRanks* ranks = LocalRanks::of(handle);
   STD_TORCH_CHECK(int64_t(vocabularies.size()) == (ranks ? ranks->size : 1), "there are ",
                   vocabularies.size(), " vocabularies");

@@ -102,9 +102,7 @@ struct Step {
         caches(caches, format, count, x, sequences, kv_heads, E),
         first(torch::stable::new_empty(x, {B}, ScalarType::Long)),
         filled(torch::stable::new_empty(x, {B}, ScalarType::Long)) {
-    STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && B == chunk * sequences,
-                    "x has to be (B, D), contiguous, of as many tokens for each of ", sequences,
-                    " sequences");
+    STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), "x has to be (B, D), contiguous");
     STD_TORCH_CHECK(given.dim() == 1 && (given.numel() == 1 || given.numel() == B) &&
                         given.scalar_type() == ScalarType::Long && given.is_contiguous(),
                     "positions have to be (B,) or (1,) int64, contiguous");
