@@ -78,20 +78,28 @@ class CpuStep:
         return tokens.shape[1] == 1
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Logits (B, V) after tokens (B, 1) at `position`, (B,) or (1,) int64; (B, S, V) after
+        S > 1 tokens of each row, the first at `position`. B · S is MAX_FUSED_ROWS at most."""
+        rows, count = tokens.shape
+        positions = position
+        if count > 1:
+            positions = (position[:, None] + torch.arange(count)).expand(rows, count).flatten()
         with self.moving.stepping() if self.moving else nullcontext():
             logits = step.decode(
-                self.model.embed(tokens)[:, 0],
+                self.model.embed(tokens).flatten(0, 1),
                 self.parts,
                 self.hows,
                 self.cached,
                 self.rotations,
-                position,
+                positions,
                 self.shape,
                 self.norm,
                 self.output,
                 self.vocabularies,
+                rows,
             )
-        return self.model.bounded(logits)
+        logits = self.model.bounded(logits)
+        return logits if count == 1 else logits.view(rows, count, -1)
 
 
 def _moving(model: Transformer) -> "Fused | None":
