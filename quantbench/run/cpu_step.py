@@ -68,6 +68,7 @@ class CpuStep:
         self.rotations, tables = rotations_of(model)
         hows = map(_how, layers, caches, tables)
         self.hows = torch.tensor([dataclasses.astuple(how) for how in hows], dtype=torch.float64)
+        self.wraps = any(cache.wraps for cache in caches)
         buffers = [buffer for cache in caches for buffer in cache.buffers()]
         self.cached = step.Caches(buffers, caches[0].format)
         self.norm, self.output = cast("Tensor", _norm(model.norm)), _linear(model.output)
@@ -75,7 +76,8 @@ class CpuStep:
         self.vocabularies = split.vocabularies if split else [model.output.out_features]
 
     def takes(self, tokens: Tensor) -> bool:
-        return tokens.shape[1] == 1
+        several = tokens.shape[1] > 1  # of a row: a sliding window's cache would wrap
+        return tokens.numel() <= step.MAX_FUSED_ROWS and not (several and self.wraps)
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Logits (B, V) after tokens (B, 1) at `position`, (B,) or (1,) int64; (B, S, V) after
