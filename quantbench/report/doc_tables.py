@@ -17,10 +17,10 @@ from quantbench.answer.row import Row
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About
 from quantbench.log.reading import read as read_log
-from quantbench.quality.thresholds import BROKEN
+from quantbench.quality.thresholds import BROKEN, class_of
 from quantbench.report import doc_reference, log_tables
 from quantbench.report.columns import Columns, interval, markdown, number, size, with_error
-from quantbench.report.documents import Block
+from quantbench.report.documents import Block, table
 from quantbench.report.limit_tables import MODELS, PEERS
 from quantbench.report.pareto import band
 from quantbench.typed_json import from_json
@@ -199,10 +199,42 @@ def latency(words: Sequence[str]) -> str:
     return _captioned(LATENCY, rows, results.about)
 
 
+# ------------------------------------------------------------------------------------------- budget
+
+LAPTOP = 50e9  # bytes per second that memory gives, as an example
+
+
+def budget(words: Sequence[str]) -> str:
+    """budget MODEL POSITIONS FILE: what a preset's shape needs in each scheme with a KV cache of so
+    many positions, counted from shapes; quality from FILE, which `schemes --measure --json` wrote.
+    """
+    import torch
+
+    from quantbench.kv_cache import CACHES
+    from quantbench.models.presets import preset
+    from quantbench.quantize.spec import parse_scheme
+    from quantbench.run.sizes import kv_cache_bytes, size_of
+
+    name, positions, path = words
+    model, cpu, dtype = preset(name), torch.device("cpu"), torch.bfloat16
+    cache = kv_cache_bytes(model, 1, int(positions), dtype, CACHES["dense"])
+    rows = []
+    for row in read(list[SchemeRow], path, "rows"):
+        if row.kl is None or band(row.kl) == BROKEN:
+            continue
+        needs = size_of(model, parse_scheme(row.scheme), cpu, dtype, "reference")
+        speed = f"{LAPTOP / needs.model_bytes:.1f}"
+        memory = size(needs.memory_bytes + cache)
+        rows.append((needs.memory_bytes, (f"`{row.scheme}`", memory, speed, class_of(row.kl))))
+    headings = ("scheme", "memory", f"tok/s at most, at {LAPTOP / 1e9:.0f} GB/s", "quality class")
+    return table(headings, [cells for _, cells in sorted(rows, reverse=True)])
+
+
 TABLES: Mapping[str, Block] = {
     "about": lambda words: read(About, _file(words), "about").caption(),  # below a picture
     "printed": printed,
     "runs": runs,
+    "budget": budget,
     "speeds": speeds,
     "quality": quality,
     "roofline": _block(DecodeRow, MODELS, "model"),  # of `roofline --json`
