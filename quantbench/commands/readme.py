@@ -98,4 +98,4 @@ def _described(command: click.Command, parent: str) -> Iterator[str]:
             yield from _described(sub, name)
 
 
-BLOCKS = {"commands": commands, **TABLES}
+BLOCKS = {**TABLES, "commands": commands}

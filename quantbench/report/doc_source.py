@@ -1,7 +1,7 @@
 """Reference pages from the source: keys of JSON, from the dataclasses that write it; functions.
 
-    fields(["quantbench.answer.row:Row"])   # a table: key, type, comment
-    api(["quantbench.models:load"])         # its signature and docstring
+fields(["quantbench.answer.row:Row"])   # a table: key, type, comment
+api(["quantbench.models:load"])         # its signature and docstring
 """
 
 import dataclasses
