@@ -1,4 +1,4 @@
-"""quantbench replay: the old log's lines, then beside now, and what is refused."""
+"""quantbench replay: the old log's lines, next to the new figures, and what is refused."""
 
 import contextlib
 import json
@@ -97,7 +97,7 @@ def test_the_gate_without_a_reading_is_of_memory_alone(short_log, peak, code):
     assert result.exit_code == code, result.stderr
     assert ("worse: line 1: None, tiny: peak" in result.stdout) == bool(code)
     assert "worse: line 1: None, tiny: tok/s" not in result.stdout
-    assert "--against COMMIT runs the old commit beside the new" in result.stderr
+    assert "--against COMMIT interleaves the old commit with the new" in result.stderr
     assert "1 of 1: line 1: None, tiny" in result.stderr
 
 
@@ -116,7 +116,7 @@ def test_lines_that_a_condition_chooses_are_counted_with_the_time_left(monkeypat
     assert second.startswith(f"2 of 2: {names[1]}; about ") and second.endswith(" left")
 
 
-# ------------------------------------------------------------------------- beside an old commit
+# ------------------------------------------------------------------------- against an old commit
 
 WORKER = """
 import json, random, sys
@@ -269,7 +269,7 @@ def test_an_installed_copy_looks_for_no_commits_in_somebody_s_repository(inside,
     assert "this is an installed copy; run it in a checkout" in one_line(result)
 
 
-# ------------------------------------------------------------------------- beside earlier days
+# ------------------------------------------------------------------------- against earlier days
 
 
 @pytest.fixture

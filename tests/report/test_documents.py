@@ -40,7 +40,7 @@ def save(name, **fields):
 
 
 def shown(kind, *words):
-    """The rows of a table's cells, without its headings, and what stands below it."""
+    """The rows of a table's cells, without its headings, and the line below it."""
     lines = TABLES[kind](words).splitlines()
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines if "|" in line]
     return rows[2:], lines[-1]
@@ -203,7 +203,7 @@ class Figures:
     More of it."""
 
     tok_s: float  # of one row
-    # Of the arm's first process,
+    # The arm's first process,
     # in bytes.
     peak: int | None = omitted()
     kl: list[Path] | None = None  # nats
@@ -216,7 +216,7 @@ def test_keys_of_json_are_those_of_the_dataclass_with_its_comments():
         "| key | type | meaning |",
         "| --- | --- | --- |",
         "| `tok_s` | `float` | of one row |",
-        "| `peak` | `int or no key` | Of the arm's first process, in bytes. |",
+        "| `peak` | `int or no key` | The arm's first process, in bytes. |",
         "| `kl` | `list[Path] \\| null` | nats |",
     ]
     with pytest.raises(UsageError, match="nothing is called quantbench.no:Such"):
