@@ -83,10 +83,12 @@ def _described(command: click.Command, parent: str) -> Iterator[str]:
             if group := getattr(option, "group", None):
                 groups[group] = None
             elif option.name not in ("help", "debug"):
-                given = f"`{option.opts[0]} {helptext.placeholder(option)}".rstrip()
-                own.append((f"{given}`", (option.help or "").replace("|", "\\|")))
-    arguments = [word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]"]
-    yield f"Usage: `{' '.join([name, '[OPTIONS]', *arguments])}`"
+                given = f"{option.opts[0]} {helptext.placeholder(option)}".rstrip()
+                cells = f"`{given}`", option.help or ""
+                own.append((cells[0].replace("|", "\\|"), cells[1].replace("|", "\\|")))
+    words = [word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]"]
+    if words:
+        yield f"Takes {' '.join(words)}."
     if own:
         yield table(("option", "meaning"), own)
     if groups:

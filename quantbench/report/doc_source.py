@@ -41,11 +41,18 @@ def _described(word: str, what: Any) -> Iterator[str]:
 
 def _signature(what: Any) -> str:
     """name(argument: type = default, …) -> type"""
-    parameters = inspect.signature(what)
-    shown = [p.replace(annotation=_plain(p.annotation)) for p in parameters.parameters.values()]
-    returned = parameters.return_annotation
-    ends = f" -> {_plain(returned)}" if returned is not inspect.Signature.empty else ""
-    arguments = ", ".join(str(p).replace("'", "") for p in shown if p.name != "self")
+    signature = inspect.signature(what)
+    shown: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
+            shown.append("*")
+        default = parameter.default
+        given = "…" if inspect.isfunction(default) else repr(default)
+        text = f"{parameter.name}: {_plain(parameter.annotation)}"
+        shown.append(text if default is parameter.empty else f"{text} = {given}")
+    arguments = ", ".join(text for text in shown if not text.startswith("self:"))
+    returned = signature.return_annotation
+    ends = "" if isinstance(what, type) else f" -> {_plain(returned)}"
     return f"{what.__name__}({arguments}){ends}"
 
 

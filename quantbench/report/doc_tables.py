@@ -6,6 +6,7 @@ Under each table stands where its figures come from: machine, versions, day, com
 figure that was not measured is a dash.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -205,9 +206,9 @@ LAPTOP = 50e9  # bytes per second that memory gives, as an example
 
 
 def budget(words: Sequence[str]) -> str:
-    """budget MODEL POSITIONS FILE: what a preset's shape needs in each scheme with a KV cache of so
-    many positions, counted from shapes; quality from FILE, which `schemes --measure --json` wrote.
-    """
+    """budget MODEL POSITIONS FILE: what a preset's shape needs in each scheme with a KV cache of
+    these positions, counted from shapes; quality from FILE, which `schemes --measure --json` wrote.
+    A scheme that another one beats in both is left out."""
     import torch
 
     from quantbench.kv_cache import CACHES
@@ -218,16 +219,20 @@ def budget(words: Sequence[str]) -> str:
     name, positions, path = words
     model, cpu, dtype = preset(name), torch.device("cpu"), torch.bfloat16
     cache = kv_cache_bytes(model, 1, int(positions), dtype, CACHES["dense"])
-    rows = []
+    found = []
     for row in read(list[SchemeRow], path, "rows"):
-        if row.kl is None or band(row.kl) == BROKEN:
-            continue
-        needs = size_of(model, parse_scheme(row.scheme), cpu, dtype, "reference")
-        speed = f"{LAPTOP / needs.model_bytes:.1f}"
-        memory = size(needs.memory_bytes + cache)
-        rows.append((needs.memory_bytes, (f"`{row.scheme}`", memory, speed, class_of(row.kl))))
+        if row.kl is not None and band(row.kl) != BROKEN:
+            needs = size_of(model, parse_scheme(row.scheme), cpu, dtype, "reference")
+            found.append((needs.memory_bytes, row.kl, needs.model_bytes, f"`{row.scheme}`"))
+    rows: list[tuple[str, ...]] = []
+    best = math.inf
+    for memory, kl, read_by_a_step, scheme in sorted(found):
+        if kl < best:
+            best = kl
+            speed = f"{LAPTOP / read_by_a_step:.1f}"
+            rows.insert(0, (scheme, size(memory + cache), speed, class_of(kl)))
     headings = ("scheme", "memory", f"tok/s at most, at {LAPTOP / 1e9:.0f} GB/s", "quality class")
-    return table(headings, [cells for _, cells in sorted(rows, reverse=True)])
+    return table(headings, rows)
 
 
 TABLES: Mapping[str, Block] = {
