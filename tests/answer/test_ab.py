@@ -502,7 +502,7 @@ def test_the_energy_of_an_arm_is_counted_before_its_samples(monkeypatch):
 
 
 def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypatch):
-    """The baseline fails; for another arm its neighbours make room."""
+    """The arm waits for room that its neighbours hold, and fails if that would not do."""
     from quantbench.bench.worker import NeverFits, Worker
 
     monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 300_000_000)

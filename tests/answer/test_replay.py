@@ -97,7 +97,7 @@ def test_the_gate_without_a_reading_is_of_memory_alone(short_log, peak, code):
     assert result.exit_code == code, result.stderr
     assert ("worse: line 1: None, tiny: peak" in result.stdout) == bool(code)
     assert "worse: line 1: None, tiny: tok/s" not in result.stdout
-    assert "--against COMMIT interleaves the old commit with the new" in result.stderr
+    assert "--against COMMIT runs the old commit beside the new" in result.stderr
     assert "1 of 1: line 1: None, tiny" in result.stderr
 
 
