@@ -68,7 +68,7 @@ def logits(ranks: Ranks, path: str, tokens: list[list[int]], *how: Any, **option
 
 
 def numbers(ranks: Ranks, path: str, quantization: str, **options: Any) -> dict[str, Tensor]:
-    """The numbers that each layer's weight stands for, by layer."""
+    """The numbers that each layer's weight represents, by layer."""
     kernel = "torch" if quantization == "none" else "reference"
     _, model = load(ranks, path, quantization, kernel=kernel, **options)
     return {
@@ -138,7 +138,7 @@ def decoded(
 
 
 def failing_step(ranks: Ranks, memory: str, member: int) -> list[str]:
-    """What a rank is told when a thread of rank 1 cannot allocate memory, then and afterwards."""
+    """A rank's message when a thread of rank 1 cannot allocate memory, then and afterwards."""
     _, model = load(sharing(ranks, memory), "tiny")
     generator = Generator(model, 1, 4, decoder="cpu-step")
     token, messages = torch.tensor([[5]]), []
