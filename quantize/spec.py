@@ -416,6 +416,15 @@ COMPARED = (*COMPARED_BRIEFLY, *map(str, (Float6(), SparseMarlin(), UintX(2, 64)
 
 
 def parse(name: str, option: str = "--quantization") -> Spec | Selection:
+    """What `name`, given to `option`, says: the recipe in a file NAME.json, or as `named`."""
+    if name.endswith(".json"):
+        from quantbench.quantize import recipe  # made of specs
+
+        return recipe.read(name, option)
+    return named(name, option)
+
+
+def named(name: str, option: str) -> Spec | Selection:
     """What `name`, given to `option`, spells; UsageError, with every valid form and the nearest, if
     nothing."""
     for spec in _ALL:
