@@ -9,7 +9,8 @@
     recipe = read("mix.json").of_layers("SmolLM2-135M", config.linear_shapes())
     recipe.layers           # (("layers.0.attention.wqkv", Int4WeightOnly(64)), …)
 
-A key of "schemes" is a layer's name or a pattern with * and ?; the exact name counts before the
+"mix.json@2fcf02fa", as logs have it, is the same recipe or refused: the digest is that of all but
+"about". A key of "schemes" is a layer's name or a pattern with * and ?; the exact name counts before the
 first pattern that matches. Every linear layer needs a scheme. The embedding, tok_embeddings, has
 one only by its exact name. "kv_cache" and "about" may be left out. No torch here.
 """
@@ -68,23 +69,23 @@ class Recipe(AsIs):
     schemes: tuple[tuple[str, Spec], ...] = ()  # by name or pattern
     kv_cache: str | None = None  # a name of CACHES; None: as --kv_cache says
     path: str = dataclasses.field(default="", compare=False)
-    about: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
+    about: dict[str, Any] | None = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
-        return self.path or self.name
+        return f"{self.path}@{self.digest}" if self.path else self.name
 
     @property
     def name(self) -> str:
-        file = _file(self)
-        return f"recipe-{_digest(to_json(dataclasses.replace(file, about=None)))}"
+        return f"recipe-{self.digest}"
+
+    @property
+    def digest(self) -> str:
+        """Of everything but `about`."""
+        return _digest(to_json(dataclasses.replace(_file(self), about=None)))
 
     @property
     def candidates(self) -> tuple[Spec, ...]:
         return tuple(dict.fromkeys(spec for _, spec in self.schemes))
-
-    @property
-    def prunes(self) -> bool:
-        return any(spec.prunes for spec in self.candidates)
 
     def fits(self, format: str) -> bool:
         return all(spec.fits(format) for spec in self.candidates if spec != FullPrecision())
@@ -122,7 +123,7 @@ class Recipe(AsIs):
         return dataclasses.replace(self, layers=tuple(layers))
 
     def _refused(self, why: str) -> UsageError:
-        return UsageError(files.refusal("--quantization", str(self), why))
+        return UsageError(files.refusal("--quantization", self.path or self.name, why))
 
 
 def make(
@@ -138,9 +139,10 @@ def make(
     return _recipe(file).of_layers(name, shapes)
 
 
-def read(path: str, option: str = "--quantization") -> Recipe:
-    """The recipe in a file. option: the one that names it. Raises UsageError for a file that holds
-    none, for an unknown scheme, and for a recipe of another version."""
+def read(path: str, digest: str | None = None, option: str = "--quantization") -> Recipe:
+    """The recipe in a file. digest: the recipe's that is expected; None for any. option: the one
+    that names the file. Raises UsageError for a file that holds no recipe, or another than that of
+    the digest, for an unknown scheme and for another version."""
     value = files.read_json(option, path)
     try:
         if not isinstance(value, dict) or "recipe" not in value:
@@ -149,7 +151,10 @@ def read(path: str, option: str = "--quantization") -> Recipe:
             raise ValueError(f"it has version {shown(value['recipe'])}; supported: {VERSION}")
         if unknown := [key for key in value if key not in _File.__dataclass_fields__]:
             raise ValueError(f"it has {_some(unknown)}, which a recipe has not")
-        return dataclasses.replace(_recipe(from_json(_File, value)), path=path)
+        recipe = dataclasses.replace(_recipe(from_json(_File, value)), path=path)
+        if digest not in (None, recipe.digest):
+            raise ValueError(f"it holds {recipe.name} now, and recipe-{digest} was asked for")
+        return recipe
     except (ValueError, UsageError) as error:
         raise UsageError(files.refusal(option, path, error)) from None
 
@@ -159,10 +164,10 @@ def _recipe(file: _File) -> Recipe:
         raise UsageError(f"kv_cache takes {', '.join(CACHES)}; given: {shown(file.kv_cache)}")
     schemes = {pattern: named(name, f"{shown(pattern)}:") for pattern, name in file.schemes.items()}
     for pattern, spec in schemes.items():
-        if not isinstance(spec, Spec) or isinstance(spec, AsIs):
-            raise UsageError(f"{shown(pattern)}: {spec} is no scheme that a layer can have")
+        if not isinstance(spec, Spec) or isinstance(spec, AsIs) or spec.prunes:
+            raise UsageError(f"{shown(pattern)}: {spec} is not for single layers")
     kind = cast(dict[str, Spec], schemes)
-    return Recipe((), "", file.model, tuple(kind.items()), file.kv_cache, "", file.about)
+    return Recipe((), "", file.model, tuple(kind.items()), file.kv_cache, about=file.about)
 
 
 def write(path: str, recipe: Recipe) -> None:
@@ -172,8 +177,7 @@ def write(path: str, recipe: Recipe) -> None:
 
 def _file(recipe: Recipe) -> _File:
     schemes = {pattern: str(spec) for pattern, spec in recipe.schemes}
-    about = None if recipe.about is None else dict(recipe.about)
-    return _File(VERSION, recipe.model, schemes, recipe.kv_cache, about)
+    return _File(VERSION, recipe.model, schemes, recipe.kv_cache, recipe.about)
 
 
 def _digest(value: object) -> str:

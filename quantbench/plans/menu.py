@@ -66,7 +66,7 @@ def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, int], i
     bytes that are free. A scheme that cannot take the model's shapes is left out."""
     from quantbench import devices
     from quantbench.models.formats import open_checkpoint
-    from quantbench.quantize.spec import AsIs, parse_scheme
+    from quantbench.quantize.spec import SHOWN, parse_scheme
     from quantbench.run.plan import make_plan
     from quantbench.run.sizes import kv_cache_bytes, size_of
 
@@ -78,19 +78,22 @@ def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, int], i
             "compared on the full-precision checkpoint; give that one"
         )
     plan = make_plan(dataclasses.replace(common, quantization="none"))
-    cache = kv_cache_bytes(
-        plan.architecture, common.batch_size, plan.cache_size, plan.precision, plan.cache
-    )
     needs = {}
     for name in (*schemes, *([AS_IS] if saved else [])):
         try:
-            spec = parse_scheme(name)
-            if saved and isinstance(spec, AsIs):  # each layer as the file has it
-                spec = make_plan(dataclasses.replace(common, quantization=name)).spec.scheme or spec
-            weights = size_of(plan.architecture, spec, plan.device, plan.precision, common.kernel)
+            if name in SHOWN:
+                own = dataclasses.replace(plan, spec=parse_scheme(name))
+            else:  # a scheme per layer: the file's, or a recipe's
+                own = make_plan(dataclasses.replace(common, quantization=name))
+            assert own.spec.scheme
+            how = own.device, own.precision, common.kernel
+            weights = size_of(own.architecture, own.spec.scheme, *how)
         except KernelError:
             continue
-        needs[name] = weights.memory_bytes + cache
+        cached = kv_cache_bytes(
+            own.architecture, common.batch_size, own.cache_size, own.precision, own.cache
+        )
+        needs[name] = weights.memory_bytes + cached
     return needs, devices.free_memory(plan.device)
 
 

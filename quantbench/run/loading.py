@@ -170,7 +170,8 @@ class Loading:
         if split:
             from quantbench.run.cutting import RankStages
 
-            cut = RankStages(self.quantizer, split, whole=saver is not None)
+            saved = self.checkpoint.saved is not None
+            cut = RankStages(self.quantizer, split, whole=saver is not None, saved=saved)
         self.stages: Stages = cut or self.quantizer
         model = load_model(
             self.checkpoint,

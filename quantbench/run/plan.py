@@ -27,7 +27,7 @@ from quantbench.ops.ranks import ALONE, Ranks
 from quantbench.progress import say
 from quantbench.quantize.recipe import Recipe
 from quantbench.quantize.registry import kernels_for
-from quantbench.quantize.spec import AsIs, Selection, Spec, parse, parse_layer, refuse_format
+from quantbench.quantize.spec import AsIs, Selection, Spec, named, parse, parse_layer, refuse_format
 from quantbench.run import environment
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def _chosen(
     if floats and asked != AsIs() and not isinstance(config.quantization, Unsaid):
         return asked, floats
     try:
-        saved = parse(checkpoint.saved.scheme)
+        saved = named(checkpoint.saved.scheme)
         layers = {name: parse_layer(how) for name, (how, _) in checkpoint.saved.layers.items()}
     except UsageError as error:
         raise CheckpointError(f"{config.checkpoint_path}/{SAVED}: {error}") from None
