@@ -9,10 +9,11 @@
     recipe = read("mix.json").of_layers("SmolLM2-135M", config.linear_shapes())
     recipe.layers           # (("layers.0.attention.wqkv", Int4WeightOnly(64)), …)
 
-"mix.json@2fcf02fa", as logs have it, is the same recipe or refused: the digest is that of all but
-"about". A key of "schemes" is a layer's name or a pattern with * and ?; the exact name counts before the
-first pattern that matches. Every linear layer needs a scheme. The embedding, tok_embeddings, has
-one only by its exact name. "kv_cache" and "about" may be left out. No torch here.
+"mix.json@2fcf02fa", as logs have it, is this very recipe or refused: the digest is of everything
+but "about". A key of "schemes" is a layer's name or a pattern with * and ?; the exact name counts
+before the first pattern that matches. Every linear layer needs a scheme. The embedding,
+tok_embeddings, has one only by its exact name. "kv_cache" and "about" may be left out. No torch
+here.
 """
 
 import dataclasses

@@ -13,18 +13,27 @@ from quantbench.bench.process import Process
 from quantbench.errors import KernelError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.progress import say
-from quantbench.quantize.spec import MEASURED, START_WITH
+from quantbench.quantize.spec import MEASURED, START_WITH, parse
 from quantbench.text import size
 
 AS_IS = "as-is"  # loads fastest of all: nothing is quantized
 BASELINES = ("none", "int8wo")  # the first that fits into this machine's memory
 
 
-def menu(common: RunConfig, asked: Limits) -> tuple[list[str], dict[str, int]]:
-    """The schemes to measure, and the bytes that each needs. autoquant is not among them: what it
-    chooses from is. Raises UsageError where --max_memory is below all of them."""
-    with closing(Process()) as worker:
-        names = worker.answer(list[str], "schemes", argv=argv(common))
+def menu(
+    common: RunConfig, asked: Limits, given: Sequence[str] | None = None
+) -> tuple[list[str], dict[str, int]]:
+    """The schemes to measure, and the bytes that each needs. given: these and none; if None, every
+    scheme. autoquant is not among them: what it chooses from is. Raises UsageError where
+    --max_memory is below all of them."""
+    if given is None:
+        with closing(Process()) as worker:
+            names = worker.answer(list[str], "schemes", argv=argv(common))
+    else:
+        specs = [parse(name, "--schemes") for name in given]
+        if selection := next((spec for spec in specs if spec.scheme is None), None):
+            raise UsageError(f"--schemes {selection}: name what it chooses from")
+        names = list(dict.fromkeys([BASELINES[0], *map(str, specs)]))
     needs, free = needed(common, [name for name in names if name not in MEASURED])
     return select(needs, free, asked.max_memory), needs
 
