@@ -13,8 +13,7 @@ groups and zero points, and choose codes in their own way. A layer may be severa
 
 import json
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gguf
@@ -27,16 +26,53 @@ from quantbench.quantize import spec as s
 from quantbench.quantize.recipe import EMBEDDING, Recipe
 from quantbench.text import shown
 
-FORMATS = ("torchao", "gptqmodel", "llama.cpp")
 Names = Callable[[str], Sequence[str]]  # a parameter's names in Hugging Face's checkpoints
-Rule = tuple[Callable[[str], object], Any]  # whether a module is meant, and what it gets
-# What a config says of the numbers; the rest says how they are stored and multiplied. GPTQ's `sym`
+Rule = tuple[Callable[[str], object], Any]  # whether a module is meant, and its value
+_UINTS = [spec for spec in s.every_spec() if isinstance(spec, s.UintX) and not spec.hqq]
+_TORCHAO: dict[s.Quantization, Any] = {
+    s.FullPrecision(): None,
+    s.Int8WeightOnly(): ao.Int8WeightOnlyConfig(),
+    s.Int8DynamicActivation(): ao.Int8DynamicActivationInt8WeightConfig(),
+    s.Int8Embedding(): ao.IntxWeightOnlyConfig(torch.int8, ao.PerAxis(0)),
+    s.Float8WeightOnly(): ao.Float8WeightOnlyConfig(),
+    **{s.Int4WeightOnly(n): ao.Int4WeightOnlyConfig(n) for n in s.GROUP_SIZES},
+    **{
+        s.Int8DynamicActivationInt4Weight(n): ao.Int8DynamicActivationIntxWeightConfig(
+            torch.int4, ao.PerGroup(n)
+        )
+        for n in s.GROUP_SIZES
+    },
+    **{
+        spec: ao.IntxWeightOnlyConfig(
+            getattr(torch, f"int{spec.bits}"),
+            ao.PerGroup(spec.group_size),
+            ao.MappingType.ASYMMETRIC,
+        )
+        for spec in _UINTS
+    },
+}
+_GPTQMODEL: dict[s.Quantization, dict[str, object]] = {
+    s.FullPrecision(): {},
+    s.Int8WeightOnly(): {"bits": 8, "group_size": -1, "sym": True},
+    **{s.Int4WeightOnly(n): {"bits": 4, "group_size": n, "sym": False} for n in s.GROUP_SIZES},
+    **{
+        spec: {"bits": spec.bits, "group_size": spec.group_size, "sym": False}
+        for spec in _UINTS
+        if spec.bits in (2, 3, 4) and spec.group_size > 8
+    },
+}
+FORMATS: dict[str, Mapping[s.Quantization, Any]] = {  # what each says of a scheme
+    "torchao": {spec: value and config_to_dict(value) for spec, value in _TORCHAO.items()},
+    "gptqmodel": _GPTQMODEL,
+    "llama.cpp": {spec: spec.gguf.lower() for spec in s.every_spec() if spec.gguf != "-"},
+}
+# What a value says of the numbers; the rest says how they are stored and multiplied. GPTQ's `sym`
 # is not read: asymmetric numbers hold symmetric ones.
 _NUMBERS = (
     *("bits", "group_size", "granularity", "mapping_type", "weight_dtype", "weight_granularity"),
     "int4_choose_qparams_algorithm",
 )
-_PREFERRED = (s.FullPrecision, s.Int8WeightOnly, s.Int4WeightOnly, s.UintX)
+_PREFERRED = (s.FullPrecision, s.Int8WeightOnly, s.Int4WeightOnly, s.UintX)  # of equal types
 _FLOATS = ("bf16", "f16", "f32")
 
 
@@ -48,7 +84,8 @@ def exported(recipe: Recipe, format: str, names: Names) -> str:
         if layer != EMBEDDING and scheme == s.Int8Embedding():  # the same numbers
             scheme = s.Int8WeightOnly()
         try:
-            values |= dict.fromkeys(_modules([layer], names, format)[layer], _said(scheme, format))
+            value = FORMATS[format][scheme]
+            values |= dict.fromkeys(_modules([layer], names, format)[layer], value)
         except LookupError:
             raise UsageError(f"--format {format} cannot say {scheme}, which {layer} has") from None
     exact = {re.escape(module): value for module, value in values.items()}
@@ -57,19 +94,17 @@ def exported(recipe: Recipe, format: str, names: Names) -> str:
     if format == "gptqmodel":
         exact = {f"{'+' if value else '-'}:^{name}$": value for name, value in exact.items()}
         return json.dumps(exact, indent=1)
-    return json.dumps(config_to_dict(ao.FqnToConfig(OrderedDict(values))), indent=1)
+    config = {"fqn_to_config": values, "module_fqn_to_config": values}
+    return json.dumps({"_type": "FqnToConfig", "_version": 1, "_data": config}, indent=1)
 
 
 def imported(text: str, format: str, layers: Iterable[str], names: Names) -> dict[str, str]:
     """The schemes' names by layer. Raises UsageError for a text that is not in the format, for what
     no scheme is, for a layer without a value, and for modules of one layer that differ."""
     known: dict[str, str] = {}
-    every = [s.named(name) for name in s.SHOWN] + list(s.every_spec())
-    for spec in sorted(every, key=lambda spec: not isinstance(spec, _PREFERRED)):
-        try:
-            known.setdefault(_key(_said(spec, format)), str(spec))
-        except LookupError:
-            continue
+    said = FORMATS[format]
+    for spec in sorted(said, key=lambda x: (not isinstance(x, _PREFERRED), str(x) not in s.SHOWN)):
+        known.setdefault(_key(said[spec]), str(spec))
     try:
         rules = list(_RULES[format](text))
         schemes = {}
@@ -95,48 +130,6 @@ def _modules(layers: Iterable[str], names: Names, format: str) -> dict[str, list
     blocks = 1 + max((int(x.split(".")[1]) for x in modules if x.startswith("layers.")), default=0)
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, blocks).mapping
     return {layer: [table[name][1] for name in own] for layer, own in modules.items()}
-
-
-def _said(spec: s.Quantization, format: str) -> Any:
-    """A scheme in the format's words. Raises LookupError where it has none."""
-    if format == "llama.cpp":
-        if spec.gguf == "-":
-            raise LookupError
-        return spec.gguf.lower()
-    torchao = format == "torchao"
-    match spec:
-        case s.FullPrecision():
-            return None if torchao else {}
-        case s.Int8WeightOnly():
-            said = ao.Int8WeightOnlyConfig() if torchao else (8, -1, True)
-        case s.Int4WeightOnly(group_size, False):
-            said = ao.Int4WeightOnlyConfig(group_size) if torchao else (4, group_size, False)
-        case s.Int4WeightOnly(group_size, True) if torchao:
-            said = ao.Int4WeightOnlyConfig(group_size, int4_choose_qparams_algorithm="hqq")
-        case s.UintX(bits, group_size, False) if torchao:
-            said = ao.IntxWeightOnlyConfig(
-                getattr(torch, f"int{bits}"), ao.PerGroup(group_size), ao.MappingType.ASYMMETRIC
-            )
-        case s.UintX(2 | 3 | 4 as bits, group_size, False) if group_size > 8:
-            said = (bits, group_size, False)
-        case s.Int8DynamicActivation() if torchao:
-            said = ao.Int8DynamicActivationInt8WeightConfig()
-        case s.Int8Embedding() if torchao:
-            said = ao.IntxWeightOnlyConfig(torch.int8, ao.PerAxis(0))
-        case s.Int8DynamicActivationInt4Weight(group_size) if torchao:
-            said = ao.Int8DynamicActivationIntxWeightConfig(torch.int4, ao.PerGroup(group_size))
-        case s.Float8WeightOnly() if torchao:
-            said = ao.Float8WeightOnlyConfig()
-        case s.Float8DynamicActivation(granularity) if torchao:
-            by = ao.PerRow() if granularity == "row" else ao.PerTensor()
-            said = ao.Float8DynamicActivationFloat8WeightConfig(granularity=by)
-        case _:
-            raise LookupError
-    return (
-        config_to_dict(said)
-        if torchao
-        else dict(zip(("bits", "group_size", "sym"), said, strict=True))
-    )
 
 
 def _key(value: Any) -> str:

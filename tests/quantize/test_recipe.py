@@ -1,4 +1,4 @@
-"""Recipes: which scheme each layer gets, that its numbers are that scheme's, and what is refused."""
+"""Recipes: which scheme each layer gets, and that its numbers are that scheme's."""
 
 import random
 from pathlib import Path
