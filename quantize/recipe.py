@@ -52,7 +52,7 @@ class Model:
 
 
 @dataclass
-class _File:
+class RecipeFile:
     recipe: int
     model: Model
     schemes: dict[str, str]
@@ -136,7 +136,7 @@ def make(
 ) -> Recipe:
     """A recipe for a model of this name and these linear layers. schemes: names of schemes by name
     or pattern of layers. Raises UsageError as `read`, and as `Recipe.of_layers`."""
-    file = _File(VERSION, Model.of(name, shapes), dict(schemes), kv_cache, about)
+    file = RecipeFile(VERSION, Model.of(name, shapes), dict(schemes), kv_cache, about)
     return _recipe(file).of_layers(name, shapes)
 
 
@@ -150,9 +150,10 @@ def read(path: str, digest: str | None = None, option: str = "--quantization") -
             raise ValueError('it is no recipe: a recipe has "recipe": 1')
         if type(value["recipe"]) is not int or value["recipe"] != VERSION:
             raise ValueError(f"it has version {shown(value['recipe'])}; supported: {VERSION}")
-        if unknown := [key for key in value if key not in _File.__dataclass_fields__]:
-            raise ValueError(f"it has {_some(unknown)}, which a recipe has not")
-        recipe = dataclasses.replace(_recipe(from_json(_File, value)), path=path)
+        keys = list(RecipeFile.__dataclass_fields__)
+        if unknown := [key for key in value if key not in keys]:
+            raise ValueError(f"unknown keys: {_some(unknown)}; keys are {', '.join(keys)}")
+        recipe = dataclasses.replace(_recipe(from_json(RecipeFile, value)), path=path)
         if digest not in (None, recipe.digest):
             raise ValueError(f"it holds {recipe.name} now, and recipe-{digest} was asked for")
         return recipe
@@ -160,13 +161,13 @@ def read(path: str, digest: str | None = None, option: str = "--quantization") -
         raise UsageError(files.refusal(option, path, error)) from None
 
 
-def _recipe(file: _File) -> Recipe:
+def _recipe(file: RecipeFile) -> Recipe:
     if file.kv_cache not in (None, *CACHES):
         raise UsageError(f"kv_cache takes {', '.join(CACHES)}; given: {shown(file.kv_cache)}")
     schemes = {pattern: named(name, f"{shown(pattern)}:") for pattern, name in file.schemes.items()}
     for pattern, spec in schemes.items():
         if not isinstance(spec, Spec) or isinstance(spec, AsIs) or spec.prunes:
-            raise UsageError(f"{shown(pattern)}: {spec} is not for single layers")
+            raise UsageError(f"{shown(pattern)}: {spec} cannot be the scheme of a single layer")
     kind = cast(dict[str, Spec], schemes)
     return Recipe((), "", file.model, tuple(kind.items()), file.kv_cache, about=file.about)
 
@@ -176,9 +177,9 @@ def write(path: str, recipe: Recipe) -> None:
     files.write_text("recipe", path, json.dumps(to_json(_file(recipe)), indent=1) + "\n")
 
 
-def _file(recipe: Recipe) -> _File:
+def _file(recipe: Recipe) -> RecipeFile:
     schemes = {pattern: str(spec) for pattern, spec in recipe.schemes}
-    return _File(VERSION, recipe.model, schemes, recipe.kv_cache, recipe.about)
+    return RecipeFile(VERSION, recipe.model, schemes, recipe.kv_cache, recipe.about)
 
 
 def _digest(value: object) -> str:

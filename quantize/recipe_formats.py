@@ -165,7 +165,9 @@ def _gptqmodel_rules(text: str) -> Iterator[Rule]:
 
 def _llama_cpp_rules(text: str) -> Iterator[Rule]:
     for line in text.split():
-        pattern, _, value = line.rpartition("=")
+        pattern, equals, value = line.rpartition("=")
+        if not equals:
+            raise ValueError(f"{shown(line)} is no regex=type")
         test = re.compile(pattern).search
         yield (lambda name, test=test: test(f"{name}.weight")), value.lower()
 

@@ -457,7 +457,7 @@ def parse_scheme(name: str) -> Spec:
     """The scheme that `name` spells; UsageError for anything else, selections and recipes
     included."""
     if RECIPE.fullmatch(name):
-        raise UsageError(f"--quantization {name}: a recipe has no one scheme, which is needed here")
+        raise UsageError(f"--quantization {name}: a recipe has a scheme per layer; here name one")
     if spec := named(name).scheme:
         return spec
     raise UsageError(

@@ -110,7 +110,7 @@ def test_what_others_write(format, text, layer, scheme):
         ("gptqmodel", '{".*": {"bits": 5, "group_size": 64}}', "which no scheme is"),
         ("llama.cpp", "attn_v=q6_k .*=q4_0", "differ, and are one layer here, layers.0.attention"),
         ("llama.cpp", ".*=iq1_s", "which no scheme is"),
-        ("llama.cpp", "q8_0", "nothing for blk.0"),
+        ("llama.cpp", "q8_0", "is no regex=type"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(format, text, why):
