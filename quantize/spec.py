@@ -430,7 +430,8 @@ def parse(name: str, option: str = "--quantization") -> Spec | Selection:
     if match := RECIPE.fullmatch(name):
         from quantbench.quantize import recipe  # made of specs
 
-        return recipe.read(*match.groups(), option)
+        path, digest = match.groups()
+        return recipe.read(path, digest, option)
     return named(name, option)
 
 

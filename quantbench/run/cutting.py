@@ -73,9 +73,10 @@ class RankStages:
         """Whether a module is read and quantized whole."""
         if self.whole:
             return True
-        quantizer, cut = self.stages, self.split.cut(f"{name}.weight")
+        quantizer: Stages | None = self.stages
         if isinstance(quantizer, MixedQuantizer) and not self.saved:
             quantizer = quantizer.of(name)
+        cut = self.split.cut(f"{name}.weight")
         if not isinstance(quantizer, Quantizer) or cut is None or name == "tok_embeddings":
             return False
         spec = quantizer.spec
