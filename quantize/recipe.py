@@ -155,7 +155,7 @@ def read(path: str, digest: str | None = None, option: str = "--quantization") -
             raise ValueError(f"unknown keys: {_some(unknown)}; keys are {', '.join(keys)}")
         recipe = dataclasses.replace(_recipe(from_json(RecipeFile, value)), path=path)
         if digest not in (None, recipe.digest):
-            raise ValueError(f"it holds {recipe.name} now, and recipe-{digest} was asked for")
+            raise ValueError(f"it holds {recipe.name} now; expected is recipe-{digest}")
         return recipe
     except (ValueError, UsageError) as error:
         raise UsageError(files.refusal(option, path, error)) from None

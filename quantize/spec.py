@@ -428,7 +428,7 @@ def parse(name: str, option: str = "--quantization") -> Spec | Selection:
     """What `name`, given to `option`, says: the recipe in a file NAME.json, also with a digest as
     NAME.json@2fcf02fa; or as `named`."""
     if match := RECIPE.fullmatch(name):
-        from quantbench.quantize import recipe  # made of specs
+        from quantbench.quantize import recipe  # which imports this module
 
         path, digest = match.groups()
         return recipe.read(path, digest, option)

@@ -166,7 +166,7 @@ def test_a_run_is_logged_saved_reloaded_and_replayed(tmp_path, monkeypatch):
     assert run(*replay).exit_code == 0
     file_of(Path(), {"*": "int8wo"})
     changed = run(*replay)
-    assert changed.exit_code == 1 and f"and recipe-{digest} was asked for" in changed.stderr
+    assert changed.exit_code == 1 and f"now; expected is recipe-{digest}" in changed.stderr
 
 
 def test_arms_of_recipes_are_compared(tmp_path, monkeypatch):
