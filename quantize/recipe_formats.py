@@ -13,7 +13,7 @@ groups and zero points, and choose codes in their own way. A layer may be severa
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import gguf
@@ -28,74 +28,71 @@ from quantbench.text import shown
 
 Names = Callable[[str], Sequence[str]]  # a parameter's names in Hugging Face's checkpoints
 Rule = tuple[Callable[[str], object], Any]  # whether a module is meant, and its value
-_UINTS = [spec for spec in s.every_spec() if isinstance(spec, s.UintX) and not spec.hqq]
+
+
+def _of_groups(spec: Any) -> Any:
+    by = ao.PerGroup(spec.group_size)
+    match spec:
+        case s.Int4WeightOnly():
+            return ao.Int4WeightOnlyConfig(spec.group_size)
+        case s.UintX():
+            dtype = getattr(torch, f"int{spec.bits}")
+            return ao.IntxWeightOnlyConfig(dtype, by, ao.MappingType.ASYMMETRIC)
+    return ao.Int8DynamicActivationIntxWeightConfig(torch.int4, by)
+
+
+_GROUPED: list[Any] = [
+    spec for spec in s.every_spec() if hasattr(spec, "group_size") and not getattr(spec, "hqq", 0)
+]
 _TORCHAO: dict[s.Quantization, Any] = {
-    s.FullPrecision(): None,
     s.Int8WeightOnly(): ao.Int8WeightOnlyConfig(),
     s.Int8DynamicActivation(): ao.Int8DynamicActivationInt8WeightConfig(),
     s.Int8Embedding(): ao.IntxWeightOnlyConfig(torch.int8, ao.PerAxis(0)),
     s.Float8WeightOnly(): ao.Float8WeightOnlyConfig(),
-    **{s.Int4WeightOnly(n): ao.Int4WeightOnlyConfig(n) for n in s.GROUP_SIZES},
-    **{
-        s.Int8DynamicActivationInt4Weight(n): ao.Int8DynamicActivationIntxWeightConfig(
-            torch.int4, ao.PerGroup(n)
-        )
-        for n in s.GROUP_SIZES
-    },
-    **{
-        spec: ao.IntxWeightOnlyConfig(
-            getattr(torch, f"int{spec.bits}"),
-            ao.PerGroup(spec.group_size),
-            ao.MappingType.ASYMMETRIC,
-        )
-        for spec in _UINTS
-    },
+    **{spec: _of_groups(spec) for spec in _GROUPED},
 }
-_GPTQMODEL: dict[s.Quantization, dict[str, object]] = {
-    s.FullPrecision(): {},
-    s.Int8WeightOnly(): {"bits": 8, "group_size": -1, "sym": True},
-    **{s.Int4WeightOnly(n): {"bits": 4, "group_size": n, "sym": False} for n in s.GROUP_SIZES},
-    **{
-        spec: {"bits": spec.bits, "group_size": spec.group_size, "sym": False}
-        for spec in _UINTS
-        if spec.bits in (2, 3, 4) and spec.group_size > 8
+FORMATS: dict[str, dict[s.Quantization, Any]] = {  # what each says of a scheme
+    "torchao": {x: config_to_dict(config) for x, config in _TORCHAO.items()},
+    "gptqmodel": {
+        s.Int8WeightOnly(): {"bits": 8, "group_size": -1, "sym": True},
+        **{
+            x: {"bits": getattr(x, "bits", 4), "group_size": x.group_size, "sym": False}
+            for x in _GROUPED
+            if getattr(x, "bits", 4) in (2, 3, 4) and x.group_size > 8 and not x.rounds_activations
+        },
     },
+    "llama.cpp": {x: x.gguf.lower() for x in s.every_spec() if x.gguf != "-"},
 }
-FORMATS: dict[str, Mapping[s.Quantization, Any]] = {  # what each says of a scheme
-    "torchao": {spec: value and config_to_dict(value) for spec, value in _TORCHAO.items()},
-    "gptqmodel": _GPTQMODEL,
-    "llama.cpp": {spec: spec.gguf.lower() for spec in s.every_spec() if spec.gguf != "-"},
-}
+FORMATS["torchao"][s.FullPrecision()] = FORMATS["gptqmodel"][s.FullPrecision()] = None
+_PREFERRED = (s.FullPrecision, s.Int8WeightOnly, s.Int4WeightOnly, s.UintX)  # of equal values
 # What a value says of the numbers; the rest says how they are stored and multiplied. GPTQ's `sym`
 # is not read: asymmetric numbers hold symmetric ones.
 _NUMBERS = (
-    *("bits", "group_size", "granularity", "mapping_type", "weight_dtype", "weight_granularity"),
+    *("bits", "group_size", "granularity", "weight_granularity", "mapping_type", "weight_dtype"),
     "int4_choose_qparams_algorithm",
 )
-_PREFERRED = (s.FullPrecision, s.Int8WeightOnly, s.Int4WeightOnly, s.UintX)  # of equal types
-_FLOATS = ("bf16", "f16", "f32")
 
 
 def exported(recipe: Recipe, format: str, names: Names) -> str:
     """recipe: with its layers. Raises UsageError, with the layer's name, for a scheme that the
     format cannot say."""
+    schemes = {EMBEDDING: s.FullPrecision()} | dict(recipe.layers)
     values = {}
-    for layer, scheme in ({EMBEDDING: s.FullPrecision()} | dict(recipe.layers)).items():
+    for layer, modules in _modules(schemes, names, format).items():
+        scheme = schemes[layer]
         if layer != EMBEDDING and scheme == s.Int8Embedding():  # the same numbers
             scheme = s.Int8WeightOnly()
-        try:
-            value = FORMATS[format][scheme]
-            values |= dict.fromkeys(_modules([layer], names, format)[layer], value)
-        except LookupError:
-            raise UsageError(f"--format {format} cannot say {scheme}, which {layer} has") from None
+        if scheme not in FORMATS[format]:
+            raise UsageError(f"--format {format} cannot say {scheme}, which {layer} has")
+        values |= dict.fromkeys(modules, FORMATS[format][scheme])
+    if format == "torchao":
+        config = {"_type": "FqnToConfig", "_version": 1, "_data": {"fqn_to_config": values}}
+        return json.dumps(config, indent=1)
     exact = {re.escape(module): value for module, value in values.items()}
     if format == "llama.cpp":
         return "".join(rf"^{name}\.weight$={value}" + "\n" for name, value in exact.items())
-    if format == "gptqmodel":
-        exact = {f"{'+' if value else '-'}:^{name}$": value for name, value in exact.items()}
-        return json.dumps(exact, indent=1)
-    config = {"fqn_to_config": values, "module_fqn_to_config": values}
-    return json.dumps({"_type": "FqnToConfig", "_version": 1, "_data": config}, indent=1)
+    signed = {f"{'+' if value else '-'}:^{name}$": value or {} for name, value in exact.items()}
+    return json.dumps(signed, indent=1)
 
 
 def imported(text: str, format: str, layers: Iterable[str], names: Names) -> dict[str, str]:
@@ -123,19 +120,21 @@ def imported(text: str, format: str, layers: Iterable[str], names: Names) -> dic
 
 
 def _modules(layers: Iterable[str], names: Names, format: str) -> dict[str, list[str]]:
-    """The modules' names of each layer. Raises LookupError for a layer that has none."""
+    """The modules' names by layer. Raises UsageError for one that the format has no name for."""
     modules = {x: [n.removesuffix(".weight") for n in names(f"{x}.weight")] for x in layers}
     if format != "llama.cpp":
         return modules
-    blocks = 1 + max((int(x.split(".")[1]) for x in modules if x.startswith("layers.")), default=0)
+    blocks = 1 + max(int(x.split(".")[1]) for x in modules if x.startswith("layers."))
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, blocks).mapping
+    if unknown := [name for own in modules.values() for name in own if name not in table]:
+        raise UsageError(f"--format {format}: it has no name for {unknown[0]}")
     return {layer: [table[name][1] for name in own] for layer, own in modules.items()}
 
 
 def _key(value: Any) -> str:
     """What two values of equal numbers have in common."""
     if not isinstance(value, dict):
-        return json.dumps("bf16" if value in _FLOATS else value)
+        return json.dumps("bf16" if value in ("f16", "f32") else value)
     data = value.get("_data", value)
     numbers = {name: data[name] for name in _NUMBERS if name in data}
     return json.dumps([value.get("_type"), numbers], sort_keys=True)
@@ -157,10 +156,10 @@ def _gptqmodel_rules(text: str) -> Iterator[Rule]:
     base = {name: whole[name] for name in ("bits", "group_size") if name in whole}
     for pattern, value in whole.get("dynamic", {} if base else whole).items():
         test = re.compile(pattern.removeprefix("+:").removeprefix("-:")).match
-        yield test, {} if pattern.startswith("-:") else base | value
+        yield test, None if pattern.startswith("-:") else base | value
     if base:
         yield (lambda name: name != "lm_head"), base
-        yield "lm_head".__eq__, base if whole.get("lm_head") else {}
+        yield "lm_head".__eq__, base if whole.get("lm_head") else None
 
 
 def _llama_cpp_rules(text: str) -> Iterator[Rule]:

@@ -76,7 +76,6 @@ def _facts(plan: Plan) -> object:
     calibration += [Path(text)] if text else []
     facts = {
         "config": dataclasses.asdict(plan.config),
-        "scheme": plan.spec.name,
         "architecture": dataclasses.asdict(plan.architecture),
         "files": [_stamp(file) for file in (*plan.checkpoint.files, *calibration)],
         "versions": versions(),

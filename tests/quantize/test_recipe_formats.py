@@ -3,10 +3,12 @@
 import fnmatch
 import json
 import re
+from collections import OrderedDict
 
 import pytest
+import torch
 from torchao import quantization as ao
-from torchao.core.config import config_from_dict
+from torchao.core.config import config_from_dict, config_to_dict
 
 from quantbench.errors import UsageError
 from quantbench.models.formats.names import hugging_face
@@ -79,12 +81,19 @@ def test_what_a_format_cannot_say_is_refused_by_name(format, scheme, layer):
 
 
 Q8, Q4 = {"bits": 8, "group_size": -1}, {"bits": 4, "group_size": 128}
+INT4 = ao.Int8DynamicActivationIntxWeightConfig(torch.int4, ao.PerGroup(32))
+UINT4 = ao.IntxWeightOnlyConfig(torch.int4, ao.PerGroup(64), ao.MappingType.ASYMMETRIC)
+FQNS = {"_default": None, r"re:model\..*mlp\..*": INT4, "lm_head.weight": UINT4}
+TORCHAO = config_to_dict(ao.FqnToConfig(OrderedDict(FQNS)))
 DYNAMIC = {r"-:.*\.0\..*": {}, r".*mlp.*": {"group_size": 32}}
 
 
 @pytest.mark.parametrize(
     ("format", "text", "layer", "scheme"),
     [
+        ("torchao", json.dumps(TORCHAO), "*.w13", "int8dq-int4wo-32"),
+        ("torchao", json.dumps(TORCHAO), "*.wqkv", "none"),
+        ("torchao", json.dumps(TORCHAO), "output", "uintx-4-64"),
         ("gptqmodel", json.dumps(Q4 | {"sym": True, "dynamic": DYNAMIC}), "layers.0.*", "none"),
         ("gptqmodel", json.dumps(Q4 | {"dynamic": DYNAMIC}), "layers.3.feed*", "int4wo-32"),
         ("gptqmodel", json.dumps(Q4 | {"dynamic": DYNAMIC}), "layers.3.att*", "int4wo-128"),
@@ -107,6 +116,7 @@ def test_what_others_write(format, text, layer, scheme):
         ("torchao", "{}", "_data"),
         ("torchao", '{"_data": {"fqn_to_config": {"re:lm_.*": null}}}', "nothing for model.layers"),
         ("gptqmodel", '{"(": {}}', "missing"),
+        ("gptqmodel", '{".*": {}}', "which no scheme is"),
         ("gptqmodel", '{".*": {"bits": 5, "group_size": 64}}', "which no scheme is"),
         ("llama.cpp", "attn_v=q6_k .*=q4_0", "differ, and are one layer here, layers.0.attention"),
         ("llama.cpp", ".*=iq1_s", "which no scheme is"),
