@@ -43,7 +43,7 @@ INSTEAD = {
 # Options that only some schemes take: whether a scheme does, and the message for the others.
 OF_SCHEMES: Mapping[str, tuple[Callable[[Quantization], bool], str]] = {
     "calibration_text": (
-        lambda spec: isinstance(spec, Selection) or spec.prunes,
+        lambda spec: isinstance(spec, Selection) or spec.calibrated,
         "--calibration_text: {} is not calibrated; sparse-marlin-wanda and autoquant are",
     ),
     "min_sqnr": (
