@@ -147,6 +147,10 @@ class Selection(Quantization):
     def scheme(self) -> None:
         return None
 
+    @property
+    def calibrated(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class FullPrecision(Spec):

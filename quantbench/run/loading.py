@@ -157,7 +157,7 @@ class Loading:
             self.quantizer.say = say
         saver, split = self.saver, self.split
         cut = calibrate = None
-        if self.spec.calibrated and not self.checkpoint.saved:
+        if self.spec.scheme and self.spec.calibrated and not self.checkpoint.saved:
             from quantbench.run import calibration
 
             calibrate = calibration.Calibration(self, say)
