@@ -14,6 +14,7 @@ the exponent is the one of EXPONENTS that leaves the least ‖(W - Ŵ)X‖.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -36,13 +37,13 @@ class Pair:
 def scale_inputs(
     block: nn.Module,
     hessians: Mapping[str, Tensor],
-    rounded: Callable[[nn.Linear, Tensor], Tensor],
+    rounded: Callable[[str, Tensor], Tensor],
     dtype: torch.dtype,
 ) -> None:
     """Scale the layers of a block in float32, in place.
 
-    hessians: XXᵀ (K, K) by a layer's name. rounded: (a layer, weight (N, K)) -> what the scheme
-    makes of the weight. dtype: of the norms when the model runs.
+    hessians: XXᵀ (K, K) by a layer's name. rounded: (a layer's name, weight (N, K)) -> what the
+    scheme makes of the weight. dtype: of the norms when the model runs.
     """
     for pair in _pairs(block, dtype):
         layer, hessian = block.get_submodule(pair.name), hessians[pair.name]
@@ -52,15 +53,15 @@ def scale_inputs(
         if size.isfinite().all() and size.max() > 0:  # else no token or no number reaches it
             scales = [size**exponent for exponent in EXPONENTS]
             scales = [s / (s.max() * s.min()).sqrt() for s in scales]
-            losses = [_loss(layer, s, hessian, rounded) for s in scales]
+            losses = [
+                _loss(layer.weight.data, s, hessian, partial(rounded, pair.name)) for s in scales
+            ]
             layer.weight.data *= pair.divide(scales[losses.index(min(losses))])
 
 
-def _loss(
-    layer: nn.Linear, s: Tensor, hessian: Tensor, rounded: Callable[[nn.Linear, Tensor], Tensor]
-) -> float:
+def _loss(weight: Tensor, s: Tensor, hessian: Tensor, rounded: Callable[[Tensor], Tensor]) -> float:
     """‖(W - Ŵ)X‖² where W · s is rounded."""
-    error = rounded(layer, layer.weight.data * s) / s - layer.weight.data
+    error = rounded(weight * s) / s - weight
     return float(((error @ hessian) * error).sum())
 
 
@@ -68,21 +69,17 @@ def _pairs(block: nn.Module, dtype: torch.dtype) -> Iterator[Pair]:
     networks = [name for name, module in block.named_modules() if type(module) is FeedForward]
     if isinstance(block, Block):
         attention = block.attention
-        if _folds(block.attention_norm):
+        if isinstance(block.attention_norm, nn.RMSNorm):
             yield Pair("attention.wqkv", _of_norm(block.attention_norm, dtype))
-        if _folds(block.ffn_norm) and "feed_forward" in networks:
+        if isinstance(block.ffn_norm, nn.RMSNorm) and "feed_forward" in networks:
             yield Pair("feed_forward.w13", _of_norm(block.ffn_norm, dtype))
         if attention.num_heads == attention.num_kv_heads:
-            rows = slice(-attention.wo.in_features, None)
+            rows = slice(-attention.num_heads * attention.head_dim, None)
             yield Pair("attention.wo", _of_rows(attention.wqkv, rows))
     for name in networks:
         network = block.get_submodule(name)
-        if network.gated:
+        if isinstance(network, FeedForward) and network.gated:
             yield Pair(f"{name}.w2", _of_rows(network.w13, slice(network.w2.in_features, None)))
-
-
-def _folds(norm: nn.Module) -> bool:
-    return type(norm) in (nn.RMSNorm, OffsetNorm)
 
 
 def _of_rows(layer: nn.Linear, rows: slice) -> Callable[[Tensor], Tensor]:
@@ -95,7 +92,7 @@ def _of_rows(layer: nn.Linear, rows: slice) -> Callable[[Tensor], Tensor]:
     return divide
 
 
-def _of_norm(norm: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def _of_norm(norm: nn.RMSNorm, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     offset = 1.0 if isinstance(norm, OffsetNorm) else 0.0
 
     def divide(s: Tensor) -> Tensor:

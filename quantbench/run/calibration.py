@@ -24,6 +24,7 @@ from quantbench.quantize import pruning as wanda
 from quantbench.quantize.autoquant import Sample
 from quantbench.quantize.gptq import refined
 from quantbench.quantize.mixed import MixedQuantizer, by_name
+from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import with_weight
 from quantbench.quantize.spec import Spec
 from quantbench.run.awq import scale_inputs
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 TEXT = Path(__file__).with_name("calibration.txt")
 ROWS, TOKENS = 8, 256  # of the calibration text: 8 sequences of 256 tokens
-HESSIAN_ROWS = 64  # for GPTQ and AWQ: more tokens than a layer has columns, as far as time allows
+HESSIAN_ROWS = 32  # for GPTQ and AWQ: more tokens than most layers have columns
 SAMPLED_EXPERTS = 2  # of a layer, for autoquant
 
 
@@ -130,14 +131,18 @@ class Calibration:
         self.positions = torch.arange(self.x.shape[1])
 
     def __call__(self, name: str, part: nn.Module) -> None:
+        """Calibrate the part of this name."""
         if name == "tok_embeddings":
             with torch.device("meta"):
                 model = build(self.architecture)
-            model.tok_embeddings = part
+            model.set_submodule(name, part)
             self.x = model.embed(self.x).float()
             return
-        # Of the output only the inputs are needed, and no logits.
-        wide = with_weight(part, part.weight.data[:0]) if name == "output" else copy.deepcopy(part)
+        # The output's logits are not needed, only its inputs.
+        if isinstance(part, nn.Linear):
+            wide = with_weight(part, part.weight.data[:0])
+        else:
+            wide = copy.deepcopy(part)
         wide.float()
         statistic = observe.squares if self.way == "wanda" else observe.products
         outputs: list[Tensor] = []
@@ -145,16 +150,22 @@ class Calibration:
             observe.linears_of(wide), lambda: outputs.append(self._run(name, wide)), statistic
         )
         if self.way == "awq" and name != "output":
-            scale_inputs(wide, sums, self._rounded, self.precision)
+
+            def rounded(layer: str, weight: Tensor) -> Tensor:
+                like = with_weight(part.get_submodule(layer), weight.to(self.precision))
+                return self._packed(f"{name}.{layer}", like).dequantize(torch.float32)
+
+            scale_inputs(wide, sums, rounded, self.precision)
             for parameter, scaled in zip(part.parameters(), wide.parameters(), strict=True):
                 parameter.data.copy_(scaled)
         for layer, linear in observe.linears_of(part).items():
             if self.way == "wanda":
                 wanda.prune(linear, sums[layer])
                 continue
-            self._quantize(".".join(filter(None, (name, layer))), linear, sums[layer])
+            packed = self._quantized(".".join(filter(None, (name, layer))), linear, sums[layer])
+            linear.weight = nn.Parameter(packed, requires_grad=False)
             if name != "output":
-                wide.get_submodule(layer).weight.data = linear.weight.data.dequantize(torch.float32)
+                wide.get_submodule(layer).weight.data = packed.dequantize(torch.float32)
         self.x = outputs[0] if self.way == "wanda" else self._run(name, wide)
 
     def _run(self, name: str, part: nn.Module) -> Tensor:
@@ -164,20 +175,22 @@ class Calibration:
             number = int(name.split(".")[1])
             rotated = rotation(self.architecture, self.positions, self.x.device, number)
             rest = (*rotated, self.positions)
-        return torch.cat([part(rows, *rest) for rows in self.x.split(ROWS)])
+        return torch.cat([part(rows, *rest) for rows in torch.split(self.x, ROWS)])
 
-    def _quantize(self, name: str, linear: nn.Linear, hessian: Tensor) -> None:
-        packed = self.quantizer.quantized(name, linear).weight.data
-        if self.way == "gptq":
-            calibrated = refined(linear.weight.data, packed, hessian)
-            if calibrated is None:
-                self.say(f"{name} is rounded, not calibrated: {_why(hessian)}")
-            packed = packed if calibrated is None else calibrated
-        linear.weight = nn.Parameter(packed, requires_grad=False)
+    def _quantized(self, name: str, linear: nn.Linear, hessian: Tensor) -> PackedWeight:
+        packed = self._packed(name, linear)
+        if self.way != "gptq":
+            return packed
+        calibrated = refined(linear.weight.data, packed, hessian)
+        if calibrated is None:
+            self.say(f"{name} is rounded, not calibrated: {_why(hessian)}")
+        return packed if calibrated is None else calibrated
 
-    def _rounded(self, linear: nn.Linear, weight: Tensor) -> Tensor:
-        packed = self.quantizer.quantized("", with_weight(linear, weight.to(self.precision)))
-        return packed.weight.data.dequantize(torch.float32)
+    def _packed(self, name: str, linear: nn.Module) -> PackedWeight:
+        """The linear layer's weight as the scheme has it without a text."""
+        weight = self.quantizer.quantized(name, linear).weight.data
+        assert isinstance(weight, PackedWeight)
+        return weight
 
 
 def _why(hessian: Tensor) -> str:

@@ -71,7 +71,7 @@ def test_scaled_inputs_change_no_logits(family, tmp_path, monkeypatch):
             before = [layer.weight.clone() for layer in linears_of(part).values()]
             layers = linears_of(part)
             hessians = {n: torch.diag(torch.rand(m.in_features) + 0.1) for n, m in layers.items()}
-            awq.scale_inputs(part, hessians, lambda layer, weight: weight, torch.float32)
+            awq.scale_inputs(part, hessians, lambda name, weight: weight, torch.float32)
             after = (layer.weight for layer in layers.values())
             scaled.extend(not torch.equal(*pair) for pair in zip(before, after, strict=True))
 
