@@ -30,7 +30,7 @@ CALIBRATED = "int4wo-64-gptq int4wo-64-awq uintx-3-64-gptq int8dq-int4wo-64-awq 
 
 @pytest.fixture(autouse=True)
 def few_tokens(monkeypatch):
-    monkeypatch.setattr(calibration, "HESSIAN_ROWS", 16)
+    monkeypatch.setattr(calibration, "HESSIAN_ROWS", 8)
 
 
 def log_probabilities(model):
