@@ -18,8 +18,9 @@ for _noisy in ("torchao", "torch.utils._pytree"):
 def config(scheme: str, kernel: str = "auto") -> "QuantizeConfig":
     """A torchao config: `torchao.quantize_(model, config("int4wo-64"))` quantizes any nn.Module.
 
-    scheme: a name as --quantization takes it, but no autoquant. kernel: as --kernel; auto takes for
-    each layer the fastest that runs on its weight's device, in its weight's dtype.
+    scheme: a name as --quantization takes it, but no scheme that is calibrated on a text. kernel:
+    as --kernel; auto takes for each layer the fastest that runs on its weight's device, in its
+    weight's dtype.
 
     Every module that quantize_'s filter_fn lets through is changed in place: it keeps its bias and
     its hooks, and multiplies by the scheme's numbers from then on, without gradients. By default

@@ -7,7 +7,6 @@ and its masks and sorting take twelve times a layer's memory, and most of the ti
 """
 
 import itertools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -15,45 +14,13 @@ from torch import Tensor, nn
 from quantbench.quantize.scheme import rows_at_once
 
 
-def prune_linears(module: nn.Module, run: Callable[[], object]) -> None:
-    """Zero half the weights of every linear layer in `module`, in place, by what `run` feeds it."""
-    linears = {name: layer for name, layer in module.named_modules() if type(layer) is nn.Linear}
-    norms = input_norms(linears, run)
-    for name, layer in linears.items():
-        prune(layer, norms[name])
+def prune(layer: nn.Linear, squares: Tensor) -> None:
+    """Zero two of every four weights of a layer, in place.
 
-
-def input_norms(linears: dict[str, nn.Linear], run: Callable[[], object]) -> dict[str, Tensor]:
-    """The norm of every input feature, (K,) float32, by layer, over all that `run` feeds.
-
-    For a layer that gets nothing, such as an expert that no token takes, the norms are ones: then
-    the weights alone decide.
+    squares: the squared norm of every input feature, (K,). If the layer got no inputs, such as an
+    expert that no token takes, the weights alone decide.
     """
-    squares = {
-        name: torch.zeros(layer.in_features, device=layer.weight.device)
-        for name, layer in linears.items()
-    }
-
-    def observing(name: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            squares[name] += inputs[0].float().flatten(0, -2).norm(dim=0).square()
-
-        return hook
-
-    hooks = [layer.register_forward_pre_hook(observing(name)) for name, layer in linears.items()]
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {
-        name: total.sqrt() if total.any() else torch.ones_like(total)
-        for name, total in squares.items()
-    }
-
-
-def prune(layer: nn.Linear, norms: Tensor) -> None:
-    """Zero two of every four weights of a layer, in place."""
+    norms = squares.sqrt() if squares.any() else torch.ones_like(squares)
     for block in layer.weight.data.split(rows_at_once(layer.weight)):
         kept = torch.stack(kept_of_four(block.abs() * norms), -1).flatten(-2)
         block.masked_fill_(~kept, 0)

@@ -166,7 +166,7 @@ def _recipe(file: RecipeFile) -> Recipe:
         raise UsageError(f"kv_cache takes {', '.join(CACHES)}; given: {shown(file.kv_cache)}")
     schemes = {pattern: named(name, f"{shown(pattern)}:") for pattern, name in file.schemes.items()}
     for pattern, spec in schemes.items():
-        if not isinstance(spec, Spec) or isinstance(spec, AsIs) or spec.prunes:
+        if not isinstance(spec, Spec) or isinstance(spec, AsIs) or spec.calibrated:
             raise UsageError(f"{shown(pattern)}: {spec} cannot be the scheme of a single layer")
     kind = cast(dict[str, Spec], schemes)
     return Recipe((), "", file.model, tuple(kind.items()), file.kv_cache, about=file.about)

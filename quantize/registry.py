@@ -150,6 +150,8 @@ class Quantizer:
         if not self.takes(module):
             return module
         weight = module.weight.data
+        if isinstance(weight, PackedWeight):  # a calibration has quantized it (run/calibration.py)
+            return module
         if reason := self.scheme.refuses(self.spec, weight.shape[1]):
             raise KernelError(f"--quantization {self.spec}: {name} {reason}")
         if not weight.is_meta and not weight.sum().isfinite():

@@ -21,9 +21,19 @@ from typing import Any, ClassVar
 from quantbench.errors import UsageError
 
 GROUP_SIZES = (32, 64, 128, 256)
-FITTED = ", less with fitted zero points"
 RECIPE = re.compile(r"(.+\.json)(?:@([0-9a-f]{8}))?", re.DOTALL)  # a file, and its digest
+# How scales and codes are chosen, if not from the range of a group: the word that ends a name, and
+# what a person who chooses has to know.
+WAYS = {
+    "": "",
+    "hqq": ", less with fitted zero points",
+    "gptq": ", much less as it is calibrated: a text is read while it loads",
+    "awq": ", less as it is calibrated: a text is read while it loads",
+    "wanda": ", less if calibrated",
+}
+CALIBRATED = ("gptq", "awq", "wanda")  # by what a text activates (run/calibration.py)
 _LETTERS = {"group_size": "G", "bits": "N"}
+_OPTIONAL = r"\[-(\{?)(\w+)\}?\]"
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,8 @@ class Quantization:
     Raises UsageError for a field outside its choices.
     """
 
-    # The spelling: {field} is one of the field's `choices`, [-word] for a switch.
+    # The spelling: {field} is one of the field's `choices`, [-{field}] one that may be "", [-word]
+    # a switch.
     pattern: ClassVar[str]
     numerics: ClassVar[str]  # what it does to the linear layers, in words
     phrase: ClassVar[str]  # what a person who chooses has to know, in words
@@ -49,8 +60,12 @@ class Quantization:
 
     def __str__(self) -> str:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        name = re.sub(r"\[-(\w+)\]", lambda m: f"-{m[1]}" if fields[m[1]] else "", self.pattern)
-        return name.format(**fields)
+
+        def written(optional: re.Match[str]) -> str:
+            value = fields[optional[2]]
+            return f"-{value if optional[1] else optional[2]}" if value else ""
+
+        return re.sub(_OPTIONAL, written, self.pattern).format(**fields)
 
     @property
     def name(self) -> str:
@@ -87,14 +102,24 @@ class Quantization:
         return any(spec.rounds_activations for spec in self.candidates)
 
     @property
-    def prunes(self) -> bool:
-        """Whether weights are zeroed before they are quantized, as a calibration text decides."""
+    def calibrated(self) -> bool:
+        """Whether a calibration text decides which numbers the weights become."""
         return False
 
 
 @dataclass(frozen=True)
 class Spec(Quantization):
     """One scheme: the same numbers in every linear layer."""
+
+    way: str = dataclasses.field(default="", kw_only=True)  # of WAYS, if `choices` has any
+
+    @property
+    def plain(self) -> str:
+        return self.phrase + WAYS[self.way]
+
+    @property
+    def calibrated(self) -> bool:
+        return self.way in CALIBRATED
 
     @property
     def multiplied(self) -> str | None:
@@ -122,6 +147,10 @@ class Selection(Quantization):
     @property
     def scheme(self) -> None:
         return None
+
+    @property
+    def calibrated(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -202,7 +231,7 @@ class Float6(Spec):
 
 @dataclass(frozen=True)
 class Int4WeightOnly(Spec):
-    pattern = "int4wo-{group_size}[-hqq]"
+    pattern = "int4wo-{group_size}[-{way}]"
     numerics = "4-bit weights, a 16-bit scale and zero point for every G columns"
     phrase = "about a quarter of the memory; a loss that grows with G"
     like = "Q4_0"
@@ -210,13 +239,8 @@ class Int4WeightOnly(Spec):
         *("int4wo-32", "int4wo-64", "int4wo-128", "int4wo-256"),
         *("int4wo-64-hqq", "int4wo-256-hqq"),
     )
-    choices = {"group_size": GROUP_SIZES}
+    choices = {"group_size": GROUP_SIZES, "way": ("", "hqq", "gptq", "awq")}
     group_size: int = 64
-    hqq: bool = False
-
-    @property
-    def plain(self) -> str:
-        return self.phrase + FITTED * self.hqq
 
     @property
     def gguf(self) -> str:
@@ -225,13 +249,13 @@ class Int4WeightOnly(Spec):
 
 @dataclass(frozen=True)
 class Int8DynamicActivationInt4Weight(Spec):
-    pattern = "int8dq-int4wo-{group_size}"
+    pattern = "int8dq-int4wo-{group_size}[-{way}]"
     numerics = "4-bit symmetric weights, a 16-bit scale for every G columns; int8 activations"
     phrase = "4-bit weights and 8-bit arithmetic, as llama.cpp computes"
     like = "Q4_0"
     shown = ("int8dq-int4wo-32",)
     formats = ("compressed-tensors", "gguf")
-    choices = {"group_size": GROUP_SIZES}
+    choices = {"group_size": GROUP_SIZES, "way": ("", "gptq", "awq")}
     group_size: int = 32
 
     def fits(self, format: str) -> bool:
@@ -244,11 +268,12 @@ class Int8DynamicActivationInt4Weight(Spec):
 
 @dataclass(frozen=True)
 class MxFloat4(Spec):
-    pattern = "mxfp4"
+    pattern = "mxfp4[-{way}]"
     numerics = "4-bit floating point (E2M1) weights, a power of two for every 32 columns"
     phrase = "4-bit floats as the MX standard has them"
     like = "MXFP4"
     shown = ("mxfp4",)
+    choices = {"way": ("", "gptq", "awq")}
 
 
 @dataclass(frozen=True)
@@ -281,7 +306,7 @@ class BitsAndBytes(Spec):
 
 @dataclass(frozen=True)
 class UintX(Spec):
-    pattern = "uintx-{bits}-{group_size}[-hqq]"
+    pattern = "uintx-{bits}-{group_size}[-{way}]"
     numerics = "N-bit weights, a 16-bit scale and zero point for every G columns"
     phrase = "{} bits: the loss is {}"
     like = "Q{}_K"
@@ -289,15 +314,18 @@ class UintX(Spec):
         *("uintx-7-64", "uintx-6-64", "uintx-5-64", "uintx-4-64", "uintx-3-64"),
         *("uintx-3-64-hqq", "uintx-2-8", "uintx-2-64", "uintx-2-64-hqq"),
     )  # not uintx-1: two codes at the ends of the range are no useful quantization (docs/LOG.md)
-    choices = {"bits": (1, 2, 3, 4, 5, 6, 7), "group_size": (8, 16, *GROUP_SIZES)}
+    choices = {
+        "bits": (1, 2, 3, 4, 5, 6, 7),
+        "group_size": (8, 16, *GROUP_SIZES),
+        "way": ("", "hqq", "gptq", "awq"),
+    }
     bits: int = 4
     group_size: int = 64
-    hqq: bool = False
 
     @property
     def plain(self) -> str:
         loss = "small" if self.bits > 3 else "large" if self.bits == 3 else "very large"
-        return self.phrase.format(self.bits, loss) + FITTED * self.hqq
+        return super().plain.format(self.bits, loss)
 
     @property
     def gguf(self) -> str:
@@ -308,20 +336,12 @@ class UintX(Spec):
 
 @dataclass(frozen=True)
 class SparseMarlin(Spec):
-    pattern = "sparse-marlin[-wanda]"
+    pattern = "sparse-marlin[-{way}]"
     numerics = "2:4 sparse 4-bit symmetric weights, a 16-bit scale for every 64 columns"
     phrase = "half of the weights dropped, the rest 4-bit: a very large loss"
     like = "Q3_K"
     shown = ("sparse-marlin", "sparse-marlin-wanda")
-    wanda: bool = False
-
-    @property
-    def plain(self) -> str:
-        return self.phrase + ", less if calibrated" * self.wanda
-
-    @property
-    def prunes(self) -> bool:
-        return self.wanda
+    choices = {"way": ("", "wanda")}
 
 
 @dataclass(frozen=True)
@@ -444,11 +464,11 @@ def named(name: str, option: str = "--quantization") -> Spec | Selection:
     # For a right form with a wrong number the error lists the right numbers.
     for spec in _ALL:
         if match := _regex(spec, strict=False).fullmatch(name):
-            wrong = (n for n in spec.choices if match[n] not in map(str, spec.choices[n]))
+            wrong = (n for n in spec.choices if (match[n] or "") not in map(str, spec.choices[n]))
             raise UsageError(f"{option} {name}: {_takes(spec, next(wrong))}")
     # What stands before the first field counts too: "int4wo" is nearer to int4wo-G than to int8wo.
     known = {str(spec): str(spec) for spec in every_spec()}
-    known |= {spec.pattern.partition("-{")[0]: form(spec) for spec in _ALL}
+    known |= {re.split(r"\[?-\{", spec.pattern)[0]: form(spec) for spec in _ALL}
     near = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"; nearest: {known[near[0]]}" if near else ""
     raise UsageError(f"{option} {name!r} is no scheme{hint}. Schemes: {', '.join(forms())}")
@@ -484,7 +504,7 @@ def refuse_format(spec: Quantization, format: str) -> None:
 
 
 def forms() -> list[str]:
-    """Every scheme's spelling, as help texts have it: "int4wo-G[-hqq]"."""
+    """Every scheme's spelling, as help texts have it: "int4wo-G[-{hqq,gptq,awq}]"."""
     return [form(spec) for spec in _ALL]
 
 
@@ -495,7 +515,9 @@ def numerics() -> dict[str, str]:
 
 def form(spec: type[Quantization]) -> str:
     def shown(field: re.Match[str]) -> str:
-        return _LETTERS.get(field[1]) or "{" + ",".join(map(str, spec.choices[field[1]])) + "}"
+        choices = [str(choice) for choice in spec.choices[field[1]] if choice != ""]
+        several = "{" + ",".join(choices) + "}" if len(choices) > 1 else choices[0]
+        return _LETTERS.get(field[1]) or several
 
     return re.sub(r"\{(\w+)\}", shown, spec.pattern)
 
@@ -518,16 +540,18 @@ def _regex(spec: type[Quantization], strict: bool = True) -> re.Pattern[str]:
     """What the scheme's names look like; not `strict`, any number is accepted as a choice."""
 
     def alternatives(field: re.Match[str]) -> str:
-        allowed = "|".join(map(str, spec.choices[field[1]])) if strict else r"\d+"
-        return f"(?P<{field[1]}>{allowed})"
+        choices = spec.choices[field[1]]
+        allowed = "|".join(str(choice) for choice in choices if choice != "")
+        return f"(?P<{field[1]}>{allowed if strict or '' in choices else r'[0-9]+'})"
 
-    optional = re.sub(r"\[-(\w+)\]", r"(?P<\1>-\1)?", spec.pattern)
+    switches = re.sub(r"\[-(\w+)\]", r"(?P<\1>-\1)?", spec.pattern)
+    optional = re.sub(r"\[(-\{\w+\})\]", r"(?:\1)?", switches)
     return re.compile(re.sub(r"\{(\w+)\}", alternatives, optional))
 
 
 def _values(spec: type[Quantization], match: re.Match[str]) -> dict[str, Any]:
     return {
-        field.name: next(v for v in spec.choices[field.name] if str(v) == match[field.name])
+        field.name: next(v for v in spec.choices[field.name] if str(v) == (match[field.name] or ""))
         if field.name in spec.choices
         else match[field.name] is not None
         for field in _spelt(spec)

@@ -13,7 +13,7 @@ from torch import nn
 from torchao.core.config import AOBaseConfig
 from torchao.quantization.transform_module import register_quantize_module_handler
 
-from quantbench.errors import KernelError
+from quantbench.errors import KernelError, UsageError
 from quantbench.quantize.kernel import KernelLinear
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import Quantizer
@@ -29,6 +29,11 @@ class QuantizeConfig(AOBaseConfig):
 
     def __post_init__(self) -> None:
         self.spec: Spec = parse_scheme(self.scheme)
+        if self.spec.calibrated:
+            raise UsageError(
+                f"--quantization {self.scheme} is calibrated on a text as a checkpoint is loaded, "
+                "by models.load or generate; quantize_ sees one layer at a time"
+            )
         self._quantizers: dict[tuple[torch.device, torch.dtype], Quantizer] = {}
         # Modules that this config has quantized: one that a model uses twice comes twice.
         self._done: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -22,7 +22,7 @@ from quantbench.quality import decode_check
 from quantbench.quality.layer_sqnr import sqnr_of_layers
 from quantbench.quality.reference import Reference, model_of, read_on
 from quantbench.quality.scores import Scores, score, summary
-from quantbench.quality.texts import Texts
+from quantbench.quality.texts import Texts, calibrated_on
 from quantbench.quality.thresholds import MAX_KL, TOKENS
 from quantbench.quality.types import DecodeCheck, LayerSqnr, NoQuality, QualityAnswer
 from quantbench.run.checks import EXPERTS
@@ -75,6 +75,8 @@ def scored(
             why = f"random weights, and not on the model {EMBEDDED_MODEL}: {error}"
             return Scored(QualityAnswer(NoQuality(why)))
         stand_in = EMBEDDED_MODEL
+    if judge := calibrated_on(plan, text):
+        return Scored(QualityAnswer(NoQuality(f"it was calibrated on {judge}, which judges it")))
     if reference:
         full = Reference.read(reference)
         if full.about.vocab_size != plan.architecture.vocab_size:

@@ -24,7 +24,10 @@ TOKENS = 64  # of the text
 @torch.no_grad()
 def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: list[int]) -> list[LayerSqnr]:
     """Every linear layer of the model, in order, against the checkpoint `full`, on the text `ids`.
-    Experts in two tiers of memory are left out: their weights are not in the model's modules."""
+    Experts in two tiers of memory are left out: their weights are not in the model's modules.
+    None of AWQ's layers can be compared: they take scaled inputs."""
+    if plan.spec.scheme and plan.spec.scheme.way == "awq":
+        return []
     inputs: dict[str, Tensor] = {}  # (1, n, K), by the layer's name
     names = {module: name for name, module in model.named_modules()}
 

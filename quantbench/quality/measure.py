@@ -16,7 +16,7 @@ from quantbench.quality.layer_sqnr import sqnr_of_layers
 from quantbench.quality.reference import read_on
 from quantbench.quality.scores import Scores, score, summary
 from quantbench.quality.tasks import Flips, Tasks, evaluate, flips
-from quantbench.quality.texts import ALL_LOOKS, Texts
+from quantbench.quality.texts import ALL_LOOKS, Texts, calibrated_on
 from quantbench.quality.thresholds import MOST_TOKENS, looks_needed
 from quantbench.quality.types import LayerSqnr, Quality
 from quantbench.run.loading import Loaded, load
@@ -67,6 +67,11 @@ def measure(
             "against full precision: give that checkpoint, and --quantization"
         )
     plan = begin(make_plan(config))
+    if judge := calibrated_on(plan, text):
+        raise UsageError(
+            f"--quantization {plan.spec} is calibrated on {judge}, which judges its quality; give "
+            "another --calibration_text"
+        )
     exact = _full_precision(plan.config)
     until, most, looks = (max_kl, MOST_TOKENS, 1) if tokens is None else (None, tokens, ALL_LOOKS)
     texts, scores, full, floor = Texts(exact, text, most), None, None, None

@@ -30,6 +30,7 @@ from quantbench.models.chat import chat_of
 from quantbench.models.formats import EMBEDDED, EMBEDDED_MODELS
 from quantbench.models.llama import Transformer
 from quantbench.quality.thresholds import FIRST_TOKENS, LEAST_TOKENS, check_tokens
+from quantbench.run.calibration import TEXT as CALIBRATION_TEXT
 from quantbench.run.plan import Plan
 
 TEXTS = {name: Path(__file__).with_name(f"{name}.txt") for name in ("prose", "code")}
@@ -43,6 +44,7 @@ PROMPTS = (  # one a look
     "Begin a story about a lighthouse keeper who finds a letter.",
 )
 NEW_TOKENS = 64  # of each row
+PIECE = 500  # characters that two texts do not have in common by chance
 ALL_LOOKS = 64  # more than any text has: each look doubles the tokens
 
 
@@ -152,6 +154,26 @@ def digest(passages: list[Passage]) -> str:
     """A hash of the tokens that are predicted."""
     predicted = [part.ids[part.first :] for part in passages]
     return hashlib.sha256(str(predicted).encode()).hexdigest()[:12]
+
+
+def calibrated_on(plan: Plan, text: str | None) -> Path | None:
+    """The text that judges the plan's scheme, and that the scheme was calibrated on, too: such a
+    judge is biased. None if there is none. text: as for Texts."""
+    if not plan.spec.calibrated:
+        return None
+    source = Path(plan.config.calibration_text or CALIBRATION_TEXT)
+    read = files.read_text("--calibration_text", source)
+    judges = ((path, files.read_text("--text", path)) for path in _given(plan, text).values())
+    return next((path for path, judge in judges if _share(read, judge)), None)
+
+
+def _share(first: str, second: str) -> bool:
+    """Whether a text contains a piece of the other, cut in PIECE characters."""
+    return any(
+        a[start : start + PIECE] in b
+        for a, b in ((first, second), (second, first))
+        for start in range(0, max(1, len(a) - PIECE + 1), PIECE)
+    )
 
 
 def _given(plan: Plan, text: str | None) -> dict[str, Path]:

@@ -1,10 +1,12 @@
 """Calibration: the inputs that a text gives to a model's linear layers.
 
-autoquant measures each shape of layer on the inputs of the first layer (`samples`). Wanda weighs
-each weight by the norm of its inputs (`pruning`).
+autoquant measures each shape of layer on the inputs of the first layer (`samples`). The others go
+through the model layer by layer (`Calibration`): Wanda weighs each weight by the norm of its
+inputs, GPTQ and AWQ choose codes and scales by the products of inputs with one another.
 """
 
-from collections.abc import Callable, Generator, Mapping
+import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,20 +15,26 @@ from torch import Tensor, nn
 
 from quantbench import files
 from quantbench.errors import UsageError
-from quantbench.models.config import ModelConfig
-from quantbench.models.formats import EMBEDDED
 from quantbench.models.llama import Transformer, rotation
 from quantbench.models.loading import load_model
+from quantbench.models.registry import build
 from quantbench.models.tokenizer import Tokenizer
-from quantbench.quantize import autoquant
+from quantbench.quantize import autoquant, observe
 from quantbench.quantize import pruning as wanda
 from quantbench.quantize.autoquant import Sample
+from quantbench.quantize.gptq import refined
 from quantbench.quantize.mixed import MixedQuantizer, by_name
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.registry import with_weight
+from quantbench.quantize.spec import Spec
+from quantbench.run.awq import scale_inputs
 
 if TYPE_CHECKING:
     from quantbench.run.loading import Loading
 
+TEXT = Path(__file__).with_name("calibration.txt")
 ROWS, TOKENS = 8, 256  # of the calibration text: 8 sequences of 256 tokens
+HESSIAN_ROWS = 32  # for GPTQ and AWQ: more tokens than most layers have columns
 SAMPLED_EXPERTS = 2  # of a layer, for autoquant
 
 
@@ -51,32 +59,29 @@ def autoquantizer(loading: "Loading", say: Callable[[str], None]) -> MixedQuanti
     return MixedQuantizer(autoquant.by_shape(choices), *how)
 
 
-def pruner(loading: "Loading") -> Callable[[str, nn.Module], None]:
-    """For sparse-marlin-wanda: the function that prunes each part as soon as it is loaded."""
-    return pruning(loading.checkpoint.config(), _text(loading))
-
-
-def _text(loading: "Loading") -> Tensor:
+def _text(loading: "Loading", rows: int = ROWS) -> Tensor:
     """The token ids of the calibration text."""
     checkpoint = loading.checkpoint
     tokenizer = loading.tokenizer or checkpoint.tokenizer(checkpoint.config().vocab_size)
-    return token_ids(loading.config.calibration_text, tokenizer, loading.device)
+    return token_ids(loading.config.calibration_text, tokenizer, loading.device, rows)
 
 
-def token_ids(path: str | None, tokenizer: Tokenizer, device: torch.device) -> Tensor:
-    """The beginning of a text, (rows, tokens) int64: ROWS · TOKENS tokens, or a shorter text.
+def token_ids(
+    path: str | None, tokenizer: Tokenizer, device: torch.device, rows: int = ROWS
+) -> Tensor:
+    """The beginning of a text, (rows, tokens) int64: rows · TOKENS tokens, or a shorter text.
 
     path: --calibration_text; the embedded text if None. Raises UsageError for a text that cannot be
-    read, or has fewer than 2 · ROWS tokens.
+    read, or has fewer than 2 tokens a row.
     """
-    source = Path(path or EMBEDDED / "heldout.txt")
+    source = Path(path or TEXT)
     text = files.read_text("--calibration_text", source)
-    ids = tokenizer.encode(text)[: ROWS * TOKENS]
-    rows, length = min(ROWS, len(ids)), len(ids) // ROWS
+    ids = tokenizer.encode(text)[: rows * TOKENS]
+    length = len(ids) // rows
     if length < 2:
         raise UsageError(
-            f"--calibration_text {source}: {len(ids)} tokens are too few; {2 * ROWS} is the least, "
-            f"{ROWS * TOKENS} are used"
+            f"--calibration_text {source}: {len(ids)} tokens are too few; {2 * rows} is the least, "
+            f"{rows * TOKENS} are used"
         )
     return torch.tensor(ids[: rows * length], device=device).view(rows, length)
 
@@ -108,35 +113,87 @@ def _left_out(inputs: Mapping[str, Tensor]) -> set[str]:
     return {name for names in by_matrix.values() for name in names[SAMPLED_EXPERTS:]}
 
 
-def pruning(architecture: ModelConfig, ids: Tensor) -> Callable[[str, nn.Module], None]:
-    """A function of (name, part) that prunes a part to two of every four weights by Wanda.
+class Calibration:
+    """Gives each part of a model, as soon as it is loaded, the weights that the scheme's way makes
+    of what the calibration text feeds it. It must be called for each part in the model's order, as
+    `load_model` calls `ready`.
 
-    It must be called for each part in the model's order, as `load_model` calls `ready`.
-    ids: the calibration text, (B, S).
+    Inputs are computed in float32. With GPTQ and AWQ a part's inputs come from the quantized parts
+    before it; with Wanda from unpruned ones.
     """
-    run = _through_the_model(architecture, ids)
-    next(run)
-    return lambda name, part: run.send((name, part))
 
+    def __init__(self, loading: "Loading", say: Callable[[str], None]) -> None:
+        """say: gets a line for each layer that could not be calibrated."""
+        assert isinstance(loading.spec, Spec)
+        self.way, self.quantizer, self.say = loading.spec.way, loading.quantizer, say
+        self.precision, self.architecture = loading.precision, loading.checkpoint.config()
+        self.x = _text(loading, ROWS if self.way == "wanda" else HESSIAN_ROWS)
+        self.positions = torch.arange(self.x.shape[1])
 
-def _through_the_model(
-    architecture: ModelConfig, ids: Tensor
-) -> Generator[None, tuple[str, nn.Module], None]:
-    """Run the calibration text through each part of the model that is sent, then prune the part.
+    def __call__(self, name: str, part: nn.Module) -> None:
+        """Calibrate the part of this name."""
+        if name == "tok_embeddings":
+            with torch.device("meta"):
+                model = build(self.architecture)
+            model.set_submodule(name, part)
+            self.x = model.embed(self.x).float()
+            return
+        # The output's logits are not needed, only its inputs.
+        if isinstance(part, nn.Linear):
+            wide = with_weight(part, part.weight.data[:0])
+        else:
+            wide = copy.deepcopy(part)
+        wide.float()
+        statistic = observe.squares if self.way == "wanda" else observe.products
+        outputs: list[Tensor] = []
+        sums = observe.observed(
+            observe.linears_of(wide), lambda: outputs.append(self._run(name, wide)), statistic
+        )
+        if self.way == "awq" and name != "output":
 
-    A layer runs before it is pruned, so all norms are those of the unpruned model.
-    """
-    x = ids
-    positions = torch.arange(ids.shape[1])
-    while True:
-        name, part = yield
-        if isinstance(part, nn.Linear):  # the output layer, whose logits are not needed
-            wanda.prune(part, x.flatten(0, -2).float().norm(dim=0))
-            continue
-        inputs: tuple[Tensor, ...] = (x,)
+            def rounded(layer: str, weight: Tensor) -> Tensor:
+                like = with_weight(part.get_submodule(layer), weight.to(self.precision))
+                return self._packed(f"{name}.{layer}", like).dequantize(torch.float32)
+
+            scale_inputs(wide, sums, rounded, self.precision)
+            for parameter, scaled in zip(part.parameters(), wide.parameters(), strict=True):
+                parameter.data.copy_(scaled)
+        for layer, linear in observe.linears_of(part).items():
+            if self.way == "wanda":
+                wanda.prune(linear, sums[layer])
+                continue
+            packed = self._quantized(".".join(filter(None, (name, layer))), linear, sums[layer])
+            linear.weight = nn.Parameter(packed, requires_grad=False)
+            if name != "output":
+                wide.get_submodule(layer).weight.data = packed.dequantize(torch.float32)
+        self.x = outputs[0] if self.way == "wanda" else self._run(name, wide)
+
+    def _run(self, name: str, part: nn.Module) -> Tensor:
+        """What a part makes of the text."""
+        rest: tuple[Tensor, ...] = ()
         if name.startswith("layers."):
             number = int(name.split(".")[1])
-            inputs += (*rotation(architecture, positions, ids.device, number), positions)
-        outputs: list[Tensor] = []
-        wanda.prune_linears(part, lambda: outputs.append(part(*inputs)))  # noqa: B023
-        x = outputs[0]
+            rotated = rotation(self.architecture, self.positions, self.x.device, number)
+            rest = (*rotated, self.positions)
+        return torch.cat([part(rows, *rest) for rows in torch.split(self.x, ROWS)])
+
+    def _quantized(self, name: str, linear: nn.Linear, hessian: Tensor) -> PackedWeight:
+        packed = self._packed(name, linear)
+        if self.way != "gptq":
+            return packed
+        calibrated = refined(linear.weight.data, packed, hessian)
+        if calibrated is None:
+            self.say(f"{name} is rounded, not calibrated: {_why(hessian)}")
+        return packed if calibrated is None else calibrated
+
+    def _packed(self, name: str, linear: nn.Module) -> PackedWeight:
+        """The linear layer's weight as the scheme has it without a text."""
+        weight = self.quantizer.quantized(name, linear).weight.data
+        assert isinstance(weight, PackedWeight)
+        return weight
+
+
+def _why(hessian: Tensor) -> str:
+    if not hessian.isfinite().all():
+        return "the text's inputs to it are not finite"
+    return "its Hessian has no inverse" if hessian.any() else "no token of the text reaches it"

@@ -15,7 +15,7 @@ from quantbench.errors import CheckpointError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, Unsaid, refuse_former
 from quantbench.models import SAVED
-from quantbench.quantize.spec import Quantization, Selection, Spec, parse, refuse_format
+from quantbench.quantize.spec import CALIBRATED, Quantization, Selection, Spec, parse, refuse_format
 from quantbench.run import environment
 
 DEFAULT = RunConfig()
@@ -43,8 +43,10 @@ INSTEAD = {
 # Options that only some schemes take: whether a scheme does, and the message for the others.
 OF_SCHEMES: Mapping[str, tuple[Callable[[Quantization], bool], str]] = {
     "calibration_text": (
-        lambda spec: isinstance(spec, Selection) or spec.prunes,
-        "--calibration_text: {} is not calibrated; sparse-marlin-wanda and autoquant are",
+        lambda spec: spec.calibrated,
+        "--calibration_text: {} is not calibrated; names that end in "
+        + ", ".join(f"-{way}" for way in CALIBRATED)
+        + " are, and autoquant",
     ),
     "min_sqnr": (
         lambda spec: isinstance(spec, Selection),

@@ -141,6 +141,7 @@ class Facts:
     # that are chosen. JSON of earlier versions lacks it, or has 0: then it is weight_bytes.
     step_weight_bytes: int = 0
     experts: TwoTiers | None = omitted()  # None: all in one memory, or the model has no experts
+    calibration_digest: str | None = omitted()  # of the text that the scheme was calibrated on
     given_up: str | None = omitted()  # the file's own quantization, where weights do not keep it
 
     def __post_init__(self) -> None:

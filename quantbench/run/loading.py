@@ -162,11 +162,11 @@ class Loading:
         elif isinstance(self.quantizer, Quantizer):
             self.quantizer.say = say
         saver, split = self.saver, self.split
-        cut = prune = None
-        if self.spec.prunes and not self.checkpoint.saved:
+        cut = calibrate = None
+        if self.spec.scheme and self.spec.calibrated and not self.checkpoint.saved:
             from quantbench.run import calibration
 
-            prune = calibration.pruner(self)
+            calibrate = calibration.Calibration(self, say)
         if split:
             from quantbench.run.cutting import RankStages
 
@@ -180,7 +180,7 @@ class Loading:
             self.config.num_layers,
             self.tiers.after(self) if self.tiers else self,
             report,
-            prune,
+            calibrate,
             split,
             cut.reads_whole if cut else lambda name: False,
             saver,

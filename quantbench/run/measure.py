@@ -8,9 +8,11 @@ measured = measure(plan, generator, loaded, one_sample, ready)      # takes the 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -126,6 +128,7 @@ def facts_of(plan: Plan, generator: Generator, kernels: str) -> Facts:
         model=plan.name,
         architecture=plan.architecture,
         scheme=plan.spec.name,
+        calibration_digest=_calibration_digest(plan),
         given_up=plan.checkpoint.given_up,
         kernel=kernels,
         decoder=decoder.name,
@@ -145,6 +148,16 @@ def facts_of(plan: Plan, generator: Generator, kernels: str) -> Facts:
         step_weight_bytes=step_weights,
         experts=tiers.record(plan.config) if tiers else None,
     )
+
+
+def _calibration_digest(plan: Plan) -> str | None:
+    """The beginning of the calibration text's SHA-256; None if the run calibrated nothing."""
+    if not plan.spec.calibrated or plan.checkpoint.saved:
+        return None
+    from quantbench.run.calibration import TEXT  # few schemes are calibrated
+
+    text = Path(plan.config.calibration_text or TEXT).read_bytes()
+    return hashlib.sha256(text).hexdigest()[:12]
 
 
 def of_all_ranks(plan: Plan, peak: Peak) -> Peak:

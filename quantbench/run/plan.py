@@ -190,7 +190,7 @@ def _share(
 
     check_split(architecture, ranks.size)
     saved = checkpoint.saved
-    if saved is None and (spec.scheme is None or spec.prunes):
+    if saved is None and spec.calibrated:
         raise UsageError(
             f"--tp {ranks.size}: {spec} is calibrated, which one process does; let it --save the "
             "model, and give that as --checkpoint_path"

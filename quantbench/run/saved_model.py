@@ -29,7 +29,7 @@ FACTS = "model.json"
 # What turns a checkpoint into quantized numbers.
 CODE = (
     *(Path(next(iter(package.__path__))) for package in (models, ops, quantize)),
-    Path(__file__).with_name("calibration.py"),
+    *map(Path(__file__).with_name, ("calibration.py", "awq.py", "calibration.txt")),
 )
 SHARD_BYTES = 1 << 20  # hardly more than a layer: what waits to be written counts as memory
 RESERVE = 2_000_000_000  # bytes of the disk to leave free

@@ -28,7 +28,7 @@ ROWS_OF_A_BLOCK = 64 * 32  # tinygemm's CPU layout interleaves 64 rows at a time
 
 def quantize(w: Tensor, spec: Int4WeightOnly) -> PackedWeight:
     """Weights (N, K) as uintx-4 has them; scale and zero are (N, K // group_size), 16 bits."""
-    return in_row_blocks(lambda rows: grouped(rows, 4, spec.group_size, spec.hqq), w)
+    return in_row_blocks(lambda rows: grouped(rows, 4, spec.group_size, bool(spec.way)), w)
 
 
 def quantize_dynamic(w: Tensor, spec: Int8DynamicActivationInt4Weight) -> PackedWeight:

@@ -4,6 +4,7 @@
 
 which is torchao's "tinygemm" convention; its zero point is a number, not a code, so that a group
 far from zero loses nothing. -hqq looks for the scale and zero that fit a group best: ops/hqq.py.
+-gptq and -awq begin with these (quantize/gptq.py, run/awq.py).
 """
 
 import torch
@@ -28,15 +29,15 @@ SMALLEST_SCALE = 2.0**-20
 
 
 def quantize(w: Tensor, spec: UintX) -> PackedWeight:
-    return in_row_blocks(lambda rows: grouped(rows, spec.bits, spec.group_size, spec.hqq), w)
+    return in_row_blocks(lambda rows: grouped(rows, spec.bits, spec.group_size, bool(spec.way)), w)
 
 
-def grouped(w: Tensor, bits: int, group_size: int, hqq: bool) -> PackedWeight:
+def grouped(w: Tensor, bits: int, group_size: int, fit: bool) -> PackedWeight:
     """Weights (N, K) in groups along K; scale and zero are (N, K // group_size), 16 bits each."""
     dtype = torch.float16 if w.dtype == torch.float16 else torch.bfloat16
     most = torch.finfo(dtype).max
     scale, zero = (x.clamp(max=most).to(dtype) for x in _from_range(w, bits, group_size))
-    if hqq and not w.is_meta:
+    if fit and not w.is_meta:
         scale, zero = _fitted(w, scale, zero, bits)
     codes = _codes(w, bits, group_size, scale, zero).to(torch.uint8)
     return PackedWeight.make(

@@ -26,7 +26,6 @@ from quantbench.models.mixture import compiles
 from quantbench.models.presets import PRESETS
 from quantbench.models.stacked import Stacked
 from quantbench.quantize.packed import PackedWeight
-from quantbench.quantize.pruning import input_norms
 from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run import decoding
@@ -156,14 +155,9 @@ def test_saved_and_read_back_it_gives_the_same_logits(name, wide, tmp_path, monk
     assert torch.equal(direct(tokens), again(tokens))
 
 
-def test_an_expert_without_tokens_is_pruned_by_its_weights_alone():
-    layers = {"idle": nn.Linear(8, 4), "busy": nn.Linear(8, 4)}
-    norms = input_norms(layers, lambda: layers["busy"](torch.full((9, 8), 2.0)))
-    assert torch.equal(norms["idle"], torch.ones(8))
-    assert torch.allclose(norms["busy"], torch.full((8,), 6.0))
-
-
-@pytest.mark.parametrize("name", ["sparse-marlin-wanda", "autoquant"])
+@pytest.mark.parametrize(
+    "name", ["sparse-marlin-wanda", "autoquant", "int4wo-64-gptq", "int4wo-64-awq"]
+)
 def test_schemes_that_are_calibrated_take_experts(name, wide, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -47,7 +47,7 @@ def test_logits_of_every_family(pool, tmp_path, family):
 
 # ---------------------------------------------------------------------------------- schemes
 
-UNCALIBRATED = [name for name in SHOWN if not parse(name).prunes]
+UNCALIBRATED = [name for name in SHOWN if not parse(name).calibrated]
 
 
 def together(name, parts):

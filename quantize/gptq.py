@@ -1,0 +1,89 @@
+"""GPTQ (Frantar et al. 2022, arXiv:2210.17323): codes that make up for one another's errors.
+
+A layer's columns are rounded one after the other, and what rounding a column adds to the layer's
+outputs, on a calibration text, is taken back by the columns that are not rounded yet.
+
+    packed = scheme.quantize(w, spec)           # scales and zero points; they stay
+    packed = refined(w, packed, hessian)        # other codes
+
+Columns are taken in the order of their inputs' norms, largest first ("act-order"), while they are
+still free to be corrected. Groups keep their columns ("static groups"), so kernels see no order.
+torchao's prototype of GPTQ (0.18) runs on CUDA alone and has neither of the two.
+"""
+
+import torch
+from torch import Tensor
+
+from quantbench.ops.formats import TABLES
+from quantbench.ops.packing import pack
+from quantbench.quantize.packed import PLANE_NAMES, PackedWeight
+
+DAMPING = (0.01, 0.1, 1.0)  # added to the diagonal, times its mean, until there is an inverse
+COLUMNS = 64  # corrected at once by those before them
+ELEMENTS = 1 << 22  # of the rows that are rounded at once
+
+
+def refined(w: Tensor, packed: PackedWeight, hessian: Tensor) -> PackedWeight | None:
+    """`packed`, which holds w (N, K) rounded, with codes for the least ‖(W - Ŵ)X‖.
+
+    hessian: XXᵀ, (K, K) float32. None if it has no inverse, even damped: if it is not finite, or
+    zero.
+    """
+    order = hessian.diagonal().argsort(descending=True, stable=True)
+    factor = _factor(hessian[order][:, order])
+    if factor is None:
+        return None
+    levels, codes = _levels(packed)
+    scale, zero = packed.parts.scales
+    group = (order // packed.group_size).tolist()
+    made = torch.empty(w.shape, dtype=torch.uint8, device=w.device)
+    for rows in torch.arange(len(w), device=w.device).split(max(1, ELEMENTS // w.shape[1])):
+        chosen = _chosen(
+            w[rows][:, order].float().T.contiguous(),
+            factor,
+            levels,
+            scale[rows].T[group],
+            torch.zeros(()).expand(len(group), 1) if zero is None else zero[rows].T[group],
+        )
+        made[rows[:, None], order] = codes[chosen.T]
+    planes = pack(made, packed.bits)
+    return packed.replaced(**dict(zip(PLANE_NAMES, planes, strict=False)))
+
+
+def _chosen(rest: Tensor, factor: Tensor, levels: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """The numbers of the levels (K, N) that the columns (K, N) become; `rest` is overwritten."""
+    middles, chosen = (levels[1:] + levels[:-1]) / 2, torch.empty_like(rest, dtype=torch.int32)
+    for start in range(0, len(rest), COLUMNS):
+        block = rest[start : start + COLUMNS]
+        end, errors = start + len(block), torch.empty_like(block)
+        for i, column in enumerate(block):
+            j = start + i
+            chosen[j] = torch.bucketize((column - zero[j]) / scale[j], middles)
+            rounded = levels[chosen[j]] * scale[j] + zero[j]
+            errors[i] = (column - rounded) / factor[j, j]
+            block[i + 1 :].addr_(factor[j, j + 1 : end], errors[i], alpha=-1)
+        rest[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
+    return chosen
+
+
+def _factor(hessian: Tensor) -> Tensor | None:
+    """The upper Cholesky factor of the inverse of the damped Hessian; None if there is none."""
+    mean = hessian.diagonal().mean()
+    for damping in DAMPING if mean.isfinite() and mean > 0 else ():
+        damped = hessian + torch.eye(len(hessian), device=hessian.device) * mean * damping
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if failed:
+            continue
+        upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+        if not failed and upper.isfinite().all():
+            return upper
+    return None
+
+
+def _levels(packed: PackedWeight) -> tuple[Tensor, Tensor]:
+    """The numbers of the format's codes, ascending, and the codes in this order (uint8)."""
+    count = 1 << packed.bits
+    table = TABLES.get(packed.format) or range(-count // 2, count // 2)
+    levels = torch.tensor([float(value) for value in table], device=packed.device)
+    levels, order = levels.sort(stable=True)
+    return levels, order.to(torch.uint8)
