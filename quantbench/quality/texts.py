@@ -71,7 +71,7 @@ class Texts:
         """
         check_tokens(most)
         self.plan, self.most = plan, most or math.inf
-        given = _given(plan, text)
+        given = texts_of(plan, text)
         own = given.keys() == TEXTS.keys()
         self.shares = SHARES if own else dict.fromkeys(given, 1)
         self.given = {
@@ -154,7 +154,8 @@ def digest(passages: list[Passage]) -> str:
     return hashlib.sha256(str(predicted).encode()).hexdigest()[:12]
 
 
-def _given(plan: Plan, text: str | None) -> dict[str, Path]:
+def texts_of(plan: Plan, text: str | None = None) -> dict[str, Path]:
+    """The files that a model is read on: `text` alone, if given."""
     if text is not None:
         return {"text": Path(text)}
     if plan.checkpoint.folder in EMBEDDED_MODELS.values():

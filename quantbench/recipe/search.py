@@ -1,0 +1,291 @@
+"""The search for a recipe: damage and cost of every scheme in every layer, a choice, its check.
+
+    found = search(config, Budget(bits=4.5), text=None)
+    found.schemes               # a scheme by layer
+    found.recipe.kl, found.uniform.kl, found.better
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quantbench import files
+from quantbench.answer.estimating import generator_of
+from quantbench.errors import QuantbenchError, UsageError
+from quantbench.estimate.here import here
+from quantbench.estimate.predict import Request
+from quantbench.log.config import RunConfig
+from quantbench.models.formats import open_checkpoint
+from quantbench.models.loading import load_model
+from quantbench.progress import progress
+from quantbench.quality.measure import full_precision, loaded
+from quantbench.quality.reference import read_on
+from quantbench.quality.scores import Scores, score
+from quantbench.quality.texts import ALL_LOOKS, Texts, texts_of
+from quantbench.quantize.spec import AsIs, FullPrecision, Spec, parse_scheme
+from quantbench.recipe.choice import Option, choose, least, options, total, uniform
+from quantbench.recipe.cost import Costs, candidates
+from quantbench.recipe.damage import damages
+from quantbench.run.plan import Plan
+from quantbench.text import size
+
+SEQUENCES, LENGTH = 8, 256  # of the text that the damage is estimated on
+JUDGED_TOKENS = 2048  # of the texts of quality
+RECIPE = "recipe"
+UNIFORM = 2  # uniform schemes that are measured: the best by their estimates
+ROUNDS = 3  # of choosing anew, where --max_kl is exceeded
+MARGIN = 0.95  # then, of the damage that would just satisfy it
+COPIED = 0.1  # share of a text's long lines that the judging texts may have
+
+
+@dataclass(frozen=True)
+class Budget:
+    """None: no limit."""
+
+    max_memory: int | None = None  # bytes, the peak while generating
+    bits: float | None = None  # a weight of the linear layers, with scales
+    min_tok_s: float | None = None  # while decoding
+    max_kl: float | None = None  # nats a token: then the smallest model is chosen
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A recipe or a uniform scheme."""
+
+    name: str
+    bits: float  # a weight of the linear layers
+    memory_bytes: int  # the peak while generating, predicted
+    tok_s: float | None  # while decoding, predicted from timed products
+    predicted_kl: float
+    kl: float  # nats a token, on the judging texts
+    kl_interval: tuple[float, float]  # 95 %
+
+
+@dataclass(frozen=True)
+class Found:
+    model: str
+    schemes: dict[str, str]  # by layer
+    recipe: Measured
+    uniform: list[Measured]  # the best first
+    difference: tuple[float, float] | None  # of the recipe's KL to that of uniform[0], 95 %
+    better: bool  # whether the recipe is to be taken
+
+
+def calibration_tokens(plan: Plan, text: str | None) -> Tensor:
+    """The tokens (B, LENGTH) that the damage is estimated on: the beginning of `text`; without it
+    the ends of the texts whose beginnings judge.
+
+    Raises UsageError for a text that is shorter than LENGTH, or is one that judges.
+    """
+    tokenizer, judging = plan.tokenizer, texts_of(plan)
+    opening = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    length = min(LENGTH, plan.architecture.max_position) - len(opening)
+    if text is None:
+        rows = SEQUENCES // len(judging)
+        parts = [
+            tokenizer.encode(files.read_text("--text", path), bos=False)[-rows * length :]
+            for path in judging.values()
+        ]
+    else:
+        content = files.read_text("--text", text)
+        _refuse_judging(text, content, judging)
+        parts = [tokenizer.encode(content, bos=False)[: SEQUENCES * length]]
+        if len(parts[0]) < length:
+            raise UsageError(
+                f"--text {text}: {len(parts[0])} tokens are too few; {length} is the least, "
+                f"{SEQUENCES * length} are used"
+            )
+    found = [
+        [*opening, *part[start : start + length]]
+        for part in parts
+        for start in range(0, len(part) - length + 1, length)
+    ]
+    return torch.tensor(found, device=plan.device)
+
+
+def _refuse_judging(name: str, content: str, judging: Mapping[str, Path]) -> None:
+    def lines(text: str) -> set[str]:
+        return {line.strip() for line in text.splitlines() if len(line.strip()) > 30}
+
+    own = lines(content)
+    for path in judging.values():
+        if len(own & lines(path.read_text(encoding="utf-8"))) > COPIED * len(own):
+            raise UsageError(
+                f"--text {name} has lines of {path.name}, on which the recipe is judged: a recipe "
+                "made for them would look better than it is; give another text"
+            )
+
+
+class Search:
+    """The exact model's plan, every group's options, and what they may cost in all."""
+
+    def __init__(self, config: RunConfig, asked: Budget, text: str | None) -> None:
+        """Raises UsageError for a budget below the smallest schemes, before anything is slow."""
+        if open_checkpoint(config.checkpoint_path).in_full_precision() is None:
+            raise UsageError(
+                f"--checkpoint_path {config.checkpoint_path} was saved quantized; recipes are made "
+                "of weights in full precision: give that checkpoint"
+            )
+        self.asked, self.plan = asked, full_precision(config)
+        plan = self.plan
+        tokens = calibration_tokens(plan, text)
+        specs = candidates(plan.device, plan.precision)
+        self.costs = Costs(plan.architecture, specs, plan.device, plan.precision)
+        self.weights = sum(rows * columns for rows, columns in self.costs.shapes.values())
+        request = Request(
+            plan.architecture, kv_cache=plan.kv_cache, batch=config.batch_size,
+            prompt=len(plan.prompt), new_tokens=config.max_new_tokens, depth=config.context_depth,
+            precision=config.precision, cache_size=plan.cache_size,
+        )  # fmt: skip
+        machine = here(generator_of, plan.device)
+        self.groups = self._options(dict.fromkeys(self.costs.of, 0.0))
+        memory = max(machine.memories(request).values(), key=lambda phase: phase.total)
+        self.fixed_bytes = memory.total - total(self._in_full(), "held")
+        self.fixed_seconds = 0.0
+        if asked.min_tok_s is not None:
+            self.costs.time(plan.config)
+            self.groups = self._options(dict.fromkeys(self.costs.of, 0.0))
+            step = machine.phases(request)[1].seconds
+            self.fixed_seconds = max(0.0, step - total(self._in_full(), "seconds"))
+        self.limits = self._limits()
+        with progress("Loading the weights") as report:
+            model = load_model(plan.checkpoint, plan.device, plan.precision,
+                               config.num_layers, progress=report)  # fmt: skip
+        with progress("Damage of every scheme in every layer", unit="layers") as report:
+            self.groups = self._options(damages(model, tokens, specs, report))
+
+    def _options(self, damage: Mapping[tuple[str, str], float]) -> list[list[Option]]:
+        return options(damage, self.costs, self.plan.architecture.tie_embeddings)
+
+    def _in_full(self) -> list[Option]:
+        return uniform(self.groups)[str(FullPrecision())]
+
+    def _limits(self) -> dict[str, float]:
+        """The most of each field of Option."""
+        asked, batch = self.asked, self.plan.config.batch_size
+        smallest = {name: least(self.groups, name) for name in ("stored", "held", "seconds")}
+        limits = {}
+        if asked.bits is not None:
+            limits["stored"] = asked.bits / 8 * self.weights
+            _check("bits", asked.bits, 8 * smallest["stored"] / self.weights, "{:.3g}".format)
+        if asked.max_memory is not None:
+            limits["held"] = asked.max_memory - self.fixed_bytes
+            _check("max_memory", asked.max_memory, self.fixed_bytes + smallest["held"], size)
+        if asked.min_tok_s is not None:
+            limits["seconds"] = batch / asked.min_tok_s - self.fixed_seconds
+            most = batch / (self.fixed_seconds + smallest["seconds"])
+            if asked.min_tok_s > most:
+                raise UsageError(
+                    f"--min_tok_s {asked.min_tok_s:g}: the fastest schemes for this model reach "
+                    f"about {most:.3g} here; ask for less"
+                )
+        return limits
+
+    def choose(self, kl: float | None) -> list[Option]:
+        """The least damage within the limits; with `kl` the smallest model of at most this damage.
+        """
+        limits = self.limits if kl is None else self.limits | {"damage": kl}
+        chosen = choose(self.groups, "damage" if kl is None else "held", limits)
+        if chosen is None:
+            raise UsageError("no mixture satisfies all limits at once; allow more of one of them")
+        return chosen
+
+    def rivals(self, most: Mapping[str, float]) -> list[str]:
+        """The uniform schemes that cost at most so much, the least damage first."""
+        kinds = uniform(self.groups)
+        fitting = {
+            name: total(kind, "damage")
+            for name, kind in kinds.items()
+            if all(total(kind, field) <= limit for field, limit in most.items())
+        }
+        return sorted(fitting, key=lambda name: fitting[name])
+
+    def measured(self, name: str, chosen: Sequence[Option], scores: Scores) -> Measured:
+        """The figures of a choice that was read as `scores`."""
+        kl, seconds = scores.mean_kl(), self.fixed_seconds + total(chosen, "seconds")
+        timed = self.asked.min_tok_s is not None
+        return Measured(
+            name,
+            8 * total(chosen, "stored") / self.weights,
+            round(self.fixed_bytes + total(chosen, "held")),
+            self.plan.config.batch_size / seconds if timed else None,
+            total(chosen, "damage"),
+            kl.mean,
+            kl.ends(),
+        )
+
+
+def _check(option: str, given: float, smallest: float, write: Callable[[float], str]) -> None:
+    if given < smallest:
+        raise UsageError(
+            f"--{option} {write(given)}: the smallest schemes for this model come to "
+            f"{write(smallest)}; allow more, or take a smaller model"
+        )
+
+
+class Judge:
+    """The KL of mixtures on the judging texts, by the kernels that a run would use."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        loading, texts = loaded(plan), Texts(plan, None, JUDGED_TOKENS)
+        with progress("Full precision: reading", unit="tokens") as report:
+            self.full = read_on(plan, loading.model, texts, ALL_LOOKS, None, report)
+
+    @torch.no_grad()
+    def scores(self, spec: Spec) -> Scores:
+        """The mixture's predictions of every token, beside the exact model's."""
+        plan = dataclasses.replace(self.plan, spec=spec)
+        loading = loaded(plan)
+        with progress(f"{spec.name}: reading", unit="tokens") as report:
+            return score(plan, loading.model, self.full, report=report)
+
+
+def search(config: RunConfig, asked: Budget, text: str | None) -> Found:
+    """text: what the damage is estimated on; None: the ends of the judging texts.
+
+    Raises UsageError for a budget that nothing satisfies, and as calibration_tokens.
+    """
+    state = Search(config, asked, text)
+    judge, aim = Judge(state.plan), asked.max_kl
+    for _ in range(ROUNDS):
+        chosen = state.choose(aim)
+        scores = judge.scores(_mixture(chosen))
+        kl = scores.mean_kl().mean
+        if aim is None or asked.max_kl is None or kl <= asked.max_kl:
+            break
+        aim *= MARGIN * asked.max_kl / kl
+    if asked.max_kl is not None and kl > asked.max_kl:
+        raise QuantbenchError(
+            f"--max_kl {asked.max_kl:g}: the recipe with the least KL that was found has {kl:.3g}; "
+            "allow more, or give --max_memory or --bits"
+        )
+    recipe = state.measured(RECIPE, chosen, scores)
+    most = state.limits if asked.max_kl is None else {"held": total(chosen, "held")}
+    rivals = []
+    for name in state.rivals(most)[:UNIFORM]:
+        found = judge.scores(parse_scheme(name))
+        rivals.append((state.measured(name, uniform(state.groups)[name], found), found))
+    rivals.sort(key=lambda pair: pair[0].kl)
+    difference = None
+    if rivals:
+        kl_of_both = {"kl": scores["kl"] - rivals[0][1]["kl"]}
+        difference = Scores(scores.passages, kl_of_both).mean_kl().ends()
+    return Found(
+        model=state.plan.name,
+        schemes={name: how for option in chosen for name, how in option.schemes.items()},
+        recipe=recipe,
+        uniform=[measured for measured, _ in rivals],
+        difference=difference,
+        better=difference is None or difference[1] < 0,
+    )
+
+
+def _mixture(chosen: Sequence[Option]) -> Spec:
+    layers = {name: how for option in chosen for name, how in option.schemes.items()}
+    named = {name: parse_scheme(how) for name, how in layers.items()}
+    return AsIs(tuple(named.items()), RECIPE)
