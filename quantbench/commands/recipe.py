@@ -34,7 +34,7 @@ BUDGETS = ("bits", "max_memory", "min_tok_s", "max_kl")
 
 @click.command(cls=Command)
 @click.option("--bits", type=Between("bits a weight, such as 4.5", "32"), metavar="N",
-              help="At most so many bits for each weight of a linear layer, scales included")  # fmt: skip
+              help="At most N bits for each weight of the linear layers, scales included")  # fmt: skip
 @click.option("--max_memory", type=Size(),
               help="At most so much memory, as 4GB: the peak while generating")  # fmt: skip
 @click.option("--min_tok_s", type=Between("tokens per second", "1e9"), metavar="X",

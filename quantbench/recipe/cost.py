@@ -1,8 +1,8 @@
 """What each scheme costs in each layer: bytes, from shapes alone, and seconds, from timed products.
 
-    costs = Costs(architecture, specs, device, precision)
-    costs.of["layers.0.feed_forward.w2", "int4wo-64"].held       # bytes as its kernel holds them
-    costs.time(config)                                           # fills in the seconds
+costs = Costs(architecture, specs, device, precision)
+costs.of["layers.0.feed_forward.w2", "int4wo-64"].held       # bytes as its kernel holds them
+costs.time(config)                                           # fills in the seconds
 """
 
 from collections.abc import Sequence
@@ -105,9 +105,7 @@ class Costs:
                 self.of[name, scheme] = replace(cost, seconds=seconds)
 
 
-def _bytes(
-    name: str, shape: Shape, quantizer: Quantizer, precision: torch.dtype
-) -> Cost | None:
+def _bytes(name: str, shape: Shape, quantizer: Quantizer, precision: torch.dtype) -> Cost | None:
     with torch.device("meta"):
         plain = nn.Linear(shape[1], shape[0], bias=False, dtype=precision)
     try:

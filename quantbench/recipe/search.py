@@ -1,8 +1,8 @@
 """The search for a recipe: damage and cost of every scheme in every layer, a choice, its check.
 
-    found = search(config, Budget(bits=4.5), text=None)
-    found.schemes               # a scheme by layer
-    found.recipe.kl, found.uniform.kl, found.better
+found = search(config, Budget(bits=4.5), text=None)
+found.schemes               # a scheme by layer
+found.recipe.kl, found.uniform.kl, found.better
 """
 
 import dataclasses
@@ -186,8 +186,7 @@ class Search:
         return limits
 
     def choose(self, kl: float | None) -> list[Option]:
-        """The least damage within the limits; with `kl` the smallest model of at most this damage.
-        """
+        """The least damage within the limits; with `kl` the smallest model of at most so much."""
         limits = self.limits if kl is None else self.limits | {"damage": kl}
         chosen = choose(self.groups, "damage" if kl is None else "held", limits)
         if chosen is None:
