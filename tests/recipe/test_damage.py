@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 
-from quantbench.models import build
 from quantbench.models.loading import load_model
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse_scheme
