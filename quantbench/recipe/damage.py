@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from quantbench.models.llama import Transformer
 from quantbench.progress import Report
+from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import Quantizer, with_weight
 from quantbench.quantize.spec import Int8Embedding, Spec
 
@@ -94,8 +95,8 @@ class _Layers:
 
 def _error(name: str, layer: nn.Linear, quantizer: Quantizer) -> Tensor:
     weight = quantizer.quantized(name, layer).weight.data
-    rounded = weight.dequantize(torch.float32) if weight is not layer.weight.data else weight
-    return rounded.float() - layer.weight.float()
+    packed = isinstance(weight, PackedWeight)
+    return (weight.dequantize(torch.float32) if packed else weight.float()) - layer.weight.float()
 
 
 def _float(module: nn.Module) -> nn.Module:
@@ -112,10 +113,10 @@ def _at_the_head(model: Transformer, x: Tensor, layers: _Layers) -> Tensor:
     for rows, of_rows, y, total in zip(*parts, strict=True):
         with torch.enable_grad():
             logits = bounded(output(norm(rows.requires_grad_())))
-            total.copy_(logits.logsumexp(-1))
-            y.copy_(torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0])
-            loss = F.cross_entropy(logits, y, reduction="sum")
-        of_rows.copy_(torch.autograd.grad(loss, rows)[0])
+        total.copy_(logits.logsumexp(-1))
+        p = logits.softmax(-1)
+        y.copy_(torch.multinomial(p, 1, generator=generator)[:, 0])
+        of_rows.copy_(torch.autograd.grad(logits, rows, p - F.one_hot(y, p.shape[-1]))[0])
     x = norm(x)
 
     def at_logits(rows: slice) -> Tensor:

@@ -51,6 +51,7 @@ def test_nothing_fits_below_the_least():
 
 
 TIED = ModelConfig(
+    name="tied",
     dim=256, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=64, ffn_dim=768, vocab_size=1000,
     max_position=512, norm_eps=1e-5, rope_theta=1e4, tie_embeddings=True,
 )  # fmt: skip
