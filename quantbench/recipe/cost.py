@@ -20,7 +20,7 @@ from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
 from quantbench.progress import progress
 from quantbench.quantize.registry import Quantizer, available
-from quantbench.quantize.spec import SHOWN, Int8Embedding, Spec, parse_scheme
+from quantbench.quantize.spec import SHOWN, BitsAndBytes, Int8Embedding, Spec, parse_scheme
 
 Shape = tuple[int, int]
 Key = tuple[str, str]  # (layer, scheme)
@@ -30,6 +30,7 @@ BETWEEN = (
     *("uintx-6-32", "uintx-5-32", "uintx-4-32", "uintx-3-32", "uintx-2-32"),
     *("uintx-5-128", "uintx-4-128", "uintx-3-128"),
 )
+LEFT_OUT = BitsAndBytes, Int8Embedding
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,16 @@ class Cost:
 
 
 def candidates(device: torch.device, precision: torch.dtype) -> list[Spec]:
-    """The schemes that layers may get: those of weights alone that run here.
+    """The schemes that layers may get: those of weights alone that run on our own kernels here.
 
-    Rounded activations change a layer's output beside its weights, which the damage leaves out.
+    Rounded activations change a layer's output beside its weights, which the damage leaves out;
+    one layer on bitsandbytes' kernels keeps the others from fused decoding.
     """
     specs = (parse_scheme(name) for name in (*SHOWN, *BETWEEN))
     return [
         spec
         for spec in specs
-        if not (spec.rounds_activations or spec.prunes or spec == Int8Embedding())
+        if not (spec.rounds_activations or spec.prunes or isinstance(spec, LEFT_OUT))
         and None in available(spec, device, precision).values()
     ]
 
