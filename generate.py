@@ -45,6 +45,7 @@ from quantbench.run.decoding import Decoder
 from quantbench.run.environment import without_collections
 from quantbench.run.facts import Generation, make_record
 from quantbench.run.plan import Plan, begin, make_plan
+from quantbench.run.speculate import Drafter, Lookup, ModelDraft, Speculator
 from quantbench.typed_json import to_json
 
 if TYPE_CHECKING:
@@ -65,17 +66,29 @@ class Sampling:
 
 
 def sample(logits: Tensor, how: Sampling) -> Tensor:
-    """The next token of every row, (B, 1) int64, from logits (B, V).
-
-    The largest quotient of a probability and exponential noise is an exact draw (the exponential
-    form of the Gumbel-max trick). Unlike torch.multinomial it does not synchronize the device.
-    """
+    """The next token of every row, (B, 1) int64, from logits (B, V)."""
     if how.temperature == 0:
         return logits.max(-1, keepdim=True).indices  # on the CPU 4.6 times as fast as argmax
+    return draw(*likely(logits, how))
+
+
+def likely(logits: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:
+    """Probabilities and tokens of those that `sample` may draw from logits (…, V); both (…, k)."""
+    if how.temperature == 0:
+        best = logits.max(-1, keepdim=True)
+        return torch.ones_like(best.values, dtype=torch.float32), best.indices
     top, tokens = logits.float().topk(min(how.top_k, logits.shape[-1]))
-    probabilities = (top / how.temperature).softmax(-1)
-    noise = probabilities.new_empty(probabilities.shape).exponential_(1)
-    return tokens.gather(-1, (probabilities / noise).argmax(-1, keepdim=True))
+    return (top / how.temperature).softmax(-1), tokens
+
+
+def draw(weights: Tensor, tokens: Tensor) -> Tensor:
+    """One of `tokens` (…, k) by its weight (…, k): (…, 1).
+
+    The largest quotient of a weight and exponential noise is an exact draw (the exponential form of
+    the Gumbel-max trick). Unlike torch.multinomial it does not synchronize the device.
+    """
+    noise = weights.new_empty(weights.shape).exponential_(1)
+    return tokens.gather(-1, (weights / noise).argmax(-1, keepdim=True))
 
 
 def read_chunk(
@@ -144,6 +157,7 @@ class Generator:
         any_rows: bool = False,
         prefill_chunk: int | None = None,
         sampling: Sampling | None = None,
+        caches: list[KVCache] | None = None,
     ) -> None:
         """batch_size: the largest number of rows.
         cache_size: positions; if not given, the model's context, but at most 4096.
@@ -154,6 +168,7 @@ class Generator:
         any_rows: whether what is compiled for several rows serves any other number from 2 on.
         prefill_chunk: prompt tokens of a row per forward pass; devices.prefill_chunk if not given.
         sampling: greedy if not given.
+        caches: another Generator's, to write to these; new ones if not given.
 
         On the CPU, the first Generator builds the C++ kernels, which takes a minute once. Raises
         UsageError for a kind of cache that does not exist or does not support the model's head_dim,
@@ -169,12 +184,13 @@ class Generator:
         kind, dtype = CACHES[kv_cache], weight.dtype
         self.attention = decoding.attention_of(kind, config, dtype, self.device)
         how = dtype, self.device, self.attention.name
-        self.caches = decoding.caches_of(kind, config, batch_size, self.cache_size, *how)
+        self.caches = caches or decoding.caches_of(kind, config, batch_size, self.cache_size, *how)
         compile_decode = compile_decode and model.compiles()
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
         compile_decode = compile_decode and not self.decoder.one_op
         compile_prefill = compile_prefill and config.mixture is None
         self.compiles = compile_decode or compile_prefill  # whether anything is compiled
+        self.speculator: Speculator | None = None
 
         options = compiling.options(self.device) if self.compiles else {}
         self.step_logits: Callable[..., Tensor] = step_logits
@@ -199,18 +215,33 @@ class Generator:
             self.decode_one_token = compiling.for_any_rows(self.decode_one_token)
             self.read_chunk = compiling.for_any_rows(self.read_chunk)
 
+    def speculate(self, drafter: Drafter) -> None:
+        """Let `stream` read drafted tokens. Raises UsageError for more than one row, and for a
+        sliding window that is shorter than the caches: a draft that is not kept would have
+        overwritten what the next tokens attend to."""
+        if self.batch_size > 1:
+            raise UsageError("speculation is for one row: leave batch_size at 1")
+        slots = min(cache.slots for cache in self.caches)
+        if slots < self.cache_size:
+            raise UsageError(
+                f"speculation within a sliding window: {self.cache_size} positions are asked for, "
+                f"and the window has {slots}"
+            )
+        functions = self.forward, functools.partial(likely, how=self.sampling), draw
+        self.speculator = Speculator(*functions, drafter, self.cache_size, self.device)
+
     @torch.no_grad()
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
         """Logits (B, S, V) of tokens (B, S) at positions start, start + 1, …, through the caches.
 
         The tokens attend to the positions before `start` in the caches, and are stored there. They
-        are a prompt, a part of one, or with S = 1 a decoding step, which the decoder carries out.
+        are a prompt, a part of one, or few enough for a step, which the decoder carries out.
         Raises UsageError for positions or rows that the caches do not have.
         """
         self._check(tokens, start)
-        if tokens.shape[1] == 1:
+        if self.decoder.takes(tokens):
             step = self.step_logits(self.decoder, tokens, self._position(start))
-            return step[:, None].clone()
+            return step.reshape(*tokens.shape, -1).clone()
         pieces = [
             self.model.logits(self.read_chunk(self.model, *chunk, self.caches))
             for chunk in self._chunks(tokens, start)
@@ -235,6 +266,11 @@ class Generator:
             token = prefill(self.model, chunks, self.caches, self.sampling, self.read_chunk)
             position = self._position(end)
         yield token.clone()
+        if self.speculator:
+            self.speculator.begin(prompt, start)
+            for number in self.speculator.after(int(token)):
+                yield torch.tensor([[number]], device=self.device)
+            end = self.cache_size
         for now in itertools.count(end):
             self._check(token, now)
             token, position = self.decode_one_token(
@@ -259,6 +295,8 @@ class Generator:
         """
         self._check(prompt, start, more=max_new_tokens - 1)
         devices.synchronize(self.device)
+        speculator = self.speculator
+        before = speculator.counted if speculator else None
         with without_collections():
             started = time.perf_counter()
             stream = self.stream(prompt, start)
@@ -271,7 +309,9 @@ class Generator:
                 after_token()
             devices.synchronize(self.device)
             ended = time.perf_counter()
-        return Generation(torch.cat(tokens, 1), prefilled - started, ended - prefilled)
+        counted = speculator.counted.since(before) if speculator and before else None
+        seconds = prefilled - started, ended - prefilled
+        return Generation(torch.cat(tokens, 1), *seconds, speculation=counted)
 
     @torch.no_grad()
     def fill_randomly(self, depth: int) -> None:
@@ -357,11 +397,31 @@ def make_generator(plan: Plan, model: Transformer, any_rows: bool = False) -> Ge
     )
     if reason := generator.attention.reason:
         say(f"Attention runs on plain torch, which is slow: {reason}")
+    if config.speculate != RunConfig.speculate:
+        generator.speculate(drafter_of(plan, generator))
     if config.context_depth:
         with progress(f"Filling {config.context_depth} positions of the KV cache"):
             torch.manual_seed(config.seed)
             generator.fill_randomly(config.context_depth)
     return generator
+
+
+def drafter_of(plan: Plan, generator: Generator) -> Drafter:
+    """What --speculate names; a model is loaded, and drafts for itself into the same caches."""
+    if plan.config.speculate == "lookup":
+        return Lookup()
+    from quantbench.run import drafts
+
+    is_self, how = plan.config.speculate == "self", generator.sampling
+    draft = Generator(
+        drafts.load(plan),
+        cache_size=generator.cache_size,
+        kv_cache=plan.kv_cache,
+        sampling=how,
+        caches=generator.caches if is_self else None,
+    )
+    drawn_from = functools.partial(likely, how=how)
+    return ModelDraft(draft.forward, drawn_from, draw, generator.device, is_self)
 
 
 def finish(config: RunConfig, report: "Report") -> None:

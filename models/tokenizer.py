@@ -33,6 +33,8 @@ ENDINGS = ("</s>", "<|end_of_text|>", "<|eot_id|>")
 LLAMA_3_BEGINNING = "<|begin_of_text|>"
 UNFINISHED = "\ufffd"  # in the place of bytes that are no whole character
 
+MANY_SCRIPTS = "Größe 12,345.678 — naïve Ελληνικά русский 日本語 한국어 العربية 🙂"
+
 
 def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
     """The tokenizer of the checkpoint in `folder`, or in the folder of the file `folder`.
@@ -121,6 +123,18 @@ def stream(tokenizer: Tokenizer, after: Iterable[int] = ()) -> "TextStream":
     whether a leading space belongs to the text.
     """
     return TextStream(tokenizer, list(after))
+
+
+def other_encoding(
+    one: Tokenizer, other: Tokenizer, lines: Iterable[str]
+) -> tuple[str, list[int], list[int]] | None:
+    """The first of `lines`, and of a text in many scripts, that two tokenizers encode differently:
+    what it is, in words, and its tokens."""
+    for line in (MANY_SCRIPTS, *lines):
+        ids = one.encode(line), other.encode(line)
+        if ids[0] != ids[1]:
+            return f"tokenizer's encoding of {shown(line, 40)}", *ids
+    return None
 
 
 @dataclass

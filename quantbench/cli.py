@@ -39,7 +39,7 @@ RANK_REPORTS = "QUANTBENCH_RANK_REPORT"  # a file for the message of a rank that
 
 
 class OptionOfOptions(click.Option):
-    """An option whose value is a text of options: it may begin with dashes or be empty."""
+    """An option whose value is a text of options: it may start with dashes or be empty."""
 
 
 class TableOption(click.Option):

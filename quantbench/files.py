@@ -209,7 +209,7 @@ def _identity(path: FilePath) -> object:
 
 
 def begins_with(*beginnings: bytes) -> Callable[[bytes], bool]:
-    """Whether a file begins in one of these ways, as a function of its first bytes."""
+    """Whether a file starts in one of these ways, as a function of its first bytes."""
     return lambda head: head.startswith(beginnings)
 
 

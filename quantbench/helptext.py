@@ -2,7 +2,7 @@
 
 --help has a command's own options, then those of generate.py by group, then examples.
 
-The examples are those of the docstring at the top of the command's file: every line that begins
+The examples are those of the docstring at the top of the command's file: every line that starts
 with "quantbench " or "python ", except the docstring's first.
 """
 

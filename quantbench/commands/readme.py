@@ -4,20 +4,23 @@ quantbench readme            # rewrites every block between two markers
 quantbench readme --check    # exit code 1, and a diff, if that would change anything
 
 A block is `<!-- readme: NAME FILE … -->`, and ends at `<!-- end -->`: report/documents.py.
-Its NAME is a key of TABLES; its FILE is a log, or JSON that a command wrote into docs/data/.
+Its NAME is a key of BLOCKS; its FILE is a log, or JSON that a command wrote into docs/data/.
 """
 
 import difflib
+import importlib
+import pkgutil
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
-from quantbench import files
+from quantbench import files, helptext
 from quantbench.cli import Command
 from quantbench.errors import LogError, UsageError
 from quantbench.report.doc_tables import TABLES
-from quantbench.report.documents import rewritten
+from quantbench.report.documents import rewritten, table
 
 DOCUMENTS = ("README.md", "docs/*.md")
 
@@ -30,7 +33,7 @@ def readme(documents: tuple[str, ...], check: bool) -> None:
     new = {}
     for document in [Path(name) for name in documents] or _default():
         old = files.read_text("cannot read", document, LogError)
-        text = rewritten(str(document), old, TABLES)
+        text = rewritten(str(document), old, BLOCKS)
         if text != old:
             new[document] = (old, text)
     if check:
@@ -55,3 +58,46 @@ def _default() -> list[Path]:
     if not documents:
         raise UsageError(f"no {' and no '.join(DOCUMENTS)} here: name the documents")
     return documents
+
+
+# --------------------------------------------------------------------------------- the commands
+
+
+def commands(words: Sequence[str]) -> str:
+    """commands: every command, its own options, and its examples."""
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    names = [name for name in sorted(module.name for module in found) if name != "generate"]
+    modules = [importlib.import_module(f"{__package__}.{name}") for name in names]
+    each = [getattr(module, name) for module, name in zip(modules, names, strict=True)]
+    return "\n\n".join(part for command in each for part in _described(command, "quantbench"))
+
+
+def _described(command: click.Command, parent: str) -> Iterator[str]:
+    name = f"{parent} {command.name}"
+    context = click.Context(command, info_name=name)
+    yield f"## {name}\n\n{' '.join((command.help or '').split())}"
+    own: list[tuple[str, str]] = []
+    groups: dict[str, None] = {}  # in order
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            if group := getattr(option, "group", None):
+                groups[group] = None
+            elif option.name not in ("help", "debug"):
+                given = f"{option.opts[0]} {helptext.placeholder(option)}".rstrip()
+                cells = f"`{given}`", option.help or ""
+                own.append((cells[0].replace("|", "\\|"), cells[1].replace("|", "\\|")))
+    words = [word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]"]
+    if words:
+        yield f"Takes {' '.join(words)}."
+    if own:
+        yield table(("option", "meaning"), own)
+    if groups:
+        yield f"And of [generate's options](options.md): {', '.join(groups)}."
+    if lines := helptext.examples(command.callback) if parent == "quantbench" else []:
+        yield "\n".join(f"    {line}" for line in lines)
+    if isinstance(command, click.Group):
+        for sub in command.commands.values():
+            yield from _described(sub, name)
+
+
+BLOCKS = {**TABLES, "commands": commands}

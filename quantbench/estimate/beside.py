@@ -20,6 +20,7 @@ from quantbench.estimate.cards import card
 from quantbench.estimate.datasheets import known
 from quantbench.estimate.here import RUN_DEVIATION, GeneratorOf, Here, of_model
 from quantbench.estimate.predict import Estimate, Figure, Phase, Request, pass_of, predict
+from quantbench.log.config import RunConfig
 from quantbench.log.record import NO_COUNTER
 from quantbench.models.llama import Transformer
 from quantbench.run import energy, shown, why
@@ -104,6 +105,8 @@ def why_not(facts: Facts) -> str | None:
         return "ranks share this machine, and no rank has a few layers alone"
     if facts.experts is not None:
         return "experts lie in two tiers, and how often they are copied is not estimated"
+    if config.speculate != RunConfig.speculate:
+        return "how many drafted tokens are kept depends on the text"
     on_cpu = facts.device.type == "cpu"
     compiled = config.compile_prefill or (config.compile and facts.decoder != "cpu-step")
     if on_cpu and compiled:

@@ -44,6 +44,7 @@ ALIASES = {"precision": "dtype"}  # other names of options
 KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
 DECODERS = ("auto", "cpu-step", "modules")
 FORMER_DECODERS = ("cpu-stack", "cpu-layer")  # of old logs
+SPECULATION = ("off", "lookup", "self", "draft")
 FORMATS = ("quantbench", "compressed-tensors", "torchao", "gguf")
 EXPERT_POLICIES = ("auto", "fetch", "compute_there", "cache")
 EXPERT_PREFETCH = ("auto", "router", "off")  # of old logs; a run accepts auto alone
@@ -108,6 +109,12 @@ class RunConfig:
         "Kernel: " + ", ".join(KERNELS))
     decoder: str = _field("auto", SPEED, Choice(DECODERS, former=FORMER_DECODERS),
         "Decoding step run by: " + ", ".join(DECODERS))
+    speculate: str = _field("off", SPEED, Choice(SPECULATION),
+        "Draft tokens: off; lookup (in the text), self (fewer bits), draft (a model)")
+    draft_quantization: str | None = _field(None, SPEED, Text("SCHEME"),
+        "Of the draft; default: int4wo-64 for self, else as its file is")
+    draft_checkpoint: str | None = _field(None, SPEED, Text("PATH"),
+        "The model of --speculate draft, of the same tokens")
     min_sqnr: float = _field(35.0, MODEL, Number(), "autoquant: lowest SQNR to accept, in dB")
     calibration_text: str | None = _field(None, MODEL, Text("PATH"),
         "Text to calibrate on; default: the embedded one")

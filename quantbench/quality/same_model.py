@@ -7,11 +7,10 @@ import dataclasses
 
 from quantbench.errors import UsageError
 from quantbench.models.formats import Checkpoint, open_checkpoint
+from quantbench.models.tokenizer import other_encoding
 from quantbench.quality.texts import TEXTS
 from quantbench.quality.types import SameModel
 from quantbench.text import shown
-
-OTHER_SCRIPTS = "Größe 12,345.678 — naïve Ελληνικά русский 日本語 한국어 العربية 🙂"
 
 
 def same_model(paths: list[str]) -> SameModel:
@@ -43,10 +42,6 @@ def _difference(one: Checkpoint, other: Checkpoint) -> tuple[str, object, object
         if field.name != "name" and values[0] != values[1]:
             return field.name, values[0], values[1]
     size = configs[0].vocab_size
-    tokenizers = one.tokenizer(size), other.tokenizer(size)
     samples = "".join(path.read_text("utf-8") for path in TEXTS.values())
-    for line in (OTHER_SCRIPTS, *samples.splitlines(keepends=True)):
-        ids = [tokenizer.encode(line) for tokenizer in tokenizers]
-        if ids[0] != ids[1]:
-            return f"tokenizer's encoding of {shown(line, 40)}", ids[0], ids[1]
-    return None
+    tokenizers = one.tokenizer(size), other.tokenizer(size)
+    return other_encoding(*tokenizers, samples.splitlines(keepends=True))

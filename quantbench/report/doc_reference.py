@@ -6,6 +6,7 @@ from quantbench.log.config import RunConfig, option_table
 from quantbench.quality.thresholds import CLASSES
 from quantbench.quantize import spec
 from quantbench.report.columns import size
+from quantbench.report.doc_source import api, fields
 from quantbench.report.documents import Block, table
 
 # The model that the last column of `cache_bytes` is about.
@@ -115,6 +116,8 @@ def gguf_types(words: Sequence[str]) -> str:
 
 
 TABLES: Mapping[str, Block] = {
+    "api": api,
+    "fields": fields,
     "file_methods": file_methods,
     "gguf_types": gguf_types,
     "options": options,

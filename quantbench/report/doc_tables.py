@@ -6,6 +6,7 @@ Under each table stands where its figures come from: machine, versions, day, com
 figure that was not measured is a dash.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -17,10 +18,10 @@ from quantbench.answer.row import Row
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About
 from quantbench.log.reading import read as read_log
-from quantbench.quality.thresholds import BROKEN
+from quantbench.quality.thresholds import BROKEN, class_of
 from quantbench.report import doc_reference, log_tables
 from quantbench.report.columns import Columns, interval, markdown, number, size, with_error
-from quantbench.report.documents import Block
+from quantbench.report.documents import Block, table
 from quantbench.report.limit_tables import MODELS, PEERS
 from quantbench.report.pareto import band
 from quantbench.typed_json import from_json
@@ -199,10 +200,46 @@ def latency(words: Sequence[str]) -> str:
     return _captioned(LATENCY, rows, results.about)
 
 
+# ------------------------------------------------------------------------------------------- budget
+
+LAPTOP = 50e9  # bytes per second that memory gives, as an example
+
+
+def budget(words: Sequence[str]) -> str:
+    """budget MODEL POSITIONS FILE: what a preset's shape needs in each scheme with a KV cache of
+    these positions, counted from shapes; quality from FILE, which `schemes --measure --json` wrote.
+    A scheme that another one beats in both is left out."""
+    import torch
+
+    from quantbench.kv_cache import CACHES
+    from quantbench.models.presets import preset
+    from quantbench.quantize.spec import parse_scheme
+    from quantbench.run.sizes import kv_cache_bytes, size_of
+
+    name, positions, path = words
+    model, cpu, dtype = preset(name), torch.device("cpu"), torch.bfloat16
+    cache = kv_cache_bytes(model, 1, int(positions), dtype, CACHES["dense"])
+    found = []
+    for row in read(list[SchemeRow], path, "rows"):
+        if row.kl is not None and band(row.kl) != BROKEN:
+            needs = size_of(model, parse_scheme(row.scheme), cpu, dtype, "reference")
+            found.append((needs.memory_bytes, row.kl, needs.model_bytes, f"`{row.scheme}`"))
+    rows: list[tuple[str, ...]] = []
+    best = math.inf
+    for memory, kl, read_by_a_step, scheme in sorted(found):
+        if kl < best:
+            best = kl
+            speed = f"{LAPTOP / read_by_a_step:.1f}"
+            rows.insert(0, (scheme, size(memory + cache), speed, class_of(kl)))
+    headings = ("scheme", "memory", f"tok/s at most, at {LAPTOP / 1e9:.0f} GB/s", "quality class")
+    return table(headings, rows)
+
+
 TABLES: Mapping[str, Block] = {
     "about": lambda words: read(About, _file(words), "about").caption(),  # below a picture
     "printed": printed,
     "runs": runs,
+    "budget": budget,
     "speeds": speeds,
     "quality": quality,
     "roofline": _block(DecodeRow, MODELS, "model"),  # of `roofline --json`

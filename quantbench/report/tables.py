@@ -130,7 +130,7 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     lines += [sentence] if (sentence := noise(rows, len(results.repeated))) else []
     best = [row.arm for row in rows if row.can_be_best]
     if len(best) > 1 and any(row.can_be_best is False for row in rows):
-        lines.append(f"these {len(best)} cannot be told from the fastest: {', '.join(best)}")
+        lines.append(f"the fastest is one of these: {', '.join(best)}")
     lines += identical_plans(results)
     lines += _quality(results)
     for device, readings in results.bandwidth.items():
@@ -138,7 +138,15 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
             f"memory bandwidth of {device}: {span(readings)}, the speed limit of decoding",
             *caveats(readings),
         ]
-    lines += [f"{row.arm}: {remark}" for row in rows for remark in _remarks(row, reasons)]
+    said: dict[str, list[str]] = {}  # what is said of several arms is said once
+    for row in rows:
+        for remark in _remarks(row, reasons):
+            said.setdefault(remark, []).append(row.arm)
+    for remark, arms in said.items():
+        others = [row.arm for row in rows if row.arm not in arms]
+        most = len(arms) > max(1, len(others))
+        but = f"every arm{' but ' * bool(others)}{', '.join(others)}"
+        lines.append(f"{but if most else ', '.join(arms)}: {remark}")
     if not reasons and any(row.why for row in rows):
         lines.append("why each arm is as slow as it is: in the report (--output DIR, or -o md)")
     return lines

@@ -82,6 +82,7 @@ def check_options(config: RunConfig) -> Spec | Selection:
             refuse_format(spec, config.format)
     _check_ranks(config)
     _check_experts(config)
+    _check_speculation(config)
     if config.interactive and config.batch_size != 1:
         raise UsageError("--interactive holds one conversation: leave --batch_size at 1")
     check_inputs(config)
@@ -117,6 +118,23 @@ def _check_ranks(config: RunConfig) -> None:
     for option in ("interactive", "dry_run"):
         if getattr(config, option):
             raise UsageError(f"--{option} runs in one process: leave out --tp {config.tp}")
+
+
+def _check_speculation(config: RunConfig) -> None:
+    kind = config.speculate
+    if kind != "off":
+        one = (("batch_size", "one row"), ("tp", "one process"), ("expert_memory", "one memory"))
+        for name, what in one:
+            if getattr(config, name) != getattr(DEFAULT, name):
+                raise UsageError(f"--speculate {kind} is for {what}: leave out --{name}")
+    if kind == "draft" and config.draft_checkpoint is None:
+        raise UsageError("--speculate draft: --draft_checkpoint names the model that drafts")
+    takers = {"draft_checkpoint": ("draft",), "draft_quantization": ("self", "draft")}
+    for name, kinds in takers.items():
+        if getattr(config, name) is not None and kind not in kinds:
+            raise UsageError(f"--{name} is for --speculate {' or '.join(kinds)}")
+    if config.draft_quantization is not None:
+        parse(config.draft_quantization, "--draft_quantization")
 
 
 def _check_experts(config: RunConfig) -> None:

@@ -68,27 +68,40 @@ class CpuStep:
         self.rotations, tables = rotations_of(model)
         hows = map(_how, layers, caches, tables)
         self.hows = torch.tensor([dataclasses.astuple(how) for how in hows], dtype=torch.float64)
+        self.wraps = any(cache.wraps for cache in caches)
         buffers = [buffer for cache in caches for buffer in cache.buffers()]
         self.cached = step.Caches(buffers, caches[0].format)
         self.norm, self.output = cast("Tensor", _norm(model.norm)), _linear(model.output)
         split = split_of(model)
         self.vocabularies = split.vocabularies if split else [model.output.out_features]
 
+    def takes(self, tokens: Tensor) -> bool:
+        several = tokens.shape[1] > 1  # of a row: a sliding window's cache would wrap
+        return tokens.numel() <= step.MAX_FUSED_ROWS and not (several and self.wraps)
+
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Logits (B, V) after tokens (B, 1) at `position`, (B,) or (1,) int64; (B, S, V) after
+        S > 1 tokens of each row, the first at `position`. B · S is MAX_FUSED_ROWS at most."""
+        rows, count = tokens.shape
+        positions = position
+        if count > 1:
+            positions = (position[:, None] + torch.arange(count)).expand(rows, count).flatten()
         with self.moving.stepping() if self.moving else nullcontext():
             logits = step.decode(
-                self.model.embed(tokens)[:, 0],
+                self.model.embed(tokens).flatten(0, 1),
                 self.parts,
                 self.hows,
                 self.cached,
                 self.rotations,
-                position,
+                positions,
                 self.shape,
                 self.norm,
                 self.output,
                 self.vocabularies,
+                rows,
             )
-        return self.model.bounded(logits)
+        logits = self.model.bounded(logits)
+        return logits if count == 1 else logits.view(rows, count, -1)
 
 
 def _moving(model: Transformer) -> "Fused | None":

@@ -30,8 +30,12 @@ class Decoder(Protocol):
     reason: str | None  # why it is not cpu-step; None if it is
     one_op: bool  # whether a step is a single op: then torch.compile would only add its overhead
 
+    def takes(self, tokens: Tensor) -> bool:
+        """Whether tokens (B, S) are few enough for a step; of each row one always is."""
+
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Logits (B, V) of the next tokens, after tokens (B, 1) at position (1,); both int64."""
+        """Logits (B, V) of the next tokens, after tokens (B, 1) at position (1,); both int64. After
+        tokens (B, S), the first of them at that position, (B, S, V)."""
 
 
 def choose(
@@ -82,6 +86,9 @@ class Modules:
         if compiled:
             model.prepare_to_compile()
         self.nested = compiled and all(map(_is_plain, model.parameters()))
+
+    def takes(self, tokens: Tensor) -> bool:
+        return tokens.shape[1] == 1
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         model = self.model

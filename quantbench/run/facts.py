@@ -26,8 +26,38 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+ENOUGH_TOKENS = 256  # to say how many drafted ones are kept
+
 Peak = dict[str, int]  # bytes by kind, as devices.peak_memory gives them; the first is logged
 Peaks = dict[str, Peak]  # by phase: load, warm_up, generate
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """What drafted tokens (run/speculate.py) came to."""
+
+    passes: int = 0  # of the model, but for prompts
+    drafted: int = 0  # tokens
+    kept: int = 0  # of them
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return 1 + self.kept / self.passes if self.passes else 1.0
+
+    def since(self, earlier: Speculation) -> Speculation:
+        parts = zip(dataclasses.astuple(self), dataclasses.astuple(earlier), strict=True)
+        return Speculation(*(now - then for now, then in parts))
+
+    def sentence(self) -> str:
+        """Tokens of a pass, and the share of the drafted ones that were kept."""
+        share = f"{self.kept / self.drafted:.0%} of " if self.drafted else ""
+        few = self.passes + self.kept < ENOUGH_TOKENS
+        return (
+            f"{self.tokens_per_pass:.2f} tokens per pass over {self.passes + self.kept} tokens; "
+            f"{share}{self.drafted} drafted tokens were kept"
+            + f"; {ENOUGH_TOKENS} tokens or more say how often that is"
+            * few
+        )
 
 
 @dataclass(frozen=True)
@@ -39,6 +69,7 @@ class Generation:
     decode_seconds: float  # for the other N - 1 tokens
     machine: MachineUse | None = None  # meanwhile; None: not measured
     experts: Phases | None = None  # what two tiers of experts did; None: there is one
+    speculation: Speculation | None = None  # None: every token took a step
 
     @property
     def seconds(self) -> float:
@@ -50,6 +81,7 @@ class Generation:
             *(self.prefill_seconds, self.decode_seconds, prompt_tokens, self.tokens.shape[1]),
             self.machine,
             self.experts,
+            self.speculation,
         )
 
 
@@ -149,6 +181,7 @@ class Sample:
     _: dataclasses.KW_ONLY
     machine: MachineUse | None = omitted()
     experts: Phases | None = omitted()
+    speculation: Speculation | None = omitted()
 
     @staticmethod
     def of(
@@ -158,6 +191,7 @@ class Sample:
         new_tokens: int,
         machine: MachineUse | None = None,
         experts: Phases | None = None,
+        speculation: Speculation | None = None,
     ) -> Sample:
         """prefill, decode: seconds. Tokens are those of one row."""
         return Sample(
@@ -168,6 +202,7 @@ class Sample:
             decode_tok_s=(new_tokens - 1) / decode if new_tokens > 1 else None,
             machine=machine,
             experts=experts,
+            speculation=speculation,
         )
 
 
@@ -180,20 +215,30 @@ class Summary:
     prefill_tok_s: float  # median
     decode_tok_s: float | None  # median; None where a sample has one new token
     time_to_first_token_s: float  # median of prefill_seconds
-    weight_bytes_per_s: float  # tok_s · bytes of weights that a step reads
+    weight_bytes_per_s: float  # tok_s · bytes of weights that a step reads ÷ tokens_per_pass
+    tokens_per_pass: float | None = omitted()  # with speculation, mean
 
     @staticmethod
     def of(samples: Sequence[Sample], batch_size: int, step_weight_bytes: int) -> Summary:
         tok_s = statistics.fmean(sample.tok_s for sample in samples)
         steps = [sample.decode_tok_s for sample in samples if sample.decode_tok_s is not None]
+        drafts = speculation_of(samples)
+        per_pass = drafts.tokens_per_pass if drafts else 1.0
         return Summary(
             tok_s=tok_s,
             tok_s_all_rows=tok_s * batch_size,
             prefill_tok_s=statistics.median(sample.prefill_tok_s for sample in samples),
             decode_tok_s=statistics.median(steps) if steps else None,
             time_to_first_token_s=statistics.median(sample.prefill_seconds for sample in samples),
-            weight_bytes_per_s=tok_s * step_weight_bytes,
+            weight_bytes_per_s=tok_s * step_weight_bytes / per_pass,
+            tokens_per_pass=per_pass if drafts else None,
         )
+
+
+def speculation_of(samples: Sequence[Sample]) -> Speculation | None:
+    """What all samples' drafts came to; None without speculation."""
+    parts = [dataclasses.astuple(s.speculation) for s in samples if s.speculation]
+    return Speculation(*map(sum, zip(*parts, strict=True))) if parts else None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ measured = measure(plan, generator, loaded, one_sample, ready)      # takes the 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -173,8 +174,12 @@ def sampler(plan: Plan, generator: Generator) -> OneSample:
         own_seconds = own.prefill_seconds, own.decode_seconds
         prefill, decode = plan.ranks.first(own_seconds, plan.device)
         (cores,) = plan.ranks.total([use.own_cores], plan.device)
-        return Generation(
-            own.tokens, prefill, decode, use.of_processes(cores), watch.phases() if watch else None
+        return dataclasses.replace(
+            own,
+            prefill_seconds=prefill,
+            decode_seconds=decode,
+            machine=use.of_processes(cores),
+            experts=watch.phases() if watch else None,
         )
 
     return one_sample

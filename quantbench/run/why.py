@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from quantbench.models.mixture import compiles
 from quantbench.run import energy
 from quantbench.run.energy import NotCounted
-from quantbench.run.facts import Facts, Measured
+from quantbench.run.facts import Facts, Measured, speculation_of
 
 STEP = {
     "cpu-step": "a decoding step is one C++ op",
@@ -58,6 +58,10 @@ def of_single_run(measured: Measured) -> list[str]:
     if facts.config.compile and facts.decoder == "cpu-step":
         sentences.append("--compile had no effect: decoder cpu-step runs a step as one C++ op")
     sentences += _experts(measured)
+    if drafts := speculation_of(measured.samples):
+        sentences.append(f"speculation ({facts.config.speculate}): {drafts.sentence()}")
+        if facts.config.checkpoint_path.startswith("dummy:") or facts.config.prefill_size:
+            sentences.append("weights or prompt are random, and so is how often drafts are kept")
     if isinstance(measured.energy, NotCounted):
         said = energy.sentence(None, None, measured.energy.why_not, None)
         sentences += [said] if said else []

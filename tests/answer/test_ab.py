@@ -453,7 +453,7 @@ class Worker:
 
 
 def all_arms(monkeypatch, *refused):
-    """The names of the arms that --arms all begins with, beside --arm int8wo."""
+    """The first names of --arms all, together with --arm int8wo."""
     begun = []
     monkeypatch.setattr(command, "Process", Worker)
     monkeypatch.setattr(Worker, "refused", refused)
@@ -468,7 +468,7 @@ def all_arms(monkeypatch, *refused):
 
 
 def test_every_scheme_that_runs_here(monkeypatch):
-    """After the arms that are given, and none of them twice."""
+    """After the arms that are given, each once."""
     assert all_arms(monkeypatch) == ["int8wo", "none", "uintx-4-64", "fp6"]
 
 
@@ -502,7 +502,7 @@ def test_the_energy_of_an_arm_is_counted_before_its_samples(monkeypatch):
 
 
 def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypatch):
-    """The one fails, for the other the arms beside it make room."""
+    """The arm waits for room that its neighbours hold, and fails if that would not do."""
     from quantbench.bench.worker import NeverFits, Worker
 
     monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 300_000_000)

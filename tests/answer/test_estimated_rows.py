@@ -1,4 +1,4 @@
-"""Rows of ab: what was estimated before beside what was measured, and joules per token."""
+"""Rows of ab: the estimate before next to the measurement, and joules per token."""
 
 import dataclasses
 import json

@@ -31,7 +31,7 @@ BASELINE = [
     cell(2, (0.4, 0.05, 0.05)),
     cell(4, (1.0, 0.05, 0.05)),
 ]
-# Prefill half as long at batch 1, batch 4 the best: prefill 0.4, request 0.5.
+# Prefill takes half the time at batch 1, batch 4 the best: prefill 0.4, request 0.5.
 TARGET = [
     cell(1, (0.1, 0.2, 0.2), (0.1, 0.2, 0.2)),
     cell(2, (0.4, 0.05, 0.05)),
@@ -77,7 +77,7 @@ def sides(**given):
 
 @pytest.mark.parametrize(("slowness", "verdict"), [(0.8, "better"), (1.3, "worse"), (1.0, None)])
 def test_turns_in_the_same_cycles_have_a_verdict(slowness, verdict):
-    """The machine's speed halves and doubles between cycles; a ratio within one does not."""
+    """The machine's speed halves and doubles between cycles; a ratio within a cycle does not."""
     baseline, target = sides(slownesses={"none": 1.0, "other": slowness}, runs=24)
     for metric in compare(baseline, target).metrics:
         assert metric.verdict == (verdict or "no difference shown")

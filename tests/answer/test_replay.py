@@ -1,4 +1,4 @@
-"""quantbench replay: the old log's lines, then beside now, and what is refused."""
+"""quantbench replay: the old log's lines, next to the new figures, and what is refused."""
 
 import contextlib
 import json
@@ -116,7 +116,7 @@ def test_lines_that_a_condition_chooses_are_counted_with_the_time_left(monkeypat
     assert second.startswith(f"2 of 2: {names[1]}; about ") and second.endswith(" left")
 
 
-# ------------------------------------------------------------------------- beside an old commit
+# ------------------------------------------------------------------------- against an old commit
 
 WORKER = """
 import json, random, sys
@@ -269,7 +269,7 @@ def test_an_installed_copy_looks_for_no_commits_in_somebody_s_repository(inside,
     assert "this is an installed copy; run it in a checkout" in one_line(result)
 
 
-# ------------------------------------------------------------------------- beside earlier days
+# ------------------------------------------------------------------------- against earlier days
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_share_of_the_limit_is_that_of_each_cycle(measured):
     assert len(results.bandwidth["cpu"]) == none.cycles - 1 == 23
     for row, seconds in ((none, 0.05), (int8, 0.02)):
         share = row.step_bytes / 1e9 / seconds
-        # a state may begin between a reading and the turn: two in a hundred turns or so
+        # a state may start between a reading and the turn: about two in a hundred turns
         assert row.limit_share.low <= share <= row.limit_share.high
         assert row.limit_share.value == pytest.approx(share, rel=0.15)
         assert row.limit_tok_s == pytest.approx(row.bandwidth / row.step_bytes)
@@ -147,7 +147,7 @@ def test_the_stock_arm_is_in_the_row_of_ours(measured):
 
 
 def test_pairs_of_kernels_are_not_split_by_a_group_of_arms():
-    """Eight arms go beside the baseline, and a pair is two of them."""
+    """Eight arms fit next to the baseline, and a pair is two of them."""
     names = spec.COMPARED[1:]
     kernels = {"none": ["cpu", "torch"], **{name: ["cpu", "torchao"] for name in names}}
     kernels |= dict.fromkeys(random.sample(names, 2), ["cpu"])
@@ -246,7 +246,7 @@ def test_roofline_of_a_small_model_s_layers(tmp_path):
         assert row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
         out, columns = map(int, row["layer"].split()[-3::2])
         per_weight = 2 if row["scheme"] == "none" else 1
-        # int8's scales, and what a kernel pads, are few beside the weights
+        # int8's scales, and what a kernel pads, are few compared with the weights
         assert per_weight * out * columns <= row["bytes"] <= 1.2 * per_weight * out * columns
     for unit in ("GB/s", "µs", "%"):
         assert unit in shown

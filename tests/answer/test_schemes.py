@@ -1,4 +1,4 @@
-"""quantbench schemes: the table of schemes, and what it says of wrong input."""
+"""quantbench schemes: the table of schemes, and its messages for wrong input."""
 
 import json
 import subprocess

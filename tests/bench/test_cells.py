@@ -164,7 +164,7 @@ def test_a_cell_that_does_not_fit_beside_the_others_is_measured_alone(measure):
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_arms_that_do_not_fit_together_share_the_baseline(measure, others):
-    """Where the third fits beside the baseline; else it is loaded alone."""
+    """If the third fits next to the baseline; else it is loaded alone."""
     arms, happens = ("none", "int8wo", "fp6"), {"fits_beside": {"fp6": others}}
     measured, _, world = measure(arms=arms, batch_sizes=[1], happens=happens)
     loads = [line for line in world.journal if line.startswith("load")]
@@ -202,7 +202,7 @@ def test_an_interrupted_session_keeps_what_there_is_and_is_resumed(measure, tmp_
     assert measured.ended == "interrupted"
     assert [len(cell.samples) for cell in cells(measured).values()] == [4, 2]
     again, made = resumable(tmp_path)
-    assert tables(again, made).tables == measured.tables  # every event is kept
+    assert tables(again, made).tables == measured.tables  # the store has every event
     measured, results, world = measure(results=again)
     assert measured.ended == "complete" and "cell none 100 1" not in world.journal
     assert all(len(cell.samples) == 4 for t in measured.tables for cell in t.cells)

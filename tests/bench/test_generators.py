@@ -52,7 +52,7 @@ def test_cells_past_the_context_are_refused():
     worker.cell(CONTEXT - 4, 1, 4, 1)
     with pytest.raises(UsageError, match=f"need {CONTEXT + 1} positions; the model's context has"):
         worker.cell(CONTEXT - 3, 1, 4, 1)
-    worker.cell(10, 1, 4, 1)  # a smaller one is measured after it
+    worker.cell(10, 1, 4, 1)  # a smaller batch is measured after it
 
 
 def test_caches_that_do_not_fit_beside_the_weights_are_refused(monkeypatch):
@@ -101,14 +101,14 @@ def test_what_is_compiled_for_one_batch_size_serves_others(monkeypatch):
         alone = loaded()
         alone.cell(length, 3, 4, 3)
         assert torch.equal(shared, alone.turns.generator.generate(prompts, 4).tokens)
-    # One op is not compiled, so every batch size has caches of its own.
+    # One op is not compiled, so every batch size has separate caches.
     worker = loaded("--compile")
     worker.cell(10, 1, 4, 4)
     assert worker.generators.generator.batch_size == 1
 
 
 def test_a_cell_is_estimated_from_the_model_s_first_layers(monkeypatch):
-    """As the run that it is; not where the model lies in the processor's caches, as tiny does."""
+    """As the run that it is; not for a model that the processor's caches hold, as tiny is."""
     worker = loaded()
     monkeypatch.setattr(devices, "last_level_cache", lambda device: 1 << 40)
     assert worker.cell(30, 2, 4, 2).estimate is None

@@ -158,7 +158,7 @@ class Plans:
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Tune in a world whose settings take so many seconds a token, the default first."""
+    """Tune in a world whose settings take these seconds a token, the default first."""
 
     def measured(seconds, *words, seed=0, between=0.002):
         world = World(
@@ -214,7 +214,7 @@ def test_a_tune_goes_on_with_its_answer(measured, tmp_path):
 
 
 def test_a_setting_that_fails_is_the_exit_code_after_the_answer(measured, monkeypatch):
-    """One that cannot run, as its plan says, is told before, and has not failed."""
+    """A setting whose plan shows that it cannot run is named before, and has not failed."""
     before = FakeProcess.load
 
     def load(self, argv, **more):

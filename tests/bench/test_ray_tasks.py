@@ -76,7 +76,7 @@ def cluster():
 
 @pytest.mark.slow
 def test_a_node_that_is_killed_in_the_middle(cluster, tmp_path):
-    """Three tasks on two nodes: one's node is killed, one's process ends at every attempt."""
+    """Three tasks on two nodes: a node is killed, a process ends at every attempt."""
     from tests.bench.ray_work import work
 
     nodes = {node.node_id: node for node in (cluster.add_node(num_cpus=2) for _ in range(2))}
@@ -113,7 +113,7 @@ def test_a_node_that_is_killed_in_the_middle(cluster, tmp_path):
             reasons = {cell.reason for cell in table.cells}
             assert len(reasons) == 1 and "lost twice: the Ray worker was lost" in reasons.pop()
         else:
-            # Of each task the first cycle is repeated: cycles of one task are not the other's.
+            # The first cycle of each task is repeated: cycles of one task are not the other's.
             assert all(len(cell.samples) == 4 and not cell.reason for cell in table.cells)
             last = tried[models.index(table.checkpoint)][-1][0]
             assert table.ran.machine.startswith(f"Ray node {last[:8]} ")

@@ -173,7 +173,7 @@ def test_a_worker_without_turns_gives_both_kinds_by_one_sample(monkeypatch):
 
 
 def test_groups_share_the_baseline(measure):
-    """More arms than go beside each other: two groups, and one process of the baseline."""
+    """More arms than fit together: two groups, and one process of the baseline."""
     count = MOST_BESIDE + 3
     results, world = measure([EQUAL] * count, cycles=4, processes=1)
     assert world.asked("load") == [0, *range(1, count)]

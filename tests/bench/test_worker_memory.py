@@ -11,7 +11,7 @@ from quantbench.bench.process import Process
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ["--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu"]
-# `finish` begins when the peak has been read.
+# `finish` starts when the peak has been read.
 GENERATE = """
 import json, sys
 from quantbench import generate
@@ -33,7 +33,7 @@ class Telling(Worker):
 
 serve(Telling())
 """
-# What a worker needs beside, by the beginnings of names: our own files, some kB each, and Python's
+# What else a worker needs, by prefixes of names: our own files, some kB each, and Python's
 # modules by which it reads its requests.
 OURS = (
     "quantbench.bench",

@@ -41,7 +41,7 @@ class Behaviour:
 
 @dataclass
 class World:
-    """The machine of a test: its clock, its speed, and what was asked of it."""
+    """The machine of a test: its clock, its speed, and its requests."""
 
     behaviours: list[Behaviour]
     journal: list[tuple[int, str]] = field(default_factory=list)
@@ -80,7 +80,7 @@ class World:
         return FakeProcess(self, int(command[0]))
 
     def asked(self, what):
-        """The arms, in order, that were asked for this."""
+        """The arms, in order, that got this request."""
         return [number for number, did in self.journal if did == what]
 
     def order(self):

@@ -1,4 +1,4 @@
-"""Quantized files whose numbers are kept: against the packages that wrote them."""
+"""Quantized files read as they are: against the packages that wrote them."""
 
 import random
 

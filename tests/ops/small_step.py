@@ -47,7 +47,7 @@ class SmallStep:
             "dense",
             self.rotations,
             torch.tensor([position]),
-            *(1e-5, HEADS, KV_HEADS, WIDTH),
+            *(1, 1e-5, HEADS, KV_HEADS, WIDTH),
             *(torch.ones(DIM), self.output, None, 0, [DIM]),
         )
 

@@ -131,6 +131,110 @@ def test_what_the_modules_mean(isa, name):
                 assert error(mine, right) < max(ALLOWED[dtype], 2 * own)
 
 
+def behind(prompt, model, cache="dense", decoder="cpu-step"):
+    """A Generator whose caches have the prompt (B, S)."""
+    generator = Generator(model, len(prompt), 32, cache, decoder)
+    if prompt.numel():
+        generator.forward(prompt)
+    return generator
+
+
+def filled(model, rows, depth, cache="dense"):
+    """A Generator whose caches have the same random numbers in every call."""
+    generator = Generator(model, rows, depth, cache, "cpu-step")
+    torch.manual_seed(0)
+    generator.fill_randomly(depth)
+    return generator
+
+
+@torch.no_grad()
+def stepped(generator, tokens, *positions):
+    """Logits (B, S, V) of a step for tokens (B, S), the first of each row at these positions."""
+    logits = generator.decoder.step(tokens, torch.tensor(positions))
+    return logits.view(*tokens.shape, -1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_several_tokens_of_a_sequence(isa, name):
+    """Against the modules, which read them as a part of a prompt."""
+    use(isa)
+    dtype = torch.float32 if name in ("some experts", "normalized") else random.choice(DTYPES)
+    model, slots = built(MODELS[name], dtype), MODELS[name].sliding_window or 32
+    exact = doubled(model)
+    for rows, most in ((1, 16), (random.choice((2, 3, 4)), 4)):
+        count = random.randint(2, min(most, slots))
+        at = random.randint(0, slots - count)
+        prompt, tokens = torch.randint(0, 50, (rows, at + count)).split((at, count), 1)
+        by_modules = (
+            behind(prompt, m, decoder="modules").forward(tokens, at) for m in (exact, model)
+        )
+        wanted, own = by_modules
+        mine = stepped(behind(prompt, model), tokens, at)
+        for row in range(rows):
+            with seeds.naming((dtype, at, tokens)):
+                allowed = max(ALLOWED[dtype], 2 * error(own, wanted))
+                assert error(mine[row], wanted[row]) < allowed
+
+
+SOME_OF_ALL = (
+    "none",
+    "int8wo",
+    "int8dq",
+    "int4wo-64",
+    "fp6",
+    "float8wo",
+    "bnb-nf4",
+    "sparse-marlin",
+)
+
+
+@pytest.mark.parametrize("scheme", SOME_OF_ALL)
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_token_among_others_of_its_sequence_gets_the_bits_it_gets_alone(isa, scheme):
+    """So guesses that are read together, or one by one, lead to the same text."""
+    use(isa)
+    experts = {"architecture": "mixtral", "mixture": Mixture(4, 2, 128, shared_dim=64)}
+    config = dataclasses.replace(PACKED, num_heads=8, num_kv_heads=8, max_position=2048)
+    config = dataclasses.replace(config, **random.choice(({}, experts)))
+    cache, dtype = random.choice(list(CACHES)), random.choice(DTYPES)
+    rows, count = random.choice(((1, random.randint(2, 16)), (2, 8), (3, 5)))
+    at = random.choice((3, 1500))
+    model, tokens = built(config, dtype, scheme), torch.randint(0, 50, (rows, count))
+    together = filled(model, rows, at + count, cache)
+    separate = [filled(model, 1, at + count, cache) for _ in range(rows)]
+    for row, generator in enumerate(separate):
+        for one, of_all in zip(generator.caches, together.caches, strict=True):
+            for mine, other in zip(one.buffers(), of_all.buffers(), strict=True):
+                mine.copy_(other[[row]])
+    alone = [
+        [stepped(generator, tokens[[row]][:, [i]], at + i) for i in range(count)]
+        for row, generator in enumerate(separate)
+    ]
+    with seeds.naming((config, cache, dtype, rows, count, at)):
+        logits = stepped(together, tokens, at)
+        assert torch.equal(logits, torch.cat([torch.cat(row, 1) for row in alone]))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_each_row_at_its_own_position(isa):
+    """A row's logits, and what it stores, are those of a step with all rows at its position."""
+    use(isa)
+    rows, cache, dtype = random.randint(2, 6), random.choice(list(CACHES)), random.choice(DTYPES)
+    config = dataclasses.replace(random.choice((PLAIN, MODELS["mistral"])), head_dim=32)
+    model, tokens = built(config, dtype), torch.randint(0, 50, (rows, 1))
+    positions = [random.randrange(24) for _ in range(rows)]
+    each = filled(model, rows, 24, cache)
+    logits = stepped(each, tokens, *positions)
+    for row, position in enumerate(positions):
+        same = filled(model, rows, 24, cache)
+        with seeds.naming((config, cache, dtype, positions)):
+            assert torch.equal(logits[row], stepped(same, tokens, position)[row])
+            for one, other in zip(each.caches, same.caches, strict=True):
+                for mine, wanted in zip(one.buffers(), other.buffers(), strict=True):
+                    assert torch.equal(mine[row], wanted[row])
+
+
 @pytest.mark.parametrize("scheme", ["none", "int8dq", "int4wo-32", "fp6", "sparse-marlin"])
 @pytest.mark.parametrize("pieces", ["whole", "small"])
 @pytest.mark.parametrize("isa", ISAS)
@@ -261,7 +365,7 @@ def refuses(run, table):
             run(**given)
 
 
-def decoder_step(decoder, x, position=0, **changed):
+def decoder_step(decoder, x, positions=(0,), **changed):
     """A step of a CpuStep, some of its arguments changed."""
     given = {
         "parts": decoder.parts,
@@ -273,7 +377,7 @@ def decoder_step(decoder, x, position=0, **changed):
         "output": decoder.output,
         "vocabularies": decoder.vocabularies,
     } | changed
-    return step.decode(x, position=torch.tensor([position]), **given)
+    return step.decode(x, positions=torch.tensor(positions), **given)
 
 
 def test_experts_that_do_not_fit_together_are_an_error():
@@ -314,6 +418,8 @@ def test_what_it_does_not_take_is_an_error():
     wide = dataclasses.replace(decoder.cached, tensors=[t.float() for t in decoder.cached.tensors])
     narrow = dataclasses.replace(decoder.shape, width=100)
     short = dataclasses.replace(decoder.output, bias=torch.zeros(49).bfloat16())
+    several = {"x": x.expand(2, -1).contiguous(), "sequences": 1}
+    wraps = decoder.hows + torch.tensor([1, 0, 0, 0, 0, 0])
     wrong = (
         ({"x": x.double()}, "dtype|float32"),
         ({"x": x[:, None]}, r"\(B, D\)"),
@@ -328,8 +434,18 @@ def test_what_it_does_not_take_is_an_error():
         ({"hows": decoder.hows + torch.tensor([0, 1, 0, 0, 0, 0])}, "no such rotation or gate"),
         ({"hows": decoder.hows + torch.tensor([0, 0, 3, 0, 0, 0])}, "no such rotation or gate"),
         ({"norm": decoder.norm.bfloat16()}, "96 float32 numbers"),
-        ({"position": 8}, "position 8 is not in a cache of 8"),
-        ({"position": -1}, "position -1"),
+        ({"positions": (8,)}, "position 8 is not in a cache of 8"),
+        ({"positions": (-1,)}, "position -1"),
+        ({"positions": (0, 1)}, r"\(B,\) or \(1,\) int64"),
+        ({"positions": (0.0,)}, r"\(B,\) or \(1,\) int64"),
+        ({"positions": 0}, r"\(B,\) or \(1,\) int64"),
+        ({"sequences": 0}, "there are 1 rows for 0 sequences"),
+        ({"sequences": 2}, "there are 1 rows for 2 sequences"),
+        ({"x": x.expand(2, -1).contiguous()}, r"as dense has to be \(B, 2, 8, 16\)"),
+        (several | {"positions": (7, 8)}, "position 8 is not in a cache of 8"),
+        (several | {"positions": (3,)}, "row 1 is at position 3, but follows"),
+        (several | {"positions": (3, 5)}, "row 1 is at position 5, but follows"),
+        (several | {"positions": (7, 8), "hows": wraps}, "position 8 would overwrite what others"),
         ({"shape": narrow}, r"a weight is \(400, 96\), not \(200, 96\)"),
         ({"caches": wide}, "of x's dtype"),
     )

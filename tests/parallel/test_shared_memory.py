@@ -113,11 +113,16 @@ def test_quantized_caches(pool, memory, kv_cache, rows):
     assert (shared - alone).abs().max() < 0.03 * alone.abs().max()
 
 
-def test_teams_of_threads_on_every_rank(pool, memory):
-    given = (TOKENS[:1], {"checkpoint_path": "tiny"}, "dense", "cpu-step")
+@pytest.mark.parametrize("rows", [1, 2])
+def test_teams_of_threads_on_every_rank(pool, memory, rows):
+    """Also several tokens at a time, each with the bits that it gets alone."""
+    given = (TOKENS[:rows], {"checkpoint_path": "tiny"}, "dense", "cpu-step")
     one_thread, _ = decoded(pool, 2, memory, *given, 1)
     three, _ = decoded(pool, 2, f"{memory}3", *given, 3)
     assert torch.equal(one_thread, three)
+    several, _ = decoded(pool, 2, f"{memory}4", *given, 3, 4)
+    agree(several, one_thread)
+    assert rows > 1 or torch.equal(several, one_thread)
 
 
 # ---------------------------------------------------------------------------------- failures

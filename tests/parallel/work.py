@@ -68,7 +68,7 @@ def logits(ranks: Ranks, path: str, tokens: list[list[int]], *how: Any, **option
 
 
 def numbers(ranks: Ranks, path: str, quantization: str, **options: Any) -> dict[str, Tensor]:
-    """The numbers that each layer's weight stands for, by layer."""
+    """The numbers that each layer's weight represents, by layer."""
     kernel = "torch" if quantization == "none" else "reference"
     _, model = load(ranks, path, quantization, kernel=kernel, **options)
     return {
@@ -115,24 +115,30 @@ def decoded(
     kv_cache: str = "dense",
     decoder: str = "auto",
     threads: int = 1,
+    together: int = 1,
 ) -> tuple[Tensor, str]:
-    """Logits (B, S, V) of tokens that are decoded one after the other, and the decoder's name.
+    """Logits (B, S, V) of tokens that are decoded so many at a time, and the decoder's name.
 
     options: arguments of `load`. memory: a file for the ranks to share."""
     _, model = load(sharing(ranks, memory), **options)
     generator = Generator(model, len(tokens), len(tokens[0]), kv_cache, decoder)
-    columns = torch.tensor(tokens).split(1, 1)
+    chunks = torch.tensor(tokens).split(together, 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        logits = [generator.forward(column, at) for at, column in enumerate(columns)]
+        with torch.no_grad():
+            logits = [
+                generator.decoder.step(chunk, torch.tensor([at * together]))
+                for at, chunk in enumerate(chunks)
+            ]
     finally:
         torch.set_num_threads(before)
+    logits = [x.view(*chunk.shape, -1) for x, chunk in zip(logits, chunks, strict=True)]
     return torch.cat(logits, 1), generator.decoder.name
 
 
 def failing_step(ranks: Ranks, memory: str, member: int) -> list[str]:
-    """What a rank is told when a thread of rank 1 cannot allocate memory, then and afterwards."""
+    """A rank's message when a thread of rank 1 cannot allocate memory, then and afterwards."""
     _, model = load(sharing(ranks, memory), "tiny")
     generator = Generator(model, 1, 4, decoder="cpu-step")
     token, messages = torch.tensor([[5]]), []

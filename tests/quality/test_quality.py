@@ -171,7 +171,7 @@ def test_layers_of_any_kernel(name):
 
 
 def test_layers_of_experts_in_two_tiers_are_left_out(tmp_path):
-    """The others are those of a model that lies in one memory."""
+    """The others are those of a model in one memory."""
     how = {"quantization": "int8wo", "device": "cpu", "checkpoint_path": "tiny_moe"}
     two = {"expert_memory": "9", "expert_policy": "fetch", "expert_folder": str(tmp_path)}
     plans = [make_plan(RunConfig(**how)), make_plan(RunConfig(**how, **two))]

@@ -146,7 +146,7 @@ BOOKS = {
 @pytest.mark.parametrize("weights", ["gaussian", "heavy-tailed", "off-centre"])
 @pytest.mark.parametrize("name", BOOKS)
 def test_every_weight_is_the_nearest_one_there_is(name, weights):
-    """Nearest in the group's own code book: no other code would have been closer."""
+    """Nearest in the group's own code book: any different code would be farther away."""
     weight = torch.randn(16, 128)
     if weights == "heavy-tailed":
         weight = torch.distributions.StudentT(2.0).sample((16, 128))

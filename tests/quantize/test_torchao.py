@@ -2,9 +2,6 @@
 and GPT-NeoX with random weights."""
 
 import copy
-import re
-import textwrap
-from pathlib import Path
 
 import pytest
 import torch
@@ -146,19 +143,6 @@ def test_logits_are_those_of_the_scheme_and_it_generates(family, name):
         assert (logits - plain).abs().max() > 2 * BOUND * plain.abs().max()
     made = model.generate(TOKENS, max_new_tokens=5, do_sample=False, pad_token_id=0)
     assert made.shape == (2, 17) and torch.equal(made[:, :12], TOKENS)
-
-
-def test_the_snippet_in_the_readme_runs(tmp_path):
-    hugging_face("llama").save_pretrained(tmp_path)
-    readme = Path(__file__).parents[2].joinpath("docs", "schemes.md").read_text()
-    indented = re.findall(r"(?:^    .*\n|^\n(?=    ))+", readme, re.M)
-    (snippet,) = (block for block in indented if "torchao.quantize_" in block)
-    names = {"path": str(tmp_path), "tokens": TOKENS}
-    exec(textwrap.dedent(snippet), names)
-    modules = list(names["model"].modules())
-    assert any(isinstance(module, KernelLinear) for module in modules)
-    linear = [module for module in modules if isinstance(module, nn.Linear)]
-    assert all(isinstance(module, KernelLinear) for module in linear)
 
 
 @NEEDS_COMPILER

@@ -2,15 +2,17 @@
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from quantbench.commands.readme import readme
+from quantbench.commands.readme import BLOCKS, readme
 from quantbench.errors import UsageError
 from quantbench.report.doc_tables import TABLES
 from quantbench.report.documents import rewritten, table
+from quantbench.typed_json import omitted
 
 ROOT = Path(__file__).parents[2]
 ABOUT = {
@@ -38,7 +40,7 @@ def save(name, **fields):
 
 
 def shown(kind, *words):
-    """The rows of a table's cells, without its headings, and what stands below it."""
+    """The rows of a table's cells, without its headings, and the line below it."""
     lines = TABLES[kind](words).splitlines()
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines if "|" in line]
     return rows[2:], lines[-1]
@@ -192,6 +194,63 @@ def test_the_tables_that_need_no_file():
     assert {"`none`", "`int4wo-G[-hqq]`", "`sparse-marlin[-wanda]`"} <= forms
     options = {row[0]: row[1] for row in shown("options")[0]}
     assert options["`--max_new_tokens N`"] == "200" and options["`--compile`"] == "off"
+
+
+@dataclass
+class Figures:
+    """What a command writes.
+
+    More of it."""
+
+    tok_s: float  # of one row
+    # The arm's first process,
+    # in bytes.
+    peak: int | None = omitted()
+    kl: list[Path] | None = None  # nats
+
+
+def test_keys_of_json_are_those_of_the_dataclass_with_its_comments():
+    assert TABLES["fields"]([f"{__name__}:Figures"]).splitlines() == [
+        "**Figures.** What a command writes.",
+        "",
+        "| key | type | meaning |",
+        "| --- | --- | --- |",
+        "| `tok_s` | `float` | of one row |",
+        "| `peak` | `int or no key` | The arm's first process, in bytes. |",
+        "| `kl` | `list[Path] \\| null` | nats |",
+    ]
+    with pytest.raises(UsageError, match="nothing is called quantbench.no:Such"):
+        TABLES["fields"](["quantbench.no:Such"])
+
+
+def test_the_api_has_signatures_and_docstrings():
+    text = TABLES["api"](["quantbench.models:load", "quantbench.generate:Generator"])
+    assert (
+        "## quantbench.models.load\n\n```\nload(checkpoint_path: str, device: str | device" in text
+    )
+    assert "**forward**\n\n```\nforward(tokens: Tensor, start: int = 0) -> Tensor\n\nLogits" in text
+    assert "_check" not in text
+
+
+def test_every_command_is_described():
+    text = BLOCKS["commands"]([])
+    assert set(re.findall(r"^## quantbench (\w+)$", text, re.M)) >= {"ab", "recommend", "estimate"}
+    assert "## quantbench log check\n\n" in text and "## quantbench generate" not in text
+    assert "| `--max_memory SIZE` | Recommend nothing that takes more, as 8GB" in text
+    assert "And of [generate's options](options.md): Model, Speed, Sample, Cache" in text
+
+
+def test_a_budget_is_counted_from_shapes(folder):
+    save("q.json", rows=[QUALITY | {"scheme": name, "kl": kl} for name, kl in
+                         (("fp6", 0.0163), ("none", 0.0), ("uintx-2-64", 1.75))])  # fmt: skip
+    rows, _ = shown("budget", "TinyLlama-1.1B-Chat-v1.0", "2048", "q.json")
+    assert [row[0] for row in rows] == ["`none`", "`fp6`"]  # by size; what is broken is no choice
+    # 1.1 B weights and 2 · 22 layers · 4 heads · 64 numbers for 2048 positions, two bytes each
+    weights, cache = 1_100_048_384, 2 * 22 * 4 * 64 * 2048
+    assert rows[0][1] == f"{2 * (weights + cache) / 1e9:.2f} GB"
+    step = weights - 32000 * 2048  # without the embedding
+    assert rows[0][2:] == [f"{50e9 / 2 / step:.1f}", "not noticeable"]
+    assert rows[1][3] == "good"
 
 
 def test_no_table_with_figures_is_typed_by_hand():

@@ -42,7 +42,7 @@ def everything_first(path, quantizer):
 def peak_of(work):
     """What work() returns, and by how much the resident set rose in it, at its highest."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # or tensors would lie in memory that was resident before
+    ctypes.CDLL(None).malloc_trim(0)  # or tensors would get memory that was resident before
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # from now on the peak is counted anew
     result = work()
@@ -87,6 +87,6 @@ def main(small, path, *jobs):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # each thread has temporaries of its own
+    torch.set_num_threads(1)  # each thread has its temporaries
     with torch.no_grad():
         main(*sys.argv[1:])

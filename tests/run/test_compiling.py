@@ -23,7 +23,7 @@ def test_what_it_gives_torch_compile_is_taken():
 
 @pytest.mark.parametrize("words", ["env c++ -g", "nope"])
 def test_inductor_takes_a_compiler_of_several_words(words, tmp_path):
-    """In a process of its own: inductor reads CXX once, and keeps what it compiled."""
+    """In a separate process: inductor reads CXX once, and keeps what it compiled."""
     if reason := build.unavailable():
         pytest.skip(reason)
     program = (

@@ -38,7 +38,7 @@ def as_in_a_new_shell(monkeypatch):
 
 @pytest.fixture
 def generated(tmp_path):
-    """Runs generate.py in a process of its own; its facts, its log's line and what it said."""
+    """Runs generate.py in a separate process; its facts, its log's line and its output."""
 
     def run(*options, **variables):
         json_path, log_path = tmp_path / "runs.jsonl", tmp_path / "log.txt"
@@ -64,7 +64,7 @@ def of_a_worker(*options):
 
 
 def same(facts):
-    """What is in force, but for how much memory happens to lie in huge pages."""
+    """What is in force, except the number of huge pages, which varies."""
     return {k: v for k, v in facts["environment"].items() if k != "huge_page_bytes"}
 
 
@@ -99,7 +99,7 @@ def test_threads_are_set_recorded_and_repeated_and_workers_take_the_option(gener
 
 
 def test_a_variable_that_changes_the_threads_is_repeated_by_the_line(generated):
-    many = (os.cpu_count() or 1) + 1  # what no machine takes of itself
+    many = (os.cpu_count() or 1) + 1  # what no machine sets
     facts, record, _ = generated(OMP_NUM_THREADS=str(many))
     assert facts["environment"]["threads"] == many
     assert f"--threads {many}" in record.repro
@@ -110,7 +110,7 @@ def test_a_variable_that_changes_the_threads_is_repeated_by_the_line(generated):
 
 @pytest.mark.skipif(system_huge_pages() in (None, "never"), reason="no transparent huge pages here")
 def test_a_loaded_model_lies_in_huge_pages(generated, tmp_path):
-    """One layer of TinyLlama, 88 MB, beside an embedding and an output of 2 MB each."""
+    """One layer of TinyLlama, 88 MB, with an embedding and an output of 2 MB each."""
     wide = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 1}
     model = ["--checkpoint_path", small_checkpoint(tmp_path, vocab_size=512, **wide)]
     facts, _, _ = generated(*model)

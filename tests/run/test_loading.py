@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 TOKENS = torch.arange(3, 40)[None]
 MAPS = Path("/proc/self/maps")
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = dict(os.environ)  # before a test has a cache of its own: it keeps the C++ kernels
+ENVIRONMENT = dict(os.environ)  # before a test has its cache folder, which keeps the C++ kernels
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def arm(tmp_path):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """True for each load that read the kept model, False for one that began anew."""
+    """True for each load that read the kept model, False for one that read the checkpoint."""
     seen = []
 
     def spy(*arguments, saved=None, **others):

@@ -33,7 +33,7 @@ PUBLISHED = {
     "float8dq-tensor": (6.62, 7.52),
     "fp6": (4.96, 5.63),
 }
-# These formats spend less than upstream's did: no more than so many GB, to two decimals.
+# These formats spend less than upstream's did: at most these GB, to two decimals.
 AT_MOST = {"uintx-4-64": (3.92, 4.46), "uintx-2-8": (6.61, 7.51), "sparse-marlin": (2.68, 3.05)}
 MODELS = ("Llama-2-7b-chat-hf", "Meta-Llama-3-8B")
 

@@ -1,4 +1,4 @@
-"""How many threads: machines, containers and variables, as files under a folder of their own."""
+"""How many threads: machines, containers and variables, as files in a folder."""
 
 import pytest
 
@@ -14,7 +14,7 @@ EIGHT = range(8)
 
 @pytest.fixture
 def machine(tmp_path):
-    """Writes the files that the kernel shows; nothing is limited where there are none."""
+    """Writes the files that the kernel shows; without them nothing is limited."""
 
     def write(siblings=None, **files):
         for number, text in (siblings or {}).items():

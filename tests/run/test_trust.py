@@ -66,7 +66,7 @@ def test_a_steady_neighbour_is_one_too():
 
 
 def test_the_counters_tell_this_process_from_others():
-    """A process beside this one computes for 0.6 s, and then this one does."""
+    """Another process computes for 0.6 s, and then this process does."""
     spin = "import time; end = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
     before = Counters.read()
     subprocess.run([sys.executable, "-c", spin], check=True)

@@ -42,6 +42,7 @@ def decode_attention(
 
     query (B, H, D), H a multiple of the cache's K heads, D a multiple of 8 up to 256; first and
     count (B,) integers: row b sees the slots (first[b] + i) % T for i < count[b] (at least one).
+    A cache of fewer rows has B divided by them queries for each row, one behind the other.
     The cache's rows and heads may have any stride; a head's slots must be contiguous. scale and
     softcap: as in ops.attend. Returns (B, H, D) in query's dtype; sums and softmax are float32. The
     first call in a process loads the C++ library, or builds it. Raises KernelError if that fails,

@@ -19,14 +19,15 @@ MAX_FUSED_ROWS = 16  # above this, products take nearly all of the time and fusi
 torch.library.define(
     "quantbench::cpu_decode",
     "(Tensor x, Tensor[] parts, Tensor hows, Tensor(a!)[] caches, str format, "
-    "Tensor rotations, Tensor position, float epsilon, int heads, int kv_heads, int width, "
-    "Tensor norm, Tensor output, Tensor? output_bias, int ranks, int[] vocabularies) -> Tensor",
+    "Tensor rotations, Tensor positions, int sequences, float epsilon, int heads, int kv_heads, "
+    "int width, Tensor norm, Tensor output, Tensor? output_bias, int ranks, int[] vocabularies) "
+    "-> Tensor",
 )
 
 
 @torch.library.register_fake("quantbench::cpu_decode")
-def _(x, parts, hows, caches, format, rotations, position, epsilon, heads, kv_heads, width,
-      norm, output, output_bias, ranks, vocabularies):  # fmt: skip
+def _(x, parts, hows, caches, format, rotations, positions, sequences, epsilon, heads, kv_heads,
+      width, norm, output, output_bias, ranks, vocabularies):  # fmt: skip
     return x.new_empty((x.shape[0], sum(vocabularies)))
 
 
@@ -172,20 +173,25 @@ def decode(
     hows: Tensor,
     caches: Caches,
     rotations: Tensor,
-    position: Tensor,
+    positions: Tensor,
     shape: Shape,
     norm: Tensor,
     output: Linear,
     vocabularies: Sequence[int],
+    sequences: int | None = None,
 ) -> Tensor:
-    """Logits (B, V) of the next tokens, after those at `position` (1,) int64.
+    """Logits (B, V) of the next tokens, after those at `positions`, (B,) int64, or (1,) for all.
 
-    x: their embeddings (B, D). parts: the `Layer.parts` of all layers. hows: the numbers of each
-    layer's `How`, float64. rotations (2, tables, E / 2), float32: in each table radians per
-    position of each of a head's pairs, and what their cosines and sines are multiplied by. norm:
-    what the final norm multiplies by, float32. vocabularies: how many tokens each rank has in its
-    output; V is their sum. Raises RuntimeError for a position that is not in the caches, and when
-    another rank has ended or failed.
+    x: their embeddings (B, D): B / sequences tokens of each sequence, at consecutive positions, one
+    behind the other; one of each of B sequences if not given. Each attends to its sequence's
+    positions up to its own. Of several tokens each gets the bits that it gets alone.
+    parts: the `Layer.parts` of all layers. hows: the numbers of each layer's `How`, float64.
+    rotations (2, tables, E / 2), float32: in each table radians per position of each of a head's
+    pairs, and what their cosines and sines are multiplied by. norm: what the final norm multiplies
+    by, float32. vocabularies: how many tokens each rank has in its output; V is their sum.
+
+    Raises RuntimeError for a position that is not in the caches, for several tokens of a sequence
+    that would wrap around in a sliding window's cache, and when another rank has ended or failed.
     """
     return torch.ops.quantbench.cpu_decode(
         x,
@@ -194,7 +200,8 @@ def decode(
         caches.tensors,
         caches.format,
         rotations,
-        position,
+        positions,
+        len(x) if sequences is None else sequences,
         shape.epsilon,
         shape.heads,
         shape.kv_heads,

@@ -2,10 +2,10 @@
 // threads, and how the parts' sums are joined.
 //
 // A part is some slots of one row and key head, for at most MAX_GROUP of the query heads that share
-// it. Slots and heads are split by counts and shapes alone, never by the number of threads; each
-// thread takes its share, then what others have left; and the thread that finishes the last
-// part of some query heads adds their parts up in order. So the result is the same, bit for bit, for
-// any number of threads.
+// it. Slots and heads are split by counts and shapes alone, never by the number of threads, nor by how many
+// queries read the same row of the cache; each thread takes its share, then what others have left; and the
+// thread that finishes the last part of some query heads adds their parts up in order. So the result is the
+// same, bit for bit, for any number of threads and of queries.
 
 #include "attention/attention.h"
 
@@ -36,7 +36,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int64_t HEADS_UNIT = 8;    // query heads that the inner loops take at a time, at most
-constexpr int64_t PARTS = 128;       // at most about 128 in all, so that threads finish together
+constexpr int64_t PARTS = 128;       // about, at most, if a row has one query: threads finish together
 constexpr int64_t MIN_SLOTS = 256;   // of a part
 constexpr int64_t MIN_NUMBERS = 32 << 10;  // of its keys, for ALONE_HEADS: starting a part takes 1 µs
 constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than others wake up
@@ -179,6 +179,7 @@ struct Attention : Attending {
   float scale, softcap;
   Side key, value;
   int64_t B, H, D, K, T, heads, padded, parts = 0, partial_floats;
+  int64_t queries;  // that read the same row of the cache, one behind the other
   int64_t piece_heads, pieces;  // a key head's query heads are taken in pieces, at most MAX_GROUP each
   std::vector<Row> rows;
   std::vector<float> query;  // zeros behind each head
@@ -225,7 +226,8 @@ struct Attention : Attending {
       STD_TORCH_CHECK(in.key_codes.size(i) == in.value_codes.size(i), "keys and values differ in shape");
     STD_TORCH_CHECK(in.key_codes.scalar_type() == in.value_codes.scalar_type(),
                     "keys and values differ in dtype");
-    STD_TORCH_CHECK(in.key_codes.size(0) == B && in.key_codes.size(3) == (int4 ? D / 2 : D),
+    queries = std::max<int64_t>(1, B / std::max<int64_t>(1, in.key_codes.size(0)));
+    STD_TORCH_CHECK(in.key_codes.size(0) * queries == B && in.key_codes.size(3) == (int4 ? D / 2 : D),
                     "query and cache differ in rows or head_dim");
     STD_TORCH_CHECK(K > 0 && H > 0 && H % K == 0,
                     "decode attention takes a multiple of the key heads as query heads, not ", H,
@@ -282,7 +284,7 @@ struct Attention : Attending {
       row.first = ((at(first, b) % T) + T) % T;
       row.count = std::min(at(count, b), T);
       STD_TORCH_CHECK(row.count > 0, "row ", b, " sees no slot: its count is ", at(count, b));
-      const int64_t wanted = std::max<int64_t>(1, PARTS / (B * K * pieces));
+      const int64_t wanted = std::max<int64_t>(1, PARTS / (B / queries * K * pieces));
       const int64_t times = (piece_heads + ALONE_HEADS - 1) / ALONE_HEADS;  // more heads take longer
       const int64_t least = std::max({MIN_SLOTS, MIN_NUMBERS / D / times,
                                       (row.count + wanted - 1) / wanted});
@@ -339,7 +341,8 @@ struct Attention : Attending {
     const int64_t piece = (i - row.begin) / row.parts % pieces;
     const int64_t skipped = (i - row.begin) % row.parts * row.part_slots;
     Partial result(partials + i * partial_floats, heads_of(piece), padded);
-    Part part{format, key.of(b, k), value.of(b, k), int(heads_of(piece)), int(D), int(padded),
+    const int64_t cached = b / queries;
+    Part part{format, key.of(cached, k), value.of(cached, k), int(heads_of(piece)), int(D), int(padded),
               (row.first + skipped) % T, std::min(row.part_slots, row.count - skipped), T,
               query.data() + first_head(b, k, piece) * padded, type, scale, softcap,
               result.largest, result.sum, result.weighted};

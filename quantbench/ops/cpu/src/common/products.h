@@ -27,10 +27,12 @@ inline Number number_of(torch::headeronly::ScalarType type) {
                                         : Number::f16;
 }
 
-// x (M, K) by a weight that cpu_pack_linear has packed, `rows` of them; by a plain weight (N, K).
+// x (M, K) by a weight that cpu_pack_linear has packed, `rows` of them; by a plain weight (N, K). as_one:
+// each row of x gets the bits that it gets alone, whichever loop is faster for M rows.
 torch::stable::Tensor linear(const torch::stable::Tensor& x, const torch::stable::Tensor& packed,
-                             int64_t rows);
-torch::stable::Tensor plain(const torch::stable::Tensor& x, const torch::stable::Tensor& weight);
+                             int64_t rows, bool as_one);
+torch::stable::Tensor plain(const torch::stable::Tensor& x, const torch::stable::Tensor& weight,
+                            bool as_one);
 
 // How several threads share units of work. Half of them is cut evenly: a member knows its part before
 // and can prefetch it. The other half is handed out in pieces as members ask for them, because a core

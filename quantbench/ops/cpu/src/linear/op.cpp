@@ -114,7 +114,7 @@ std::unique_ptr<Product> packed_product(const Tensor& packed, Number x) {
   return std::unique_ptr<Product>(new PackedProduct(header, packed.const_data_ptr(), x));
 }
 
-Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows, bool as_one) {
   const Header header = header_of(packed);
   const Geometry g = geometry(header);
   STD_TORCH_CHECK(header.rows == rows, "the weight has ", header.rows, " rows, not ", rows);
@@ -131,7 +131,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   problem.x_row = x.stride(0);
   problem.x_step = x.stride(1);
   problem.y = y.mutable_data_ptr();
-  if (linear_of_many(problem)) return y;
+  if (!as_one && linear_of_many(problem)) return y;
   const bool alone = g.blocks * g.block_bytes <= limits.alone_bytes;
   if (M == 1 && x.stride(1) == 1 && !alone) {
     PackedProduct(header, packed.const_data_ptr(), x_type)
@@ -148,6 +148,10 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   return y;
 }
 
+Tensor cpu_linear(const Tensor& x, const Tensor& packed, int64_t rows) {
+  return linear(x, packed, rows, false);
+}
+
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
-  library.impl("cpu_linear", TORCH_BOX(&linear));
+  library.impl("cpu_linear", TORCH_BOX(&cpu_linear));
 }

@@ -92,7 +92,7 @@ struct PlainProduct : Product {
 
 }  // namespace
 
-Tensor plain(const Tensor& x, const Tensor& weight) {
+Tensor plain(const Tensor& x, const Tensor& weight, bool as_one) {
   STD_TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "the weight has to be contiguous");
   const int64_t columns = weight.size(1), rows = weight.size(0);
   STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == columns, "x has to be (M, ", columns, ")");
@@ -108,14 +108,14 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
   problem.y = y.mutable_data_ptr();
   if (!problem.tokens || !rows) return y;
   thread_local Scratch scratch;
-  if (in_tiles(problem)) {
+  if (!as_one && in_tiles(problem)) {
     multiply_in_tiles(problem, scratch);
     return y;
   }
   Problem many{};
   many.type = problem.type, many.outputs = problem.tokens;
   many.x = problem.x, many.x_row = problem.x_row, many.x_step = problem.x_step, many.y = problem.y;
-  if (plain_of_many(many, problem.weight, rows, columns)) return y;
+  if (!as_one && plain_of_many(many, problem.weight, rows, columns)) return y;
   const bool alone = int64_t(weight.numel() * weight.element_size()) <= limits.alone_bytes;
   if (problem.tokens == 1 && problem.x_step == 1 && !alone) {
     PlainProduct(weight, problem.type).by_all_threads(problem.x, problem.y);
@@ -141,4 +141,8 @@ std::unique_ptr<Product> plain_product(const Tensor& weight, Number x) {
   return std::unique_ptr<Product>(new PlainProduct(weight, x));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) { library.impl("cpu_plain", TORCH_BOX(&plain)); }
+Tensor cpu_plain(const Tensor& x, const Tensor& weight) { return plain(x, weight, false); }
+
+STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
+  library.impl("cpu_plain", TORCH_BOX(&cpu_plain));
+}

@@ -55,8 +55,8 @@ class Caches {
   const std::string format;
 
   Caches(std::vector<Tensor>& tensors, const std::string& format, int64_t layers, const Tensor& x,
-         int64_t kv_heads, int64_t head_dim)
-      : format(format), tensors(tensors), storage(storage_of(format)), B(x.size(0)),
+         int64_t sequences, int64_t kv_heads, int64_t head_dim)
+      : format(format), tensors(tensors), storage(storage_of(format)), B(sequences),
         head_dim(head_dim), each(storage.group ? 2 : 1) {
     STD_TORCH_CHECK(int64_t(tensors.size()) == 2 * each * layers, "there are ", tensors.size(),
                     " tensors of caches for ", layers, " layers");
@@ -75,25 +75,23 @@ class Caches {
   Tensor values(int64_t layer) const { return of_rows(tensors[each * (2 * layer + 1)]); }
   Maybe value_scales(int64_t layer) const { return scales(2 * layer + 1); }
 
-  // Keys, from head `first_key` of every row of y (B, all · head_dim) on, and the values behind them.
-  void store(const Rows& rows, const Tensor& y, int64_t first_key, int64_t layer, int64_t slot) {
-    const int64_t head_bytes = head_dim * y.element_size();
+  // A token's keys, from head `first_key` of y (all · head_dim) on, and the values behind them.
+  void store(const Rows& rows, const char* y, int64_t first_key, int64_t layer, int64_t row, int64_t slot) {
+    const int64_t head_bytes = head_dim * size_of(rows.type);
     for (int64_t side = 0; side < 2; ++side) {
       Tensor* stored = &tensors[each * (2 * layer + side)];
       const int64_t kv_heads = stored->size(1);
-      for (int64_t b = 0; b < B; ++b)
-        for (int64_t k = 0; k < kv_heads; ++k) {
-          const char* x = data(y) + b * row_bytes(y) + (first_key + side * kv_heads + k) * head_bytes;
-          (rows.*storage.encode)(x, head_dim, at(stored[0], b, k, slot),
-                                 each == 2 ? at(stored[1], b, k, slot) : nullptr);
-        }
+      for (int64_t k = 0; k < kv_heads; ++k)
+        (rows.*storage.encode)(y + (first_key + side * kv_heads + k) * head_bytes, head_dim,
+                               at(stored[0], row, k, slot),
+                               each == 2 ? at(stored[1], row, k, slot) : nullptr);
     }
   }
 
  private:
   std::vector<Tensor>& tensors;
   const Storage& storage;
-  const int64_t B, head_dim, each;  // each: tensors of keys, or of values
+  const int64_t B, head_dim, each;  // sequences; each: tensors of keys, or of values
 
   void check(const Tensor& t, int64_t kv_heads, int64_t slots, int64_t width, ScalarType type,
              const char* whose) const {

@@ -17,8 +17,9 @@
 namespace {
 
 Tensor product(const Rows& rows, const Tensor& x, const Tensor& weight, const char* bias,
-               int64_t outputs) {
-  Tensor y = weight.scalar_type() == ScalarType::Byte ? linear(x, weight, outputs) : plain(x, weight);
+               int64_t outputs, bool as_one) {
+  const bool packed = weight.scalar_type() == ScalarType::Byte;
+  Tensor y = packed ? linear(x, weight, outputs, as_one) : plain(x, weight, as_one);
   STD_TORCH_CHECK(y.size(1) == outputs, "the weight has ", y.size(1), " rows, not ", outputs);
   for (int64_t i = 0; bias && i < y.size(0); ++i) {
     char* row = data(y) + i * row_bytes(y);
@@ -39,15 +40,16 @@ Tensor normed(const Rows& rows, const Tensor& x, const Tensor& weight, double ep
 
 // A feed-forward network's output, this rank's part of it.
 Tensor fed_forward(const Rows& rows, const Tensor& x, const Tensor& w13, const char* w13_bias,
-                   const Tensor& w2, const char* w2_bias, int64_t width, Gate kind, int64_t up) {
+                   const Tensor& w2, const char* w2_bias, int64_t width, Gate kind, int64_t up,
+                   bool as_one) {
   const int64_t B = x.size(0);
-  Tensor both = product(rows, x, w13, w13_bias, width + up);
+  Tensor both = product(rows, x, w13, w13_bias, width + up, as_one);
   Tensor gated = torch::stable::new_empty(x, {B, width});
   for (int64_t b = 0; b < B; ++b) {
     const char* gate = data(both) + b * row_bytes(both);
     rows.gates[kind](gate, gate + up * x.element_size(), width, data(gated) + b * row_bytes(gated));
   }
-  return product(rows, gated, w2, w2_bias, x.size(1));
+  return product(rows, gated, w2, w2_bias, x.size(1), as_one);
 }
 
 // Scores (B, X) that a layer's router gives the rows of x (B, D).
@@ -64,7 +66,7 @@ std::vector<float> scores_of(const Rows& rows, const Experts& layer, const Tenso
 
 // What the experts chosen for each row of x (B, D) return, weighed and summed, this rank's part of it.
 // Each expert computes all of its rows at once.
-Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x) {
+Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x, bool as_one) {
   struct Share {
     int64_t row;
     float weight;
@@ -92,7 +94,7 @@ Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x) {
       std::memcpy(data(some) + i * bytes, data(x) + shares[e][i].row * bytes, bytes);
     results[e] = fed_forward(rows, some, layer.tensor(layer.first(e)), nullptr,
                              layer.tensor(layer.second(e)), nullptr, layer.width_of(e), SILU,
-                             layer.width_of(e));
+                             layer.width_of(e), as_one);
   };
   std::vector<int64_t> left, arriving;  // experts that are still to be computed; of them, those to wait for
   for (int64_t e = 0; e < layer.count; ++e)
@@ -121,6 +123,7 @@ Tensor mixed(const Rows& rows, Experts& layer, const Tensor& x) {
 
 Tensor one_op_after_another(Step& step) {
   const Rows rows = rows_of(step.x);
+  const bool as_one = step.chunk > 1;  // tokens of a chunk may be guesses, which change nothing else
   Tensor x = step.x;
   for (int64_t i = 0; i < step.count; ++i) {
     const int64_t D = x.size(1), qkv_width = (step.heads + 2 * step.kv_heads) * step.E;
@@ -135,7 +138,7 @@ Tensor one_op_after_another(Step& step) {
       return y;
     };
     Tensor qkv = product(rows, normed(rows, x, part(NORM), step.epsilon), part(WQKV),
-                         step.bias(i, WQKV_BIAS, qkv_width), qkv_width);
+                         step.bias(i, WQKV_BIAS, qkv_width), qkv_width, as_one);
     auto attending = step.attending(rows, i, qkv);
     if (attending->alone()) attending->work();
     else
@@ -143,22 +146,22 @@ Tensor one_op_after_another(Step& step) {
                                   [&](int64_t, int64_t) { attending->work(); });
     Tensor y = attending->result();
     y = torch::stable::view(y, {step.B, step.heads * step.E});
-    const Tensor middle =
-        sum(x, product(rows, y, part(WO), step.bias(i, WO_BIAS, D), D), POST_NORM);
+    y = product(rows, y, part(WO), step.bias(i, WO_BIAS, D), D, as_one);
+    const Tensor middle = sum(x, y, POST_NORM);
     const Tensor own = normed(rows, middle, part(FFN_NORM), step.epsilon);
     if (step.has_experts(i)) {
       Experts layer(step, i);
-      y = mixed(rows, layer, own);
+      y = mixed(rows, layer, own, as_one);
     } else {
       const int64_t up = step.up(i);
       y = fed_forward(rows, own, part(W13), step.bias(i, W13_BIAS, step.width + up), part(W2),
-                      step.bias(i, W2_BIAS, D), step.width, Gate(step.how(i).gate), up);
+                      step.bias(i, W2_BIAS, D), step.width, Gate(step.how(i).gate), up, as_one);
     }
     x = sum(middle, y, FFN_POST_NORM);
   }
   const Ending& ending = step.ending;
   return product(rows, normed(rows, x, ending.norm, step.epsilon), ending.weight, ending.bias,
-                 ending.outputs);
+                 ending.outputs, as_one);
 }
 
 Tensor run(Step& step) {
@@ -171,24 +174,25 @@ Tensor run(Step& step) {
   }
 }
 
-// x: the tokens' embeddings (B, D). vocabularies: how many tokens each rank has in its output.
+// x: the tokens' embeddings (B, D), as many of each sequence, one behind the other. positions: (B,), or (1,)
+// for all. vocabularies: how many tokens each rank has in its output.
 Tensor decode(const Tensor& x, std::vector<Tensor> parts, const Tensor& hows, std::vector<Tensor> caches,
-              const std::string& format, const Tensor& rotations, const Tensor& position, double epsilon,
-              int64_t heads, int64_t kv_heads, int64_t width, const Tensor& norm, const Tensor& output,
-              const Maybe& output_bias, int64_t handle, std::vector<int64_t> vocabularies) {
+              const std::string& format, const Tensor& rotations, const Tensor& positions,
+              int64_t sequences, double epsilon, int64_t heads, int64_t kv_heads, int64_t width,
+              const Tensor& norm, const Tensor& output, const Maybe& output_bias, int64_t handle,
+              std::vector<int64_t> vocabularies) {
   STD_TORCH_CHECK(rotations.is_contiguous() && rotations.scalar_type() == ScalarType::Float &&
                       rotations.dim() == 3 && rotations.size(0) == 2,
                   "rotations have to be (2, tables, E / 2), float32, contiguous");
-  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
-                  "the position has to be one int64");
+  STD_TORCH_CHECK(sequences > 0 && x.size(0) % sequences == 0, "there are ", x.size(0), " rows for ",
+                  sequences, " sequences");
   LocalRanks* ranks = LocalRanks::of(handle);
   STD_TORCH_CHECK(int64_t(vocabularies.size()) == (ranks ? ranks->size : 1), "there are ",
                   vocabularies.size(), " vocabularies");
   const int64_t outputs = vocabularies[ranks ? ranks->rank : 0];
   const Ending ending{norm, output, output_bias ? vector(*output_bias, x, outputs) : nullptr, outputs};
-  Step step(parts, hows, caches, format, x, rotations,
-            *static_cast<const int64_t*>(position.const_data_ptr()), epsilon, heads, kv_heads, width,
-            ranks, ending);
+  Step step(parts, hows, caches, format, x, rotations, positions, sequences, epsilon, heads, kv_heads,
+            width, ranks, ending);
   Tensor logits = run(step);
   return ranks ? gather_rows(logits, *ranks, vocabularies) : logits;
 }

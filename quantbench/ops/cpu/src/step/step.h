@@ -9,6 +9,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -76,46 +77,64 @@ struct Ending {
   int64_t outputs;
 };
 
-// What every layer is called with, and where its caches' new slot is.
+// What every layer is called with, and where its caches' new slots are.
 struct Step {
   const std::vector<Tensor>& parts;
-  const Tensor &hows, &x;
+  const Tensor &hows, &x, &rotations;
   double epsilon;
   int64_t heads, kv_heads, width;
   LocalRanks* ranks;
   const Ending& ending;
-  int64_t count, B, E, end;
-  std::vector<float> cos, sin;  // (tables, E / 2)
+  int64_t count, B, E;
+  int64_t chunk;                   // tokens of a sequence: as many rows of x, one behind the other
+  std::vector<int64_t> positions;  // (B,)
+  std::vector<float> cos, sin;     // (B, tables, E / 2); (1, …) where all rows have one position
   Caches caches;
   Tensor first, filled;  // (B,) as decode attention wants them
 
   Step(const std::vector<Tensor>& parts, const Tensor& hows, std::vector<Tensor>& caches,
-       const std::string& format, const Tensor& x, const Tensor& rotations, int64_t position,
-       double epsilon, int64_t heads, int64_t kv_heads, int64_t width, LocalRanks* ranks,
-       const Ending& ending)
-      : parts(parts), hows(hows), x(x), epsilon(epsilon), heads(heads), kv_heads(kv_heads),
+       const std::string& format, const Tensor& x, const Tensor& rotations, const Tensor& given,
+       int64_t sequences, double epsilon, int64_t heads, int64_t kv_heads, int64_t width,
+       LocalRanks* ranks, const Ending& ending)
+      : parts(parts), hows(hows), x(x), rotations(rotations), epsilon(epsilon), heads(heads), kv_heads(kv_heads),
         width(width), ranks(ranks), ending(ending), count(parts.size() / PARTS), B(x.size(0)),
-        E(2 * rotations.size(2)), end(position + 1), caches(caches, format, count, x, kv_heads, E),
+        E(2 * rotations.size(2)), chunk(B / sequences),
+        caches(caches, format, count, x, sequences, kv_heads, E),
         first(torch::stable::new_empty(x, {B}, ScalarType::Long)),
         filled(torch::stable::new_empty(x, {B}, ScalarType::Long)) {
     STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), "x has to be (B, D), contiguous");
+    STD_TORCH_CHECK(given.dim() == 1 && (given.numel() == 1 || given.numel() == B) &&
+                        given.scalar_type() == ScalarType::Long && given.is_contiguous(),
+                    "positions have to be (B,) or (1,) int64, contiguous");
+    const auto* at = static_cast<const int64_t*>(given.const_data_ptr());
+    for (int64_t b = 0; b < B; ++b) {
+      positions.push_back(at[given.numel() == B ? b : 0]);
+      STD_TORCH_CHECK(b % chunk == 0 || positions[b] == positions[b - 1] + 1, "row ", b,
+                      " is at position ", positions[b], ", but follows its sequence's position ",
+                      positions[b - 1]);
+    }
     STD_TORCH_CHECK(int64_t(parts.size()) == count * PARTS && hows.is_contiguous() &&
                         hows.scalar_type() == ScalarType::Double && hows.numel() == count * NUMBERS,
                     "there are ", parts.size(), " tensors and ", hows.numel(), " numbers for ", count,
                     " layers");
     for (int64_t i = 0; i < count; ++i) {
       const int64_t slots = this->caches.slots(i);
-      STD_TORCH_CHECK(end > 0 && (how(i).wraps || end <= slots), "position ", end - 1,
-                      " is not in a cache of ", slots);
+      for (int64_t position : positions) {
+        STD_TORCH_CHECK(position >= 0 && (how(i).wraps || position < slots), "position ", position,
+                        " is not in a cache of ", slots);
+        STD_TORCH_CHECK(chunk == 1 || position < slots, "of several tokens of a sequence, position ",
+                        position, " would overwrite what others see in a window of ", slots);
+      }
       STD_TORCH_CHECK(how(i).rotation >= 0 && how(i).rotation < rotations.size(1) &&
                           how(i).gate >= 0 && how(i).gate < int(GATES), "there is no such rotation or gate");
     }
     const auto* frequencies = static_cast<const float*>(rotations.const_data_ptr());
     const int64_t angles = rotations.size(1) * rotations.size(2);
-    for (int64_t i = 0; i < angles; ++i) {
-      const float angle = float(position) * frequencies[i], factor = frequencies[angles + i];
-      cos.push_back(std::cos(angle) * factor), sin.push_back(std::sin(angle) * factor);
-    }
+    for (int64_t row = 0; row < given.numel(); ++row)
+      for (int64_t i = 0; i < angles; ++i) {
+        const float angle = float(positions[row]) * frequencies[i], factor = frequencies[angles + i];
+        cos.push_back(std::cos(angle) * factor), sin.push_back(std::sin(angle) * factor);
+      }
   }
 
   const How& how(int64_t layer) const {
@@ -143,9 +162,15 @@ struct Step {
     return floats(t, together = t.numel() == heads * E ? heads * E : E);
   }
 
+  // Where a row's angles are in `cos` and `sin`.
+  int64_t angles_of(int64_t b) const {
+    const int64_t each = rotations.size(1) * E / 2;
+    return int64_t(cos.size()) == each ? 0 : b * each;
+  }
+
   // Norms a layer's queries and keys, if it does, and rotates both, in place.
   void turn_heads(const Rows& rows, int64_t layer, Tensor& qkv) const {
-    const int64_t size = qkv.element_size(), table = int64_t(how(layer).rotation) * E / 2;
+    const int64_t size = qkv.element_size();
     auto norm = [&](Part part, char* of_heads, int64_t count) {
       int64_t together;
       if (const float* weight = heads_norm(layer, part, count, together))
@@ -154,6 +179,7 @@ struct Step {
     };
     for (int64_t b = 0; b < B; ++b) {
       char* row = data(qkv) + b * row_bytes(qkv);
+      const int64_t table = angles_of(b) + int64_t(how(layer).rotation) * E / 2;
       norm(QUERY_NORM, row, heads);
       norm(KEY_NORM, row + heads * E * size, kv_heads);
       for (int64_t h = 0; h < heads + kv_heads; ++h)
@@ -164,12 +190,13 @@ struct Step {
   // Norms and rotates a layer's new queries and keys, stores its keys and values; attention over all.
   std::unique_ptr<Attending> attending(const Rows& rows, int64_t layer, Tensor& qkv) {
     turn_heads(rows, layer, qkv);
-    const int64_t slots = caches.slots(layer), seen = end < slots ? end : slots;
+    const int64_t slots = caches.slots(layer);
     for (int64_t b = 0; b < B; ++b) {
+      const int64_t end = positions[b] + 1, seen = std::min(end, slots);
       static_cast<int64_t*>(first.mutable_data_ptr())[b] = (end - seen) % slots;
       static_cast<int64_t*>(filled.mutable_data_ptr())[b] = seen;
+      caches.store(rows, data(qkv) + b * row_bytes(qkv), heads, layer, b / chunk, (end - 1) % slots);
     }
-    caches.store(rows, qkv, heads, layer, (end - 1) % slots);
     Tensor of_heads = torch::stable::view(qkv, {B, heads + 2 * kv_heads, E});
     return Attending::make({torch::stable::narrow(of_heads, 1, 0, heads), caches.keys(layer),
                             caches.key_scales(layer), caches.values(layer),
