@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from quantbench.errors import CheckpointError, KernelError, UsageError
-from quantbench.quantize.registry import Quantizer, available
+from quantbench.quantize.registry import Quantizer, available, check_vectors
 from quantbench.quantize.spec import AsIs, Spec, parse_layer
 
 
@@ -48,6 +48,7 @@ class MixedQuantizer:
     def quantized(self, name: str, module: nn.Module) -> nn.Module:
         """The layer with its scheme's numbers; KernelError, naming the layer, without a choice."""
         if not self.takes(module, name):
+            check_vectors(name, module)
             return module
         return self._of(name, module).quantized(name, module)
 
@@ -72,9 +73,13 @@ class MixedQuantizer:
         self.ran[quantizer.kernel_for(name, layer)] += 1
         return built
 
+    def of(self, name: str) -> Quantizer | None:
+        """The quantizer of the layer of this name; None where the shape decides."""
+        return self._quantizers.get(name)
+
     def _of(self, name: str, layer: nn.Module) -> Quantizer:
         N, K = layer.weight.shape
-        quantizer = self._quantizers.get(name) or self._quantizers.get((N, K))
+        quantizer = self.of(name) or self._quantizers.get((N, K))
         if quantizer is None:
             raise KernelError(f"{name} is {N} by {K}, and no scheme was chosen for that")
         return quantizer

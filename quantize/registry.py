@@ -146,7 +146,7 @@ class Quantizer:
         Raises KernelError, naming the layer, where the scheme or every kernel refuses its shape;
         CheckpointError for weights that are not finite.
         """
-        _check_vectors(name, module)
+        check_vectors(name, module)
         if not self.takes(module):
             return module
         weight = module.weight.data
@@ -262,8 +262,9 @@ def with_weight(module: nn.Module, weight: Tensor) -> nn.Module:
     return like
 
 
-def _check_vectors(name: str, module: nn.Module) -> None:
-    """The weights of a norm, and biases. An embedding is large, and a run reads few of its rows."""
+def check_vectors(name: str, module: nn.Module) -> None:
+    """Raise CheckpointError for a norm's weight or a bias that is not finite. An embedding is not
+    checked: it is large, and a run reads few of its rows."""
     for parameter in module.parameters(recurse=False):
         if parameter.dim() == 1 and not parameter.is_meta:
             _check_finite(name, parameter.data)

@@ -22,6 +22,7 @@ from quantbench.errors import UsageError
 
 GROUP_SIZES = (32, 64, 128, 256)
 FITTED = ", less with fitted zero points"
+RECIPE = re.compile(r"(.+\.json)(?:@([0-9a-f]{8}))?", re.DOTALL)  # a file, and its digest
 _LETTERS = {"group_size": "G", "bits": "N"}
 
 
@@ -358,6 +359,14 @@ class AsIs(Spec):
     def name(self) -> str:
         return self.label
 
+    @property
+    def candidates(self) -> tuple[Spec, ...]:
+        return tuple(dict.fromkeys(spec for _, spec in self.layers))
+
+    @property
+    def rounds_activations(self) -> bool:
+        return any(spec.rounds_activations for spec in self.candidates)
+
     def fits(self, format: str) -> bool:
         if format == "gguf" and self.label.startswith("gguf-"):  # its blocks are copied
             return True
@@ -416,6 +425,17 @@ COMPARED = (*COMPARED_BRIEFLY, *map(str, (Float6(), SparseMarlin(), UintX(2, 64)
 
 
 def parse(name: str, option: str = "--quantization") -> Spec | Selection:
+    """What `name`, given to `option`, says: the recipe in a file NAME.json, also with a digest as
+    NAME.json@2fcf02fa; or as `named`."""
+    if match := RECIPE.fullmatch(name):
+        from quantbench.quantize import recipe  # which imports this module
+
+        path, digest = match.groups()
+        return recipe.read(path, digest, option)
+    return named(name, option)
+
+
+def named(name: str, option: str = "--quantization") -> Spec | Selection:
     """What `name`, given to `option`, spells; UsageError, with every valid form and the nearest, if
     nothing."""
     for spec in _ALL:
@@ -435,8 +455,11 @@ def parse(name: str, option: str = "--quantization") -> Spec | Selection:
 
 
 def parse_scheme(name: str) -> Spec:
-    """The scheme that `name` spells; UsageError for anything else, selections included."""
-    if spec := parse(name).scheme:
+    """The scheme that `name` spells; UsageError for anything else, selections and recipes
+    included."""
+    if RECIPE.fullmatch(name):
+        raise UsageError(f"--quantization {name}: a recipe has a scheme per layer; here name one")
+    if spec := named(name).scheme:
         return spec
     raise UsageError(
         f"--quantization {name} is known only after measuring; here a scheme has to be named: "

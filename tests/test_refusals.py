@@ -21,6 +21,8 @@ import pytest
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
+from quantbench.models.loading import load_config
+from quantbench.quantize import recipe
 from tests.answer import latencies
 from tests.answer.example_results import example_results, keep
 from tests.experts import counted
@@ -97,6 +99,8 @@ def made(tmp_path_factory):
     config = json.loads((ROOT / "models" / "tiny" / "config.json").read_text())
     narrow = config | {"hidden_size": 96, "head_dim": 24, "num_hidden_layers": 1}
     (folder / "narrow.json").write_text(json.dumps(narrow))
+    shapes, schemes = load_config("tiny").linear_shapes(), {"layers.*": "fp6", "output": "int8wo"}
+    recipe.write(str(folder / "recipe.json"), recipe.make("tiny", shapes, schemes, "int8"))
     return folder
 
 

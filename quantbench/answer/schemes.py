@@ -13,6 +13,7 @@ from quantbench.models.loading import load_config
 from quantbench.quality.reference import model_of, read_on
 from quantbench.quality.scores import score, summary
 from quantbench.quality.texts import ALL_LOOKS, Texts
+from quantbench.quantize.recipe import Recipe
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, parse
 from quantbench.run.plan import begin, make_plan
 from quantbench.run.sizes import size_of
@@ -28,6 +29,8 @@ def rows(base: RunConfig, schemes: Sequence[str]) -> list[SchemeRow]:
     rows = []
     for name in schemes or (*SHOWN, *MEASURED):
         spec = parse(name)
+        if isinstance(spec, Recipe):
+            spec = spec.of_layers(architecture.name, architecture.linear_shapes())
         row = SchemeRow(name, spec.numerics, spec.plain, spec.gguf)
         if spec.scheme:
             try:

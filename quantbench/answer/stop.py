@@ -19,7 +19,7 @@ from quantbench.bench.session import Rule
 from quantbench.bench.store import ArmResult, Results
 from quantbench.log.options import parse
 from quantbench.quality.types import Quality
-from quantbench.quantize.spec import parse_scheme
+from quantbench.quantize.spec import RECIPE, parse_scheme
 
 LEAST_PROCESSES = 2  # of each arm whose speed counts: the second is the check of the first
 OF_THE_EFFECT = 0.1
@@ -109,7 +109,10 @@ class Enough(Rule):
 
 def _coarser(arm: ArmResult, than: ArmResult) -> bool:
     """Whether it is the same scheme with no more bits and no smaller groups, and else alike."""
-    one, other = (parse_scheme(parse(each.argv).quantization) for each in (arm, than))
+    names = [parse(each.argv).quantization for each in (arm, than)]
+    if any(map(RECIPE.fullmatch, names)):
+        return False
+    one, other = map(parse_scheme, names)
     if type(one) is not type(other) or one == other:
         return False
     rising = {"bits": -1, "group_size": 1}  # the sign by which a field makes a scheme coarser

@@ -26,12 +26,13 @@ from quantbench.answer.rows import rows as rows_of
 from quantbench.answer.shared import HOLDS, Model
 from quantbench.answer.shared import write as write_shared
 from quantbench.answer.stop import Enough
-from quantbench.arguments import given_options
+from quantbench.arguments import given_options, names_of
 from quantbench.bench import store
 from quantbench.bench.arm import make_arms
 from quantbench.bench.store import Results, Settings
 from quantbench.cli import Command
 from quantbench.errors import QuantbenchError, UsageError
+from quantbench.log import shell
 from quantbench.log.config import RunConfig
 from quantbench.log.options import options, parse
 from quantbench.plans import compare_options as shared
@@ -50,6 +51,8 @@ OF_EARLIER = ("earlier", "checkpoints", "share", "debug", *vars(Limits()))
 @click.command(cls=Command)
 @limit_options
 @click.option("--from", "earlier", metavar="DIR", help="Answer from a results folder of ab")
+@click.option("--schemes", metavar="A,B",
+              help="Measure these; a recipe's file, too [every scheme]")  # fmt: skip
 @click.option("--share", metavar="FILE", help="Write the figures here, too, for collect")
 @click.option("--checkpoint_path", "checkpoints", multiple=True, metavar="PATH", default=("tiny",),
               help="As in generate.py; several are compared by bits per byte [tiny]")  # fmt: skip
@@ -61,6 +64,7 @@ def recommend(
     /,
     checkpoints: tuple[str, ...],
     earlier: str | None,
+    schemes: str | None,
     share: str | None,
     output: str | None,
     **given: Any,
@@ -96,12 +100,13 @@ def recommend(
     check_models(checkpoints)
     for config in configs:
         checks.check_inputs(config)
+    names = names_of("--schemes", schemes, ()) or None
     folder = prepared(common.write_result, settings, output)
     answers: list[tuple[Model, Recommendation]] = []
     code = 0
     for config in configs:
         own = folder / name_of(config.checkpoint_path) if folder and len(configs) > 1 else folder
-        results = _begin(config, Settings(**settings), asked, own)
+        results = _begin(config, Settings(**settings), asked, own, names)
 
         def conclude(rows: Sequence[Row], best: Best, results: Results = results) -> Recommendation:
             answer = recommended(rows, asked, best)
@@ -123,10 +128,16 @@ def recommend(
     sys.exit(code)
 
 
-def _begin(config: RunConfig, settings: Settings, asked: Limits, folder: Path | None) -> Results:
+def _begin(
+    config: RunConfig,
+    settings: Settings,
+    asked: Limits,
+    folder: Path | None,
+    schemes: Sequence[str] | None,
+) -> Results:
     """The session of one model; says what it will do, how long it may take, and how much disk."""
-    names, needs = menu(config, asked)
-    arms = make_arms(config, [f"--quantization {name}" for name in names])
+    names, needs = menu(config, asked, schemes)
+    arms = make_arms(config, [shell.join(["--quantization", name]) for name in names])
     results = Results.begin(settings, arms, config.write_result)
     results.limits = to_json(asked)
     say(

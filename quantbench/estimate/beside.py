@@ -23,6 +23,7 @@ from quantbench.estimate.predict import Estimate, Figure, Phase, Request, pass_o
 from quantbench.log.config import RunConfig
 from quantbench.log.record import NO_COUNTER
 from quantbench.models.llama import Transformer
+from quantbench.quantize.spec import RECIPE, AsIs
 from quantbench.run import energy, shown, why
 from quantbench.run.bandwidth import BYTES, Bandwidth
 from quantbench.run.facts import Facts, Measured
@@ -103,6 +104,8 @@ def why_not(facts: Facts) -> str | None:
     config = facts.config
     if facts.parallel is not None:
         return "ranks share this machine, and no rank has a few layers alone"
+    if config.quantization == str(AsIs()) or RECIPE.fullmatch(config.quantization):
+        return "each layer has its own scheme, and its first layers do not tell the others' speed"
     if facts.experts is not None:
         return "experts lie in two tiers, and how often they are copied is not estimated"
     if config.speculate != RunConfig.speculate:

@@ -13,18 +13,27 @@ from quantbench.bench.process import Process
 from quantbench.errors import KernelError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.progress import say
-from quantbench.quantize.spec import MEASURED, START_WITH
+from quantbench.quantize.spec import MEASURED, START_WITH, parse
 from quantbench.text import size
 
 AS_IS = "as-is"  # loads fastest of all: nothing is quantized
 BASELINES = ("none", "int8wo")  # the first that fits into this machine's memory
 
 
-def menu(common: RunConfig, asked: Limits) -> tuple[list[str], dict[str, int]]:
-    """The schemes to measure, and the bytes that each needs. autoquant is not among them: what it
-    chooses from is. Raises UsageError where --max_memory is below all of them."""
-    with closing(Process()) as worker:
-        names = worker.answer(list[str], "schemes", argv=argv(common))
+def menu(
+    common: RunConfig, asked: Limits, given: Sequence[str] | None = None
+) -> tuple[list[str], dict[str, int]]:
+    """The schemes to measure, and the bytes that each needs. given: these and none; if None, every
+    scheme. autoquant is not among them: what it chooses from is. Raises UsageError where
+    --max_memory is below all of them."""
+    if given is None:
+        with closing(Process()) as worker:
+            names = worker.answer(list[str], "schemes", argv=argv(common))
+    else:
+        specs = [parse(name, "--schemes") for name in given]
+        if selection := next((spec for spec in specs if spec.scheme is None), None):
+            raise UsageError(f"--schemes {selection}: name what it chooses from")
+        names = list(dict.fromkeys([BASELINES[0], *map(str, specs)]))
     needs, free = needed(common, [name for name in names if name not in MEASURED])
     return select(needs, free, asked.max_memory), needs
 
@@ -66,7 +75,7 @@ def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, int], i
     bytes that are free. A scheme that cannot take the model's shapes is left out."""
     from quantbench import devices
     from quantbench.models.formats import open_checkpoint
-    from quantbench.quantize.spec import AsIs, parse_scheme
+    from quantbench.quantize.spec import SHOWN, parse_scheme
     from quantbench.run.plan import make_plan
     from quantbench.run.sizes import kv_cache_bytes, size_of
 
@@ -78,19 +87,22 @@ def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, int], i
             "compared on the full-precision checkpoint; give that one"
         )
     plan = make_plan(dataclasses.replace(common, quantization="none"))
-    cache = kv_cache_bytes(
-        plan.architecture, common.batch_size, plan.cache_size, plan.precision, plan.cache
-    )
     needs = {}
     for name in (*schemes, *([AS_IS] if saved else [])):
         try:
-            spec = parse_scheme(name)
-            if saved and isinstance(spec, AsIs):  # each layer as the file has it
-                spec = make_plan(dataclasses.replace(common, quantization=name)).spec.scheme or spec
-            weights = size_of(plan.architecture, spec, plan.device, plan.precision, common.kernel)
+            if name in SHOWN:
+                own = dataclasses.replace(plan, spec=parse_scheme(name))
+            else:  # a scheme per layer: the file's, or a recipe's
+                own = make_plan(dataclasses.replace(common, quantization=name))
+            assert own.spec.scheme
+            how = own.device, own.precision, common.kernel
+            weights = size_of(own.architecture, own.spec.scheme, *how)
         except KernelError:
             continue
-        needs[name] = weights.memory_bytes + cache
+        cached = kv_cache_bytes(
+            own.architecture, common.batch_size, own.cache_size, own.precision, own.cache
+        )
+        needs[name] = weights.memory_bytes + cached
     return needs, devices.free_memory(plan.device)
 
 

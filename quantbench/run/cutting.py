@@ -19,9 +19,10 @@ from quantbench.models.loading import Stages
 from quantbench.models.split import Cut, Split, feed_forward_widths
 from quantbench.ops.ranks import Ranks
 from quantbench.quantize.activation import RoundedAcross
+from quantbench.quantize.mixed import MixedQuantizer
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import Quantizer, column_unit, has_row_scales
-from quantbench.quantize.spec import AsIs, Spec, parse_layer
+from quantbench.quantize.spec import Spec, parse_layer
 
 Layer = nn.Linear | nn.Embedding
 
@@ -38,9 +39,8 @@ def split_for(
     Raises UsageError for a number of ranks that cannot share its heads, KernelError for a scheme
     whose groups of columns do not fit a rank's heads.
     """
-    chosen = {name: parse_layer(scheme) for name, (scheme, _) in (layers or {}).items()}
-    alike = [spec] if spec and not isinstance(spec, AsIs) else []
-    schemes = {str(scheme): scheme for scheme in [*chosen.values(), *alike]}
+    chosen = [parse_layer(scheme) for scheme, _ in (layers or {}).values()]
+    schemes = {str(scheme): scheme for scheme in (*chosen, *(spec.candidates if spec else ()))}
     widths = feed_forward_widths(config)
     units = [column_unit(scheme, width) for scheme in schemes.values() for width in widths]
     split = Split(config, ranks, math.lcm(*units))
@@ -59,9 +59,12 @@ def split_for(
 class RankStages:
     """The stages of quantizing (models.loading.Stages), with a cut between them."""
 
-    def __init__(self, stages: Stages, split: Split, whole: bool = False) -> None:
-        """whole: whether all layers are quantized whole, to be saved."""
-        self.stages, self.split, self.whole = stages, split, whole
+    def __init__(
+        self, stages: Stages, split: Split, whole: bool = False, saved: bool = False
+    ) -> None:
+        """whole: whether all layers are quantized whole, to be saved. saved: whether the checkpoint
+        holds quantized numbers."""
+        self.stages, self.split, self.whole, self.saved = stages, split, whole, saved
         # Parts by (address of the whole, cut): an output that shares the embedding's weight goes on
         # sharing it.
         self._parts: dict[tuple[int, Cut], nn.Parameter] = {}
@@ -70,7 +73,10 @@ class RankStages:
         """Whether a module is read and quantized whole."""
         if self.whole:
             return True
-        quantizer, cut = self.stages, self.split.cut(f"{name}.weight")
+        quantizer: Stages | None = self.stages
+        if isinstance(quantizer, MixedQuantizer) and not self.saved:
+            quantizer = quantizer.of(name)
+        cut = self.split.cut(f"{name}.weight")
         if not isinstance(quantizer, Quantizer) or cut is None or name == "tok_embeddings":
             return False
         spec = quantizer.spec

@@ -109,6 +109,13 @@ def load_quantized(
     return loading.load(lambda done, total: None, lambda line: None)
 
 
+def saved_scheme(spec: Spec | Selection, precision: str) -> SavedScheme:
+    """What a saved model notes of its scheme: one of a scheme per layer is read back as it is."""
+    if isinstance(spec, AsIs):
+        return SavedScheme(str(AsIs()), precision, label=spec.name)
+    return SavedScheme(str(spec), precision)
+
+
 class Loading:
     """The loading of one model, as the stages that each of its layers goes through:
     quantize, save, cut to this rank's part, pack for the kernel, place in a tier of memory.
@@ -142,9 +149,8 @@ class Loading:
             )
         self.saver: Saver | None = None
         if config.save and (split is None or split.ranks.rank == 0):
-            label = spec.name if isinstance(spec, AsIs) else None
-            scheme = SavedScheme(str(spec), config.precision, label=label)
-            self.saver = saver_of(config.format)(Path(config.save), scheme, self.checkpoint)
+            saved = saved_scheme(spec, config.precision)
+            self.saver = saver_of(config.format)(Path(config.save), saved, self.checkpoint)
 
     @torch.no_grad()
     def load(self, report: Report, say: Say) -> Transformer:
@@ -164,7 +170,8 @@ class Loading:
         if split:
             from quantbench.run.cutting import RankStages
 
-            cut = RankStages(self.quantizer, split, whole=saver is not None)
+            saved = self.checkpoint.saved is not None
+            cut = RankStages(self.quantizer, split, whole=saver is not None, saved=saved)
         self.stages: Stages = cut or self.quantizer
         model = load_model(
             self.checkpoint,

@@ -25,8 +25,9 @@ from quantbench.models.formats import Checkpoint, open_checkpoint, saver_of
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.ops.ranks import ALONE, Ranks
 from quantbench.progress import say
+from quantbench.quantize.recipe import Recipe
 from quantbench.quantize.registry import kernels_for
-from quantbench.quantize.spec import AsIs, Selection, Spec, parse, parse_layer, refuse_format
+from quantbench.quantize.spec import AsIs, Selection, Spec, named, parse, parse_layer, refuse_format
 from quantbench.run import environment
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
         if reason := saver_of(config.format).refuses(checkpoint):
             raise UsageError(f"--format {config.format}: {reason}")
     device = devices.resolve(config.device)
-    config = dataclasses.replace(config, device=str(device), quantization=str(spec))
+    config = dataclasses.replace(
+        config, device=str(device), quantization=str(spec), kv_cache=_kv_cache_of(config, spec)
+    )
     if config.memory_profile and device.type not in ("cuda", "cpu"):
         raise UsageError(f"--memory_profile works on cuda and cpu, not on {device.type}")
     if where:
@@ -196,16 +199,39 @@ def _share(
     return split_for(architecture, ranks, spec.scheme, layers)
 
 
+def _kv_cache_of(config: RunConfig, spec: Spec | Selection) -> str:
+    """--kv_cache, or the recipe's. Raises UsageError where both are given and differ."""
+    own = spec.kv_cache if isinstance(spec, Recipe) else None
+    asked = kv_cache(config)
+    if own is None or own == asked:
+        return config.kv_cache
+    if asked != RunConfig.kv_cache:
+        raise UsageError(
+            f"--kv_cache {asked}: the recipe {spec} has kv_cache {own}; leave --kv_cache out"
+        )
+    return own
+
+
 def scheme_of(
     config: RunConfig, asked: Spec | Selection, checkpoint: Checkpoint
 ) -> tuple[Spec | Selection, Checkpoint]:
     """The scheme `asked`, or the one with which the checkpoint was saved; and the checkpoint that
     it applies to: a file of another program's may be quantized anew.
 
-    Raises UsageError if both are given and differ, CheckpointError for a damaged quantbench.json.
+    Raises UsageError if both are given and differ, and for a recipe of another model;
+    CheckpointError for a damaged quantbench.json.
     """
+    spec, checkpoint = _chosen(config, asked, checkpoint)
+    if isinstance(spec, Recipe):
+        spec = spec.of_layers(checkpoint.name, checkpoint.config().linear_shapes())
+    return spec, checkpoint
+
+
+def _chosen(
+    config: RunConfig, asked: Spec | Selection, checkpoint: Checkpoint
+) -> tuple[Spec | Selection, Checkpoint]:
     if checkpoint.saved is None:
-        if isinstance(asked, AsIs):
+        if asked == AsIs():
             raise UsageError(
                 f"--quantization {asked}: {config.checkpoint_path} is in full precision; name a "
                 "scheme, or leave --quantization out"
@@ -215,7 +241,7 @@ def scheme_of(
     if floats and asked != AsIs() and not isinstance(config.quantization, Unsaid):
         return asked, floats
     try:
-        saved = parse(checkpoint.saved.scheme)
+        saved = named(checkpoint.saved.scheme)
         layers = {name: parse_layer(how) for name, (how, _) in checkpoint.saved.layers.items()}
     except UsageError as error:
         raise CheckpointError(f"{config.checkpoint_path}/{SAVED}: {error}") from None
@@ -225,7 +251,8 @@ def scheme_of(
         )
     if asked != saved and not isinstance(config.quantization, Unsaid):
         raise UsageError(
-            f"--quantization {asked}: {config.checkpoint_path} was saved as {saved}; leave "
+            f"--quantization {asked}: {config.checkpoint_path} was saved as "
+            f"{checkpoint.saved.label or saved}; leave "
             "--quantization out, or load the full-precision checkpoint"
         )
     if isinstance(saved, AsIs):

@@ -17,11 +17,11 @@ from pathlib import Path
 from quantbench import files, models, ops, quantize
 from quantbench.errors import CheckpointError, KernelError
 from quantbench.log.origin import versions
-from quantbench.models.formats.base import NotSaved, SavedScheme
+from quantbench.models.formats.base import NotSaved
 from quantbench.models.formats.saved import SavedModel
 from quantbench.models.tokenizer import FILES
 from quantbench.quantize.spec import FullPrecision
-from quantbench.run.loading import Loaded, Report, Say
+from quantbench.run.loading import Loaded, Report, Say, saved_scheme
 from quantbench.run.loading import load as load_anew
 from quantbench.run.plan import Plan
 
@@ -54,7 +54,7 @@ def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
 
     try:
         _make_empty(folder, plan.architecture.parameters() * plan.precision.itemsize + RESERVE)
-        scheme = SavedScheme(str(plan.spec), plan.config.precision)
+        scheme = saved_scheme(plan.spec, plan.config.precision)
         loaded = load_anew(plan, report, say, saver=Saver(folder, scheme, None, SHARD_BYTES))
         for file in folder.iterdir():
             with open(file, "rb") as opened:

@@ -8,6 +8,7 @@ from quantbench.ops.formats import OUTER
 from quantbench.ops.packing import PLANES
 from quantbench.quantize.kernels import our_kernels
 from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.recipe import Recipe
 from quantbench.quantize.scheme import Scheme
 from quantbench.quantize.spec import AsIs, Stored
 
@@ -53,5 +54,6 @@ def _of_layers(w: Tensor, spec: AsIs) -> PackedWeight:
 
 SCHEMES = {
     AsIs: Scheme(_of_layers, our_kernels()),
+    Recipe: Scheme(_of_layers, our_kernels()),
     Stored: Scheme(quantize, our_kernels(), _refuses),
 }

@@ -1,5 +1,6 @@
 """A model that ranks share computes what one rank computes."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from quantbench.models.loading import load_config
 from quantbench.models.registry import of_config
 from quantbench.models.split import Split, check_split, possible_ranks
 from quantbench.ops.ranks import ALONE, Ranks
+from quantbench.quantize import recipe
 from quantbench.quantize.activation import ROUNDINGS, rounded
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.cutting import split_for
@@ -64,8 +66,18 @@ def together(name, parts):
     return parts[0]
 
 
-@pytest.mark.parametrize("scheme", UNCALIBRATED)
-def test_quantized_numbers_are_those_of_one_rank(pool, wide, scheme):
+def drawn_recipe(folder, model):
+    """A recipe's file: a scheme for each layer, drawn anew in every run."""
+    config = load_config(model)
+    schemes = {layer: random.choice(UNCALIBRATED) for layer in config.linear_shapes()}
+    made = recipe.make("", config.linear_shapes(), schemes | {"tok_embeddings": "embed-int8"})
+    recipe.write(str(folder / "mix.json"), made)
+    return str(folder / "mix.json")
+
+
+@pytest.mark.parametrize("scheme", [*UNCALIBRATED, "recipe"])
+def test_quantized_numbers_are_those_of_one_rank(pool, wide, scheme, tmp_path):
+    scheme = drawn_recipe(tmp_path, wide) if scheme == "recipe" else scheme
     whole = work.numbers(ALONE, wide, scheme)
     parts = pool.run(2, work.numbers, wide, scheme)
     assert whole.keys() == parts[0].keys() == parts[1].keys()
@@ -91,9 +103,12 @@ def test_activations_are_rounded_by_all_columns(pool, how):
         torch.testing.assert_close(total, expected)
 
 
-@pytest.mark.parametrize("scheme", ["none", "int8wo", "int4wo-64", "embed-int8", "sparse-marlin"])
+@pytest.mark.parametrize(
+    "scheme", ["none", "int8wo", "int4wo-64", "embed-int8", "sparse-marlin", "recipe"]
+)
 @pytest.mark.parametrize("saved_by", [1, 2])
 def test_saved_by_some_ranks_and_loaded_by_others(pool, wide, tmp_path, scheme, saved_by):
+    scheme = drawn_recipe(tmp_path, wide) if scheme == "recipe" else scheme
     folder, loaded_by = str(tmp_path / "saved"), 3 - saved_by
     pool.run(saved_by, work.save, wide, scheme, folder)
     again = pool.run(loaded_by, work.logits, folder, TOKENS)
