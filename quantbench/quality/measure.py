@@ -61,7 +61,7 @@ def measure(
 
     Raises UsageError for a checkpoint that is quantized already.
     """
-    if open_checkpoint(config.checkpoint_path).infull_precision() is None:
+    if open_checkpoint(config.checkpoint_path).in_full_precision() is None:
         raise UsageError(
             f"--checkpoint_path {config.checkpoint_path} was saved quantized; quality is measured "
             "against full precision: give that checkpoint, and --quantization"

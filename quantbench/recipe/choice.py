@@ -13,8 +13,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from quantbench.quantize.spec import Int8Embedding, Int8WeightOnly
-from quantbench.recipe.cost import EMBEDDING, Costs
-from quantbench.recipe.damage import Damage
+from quantbench.recipe.cost import EMBEDDING, Costs, Key
 
 OUTPUT = "output"
 GAP = 1e-3  # of the best total: estimates are no more exact
@@ -32,7 +31,7 @@ class Option:
     seconds: float  # of a decoding step
 
 
-def options(damage: Damage, costs: Costs, tied: bool) -> list[list[Option]]:
+def options(damage: Mapping[Key, float], costs: Costs, tied: bool) -> list[list[Option]]:
     """The options of each group: the experts of a layer's matrix together, every other layer alone,
     and the embedding with the output, which may share its memory where they are tied."""
     members: dict[str, list[str]] = {}
@@ -102,12 +101,12 @@ def choose(
 
 def least(groups: Sequence[Sequence[Option]], name: str) -> float:
     """The smallest sum of an Option's field that any choice has."""
-    return sum(min(getattr(option, name) for option in group) for group in groups)
+    return float(sum(min(getattr(option, name) for option in group) for group in groups))
 
 
 def total(chosen: Sequence[Option], name: str) -> float:
     """The sum of an Option's field."""
-    return sum(getattr(option, name) for option in chosen)
+    return float(sum(getattr(option, name) for option in chosen))
 
 
 def uniform(groups: Sequence[Sequence[Option]]) -> dict[str, list[Option]]:

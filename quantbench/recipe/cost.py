@@ -8,6 +8,7 @@ costs.time(config)                                           # fills in the seco
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import nn
@@ -78,7 +79,7 @@ class Costs:
             table = nn.Embedding(*self.shapes["output"], dtype=precision)
         rounded = Quantizer.of_shapes(Int8Embedding(), device, precision).quantized("", table)
         for scheme, layer in (("none", table), (str(Int8Embedding()), rounded)):
-            count = stored_bytes(layer.weight)
+            count = sum(map(stored_bytes, layer.parameters()))
             self.of[EMBEDDING, scheme] = Cost(0, count)  # bits count linear layers alone
 
     def time(self, config: RunConfig) -> None:
@@ -111,7 +112,7 @@ def _bytes(name: str, shape: Shape, quantizer: Quantizer, precision: torch.dtype
     with torch.device("meta"):
         plain = nn.Linear(shape[1], shape[0], bias=False, dtype=precision)
     try:
-        layer = quantizer.quantized(name, plain)
+        layer = cast(nn.Linear, quantizer.quantized(name, plain))
         held = quantizer.stored(name, layer)
     except KernelError:
         return None

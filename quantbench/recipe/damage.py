@@ -16,7 +16,9 @@ are the blocks' inputs and the gradient of some rows.
 """
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -154,9 +156,13 @@ def _through_block(
     at_x, *at_outputs = torch.autograd.grad(y, [x, *outputs], gradient)
     for (key, (given, _)), found in zip(seen.items(), at_outputs, strict=True):
         given, found = _by_text(given, len(x)), _by_text(found, len(x))
-        layer = block.get_submodule(key)
-        layers.add(f"{name}.{key}", layer, given, lambda rows, g=found: g[..., rows])
+        layer = cast(nn.Linear, block.get_submodule(key))
+        layers.add(f"{name}.{key}", layer, given, functools.partial(_rows, found))
     return at_x
+
+
+def _rows(gradient: Tensor, rows: slice) -> Tensor:
+    return gradient[..., rows]
 
 
 def _by_text(x: Tensor, texts: int) -> Tensor:
@@ -164,4 +170,4 @@ def _by_text(x: Tensor, texts: int) -> Tensor:
     if x.dim() == 3:
         return x
     length = -(-len(x) // texts)
-    return F.pad(x, (0, 0, 0, texts * length - len(x))).unflatten(0, (texts, length))
+    return F.pad(x, (0, 0, 0, texts * length - len(x))).view(texts, length, -1)

@@ -6,6 +6,7 @@ found.recipe.kl, found.uniform.kl, found.better
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +27,15 @@ from quantbench.quality.measure import full_precision, loaded
 from quantbench.quality.reference import read_on
 from quantbench.quality.scores import Scores, score
 from quantbench.quality.texts import ALL_LOOKS, Texts, texts_of
-from quantbench.quantize.spec import AsIs, FullPrecision, Spec, parse_scheme
+from quantbench.quantize import recipe
+from quantbench.quantize.recipe import Recipe
+from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
 from quantbench.recipe.choice import Option, choose, least, options, total, uniform
 from quantbench.recipe.cost import Costs, candidates
 from quantbench.recipe.damage import damages
 from quantbench.run.plan import Plan
 from quantbench.text import size
+from quantbench.typed_json import to_json
 
 SEQUENCES, LENGTH = 8, 256  # of the text that the damage is estimated on
 JUDGED_TOKENS = 2048  # of the texts of quality
@@ -39,6 +43,7 @@ RECIPE = "recipe"
 UNIFORM = 2  # uniform schemes that are measured: the best by their estimates
 ROUNDS = 3  # of choosing anew, where --max_kl is exceeded
 MARGIN = 0.95  # then, of the damage that would just satisfy it
+DOUBT = 1.2  # times --max_kl, of the estimates of schemes that may satisfy it
 COPIED = 0.1  # share of a text's long lines that the judging texts may have
 
 
@@ -64,15 +69,23 @@ class Measured:
     kl: float  # nats a token, on the judging texts
     kl_interval: tuple[float, float]  # 95 %
 
+    @property
+    def ratio(self) -> float | None:
+        """Estimated ÷ measured KL."""
+        return self.predicted_kl / self.kl if self.kl > 0 else None
+
 
 @dataclass(frozen=True)
 class Found:
+    """What a search has found. Better: whether the recipe is to be taken, and not uniform[0]."""
+
     model: str
-    schemes: dict[str, str]  # by layer
+    mixture: Recipe
+    max_kl: float | None  # as asked for
     recipe: Measured
-    uniform: list[Measured]  # the best first
-    difference: tuple[float, float] | None  # of the recipe's KL to that of uniform[0], 95 %
-    better: bool  # whether the recipe is to be taken
+    uniform: list[Measured]  # the one to compare with first
+    difference: tuple[float, float]  # of the recipe's KL to that of uniform[0], 95 %
+    better: bool
 
 
 def calibration_tokens(plan: Plan, text: str | None) -> Tensor:
@@ -193,15 +206,19 @@ class Search:
             raise UsageError("no mixture satisfies all limits at once; allow more of one of them")
         return chosen
 
-    def rivals(self, most: Mapping[str, float]) -> list[str]:
-        """The uniform schemes that cost at most so much, the least damage first."""
-        kinds = uniform(self.groups)
-        fitting = {
-            name: total(kind, "damage")
-            for name, kind in kinds.items()
-            if all(total(kind, field) <= limit for field, limit in most.items())
+    def rivals(self, limits: Mapping[str, float], by: str) -> list[str]:
+        """The uniform schemes within the limits, by a field of Option, the least first."""
+        kinds = {
+            name: kind
+            for name, kind in uniform(self.groups).items()
+            if all(total(kind, field) <= most for field, most in limits.items())
         }
-        return sorted(fitting, key=lambda name: fitting[name])
+        return sorted(kinds, key=lambda name: total(kinds[name], by))
+
+    def mixture(self, chosen: Sequence[Option]) -> Recipe:
+        schemes = {name: how for option in chosen for name, how in option.schemes.items()}
+        cache = None if self.plan.kv_cache == "dense" else self.plan.kv_cache
+        return recipe.make(self.plan.name, self.costs.shapes, schemes, cache)
 
     def measured(self, name: str, chosen: Sequence[Option], scores: Scores) -> Measured:
         """The figures of a choice that was read as `scores`."""
@@ -250,41 +267,41 @@ def search(config: RunConfig, asked: Budget, text: str | None) -> Found:
     Raises UsageError for a budget that nothing satisfies, and as calibration_tokens.
     """
     state = Search(config, asked, text)
-    judge, aim = Judge(state.plan), asked.max_kl
+    judge, aim, most = Judge(state.plan), asked.max_kl, asked.max_kl
     for _ in range(ROUNDS):
         chosen = state.choose(aim)
-        scores = judge.scores(_mixture(chosen))
+        mixture = state.mixture(chosen)
+        scores = judge.scores(mixture)
         kl = scores.mean_kl().mean
-        if aim is None or asked.max_kl is None or kl <= asked.max_kl:
+        if aim is None or most is None or kl <= most:
             break
-        aim *= MARGIN * asked.max_kl / kl
-    if asked.max_kl is not None and kl > asked.max_kl:
+        aim *= MARGIN * most / kl
+    if most is not None and kl > most:
         raise QuantbenchError(
-            f"--max_kl {asked.max_kl:g}: the recipe with the least KL that was found has {kl:.3g}; "
-            "allow more, or give --max_memory or --bits"
+            f"--max_kl {most:g}: the recipe with the least KL that was found has {kl:.3g}; allow "
+            "more, or give --max_memory or --bits"
         )
-    recipe = state.measured(RECIPE, chosen, scores)
-    most = state.limits if asked.max_kl is None else {"held": total(chosen, "held")}
+    ours = state.measured(RECIPE, chosen, scores)
+    limits = state.limits if most is None else state.limits | {"damage": DOUBT * most}
     rivals = []
-    for name in state.rivals(most)[:UNIFORM]:
+    for name in state.rivals(limits, "damage" if most is None else "held")[:UNIFORM]:
         found = judge.scores(parse_scheme(name))
         rivals.append((state.measured(name, uniform(state.groups)[name], found), found))
-    rivals.sort(key=lambda pair: pair[0].kl)
-    difference = None
+    if most is not None:
+        rivals = [pair for pair in rivals if pair[0].kl <= most]
+    else:
+        rivals.sort(key=lambda pair: pair[0].kl)
+    difference = -math.inf, math.inf
     if rivals:
         kl_of_both = {"kl": scores["kl"] - rivals[0][1]["kl"]}
         difference = Scores(scores.passages, kl_of_both).mean_kl().ends()
-    return Found(
-        model=state.plan.name,
-        schemes={name: how for option in chosen for name, how in option.schemes.items()},
-        recipe=recipe,
-        uniform=[measured for measured, _ in rivals],
-        difference=difference,
-        better=difference is None or difference[1] < 0,
-    )
+    measured = [one for one, _ in rivals]
+    smaller = not rivals or ours.memory_bytes < measured[0].memory_bytes
+    better = not rivals or difference[1] < 0 if most is None else smaller
+    return Found(state.plan.name, mixture, most, ours, measured, difference, better)
 
 
-def _mixture(chosen: Sequence[Option]) -> Spec:
-    layers = {name: how for option in chosen for name, how in option.schemes.items()}
-    named = {name: parse_scheme(how) for name, how in layers.items()}
-    return AsIs(tuple(named.items()), RECIPE)
+def write(found: Found, path: str) -> None:
+    """Write the recipe, with the figures that were measured. Raises LogError."""
+    about = {"recipe": found.recipe, "uniform": found.uniform, "better": found.better}
+    recipe.write(path, dataclasses.replace(found.mixture, about=to_json(about)))

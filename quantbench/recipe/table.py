@@ -5,25 +5,24 @@ from collections import Counter
 from quantbench.quality.thresholds import class_of
 from quantbench.recipe.search import Found, Measured
 from quantbench.report.columns import Columns, aligned, number, size
-from quantbench.text import counted
 
 COLUMNS: Columns[Measured] = [
     ("scheme", lambda row: row.name),
     ("bits", number(lambda row: row.bits, ".2f")),
     ("memory", lambda row: size(row.memory_bytes)),
     ("tok/s", number(lambda row: row.tok_s, ".3g")),
-    ("KL, nats", number(lambda row: row.kl, ".4f")),
-    ("95 %", lambda row: "{:.4f} to {:.4f}".format(*row.kl_interval)),
+    ("KL, nats", number(lambda row: row.kl, ".3g")),
+    ("95 %", lambda row: "{:.3g} to {:.3g}".format(*row.kl_interval)),
     ("which is", lambda row: class_of(row.kl)),
-    ("estimated ÷ measured", number(lambda row: row.predicted_kl / row.kl, ".2f")),
+    ("estimated ÷ measured", number(lambda row: row.ratio, ".2f")),
 ]
 
 
 def report(found: Found) -> str:
     kinds: dict[str, Counter[str]] = {}
-    for name, scheme in found.schemes.items():
+    for name, scheme in found.mixture.schemes:
         kind = ".".join(part for part in name.split(".")[-2:] if not part.isdigit())
-        kinds.setdefault(kind, Counter())[scheme] += 1
+        kinds.setdefault(kind, Counter())[str(scheme)] += 1
     width = max(map(len, kinds))
     return "\n".join(
         [
@@ -43,17 +42,20 @@ def report(found: Found) -> str:
 
 def verdict(found: Found) -> str:
     """Which to take, as a sentence without its full stop."""
-    if found.difference is None:
+    if not found.uniform:
         return "take the recipe: no uniform scheme satisfies the budget"
-    best, low, high = found.uniform[0], *found.difference
-    tried = counted(len(found.uniform), "uniform scheme")
+    recipe, best = found.recipe, found.uniform[0]
+    if found.max_kl is not None:
+        if found.better:
+            saved = size(best.memory_bytes - recipe.memory_bytes)
+            return f"take the recipe: it is {saved} smaller than {best.name}, the smallest " \
+                   f"uniform scheme of a KL of at most {found.max_kl:g}"  # fmt: skip
+        return f"take {best.name}: it is no larger than the recipe"
+    low, high = found.difference
+    interval = f"difference {low:.2g} to {high:.2g} nats, 95 %"
     if found.better:
         return (
-            f"take the recipe: its KL is {1 - found.recipe.kl / best.kl:.0%} below that of "
-            f"{best.name}, the best of {tried} within the budget that were measured "
-            f"(difference {low:.4f} to {high:.4f} nats, 95 %)"
+            f"take the recipe: its KL is {1 - recipe.kl / best.kl:.0%} below that of {best.name}, "
+            f"the best uniform scheme within the budget ({interval})"
         )
-    return (
-        f"take {best.name}: the recipe's KL is not lower beyond doubt (difference {low:.4f} to "
-        f"{high:.4f} nats, 95 %)"
-    )
+    return f"take {best.name}: the recipe's KL is not lower beyond doubt ({interval})"
