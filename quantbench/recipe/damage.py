@@ -18,7 +18,7 @@ are the blocks' inputs and the gradient of some rows.
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,7 @@ from quantbench.quantize.spec import Int8Embedding, Spec
 
 GRADIENT_ELEMENTS = 1 << 21  # of G at once: 8 MB, in the last-level cache for all schemes
 LOGIT_ROWS = 64  # tokens whose logits are computed at once
+M = TypeVar("M", bound=nn.Module)
 Damage = dict[tuple[str, str], float]  # nats a token, by (layer, scheme)
 
 
@@ -95,13 +96,15 @@ class _Layers:
             self.found[name, scheme] = square / 2 / self.tokens
 
 
-def _error(name: str, layer: nn.Linear, quantizer: Quantizer) -> Tensor:
-    weight = quantizer.quantized(name, layer).weight.data
-    packed = isinstance(weight, PackedWeight)
-    return (weight.dequantize(torch.float32) if packed else weight.float()) - layer.weight.float()
+def _error(name: str, layer: nn.Module, quantizer: Quantizer) -> Tensor:
+    exact = cast(Tensor, layer.weight.data)
+    rounded = cast(Tensor, quantizer.quantized(name, layer).weight.data)
+    if isinstance(rounded, PackedWeight):
+        rounded = rounded.dequantize(torch.float32)
+    return rounded.float() - exact.float()
 
 
-def _float(module: nn.Module) -> nn.Module:
+def _float(module: M) -> M:
     return copy.deepcopy(module).float()
 
 
@@ -111,7 +114,8 @@ def _at_the_head(model: Transformer, x: Tensor, layers: _Layers) -> Tensor:
     gradient, drawn = torch.empty_like(x), x.new_empty(x.shape[:2], dtype=torch.long)
     log_sum = torch.empty_like(drawn, dtype=torch.float32)
     generator = torch.Generator(x.device).manual_seed(0)
-    parts = (t.flatten(0, 1).split(LOGIT_ROWS) for t in (x, gradient, drawn, log_sum))
+    flat = (t.flatten(0, 1) for t in (x, gradient, drawn, log_sum))
+    parts = (torch.split(t, LOGIT_ROWS) for t in flat)
     for rows, of_rows, y, total in zip(*parts, strict=True):
         with torch.enable_grad():
             logits = bounded(output(norm(rows.requires_grad_())))
