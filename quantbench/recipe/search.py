@@ -41,8 +41,8 @@ SEQUENCES, LENGTH = 8, 256  # of the text that the damage is estimated on
 JUDGED_TOKENS = 2048  # of the texts of quality
 RECIPE = "recipe"
 UNIFORM = 2  # uniform schemes that are measured: the best by their estimates
-ROUNDS = 3  # of choosing anew, where --max_kl is exceeded
-MARGIN = 0.95  # then, of the damage that would just satisfy it
+ROUNDS = 3  # of choosing anew, until the KL is SLACK to 1 times --max_kl
+SLACK, MARGIN = 0.9, 0.97  # MARGIN: of the damage that would just satisfy it
 DOUBT = 1.2  # times --max_kl, of the estimates of schemes that may satisfy it
 COPIED = 0.1  # share of a text's long lines that the judging texts may have
 
@@ -268,29 +268,34 @@ def search(config: RunConfig, asked: Budget, text: str | None) -> Found:
     """
     state = Search(config, asked, text)
     judge, aim, most = Judge(state.plan), asked.max_kl, asked.max_kl
+    tried: list[tuple[Measured, Recipe, Scores]] = []
     for _ in range(ROUNDS):
         chosen = state.choose(aim)
         mixture = state.mixture(chosen)
         scores = judge.scores(mixture)
-        kl = scores.mean_kl().mean
-        if aim is None or most is None or kl <= most:
+        tried.append((state.measured(RECIPE, chosen, scores), mixture, scores))
+        kl = tried[-1][0].kl
+        if aim is None or most is None or SLACK * most <= kl <= most:
             break
         aim *= MARGIN * most / kl
-    if most is not None and kl > most:
+    allowed = [one for one in tried if most is None or one[0].kl <= most]
+    if not allowed:
+        least_kl = min(one.kl for one, _, _ in tried)
         raise QuantbenchError(
-            f"--max_kl {most:g}: the recipe with the least KL that was found has {kl:.3g}; allow "
-            "more, or give --max_memory or --bits"
+            f"--max_kl {most:g}: the recipe with the least KL that was found has {least_kl:.3g}; "
+            "allow more, or give --max_memory or --bits"
         )
-    ours = state.measured(RECIPE, chosen, scores)
+    ours, mixture, scores = min(allowed, key=lambda one: one[0].memory_bytes)
     limits = state.limits if most is None else state.limits | {"damage": DOUBT * most}
-    rivals = []
-    for name in state.rivals(limits, "damage" if most is None else "held")[:UNIFORM]:
+    kinds, rivals = uniform(state.groups), list[tuple[Measured, Scores]]()
+    for name in state.rivals(limits, "damage" if most is None else "held"):
         found = judge.scores(parse_scheme(name))
-        rivals.append((state.measured(name, uniform(state.groups)[name], found), found))
-    if most is not None:
-        rivals = [pair for pair in rivals if pair[0].kl <= most]
-    else:
-        rivals.sort(key=lambda pair: pair[0].kl)
+        rival = state.measured(name, kinds[name], found)
+        if most is None or rival.kl <= most:
+            rivals.append((rival, found))
+        if len(rivals) == (UNIFORM if most is None else 1):
+            break
+    rivals.sort(key=lambda pair: pair[0].kl)
     difference = -math.inf, math.inf
     if rivals:
         kl_of_both = {"kl": scores["kl"] - rivals[0][1]["kl"]}
