@@ -21,17 +21,18 @@ from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
 from quantbench.progress import progress
 from quantbench.quantize.registry import Quantizer, available
-from quantbench.quantize.spec import SHOWN, BitsAndBytes, Int8Embedding, Spec, parse_scheme
+from quantbench.quantize.spec import SHOWN, Int8Embedding, Spec, parse_scheme
 
 Shape = tuple[int, int]
 Key = tuple[str, str]  # (layer, scheme)
 EMBEDDING = "tok_embeddings"
-# Besides the schemes that tables list: what lies between their sizes.
-BETWEEN = (
-    *("uintx-6-32", "uintx-5-32", "uintx-4-32", "uintx-3-32", "uintx-2-32"),
-    *("uintx-5-128", "uintx-4-128", "uintx-3-128"),
+BETWEEN = ("uintx-5-128", "uintx-3-32", "uintx-3-128")  # besides those that tables list
+LEFT_OUT = (
+    *("float8wo", "uintx-2-8", "sparse-marlin"),  # others do less damage in fewer bytes
+    "uintx-4-64",  # has int4wo-64's numbers
+    *("bnb-nf4", "bnb-fp4"),  # their kernels keep all other layers from fused decoding
+    "embed-int8",  # int8wo, in linear layers
 )
-LEFT_OUT = BitsAndBytes, Int8Embedding
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,13 @@ class Cost:
 
 
 def candidates(device: torch.device, precision: torch.dtype) -> list[Spec]:
-    """The schemes that layers may get: those of weights alone that run on our own kernels here.
-
-    Rounded activations change a layer's output beside its weights, which the damage leaves out;
-    one layer on bitsandbytes' kernels keeps the others from fused decoding.
-    """
-    specs = (parse_scheme(name) for name in (*SHOWN, *BETWEEN))
+    """The schemes that layers may get: those of weights alone that run here. Rounded activations
+    change a layer's output beside its weights, which the damage leaves out."""
+    specs = [parse_scheme(name) for name in (*SHOWN, *BETWEEN) if name not in LEFT_OUT]
     return [
         spec
         for spec in specs
-        if not (spec.rounds_activations or spec.prunes or isinstance(spec, LEFT_OUT))
+        if not (spec.rounds_activations or spec.prunes)
         and None in available(spec, device, precision).values()
     ]
 
