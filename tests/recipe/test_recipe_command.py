@@ -10,7 +10,9 @@ import torch
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
+from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
+from quantbench.models.formats import EMBEDDED
 from quantbench.quantize.spec import parse_scheme
 from quantbench.recipe import search
 from quantbench.recipe.search import Budget, calibration_tokens
@@ -112,3 +114,13 @@ def test_a_uniform_scheme_is_taken_where_the_recipe_is_not_better(quick, monkeyp
     result = ran("--bits", "5")
     assert result.exit_code == 0 and "the recipe's KL is not lower beyond doubt" in result.stdout
     assert "take the recipe" not in result.stdout
+
+
+@pytest.mark.parametrize("start", [0, 100_000])
+def test_a_text_that_judges_is_refused(tmp_path, start):
+    """Whole, or a part of it between lines of one's own."""
+    judging = (EMBEDDED / "heldout.txt").read_text()[start : start + 20_000]
+    path = tmp_path / "copied.txt"
+    path.write_text("A line that is of this file alone, and of no other.\n" + judging)
+    with pytest.raises(UsageError, match="has lines of heldout.txt, on which the recipe is judged"):
+        calibration_tokens(make_plan(RunConfig(device="cpu")), str(path))
