@@ -41,8 +41,9 @@ def _of_groups(spec: Any) -> Any:
     return ao.Int8DynamicActivationIntxWeightConfig(torch.int4, by)
 
 
+# Named by bits and columns alone: none says how codes are chosen.
 _GROUPED: list[Any] = [
-    spec for spec in s.every_spec() if hasattr(spec, "group_size") and not getattr(spec, "hqq", 0)
+    spec for spec in s.every_spec() if hasattr(spec, "group_size") and str(spec)[-1].isdigit()
 ]
 _TORCHAO: dict[s.Quantization, Any] = {
     s.Int8WeightOnly(): ao.Int8WeightOnlyConfig(),
