@@ -26,7 +26,7 @@ from quantbench.quantize.spec import SHOWN, Int8Embedding, Spec, parse_scheme
 Shape = tuple[int, int]
 Key = tuple[str, str]  # (layer, scheme)
 EMBEDDING = "tok_embeddings"
-BETWEEN = ("uintx-5-128", "uintx-3-32", "uintx-3-128")  # besides those that tables list
+BETWEEN = ("uintx-5-128", "uintx-3-32", "uintx-3-128")  # which tables do not list
 LEFT_OUT = (
     *("float8wo", "uintx-2-8", "sparse-marlin"),  # others do less damage in fewer bytes
     "uintx-4-64",  # has int4wo-64's numbers

@@ -11,8 +11,8 @@ error of the weight and G = Σ_s g_s x_sᵀ. Rows are rounded independently of e
 squares of rows add up, and so do those of layers. All schemes share G: a scheme costs its rounding
 and one product.
 
-The model is taken block by block, each in float32 while it is computed: beside the weights there
-are the blocks' inputs and the gradient of some rows.
+The model is taken block by block, each in float32 while it is computed. Memory holds the weights,
+the blocks' inputs and the gradient of some rows.
 """
 
 import copy

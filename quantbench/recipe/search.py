@@ -199,7 +199,7 @@ class Search:
         return limits
 
     def choose(self, kl: float | None) -> list[Option]:
-        """The least damage within the limits; with `kl` the smallest model of at most so much."""
+        """The least damage within the limits; with `kl` the smallest model that keeps it."""
         limits = self.limits if kl is None else self.limits | {"damage": kl}
         chosen = choose(self.groups, "damage" if kl is None else "held", limits)
         if chosen is None:
@@ -254,7 +254,7 @@ class Judge:
 
     @torch.no_grad()
     def scores(self, spec: Spec) -> Scores:
-        """The mixture's predictions of every token, beside the exact model's."""
+        """The mixture's predictions of every token, compared with the exact model's."""
         plan = dataclasses.replace(self.plan, spec=spec)
         loading = loaded(plan)
         with progress(f"{spec.name}: reading", unit="tokens") as report:

@@ -61,7 +61,7 @@ def test_damage_of_one_layer(tiny, name):
 
 
 def test_damage_adds_up(tiny):
-    """Of all layers together, in 8 bits, where second order is exact enough."""
+    """All layers together, in 8 bits, where second order is exact enough."""
     model, ids, found = tiny
     changed = model
     for name in (name for name, scheme in found if scheme == "int8wo"):

@@ -57,7 +57,7 @@ def test_the_smallest_of_a_kl(quick):
 
 
 def test_memory_counts_what_the_recipe_holds(quick):
-    """Weights of the recipe's own model, beside what a run of any scheme has."""
+    """The recipe's own weights, and what a run of any scheme has."""
     found = search.search(RunConfig(device="cpu"), Budget(max_memory=437_000_000), None)
     plan = make_plan(RunConfig(device="cpu"))
     sizes = [
@@ -118,7 +118,7 @@ def test_a_uniform_scheme_is_taken_where_the_recipe_is_not_better(quick, monkeyp
 
 @pytest.mark.parametrize("start", [0, 100_000])
 def test_a_text_that_judges_is_refused(tmp_path, start):
-    """Whole, or a part of it between lines of one's own."""
+    """Its beginning, or a later part, behind another line."""
     judging = (EMBEDDED / "heldout.txt").read_text()[start : start + 20_000]
     path = tmp_path / "copied.txt"
     path.write_text("A line that is of this file alone, and of no other.\n" + judging)
