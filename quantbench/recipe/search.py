@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quantbench import files
+from quantbench import devices, files
 from quantbench.answer.estimating import generator_of
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.estimate.here import here
@@ -158,6 +158,10 @@ class Search:
         self.groups = self._options(dict.fromkeys(self.costs.of, 0.0))
         memory = max(machine.memories(request).values(), key=lambda phase: phase.total)
         self.fixed_bytes = memory.total - total(self._in_full(), "held")
+        if machine.is_cpu:  # a process has read the checkpoint's description by now, as a run does
+            devices.reset_peak_memory(plan.device)
+            resident = next(iter(devices.peak_memory(plan.device).values()))
+            self.fixed_bytes += max(0, resident - memory.workspace)
         self.fixed_seconds = 0.0
         if asked.min_tok_s is not None:
             self.costs.time(plan.config)

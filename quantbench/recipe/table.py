@@ -1,4 +1,4 @@
-"""What `quantbench recipe` prints: the recipe and uniform schemes, its layers, and which to take."""
+"""What `quantbench recipe` prints: the recipe and uniform schemes, its layers, which to take."""
 
 from collections import Counter
 

@@ -56,8 +56,9 @@ def test_the_smallest_of_a_kl(quick):
     assert all(rival.kl <= 0.05 for rival in found.uniform)
 
 
-def test_memory_counts_what_the_recipe_holds(quick):
+def test_memory_counts_what_the_recipe_holds(quick, monkeypatch):
     """The recipe's own weights, and what a run of any scheme has."""
+    monkeypatch.setattr(search.devices, "peak_memory", lambda _: {"resident": 430_000_000})
     found = search.search(RunConfig(device="cpu"), Budget(max_memory=437_000_000), None)
     plan = make_plan(RunConfig(device="cpu"))
     sizes = [
@@ -65,6 +66,8 @@ def test_memory_counts_what_the_recipe_holds(quick):
         for spec in (found.mixture, parse_scheme(found.uniform[0].name))
     ]
     assert found.recipe.memory_bytes <= 437_000_000
+    with pytest.raises(UsageError, match="400.00 MB: the smallest schemes .* come to 43"):
+        search.search(RunConfig(device="cpu"), Budget(max_memory=400_000_000), None)
     apart = found.recipe.memory_bytes - found.uniform[0].memory_bytes
     assert apart == sizes[0] - sizes[1]
 
