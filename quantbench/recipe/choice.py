@@ -7,7 +7,8 @@ scheme.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -16,6 +17,8 @@ from quantbench.quantize.spec import Int8Embedding, Int8WeightOnly
 from quantbench.recipe.cost import EMBEDDING, Costs, Key
 
 OUTPUT = "output"
+# Schemes of embedding and output with the same numbers.
+ALIKE = {("none", "none"), (str(Int8Embedding()), str(Int8WeightOnly()))}
 GAP = 1e-3  # of the best total: estimates are no more exact
 SECONDS = 20  # at most, of the solver
 
@@ -58,19 +61,13 @@ def options(damage: Mapping[Key, float], costs: Costs, tied: bool) -> list[list[
                 found.append(plain)
                 continue
             for how, cost in table.items():
-                alike = (how, scheme) in (
-                    ("none", "none"),
-                    (str(Int8Embedding()), str(Int8WeightOnly())),
-                )
-                found.append(
-                    Option(
-                        {EMBEDDING: how, **plain.schemes},
-                        plain.damage + damage.get((EMBEDDING, how), 0.0),
-                        plain.stored,
-                        plain.held + cost.held * (not (tied and alike)),
-                        plain.seconds,
-                    )
-                )
+                shared = tied and (how, scheme) in ALIKE
+                changes: dict[str, Any] = {
+                    "schemes": {EMBEDDING: how, **plain.schemes},
+                    "damage": plain.damage + damage.get((EMBEDDING, how), 0.0),
+                    "held": plain.held + (0 if shared else cost.held),
+                }
+                found.append(replace(plain, **changes))
         groups.append(found)
     return groups
 

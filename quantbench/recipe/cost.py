@@ -92,18 +92,16 @@ class Costs:
             for done, (rows, columns) in enumerate(shapes, 1):
                 size = {"rows": rows, "columns": columns, "batch_size": config.batch_size}
                 timings = worker.answer(ShapeTimings, "products", kernels=kernels, **size, **where)
-                for one in timings.products:
-                    if one.seconds is not None:
-                        found[(rows, columns), one.scheme] = one.seconds
+                found |= {((rows, columns), one.scheme): one.seconds
+                          for one in timings.products if one.seconds is not None}  # fmt: skip
                 report(done, len(shapes))
         for (name, scheme), cost in list(self.of.items()):
             if name == EMBEDDING:
                 continue
-            seconds = found.get((self.shapes[name], scheme))
-            if seconds is None:  # its kernel failed
+            if (key := (self.shapes[name], scheme)) in found:
+                self.of[name, scheme] = replace(cost, seconds=found[key])
+            else:  # its kernel failed
                 del self.of[name, scheme]
-            else:
-                self.of[name, scheme] = replace(cost, seconds=seconds)
 
 
 def _bytes(name: str, shape: Shape, quantizer: Quantizer, precision: torch.dtype) -> Cost | None:

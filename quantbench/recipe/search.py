@@ -139,10 +139,8 @@ class Search:
     def __init__(self, config: RunConfig, asked: Budget, text: str | None) -> None:
         """Raises UsageError for a budget below the smallest schemes, before anything is slow."""
         if open_checkpoint(config.checkpoint_path).in_full_precision() is None:
-            raise UsageError(
-                f"--checkpoint_path {config.checkpoint_path} was saved quantized; recipes are made "
-                "of weights in full precision: give that checkpoint"
-            )
+            raise UsageError(f"--checkpoint_path {config.checkpoint_path} was saved quantized; "
+                             "recipes are made of full-precision weights: give these")  # fmt: skip
         self.asked, self.plan = asked, full_precision(config)
         plan = self.plan
         tokens = calibration_tokens(plan, text)
@@ -196,10 +194,8 @@ class Search:
             limits["seconds"] = batch / asked.min_tok_s - self.fixed_seconds
             most = batch / (self.fixed_seconds + smallest["seconds"])
             if asked.min_tok_s > most:
-                raise UsageError(
-                    f"--min_tok_s {asked.min_tok_s:g}: the fastest schemes for this model reach "
-                    f"about {most:.3g} here; ask for less"
-                )
+                reach = f"the fastest schemes for this model reach about {most:.3g} here"
+                raise UsageError(f"--min_tok_s {asked.min_tok_s:g}: {reach}; ask for less")
         return limits
 
     def choose(self, kl: float | None) -> list[Option]:
@@ -228,15 +224,10 @@ class Search:
         """The figures of a choice that was read as `scores`."""
         kl, seconds = scores.mean_kl(), self.fixed_seconds + total(chosen, "seconds")
         timed = self.asked.min_tok_s is not None
-        return Measured(
-            name,
-            8 * total(chosen, "stored") / self.weights,
-            round(self.fixed_bytes + total(chosen, "held")),
-            self.plan.config.batch_size / seconds if timed else None,
-            total(chosen, "damage"),
-            kl.mean,
-            kl.ends(),
-        )
+        bits = 8 * total(chosen, "stored") / self.weights
+        memory = round(self.fixed_bytes + total(chosen, "held"))
+        tok_s = self.plan.config.batch_size / seconds if timed else None
+        return Measured(name, bits, memory, tok_s, total(chosen, "damage"), kl.mean, kl.ends())
 
 
 def _check(option: str, given: float, smallest: float, write: Callable[[float], str]) -> None:
@@ -281,14 +272,12 @@ def search(config: RunConfig, asked: Budget, text: str | None) -> Found:
         kl = tried[-1][0].kl
         if aim is None or most is None or SLACK * most <= kl <= most:
             break
-        aim *= MARGIN * most / kl
+        aim *= MARGIN * most / max(kl, 1e-9)
     allowed = [one for one in tried if most is None or one[0].kl <= most]
     if not allowed:
-        least_kl = min(one.kl for one, _, _ in tried)
-        raise QuantbenchError(
-            f"--max_kl {most:g}: the recipe with the least KL that was found has {least_kl:.3g}; "
-            "allow more, or give --max_memory or --bits"
-        )
+        smallest = min(one.kl for one, _, _ in tried)
+        raise QuantbenchError(f"--max_kl {most:g}: the recipes that were tried have {smallest:.3g} "
+                              "or more; allow more, or give another budget")  # fmt: skip
     ours, mixture, scores = min(allowed, key=lambda one: one[0].memory_bytes)
     limits = state.limits if most is None else state.limits | {"damage": DOUBT * most}
     kinds, rivals = uniform(state.groups), list[tuple[Measured, Scores]]()
