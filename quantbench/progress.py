@@ -11,6 +11,7 @@ import click
 
 Report = Callable[[int, int], None]
 SECONDS_BETWEEN_LINES = 2.0  # of progress, where no line can be erased
+SECONDS_BEFORE_ESTIMATE = 3.0  # of work, before the time left is shown
 
 
 def say(line: str) -> None:
@@ -73,7 +74,7 @@ class Progress:
 
 @contextlib.contextmanager
 def progress(what: str, lasting: bool = True, unit: str = "GB") -> Iterator[Report]:
-    """Show `what` and the time that passes; yields report(done, total), in bytes for "GB".
+    """Show `what`, how far it is and the time left; yields report(done, total), bytes for "GB".
 
     Where no line can move, a new one comes every few seconds. lasting: whether to leave a line with
     the seconds that it took. unit: of the report.
@@ -83,11 +84,14 @@ def progress(what: str, lasting: bool = True, unit: str = "GB") -> Iterator[Repo
     def report(done: int, total: int) -> None:
         nonlocal spoken
         part = f"{done / 1e9:.2f} of {total / 1e9:.2f}" if unit == "GB" else f"{done} of {total}"
+        part, now = f"{part} {unit}", time.perf_counter()
+        if started + SECONDS_BEFORE_ESTIMATE < now and 0 < done < total:
+            part += f", {duration((now - started) * (total / done - 1))} left"
         if shown.bar:
-            shown(f"{what}: {part} {unit}")
-        elif done < total and time.perf_counter() >= spoken + SECONDS_BETWEEN_LINES:
-            spoken = time.perf_counter()
-            say(f"{what}: {part} {unit}")
+            shown(f"{what}: {part}")
+        elif done < total and now >= spoken + SECONDS_BETWEEN_LINES:
+            spoken = now
+            say(f"{what}: {part}")
 
     with Progress() as shown:
         if shown.bar:

@@ -37,6 +37,17 @@ def test_lines_come_now_and_then_where_none_can_be_erased(stderr, monkeypatch, k
     assert last.startswith("Loading: 0.") and last.endswith(" s")
 
 
+def test_the_time_left_is_that_of_the_work_so_far(stderr, monkeypatch):
+    file, clock = stderr(io.StringIO()), iter([0.0, 10.0, 30.0])
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    with progress.progress("Reading", unit="tokens") as report:
+        report(100, 300)
+    assert file.getvalue().splitlines() == [
+        "Reading: 100 of 300 tokens, 20 s left",
+        "Reading: 30.0 s",
+    ]
+
+
 def test_a_short_phase_is_one_line(stderr, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 1e9)
     file = stderr(io.StringIO())

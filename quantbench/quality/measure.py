@@ -72,18 +72,18 @@ def measure(
             f"--quantization {plan.spec} is calibrated on {judge}, which judges its quality; give "
             "another --calibration_text"
         )
-    exact = _full_precision(plan.config)
+    exact = full_precision(plan.config)
     until, most, looks = (max_kl, MOST_TOKENS, 1) if tokens is None else (None, tokens, ALL_LOOKS)
     texts, scores, full, floor = Texts(exact, text, most), None, None, None
     while True:  # the two models are never in memory together
-        loading = _loaded(exact)
+        loading = loaded(exact)
         with progress("Full precision: reading", unit="tokens") as report:
             full = read_on(exact, loading.model, texts, looks, full, report)
         ids = full.passages[0].ids
         if floor is None:
             _, floor = decode_check.both_ways(exact, loading.model, ids, FLOOR_STEPS)
         del loading
-        loading = _loaded(plan)
+        loading = loaded(plan)
         with progress(f"{plan.spec}: reading", unit="tokens") as report:
             scores = score(plan, loading.model, full, until, scores, report)
         if not math.isfinite(scores["nats"].mean()):
@@ -105,7 +105,7 @@ def measure(
     if tasks:
         result = evaluate(plan, model, tasks, limit)
         del loading, model
-        of_full = evaluate(exact, _loaded(exact).model, tasks, limit)
+        of_full = evaluate(exact, loaded(exact).model, tasks, limit)
     scheme = str(plan.spec)
     return QualityReport(
         config=plan.config,
@@ -127,14 +127,14 @@ def measure(
     )
 
 
-def _full_precision(config: RunConfig) -> Plan:
+def full_precision(config: RunConfig) -> Plan:
     """A plan for the config's model in full precision."""
     unquantized = {"quantization": "none", "kernel": "auto", "kv_cache": "dense"}
     full = dataclasses.replace(config, **unquantized, kv_cache_quantization=False)  # type: ignore
     return begin(make_plan(full))
 
 
-def _loaded(plan: Plan) -> Loaded:
+def loaded(plan: Plan) -> Loaded:
     """The plan's model, with progress while it is loaded."""
     with progress(f"Loading {plan.name} as {plan.spec} in {plan.config.precision}") as report:
         return load(plan, report, say)

@@ -73,7 +73,7 @@ class Texts:
         """
         check_tokens(most)
         self.plan, self.most = plan, most or math.inf
-        given = _given(plan, text)
+        given = texts_of(plan, text)
         own = given.keys() == TEXTS.keys()
         self.shares = SHARES if own else dict.fromkeys(given, 1)
         self.given = {
@@ -161,9 +161,13 @@ def calibrated_on(plan: Plan, text: str | None) -> Path | None:
     judge is biased. None if there is none. text: as for Texts."""
     if not plan.spec.calibrated:
         return None
-    source = Path(plan.config.calibration_text or CALIBRATION_TEXT)
+    return judge_of(plan, text, Path(plan.config.calibration_text or CALIBRATION_TEXT))
+
+
+def judge_of(plan: Plan, text: str | None, source: Path) -> Path | None:
+    """The first of the texts that judge a model that has a piece of `source`."""
     read = files.read_text("--calibration_text", source)
-    judges = ((path, files.read_text("--text", path)) for path in _given(plan, text).values())
+    judges = ((path, files.read_text("--text", path)) for path in texts_of(plan, text).values())
     return next((path for path, judge in judges if _share(read, judge)), None)
 
 
@@ -176,7 +180,8 @@ def _share(first: str, second: str) -> bool:
     )
 
 
-def _given(plan: Plan, text: str | None) -> dict[str, Path]:
+def texts_of(plan: Plan, text: str | None = None) -> dict[str, Path]:
+    """The files that a model is read on: `text` alone, if given."""
     if text is not None:
         return {"text": Path(text)}
     if plan.checkpoint.folder in EMBEDDED_MODELS.values():

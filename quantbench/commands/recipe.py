@@ -1,0 +1,122 @@
+"""quantbench recipe: the scheme of each layer that keeps most quality within a budget.
+
+    quantbench recipe --checkpoint_path DIR --bits 4.5 --output mix.json
+    quantbench recipe --checkpoint_path DIR --max_memory 4GB --context_depth 8000
+    quantbench recipe --checkpoint_path DIR --max_kl 0.03       # the smallest that is good
+    quantbench recipe export mix.json --format torchao          # in another program's words
+
+One backward pass estimates what each scheme does to the predictions in each layer, an integer
+programme chooses, and the KL divergence of the whole recipe is measured against that of the best
+uniform scheme. --quantization mix.json then runs it.
+"""
+
+import shlex
+from typing import Any
+
+import click
+
+from quantbench import files
+from quantbench.answer.limits import KL
+from quantbench.cli import Command, Group, quiet
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig
+from quantbench.log.kinds import Between, Choice, Size
+from quantbench.log.options import options
+from quantbench.progress import say
+from quantbench.quality.thresholds import SCALE
+from quantbench.run import checks
+
+TAKEN = {
+    *("checkpoint_path", "num_layers", "device", "precision", "threads", "kv_cache", "batch_size"),
+    *("prefill_size", "max_new_tokens", "context_depth", "cache_size", "debug"),
+}
+FORMATS = ("torchao", "llama.cpp", "gptqmodel")
+BUDGETS = ("bits", "max_memory", "min_tok_s", "max_kl")
+
+
+@click.group(cls=Group, invoke_without_command=True)
+@click.option("--bits", type=Between("bits a weight, such as 4.5", "32"), metavar="N",
+              help="At most N bits for a weight of the linear layers, scales included")  # fmt: skip
+@click.option("--max_memory", type=Size(),
+              help="At most so much memory, as 4GB: the peak while generating")  # fmt: skip
+@click.option("--min_tok_s", type=Between("tokens per second", "1e9"), metavar="X",
+              help="Decode at least so fast; times every scheme's layers here")  # fmt: skip
+@click.option("--max_kl", type=KL, metavar="NATS",
+              help=f"The smallest model of at most this KL divergence; {SCALE}")  # fmt: skip
+@click.option("--text", metavar="FILE",
+              help="Estimate the damage on this text, instead of prose and code")  # fmt: skip
+@click.option("--output", metavar="FILE", help="Write the recipe here, for --quantization")
+@options(without=vars(RunConfig()).keys() - TAKEN)
+@click.pass_context
+def recipe(
+    context: click.Context,
+    /,
+    bits: float | None,
+    max_memory: int | None,
+    min_tok_s: float | None,
+    max_kl: float | None,
+    text: str | None,
+    output: str | None,
+    **given: Any,
+) -> None:
+    """Choose a scheme for each layer, within a budget of bits, memory, time or quality."""
+    if context.invoked_subcommand is not None:
+        return
+    limits: dict[str, Any] = {
+        "bits": bits,
+        "max_memory": max_memory,
+        "min_tok_s": min_tok_s,
+        "max_kl": max_kl,
+    }
+    if not any(limits.values()):
+        raise UsageError(f"recipe takes a budget: --{', --'.join(BUDGETS[:-1])} or --{BUDGETS[-1]}")
+    config = RunConfig(**given)
+    if config.checkpoint_path.startswith("dummy:"):
+        raise UsageError(
+            f"--checkpoint_path {config.checkpoint_path}: random weights predict nothing, so no "
+            "scheme does them damage; give a trained model"
+        )
+    checks.check_options(config)
+    if text is not None:
+        files.read_text("--text", text)
+    kept = files.Output("--output", output, files.is_json, "JSON of a recipe")
+    files.check_outputs([kept], {"--text": text, "--checkpoint_path": config.checkpoint_path})
+    if output is not None and not output.endswith(".json"):
+        raise UsageError(f"--output {output}: --quantization takes recipes that end in .json")
+    quiet(config.debug)
+    # torch takes its seconds after the options
+    from quantbench.recipe import search, table
+
+    found = search.search(config, search.Budget(**limits), text)
+    click.echo(table.report(found))
+    if output is None:
+        return
+    search.write(found, output)
+    say(f"Wrote {output}")
+    model, file = shlex.quote(config.checkpoint_path), shlex.quote(output)
+    arms = (rival.name for rival in found.uniform[:1])
+    click.echo(
+        f"\nSpeed and memory: quantbench ab --checkpoint_path {model} "
+        + " ".join(f"--arm '--quantization {name}'" for name in (*arms, file))
+    )
+
+
+@recipe.command(cls=Command)
+@click.argument("file", type=click.Path())
+@click.option("--format", "form", type=Choice(FORMATS), required=True,
+              help=f"The program that is to read it: {', '.join(FORMATS)}")  # fmt: skip
+@click.option("--checkpoint_path", metavar="PATH", default="tiny", help="The recipe's model [tiny]")
+@click.option("--debug", is_flag=True, help="Show tracebacks")
+def export(file: str, form: str, checkpoint_path: str, debug: bool) -> None:
+    """Print the recipe in FILE as another program's mixture: torchao's FqnToConfig, llama.cpp's
+    --tensor-type-file, or GPTQModel's dynamic."""
+    quiet(debug)
+    from quantbench.models.formats import open_checkpoint
+    from quantbench.models.formats.names import hugging_face
+    from quantbench.quantize import recipe_formats
+    from quantbench.quantize.recipe import read
+
+    checkpoint = open_checkpoint(checkpoint_path)
+    shapes = checkpoint.config().linear_shapes()
+    held = read(file, option="FILE").of_layers(checkpoint.name, shapes)
+    click.echo(recipe_formats.exported(held, form, hugging_face), nl=False)

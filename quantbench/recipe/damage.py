@@ -1,0 +1,177 @@
+"""What each scheme does to a model's predictions in each layer, from one backward pass.
+
+    tokens = calibration_tokens(plan, text)                  # (B, S)
+    damage = damages(model, tokens, specs, report)           # model: plain modules, load_model's
+    damage["layers.0.feed_forward.w2", "int4wo-64"]          # KL(full ‖ quantized), nats a token
+
+To second order, the KL of a change is half the mean square of the change of log p(y), where the
+model itself draws y (Fisher's information). For row n of a weight and a sequence, that change is
+Σ_s g_sn · Δ_n x_s = G_n · Δ_n, where g is the gradient at the layer's output, x its input, Δ the
+error of the weight and G = Σ_s g_s x_sᵀ. Rows are rounded independently of each other, so the
+squares of rows add up, and so do those of layers. All schemes share G: a scheme costs its rounding
+and one product.
+
+The model is taken block by block, each in float32 while it is computed. Memory holds the weights,
+the blocks' inputs and the gradient of some rows.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quantbench.models.llama import Transformer
+from quantbench.progress import Report
+from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.registry import Quantizer, with_weight
+from quantbench.quantize.spec import Int8Embedding, Spec
+
+GRADIENT_ELEMENTS = 1 << 21  # of G at once: 8 MB, in the last-level cache for all schemes
+LOGIT_ROWS = 64  # tokens whose logits are computed at once
+M = TypeVar("M", bound=nn.Module)
+Damage = dict[tuple[str, str], float]  # nats a token, by (layer, scheme)
+
+
+@torch.no_grad()
+def damages(model: Transformer, ids: Tensor, specs: Sequence[Spec], report: Report) -> Damage:
+    """The damage of each scheme in each layer that it takes; nothing of Int8Embedding but in
+    tok_embeddings.
+
+    model: in full precision, of plain modules. ids (B, S): tokens of B texts. report: called as
+    (blocks done, blocks).
+    """
+    device, dtype = ids.device, model.norm.weight.dtype
+    quantizers = {str(s): Quantizer.of_shapes(s, device, dtype) for s in specs}
+    layers = _Layers(quantizers, ids.numel())
+    positions = torch.arange(ids.shape[1])
+    rotations, inputs = model.rotations(positions, device), []
+    x = model.embed(ids).float()
+    for block, rotation in zip(model.layers, rotations, strict=True):
+        inputs.append(x.to(dtype))
+        x = _float(block)(x, *rotation, positions)
+    gradient = _at_the_head(model, x, layers)
+    for i in reversed(range(len(inputs))):
+        block, rest = model.layers[i], (*rotations[i], positions)
+        gradient = _through_block(
+            block, f"layers.{i}", inputs.pop().float(), gradient, rest, layers
+        )
+        report(len(model.layers) - i, len(model.layers))
+    gradient *= model.config.embedding_multiplier
+    table = Quantizer.of_shapes(Int8Embedding(), device, dtype)
+    rounded = table.quantized("tok_embeddings", model.tok_embeddings)
+    error = (rounded(ids) - model.tok_embeddings(ids)).float()
+    square = (gradient * error).square().sum().item()  # tokens' rows are rounded independently
+    layers.found["tok_embeddings", str(Int8Embedding())] = square / 2 / ids.numel()
+    return layers.found
+
+
+class _Layers:
+    """The damage of every scheme in the layers that `add` was called with."""
+
+    def __init__(self, quantizers: dict[str, Quantizer], tokens: int) -> None:
+        self.quantizers, self.tokens, self.found = quantizers, tokens, Damage()
+
+    def add(
+        self, name: str, layer: nn.Linear, x: Tensor, gradient: Callable[[slice], Tensor]
+    ) -> None:
+        """layer: with the weight (N, K) that is quantized. x (B, S, K): its inputs. gradient: of
+        log p at the outputs (B, S, n) in a range of rows.
+
+        Some rows at a time: a scale for a whole tensor, as nvfp4 has it, is that of these rows."""
+        takes = {scheme: quantizer for scheme, quantizer in self.quantizers.items()
+                 if not quantizer.scheme.refuses(quantizer.spec, layer.in_features)}  # fmt: skip
+        count = max(1, GRADIENT_ELEMENTS // (len(x) * layer.in_features))
+        squares = torch.zeros(len(takes), device=x.device)
+        for start in range(0, layer.out_features, count):
+            rows = slice(start, start + count)
+            part = with_weight(nn.Linear(1, 1, bias=False), layer.weight.data[rows])
+            errors = torch.stack([_error(name, part, one) for one in takes.values()])
+            change = torch.einsum("bnk,jnk->jbn", gradient(rows).mT @ x, errors)
+            squares += change.square().sum((1, 2))
+        for scheme, square in zip(takes, squares.tolist(), strict=True):
+            self.found[name, scheme] = square / 2 / self.tokens
+
+
+def _error(name: str, layer: nn.Module, quantizer: Quantizer) -> Tensor:
+    exact = cast(Tensor, layer.weight.data)
+    rounded = cast(Tensor, quantizer.quantized(name, layer).weight.data)
+    if isinstance(rounded, PackedWeight):
+        rounded = rounded.dequantize(torch.float32)
+    return rounded.float() - exact.float()
+
+
+def _float(module: M) -> M:
+    return copy.deepcopy(module).float()
+
+
+def _at_the_head(model: Transformer, x: Tensor, layers: _Layers) -> Tensor:
+    """Adds the output layer; the gradient of log p(y) at the last block's outputs x (B, S, D)."""
+    norm, output, bounded = _float(model.norm), _float(model.output), model.bounded
+    gradient, drawn = torch.empty_like(x), x.new_empty(x.shape[:2], dtype=torch.long)
+    log_sum = torch.empty_like(drawn, dtype=torch.float32)
+    generator = torch.Generator(x.device).manual_seed(0)
+    flat = (t.flatten(0, 1) for t in (x, gradient, drawn, log_sum))
+    parts = (torch.split(t, LOGIT_ROWS) for t in flat)
+    for rows, of_rows, y, total in zip(*parts, strict=True):
+        with torch.enable_grad():
+            logits = bounded(output(norm(rows.requires_grad_())))
+        total.copy_(logits.logsumexp(-1))
+        p = logits.softmax(-1)
+        y.copy_(torch.multinomial(p, 1, generator=generator)[:, 0])
+        of_rows.copy_(torch.autograd.grad(logits, rows, p - F.one_hot(y, p.shape[-1]))[0])
+    x = norm(x)
+
+    def at_logits(rows: slice) -> Tensor:
+        weight = output.weight[rows]
+        with torch.enable_grad():
+            y = F.linear(x, weight).requires_grad_()
+            logits = bounded(y)
+        numbers = torch.arange(output.out_features, device=x.device)[rows]
+        p = (logits - log_sum[..., None]).exp()
+        return torch.autograd.grad(logits, y, p - (drawn[..., None] == numbers).float())[0]
+
+    layers.add("output", model.output, x, at_logits)
+    return gradient
+
+
+def _through_block(
+    block: nn.Module,
+    name: str,
+    x: Tensor,
+    gradient: Tensor,
+    rest: Sequence[Tensor],
+    layers: _Layers,
+) -> Tensor:
+    """Adds the linear layers of a block with these inputs x (B, S, D); the gradient at x, from that
+    at its outputs. rest: its further arguments."""
+    copied, seen = _float(block), dict[str, tuple[Tensor, Tensor]]()
+    for key, layer in copied.named_modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(
+                lambda _, given, y, key=key: seen.__setitem__(key, (given[0].detach(), y))
+            )
+    with torch.enable_grad():
+        y = copied(x.requires_grad_(), *rest)
+    outputs = [output for _, output in seen.values()]
+    at_x, *at_outputs = torch.autograd.grad(y, [x, *outputs], gradient)
+    for (key, (given, _)), found in zip(seen.items(), at_outputs, strict=True):
+        given, found = _by_text(given, len(x)), _by_text(found, len(x))
+        layer = cast(nn.Linear, block.get_submodule(key))
+        layers.add(f"{name}.{key}", layer, given, functools.partial(_rows, found))
+    return at_x
+
+
+def _rows(gradient: Tensor, rows: slice) -> Tensor:
+    return gradient[..., rows]
+
+
+def _by_text(x: Tensor, texts: int) -> Tensor:
+    """(B, S, K) as it is; an expert's tokens (T, K), which are in the texts' order, in B parts."""
+    if x.dim() == 3:
+        return x
+    length = -(-len(x) // texts)
+    return F.pad(x, (0, 0, 0, texts * length - len(x))).view(texts, length, -1)

@@ -1,0 +1,129 @@
+"""quantbench recipe on the embedded model: budgets kept, the file runs, and what is refused."""
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from quantbench.__main__ import commands
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig
+from quantbench.models.formats import EMBEDDED
+from quantbench.quantize.spec import parse_scheme
+from quantbench.recipe import search
+from quantbench.recipe.search import Budget, calibration_tokens
+from quantbench.run.plan import make_plan
+from quantbench.run.sizes import size_of
+
+
+def ran(*words):
+    return CliRunner().invoke(commands, ["recipe", "--device", "cpu", *words])
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Fewer schemes, tokens and uniform schemes."""
+    monkeypatch.setattr("quantbench.recipe.cost.SHOWN", ("none", "int8wo", "int4wo-64", "fp6"))
+    monkeypatch.setattr("quantbench.recipe.cost.BETWEEN", ("uintx-3-64",))
+    for name, value in {"SEQUENCES": 2, "JUDGED_TOKENS": 512, "UNIFORM": 1}.items():
+        monkeypatch.setattr(search, name, value)
+
+
+def test_bits_are_kept_and_the_recipe_is_better(quick, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = ran("--bits", "4.5", "--output", "mix.json")
+    assert result.exit_code == 0, result.output
+    assert "take the recipe: its KL is" in result.stdout
+    assert "below that of int4wo-64" in result.stdout
+    plan = make_plan(RunConfig(quantization="mix.json", device="cpu"))
+    size = size_of(plan.architecture, plan.spec, plan.device, plan.precision)
+    assert 4.3 < size.bits_per_weight <= 4.5
+    about = json.loads(Path("mix.json").read_text())["about"]
+    assert about["better"] and about["recipe"]["kl"] < about["uniform"][0]["kl"]
+    assert 0.5 < about["recipe"]["predicted_kl"] / about["recipe"]["kl"] < 2
+    exported = CliRunner().invoke(commands, "recipe export mix.json --format llama.cpp".split())
+    assert len(exported.stdout.splitlines()) == 5 * 7 + 2  # tensors of Hugging Face, in each layer
+
+
+def test_the_smallest_of_a_kl(quick):
+    found = search.search(RunConfig(device="cpu"), Budget(max_kl=0.05), None)
+    assert found.recipe.kl <= 0.05
+    assert found.better == (found.recipe.memory_bytes < found.uniform[0].memory_bytes)
+    assert all(rival.kl <= 0.05 for rival in found.uniform)
+
+
+def test_memory_counts_what_the_recipe_holds(quick, monkeypatch):
+    """The recipe's own weights, and what a run of any scheme has."""
+    monkeypatch.setattr(search.devices, "peak_memory", lambda _: {"resident": 430_000_000})
+    found = search.search(RunConfig(device="cpu"), Budget(max_memory=437_000_000), None)
+    plan = make_plan(RunConfig(device="cpu"))
+    sizes = [
+        size_of(plan.architecture, spec, plan.device, plan.precision).memory_bytes
+        for spec in (found.mixture, parse_scheme(found.uniform[0].name))
+    ]
+    assert found.recipe.memory_bytes <= 437_000_000
+    with pytest.raises(UsageError, match="400.00 MB: the smallest schemes .* come to 43"):
+        search.search(RunConfig(device="cpu"), Budget(max_memory=400_000_000), None)
+    apart = found.recipe.memory_bytes - found.uniform[0].memory_bytes
+    assert apart == sizes[0] - sizes[1]
+
+
+def test_a_step_is_timed_and_the_slowest_schemes_are_left_out(quick, monkeypatch):
+    """Seconds as bytes at 1 GB/s, so that a limit is one of bytes."""
+
+    def time(costs, config):
+        for key, cost in costs.of.items():
+            costs.of[key] = dataclasses.replace(cost, seconds=cost.stored / 1e9)
+
+    monkeypatch.setattr(search.Costs, "time", time)
+    step = SimpleNamespace(seconds=0.02)
+    monkeypatch.setattr("quantbench.estimate.here.Here.phases", lambda *_: (step, step))
+    found = search.search(RunConfig(device="cpu"), Budget(min_tok_s=80.0), None)
+    assert 80 <= found.recipe.tok_s < 82
+    assert all(rival.tok_s >= 80 for rival in found.uniform)
+
+
+def test_the_damage_is_not_estimated_on_what_judges():
+    plan = make_plan(RunConfig(device="cpu"))
+    tokens = calibration_tokens(plan, None)
+    judged = search.Texts(plan, None, search.JUDGED_TOKENS)
+    read = [part.ids for look in range(6) for part in judged.look(look, None)]
+    seen = {tuple(ids[i : i + 8]) for ids in read for i in range(len(ids) - 8)}
+    own = [tuple(row[i : i + 8]) for row in tokens.tolist() for i in range(1, len(row) - 8)]
+    assert tokens.shape == (8, 256) and tokens.dtype == torch.int64
+    assert sum(ids in seen for ids in own) < 0.02 * len(own)  # what Python modules share
+
+
+def test_a_text_of_ones_own(tmp_path):
+    plan = make_plan(RunConfig(device="cpu"))
+    path = tmp_path / "own.txt"
+    path.write_text("".join(f"Line {i} of a text that nobody else has written down.\n"
+                            for i in range(40)))  # fmt: skip
+    tokens = calibration_tokens(plan, str(path))
+    assert 1 <= len(tokens) <= 8 and tokens.shape[1] == 256
+
+
+def test_a_uniform_scheme_is_taken_where_the_recipe_is_not_better(quick, monkeypatch):
+    """The choice is given damage that is wrong: of every scheme the inverse."""
+    damages = search.damages
+    monkeypatch.setattr(
+        search, "damages",
+        lambda *given: {key: 1 / (value + 1e-9) for key, value in damages(*given).items()},
+    )  # fmt: skip
+    result = ran("--bits", "5")
+    assert result.exit_code == 0 and "the recipe's KL is not lower beyond doubt" in result.stdout
+    assert "take the recipe" not in result.stdout
+
+
+@pytest.mark.parametrize("start", [0, 100_000])
+def test_a_text_that_judges_is_refused(tmp_path, start):
+    """Its beginning, or a later part, behind another line."""
+    judging = (EMBEDDED / "heldout.txt").read_text()[start : start + 20_000]
+    path = tmp_path / "copied.txt"
+    path.write_text("A line that is of this file alone, and of no other.\n" + judging)
+    with pytest.raises(UsageError, match="has lines of heldout.txt, on which the recipe is judged"):
+        calibration_tokens(make_plan(RunConfig(device="cpu")), str(path))
