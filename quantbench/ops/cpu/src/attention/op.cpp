@@ -154,7 +154,7 @@ void add_up(float* parts, int64_t count, int64_t step, int64_t heads, int64_t he
   }
 }
 
-// A row's visible slots, and its parts: how many slots each has, how many there are, the first's number.
+// A query's visible slots, and its parts: how many slots each has, how many there are, the first's number.
 struct Row {
   int64_t first, count, part_slots, parts, begin;
 };
@@ -181,6 +181,10 @@ struct Attention : Attending {
   int64_t queries;  // that read the same row of the cache, one behind the other
   int64_t piece_heads, pieces;  // a key head's query heads are taken in pieces, at most MAX_GROUP each
   std::vector<Row> rows;
+  struct Task {
+    int64_t b, k, piece, part;
+  };
+  std::vector<Task> tasks;  // parts, in the order in which they are taken
   const Tensor given;
   std::vector<float> query;  // as read: zeros behind each head
   std::unique_ptr<float[]> memory;
@@ -247,6 +251,7 @@ struct Attention : Attending {
     }
     pieces = (heads + piece_heads - 1) / piece_heads;
     const int64_t visible = cut(in.first, in.count);
+    order();
     padded = (D + HEAD_DIM_UNIT - 1) / HEAD_DIM_UNIT * HEAD_DIM_UNIT;
     partial_floats = Partial::floats(piece_heads, padded);
     if (with_denominator) {
@@ -293,6 +298,20 @@ struct Attention : Attending {
     return visible;
   }
 
+  // Queries of a row of the cache have the same slots' parts one behind the other: memory is read once.
+  void order() {
+    tasks.reserve(parts);
+    for (int64_t row = 0; row < B; row += queries) {
+      int64_t most = 0;
+      for (int64_t b = row; b < row + queries; ++b) most = std::max(most, rows[b].parts);
+      for (int64_t k = 0; k < K; ++k)
+        for (int64_t piece = 0; piece < pieces; ++piece)
+          for (int64_t part = 0; part < most; ++part)
+            for (int64_t b = row; b < row + queries; ++b)
+              if (part < rows[b].parts) tasks.push_back({b, k, piece, part});
+    }
+  }
+
   int64_t heads_of(int64_t piece) const {
     return std::min(piece_heads, heads - piece * piece_heads);
   }
@@ -303,7 +322,7 @@ struct Attention : Attending {
   }
 
   void finish(int64_t b, int64_t k, int64_t piece) {
-    float* begin = partials + (rows[b].begin + (k * pieces + piece) * rows[b].parts) * partial_floats;
+    float* begin = partials_of(b, k, piece);
     const int64_t head = first_head(b, k, piece);
     auto to = [&](auto* data) {
       add_up(begin, rows[b].parts, partial_floats, heads_of(piece), D, padded, format, data + head * D,
@@ -324,19 +343,20 @@ struct Attention : Attending {
     for (int64_t i = 0; i < threads; ++i) {
       Share& share = shares[(own + i) % threads];
       for (int64_t n; (n = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;)
-        attend_part(n);
+        attend_part(tasks[n]);
     }
   }
 
-  void attend_part(int64_t i) {
-    int64_t b = 0;
-    while (b + 1 < B && i >= rows[b + 1].begin) ++b;
+  // A query's parts of some heads, one behind the other.
+  float* partials_of(int64_t b, int64_t k, int64_t piece) const {
+    return partials + (rows[b].begin + (k * pieces + piece) * rows[b].parts) * partial_floats;
+  }
+
+  void attend_part(const Task& task) {
+    const auto [b, k, piece, i] = task;
     const Row& row = rows[b];
-    const int64_t k = (i - row.begin) / row.parts / pieces;
-    const int64_t piece = (i - row.begin) / row.parts % pieces;
-    const int64_t skipped = (i - row.begin) % row.parts * row.part_slots;
-    Partial result(partials + i * partial_floats, heads_of(piece), padded);
-    const int64_t cached = b / queries;
+    const int64_t skipped = i * row.part_slots, cached = b / queries;
+    Partial result(partials_of(b, k, piece) + i * partial_floats, heads_of(piece), padded);
     Part part{format, key.of(cached, k), value.of(cached, k), int(heads_of(piece)), int(D), int(padded),
               (row.first + skipped) % T, std::min(row.part_slots, row.count - skipped), T,
               query.data() + first_head(b, k, piece) * padded, type, scale, softcap,

@@ -52,7 +52,9 @@ class Sharing {
     const Range mine = own(units, member, members);
     some(mine.first, mine.last);
     const int64_t half = evenly(units, members);
-    const int64_t least = (limits.piece_bytes + unit_bytes - 1) / unit_bytes;
+    // A small weight's pieces are smaller, or there would be none for some members.
+    const int64_t piece = std::min(limits.piece_bytes, units * unit_bytes / (4 * members));
+    const int64_t least = std::max<int64_t>(1, (piece + unit_bytes - 1) / unit_bytes);
     for (int64_t first = half + taken.load(std::memory_order_relaxed); first < units;
          first = half + taken.load(std::memory_order_relaxed)) {
       const int64_t left = units - first, fair = left / (2 * members);
@@ -69,14 +71,13 @@ class Sharing {
   static int64_t evenly(int64_t units, int64_t members) { return members > 1 ? units / 2 : units; }
 };
 
-// Rows of x, so many numbers apart, as its columns are.
 struct X {
   const void* data;
-  int64_t row, column;
+  int64_t row, column;  // numbers from a row to the next, and from a column
 };
 
 // x (tokens, columns) by a weight (rows, columns), which is read once: by one thread, or shared by several.
-// as_one: each token gets the bits that it gets alone, whichever loop is the fastest for so many.
+// as_one: each token gets the bits that it gets alone, even if another loop is faster for all of them.
 class Product {
  public:
   const int64_t rows, columns, tokens;

@@ -5,8 +5,7 @@
 #include <memory>
 #include <new>
 
-// Takes one piece after another of memory that begins on a line, each rounded up to whole lines. From null it
-// only counts.
+// Cuts memory into pieces of whole lines, one behind the other. From null it only counts.
 struct Room {
   static constexpr int64_t LINE = 64;  // bytes
   uintptr_t next;
@@ -20,7 +19,7 @@ struct Room {
   }
 };
 
-// Memory that is kept from call to call by each thread that calls.
+// Memory that a thread keeps from call to call.
 class Scratch {
  public:
   // `size` bytes. What was there is lost.

@@ -27,8 +27,8 @@ struct TestFailure {
   }
 } test_failure;
 
-// Products are shared among the members of a team, and of several rows of x also what lies between two products.
-// Of one row that takes less time than it would to share it, and each member does it for itself.
+// The members of a team share products, and what several rows of x need between two products. What one row
+// needs takes less time than it would to share it, and each member does it for itself.
 class ByTeam {
  public:
   explicit ByTeam(Step& step)
@@ -88,7 +88,8 @@ class ByTeam {
       of_w13{new char[B * 2 * step.width * size]};  // products, written by all, read by all
   Between shared;                                   // of several rows
   std::vector<std::unique_ptr<Product>> products;
-  std::vector<int64_t> first_product;             // of each layer; the last one is the ending's
+  std::vector<int64_t> first_product;             // of each layer, and of the ending
+  int64_t group = 1;                              // rows of a tile; not of tiles of AMX, which have many
   std::vector<std::unique_ptr<Experts>> experts;  // of each layer; null where it has none
   std::unique_ptr<Attending> attending;
 
@@ -132,6 +133,7 @@ class ByTeam {
     const Product& product = *products.back();
     STD_TORCH_CHECK(product.rows == outputs && product.columns == columns, "a weight is (",
                     product.rows, ", ", product.columns, "), not (", outputs, ", ", columns, ")");
+    if (product.tile <= 4) group = std::max(group, product.tile);
   }
 
   // Memory of the thread that calls, until it calls again.
@@ -185,17 +187,16 @@ class ByTeam {
     return {n * member.index / member.count, n * (member.index + 1) / member.count};
   }
 
-  // Groups of rows that a member prepares for a product: loops over few tokens put GROUP of them into the same
-  // lines. It also does what comes before for these rows, so that nobody waits in between.
-  static constexpr int64_t GROUP = 4;
+  // Groups of rows that a member prepares for a product. It also does what comes before for these rows, so that
+  // nobody waits in between.
   Sharing::Range groups(const Team::Member& member) const {
-    return B == 1 ? Sharing::Range{0, 1} : part((B + GROUP - 1) / GROUP, member);
+    return B == 1 ? Sharing::Range{0, 1} : part((B + group - 1) / group, member);
   }
 
   template <typename F>
   void each_row(const Team::Member& member, F some) const {
     const auto [first, last] = groups(member);
-    for (int64_t b = GROUP * first; b < std::min(B, GROUP * last); ++b) some(b);
+    for (int64_t b = group * first; b < std::min(B, group * last); ++b) some(b);
   }
 
   // y = x times product `index`, when all are here. What is read next is the next product, or a router.
@@ -203,8 +204,8 @@ class ByTeam {
                 const Experts* router = nullptr) {
     Product& product = *products[index];
     Sharing::Range tiles = groups(member);
-    if (GROUP % product.tile == 0) {
-      const int64_t each = GROUP / product.tile;
+    if (group % product.tile == 0) {
+      const int64_t each = group / product.tile;
       tiles = {each * tiles.first, std::min(product.tiles(), each * tiles.last)};
     } else if (B > 1) {  // a tile has rows of several members
       wait(member, index);
@@ -351,7 +352,7 @@ class ByTeam {
       mixture.next = 0;
       for (const Chosen& chosen : list)
         if (chosen.expert < layer.count) layer.want(chosen.expert, chosen.count);
-        else mixture.here.push_back(list.size() - 1);  // the shared one is always there
+        else mixture.here.push_back(list.size() - 1);  // the shared expert, which is always there
     }
     for (Sharing* units : {layer.first_units, layer.second_units})
       for (int phase : {0, 1}) units[phase].restart();

@@ -35,7 +35,7 @@ struct Turn {
   int64_t wanted;       // how many numbers each list has
 };
 
-// Experts of a row, ascending, and what each one's result weighs.
+// A row's experts, ascending, and the weights of their results.
 struct Choice {
   std::vector<int64_t> experts;
   std::vector<float> weights;
@@ -61,8 +61,8 @@ class Bundle {
   }
 
   // What one of so many members does of all products, which is done once. x_of(j) is product j's x:
-  // it is asked for when this member first needs it. y_of(j) is where its y begins. `stays`: whether one token
-  // is another one only where it is elsewhere.
+  // it is asked for when this member first needs it. y_of(j) is where its y begins. `stays`: whether memory
+  // that had a token of x has it still.
   template <typename F, typename G>
   void share(Sharing& handed_out, int64_t member, int64_t members, bool stays, F x_of, G y_of) const {
     thread_local Scratch scratch;

@@ -25,8 +25,7 @@ Tensor run(Step& step) {
   }
 }
 
-// x: the tokens' embeddings (B, D), as many of each sequence, one behind the other. positions: (B,), or (1,)
-// for all. vocabularies: how many tokens each rank has in its output.
+// x: the tokens' embeddings (B, D), a sequence's one behind the other. positions: (B,), or (1,) for all. vocabularies: how many tokens each rank has in its output.
 Tensor decode(const Tensor& x, std::vector<Tensor> parts, const Tensor& hows, std::vector<Tensor> caches,
               const std::string& format, const Tensor& rotations, const Tensor& positions,
               int64_t sequences, double epsilon, int64_t heads, int64_t kv_heads, int64_t width,

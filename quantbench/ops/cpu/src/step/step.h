@@ -86,7 +86,7 @@ struct Step {
   LocalRanks* ranks;
   const Ending& ending;
   int64_t count, B, E;
-  int64_t chunk;                   // tokens of a sequence: as many rows of x, one behind the other
+  int64_t chunk;                   // tokens of each sequence: rows of x, one behind the other
   std::vector<int64_t> positions;  // (B,)
   std::vector<float> cos, sin;     // (B, tables, E / 2); (1, …) where all rows have one position
   Caches caches;
@@ -185,7 +185,7 @@ struct Step {
     caches.store(rows, qkv, heads, layer, b / chunk, positions[b] % caches.slots(layer));
   }
 
-  // Attention of a layer's queries, which are turned and read before it begins.
+  // Attention of a layer's queries, once they are turned and read.
   std::unique_ptr<Attending> attending(int64_t layer, Tensor& qkv) {
     const int64_t slots = caches.slots(layer);
     for (int64_t b = 0; b < B; ++b) {

@@ -8,7 +8,7 @@
 #include "common/products.h"
 #include "linear/many/many.h"
 
-// The loop for so many tokens; none if reading the weight once for every four of them is faster.
+// The loop for a number of tokens; none if reading the weight once for every four of them is faster.
 std::optional<ManyVariant> many_for(const Header&, const Geometry&, Number x, int64_t tokens);
 std::optional<ManyVariant> many_for_plain(int64_t tokens);
 
