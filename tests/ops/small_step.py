@@ -12,9 +12,9 @@ DIM, HEADS, KV_HEADS, HEAD_DIM, WIDTH, LAYERS, SLOTS = 256, 4, 2, 64, 512, 4, 32
 
 
 class SmallStep:
-    """Layers with random weights; `run` puts one token through them."""
+    """Layers with random weights; `run` puts a token of each row through them."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, rows: int = 1) -> None:
         generator = torch.Generator().manual_seed(seed)
 
         def random(*shape: int) -> torch.Tensor:
@@ -34,8 +34,8 @@ class SmallStep:
                 *(missing, 1 + random(DIM), random(2 * WIDTH, DIM), missing),
                 *(random(DIM, WIDTH), missing, missing),
             ]
-            self.caches += [torch.zeros(1, KV_HEADS, SLOTS, HEAD_DIM) for _ in range(2)]
-        self.x, self.output = random(1, DIM), random(DIM, DIM)
+            self.caches += [torch.zeros(rows, KV_HEADS, SLOTS, HEAD_DIM) for _ in range(2)]
+        self.x, self.output = random(rows, DIM), random(DIM, DIM)
 
     def run(self, position: int) -> torch.Tensor:
         """The logits after x at this position, whose keys and values the layers store."""
@@ -47,12 +47,12 @@ class SmallStep:
             "dense",
             self.rotations,
             torch.tensor([position]),
-            *(1, 1e-5, HEADS, KV_HEADS, WIDTH),
+            *(len(self.x), 1e-5, HEADS, KV_HEADS, WIDTH),
             *(torch.ones(DIM), self.output, None, 0, [DIM]),
         )
 
     def sequence(self) -> torch.Tensor:
-        """One position after another: (SLOTS, DIM). The same again when called again."""
+        """One position after another: (SLOTS · rows, DIM). The same again when called again."""
         return torch.cat([self.run(position) for position in range(SLOTS)])
 
 

@@ -170,11 +170,10 @@ def test_several_tokens_of_a_sequence(isa, name):
             behind(prompt, m, decoder="modules").forward(tokens, at) for m in (exact, model)
         )
         wanted, own = by_modules
-        mine = stepped(behind(prompt, model), tokens, at)
-        for row in range(rows):
-            with seeds.naming((dtype, at, tokens)):
-                allowed = max(ALLOWED[dtype], 2 * error(own, wanted))
-                assert error(mine[row], wanted[row]) < allowed
+        own = max(map(error, own, wanted))
+        for mine, right in zip(stepped(behind(prompt, model), tokens, at), wanted, strict=True):
+            with seeds.naming((dtype, at, tokens)):  # few tokens scatter more than whole texts
+                assert error(mine, right) < max(ALLOWED[dtype], 3 * own)
 
 
 SOME_OF_ALL = (
@@ -249,7 +248,7 @@ def test_any_number_of_threads_gives_the_same_bits(
     width = 1600 if scheme in ("none", "int4wo-32") else 256
     config = dataclasses.replace(PACKED, architecture="mixtral", ffn_dim=width, mixture=mixture)
     model = built(config, torch.bfloat16, scheme)
-    tokens = torch.randint(0, 50, (1, 8))
+    tokens = torch.randint(0, 50, (random.choice((1, 3, 9)), 8))
     same_for_any_threads(lambda: decoded(model, tokens))
 
 

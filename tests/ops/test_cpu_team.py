@@ -27,7 +27,8 @@ from quantbench.ops.cpu import build, compiler
 from tests.ops.small_step import SmallStep, fail_allocation
 build.load()
 torch.set_num_threads(1)
-alone = [SmallStep(seed).sequence() for seed in range(2)]
+rows = 1, 6  # of steps that a member prepares for itself, and that all prepare
+alone = [SmallStep(*step).sequence() for step in enumerate(rows)]
 """
 
 
@@ -37,23 +38,23 @@ def library():
     build.built()
 
 
-ONCE = "assert torch.equal(SmallStep(0).sequence(), alone[0])"
+ONCE = "assert all(torch.equal(SmallStep(*s).sequence(), alone[s[0]]) for s in enumerate(rows))"
 FAILING = """
-step = SmallStep(0)
-for _ in range(3):
+for seed in (0, 1, 0):
+    step = SmallStep(seed, rows[seed])
     fail_allocation({member}, {layer})
     try:
         step.run(0)
         raise SystemExit("nothing was raised")
     except RuntimeError as error:
         assert "could not allocate memory" in str(error), error
-    assert torch.equal(step.sequence(), alone[0])
+    assert torch.equal(step.sequence(), alone[seed])
 """
 AT_ONCE = """
 wrong = []
 def decode(seed):
     torch.set_num_threads(3)  # OpenMP counts threads for each thread that calls
-    step = SmallStep(seed)
+    step = SmallStep(seed, rows[seed])
     for _ in range(10):
         if not torch.equal(step.sequence(), alone[seed]):
             wrong.append(seed)

@@ -57,6 +57,25 @@ def test_attention(kernel, format):
 
 @ON_CPU
 @FORMATS
+def test_several_queries_of_a_row_of_the_cache(kernel, format):
+    """Each has the bits that it has as the only one, however deep the cache is."""
+    kernel.begin()
+    for T in (random.randint(1, 100), 600, 5000):
+        rows, each, K, heads = 2, random.randint(2, 5), 8, random.randint(1, 3)
+        dtype = random.choice(DTYPES)
+        _, key, value = problem(rows, K, K, T, 32, dtype, format)
+        query = torch.randn(rows * each, K * heads, 32).to(dtype)
+        first, count = torch.randint(T, (rows * each,)), torch.randint(1, T + 1, (rows * each,))
+        y = kernel(query, key, value, first, count)
+        for i in range(each):
+            one = slice(i, None, each)  # of each row
+            with seeds.naming((T, each, heads, dtype, first, count)):
+                alone = kernel(query[one], key, value, first[one], count[one])
+                assert torch.equal(y[one], alone)
+
+
+@ON_CPU
+@FORMATS
 def test_scaled_and_bounded_scores(kernel, format):
     """Far beyond the bound, too, on either side."""
     kernel.begin()

@@ -40,6 +40,7 @@ constexpr int64_t PARTS = 128;       // about, at most, if a row has one query: 
 constexpr int64_t MIN_SLOTS = 256;   // of a part
 constexpr int64_t MIN_NUMBERS = 32 << 10;  // of its keys, for ALONE_HEADS: starting a part takes 1 µs
 constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than others wake up
+constexpr int64_t READ_ALONE = 16 << 10;  // numbers of a query, the same
 constexpr int64_t ALONE_HEADS = 16;  // for this many query heads; more take longer than the reading
 
 KvFormat kv_format(const std::string& name, ScalarType codes) {
@@ -103,15 +104,13 @@ int place(KvFormat format, int d) {
   return group + i / 2 + i % 2 * (INT4_GROUP / 2);
 }
 
+// Query head i of all rows'.
 template <typename T>
-void read_query(const Tensor& query, KvFormat format, int64_t padded, float* to) {
-  const T* from = static_cast<const T*>(query.const_data_ptr());
+void read_query(const Tensor& query, int64_t i, KvFormat format, float* to) {
   const int64_t H = query.size(1), D = query.size(2), step = query.stride(2);
-  for (int64_t b = 0; b < query.size(0); ++b)
-    for (int64_t h = 0; h < H; ++h, to += padded) {
-      const T* x = from + b * query.stride(0) + h * query.stride(1);
-      for (int64_t d = 0; d < D; ++d) to[place(format, d)] = float(x[d * step]);
-    }
+  const T* x = static_cast<const T*>(query.const_data_ptr()) + i / H * query.stride(0) +
+               i % H * query.stride(1);
+  for (int64_t d = 0; d < D; ++d) to[place(format, d)] = float(x[d * step]);
 }
 
 // What the parts of one row and some of a key head's query heads leave behind: `largest`, `sum` and
@@ -155,7 +154,7 @@ void add_up(float* parts, int64_t count, int64_t step, int64_t heads, int64_t he
   }
 }
 
-// A row's visible slots, and its parts: how many slots each has, how many there are, the first's number.
+// A query's visible slots, and its parts: how many slots each has, how many there are, the first's number.
 struct Row {
   int64_t first, count, part_slots, parts, begin;
 };
@@ -182,7 +181,12 @@ struct Attention : Attending {
   int64_t queries;  // that read the same row of the cache, one behind the other
   int64_t piece_heads, pieces;  // a key head's query heads are taken in pieces, at most MAX_GROUP each
   std::vector<Row> rows;
-  std::vector<float> query;  // zeros behind each head
+  struct Task {
+    int64_t b, k, piece, part;
+  };
+  std::vector<Task> tasks;  // parts, in the order in which they are taken
+  const Tensor given;
+  std::vector<float> query;  // as read: zeros behind each head
   std::unique_ptr<float[]> memory;
   float* partials;
   std::unique_ptr<std::atomic<int64_t>[]> missing;  // parts of each row, key head and piece
@@ -217,7 +221,7 @@ struct Attention : Attending {
         key(in.key_codes, in.key_scale, code_bytes(format), scales(format, in.query.size(2))),
         value(in.value_codes, in.value_scale, code_bytes(format), scales(format, in.query.size(2))),
         B(in.query.size(0)), H(in.query.size(1)), D(in.query.size(2)), K(in.key_codes.size(1)),
-        T(in.key_codes.size(2)),
+        T(in.key_codes.size(2)), given(in.query),
         out(torch::stable::new_empty(
             in.query, {B, H, D}, with_denominator ? ScalarType::Float : in.query.scalar_type())),
         out_data(out.mutable_data_ptr()) {
@@ -247,6 +251,7 @@ struct Attention : Attending {
     }
     pieces = (heads + piece_heads - 1) / piece_heads;
     const int64_t visible = cut(in.first, in.count);
+    order();
     padded = (D + HEAD_DIM_UNIT - 1) / HEAD_DIM_UNIT * HEAD_DIM_UNIT;
     partial_floats = Partial::floats(piece_heads, padded);
     if (with_denominator) {
@@ -260,11 +265,6 @@ struct Attention : Attending {
     const int64_t per_row = K * pieces;
     missing.reset(new std::atomic<int64_t>[B * per_row]);
     for (int64_t i = 0; i < B * per_row; ++i) missing[i] = rows[i / per_row].parts;
-    switch (type) {
-      case Number::f32: read_query<float>(in.query, format, padded, query.data()); break;
-      case Number::bf16: read_query<BFloat16>(in.query, format, padded, query.data()); break;
-      case Number::f16: read_query<Half>(in.query, format, padded, query.data()); break;
-    }
     const int64_t read = visible * K * key.slots.slot_bytes * 2;
     threads = read * ((heads + ALONE_HEADS - 1) / ALONE_HEADS) <= ALONE
                   ? 1 : std::min<int64_t>(parts, torch::stable::get_num_threads());
@@ -298,6 +298,20 @@ struct Attention : Attending {
     return visible;
   }
 
+  // Queries of a row of the cache have the same slots' parts one behind the other: memory is read once.
+  void order() {
+    tasks.reserve(parts);
+    for (int64_t row = 0; row < B; row += queries) {
+      int64_t most = 0;
+      for (int64_t b = row; b < row + queries; ++b) most = std::max(most, rows[b].parts);
+      for (int64_t k = 0; k < K; ++k)
+        for (int64_t piece = 0; piece < pieces; ++piece)
+          for (int64_t part = 0; part < most; ++part)
+            for (int64_t b = row; b < row + queries; ++b)
+              if (part < rows[b].parts) tasks.push_back({b, k, piece, part});
+    }
+  }
+
   int64_t heads_of(int64_t piece) const {
     return std::min(piece_heads, heads - piece * piece_heads);
   }
@@ -308,7 +322,7 @@ struct Attention : Attending {
   }
 
   void finish(int64_t b, int64_t k, int64_t piece) {
-    float* begin = partials + (rows[b].begin + (k * pieces + piece) * rows[b].parts) * partial_floats;
+    float* begin = partials_of(b, k, piece);
     const int64_t head = first_head(b, k, piece);
     auto to = [&](auto* data) {
       add_up(begin, rows[b].parts, partial_floats, heads_of(piece), D, padded, format, data + head * D,
@@ -329,19 +343,20 @@ struct Attention : Attending {
     for (int64_t i = 0; i < threads; ++i) {
       Share& share = shares[(own + i) % threads];
       for (int64_t n; (n = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;)
-        attend_part(n);
+        attend_part(tasks[n]);
     }
   }
 
-  void attend_part(int64_t i) {
-    int64_t b = 0;
-    while (b + 1 < B && i >= rows[b + 1].begin) ++b;
+  // A query's parts of some heads, one behind the other.
+  float* partials_of(int64_t b, int64_t k, int64_t piece) const {
+    return partials + (rows[b].begin + (k * pieces + piece) * rows[b].parts) * partial_floats;
+  }
+
+  void attend_part(const Task& task) {
+    const auto [b, k, piece, i] = task;
     const Row& row = rows[b];
-    const int64_t k = (i - row.begin) / row.parts / pieces;
-    const int64_t piece = (i - row.begin) / row.parts % pieces;
-    const int64_t skipped = (i - row.begin) % row.parts * row.part_slots;
-    Partial result(partials + i * partial_floats, heads_of(piece), padded);
-    const int64_t cached = b / queries;
+    const int64_t skipped = i * row.part_slots, cached = b / queries;
+    Partial result(partials_of(b, k, piece) + i * partial_floats, heads_of(piece), padded);
     Part part{format, key.of(cached, k), value.of(cached, k), int(heads_of(piece)), int(D), int(padded),
               (row.first + skipped) % T, std::min(row.part_slots, row.count - skipped), T,
               query.data() + first_head(b, k, piece) * padded, type, scale, softcap,
@@ -351,10 +366,23 @@ struct Attention : Attending {
       finish(b, k, piece);
   }
 
+  void read(int64_t first, int64_t last) override {
+    for (int64_t i = first; i < last; ++i) {
+      float* to = query.data() + i * padded;
+      switch (type) {
+        case Number::f32: read_query<float>(given, i, format, to); break;
+        case Number::bf16: read_query<BFloat16>(given, i, format, to); break;
+        case Number::f16: read_query<Half>(given, i, format, to); break;
+      }
+    }
+  }
+
   bool alone() const override { return threads == 1; }
   const Tensor& result() const override { return out; }
 
   void by_all_threads() {
+    torch::stable::parallel_for(0, B * H, READ_ALONE / padded,
+                                [&](int64_t first, int64_t last) { read(first, last); });
     if (alone()) return work();
     torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1,
                                 [&](int64_t, int64_t) { work(); });

@@ -1,11 +1,12 @@
-// The ops that multiply and attend, for other ops that need what they make: whole, or as shares of
-// threads that do several of them one after another.
+// What ops multiply and attend with: whole, or as shares of threads that do several things one after
+// another.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -27,13 +28,6 @@ inline Number number_of(torch::headeronly::ScalarType type) {
                                         : Number::f16;
 }
 
-// x (M, K) by a weight that cpu_pack_linear has packed, `rows` of them; by a plain weight (N, K). as_one:
-// each row of x gets the bits that it gets alone, whichever loop is faster for M rows.
-torch::stable::Tensor linear(const torch::stable::Tensor& x, const torch::stable::Tensor& packed,
-                             int64_t rows, bool as_one);
-torch::stable::Tensor plain(const torch::stable::Tensor& x, const torch::stable::Tensor& weight,
-                            bool as_one);
-
 // How several threads share units of work. Half of them is cut evenly: a member knows its part before
 // and can prefetch it. The other half is handed out in pieces as members ask for them, because a core
 // that something else interrupts would otherwise keep all the others waiting.
@@ -49,13 +43,18 @@ class Sharing {
     return {half * member / members, half * (member + 1) / members};
   }
 
+  // For the next units, once all members have had their parts of the last ones.
+  void restart() { taken.store(0, std::memory_order_relaxed); }
+
   // Calls `some` with ranges of `units`, each of `unit_bytes`.
   template <typename F>
   void share(int64_t units, int64_t unit_bytes, int64_t member, int64_t members, F some) {
     const Range mine = own(units, member, members);
     some(mine.first, mine.last);
     const int64_t half = evenly(units, members);
-    const int64_t least = (limits.piece_bytes + unit_bytes - 1) / unit_bytes;
+    // A small weight's pieces are smaller, or there would be none for some members.
+    const int64_t piece = std::min(limits.piece_bytes, units * unit_bytes / (4 * members));
+    const int64_t least = std::max<int64_t>(1, (piece + unit_bytes - 1) / unit_bytes);
     for (int64_t first = half + taken.load(std::memory_order_relaxed); first < units;
          first = half + taken.load(std::memory_order_relaxed)) {
       const int64_t left = units - first, fair = left / (2 * members);
@@ -72,38 +71,50 @@ class Sharing {
   static int64_t evenly(int64_t units, int64_t members) { return members > 1 ? units / 2 : units; }
 };
 
-// A row of x as an inner loop reads it; the weight's format decides which of these there are.
-struct PreparedRow {
-  float *floats = nullptr, *scales = nullptr, *token_scales = nullptr;
-  int32_t *quads = nullptr, *sums = nullptr;
+struct X {
+  const void* data;
+  int64_t row, column;  // numbers from a row to the next, and from a column
 };
 
-// One row of x (K,) by a weight (N, K), which is read once: by one thread, or shared by several.
+// x (tokens, columns) by a weight (rows, columns), which is read once: by one thread, or shared by several.
+// as_one: each token gets the bits that it gets alone, even if another loop is faster for all of them.
 class Product {
  public:
-  const int64_t rows, columns;
+  const int64_t rows, columns, tokens;
   virtual ~Product() = default;
 
-  // x in `scratch`, until that is used again.
-  virtual PreparedRow prepared(const void* x, Scratch& scratch) const = 0;
-  // Whether a row that was prepared for `other` is the same for this product.
+  // What x is before it is multiplied: tiles of `tile` tokens, x_bytes in all, from a line on.
+  int64_t tile = 1, x_bytes = 0;
+  int64_t tiles() const { return (tokens + tile - 1) / tile; }
+  // Makes some tiles; several threads may, each others.
+  virtual void prepare(const X& x, char* to, int64_t first, int64_t last) const = 0;
+  // Whether what was prepared for `other` is the same for this product.
   virtual bool prepares_like(const Product& other) const = 0;
-  // What some of the weight's units give: some elements of y (N,).
-  virtual void multiply(const PreparedRow& x, void* y, int64_t first, int64_t last) const = 0;
+  // What some of the weight's units give: some columns of y (tokens, rows).
+  virtual void multiply(char* x, void* y, int64_t first, int64_t last) const = 0;
 
-  // A member's share of the whole product, which can be shared once.
-  void share(const void* x, void* y, int64_t member, int64_t members) {
-    thread_local Scratch scratch;
-    const PreparedRow row = prepared(x, scratch);
+  // A member's share of the whole product, which can be shared once. x is prepared.
+  void share(char* x, void* y, int64_t member, int64_t members) {
     handed_out.share(units, unit_bytes, member, members, [&](int64_t first, int64_t last) {
-      multiply(row, y, first, last);
+      multiply(x, y, first, last);
     });
   }
 
-  void by_all_threads(const void* x, void* y) {
+  void by_all_threads(const X& x, void* y) {
+    using torch::stable::parallel_for;
+    thread_local Scratch scratch;
+    char* prepared = scratch.reserve(x_bytes);
+    const int64_t numbers = std::max<int64_t>(1, columns * tile);
+    parallel_for(0, tiles(), std::max<int64_t>(1, limits.alone_bytes / 4 / numbers),
+                 [&](int64_t first, int64_t last) { prepare(x, prepared, first, last); });
+    // Loops of many tokens go through all of x for each piece of the weight: a piece for each thread.
+    if (tokens > 1 || alone)
+      return parallel_for(0, units, alone ? units : 1, [&](int64_t first, int64_t last) {
+        multiply(prepared, y, first, last);
+      });
     const int64_t members = torch::stable::get_num_threads();
-    torch::stable::parallel_for(0, members, 1, [&](int64_t first, int64_t last) {
-      for (int64_t member = first; member < last; ++member) share(x, y, member, members);
+    parallel_for(0, members, 1, [&](int64_t first, int64_t last) {
+      for (int64_t member = first; member < last; ++member) share(prepared, y, member, members);
     });
   }
 
@@ -118,19 +129,24 @@ class Product {
   // The weight's memory, in units that are multiplied whole.
   const char* memory = nullptr;
   int64_t unit_bytes = 1, units = 0;
+  bool alone = false;  // one thread is faster than others wake up
 
  protected:
-  Product(int64_t rows, int64_t columns) : rows(rows), columns(columns) {}
+  Product(int64_t rows, int64_t columns, int64_t tokens) : rows(rows), columns(columns), tokens(tokens) {}
 
  private:
   Sharing handed_out;
 };
 
-std::unique_ptr<Product> packed_product(const torch::stable::Tensor& packed, Number x);
-std::unique_ptr<Product> plain_product(const torch::stable::Tensor& weight, Number x);
+std::unique_ptr<Product> packed_product(const torch::stable::Tensor& packed, Number x, int64_t tokens,
+                                        bool as_one);
+std::unique_ptr<Product> plain_product(const torch::stable::Tensor& weight, Number x, int64_t tokens,
+                                       bool as_one);
 // The same from a pointer: to `bytes` of a packed weight, or to a plain weight's contiguous rows.
-std::unique_ptr<Product> packed_product(const void* packed, int64_t bytes, Number x);
-std::unique_ptr<Product> plain_product(const void* weight, int64_t rows, int64_t columns, Number type);
+std::unique_ptr<Product> packed_product(const void* packed, int64_t bytes, Number x, int64_t tokens,
+                                        bool as_one);
+std::unique_ptr<Product> plain_product(const void* weight, int64_t rows, int64_t columns, Number type,
+                                       int64_t tokens, bool as_one);
 
 // What cpu_decode_attention takes: see attention.py.
 struct AttentionInputs {
@@ -143,11 +159,13 @@ struct AttentionInputs {
   double scale, softcap;
 };
 
-// It, to be done by several threads that call `work`, or by one that is `alone`.
+// It, to be done by several threads that call `work`, or by one that is `alone`, once all query heads, (B · H),
+// have been read.
 class Attending {
  public:
   static std::unique_ptr<Attending> make(const AttentionInputs&);
   virtual ~Attending() = default;
+  virtual void read(int64_t first, int64_t last) = 0;
   virtual void work() = 0;
   virtual bool alone() const = 0;  // one thread is faster than others wake up
   virtual const torch::stable::Tensor& result() const = 0;

@@ -1,22 +1,15 @@
-// Memory for what x becomes, kept from call to call by each thread that calls.
+// Memory for what x becomes.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <new>
 
-class Scratch {
- public:
-  // Room for `size` bytes in all, each `take` rounded up to whole lines. What was there is lost.
-  void reserve(int64_t size) {
-    if (capacity < size) {
-      memory.reset();  // before more is allocated: what it holds is not needed
-      capacity = 0;
-      memory.reset(static_cast<char*>(::operator new(size, std::align_val_t(LINE))));
-      capacity = size;
-    }
-    next = memory.get();
-  }
+// Cuts memory into pieces of whole lines, one behind the other. From null it only counts.
+struct Room {
+  static constexpr int64_t LINE = 64;  // bytes
+  uintptr_t next;
+  explicit Room(void* memory = nullptr) : next(reinterpret_cast<uintptr_t>(memory)) {}
 
   template <typename T>
   T* take(int64_t count) {
@@ -24,13 +17,26 @@ class Scratch {
     next += (count * int64_t(sizeof(T)) + LINE - 1) / LINE * LINE;
     return begin;
   }
+};
+
+// Memory that a thread keeps from call to call.
+class Scratch {
+ public:
+  // `size` bytes. What was there is lost.
+  char* reserve(int64_t size) {
+    if (capacity < size) {
+      memory.reset();  // before more is allocated: what it holds is not needed
+      capacity = 0;
+      memory.reset(static_cast<char*>(::operator new(size, std::align_val_t(Room::LINE))));
+      capacity = size;
+    }
+    return memory.get();
+  }
 
  private:
-  static constexpr int64_t LINE = 64;  // bytes
   struct Free {
-    void operator()(char* p) const { ::operator delete(p, std::align_val_t(LINE)); }
+    void operator()(char* p) const { ::operator delete(p, std::align_val_t(Room::LINE)); }
   };
   std::unique_ptr<char, Free> memory;
   int64_t capacity = 0;
-  char* next = nullptr;
 };

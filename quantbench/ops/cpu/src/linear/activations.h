@@ -132,7 +132,7 @@ inline void integers_of(const Problem& problem, int64_t token, int tile, int t) 
   }
 }
 
-inline void prepare(const Problem& problem) {
+inline void prepare(const Problem& problem, int64_t first, int64_t last) {
   const Header& header = *problem.header;
   const int64_t columns = problem.geometry.padded_columns;
   const int words = problem.tokens == problem.outputs ? 1 : 2;
@@ -140,6 +140,7 @@ inline void prepare(const Problem& problem) {
     const int tile = tile_of(problem.tokens - token);
     for (int t = 0; t < tile; t += words) {
       const int64_t output = (token + t) / words;
+      if (output < first || output >= last) continue;
       read_row(problem, output);
       if (header.rounding != Rounding::none)
         problem.token_scales[output] = round_row(header.rounding, problem.row, columns);

@@ -109,10 +109,10 @@ struct Problem {
   void* y;              // (outputs, rows)
 };
 
-// One variant of the loop over few rows of x: `prepare` turns x into what it wants, `multiply` does
-// the blocks first to last.
+// One variant of the loop over few rows of x: `prepare` turns rows first to last of x into what it wants,
+// `multiply` does the blocks first to last.
 struct FewVariant {
-  void (*prepare)(const Problem&);
+  void (*prepare)(const Problem&, int64_t first, int64_t last);
   void (*multiply)(const Problem&, int64_t first, int64_t last);
 };
 

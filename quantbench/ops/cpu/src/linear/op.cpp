@@ -7,13 +7,16 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <tuple>
 
 #include "common/isa.h"
 #include "common/limits.h"
 #include "linear/layout.h"
-#include "linear/many/many.h"
+#include "linear/many/choose.h"
 #include "common/products.h"
 #include "common/scratch.h"
 
@@ -31,57 +34,52 @@ Header header_at(const void* packed, int64_t bytes) {
   return header;
 }
 
-Header header_of(const Tensor& packed) {
-  STD_TORCH_CHECK(packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte,
-                  "this is no weight packed by cpu_pack_linear");
-  return header_at(packed.const_data_ptr(), packed.numel());
-}
-
-// What a product of M rows is, but for x and y. It points to the header.
-Problem problem_of(const Header& header, const void* packed, Number x, int64_t M) {
-  const bool whole = as_floats(header.coding) || header.rounding != Rounding::none;
-  Problem problem{};
-  problem.header = &header;
-  problem.geometry = geometry(header);
-  problem.blocks = static_cast<const uint8_t*>(packed) + sizeof header;
-  problem.outputs = M;
-  problem.tokens = x == Number::f32 && !whole ? 2 * M : M;
-  problem.type = x;
-  return problem;
-}
-
-void take_scratch(Problem& problem, Scratch& scratch) {
-  const Geometry& g = problem.geometry;
-  const bool floats = as_floats(problem.header->coding);
-  const int64_t tokens = problem.tokens, padded = g.padded_columns;
-  scratch.reserve(4 * (padded + problem.outputs + tokens * (padded + sums_of(g) + g.x_chunks) + 6 * 16));
-  problem.row = scratch.take<float>(padded);
-  problem.token_scales = scratch.take<float>(problem.outputs);
-  problem.floats = scratch.take<float>(floats ? tokens * padded : 0);
-  problem.quads = scratch.take<int32_t>(floats ? 0 : tokens * padded / 2);
-  problem.sums = scratch.take<int32_t>(floats ? 0 : tokens * sums_of(g));
-  problem.scales = scratch.take<float>(floats ? 0 : tokens * g.x_chunks);
-}
-
 struct PackedProduct : Product {
-  Header header;
-  Problem problem;
-  FewVariant run = BEST_VARIANT(few)();
+  const Header header;
+  Problem problem{};  // but for x and y
+  const std::optional<ManyVariant> many;  // none: the loop over few tokens
+  const FewVariant few = BEST_VARIANT(few)();
 
-  PackedProduct(const Header& given, const void* packed, Number x)
-      : Product(given.rows, given.columns), header(given),
-        problem(problem_of(header, packed, x, 1)) {
-    problem.x_step = 1;
-    memory = reinterpret_cast<const char*>(problem.blocks);
-    units = problem.geometry.blocks, unit_bytes = problem.geometry.block_bytes;
+  PackedProduct(const Header& given, const Geometry& g, const void* blocks, Number x, int64_t tokens,
+                std::optional<ManyVariant> many)
+      : Product(given.rows, given.columns, tokens), header(given), many(many) {
+    const bool two_words = x == Number::f32 && !as_floats(header.coding) && header.rounding == Rounding::none;
+    problem.header = &header, problem.geometry = g, problem.type = x;
+    problem.blocks = static_cast<const uint8_t*>(blocks);
+    problem.outputs = tokens, problem.tokens = two_words ? 2 * tokens : tokens;
+    const int64_t beside = many ? many->side_by_side : 1;
+    memory = static_cast<const char*>(blocks);
+    units = (g.blocks + beside - 1) / beside, unit_bytes = beside * g.block_bytes;
+    alone = many ? tokens * g.padded_columns * rows <= limits.alone_products
+                 : g.blocks * g.block_bytes <= limits.alone_bytes;
+    // The loop over few tokens puts TILE of them into the same lines.
+    tile = many ? many->tokens : two_words ? TILE / 2 : TILE;
+    x_bytes = place(problem, nullptr);
   }
 
-  PreparedRow prepared(const void* x, Scratch& scratch) const override {
+  // Where in memory x lies once it is prepared; returns how many bytes that takes.
+  int64_t place(Problem& to, char* memory) const {
+    Room room(memory);
+    const Geometry& g = to.geometry;
+    const int64_t all = tiles() * tile, padded = g.padded_columns, words = many ? 0 : to.tokens;
+    if (many) room.take<char>(all * padded * many->x_bytes);  // first: where the loop expects it
+    const bool floats = as_floats(header.coding);
+    to.token_scales = room.take<float>(all);
+    to.floats = room.take<float>(floats ? words * padded : 0);
+    to.quads = room.take<int32_t>(floats ? 0 : words * padded / 2);
+    to.sums = room.take<int32_t>(floats ? 0 : words * sums_of(g));
+    to.scales = room.take<float>(floats ? 0 : words * g.x_chunks);
+    return room.next - Room(memory).next;
+  }
+
+  void prepare(const X& x, char* to, int64_t first, int64_t last) const override {
     Problem mine = problem;
-    mine.x = x;
-    take_scratch(mine, scratch);
-    run.prepare(mine);
-    return {mine.floats, mine.scales, mine.token_scales, mine.quads, mine.sums};
+    place(mine, to);
+    mine.x = x.data, mine.x_row = x.row, mine.x_step = x.column;
+    thread_local Scratch row;
+    mine.row = reinterpret_cast<float*>(row.reserve(mine.geometry.padded_columns * sizeof(float)));
+    if (many) many->prepare(mine, to, first, last);
+    else few.prepare(mine, first * tile, std::min(tokens, last * tile));
   }
 
   bool prepares_like(const Product& other) const override {
@@ -89,69 +87,65 @@ struct PackedProduct : Product {
     auto layout = [](const PackedProduct& product) {
       const Header& h = product.header;
       const Geometry& g = product.problem.geometry;
-      return std::tuple(product.problem.type, h.columns, as_floats(h.coding), h.coding == Coding::sparse,
-                        g.x_units, g.sum_columns, h.rounding);
+      return std::tuple(product.problem.type, product.tokens, product.many ? product.many->prepare : nullptr,
+                        h.columns, as_floats(h.coding), h.coding == Coding::sparse, g.x_units,
+                        g.sum_columns, h.rounding);
     };
     return packed && layout(*packed) == layout(*this);
   }
 
-  void multiply(const PreparedRow& x, void* y, int64_t first, int64_t last) const override {
+  void multiply(char* x, void* y, int64_t first, int64_t last) const override {
     Problem mine = problem;
-    mine.floats = x.floats, mine.scales = x.scales, mine.token_scales = x.token_scales;
-    mine.quads = x.quads, mine.sums = x.sums, mine.y = y;
-    run.multiply(mine, first, last);
+    place(mine, x);
+    mine.y = y;
+    if (many) many->multiply(mine, x, first, last);
+    else few.multiply(mine, first, last);
   }
 };
 
+std::unique_ptr<Product> product_of(const Header& header, const void* packed, Number x, int64_t tokens,
+                                    bool as_one) {
+  const Geometry g = geometry(header);
+  return std::make_unique<PackedProduct>(header, g, static_cast<const char*>(packed) + sizeof header, x,
+                                         tokens, as_one ? std::nullopt : many_for(header, g, x, tokens));
+}
+
 }  // namespace
 
-std::unique_ptr<Product> packed_product(const void* packed, int64_t bytes, Number x) {
-  return std::unique_ptr<Product>(new PackedProduct(header_at(packed, bytes), packed, x));
+std::unique_ptr<Product> packed_product(const void* packed, int64_t bytes, Number x, int64_t tokens,
+                                        bool as_one) {
+  return product_of(header_at(packed, bytes), packed, x, tokens, as_one);
 }
 
-std::unique_ptr<Product> packed_product(const Tensor& packed, Number x) {
-  const Header header = header_of(packed);
-  return std::unique_ptr<Product>(new PackedProduct(header, packed.const_data_ptr(), x));
+std::unique_ptr<Product> packed_product(const Tensor& packed, Number x, int64_t tokens, bool as_one) {
+  STD_TORCH_CHECK(packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte,
+                  "this is no weight packed by cpu_pack_linear");
+  return packed_product(packed.const_data_ptr(), packed.numel(), x, tokens, as_one);
 }
 
-Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows, bool as_one) {
-  const Header header = header_of(packed);
-  const Geometry g = geometry(header);
-  STD_TORCH_CHECK(header.rows == rows, "the weight has ", header.rows, " rows, not ", rows);
-  STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == header.columns,
-                  "x has to be (M, ", header.columns, ")");
-  const ScalarType type = x.scalar_type();
-  const int64_t M = x.size(0);
-  const Number x_type = number_of(type);
-  Tensor y = torch::stable::new_empty(x, {M, rows});
-  if (!M || !rows) return y;
+std::unique_ptr<Product> plain_product_by(const ManyVariant& many, const void* weight, int64_t rows,
+                                          int64_t columns, Number type, int64_t tokens) {
+  Header header{};
+  header.rows = rows, header.columns = columns, header.factor = 1;
+  header.scales = Scales::f32, header.scale_columns = LARGEST_CHUNK;
+  Geometry g = geometry(header);
+  g.block_bytes = ROWS * columns * size_of(type);
+  auto product = std::make_unique<PackedProduct>(header, g, weight, type, tokens, many);
+  product->problem.plain = true;
+  return product;
+}
 
-  Problem problem = problem_of(header, packed.const_data_ptr(), x_type, M);
-  problem.x = x.const_data_ptr();
-  problem.x_row = x.stride(0);
-  problem.x_step = x.stride(1);
-  problem.y = y.mutable_data_ptr();
-  if (!as_one && linear_of_many(problem)) return y;
-  const bool alone = g.blocks * g.block_bytes <= limits.alone_bytes;
-  if (M == 1 && x.stride(1) == 1 && !alone) {
-    PackedProduct(header, packed.const_data_ptr(), x_type)
-        .by_all_threads(x.const_data_ptr(), y.mutable_data_ptr());
-    return y;
-  }
-  thread_local Scratch scratch;
-  take_scratch(problem, scratch);
-  const FewVariant run = BEST_VARIANT(few)();
-  run.prepare(problem);
-  torch::stable::parallel_for(0, g.blocks, alone ? g.blocks : 1, [&](int64_t begin, int64_t end) {
-    run.multiply(problem, begin, end);
-  });
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
+  STD_TORCH_CHECK(x.dim() == 2, "x has to be (M, K)");
+  const auto product = packed_product(packed, number_of(x.scalar_type()), x.size(0), false);
+  STD_TORCH_CHECK(product->rows == rows, "the weight has ", product->rows, " rows, not ", rows);
+  STD_TORCH_CHECK(x.size(1) == product->columns, "x has to be (M, ", product->columns, ")");
+  Tensor y = torch::stable::new_empty(x, {x.size(0), rows});
+  if (y.numel())
+    product->by_all_threads({x.const_data_ptr(), x.stride(0), x.stride(1)}, y.mutable_data_ptr());
   return y;
 }
 
-Tensor cpu_linear(const Tensor& x, const Tensor& packed, int64_t rows) {
-  return linear(x, packed, rows, false);
-}
-
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
-  library.impl("cpu_linear", TORCH_BOX(&cpu_linear));
+  library.impl("cpu_linear", TORCH_BOX(&linear));
 }

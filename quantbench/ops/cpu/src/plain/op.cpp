@@ -10,12 +10,14 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstring>
+#include <memory>
+#include <tuple>
 
 #include "common/isa.h"
 #include "common/limits.h"
 #include "common/products.h"
 #include "common/scratch.h"
-#include "linear/many/many.h"
+#include "linear/many/choose.h"
 
 namespace {
 
@@ -24,125 +26,93 @@ using torch::stable::Tensor;
 
 constexpr int64_t BLOCK = 32, SIDE = 16;  // rows and tokens: AMX
 
-// From two rows of x on tiles are faster.
-bool in_tiles(const Plain& problem) {
-  return isa() == Isa::amx && problem.type == Number::bf16 && problem.tokens > 1 &&
-         problem.columns % 32 == 0;
-}
-
-void multiply_in_tiles(Plain& problem, Scratch& scratch) {
-  const int64_t tiles = (problem.tokens + SIDE - 1) / SIDE, row_bytes = problem.columns * 2;
-  const int64_t rest = problem.rows % BLOCK;
-  scratch.reserve((tiles * SIDE + BLOCK) * row_bytes);
-  problem.tiles = scratch.take<char>(tiles * SIDE * row_bytes);
-  if (rest) {
-    char* copy = scratch.take<char>(BLOCK * row_bytes);
-    std::memcpy(copy, problem.weight + (problem.rows - rest) * row_bytes, rest * row_bytes);
-    std::memset(copy + rest * row_bytes, 0, (BLOCK - rest) * row_bytes);
-    problem.rest = copy;
-  }
-  const PlainVariant run = plain_amx();
-  torch::stable::parallel_for(0, tiles, 4, [&](int64_t first, int64_t last) {
-    run.prepare(problem, first, last);
-  });
-  const int64_t blocks = (problem.rows + BLOCK - 1) / BLOCK;
-  torch::stable::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
-    run.multiply(problem, first, last);
-  });
-}
-
 struct PlainProduct : Product {
-  Plain problem{};
-  PlainVariant run;
+  Plain problem{};  // but for x and y
+  const bool in_tiles;
+  const PlainVariant run;
 
-  PlainProduct(const void* weight, int64_t outputs, int64_t inputs, Number type)
-      : Product(outputs, inputs), run(BEST_VARIANT(plain)(type)) {
+  PlainProduct(const void* weight, int64_t rows, int64_t columns, Number type, int64_t tokens, bool in_tiles)
+      : Product(rows, columns, tokens), in_tiles(in_tiles),
+        run(in_tiles ? plain_amx() : BEST_VARIANT(plain)(type)) {
     problem.type = type;
-    problem.tokens = 1, problem.rows = rows, problem.columns = columns;
+    problem.tokens = tokens, problem.rows = rows, problem.columns = columns;
     problem.padded = (columns + 31) / 32 * 32;
-    problem.x_step = 1;
-    problem.weight = static_cast<const char*>(weight);
-    memory = problem.weight, units = rows, unit_bytes = columns * size_of(type);
+    problem.weight = memory = static_cast<const char*>(weight);
+    const int64_t together = in_tiles ? BLOCK : 1, row_bytes = columns * size_of(type);
+    units = (rows + together - 1) / together, unit_bytes = together * row_bytes;
+    alone = !in_tiles && rows * row_bytes <= limits.alone_bytes;
+    if (in_tiles) tile = SIDE;
+    x_bytes = place(problem, nullptr);
   }
 
-  PlainProduct(const Tensor& weight, Number type)
-      : PlainProduct(weight.const_data_ptr(), weight.size(0), weight.size(1), type) {}
+  // Where in memory x lies once it is prepared; returns how many bytes that takes.
+  int64_t place(Plain& to, char* memory) const {
+    Room room(memory);
+    const int64_t rest = in_tiles && rows % BLOCK ? BLOCK * columns * 2 : 0;
+    to.floats = room.take<float>(in_tiles ? 0 : tokens * to.padded);
+    to.tiles = room.take<char>(in_tiles ? tiles() * SIDE * columns * 2 : 0);
+    to.rest = room.take<char>(rest);
+    return room.next - Room(memory).next;
+  }
 
-  PreparedRow prepared(const void* x, Scratch& scratch) const override {
+  void prepare(const X& x, char* to, int64_t first, int64_t last) const override {
     Plain mine = problem;
-    mine.x = static_cast<const char*>(x);
-    scratch.reserve(mine.padded * int64_t(sizeof(float)));
-    PreparedRow row;
-    row.floats = mine.floats = scratch.take<float>(mine.padded);
-    run.prepare(mine, 0, 1);
-    return row;
+    place(mine, to);
+    mine.x = static_cast<const char*>(x.data), mine.x_row = x.row, mine.x_step = x.column;
+    run.prepare(mine, first, last);
+    const int64_t rest = rows % BLOCK, row_bytes = columns * 2;
+    if (!in_tiles || !rest || first > 0) return;
+    std::memcpy(mine.rest, mine.weight + (rows - rest) * row_bytes, rest * row_bytes);
+    std::memset(mine.rest + rest * row_bytes, 0, (BLOCK - rest) * row_bytes);
   }
 
   bool prepares_like(const Product& other) const override {
     const auto* plain = dynamic_cast<const PlainProduct*>(&other);
-    return plain && plain->columns == columns && plain->problem.type == problem.type;
+    auto layout = [](const PlainProduct& product) {
+      return std::tuple(product.columns, product.tokens, product.problem.type, product.in_tiles);
+    };
+    // The last rows of the weight may lie behind x in tiles.
+    return plain && !in_tiles && layout(*plain) == layout(*this);
   }
 
-  void multiply(const PreparedRow& x, void* y, int64_t first, int64_t last) const override {
+  void multiply(char* x, void* y, int64_t first, int64_t last) const override {
     Plain mine = problem;
-    mine.floats = x.floats, mine.y = y;
+    place(mine, x);
+    mine.y = y;
     run.multiply(mine, first, last);
   }
 };
 
 }  // namespace
 
-Tensor plain(const Tensor& x, const Tensor& weight, bool as_one) {
+std::unique_ptr<Product> plain_product(const void* weight, int64_t rows, int64_t columns, Number type,
+                                       int64_t tokens, bool as_one) {
+  // From two tokens on tiles are faster.
+  const bool in_tiles = isa() == Isa::amx && type == Number::bf16 && tokens > 1 && columns % 32 == 0;
+  if (!as_one && !in_tiles)
+    if (const auto many = many_for_plain(tokens))
+      return plain_product_by(*many, weight, rows, columns, type, tokens);
+  return std::make_unique<PlainProduct>(weight, rows, columns, type, tokens, in_tiles && !as_one);
+}
+
+std::unique_ptr<Product> plain_product(const Tensor& weight, Number x, int64_t tokens, bool as_one) {
   STD_TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "the weight has to be contiguous");
-  const int64_t columns = weight.size(1), rows = weight.size(0);
-  STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == columns, "x has to be (M, ", columns, ")");
-  STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "x and the weight differ in dtype");
-  Plain problem{};
-  problem.type = number_of(x.scalar_type());
-  problem.tokens = x.size(0), problem.rows = rows, problem.columns = columns;
-  problem.padded = (columns + 31) / 32 * 32;
-  problem.x = static_cast<const char*>(x.const_data_ptr());
-  problem.x_row = x.stride(0), problem.x_step = x.stride(1);
-  problem.weight = static_cast<const char*>(weight.const_data_ptr());
-  Tensor y = torch::stable::new_empty(x, {problem.tokens, rows});
-  problem.y = y.mutable_data_ptr();
-  if (!problem.tokens || !rows) return y;
-  thread_local Scratch scratch;
-  if (!as_one && in_tiles(problem)) {
-    multiply_in_tiles(problem, scratch);
-    return y;
-  }
-  Problem many{};
-  many.type = problem.type, many.outputs = problem.tokens;
-  many.x = problem.x, many.x_row = problem.x_row, many.x_step = problem.x_step, many.y = problem.y;
-  if (!as_one && plain_of_many(many, problem.weight, rows, columns)) return y;
-  const bool alone = int64_t(weight.numel() * weight.element_size()) <= limits.alone_bytes;
-  if (problem.tokens == 1 && problem.x_step == 1 && !alone) {
-    PlainProduct(weight, problem.type).by_all_threads(problem.x, problem.y);
-    return y;
-  }
-  scratch.reserve(problem.tokens * problem.padded * sizeof(float));
-  problem.floats = scratch.take<float>(problem.tokens * problem.padded);
-  const PlainVariant run = BEST_VARIANT(plain)(problem.type);
-  run.prepare(problem, 0, problem.tokens);
-  torch::stable::parallel_for(0, rows, alone ? rows : 1, [&](int64_t first, int64_t last) {
-    run.multiply(problem, first, last);
-  });
+  STD_TORCH_CHECK(number_of(weight.scalar_type()) == x, "x and the weight differ in dtype");
+  return plain_product(weight.const_data_ptr(), weight.size(0), weight.size(1), x, tokens, as_one);
+}
+
+namespace {
+
+Tensor plain(const Tensor& x, const Tensor& weight) {
+  STD_TORCH_CHECK(x.dim() == 2, "x has to be (M, K)");
+  const auto product = plain_product(weight, number_of(x.scalar_type()), x.size(0), false);
+  STD_TORCH_CHECK(x.size(1) == product->columns, "x has to be (M, ", product->columns, ")");
+  Tensor y = torch::stable::new_empty(x, {x.size(0), product->rows});
+  if (y.numel())
+    product->by_all_threads({x.const_data_ptr(), x.stride(0), x.stride(1)}, y.mutable_data_ptr());
   return y;
 }
 
-std::unique_ptr<Product> plain_product(const void* weight, int64_t rows, int64_t columns, Number type) {
-  return std::unique_ptr<Product>(new PlainProduct(weight, rows, columns, type));
-}
+}  // namespace
 
-std::unique_ptr<Product> plain_product(const Tensor& weight, Number x) {
-  STD_TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "the weight has to be contiguous");
-  STD_TORCH_CHECK(number_of(weight.scalar_type()) == x, "x and the weight differ in dtype");
-  return std::unique_ptr<Product>(new PlainProduct(weight, x));
-}
-
-Tensor cpu_plain(const Tensor& x, const Tensor& weight) { return plain(x, weight, false); }
-
-STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
-  library.impl("cpu_plain", TORCH_BOX(&cpu_plain));
-}
+STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) { library.impl("cpu_plain", TORCH_BOX(&plain)); }

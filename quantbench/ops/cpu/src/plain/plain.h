@@ -16,7 +16,7 @@ struct Plain {
   void* y;        // (tokens, rows)
   float* floats;  // (tokens, padded): x as the inner loop takes it
   char* tiles;    // (tokens / 16, columns / 32, 1 KB): x as AMX takes it
-  const char* rest;  // (32, columns): the last rows that AMX takes, with zeros behind them
+  char* rest;     // (32, columns): the last rows that AMX takes, with zeros behind them
 };
 
 // One variant of the loop: `prepare` makes floats or tiles of some tokens of x, `multiply` does some

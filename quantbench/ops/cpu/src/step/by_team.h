@@ -1,4 +1,4 @@
-// All layers for one row, by a team of threads. For op.cpp alone.
+// All layers of a step, by a team of threads. For op.cpp alone.
 #pragma once
 
 #include "step/experts.h"
@@ -27,26 +27,25 @@ struct TestFailure {
   }
 } test_failure;
 
-// For one row. Products are shared among the members of a team; what lies between two products
-// takes less time than it would to share it, and each member does it for itself.
+// The members of a team share products, and what several rows of x need between two products. What one row
+// needs takes less time than it would to share it, and each member does it for itself.
 class ByTeam {
  public:
   explicit ByTeam(Step& step)
-      : step(step), rows(rows_of(step.x)), size(step.x.element_size()), D(step.x.size(1)),
-        qkv(torch::stable::new_empty(step.x, {1, (step.heads + 2 * step.kv_heads) * step.E})),
-        result(torch::stable::new_empty(step.x, {1, step.ending.outputs})),
-        of_wo(D * size), of_w2(D * size),
-        of_w13(2 * step.width * size) {
+      : step(step), rows(rows_of(step.x)), B(step.B), size(step.x.element_size()), D(step.x.size(1)),
+        row(D * size), heads((step.heads + 2 * step.kv_heads) * step.E),
+        qkv(torch::stable::new_empty(step.x, {B, heads})),
+        result(torch::stable::new_empty(step.x, {B, step.ending.outputs})) {
     for (int64_t i = 0; i < step.count; ++i) {
       first_product.push_back(products.size());
       experts.push_back(nullptr);
       if (step.has_experts(i)) {
         experts.back().reset(new Experts(step, i));
-        mixture.make_room(*experts.back(), D, size);
+        mixture.make_room(*experts.back(), B, size);
       }
       const std::pair<Part, int64_t> weights[] = {
           {WQKV, D}, {WO, step.heads * step.E}, {W13, D}, {W2, step.width}};
-      const int64_t outputs[] = {qkv.size(1), D, step.width + step.up(i), D};
+      const int64_t outputs[] = {heads, D, step.width + step.up(i), D};
       for (int k = 0; k < (experts.back() ? 2 : 4); ++k) {
         const auto [part, columns] = weights[k];
         add(step.part(i, part), columns, outputs[k]);
@@ -65,233 +64,355 @@ class ByTeam {
 
   Tensor run() {
     Team team;
+    if (B > 1) shared = between();
     try {
       team.run([&](const Team::Member& member) { all_layers(member); });
     } catch (const std::bad_alloc&) {
       STD_TORCH_CHECK(false, "a thread of the decoding step could not allocate memory");
     }
-    if (step.ending.bias)
-      rows.add(data(result), step.ending.bias, 1, step.ending.outputs, data(result));
+    if (step.ending.bias) add_bias(step.ending.bias, step.ending.outputs, data(result));
     return result;
   }
 
  private:
+  // What lies between products: of rows of x, and the next product's x as its loop reads it.
+  struct Between {
+    char *x, *middle, *own, *gated, *prepared;
+  };
+
   Step& step;
   const Rows rows;
-  const int64_t size, D;
+  const int64_t B, size, D, row, heads;  // size: of a number; row: bytes of D of them; heads: wqkv's outputs
   Tensor qkv, result;
-  std::vector<char> of_wo, of_w2, of_w13;  // products, written by all, read by all
+  const std::unique_ptr<char[]> of_wo{new char[B * row]}, of_w2{new char[B * row]},
+      of_w13{new char[B * 2 * step.width * size]};  // products, written by all, read by all
+  Between shared;                                   // of several rows
   std::vector<std::unique_ptr<Product>> products;
-  std::vector<int64_t> first_product;               // of each layer; the last one is the ending's
+  std::vector<int64_t> first_product;             // of each layer, and of the ending
+  int64_t group = 1;                              // rows of a tile; not of tiles of AMX, which have many
   std::vector<std::unique_ptr<Experts>> experts;  // of each layer; null where it has none
   std::unique_ptr<Attending> attending;
 
   // What the members share of a layer's experts: written by all, read by all.
   struct Mixture {
-    std::vector<float> scores;  // of a layer's router
-    std::vector<char> of_first, of_second;   // products, of one expert behind the other
-    // Where experts come and go: the places, in a token's list, of those that are in memory, and of those
-    // that arrive while these are computed.
+    std::vector<float> scores;    // (B, X), of a layer's router
+    std::vector<Choice> choices;  // of several rows
+    std::vector<char> of_first, of_second;  // products, of one expert behind the other
+    // Where experts come and go: those of the list that are in memory, those that arrive while these are
+    // computed, and the first one that is not brought yet.
     std::vector<int64_t> here, arriving;
+    int64_t next;
 
-    void make_room(const Experts& experts, int64_t D, int64_t size) {
-      auto at_least = [](auto& numbers, int64_t n) {
-        if (int64_t(numbers.size()) < n) numbers.resize(n);
+    void make_room(const Experts& experts, int64_t B, int64_t size) {
+      auto at_least = [](auto& numbers, size_t n) {
+        if (numbers.size() < n) numbers.resize(n);
       };
-      at_least(scores, experts.count);
-      at_least(of_first, 2 * experts.widths() * size);
-      at_least(of_second, experts.taken() * D * size);
+      at_least(scores, B * experts.count);
+      at_least(choices, B);
+      at_least(of_first, B * 2 * experts.widths() * size);
+      at_least(of_second, B * experts.taken() * experts.D * size);
     }
   } mixture;
 
-  // What each member has for itself while it mixes experts: those of the token, the places of all of them,
-  // what each one's result weighs, the products with their matrices, and the sum of their results.
+  // What each member has for itself while it mixes experts.
   struct Mixing {
-    std::vector<int64_t> experts, places;
-    std::vector<float> weights, total;
+    std::vector<Choice> choices{1};  // of one row
+    std::vector<Chosen> list;
+    std::vector<int64_t> rows;   // of x: those of the list's first expert, then those of the next
+    std::vector<int64_t> place;  // (B, taken): where in `rows` is what a row has chosen
+    std::vector<int64_t> next;   // of each expert, while these are made
+    std::vector<float> total;
+    std::vector<char> x;  // an expert's
     Bundle first, second;
   };
 
   void add(const Tensor& weight, int64_t columns, int64_t outputs) {
     const bool packed = weight.scalar_type() == ScalarType::Byte;
-    products.push_back(packed ? packed_product(weight, rows.type) : plain_product(weight, rows.type));
+    products.push_back(packed ? packed_product(weight, rows.type, B, step.as_one())
+                              : plain_product(weight, rows.type, B, step.as_one()));
     const Product& product = *products.back();
     STD_TORCH_CHECK(product.rows == outputs && product.columns == columns, "a weight is (",
                     product.rows, ", ", product.columns, "), not (", outputs, ", ", columns, ")");
+    if (product.tile <= 4) group = std::max(group, product.tile);
+  }
+
+  // Memory of the thread that calls, until it calls again.
+  Between between() const {
+    int64_t prepared = 0;
+    for (const auto& product : products) prepared = std::max(prepared, product->x_bytes);
+    auto placed = [&](Room room) {
+      Between to;
+      for (char** rows : {&to.x, &to.middle, &to.own}) *rows = room.take<char>(B * row);
+      to.gated = room.take<char>(B * step.width * size);
+      to.prepared = room.take<char>(prepared);
+      return std::pair(to, room.next);
+    };
+    thread_local Scratch scratch;
+    return placed(Room(scratch.reserve(placed(Room()).second))).first;
   }
 
   void all_layers(const Team::Member& member) {
-    int64_t width = step.width;  // of what is gated at once
-    for (const auto& layer : experts)
-      if (layer) width = std::max(width, layer->widths());
-    std::vector<char> memory((3 * D + width) * size);  // this member's own
-    char *x = memory.data(), *middle = x + D * size, *own = middle + D * size, *gated = own + D * size;
+    const Between at = B > 1 ? shared : between();
     Mixing mixing;
-    std::memcpy(x, data(step.x), D * size);
+    each_row(member, [&](int64_t b) { std::memcpy(at.x + b * row, data(step.x) + b * row, row); });
     for (int64_t i = 0; i < step.count; ++i) {
       const int64_t first = first_product[i], next = first_product[i + 1];
       test_failure.check(member.index, i);
-      multiply(member, first, normed(i, NORM, x, own), data(qkv));
-      if (member.index == 0) begin_attention(i);
-      wait(member, first + 1);
-      if (!attending->alone()) {
-        attending->work();
-        wait(member, first + 1);
-      }
-      products[first + 1]->share(data(attending->result()), of_wo.data(), member.index, member.count);
-      if (experts[i]) member.meet(prefetching(member, *experts[i]));
-      else wait(member, first + 2);
-      sum_ranks(member, first + 2, i, WO_BIAS, of_wo);
-      sum(i, WO_BIAS, of_wo.data(), x, middle);
-      const char* input = normed(i, FFN_NORM, middle, own);
+      if (member.index == 0) attending = step.attending(i, qkv);
+      multiply(member, first, at, normed(member, i, NORM, at.x, at.own), data(qkv));
+      attend(member, i, first + 1);
+      multiply(member, first + 1, at, data(attending->result()), of_wo.get(), experts[i].get());
+      sum_ranks(member, first + 2, i, WO_BIAS, of_wo.get());
+      sum(member, i, WO_BIAS, of_wo.get(), at.x, at.middle);
+      const char* x = normed(member, i, FFN_NORM, at.middle, at.own);
       if (experts[i]) {
-        mix(member, i, mixing, next, input, own, gated);
-        sum(i, W2_BIAS, step.ranks ? of_w2.data() : own, middle, x);
+        mix(member, i, mixing, next, x, at.own);
+        sum(member, i, W2_BIAS, step.ranks ? of_w2.get() : at.own, at.middle, at.x);
         continue;
       }
-      multiply(member, first + 2, input, of_w13.data());
-      gate(i, gated);
-      multiply(member, first + 3, gated, of_w2.data());
-      sum_ranks(member, next, i, W2_BIAS, of_w2);
-      sum(i, W2_BIAS, of_w2.data(), middle, x);
+      multiply(member, first + 2, at, x, of_w13.get());
+      each_row(member, [&](int64_t b) { gate(i, b, at.gated); });
+      multiply(member, first + 3, at, at.gated, of_w2.get());
+      sum_ranks(member, next, i, W2_BIAS, of_w2.get());
+      sum(member, i, W2_BIAS, of_w2.get(), at.middle, at.x);
     }
-    rows.norm(x, floats(step.ending.norm, D), float(step.epsilon), D, own);
-    multiply(member, first_product[step.count], own, data(result));
+    each_row(member, [&](int64_t b) {
+      rows.norm(at.x + b * row, floats(step.ending.norm, D), float(step.epsilon), D, at.own + b * row);
+    });
+    multiply(member, first_product[step.count], at, at.own, data(result));
   }
 
-  // What the experts chosen for x return, weighed and summed, goes to `own`, which may be x; with several
-  // ranks to of_w2. What is read next is product `next`.
-  void mix(const Team::Member& member, int64_t i, Mixing& mine, int64_t next, const char* x, char* own,
-           char* gated) {
-    Experts& layer = *experts[i];
-    score(member, layer, x, mixture.scores);
-    member.meet([] { return false; });
-    // Each member chooses for itself: that takes less time than to wait for another's choice.
-    layer.choose(rows, x, mixture.scores.data(), mine.experts, mine.weights);
-    if (layer.moves()) {
-      if (member.index == 0) bring(layer, mine);
-      member.meet([] { return false; });
+  // A member's part of n things.
+  static Sharing::Range part(int64_t n, const Team::Member& member) {
+    return {n * member.index / member.count, n * (member.index + 1) / member.count};
+  }
+
+  // Groups of rows that a member prepares for a product. It also does what comes before for these rows, so that
+  // nobody waits in between.
+  Sharing::Range groups(const Team::Member& member) const {
+    return B == 1 ? Sharing::Range{0, 1} : part((B + group - 1) / group, member);
+  }
+
+  template <typename F>
+  void each_row(const Team::Member& member, F some) const {
+    const auto [first, last] = groups(member);
+    for (int64_t b = group * first; b < std::min(B, group * last); ++b) some(b);
+  }
+
+  // y = x times product `index`, when all are here. What is read next is the next product, or a router.
+  void multiply(const Team::Member& member, int64_t index, const Between& at, const char* x, char* y,
+                const Experts* router = nullptr) {
+    Product& product = *products[index];
+    Sharing::Range tiles = groups(member);
+    if (group % product.tile == 0) {
+      const int64_t each = group / product.tile;
+      tiles = {each * tiles.first, std::min(product.tiles(), each * tiles.last)};
+    } else if (B > 1) {  // a tile has rows of several members
+      wait(member, index);
+      tiles = part(product.tiles(), member);
     }
-    mine.places.resize(layer.taken());
-    std::iota(mine.places.begin(), mine.places.end(), 0);
-    compute(member, layer, mine, layer.moves() ? mixture.here : mine.places, 0, x, gated);
-    if (layer.moves() && !mixture.arriving.empty()) {
-      if (member.index == 0) layer.wait();
+    if (tiles.first < tiles.last)
+      product.prepare({x, product.columns, 1}, at.prepared, tiles.first, tiles.last);
+    if (B > 1) wait(member, index);
+    product.share(at.prepared, y, member.index, member.count);
+    if (router) member.meet(prefetching(member, *router));
+    else wait(member, index + 1);
+  }
+
+  // Attention, when all are here; what is read next is product `next`.
+  void attend(const Team::Member& member, int64_t layer, int64_t next) {
+    const auto [first, last] = part(B, member);
+    const bool at_once = B == 1 && attending->alone();
+    for (int64_t b = first; b < last; ++b) {
+      step.turn_heads(rows, layer, b, data(qkv) + b * heads * size);
+      attending->read(b * step.heads, (b + 1) * step.heads);
+      if (at_once) attending->work();
+    }
+    wait(member, next);
+    if (at_once) return;
+    if (!attending->alone() || member.index == 0) attending->work();
+    wait(member, next);
+  }
+
+  // What the experts chosen for each row of x return, weighed and summed, goes to `own`, which may be x; with
+  // several ranks to of_w2. What is read next is product `next`.
+  void mix(const Team::Member& member, int64_t i, Mixing& mine, int64_t next, const char* x, char* own) {
+    Experts& layer = *experts[i];
+    if (B > 1) member.meet(prefetching(member, layer));
+    score(member, layer, x);
+    member.meet([] { return false; });
+    const std::vector<Choice>& choices = choose(member, layer, x, mine);
+    const int64_t to_bring = mine.list.size() - (layer.taken() - layer.chosen());
+    if (!layer.moves()) {
+      std::vector<int64_t> all(mine.list.size());
+      std::iota(all.begin(), all.end(), 0);
+      compute(member, layer, mine, all, 0, x);
+    }
+    for (bool first = true, more = layer.moves(); more; first = false) {
+      if (member.index == 0) bring(layer, mine.list, first);
       member.meet([] { return false; });
-      compute(member, layer, mine, mixture.arriving, 1, x, gated);
+      compute(member, layer, mine, mixture.here, 0, x);
+      if (!mixture.arriving.empty()) {
+        if (member.index == 0) layer.wait();
+        member.meet([] { return false; });
+        compute(member, layer, mine, mixture.arriving, 1, x);
+      }
+      if ((more = mixture.next < to_bring)) member.meet([] { return false; });
     }
     wait(member, next);
     if (layer.moves() && member.index == 0) layer.end();
-    if (step.ranks && member.index != 0) return wait(member, next);
-    mine.total.assign(D, 0);
-    for (int64_t j = 0; j < layer.taken(); ++j)  // in the list's order, whenever they arrived
-      rows.add_weighed(mixture.of_second.data() + j * D * size, mine.weights[j], D, mine.total.data());
-    char* to = step.ranks ? of_w2.data() : own;
-    rows.narrow(mine.total.data(), D, to);
-    if (!step.ranks) return;
-    sum_over(step.ranks, rows, to, D, prefetching(member, next));
-    wait(member, next);
-  }
-
-  // A member's part of what the experts at these places of a token's list return, each in its place of
-  // `of_second`. phase: 0 for those that are there at once, 1 for those that arrive meanwhile.
-  void compute(const Team::Member& member, Experts& layer, Mixing& mine,
-               const std::vector<int64_t>& places, int phase, const char* x, char* gated) {
-    if (places.empty()) return;
-    layer.bundle(&Experts::first, mine.experts, places, mine.first);
-    const int64_t width = layer.width_of(0) * size;  // of all but the shared one, which is last
-    char *both = mixture.of_first.data(), *results = mixture.of_second.data();
-    mine.first.share(layer.first_units[phase], member.index, member.count,
-                     [&](int64_t) { return x; },
-                     [&](int64_t j) { return both + 2 * places[j] * width; });
-    layer.bundle(&Experts::second, mine.experts, places, mine.second);
-    member.meet(prefetching(member, mine.second));
-    auto gated_of = [&](int64_t j) {
-      const int64_t place = places[j], own = layer.width_of(mine.experts[place]);
-      const char* gate = both + 2 * place * width;
-      rows.gates[SILU](gate, gate + own * size, own, gated + place * width);
-      return gated + place * width;
+    auto total = [&](int64_t b, char* to) {
+      mine.total.assign(D, 0);
+      for (int64_t j = 0; j < layer.taken(); ++j)  // in a row's order, whenever they arrived
+        rows.add_weighed(mixture.of_second.data() + mine.place[b * layer.taken() + j] * row,
+                         choices[b].weights[j], D, mine.total.data());
+      rows.narrow(mine.total.data(), D, to);
     };
-    mine.second.share(layer.second_units[phase], member.index, member.count, gated_of,
-                      [&](int64_t j) { return results + places[j] * D * size; });
+    if (!step.ranks) return each_row(member, [&](int64_t b) { total(b, own + b * row); });
+    const auto [first, last] = part(B, member);
+    for (int64_t b = first; b < last; ++b) total(b, of_w2.get() + b * row);
+    wait(member, next);
+    sum_ranks(member, next, i, W2_BIAS, of_w2.get());
   }
 
   // A member's part of a router's scores of x.
-  void score(const Team::Member& member, const Experts& layer, const char* x,
-             std::vector<float>& scores) const {
-    const auto [begin, end] = router_rows(member, layer);
-    for (int64_t e = begin; e < end; ++e) scores[e] = rows.dot(x, layer.row(e), D);
+  void score(const Team::Member& member, const Experts& layer, const char* x) {
+    const auto [first, last] = part(layer.count, member);
+    for (int64_t e = first; e < last; ++e)
+      for (int64_t b = 0; b < B; ++b)
+        mixture.scores[b * layer.count + e] = rows.dot(x + b * row, layer.row(e), D);
   }
 
-  // Begins to bring a token's experts into memory, for all members.
-  void bring(Experts& layer, const Mixing& mine) {
-    layer.begin();
-    for (int64_t expert : mine.experts)
-      if (expert < layer.count) layer.want(expert, 1);
-    STD_TORCH_CHECK(layer.bring() == layer.chosen(), "a token's experts are not in memory together");
+  // What each row chooses, and the list of all that are chosen, ascending. For one row each member chooses
+  // itself: that takes less time than to wait for another's choice.
+  const std::vector<Choice>& choose(const Team::Member& member, const Experts& layer, const char* x,
+                                    Mixing& mine) {
+    std::vector<Choice>& choices = B == 1 ? mine.choices : mixture.choices;
+    each_row(member, [&](int64_t b) {
+      layer.choose(rows, x + b * row, mixture.scores.data() + b * layer.count, choices[b]);
+    });
+    if (B > 1) member.meet([] { return false; });
+    mine.next.assign(layer.count + 1, 0);
+    for (int64_t b = 0; b < B; ++b)
+      for (int64_t expert : choices[b].experts) ++mine.next[expert];
+    mine.list.clear();
+    int64_t first = 0;
+    for (int64_t e = 0; e <= layer.count; ++e) {
+      const int64_t count = std::exchange(mine.next[e], first);
+      if (count) mine.list.push_back({e, first, count});
+      first += count;
+    }
+    mine.rows.resize(first), mine.place.resize(first);
+    for (int64_t b = 0; b < B; ++b)
+      for (int64_t j = 0; j < layer.taken(); ++j) {
+        const int64_t place = mine.next[choices[b].experts[j]]++;
+        mine.rows[place] = b, mine.place[b * layer.taken() + j] = place;
+      }
+    return choices;
+  }
+
+  // A member's part of what the experts at these places of the list return. phase: 0 for those that are there at
+  // once, 1 for those that arrive meanwhile.
+  void compute(const Team::Member& member, Experts& layer, Mixing& mine,
+               const std::vector<int64_t>& places, int phase, const char* x) {
+    if (places.empty()) return;
+    const int64_t width = layer.width_of(0) * size;  // of all but the shared one, which is last
+    mine.x.resize(B * std::max({row, width, layer.width_of(layer.count) * size}));
+    char *both = mixture.of_first.data(), *results = mixture.of_second.data(), *own = mine.x.data();
+    auto at = [&](int64_t j) { return mine.list[places[j]]; };
+    auto rows_of = [&](int64_t j) -> const char* {
+      const Chosen chosen = at(j);
+      if (chosen.count == 1) return x + mine.rows[chosen.first] * row;
+      for (int64_t k = 0; k < chosen.count; ++k)
+        std::memcpy(own + k * row, x + mine.rows[chosen.first + k] * row, row);
+      return own;
+    };
+    layer.bundle(&Experts::first, mine.list, places, step.as_one(), mine.first);
+    mine.first.share(layer.first_units[phase], member.index, member.count, true, rows_of,
+                     [&](int64_t j) { return both + 2 * at(j).first * width; });
+    layer.bundle(&Experts::second, mine.list, places, step.as_one(), mine.second);
+    member.meet(prefetching(member, mine.second));
+    auto gated = [&](int64_t j) -> const char* {
+      const Chosen chosen = at(j);
+      const int64_t n = layer.width_of(chosen.expert);
+      const char* gate = both + 2 * chosen.first * width;
+      for (int64_t k = 0; k < chosen.count; ++k, gate += 2 * n * size)
+        rows.gates[SILU](gate, gate + n * size, n, own + k * n * size);
+      return own;
+    };
+    mine.second.share(layer.second_units[phase], member.index, member.count, false, gated,
+                      [&](int64_t j) { return results + at(j).first * row; });
+  }
+
+  // Begins to bring the next experts of the list into memory, for all members.
+  void bring(Experts& layer, const std::vector<Chosen>& list, bool first) {
     mixture.here.clear(), mixture.arriving.clear();
-    for (int64_t place = 0; place < layer.taken(); ++place)
-      (layer.is_here(mine.experts[place]) ? mixture.here : mixture.arriving).push_back(place);
+    if (first) {
+      layer.begin();
+      mixture.next = 0;
+      for (const Chosen& chosen : list)
+        if (chosen.expert < layer.count) layer.want(chosen.expert, chosen.count);
+        else mixture.here.push_back(list.size() - 1);  // the shared expert, which is always there
+    }
+    for (Sharing* units : {layer.first_units, layer.second_units})
+      for (int phase : {0, 1}) units[phase].restart();
+    for (const int64_t end = mixture.next + layer.bring(); mixture.next < end; ++mixture.next)
+      (layer.is_here(list[mixture.next].expert) ? mixture.here : mixture.arriving).push_back(mixture.next);
   }
 
-  // The router's rows that a member multiplies by.
-  static Sharing::Range router_rows(const Team::Member& member, const Experts& layer) {
-    return {layer.count * member.index / member.count,
-            layer.count * (member.index + 1) / member.count};
+  // x's rows normed, which are in `to` then; x itself where the model has no such norm.
+  const char* normed(const Team::Member& member, int64_t layer, Part part, const char* x, char* to) const {
+    if (!step.part(layer, part).numel()) return x;
+    each_row(member, [&](int64_t b) { normed_row(layer, part, x + b * row, to + b * row); });
+    return to;
   }
 
-  // x normed, which is in `to` then; x itself where the model has no such norm.
-  const char* normed(int64_t layer, Part part, const char* x, char* to) const {
+  const char* normed_row(int64_t layer, Part part, const char* x, char* to) const {
     const Tensor& weight = step.part(layer, part);
     if (!weight.numel()) return x;
     rows.norm(x, floats(weight, D), float(step.epsilon), D, to);
     return to;
   }
 
+  void add_bias(const char* bias, int64_t n, char* y) const {
+    for (int64_t b = 0; b < B; ++b, y += n * size) rows.add(y, bias, 1, n, y);
+  }
+
   // One member adds the bias and sums over ranks, for all; what it reads next is product `next`.
-  void sum_ranks(const Team::Member& member, int64_t next, int64_t layer, Part bias,
-                 std::vector<char>& product) const {
+  void sum_ranks(const Team::Member& member, int64_t next, int64_t layer, Part bias, char* product) const {
     if (!step.ranks) return;
     if (member.index == 0) {
-      if (const char* b = step.bias(layer, bias, D)) rows.add(product.data(), b, 1, D, product.data());
-      sum_over(step.ranks, rows, product.data(), D, prefetching(member, next));
+      if (const char* added = step.bias(layer, bias, D)) add_bias(added, D, product);
+      sum_over(step.ranks, rows, product, B * D, prefetching(member, next));
     }
     wait(member, next);
   }
 
   // to = other + residual · norm(product + bias). A sum over ranks has the bias already.
-  void sum(int64_t layer, Part bias, const char* product, const char* other, char* to) const {
-    if (const char* b = step.ranks ? nullptr : step.bias(layer, bias, D)) {
-      rows.add(product, b, 1, D, to);  // rounded, as a linear layer's result is
-      product = to;
-    }
-    product = normed(layer, Part(bias + 1), product, to);
-    rows.add(other, product, float(step.how(layer).residual), D, to);
+  void sum(const Team::Member& member, int64_t layer, Part bias, const char* product, const char* other,
+           char* to) const {
+    each_row(member, [&](int64_t b) {
+      const char* y = product + b * row;
+      char* sum = to + b * row;
+      if (const char* added = step.ranks ? nullptr : step.bias(layer, bias, D)) {
+        rows.add(y, added, 1, D, sum);  // rounded, as a linear layer's result is
+        y = sum;
+      }
+      y = normed_row(layer, Part(bias + 1), y, sum);
+      rows.add(other + b * row, y, float(step.how(layer).residual), D, sum);
+    });
   }
 
-  void gate(int64_t layer, char* to) const {
-    const int64_t up = step.up(layer);
-    const char* both = of_w13.data();
+  void gate(int64_t layer, int64_t b, char* to) const {
+    const int64_t up = step.up(layer), n = step.width + up;
+    const char* both = of_w13.get() + b * n * size;
     std::vector<char> biased;
-    if (const char* bias = step.bias(layer, W13_BIAS, step.width + up)) {
-      biased.resize(of_w13.size());
-      rows.add(both, bias, 1, step.width + up, biased.data());
+    if (const char* bias = step.bias(layer, W13_BIAS, n)) {
+      biased.resize(n * size);
+      rows.add(both, bias, 1, n, biased.data());
       both = biased.data();
     }
-    rows.gates[int(step.how(layer).gate)](both, both + up * size, step.width, to);
-  }
-
-  // What one member does for all: it is too little to share.
-  void begin_attention(int64_t layer) {
-    if (const char* bias = step.bias(layer, WQKV_BIAS, qkv.size(1)))
-      rows.add(data(qkv), bias, 1, qkv.size(1), data(qkv));
-    attending = step.attending(rows, layer, qkv);
-    if (attending->alone()) attending->work();
-  }
-
-  void multiply(const Team::Member& member, int64_t index, const char* x, char* to) {
-    products[index]->share(x, to, member.index, member.count);
-    wait(member, index + 1);
+    rows.gates[int(step.how(layer).gate)](both, both + up * size, step.width, to + b * step.width * size);
   }
 
   // Until all are here; meanwhile what this member will read first of product `next` comes nearer.
@@ -328,7 +449,7 @@ class ByTeam {
 
   // The first of a member's rows of a router, which it reads one behind the other.
   Prefetching prefetching(const Team::Member& member, const Experts& layer) const {
-    const auto [begin, end] = router_rows(member, layer);
+    const auto [begin, end] = part(layer.count, member);
     const char* from = layer.row(begin);
     const int64_t all = layer.row(end) - from;
     return prefetching([&](int i, int64_t& bytes) {

@@ -35,6 +35,17 @@ struct Turn {
   int64_t wanted;       // how many numbers each list has
 };
 
+// A row's experts, ascending, and the weights of their results.
+struct Choice {
+  std::vector<int64_t> experts;
+  std::vector<float> weights;
+};
+
+// An expert that some rows have chosen: `count` of them, from `first` on in a list of all experts' rows.
+struct Chosen {
+  int64_t expert, first, count;
+};
+
 // Several products that are shared among threads as if their weights were one weight, each product's
 // units behind those of the one before: no thread waits between two of them.
 class Bundle {
@@ -50,25 +61,29 @@ class Bundle {
   }
 
   // What one of so many members does of all products, which is done once. x_of(j) is product j's x:
-  // it is asked for when this member first needs it. y_of(j) is where its y begins.
-  template <typename X, typename Y>
-  void share(Sharing& handed_out, int64_t member, int64_t members, X x_of, Y y_of) const {
+  // it is asked for when this member first needs it. y_of(j) is where its y begins. `stays`: whether memory
+  // that had a token of x has it still.
+  template <typename F, typename G>
+  void share(Sharing& handed_out, int64_t member, int64_t members, bool stays, F x_of, G y_of) const {
     thread_local Scratch scratch;
-    PreparedRow row;
-    const void* x = nullptr;
-    int64_t before = -1;  // the product that `row` was last used for
+    char* prepared = nullptr;
+    const char* x = nullptr;
+    int64_t before = -1;  // the product that x was last prepared for
     handed_out.share(starts.back(), products[0]->unit_bytes, member, members,
                      [&](int64_t first, int64_t last) {
       for (int64_t j = 0; j < int64_t(products.size()); ++j) {
         const Sharing::Range range = part(j, first, last);
         if (range.first >= range.last) continue;
         if (j != before) {
-          const void* own = x_of(j);
-          if (before < 0 || own != x || !products[j]->prepares_like(*products[before]))
-            row = products[j]->prepared(own, scratch);
+          const Product& product = *products[j];
+          const char* own = x_of(j);
+          if (!stays || product.tokens > 1 || own != x || !product.prepares_like(*products[before])) {
+            prepared = scratch.reserve(product.x_bytes);
+            product.prepare({own, product.columns, 1}, prepared, 0, product.tiles());
+          }
           x = own, before = j;
         }
-        products[j]->multiply(row, y_of(j), range.first, range.last);
+        products[j]->multiply(prepared, y_of(j), range.first, range.last);
       }
     });
   }
@@ -112,13 +127,13 @@ struct Experts {
 
   Experts(const Step& step, int64_t layer)
       : count(step.part(layer, W13).size(0)), D(step.x.size(1)), router(data(step.part(layer, W13))),
-        gate(step.bias(layer, W13_BIAS, D)), x(step.x), row_size(D * x.element_size()),
-        number(number_of(x.scalar_type())),
+        gate(step.bias(layer, W13_BIAS, D)), row_size(D * step.x.element_size()),
+        number(number_of(step.x.scalar_type())),
         head(reinterpret_cast<const Head*>(data(step.part(layer, W2)))),
         addresses(reinterpret_cast<const Addresses*>(head + 1)) {
     const Tensor &router = step.part(layer, W13), &table = step.part(layer, W2);
     STD_TORCH_CHECK(router.dim() == 2 && router.is_contiguous() && router.size(1) == D &&
-                        router.scalar_type() == x.scalar_type(),
+                        router.scalar_type() == step.x.scalar_type(),
                     "a router has to be (X, ", D, ") of x's dtype");
     STD_TORCH_CHECK(table.is_contiguous() && table.numel() * 8 >= int64_t(sizeof(Head)) &&
                         table.numel() * 8 == int64_t(sizeof(Head) + all() * sizeof(Addresses)) &&
@@ -147,8 +162,8 @@ struct Experts {
 
   // The numbers of a token's experts, ascending, and what each one's result weighs. scores: of all
   // that there are to choose from. x: the token.
-  void choose(const Rows& rows, const char* x, const float* scores, std::vector<int64_t>& experts,
-              std::vector<float>& weights) const {
+  void choose(const Rows& rows, const char* x, const float* scores, Choice& choice) const {
+    auto& [experts, weights] = choice;
     const int64_t k = head->chosen;
     weights.resize(taken());
     best_first(scores, experts);
@@ -210,8 +225,7 @@ struct Experts {
     head->turn->nanoseconds += std::chrono::nanoseconds(Clock::now() - started).count();
   }
 
-  // The products with the matrices of the experts at these places of a list: `matrix` is &Experts::first,
-  // (2 · width, D), or &Experts::second, (D, width).
+  // A matrix of an expert: `first`, (2 · width, D), or `second`, (D, width).
   struct Matrix {
     const char* at;
     int64_t bytes, outputs, columns;
@@ -225,25 +239,19 @@ struct Experts {
     const bool own = expert < count;
     return {addresses[expert].w2, own ? head->w2_bytes : head->shared_w2_bytes, D, width_of(expert)};
   }
-  void bundle(Matrix (Experts::*matrix)(int64_t) const, const std::vector<int64_t>& experts,
-              const std::vector<int64_t>& places, Bundle& products) const {
-    for (int64_t place : places) __builtin_prefetch((this->*matrix)(experts[place]).at);
+  // The products with the matrices of the experts at these places of a list.
+  void bundle(Matrix (Experts::*matrix)(int64_t) const, const std::vector<Chosen>& list,
+              const std::vector<int64_t>& places, bool as_one, Bundle& products) const {
+    for (int64_t place : places) __builtin_prefetch((this->*matrix)(list[place].expert).at);
     products.clear();
-    for (int64_t place : places) products.add(product((this->*matrix)(experts[place])));
-  }
-
-  Tensor tensor(const Matrix& m) const {
-    auto* memory = const_cast<char*>(m.at);
-    return m.bytes ? torch::stable::from_blob(memory, {m.bytes}, {1}, x.device(), ScalarType::Byte)
-                   : torch::stable::from_blob(memory, {m.outputs, m.columns}, {m.columns, 1},
-                                              x.device(), x.scalar_type());
+    for (int64_t place : places)
+      products.add(product((this->*matrix)(list[place].expert), list[place].count, as_one));
   }
 
  private:
   using Clock = std::chrono::steady_clock;
 
   const char *const router, *const gate;
-  const Tensor& x;  // for its dtype and device
   const int64_t row_size;
   const Number number;
   const Head* const head;
@@ -266,9 +274,9 @@ struct Experts {
 
   int64_t all() const { return count + (head->shared_width ? 1 : 0); }
 
-  std::unique_ptr<Product> product(const Matrix& m) const {
-    auto made = m.bytes ? packed_product(m.at, m.bytes, number)
-                        : plain_product(m.at, m.outputs, m.columns, number);
+  std::unique_ptr<Product> product(const Matrix& m, int64_t tokens, bool as_one) const {
+    auto made = m.bytes ? packed_product(m.at, m.bytes, number, tokens, as_one)
+                        : plain_product(m.at, m.outputs, m.columns, number, tokens, as_one);
     STD_TORCH_CHECK(made->rows == m.outputs && made->columns == m.columns, "an expert's weight is (",
                     made->rows, ", ", made->columns, "), not (", m.outputs, ", ", m.columns, ")");
     return made;

@@ -86,7 +86,7 @@ struct Step {
   LocalRanks* ranks;
   const Ending& ending;
   int64_t count, B, E;
-  int64_t chunk;                   // tokens of a sequence: as many rows of x, one behind the other
+  int64_t chunk;                   // tokens of each sequence: rows of x, one behind the other
   std::vector<int64_t> positions;  // (B,)
   std::vector<float> cos, sin;     // (B, tables, E / 2); (1, …) where all rows have one position
   Caches caches;
@@ -152,6 +152,9 @@ struct Step {
     return t.numel() ? vector(t, x, n) : nullptr;
   }
 
+  // Whether each row gets the bits that it gets alone: of a chunk, whose tokens may be guesses.
+  bool as_one() const { return chunk > 1; }
+
   bool has_experts(int64_t layer) const { return part(layer, W2).scalar_type() == ScalarType::Long; }
 
   // The weight of the norm of queries or keys, null without one, and how many numbers are normed together:
@@ -162,40 +165,33 @@ struct Step {
     return floats(t, together = t.numel() == heads * E ? heads * E : E);
   }
 
-  // Where a row's angles are in `cos` and `sin`.
-  int64_t angles_of(int64_t b) const {
-    const int64_t each = rotations.size(1) * E / 2;
-    return int64_t(cos.size()) == each ? 0 : b * each;
-  }
-
-  // Norms a layer's queries and keys, if it does, and rotates both, in place.
-  void turn_heads(const Rows& rows, int64_t layer, Tensor& qkv) const {
-    const int64_t size = qkv.element_size();
+  // What happens to what a row's product with wqkv gives, in place: its bias is added, queries and keys are
+  // normed, if this layer does that, and rotated; keys and values are stored.
+  void turn_heads(const Rows& rows, int64_t layer, int64_t b, char* qkv) {
+    const int64_t size = size_of(rows.type), n = (heads + 2 * kv_heads) * E;
+    if (const char* added = bias(layer, WQKV_BIAS, n)) rows.add(qkv, added, 1, n, qkv);
     auto norm = [&](Part part, char* of_heads, int64_t count) {
       int64_t together;
       if (const float* weight = heads_norm(layer, part, count, together))
         for (int64_t i = 0; i < count * E; i += together)
           rows.norm(of_heads + i * size, weight, float(epsilon), together, of_heads + i * size);
     };
-    for (int64_t b = 0; b < B; ++b) {
-      char* row = data(qkv) + b * row_bytes(qkv);
-      const int64_t table = angles_of(b) + int64_t(how(layer).rotation) * E / 2;
-      norm(QUERY_NORM, row, heads);
-      norm(KEY_NORM, row + heads * E * size, kv_heads);
-      for (int64_t h = 0; h < heads + kv_heads; ++h)
-        rows.rotate(row + h * E * size, cos.data() + table, sin.data() + table, E / 2);
-    }
+    norm(QUERY_NORM, qkv, heads);
+    norm(KEY_NORM, qkv + heads * E * size, kv_heads);
+    const int64_t each = rotations.size(1) * E / 2;  // numbers of a row of `cos`
+    const int64_t table = b % (cos.size() / each) * each + int64_t(how(layer).rotation) * E / 2;
+    for (int64_t h = 0; h < heads + kv_heads; ++h)
+      rows.rotate(qkv + h * E * size, cos.data() + table, sin.data() + table, E / 2);
+    caches.store(rows, qkv, heads, layer, b / chunk, positions[b] % caches.slots(layer));
   }
 
-  // Norms and rotates a layer's new queries and keys, stores its keys and values; attention over all.
-  std::unique_ptr<Attending> attending(const Rows& rows, int64_t layer, Tensor& qkv) {
-    turn_heads(rows, layer, qkv);
+  // Attention of a layer's queries, once they are turned and read.
+  std::unique_ptr<Attending> attending(int64_t layer, Tensor& qkv) {
     const int64_t slots = caches.slots(layer);
     for (int64_t b = 0; b < B; ++b) {
       const int64_t end = positions[b] + 1, seen = std::min(end, slots);
       static_cast<int64_t*>(first.mutable_data_ptr())[b] = (end - seen) % slots;
       static_cast<int64_t*>(filled.mutable_data_ptr())[b] = seen;
-      caches.store(rows, data(qkv) + b * row_bytes(qkv), heads, layer, b / chunk, (end - 1) % slots);
     }
     Tensor of_heads = torch::stable::view(qkv, {B, heads + 2 * kv_heads, E});
     return Attending::make({torch::stable::narrow(of_heads, 1, 0, heads), caches.keys(layer),

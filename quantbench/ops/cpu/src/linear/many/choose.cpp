@@ -1,14 +1,10 @@
-// Linear layers of many tokens: which inner loop runs, and its share of threads and memory.
+// Linear layers of many tokens: which inner loop runs.
 
-#include "linear/many/many.h"
-
-#include <torch/csrc/stable/ops.h>
+#include "linear/many/choose.h"
 
 #include <cstdint>
 
 #include "common/isa.h"
-#include "common/limits.h"
-#include "common/scratch.h"
 
 namespace {
 
@@ -73,47 +69,13 @@ Choice choice(const Header& header, const Geometry& g, Number x, int64_t rows) {
   return rows >= 5 ? many_portable : nullptr;
 }
 
-void multiply_many(Problem problem, const ManyVariant& run) {
-  const Geometry& g = problem.geometry;
-  const int64_t tiles = (problem.outputs + run.tokens - 1) / run.tokens;
-  const int64_t tokens = tiles * run.tokens, padded = g.padded_columns;
-  thread_local Scratch scratch;
-  scratch.reserve(tokens * (padded * run.x_bytes + sizeof(float)) + 64);
-  char* x = scratch.take<char>(tokens * padded * run.x_bytes);
-  problem.token_scales = scratch.take<float>(tokens);
-  torch::stable::parallel_for(0, tiles, 1, [&](int64_t first, int64_t last) {
-    Problem mine = problem;
-    thread_local Scratch row;
-    row.reserve(padded * sizeof(float));
-    mine.row = row.take<float>(padded);
-    run.prepare(mine, x, first, last);
-  });
-  const int64_t groups = (g.blocks + run.side_by_side - 1) / run.side_by_side;
-  const bool alone = problem.outputs * padded * problem.header->rows <= limits.alone_products;
-  torch::stable::parallel_for(0, groups, alone ? groups : 1, [&](int64_t first, int64_t last) {
-    run.multiply(problem, x, first, last);
-  });
-}
-
 }  // namespace
 
-bool linear_of_many(const Problem& problem) {
-  const Choice chosen =
-      choice(*problem.header, problem.geometry, problem.type, problem.outputs);
-  if (chosen) multiply_many(problem, chosen());
-  return chosen;
+std::optional<ManyVariant> many_for(const Header& header, const Geometry& g, Number x, int64_t tokens) {
+  const Choice chosen = choice(header, g, x, tokens);
+  return chosen ? std::optional(chosen()) : std::nullopt;
 }
 
-bool plain_of_many(Problem problem, const void* weight, int64_t rows, int64_t columns) {
-  if (problem.outputs < PLAIN_FROM) return false;
-  Header header{};
-  header.rows = rows, header.columns = columns, header.factor = 1;
-  header.scales = Scales::f32, header.scale_columns = LARGEST_CHUNK;
-  problem.header = &header;
-  problem.geometry = geometry(header);
-  problem.geometry.block_bytes = ROWS * columns * size_of(problem.type);
-  problem.blocks = static_cast<const uint8_t*>(weight);
-  problem.plain = true;
-  multiply_many(problem, BEST_VARIANT(many)());
-  return true;
+std::optional<ManyVariant> many_for_plain(int64_t tokens) {
+  return tokens >= PLAIN_FROM ? std::optional(BEST_VARIANT(many)()) : std::nullopt;
 }

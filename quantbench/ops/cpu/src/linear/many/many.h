@@ -6,12 +6,6 @@
 
 #include "linear/layout.h"
 
-// Multiplies if x has enough rows for this to be faster than reading the weight once for every four of
-// them. `problem` has x, the weight and y.
-bool linear_of_many(const Problem& problem);
-// The same of a plain weight (rows, columns): `problem` has x and y.
-bool plain_of_many(Problem problem, const void* weight, int64_t rows, int64_t columns);
-
 // One inner loop.
 struct ManyVariant {
   int tokens;        // of a tile of x: each loop has its own layout
