@@ -1,0 +1,121 @@
+"""What runs on a card, as far as can be told without one: the kernels planned there, what their
+products are handed, and layouts."""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quantbench.ops.formats import dequantize
+from quantbench.quantize.registry import SCHEMES, Quantizer, kernels_for
+from quantbench.quantize.schemes import int4, int8
+from quantbench.quantize.spec import parse
+
+CUDA = torch.device("cuda")
+TORCHAO = ["torchao", "triton", "reference"]
+TRITON = ["triton", "torchao", "reference"]
+THEIRS = ["bitsandbytes", "triton", "reference"]
+
+
+@pytest.fixture
+def capability(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+
+
+@pytest.mark.parametrize(
+    "name, rows, order",
+    [
+        ("int8wo", 1, TORCHAO),
+        ("int4wo-64", 1, TORCHAO),
+        ("bnb-nf4", 1, THEIRS),
+        ("bnb-fp4", 64, THEIRS),
+        ("fp6", 1, ["triton", "reference"]),
+        # torch._int_mm takes no fewer than 17 rows.
+        *[("int8dq", 1, TRITON), ("int8dq", 16, TRITON), ("int8dq", 17, TORCHAO)],
+    ],
+)
+def test_the_order_of_kernels_by_rows(capability, name, rows, order):
+    how = parse(name), CUDA, torch.bfloat16
+    assert kernels_for(how[0], "auto", *how[1:], rows) == order
+    assert Quantizer(*how, rows=rows).kernels == order
+
+
+class Called(TorchDispatchMode):
+    """Every op that is called, with the shape of what it is given first."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if args and isinstance(args[0], torch.Tensor):
+            self.shapes[func.name()] = tuple(args[0].shape)
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 40])
+def test_int8dq_hands_torchaos_product_17_rows_or_more(rows):
+    with FakeTensorMode(), torch.device("cuda"), Called() as called:
+        layer = nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
+        layer.weight = nn.Parameter(
+            int8.quantize_dynamic(layer.weight.data, None), requires_grad=False
+        )
+        made = int8.DynamicLinear.of(layer, None)
+        assert made(torch.empty(1, rows, 64, dtype=torch.bfloat16)).shape == (1, rows, 32)
+    assert called.shapes["aten::_int_mm"] == (max(17, rows), 64)
+
+
+def packed_by_tinygemm(bytes_, inner_tiles):
+    """matrix_to_m16n8k16_Bint4_layout of PyTorch's aten/src/ATen/native/cuda/int4mm.cu, line by
+    line: (N, K / 2) uint8, the first of two codes in the high bits."""
+    assert inner_tiles == 8 and bytes_.is_contiguous()
+    N, half = bytes_.shape
+    out = torch.zeros(N // 8, half // 64, 32, 4, dtype=torch.int64)
+    v = bytes_.long().tolist()
+    for tile in range(N // 8):
+        for outer in range(half // 64):
+            for t in range(32):
+                row = v[8 * tile + t // 4]
+                for inner in range(0, 8, 2):
+                    base = (outer * 8 + inner) * 8
+                    k = base + t % 4, base + t % 4 + 4, base + 8 + t % 4, base + 8 + t % 4 + 4
+                    low = sum((row[k[i]] & 0xF) << (16 + 4 * i) for i in range(4))
+                    high = sum((row[k[i]] >> 4) << (4 * i) for i in range(4))
+                    out[tile, outer, t, inner // 2] = low | high
+    return out.to(torch.int32)
+
+
+@pytest.mark.parametrize("rows", [64, 70])
+def test_a_prompt_of_int4wo_is_no_product_of_tinygemms(rows):
+    """Weights are taken back out of its layout, padding left out, and multiplied by our kernel."""
+    pytest.importorskip("triton")
+    N, K = 21, 192
+    layer = nn.Linear(K, N, dtype=torch.bfloat16).requires_grad_(False)
+    weight = int4.quantize(layer.weight.data, parse("int4wo-64"))
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    with torch.library._scoped_library("aten", "IMPL") as aten:
+        aten.impl("_convert_weight_to_int4pack", packed_by_tinygemm, "CPU")
+        made = int4.CudaLinear.of(layer, parse("int4wo-64"))
+    assert made.weight.qdata.shape == (3, 8, 32, 4)
+    assert torch.equal(int4.plane_of(made.weight.qdata)[:N, : K // 2], weight.plane0)
+    x = torch.randn(1, rows, K, dtype=torch.bfloat16)
+    exact = x.double() @ dequantize(weight.parts).double().T + layer.bias
+    # Each weight is rounded to bfloat16 once, sums in float32, the result once.
+    allowed = (x.double().abs() @ dequantize(weight.parts).double().abs().T) * 2.0**-7
+    assert ((made(x) - exact).abs() <= allowed + exact.abs() * 2.0**-8).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("N, K", [(4096, 4096), (1000, 1984)])
+def test_tinygemm_and_cublas_multiply_by_the_same_weights(N, K):
+    """Rows of a prompt, and the same rows in pieces that tinygemm takes."""
+    spec = parse("int4wo-64")
+    layer = nn.Linear(K, N, dtype=torch.bfloat16, device="cuda").requires_grad_(False)
+    weight = int4.quantize(layer.weight.data, spec)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    made = SCHEMES[type(spec)].kernels["torchao"].build(layer, spec)
+    x = torch.randn(96, K, dtype=torch.bfloat16, device="cuda")
+    by_cublas, by_tinygemm = made(x), torch.cat([made(some) for some in x.split(32)])
+    allowed = (x.abs().double() @ dequantize(weight.parts).double().abs().T) * 2.0**-6
+    assert ((by_cublas - by_tinygemm).double().abs() <= allowed).all()
