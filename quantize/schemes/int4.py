@@ -19,7 +19,7 @@ from quantbench.ops.formats import Packed
 from quantbench.ops.packing import pack, unpack
 from quantbench.quantize.kernel import Kernel
 from quantbench.quantize.kernels import TorchaoLinear, no_triton, our_kernels
-from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.packed import PackedWeight, product
 from quantbench.quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks
 from quantbench.quantize.schemes.uintx import grouped
 from quantbench.quantize.spec import Int4WeightOnly, Int8DynamicActivationInt4Weight
@@ -111,8 +111,8 @@ class CudaLinear(TorchaoLinear):
         N, K, group_size = *tiles.shape, tiles.block_size[1]
         plane = plane_of(tiles.qdata)[:N, : K // 2]
         scale, zero = tiles.scale_and_zero[: K // group_size, :N].permute(2, 1, 0)
-        y = linear(x, Packed([plane], scale, zero, None, "int", 4, group_size))
-        return (y if self.bias is None else y + self.bias).to(x.dtype)
+        weight = Packed([plane], scale, zero, None, "int", 4, group_size)
+        return product(linear, x, weight, None, self.bias)
 
 
 def plane_of(tiles: Tensor) -> Tensor:

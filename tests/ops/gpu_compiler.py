@@ -29,7 +29,10 @@ ATTENTION = [
     *[("int4", BFLOAT16, 4, 128), ("int4", FLOAT16, 8, 64)],
 ]
 # Bytes; "Shared Memory Capacity" per block in the CUDA C++ Programming Guide's table 21.
-SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}
+SHARED_MEMORY = {
+    75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10,
+    90: 227 << 10, 100: 227 << 10, 120: 99 << 10,
+}  # fmt: skip
 
 
 class Driver:
