@@ -62,7 +62,8 @@ class DynamicLinear(TorchaoLinear):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         missing = max(0, LEAST_INT_MM_ROWS - rows.shape[0]) if x.is_cuda else 0
-        y = F.linear(F.pad(rows, (0, 0, 0, missing)), self.weight, self.bias)[: rows.shape[0]]
+        y = F.linear(F.pad(rows, (0, 0, 0, missing)), self.weight, self.bias)
+        y = y.narrow(0, 0, rows.shape[0])
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
