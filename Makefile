@@ -21,7 +21,7 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	tests/bench/test_session.py tests/answer/test_recommend.py tests/stats tests/report/test_log_tables.py tests/run/test_sizes.py
 
-.PHONY: size demo models real-model test test-fast check test-gpu gpu-report cpu-report trust sanitize clean
+.PHONY: size demo models real-model test test-fast check test-gpu gpu-report cpu-report gpu-compile trust sanitize clean
 .SILENT: size demo models real-model sanitize .venv/installed .venv/installed-dev
 
 # A real model, which PyPI has as a wheel (Apache-2.0), in the folder that files.cache_folder names.
@@ -143,6 +143,11 @@ cpu-report:
 	$(MAKE) gpu-report CARD=none GPU_DEVICE=cpu GPU_MODEL=tiny GPU_FOLDER=build/cpu-report \
 	  GPU_DEPTH=256 GPU_PROMPT=128 GPU_MINUTES=0.3 GPU_JOBS=2 GPU_SCHEMES=int8wo GPU_LAYERS=int8wo \
 	  GPU_TESTS=tests/quantize/test_cuda.py
+
+# Every Triton kernel, for every compute capability: without a card, ten minutes.
+gpu-compile: .venv/installed-dev
+	for which in linear attention; do for capability in 75 80 86 89 90 100 120; do \
+	  $(PY) -m tests.ops.gpu_compiler $$which $$capability || exit 1; done; done
 
 # Thousands of simulated sessions, three minutes, into docs/data/trust.json.
 trust: .venv/installed-dev
