@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from quantbench.ops.formats import Packed
 from quantbench.quantize import cpu
 from quantbench.quantize.kernel import Kernel, KernelLinear
+from quantbench.quantize.packages import PACKAGES
 from quantbench.quantize.packed import PackedWeight, product
 
 
@@ -83,12 +84,14 @@ class TorchaoLinear(KernelLinear):
 
 
 def our_kernels(**others: Kernel) -> dict[str, Kernel]:
-    """Kernels by name, fastest first, as far as can be said in general; `others` after cpu."""
+    """Kernels by name, fastest first, as far as can be said in general; `others` after cpu. Those
+    behind reference run where they are named."""
     return {
         "cpu": cpu.PACKED,
         **others,
         "triton": Kernel(TritonLinear.of, no_triton),
         "reference": Kernel(ReferenceLinear.of),
+        **PACKAGES,
     }
 
 

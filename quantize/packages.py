@@ -7,6 +7,7 @@ gemlite  integers of 1, 2, 4 and 8 bits in 16-bit precisions; in Triton, tuned a
          (https://github.com/dropbox/gemlite)
 """
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from typing import Any, cast
@@ -101,16 +102,40 @@ def _gemlite(layer: nn.Linear, spec: Any) -> nn.Module:
     return RowsLinear(inner, layer, None, parts.zero)
 
 
+def _reason_of_humming(weight: Packed, rows: int, columns: int) -> str | None:
+    if weight.format not in ("int", *HUMMING):
+        return f"has weights of the format {weight.format}, which humming has not"
+    if rows % 64 or columns % 64:
+        return f"is {rows} by {columns}; humming takes multiples of 64"
+    known = weight.scale.shape[1] == 1 or weight.scale.dtype in (torch.bfloat16, *HUMMING_SCALES)
+    return None if known else f"has scales of {str(weight.scale.dtype)[6:]} for groups"
+
+
+def _reason_of_gemlite(weight: Packed, rows: int, columns: int) -> str | None:
+    if weight.format != "int" or weight.bits not in (1, 2, 4, 8):
+        return f"has {weight.bits}-bit {weight.format}; gemlite takes int of 1, 2, 4 and 8 bits"
+    if columns % 32 or weight.group_size < 16:
+        return (
+            "is not of columns in multiples of 32, in groups of 16 or more, as gemlite takes them"
+        )
+    return None
+
+
 def _kernel(
-    package: str, build: Callable[[nn.Linear, Any], nn.Module], reason: Callable[..., str | None]
+    package: str,
+    precisions: tuple[torch.dtype, ...],
+    build: Callable[[nn.Linear, Any], nn.Module],
+    reason: Callable[[Packed, int, int], str | None],
 ) -> Kernel:
-    """A kernel of a package on PyPI. reason: (a row of the weight on the meta device, N) -> why it
+    """package: its name on PyPI. reason: (a row of the weight on the meta device, N, K) -> why it
     does not take such a layer, or None."""
     module = package.partition("-")[0]
 
     def unavailable(spec: Any, device: torch.device, dtype: torch.dtype) -> str | None:
         if device.type != "cuda":
             return f"{module} needs a CUDA device"
+        if dtype not in precisions:
+            return f"{module} takes --precision {' or '.join(str(p)[6:] for p in precisions)}"
         if importlib.util.find_spec(module) is None:
             return f"{module} is not installed: pip install {package}"
         return None
@@ -118,12 +143,19 @@ def _kernel(
     def refuses(spec: Any, device: torch.device, in_features: int, out_features: int) -> str | None:
         from quantbench.quantize.registry import of_one_row
 
-        return reason(of_one_row(spec, in_features), out_features)
+        weight = cast(PackedWeight, of_one_row(spec, in_features))
+        return reason(weight.parts.plain, out_features, in_features)
 
     def prepare() -> None:
         try:
             importlib.import_module(module)
-        except Exception as error:
+        except Exception as error:  # whatever a compiler or a driver that is missing makes it raise
             raise KernelError(f"{package} does not load: {error}") from None
 
     return Kernel(build, unavailable, refuses, prepare)
+
+
+PACKAGES = {
+    "humming": _kernel("humming-kernels", (torch.bfloat16,), _humming, _reason_of_humming),
+    "gemlite": _kernel("gemlite", (torch.bfloat16, torch.float16), _gemlite, _reason_of_gemlite),
+}

@@ -75,7 +75,7 @@ def column_unit(spec: Spec, columns: int) -> int:
     share a scale with others of their row but not with all, or a byte."""
     if SCHEMES[type(spec)].refuses(spec, columns):
         return 1  # the layer will be refused, with the reason
-    packed = _of_one_row(spec, columns)
+    packed = of_one_row(spec, columns)
     if not isinstance(packed, PackedWeight):
         return 1
     widths = [plane.shape[1] for plane in packed.parts.planes]
@@ -86,11 +86,11 @@ def column_unit(spec: Spec, columns: int) -> int:
 
 def has_row_scales(spec: Spec) -> bool:
     """Whether a scheme takes the scale of a weight's row from all of its columns."""
-    packed = _of_one_row(spec, MANY_COLUMNS)
+    packed = of_one_row(spec, MANY_COLUMNS)
     return isinstance(packed, PackedWeight) and packed.scale.shape[1] == 1
 
 
-def _of_one_row(spec: Spec, columns: int) -> Tensor:
+def of_one_row(spec: Spec, columns: int) -> Tensor:
     weight = torch.empty(1, columns, dtype=torch.bfloat16, device="meta")
     return SCHEMES[type(spec)].quantize(weight, spec)
 

@@ -41,7 +41,8 @@ MODEL, SPEED, SAMPLE, CACHE, EXPERTS, OUTPUT = (
 )  # fmt: skip
 PRECISIONS = ("bfloat16", "float16", "float32")
 ALIASES = {"precision": "dtype"}  # other names of options
-KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
+KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "humming", "gemlite", "reference",
+           "torch")  # fmt: skip
 DECODERS = ("auto", "cpu-step", "modules")
 FORMER_DECODERS = ("cpu-stack", "cpu-layer")  # of old logs
 FORMATS = ("quantbench", "compressed-tensors", "torchao", "gguf")

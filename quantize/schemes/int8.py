@@ -102,7 +102,7 @@ _DYNAMIC = our_kernels(
 )
 DYNAMIC = Scheme(
     quantize_dynamic,
-    {name: _DYNAMIC[name] for name in ("cpu", "triton", "torchao", "reference")},
+    {name: _DYNAMIC[name] for name in ("cpu", "triton", *_DYNAMIC)},
 )
 SCHEMES = {
     Int8WeightOnly: WEIGHT_ONLY,
