@@ -107,7 +107,7 @@ def test_a_compiled_step_copies_no_cache_and_has_one_graph_for_all_layers(name, 
     assert any("index_put" in node for node in names)
     for node in nodes:
         copied = re.search("clone|copy", str(node.target))
-        # Of a tensor onto itself nothing is made.
+        # A copy of a tensor onto itself is not carried out.
         onto_itself = "copy_" in str(node.target) and node.args[0] is node.args[1]
         shape = tuple(getattr(node.meta.get("val"), "shape", ()))
         assert not copied or onto_itself or shape not in shapes, node

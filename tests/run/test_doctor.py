@@ -1,4 +1,4 @@
-"""quantbench doctor: what it finds, in the file and in words, and what it says is slow."""
+"""What quantbench doctor finds: in the file, in words, and among them what is slow."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def test_the_file_holds_what_is_shown(machine, tmp_path):
 CAUSES = {
     "huge pages": (
         lambda machine: machine.setattr(environment, "system_huge_pages", lambda: "never"),
-        "weights lie in pages of 4 KB: /sys/kernel/mm/transparent_hugepage/enabled is never",
+        "weights are in pages of 4 KB: /sys/kernel/mm/transparent_hugepage/enabled is never",
     ),
     "few threads": (
         lambda machine: machine.setenv("OMP_NUM_THREADS", "1"),
