@@ -137,7 +137,7 @@ def _kernel(
         if dtype not in precisions:
             return f"{module} takes --precision {' or '.join(str(p)[6:] for p in precisions)}"
         if importlib.util.find_spec(module) is None:
-            return f"{module} is not installed: pip install {package}"
+            return f"the package {package} is not installed"
         return None
 
     def refuses(spec: Any, device: torch.device, in_features: int, out_features: int) -> str | None:
