@@ -144,7 +144,7 @@ cpu-report:
 	  GPU_DEPTH=256 GPU_PROMPT=128 GPU_MINUTES=0.3 GPU_JOBS=2 GPU_SCHEMES=int8wo GPU_LAYERS=int8wo \
 	  GPU_TESTS=tests/quantize/test_cuda.py
 
-# Every Triton kernel, for every compute capability: without a card, ten minutes.
+# Every Triton kernel, for every compute capability: without a card, three minutes.
 gpu-compile: .venv/installed-dev
 	for which in linear attention; do for capability in 75 80 86 89 90 100 120; do \
 	  $(PY) -m tests.ops.gpu_compiler $$which $$capability || exit 1; done; done

@@ -1,7 +1,7 @@
 """Compile the Triton kernels, every format in each, for a GPU that need not be here.
 
     python -m tests.ops.gpu_compiler linear 90       compute capability 9.0; or: attention
-    make gpu-compile                                 both, for every capability: ten minutes
+    make gpu-compile                                 both, for every capability: three minutes
 
 Raises what Triton or ptxas raises, or AssertionError for more shared memory than a block may have.
 """
