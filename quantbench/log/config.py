@@ -106,7 +106,7 @@ class RunConfig:
     seed: int = _field(1234, SAMPLE, Whole(0), "Random seed")
     num_layers: int | None = _field(None, MODEL, Whole(1), "Use only the first N layers")
     kernel: str = _field("auto", SPEED, Choice(KERNELS),
-        "Kernel: " + ", ".join(KERNELS))
+        "Kernel: auto, cpu, triton, torch, torchao, or another package's")
     decoder: str = _field("auto", SPEED, Choice(DECODERS, former=FORMER_DECODERS),
         "Decoding step run by: " + ", ".join(DECODERS))
     min_sqnr: float = _field(35.0, MODEL, Number(), "autoquant: lowest SQNR to accept, in dB")
