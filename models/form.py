@@ -64,14 +64,18 @@ class Form:
         return sorted(range(len(self.shape)), key=lambda i: -self.strides[i])
 
 
-# By an expert's linear layer: its class, and the form of each of its parameters.
-Forms = dict[str, tuple[type[nn.Module], dict[str, Form]]]
+# By an expert's linear layer: its class and settings, and the form of each of its parameters.
+Forms = dict[str, tuple[tuple[type[nn.Module], str], dict[str, Form]]]
 
 
 def forms_of(linears: Mapping[str, nn.Module]) -> Forms:
     """The forms of an expert's linear layers."""
+
+    def form(linear: nn.Module) -> dict[str, Form]:
+        return {kind: Form.of(p.data) for kind, p in linear.named_parameters()}
+
     return {
-        name: (type(linear), {kind: Form.of(p.data) for kind, p in linear.named_parameters()})
+        name: ((type(linear), linear.extra_repr()), form(linear))
         for name, linear in linears.items()
     }
 

@@ -27,9 +27,11 @@ CLEAR_REFERENCES = Path("/proc/self/clear_refs")
 class Device:
     """A kind of device. The methods are those of cuda and xpu, whose modules in torch are alike."""
 
-    # Prompt tokens per forward pass: enough to keep the device busy, and few enough that the
-    # activations take little memory.
-    chunk = 2048
+    # Prompt tokens of a row per forward pass, and of all rows together: enough to keep the device
+    # busy, and few enough that the activations take little memory. Float32 sums of an 8 B Llama's
+    # widest layer take 115 KB a token.
+    chunk, tokens = 2048, 8192
+    least_chunk = 32
     compile_options: Mapping[str, Any] = {}  # of torch.compile, for a decoding step
 
     def __init__(self, kind: str) -> None:
@@ -48,7 +50,7 @@ class Device:
         self.module.synchronize()
 
     def prefill_chunk(self, rows: int) -> int:
-        return self.chunk
+        return max(min(self.chunk, self.tokens // max(1, rows)), self.least_chunk)
 
     def free_memory(self, device: torch.device) -> int | None:
         unused = self.module.memory_reserved(device) - self.module.memory_allocated(device)
@@ -93,10 +95,9 @@ class Mps(Device):
 
 
 class Cpu(Device):
-    # For all rows together: the system would have to clear and hand out the memory of larger
-    # activations in every layer. Those of a 1 B Llama take 40 MB.
-    chunk = 512
-    least_chunk = 32  # for each row
+    # The system would have to clear and hand out the memory of larger activations in every layer.
+    # Those of a 1 B Llama take 40 MB.
+    chunk = tokens = 512
     # Precompiling the header takes 9 s and saves less than 1 s for each of a step's few kernels.
     # Inductor's freezing and max-autotune are not used: they made steps 17 % faster, but took twice
     # the memory and eight times the compilation time (docs/LOG.md).
@@ -107,9 +108,6 @@ class Cpu(Device):
 
     def synchronize(self) -> None:
         """A call returns when its work is done."""
-
-    def prefill_chunk(self, rows: int) -> int:
-        return max(self.chunk // max(1, rows), self.least_chunk)
 
     def free_memory(self, device: torch.device) -> int | None:
         return host.free_memory()

@@ -73,3 +73,6 @@ class Kernel:
     takes_shapes: bool = False
     # spec -> whether the kernel rounds activations, whatever the PackedWeight says.
     rounds: Callable[[Any], bool] = lambda spec: False
+    # (device, rows of x) -> its place among the scheme's kernels, the smallest first. Kernels of
+    # the same place keep the scheme's order.
+    rank: Callable[[torch.device, int], int] = lambda *_: 0

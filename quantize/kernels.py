@@ -2,14 +2,16 @@
 
 import importlib.util
 import os
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quantbench.ops.formats import Packed
 from quantbench.quantize import cpu
 from quantbench.quantize.kernel import Kernel, KernelLinear
+from quantbench.quantize.packages import PACKAGES
 from quantbench.quantize.packed import PackedWeight, product
 
 
@@ -21,23 +23,51 @@ class ReferenceLinear(KernelLinear):
 
 
 class TritonLinear(KernelLinear):
-    """Our Triton kernel (ops/triton/linear.py)."""
+    """Our Triton kernel (ops/triton/linear.py). Its parameters are plain tensors: torch.compile
+    guards every tensor subclass, and takes none into a region that it compiles once for all layers.
+    """
+
+    # A PackedWeight's fields; `weight` is its plane0.
+    plane1: nn.Parameter | None
+    plane2: nn.Parameter | None
+    scale: nn.Parameter
+    zero: nn.Parameter | None
+    tensor_scale: nn.Parameter | None
+    codes: tuple[str, int, int]  # format, bits, group_size
+    activation: str | None
 
     @classmethod
     def of(cls, layer: nn.Linear, spec: Any) -> nn.Module:
         """Scales that a file stores as codes become floats here, once, and not in every step."""
-        weight = layer.weight.data
-        assert isinstance(weight, PackedWeight)
-        parts = weight.parts
-        if (plain := parts.plain) is not parts:
-            how = {"columns": weight.columns, "dtype": weight.dtype}
-            weight = PackedWeight.of(plain, **how).replaced(activation=weight.activation)
-        return cls.like(layer, weight)
+        weight = cast(PackedWeight, layer.weight.data)
+        parts = weight.parts.plain
+        made = cls.like(layer, parts.planes[0])
+        for name in ("plane1", "plane2", "scale", "zero", "tensor_scale"):
+            part = parts.tensors.get(name)
+            made.register_parameter(name, None if part is None else nn.Parameter(part, False))
+        made.codes = parts.format, parts.bits, parts.group_size
+        made.activation = weight.activation
+        return made
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Scales keep their dtype when the model gets another, as those of a PackedWeight do."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            made = fn(tensor)
+            same = tensor is self.bias or made.dtype == tensor.dtype
+            return made if same else tensor.to(made.device)
+
+        return super()._apply(moved, recurse)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, codes={self.codes}, activation={self.activation}"
 
     def forward(self, x: Tensor) -> Tensor:
         from quantbench.ops.triton.linear import linear
 
-        return product(linear, x, self.weight, self.bias)
+        planes = [p for p in (self.weight, self.plane1, self.plane2) if p is not None]
+        weight = Packed(planes, self.scale, self.zero, self.tensor_scale, *self.codes)
+        return product(linear, x, weight, self.activation, self.bias)
 
 
 class TorchaoLinear(KernelLinear):
@@ -54,12 +84,14 @@ class TorchaoLinear(KernelLinear):
 
 
 def our_kernels(**others: Kernel) -> dict[str, Kernel]:
-    """Kernels by name, fastest first, as far as can be said in general; `others` after cpu."""
+    """Kernels by name, fastest first, as far as can be said in general; `others` after cpu. Those
+    behind reference run where they are named."""
     return {
         "cpu": cpu.PACKED,
         **others,
         "triton": Kernel(TritonLinear.of, no_triton),
         "reference": Kernel(ReferenceLinear.of),
+        **PACKAGES,
     }
 
 

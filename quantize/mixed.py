@@ -97,9 +97,13 @@ def by_name(layers: Mapping[str, Sequence[str]]) -> dict[Any, tuple[Spec, str]]:
 
 
 def quantizer_of(
-    spec: Spec, device: torch.device, dtype: torch.dtype, kernel: str | None = "auto"
+    spec: Spec,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernel: str | None = "auto",
+    rows: int = 1,
 ) -> Quantizer | MixedQuantizer:
-    """What quantizes every layer as `spec` says. kernel: as for Quantizer."""
+    """What quantizes every layer as `spec` says. kernel, rows: as for Quantizer."""
     if not isinstance(spec, AsIs):
-        return Quantizer(spec, device, dtype, kernel)
+        return Quantizer(spec, device, dtype, kernel, rows=rows)
     return MixedQuantizer({name: (one, kernel) for name, one in spec.layers}, device, dtype)

@@ -193,16 +193,17 @@ def _between(tensor: Tensor, start: int, end: int, columns: int) -> Tensor:
 def product(
     multiply: Callable[[Tensor, Packed], Tensor],
     x: Tensor,
-    weight: PackedWeight,
+    weight: Packed,
+    activation: str | None,
     bias: Tensor | None,
 ) -> Tensor:
     """x (…, K) → (…, N) in x's dtype, by a kernel that sums in float32; rounded once.
 
-    multiply: (x, weight) -> (…, N) float32, as ops.reference.linear. Activations are rounded before
-    it where the weight says so, and scaled back after it.
+    multiply: (x, weight) -> (…, N) float32, as ops.reference.linear. activation: how x is rounded
+    before it, and scaled back after it; None: not at all.
     """
-    numbers, scale = rounded(x, weight.activation) if weight.activation else (x, None)
-    y = multiply(numbers, weight.parts)
+    numbers, scale = rounded(x, activation) if activation else (x, None)
+    y = multiply(numbers, weight)
     if scale is not None:
         y = y * scale
     if bias is not None:
@@ -217,7 +218,7 @@ def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     bias = kwargs.get("bias", bias)
     if not isinstance(weight, PackedWeight):
         raise NotImplementedError("a PackedWeight is a weight, not an activation")
-    return product(reference.linear, x, weight, bias)
+    return product(reference.linear, x, weight.parts, weight.activation, bias)
 
 
 @PackedWeight.implements(aten.embedding.default)

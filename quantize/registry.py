@@ -44,13 +44,19 @@ def available(spec: Spec, device: torch.device, dtype: torch.dtype) -> dict[str,
     return {name: kernel.unavailable(spec, device, dtype) for name, kernel in kernels.items()}
 
 
-def kernels_for(spec: Spec, kernel: str, device: torch.device, dtype: torch.dtype) -> list[str]:
+def kernels_for(
+    spec: Spec, kernel: str, device: torch.device, dtype: torch.dtype, rows: int = 1
+) -> list[str]:
     """The kernels that a layer may get, best first: the one named, or all that run there.
+
+    rows: of x in a decoding step, which is the batch size.
 
     Raises KernelError, with the reason and what would work, if there is none.
     """
     reasons = available(spec, device, dtype)
+    kernels = SCHEMES[type(spec)].kernels
     running = [name for name, reason in reasons.items() if reason is None]
+    running.sort(key=lambda name: kernels[name].rank(device, rows))
     if kernel == "auto" and running:
         return running
     works = f"here it has {', '.join(running)}" if running else "it has no other here"
@@ -69,7 +75,7 @@ def column_unit(spec: Spec, columns: int) -> int:
     share a scale with others of their row but not with all, or a byte."""
     if SCHEMES[type(spec)].refuses(spec, columns):
         return 1  # the layer will be refused, with the reason
-    packed = _of_one_row(spec, columns)
+    packed = of_one_row(spec, columns)
     if not isinstance(packed, PackedWeight):
         return 1
     widths = [plane.shape[1] for plane in packed.parts.planes]
@@ -80,11 +86,11 @@ def column_unit(spec: Spec, columns: int) -> int:
 
 def has_row_scales(spec: Spec) -> bool:
     """Whether a scheme takes the scale of a weight's row from all of its columns."""
-    packed = _of_one_row(spec, MANY_COLUMNS)
+    packed = of_one_row(spec, MANY_COLUMNS)
     return isinstance(packed, PackedWeight) and packed.scale.shape[1] == 1
 
 
-def _of_one_row(spec: Spec, columns: int) -> Tensor:
+def of_one_row(spec: Spec, columns: int) -> Tensor:
     weight = torch.empty(1, columns, dtype=torch.bfloat16, device="meta")
     return SCHEMES[type(spec)].quantize(weight, spec)
 
@@ -107,8 +113,9 @@ class Quantizer:
         dtype: torch.dtype,
         kernel: str | None = "auto",
         say: Callable[[str], None] = _to_stderr,
+        rows: int = 1,
     ) -> None:
-        """`device` and `dtype` are where the model will run; kernels are chosen for them.
+        """`device`, `dtype` and a step's `rows` are those of the run that kernels are chosen for.
 
         kernel: a name, "auto", or None for a quantizer that builds no layers (`quantized` only).
         say: gets a line when a kernel that looked usable fails and "auto" goes on to the next.
@@ -116,7 +123,7 @@ class Quantizer:
         """
         self.spec, self.device, self.dtype, self.say = spec, device, dtype, say
         self.scheme = SCHEMES[type(spec)]
-        self.kernels = kernels_for(spec, kernel, device, dtype) if kernel else []
+        self.kernels = kernels_for(spec, kernel, device, dtype, rows) if kernel else []
         self.ran: Counter[str] = Counter()  # how many layers each kernel got
         self._asked = kernel
         self._prepared: set[str] = set()

@@ -188,9 +188,9 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(cache, window):
 
 @pytest.mark.parametrize(
     ("device", "rows", "size"),
-    [("cpu", 1, 512), ("cpu", 8, 64), ("cpu", 100, 32), ("cuda", 8, 2048)],
+    [("cpu", 1, 512), ("cpu", 8, 64), ("cpu", 100, 32), ("cuda", 4, 2048), ("cuda", 32, 256)],
 )
-def test_many_rows_go_through_in_smaller_chunks_on_the_cpu(device, rows, size):
+def test_many_rows_go_through_in_smaller_chunks(device, rows, size):
     assert prefill_chunk(torch.device(device), rows) == size
 
 

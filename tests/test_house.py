@@ -5,11 +5,15 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from quantbench.__main__ import commands
 
 ROOT = Path(__file__).parent.parent
 KERNELS = ROOT / "quantbench" / "ops" / "cpu" / "src"
@@ -79,3 +83,24 @@ def test_the_fast_tests_are_files_that_exist():
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert len(shown.split()) > 5
     assert [name for name in shown.split() if not (ROOT / name).exists()] == []
+
+
+def test_each_command_of_the_gpu_report_ends_in_time_is_right_and_is_not_repeated(tmp_path):
+    """`make cpu-report` carries the same commands out."""
+    command = ["make", "-n", "gpu-report", "CARD=card", f"GPU_FOLDER={tmp_path}"]
+
+    def planned() -> str:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout.replace("\\\n", "")
+
+    lines = [line for line in planned().splitlines() if " -m quantbench " in line]
+    assert len(lines) > 15
+    for line in lines:
+        limit, _, words = line.partition(" -m quantbench ")
+        assert re.fullmatch(r"timeout --signal INT 8m \S+", limit)
+        arguments = shlex.split(words.partition("||")[0])
+        assert CliRunner().invoke(commands, [*arguments, "--help"]).exit_code == 0, line
+    for name in {*re.findall(rf"{tmp_path}/\S+?\.(?:json|xml)\b", planned())}:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    assert "Nothing to be done" in planned()

@@ -1,8 +1,9 @@
-"""quantbench peers: ours against llama.cpp and Hugging Face transformers, on the CPU.
+"""quantbench peers: ours against llama.cpp and Hugging Face transformers.
 
     quantbench peers --checkpoint_path dummy:TinyLlama-1.1B-Chat-v1.0
     quantbench peers --schemes int8wo,fp6 --runtimes llama.cpp --json peers.json
     quantbench peers --checkpoint_path model.Q4_K_M.gguf    # as it is, in both programs
+    quantbench peers --device cuda --schemes none           # transformers alone: on the card
 
 Each scheme is compared with the format of similar size that its user would take elsewhere, on
 the same weights. Every runtime is a process of its own with the same number of threads, and they
@@ -40,9 +41,10 @@ from quantbench.run.environment import choose_threads
 from quantbench.text import counted
 
 # Options of generate.py that this command takes, and where its defaults are others.
-TAKEN = {"checkpoint_path", "num_layers", "prefill_size", "max_new_tokens", "threads", "debug"}
+TAKEN = {"checkpoint_path", "num_layers", "prefill_size", "max_new_tokens", "threads", "device",
+         "debug"}  # fmt: skip
 DEFAULTS = {"checkpoint_path": "dummy:TinyLlama-1.1B-Chat-v1.0", "prefill_size": 128,
-            "max_new_tokens": 33}  # fmt: skip
+            "max_new_tokens": 33, "device": "cpu"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,11 @@ def peers(
     **given: Any,
 ) -> None:
     """Compare with llama.cpp and Hugging Face transformers: the same model, the same threads."""
-    common = RunConfig(**given, device="cpu", compile=True, temperature=0, write_result="none")
+    common = RunConfig(**given, compile=True, temperature=0, write_result="none")
     if common.max_new_tokens < 2:
         raise UsageError("--max_new_tokens takes 2 or more: the first is the prompt's")
-    from quantbench.models.formats import open_checkpoint  # imports torch, which takes seconds
+    from quantbench import devices  # imports torch, which takes seconds
+    from quantbench.models.formats import open_checkpoint
     from quantbench.models.formats.gguf import Gguf
 
     is_file = isinstance(open_checkpoint(common.checkpoint_path), Gguf)
@@ -91,7 +94,13 @@ def peers(
     chosen = names_of("--schemes", schemes, default, known)
     if is_file and common.num_layers:
         raise UsageError("--num_layers: llama.cpp reads all layers of a GGUF file")
-    wanted = names_of("--runtimes", runtimes, programs.RUNTIMES, programs.RUNTIMES)
+    on_cpu = devices.resolve(common.device).type == "cpu"
+    running = programs.RUNTIMES if on_cpu else programs.ON_A_CARD
+    wanted = names_of("--runtimes", runtimes, running, programs.RUNTIMES)
+    if others := [name for name in wanted if name not in running]:
+        raise UsageError(
+            f"--runtimes {', '.join(others)}: compared on the CPU alone (--device cpu)"
+        )
     compared = [scheme for scheme in chosen if programs.of_runtimes(scheme, wanted)]
     if not compared:
         why = f"none has a format to compare with --schemes {schemes}"

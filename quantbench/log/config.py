@@ -41,7 +41,8 @@ MODEL, SPEED, SAMPLE, CACHE, EXPERTS, OUTPUT = (
 )  # fmt: skip
 PRECISIONS = ("bfloat16", "float16", "float32")
 ALIASES = {"precision": "dtype"}  # other names of options
-KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
+KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "humming", "gemlite", "reference",
+           "torch")  # fmt: skip
 DECODERS = ("auto", "cpu-step", "modules")
 FORMER_DECODERS = ("cpu-stack", "cpu-layer")  # of old logs
 SPECULATION = ("off", "lookup", "self", "draft")
@@ -106,7 +107,7 @@ class RunConfig:
     seed: int = _field(1234, SAMPLE, Whole(0), "Random seed")
     num_layers: int | None = _field(None, MODEL, Whole(1), "Use only the first N layers")
     kernel: str = _field("auto", SPEED, Choice(KERNELS),
-        "Kernel: " + ", ".join(KERNELS))
+        "Kernel: auto, cpu, triton, torch, torchao, or another package's")
     decoder: str = _field("auto", SPEED, Choice(DECODERS, former=FORMER_DECODERS),
         "Decoding step run by: " + ", ".join(DECODERS))
     speculate: str = _field("off", SPEED, Choice(SPECULATION),

@@ -39,6 +39,7 @@ PEERS: dict[str, Sequence[tuple[str, str]]] = {
     "as-is": (("llama.cpp", ""),),  # of a checkpoint that is a GGUF file
 }
 RUNTIMES = ("llama.cpp", "transformers")
+ON_A_CARD = ("transformers",)  # llama.cpp's wheel on PyPI is built for the CPU
 PACKAGES = {"llama.cpp": "llama_cpp", "transformers": "transformers"}
 MISSING = "quantbench peers needs more packages: pip install '.[peers]'"
 
@@ -55,6 +56,7 @@ class Work:
     seed: int = 1234
     num_layers: int | None = None  # as in generate.py
     file: str = ""  # the GGUF of the checkpoint, for llama.cpp
+    device: str = "cpu"
 
 
 def check_packages(runtimes: Sequence[str]) -> None:
@@ -96,6 +98,7 @@ def make_arms(
             checkpoint=ours.checkpoint_path,
             num_layers=ours.num_layers,
             file=str(read) if is_file else "",
+            device=ours.device,
         )
         name = f"{runtime} {form}".strip() if is_file else runtime
         arms.append(ArmResult(name, "", [json.dumps(to_json(work))]))

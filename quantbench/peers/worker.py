@@ -36,12 +36,16 @@ from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats.gguf_writer import as_hugging_face
 from quantbench.models.loading import load_config, load_model
+from quantbench.ops.cpu import build
 from quantbench.peers import gguf_file
 from quantbench.peers.arms import MISSING, Work
+from quantbench.run import compiling
 from quantbench.run.environment import without_collections
 from quantbench.run.facts import Ready, Sample
 from quantbench.run.measure import warm_up
 from quantbench.typed_json import from_json
+
+CPU = torch.device("cpu")
 
 
 class LlamaCpp:
@@ -135,10 +139,11 @@ class HuggingFace:
             raise QuantbenchError(
                 f"{architecture.name} has {beyond}, which LlamaForCausalLM has not"
             )
-        _check_memory(2 * architecture.parameters(), headroom)
+        self.device = torch.device(work.device)
+        _check_memory(2 * architecture.parameters(), headroom, self.device)
         torch.set_num_threads(work.threads)
         self.compiled, self.length = compiled, work.prompt + work.new
-        self.model = hugging_face(work.checkpoint, work.num_layers)
+        self.model = hugging_face(work.checkpoint, work.num_layers).to(self.device)
         self.vocab = self.model.config.vocab_size
         unread = 0 if self.model.config.tie_word_embeddings else 1
         table = self.model.model.embed_tokens.weight
@@ -146,9 +151,8 @@ class HuggingFace:
         self.weight_bytes = numbers * table.itemsize
         self.step: Callable[..., Any] = self.model
         if compiled:
-            from quantbench.ops.cpu import build
-
-            options = build.options_of_inductor()
+            on_cpu = self.device.type == "cpu"
+            options = build.options_of_inductor() if on_cpu else compiling.options(self.device)
             self.step = torch.compile(self.model, fullgraph=True, dynamic=False, options=options)
         self.about = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
@@ -165,12 +169,12 @@ class HuggingFace:
 
     def next(self, tokens: list[int]) -> int:
         count = len(tokens)
-        positions = torch.arange(self.position, self.position + count)
+        positions = torch.arange(self.position, self.position + count, device=self.device)
         self.position += count
         with torch.no_grad():
             run = self.step if count == 1 else self.model
             output = run(
-                torch.tensor([tokens]),
+                torch.tensor([tokens], device=self.device),
                 position_ids=positions[None],
                 past_key_values=self.cache,
                 use_cache=True,
@@ -263,10 +267,10 @@ class PeerWorker:
         """Compile and warm up."""
         seconds, steady = warm_up(self._sample_seconds)
         return ArmFacts(
-            device="cpu",
+            device=self.work.device,
             weight_bytes=self.runtime.weight_bytes,
             ready=Ready(None, seconds, steady),
-            peak_memory_bytes={"warm_up": devices.peak_memory(torch.device("cpu"))},
+            peak_memory_bytes={"warm_up": devices.peak_memory(torch.device(self.work.device))},
             about=self.runtime.about,
         )
 
@@ -312,9 +316,9 @@ class PeerWorker:
             return time.perf_counter() - started
 
 
-def _check_memory(needed: int, headroom: int) -> None:
+def _check_memory(needed: int, headroom: int, device: torch.device = CPU) -> None:
     """Raise MemoryShortage unless this many bytes, and `headroom` more, are free."""
-    free = devices.free_memory(torch.device("cpu"))
+    free = devices.free_memory(device)
     if free is not None and needed > free - headroom:
         raise MemoryShortage(
             f"out of memory: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free"

@@ -116,7 +116,8 @@ def peer_remarks(
             lines.append(f"{arm.name}: {arm.facts.about}")
         if arm.facts and not arm.facts.ready.warm_up_steady:
             lines.append(f"{arm.name}: its warm-up did not become steady")
-    readings = [reading for results in comparisons for reading in results.bandwidth.get("cpu", [])]
+    each = [readings for results in comparisons for readings in results.bandwidth.values()]
+    readings = [reading for readings in each for reading in readings]
     if readings:
         lines += [f"memory was read at {span(readings)}", *caveats(readings)]
     lines += [f"{row.beside}: failed: {row.failed}" for row in rows if row.failed]

@@ -85,7 +85,7 @@ class Modules:
         self.model, self.caches, self.reason = model, caches, reason
         if compiled:
             model.prepare_to_compile()
-        self.nested = compiled and all(map(_is_plain, model.parameters()))
+        self.nested = compiled and all(map(_is_plain, model.layers.parameters()))
 
     def takes(self, tokens: Tensor) -> bool:
         return tokens.shape[1] == 1

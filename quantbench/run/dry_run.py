@@ -22,7 +22,8 @@ def report(plan: Plan, free: int | None) -> str:
     if scheme is None:
         rows += [("model_size", f"not known before {spec} has measured"), ("KV cache", cache)]
     else:
-        size = size_of(architecture, scheme, device, precision, config.kernel)
+        how = config.kernel, config.batch_size
+        size = size_of(architecture, scheme, device, precision, *how)
         slow = 0
         if config.expert_memory is not None:
             from quantbench.run.tiers import slow_bytes

@@ -54,8 +54,11 @@ def shapes_of(
     device: torch.device,
     precision: torch.dtype,
     kernel: str = "auto",
+    rows: int = 1,
 ) -> Shapes:
     """A model of this architecture, quantized by `spec` for a kernel of `device`.
+
+    rows: the batch size.
 
     Raises KernelError if the scheme does not support the model's shapes.
     """
@@ -66,7 +69,7 @@ def shapes_of(
 
     reason = None
     try:
-        quantizer = quantizer_of(spec, device, precision, kernel)
+        quantizer = quantizer_of(spec, device, precision, kernel, rows)
     except KernelError as error:
         reason, quantizer = str(error), quantizer_of(spec, device, precision, None)
     linears: dict[str, nn.Linear] = {}
@@ -86,12 +89,13 @@ def size_of(
     device: torch.device,
     precision: torch.dtype,
     kernel: str = "auto",
+    rows: int = 1,
 ) -> Size:
     """The size of a model of this architecture in the scheme `spec`, on a kernel for `device`.
 
     Raises KernelError if the scheme does not support the model's shapes.
     """
-    shapes = shapes_of(architecture, spec, device, precision, kernel)
+    shapes = shapes_of(architecture, spec, device, precision, kernel, rows)
     model = shapes.model
     kinds = [len(numbers) for numbers in architecture.kinds_of_layers()]
     if len(kinds) < len(model.layers):

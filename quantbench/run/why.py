@@ -1,5 +1,6 @@
 """Why a run is as fast as it is: what ran it, and what kept something faster from running."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -114,8 +115,8 @@ def _kernel(run: Facts, kernels: Mapping[str, str | None]) -> str | None:
     if "reference" in run.kernel:
         why = "; ".join(
             f"{name}: {reason}"
-            for name, reason in kernels.items()
-            if reason and name != "reference"
+            for name, reason in itertools.takewhile(lambda x: x[0] != "reference", kernels.items())
+            if reason
         )
         return "plain torch (kernel reference) unpacks the weights at every step" + (
             f", for there is no other kernel here ({why})" if why else ""

@@ -6,7 +6,7 @@ made from the PackedWeight here, so the numbers are the same whichever kernel ru
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torchao.prototype.quantization.int4.int4_opaque_tensor import Int4OpaqueTensor
 from torchao.quantization import Int4TilePackedTo4dTensor, IntxUnpackedToInt8Tensor
 from torchao.quantization.quant_primitives import (
@@ -15,15 +15,17 @@ from torchao.quantization.quant_primitives import (
     quantize_affine,
 )
 
+from quantbench.ops.formats import Packed
 from quantbench.ops.packing import pack, unpack
 from quantbench.quantize.kernel import Kernel
-from quantbench.quantize.kernels import TorchaoLinear, our_kernels
-from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.kernels import TorchaoLinear, no_triton, our_kernels
+from quantbench.quantize.packed import PackedWeight, product
 from quantbench.quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks
 from quantbench.quantize.schemes.uintx import grouped
 from quantbench.quantize.spec import Int4WeightOnly, Int8DynamicActivationInt4Weight
 
 ROWS_OF_A_BLOCK = 64 * 32  # tinygemm's CPU layout interleaves 64 rows at a time
+CUBLAS_ROWS = 64  # of x: from here on our Triton kernel unpacks weights for cuBLAS
 
 
 def quantize(w: Tensor, spec: Int4WeightOnly) -> PackedWeight:
@@ -57,22 +59,23 @@ def symmetric(w: Tensor, group_size: int) -> PackedWeight:
     )
 
 
-class TinygemmLinear(TorchaoLinear):
+def _tinygemm(layer: nn.Linear, spec: Int4WeightOnly) -> nn.Module:
+    on_cuda = layer.weight.device.type == "cuda"
+    return (CudaLinear if on_cuda else CpuLinear).of(layer, spec)
+
+
+class CpuLinear(TorchaoLinear):
     @staticmethod
-    def converted(weight: PackedWeight, spec: Int4WeightOnly) -> Tensor:
-        return _for_cuda(weight) if weight.device.type == "cuda" else _for_cpu(weight)
-
-
-def _for_cpu(weight: PackedWeight) -> Tensor:
-    planes = weight.plane0.split(ROWS_OF_A_BLOCK)
-    # The conversion takes int32 codes, eight times the size: some rows at a time.
-    packed = [
-        torch.ops.aten._convert_weight_to_int4pack_for_cpu(unpack([plane], 4).int(), 1)
-        for plane in planes
-    ]
-    scale_and_zero = _together(weight.scale, weight.zero, weight.dtype)
-    block = [1, weight.group_size]
-    return Int4OpaqueTensor(torch.cat(packed), scale_and_zero, block, weight.shape)
+    def converted(weight: PackedWeight, spec: Int4WeightOnly) -> Int4OpaqueTensor:
+        planes = weight.plane0.split(ROWS_OF_A_BLOCK)
+        # The conversion takes int32 codes, eight times the size: some rows at a time.
+        packed = [
+            torch.ops.aten._convert_weight_to_int4pack_for_cpu(unpack([plane], 4).int(), 1)
+            for plane in planes
+        ]
+        scale_and_zero = _together(weight.scale, weight.zero, weight.dtype)
+        block = [1, weight.group_size]
+        return Int4OpaqueTensor(torch.cat(packed), scale_and_zero, block, weight.shape)
 
 
 def _together(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
@@ -80,19 +83,51 @@ def _together(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.stack((scale, zero), -1).transpose(0, 1).to(dtype).contiguous()
 
 
-def _for_cuda(weight: PackedWeight) -> Tensor:
-    rows, columns = weight.shape
-    to_rows, to_columns = -rows % 8, -columns % 1024  # what the layout wants multiples of
-    # The layout has the first of two codes in a byte's high bits, we in the low ones; 0x88 is zero.
-    swapped = (weight.plane0 << 4) | (weight.plane0 >> 4)
-    padded = F.pad(swapped, (0, to_columns // 2, 0, to_rows), value=0x88)
-    groups = (0, to_columns // weight.group_size, 0, to_rows)
-    scale_and_zero = _together(
-        F.pad(weight.scale, groups), F.pad(weight.zero, groups), torch.bfloat16
-    )
-    packed = torch.ops.aten._convert_weight_to_int4pack(padded, 8)
-    block = [1, weight.group_size]
-    return Int4TilePackedTo4dTensor(packed, scale_and_zero, block, weight.shape)
+class CudaLinear(TorchaoLinear):
+    """tinygemm for a few rows. It converts the weights anew for every 16: a prompt's rows are
+    multiplied by cuBLAS, as our Triton kernel does it."""
+
+    @staticmethod
+    def converted(weight: PackedWeight, spec: Int4WeightOnly) -> Int4TilePackedTo4dTensor:
+        rows, columns = weight.shape
+        to_rows, to_columns = -rows % 8, -columns % 1024  # what the layout wants multiples of
+        # In the layout the first of two codes has a byte's high bits, here the low; 0x88 is zero.
+        swapped = (weight.plane0 << 4) | (weight.plane0 >> 4)
+        padded = F.pad(swapped, (0, to_columns // 2, 0, to_rows), value=0x88)
+        groups = (0, to_columns // weight.group_size, 0, to_rows)
+        scale_and_zero = _together(
+            F.pad(weight.scale, groups), F.pad(weight.zero, groups), torch.bfloat16
+        )
+        packed = torch.ops.aten._convert_weight_to_int4pack(padded, 8)
+        block = [1, weight.group_size]
+        return Int4TilePackedTo4dTensor(packed, scale_and_zero, block, weight.shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[:-1].numel() < CUBLAS_ROWS or no_triton(None, x.device, x.dtype):
+            return super().forward(x)
+        from quantbench.ops.triton.linear import linear
+
+        tiles = self.weight
+        N, K, group_size = *tiles.shape, tiles.block_size[1]
+        plane = plane_of(tiles.qdata)[:N, : K // 2]
+        scale, zero = tiles.scale_and_zero[: K // group_size, :N].permute(2, 1, 0)
+        weight = Packed([plane], scale, zero, None, "int", 4, group_size)
+        return product(linear, x, weight, None, self.bias)
+
+
+def plane_of(tiles: Tensor) -> Tensor:
+    """Codes in tinygemm's layout (N / 8, K / 128, 32, 4) int32 as a plane (N, K / 2) of packing.py.
+
+    A tensor core's thread has of 32 columns those at 2 q, 2 q + 1 and, 8, 16 and 24 behind, the
+    same: the first of each two in an int32's low 16 bits, the second in its high ones
+    (matrix_to_m16n8k16_Bint4_layout in PyTorch's aten/src/ATen/native/cuda/int4mm.cu).
+    """
+    threads = tiles.view(torch.uint8).view(*tiles.shape[:2], 8, 4, 4, 2, 2)
+    first, second = threads.unbind(5)  # (N / 8, K / 128, row, q, 32 columns, 16 columns)
+    near = (first & 15) | (second << 4)
+    far = (first >> 4) | (second & 0xF0)  # 8 columns behind
+    both = torch.stack((near, far), -1)
+    return both.permute(0, 2, 1, 4, 5, 6, 3).reshape(8 * len(tiles), -1)
 
 
 def _unavailable(spec: Int4WeightOnly, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -133,7 +168,7 @@ class DynamicLinear(TorchaoLinear):
         )
 
 
-KERNELS = our_kernels(torchao=Kernel(TinygemmLinear.of, _unavailable, _refuses))
+KERNELS = our_kernels(torchao=Kernel(_tinygemm, _unavailable, _refuses))
 # torchao's kernel for int8 activations dequantizes the weights at each step, as reference does,
 # from twice the bytes: it is there to compare with, and last.
 DYNAMIC_KERNELS = {**our_kernels(), "torchao": Kernel(DynamicLinear.of, rounds=lambda spec: True)}

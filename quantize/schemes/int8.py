@@ -15,6 +15,8 @@ from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.scheme import Scheme, in_range, in_row_blocks
 from quantbench.quantize.spec import Int8DynamicActivation, Int8Embedding, Int8WeightOnly, Spec
 
+LEAST_INT_MM_ROWS = 17
+
 
 def quantize(w: Tensor, spec: Spec) -> PackedWeight:
     """Symmetric, one float32 scale per row: int8 = round(w / scale), scale = max|w| / 127.5."""
@@ -50,7 +52,7 @@ class DynamicLinear(TorchaoLinear):
     Compiled for one token, torchao's int8dq calls torch._int_mm on a (1, K) view whose row stride
     inductor is free to set to 0, and on the CPU that product reads elsewhere in memory (torch
     2.13: errors of 1e4 times the result). A row that is two-dimensional from the start keeps its
-    stride.
+    stride. On CUDA torch._int_mm takes no fewer than LEAST_INT_MM_ROWS: zeros make up for others.
     """
 
     @staticmethod
@@ -58,7 +60,10 @@ class DynamicLinear(TorchaoLinear):
         return _int8_tensor(weight, QuantizeTensorToInt8Kwargs(granularity=PerRow()))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias)
+        rows = x.reshape(-1, x.shape[-1])
+        missing = max(0, LEAST_INT_MM_ROWS - rows.shape[0]) if x.is_cuda else 0
+        y = F.linear(F.pad(rows, (0, 0, 0, missing)), self.weight, self.bias)
+        y = y.narrow(0, 0, rows.shape[0])
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
@@ -85,12 +90,19 @@ def _unavailable(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | 
 WEIGHT_ONLY = Scheme(
     quantize, our_kernels(torchao=Kernel(WeightOnlyLinear.of, _unavailable, _refuses))
 )
-# torchao's product on CUDA (torch._int_mm) takes no fewer than 17 rows, and decode has one: Triton
-# comes before it.
-_DYNAMIC = our_kernels(torchao=Kernel(DynamicLinear.of, _unavailable, rounds=lambda spec: True))
+# On CUDA Triton comes before torchao's product, but for batches as large as that takes: int8 tensor
+# cores read each weight once for all of them.
+_DYNAMIC = our_kernels(
+    torchao=Kernel(
+        DynamicLinear.of,
+        _unavailable,
+        rounds=lambda spec: True,
+        rank=lambda device, rows: -(device.type == "cuda" and rows >= LEAST_INT_MM_ROWS),
+    )
+)
 DYNAMIC = Scheme(
     quantize_dynamic,
-    {name: _DYNAMIC[name] for name in ("cpu", "triton", "torchao", "reference")},
+    {name: _DYNAMIC[name] for name in ("cpu", "triton", *_DYNAMIC)},
 )
 SCHEMES = {
     Int8WeightOnly: WEIGHT_ONLY,

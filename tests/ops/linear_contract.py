@@ -251,11 +251,13 @@ def triton_allowed(case: Case) -> Tensor:
 
     Numbers: more than VECTOR_ROWS rows are multiplied by numbers rounded to x's dtype, which
     changes none that comes without a scale of its own, except those of NF4 and bitsandbytes' FP4.
+    From UNPACKED_ROWS on every number comes with its scale.
     """
-    from quantbench.ops.triton.linear import VECTOR_ROWS
+    from quantbench.ops.triton.linear import UNPACKED_ROWS, VECTOR_ROWS
 
     x, weight, K = case.x, case.weight, case.x.shape[-1]
-    tiled = x.shape[:-1].numel() > VECTOR_ROWS
+    rows = x.shape[:-1].numel()
+    tiled = rows > VECTOR_ROWS
     factor = 1.0 if weight.tensor_scale is None else weight.tensor_scale.double().abs()
     terms = case.terms
     if weight.format in ("int", "uint", "2:4"):
@@ -268,7 +270,7 @@ def triton_allowed(case: Case) -> Tensor:
     # 2^-149 is the smallest float32: what lies between two of them is lost from a product or sum.
     most = x.double().abs().amax() if x.numel() else 0
     result = terms * (K + 16) * unit + (K + 16) * (2 + most) * 2.0**-149
-    by_row = weight.group_size == K and weight.zero is None
+    by_row = weight.group_size == K and weight.zero is None and rows < UNPACKED_ROWS
     if not tiled or (by_row and weight.format not in ("nf4", "bnb-fp4")):
         return result
     # A GPU rounds to nearest; the interpreter does not when it rounds to bfloat16.

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from quantbench.errors import KernelError
-from quantbench.quantize.registry import SCHEMES, Quantizer
+from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
 
 CPU = torch.device("cpu")
@@ -57,8 +57,3 @@ def test_float16_weights_near_the_end_of_the_range_stay_finite(name):
     layer.weight[0, :2] = torch.tensor([65504.0, -65504.0])
     packed = Quantizer(parse(name), CPU, torch.float16).quantized("layer", layer).weight.data
     assert packed.scale.isfinite().all() and packed.dequantize().isfinite().all()
-
-
-def test_int8dq_decodes_with_triton_before_a_product_that_takes_17_rows_and_more():
-    order = list(SCHEMES[type(parse("int8dq"))].kernels)
-    assert order == ["cpu", "triton", "torchao", "reference"]

@@ -1,15 +1,22 @@
 """Options of torch.compile on this machine."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor.exc import InductorError
+from torch._inductor.fx_passes import post_grad
 
+from quantbench.generate import Generator
 from quantbench.ops.cpu import build
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import parse
 from quantbench.run import compiling
+from tests.models.small import small_model
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -48,3 +55,59 @@ def test_inductor_takes_a_compiler_of_several_words(words, tmp_path):
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
 def test_accelerators_are_left_alone(kind):
     assert "cpp.vec_isa_ok" not in compiling.options(torch.device(kind))
+
+
+class Seen(Exception):
+    """Ends a compilation where its graphs are known: what follows takes most of the time."""
+
+
+def graphs_of(step, monkeypatch):
+    """The nodes of all graphs of a step, as inductor compiles them: it has decided what is written
+    in place and what is copied before. The step's graph comes last, behind that of the region which
+    it calls for every layer."""
+    nodes, decide = [], post_grad.decompose_auto_functionalized
+
+    def seen(graph):
+        decide(graph)
+        nodes.extend(graph.nodes)
+        if any("invoke_subgraph" in str(node.target) for node in graph.nodes):
+            raise Seen
+
+    monkeypatch.setattr(post_grad, "decompose_auto_functionalized", seen)
+    with (
+        torch._inductor.config.patch(force_disable_caches=True),
+        pytest.raises(InductorError, match="Seen"),
+    ):
+        step()
+    return nodes
+
+
+@pytest.mark.parametrize(
+    "name, cache", [("none", "dense"), ("fp6", "int8"), ("uintx-3-64", "fp8"), ("int8dq", "int4")]
+)
+def test_a_compiled_step_copies_no_cache_and_has_one_graph_for_all_layers(name, cache, monkeypatch):
+    """Positions are written in place: where inductor cannot show that it may, it copies the whole
+    cache at each step, and says nothing. Our Triton layers hold plain tensors, which a nested
+    region takes."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    model, quantizer = small_model(), Quantizer(parse(name), CPU, torch.float32)
+    if name != "none":
+        quantizer = Quantizer(parse(name), CPU, torch.float32, "triton")
+    for layer, module in list(model.layers.named_modules()):
+        if isinstance(module, torch.nn.Linear):
+            model.layers.set_submodule(layer, quantizer(layer, module))
+    made = Generator(model, 1, 64, cache, "modules", compile_decode=True)
+    assert made.decoder.nested
+    nodes = graphs_of(lambda: made.forward(torch.tensor([[1]]), 7), monkeypatch)
+    shapes = {tuple(buffer.shape) for buffer in made.caches[0].buffers()}
+    names = [str(node.target) for node in nodes]
+    products = [node for node in names if "triton_linear" in node]
+    assert len(products) == (0 if name == "none" else 4)  # of a layer, not of both
+    assert any("index_put" in node for node in names)
+    for node in nodes:
+        copied = re.search("clone|copy", str(node.target))
+        # A copy of a tensor onto itself is not carried out.
+        onto_itself = "copy_" in str(node.target) and node.args[0] is node.args[1]
+        shape = tuple(getattr(node.meta.get("val"), "shape", ()))
+        assert not copied or onto_itself or shape not in shapes, node

@@ -29,9 +29,11 @@ from quantbench.ops.triton.values import zeros
 SHARE = 16
 # Keys, or values, of a tile: this many bytes, so that a processor holds several programs' tiles.
 TILE = 8192
-# Rows of a product at the most: with more, more programs read the same slots. float32 runs on
-# ordinary cores, which take a product's whole operands into registers.
+# Rows of a product at the most: with fewer, more programs read the same slots. float32 runs on
+# ordinary cores, which take a product's whole operands into registers; 64 rows of a head_dim beyond
+# 128 do not fit into the 99 KB of shared memory of compute capability 8.6, 8.9 and 12.0.
 ROWS = {torch.float32: 16, torch.bfloat16: 64, torch.float16: 64}
+WIDE_ROWS = 32
 # Processors assumed in Triton's interpreter, which has no device.
 INTERPRETED = 3
 
@@ -160,7 +162,8 @@ def _has_fp8(device: torch.device) -> bool:
 def _blocks(group: int, D: int, dtype: torch.dtype, format: str) -> dict[str, Any]:
     """Tiles of a program: (HEADS · GROUPS, columns) of queries, (SLOTS, columns) of words."""
     groups = triton.next_power_of_2(D // INT4_GROUP) if format == "int4" else 1
-    heads = min(ROWS[dtype] // groups, max(16 // groups, triton.next_power_of_2(group)))
+    rows = ROWS[dtype] if D <= 128 else min(WIDE_ROWS, ROWS[dtype])
+    heads = min(rows // groups, max(16 // groups, triton.next_power_of_2(group)))
     unit = _unit(D, _BITS[format], heads * groups) if format in _BITS else 1
     columns = max(16, triton.next_power_of_2(D // unit))
     numbers = torch.float16 if dtype == torch.bfloat16 and format != "dense" else dtype

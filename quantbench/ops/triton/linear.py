@@ -51,7 +51,8 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
     """x (…, K) times a packed (N, K) weight, transposed: (…, N) float32, summed in float32.
 
     Up to VECTOR_ROWS rows are multiplied in float32, more rows in x's dtype. That dtype holds the
-    numbers of codes exactly, except for those from a look-up table or with a scale per group.
+    numbers of codes exactly, except for those from a look-up table or with a scale per group; from
+    UNPACKED_ROWS on with any scale.
     """
     weight, unit = weight.plain, columns_of_unit(weight, x.shape[-1])
     rows = x.reshape(-1, x.shape[-1] // unit, unit).transpose(1, 2).contiguous()
@@ -116,6 +117,8 @@ def triton_linear(
         "INTEGER_BITS": bits if format in ("int", "2:4") else 0,
     }
     if M >= UNPACKED_ROWS and torch.version.hip is None:
+        # A row's scale multiplies its numbers: sums would take another pass over float32.
+        constants["UNITS_PER_GROUP"] = group_size // unit
         return _by_unpacking(x, words, scale, zero, tensor_scale, constants)
     if M <= VECTOR_ROWS:
         kernel, blocks = _vector_kernel, _vector_blocks(M, run_over)
@@ -155,7 +158,7 @@ def _by_unpacking(
     constants: dict[str, Any],
 ) -> Tensor:
     """(M, N) float32 from x (M, U, units), through the numbers of some rows of the weight at a
-    time. They are in x's dtype, as the tile kernel has them; a scale per row multiplies sums."""
+    time, scaled and in x's dtype."""
     M, unit, units = x.shape
     N, rows = words[0].shape[0], x.view(M, unit * units)
     most = max(1, MOST_UNPACKED // (unit * units * x.element_size()))
@@ -181,8 +184,6 @@ def _by_unpacking(
             )
         pieces.append(product(rows, numbers))
     y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
-    if constants["UNITS_PER_GROUP"] == 0:
-        y *= scale.float().view(1, N)
     return y if tensor_scale is None else y * tensor_scale
 
 
@@ -414,8 +415,8 @@ def _unpack_kernel(
     BLOCK_J: tl.constexpr,
     OPERANDS: tl.constexpr,
 ):
-    """Write the numbers of (BLOCK_N, BLOCK_J) units, scaled unless there is one scale per row. The
-    columns lie as those of x do, so that neighbours of a column are written side by side."""
+    """Write the scaled numbers of (BLOCK_N, BLOCK_J) units. The columns lie as those of x do, so
+    that neighbours of a column are written side by side."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
     j = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)[None, :]
     inside = (n < N) & (j < units)

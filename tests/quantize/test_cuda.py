@@ -1,0 +1,235 @@
+"""What runs on a card, as far as can be told without one: the kernels planned there, what their
+products are handed, and layouts."""
+
+import sys
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from quantbench.errors import KernelError
+from quantbench.ops.formats import dequantize
+from quantbench.quantize.activation import rounded
+from quantbench.quantize.registry import SCHEMES, Quantizer, kernels_for
+from quantbench.quantize.schemes import int4, int8
+from quantbench.quantize.spec import parse
+
+CUDA = torch.device("cuda")
+TORCHAO = ["torchao", "triton", "reference"]
+TRITON = ["triton", "torchao", "reference"]
+THEIRS = ["bitsandbytes", "triton", "reference"]
+
+
+@pytest.fixture
+def capability(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+
+
+@pytest.mark.parametrize(
+    "name, rows, order",
+    [
+        ("int8wo", 1, TORCHAO),
+        ("int4wo-64", 1, TORCHAO),
+        ("bnb-nf4", 1, THEIRS),
+        ("bnb-fp4", 64, THEIRS),
+        ("fp6", 1, ["triton", "reference"]),
+        # torch._int_mm takes no fewer than 17 rows.
+        *[("int8dq", 1, TRITON), ("int8dq", 16, TRITON), ("int8dq", 17, TORCHAO)],
+    ],
+)
+def test_the_order_of_kernels_by_rows(capability, name, rows, order):
+    how = parse(name), CUDA, torch.bfloat16
+    assert kernels_for(how[0], "auto", *how[1:], rows) == order
+    assert Quantizer(*how, rows=rows).kernels == order
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 40])
+def test_int8dq_hands_torchaos_product_17_rows_or_more(rows, monkeypatch):
+    handed = []
+
+    def product(x, weight, bias):
+        handed.append(x.shape)
+        return x.new_empty(len(x), len(weight))
+
+    monkeypatch.setattr(F, "linear", product)
+    with FakeTensorMode():
+        x = torch.empty(1, rows, 64, dtype=torch.bfloat16, device="cuda")
+        assert int8.DynamicLinear(64, 32, False, "meta")(x).shape == (1, rows, 32)
+    assert handed == [(max(17, rows), 64)]
+
+
+def packed_by_tinygemm(bytes_, inner_tiles):
+    """matrix_to_m16n8k16_Bint4_layout of PyTorch's aten/src/ATen/native/cuda/int4mm.cu, line by
+    line: (N, K / 2) uint8, the first of two codes in the high bits."""
+    assert inner_tiles == 8 and bytes_.is_contiguous()
+    N, half = bytes_.shape
+    out = torch.zeros(N // 8, half // 64, 32, 4, dtype=torch.int64)
+    v = bytes_.long().tolist()
+    for tile in range(N // 8):
+        for outer in range(half // 64):
+            for t in range(32):
+                row = v[8 * tile + t // 4]
+                for inner in range(0, 8, 2):
+                    base = (outer * 8 + inner) * 8
+                    k = base + t % 4, base + t % 4 + 4, base + 8 + t % 4, base + 8 + t % 4 + 4
+                    low = sum((row[k[i]] & 0xF) << (16 + 4 * i) for i in range(4))
+                    high = sum((row[k[i]] >> 4) << (4 * i) for i in range(4))
+                    out[tile, outer, t, inner // 2] = low | high
+    return out.to(torch.int32)
+
+
+@pytest.mark.parametrize("rows", [64, 70])
+def test_a_prompt_of_int4wo_is_no_product_of_tinygemms(rows, monkeypatch):
+    """Weights are taken back out of its layout, padding left out, and multiplied by our kernel."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    N, K = 21, 192
+    layer = nn.Linear(K, N, dtype=torch.bfloat16).requires_grad_(False)
+    weight = int4.quantize(layer.weight.data, parse("int4wo-64"))
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    with torch.library._scoped_library("aten", "IMPL") as aten:
+        aten.impl("_convert_weight_to_int4pack", packed_by_tinygemm, "CPU")
+        made = int4.CudaLinear.of(layer, parse("int4wo-64"))
+    assert made.weight.qdata.shape == (3, 8, 32, 4)
+    assert torch.equal(int4.plane_of(made.weight.qdata)[:N, : K // 2], weight.plane0)
+    x = torch.randn(1, rows, K, dtype=torch.bfloat16)
+    exact = x.double() @ dequantize(weight.parts).double().T + layer.bias
+    # Each weight is rounded to bfloat16 once, sums in float32, the result once.
+    allowed = (x.double().abs() @ dequantize(weight.parts).double().abs().T) * 2.0**-7
+    assert ((made(x) - exact).abs() <= allowed + exact.abs() * 2.0**-8).all()
+
+
+# ---------------------------------------------------------------------------------- other packages
+
+
+class Theirs(nn.Module):
+    """What the packages' documents say of their layers, in plain torch."""
+
+    def __init__(self, rows, columns, config, torch_dtype):
+        super().__init__()
+        self.config, self.dtype = config, torch_dtype
+
+    def load_from_tensors(self, tensors):
+        self.tensors = tensors
+
+    def transform(self):
+        codes, kind = self.tensors["weight"], self.config["dtype"]
+        if kind.startswith("uint"):
+            numbers = codes.float() - (1 << int(kind[4:]) - 1)
+        else:  # sign, exponent and mantissa, subnormals, no infinity
+            exponent, mantissa = (int(kind[i]) for i in (-3, -1))
+            high, low = codes >> mantissa & (1 << exponent) - 1, codes & (1 << mantissa) - 1
+            significand = low / 2**mantissa + (high > 0)
+            power = high.clamp(min=1) - (2 ** (exponent - 1) - 1)
+            sign = 1 - 2.0 * (codes >> exponent + mantissa)
+            numbers = sign * significand * torch.exp2(power.float())
+        self.set(numbers, self.tensors["weight_scale"].float())
+
+    def pack(self, codes, scale, zeros):
+        zeros = 0 if zeros is None else zeros.repeat_interleave(codes.shape[1] // zeros.shape[1], 1)
+        self.set(codes.float() - zeros, scale)
+
+    def set(self, numbers, scale):
+        self.weight = numbers * scale.repeat_interleave(numbers.shape[1] // scale.shape[1], 1)
+
+    def forward(self, x):
+        assert x.ndim == 2
+        return x @ self.weight.T.to(x.dtype)
+
+
+class TheirTriton(Theirs):
+    def __init__(self, bits, group_size, columns, rows, *dtypes, scaled_activations, bias):
+        super().__init__(rows, columns, None, None)
+
+
+@pytest.fixture
+def packages(monkeypatch):
+    """Both are there, as far as a layer is concerned."""
+
+    def module(name, **contents):
+        made = types.ModuleType(name)
+        vars(made).update(contents)
+        monkeypatch.setitem(sys.modules, name, made)
+        return made
+
+    ops = types.SimpleNamespace(pack_weight=lambda codes, bits: codes)
+    module("humming", ops=ops)
+    module("humming.layer", HummingLayer=Theirs)
+    module("gemlite")
+    module("gemlite.core", GemLiteLinearTriton=TheirTriton, TORCH_TO_DTYPE={torch.bfloat16: 1})
+
+
+OF_BOTH = ["int8wo", "int4wo-64", "uintx-2-64", "int8dq", "int8dq-int4wo-64"]
+
+
+@pytest.mark.parametrize(
+    "kernel, name",
+    [
+        *(("gemlite", name) for name in OF_BOTH),
+        *(("humming", name) for name in (*OF_BOTH, "fp6", "mxfp4", "nvfp4", "uintx-5-64")),
+        ("humming", "float8wo"),
+    ],
+)
+def test_packages_are_handed_the_stored_weights(packages, kernel, name):
+    N, K, spec = 64, 192, parse(name)
+    layer = nn.Linear(K, N, dtype=torch.bfloat16).requires_grad_(False)
+    scheme, bias = SCHEMES[type(spec)], layer.bias.double()
+    weight = scheme.quantize(layer.weight.data, spec)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    row = scheme.kernels[kernel]
+    assert row.refuses(spec, CUDA, K, N) is None
+    made, x = row.build(layer, spec), torch.randn(2, 3, K, dtype=torch.bfloat16)
+    numbers = x.double()
+    if weight.activation:
+        codes, scale = rounded(x, weight.activation)
+        numbers = codes.double() * scale
+    stored = dequantize(weight.parts).double()
+    # Weights and sums are rounded to bfloat16, once each.
+    allowed = numbers.abs() @ stored.abs().T * 2.0**-7 + 2.0**-7
+    assert ((made(x) - (numbers @ stored.T + bias)).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize(
+    "kernel, name, shape, reason",
+    [
+        ("humming", "bnb-nf4", (64, 64), "weights of the format nf4, which humming has not"),
+        ("humming", "fp6", (96, 64), "is 96 by 64; humming takes multiples of 64"),
+        ("gemlite", "uintx-3-64", (64, 64), "3-bit int; gemlite takes int of 1, 2, 4 and 8 bits"),
+        ("gemlite", "uintx-2-8", (64, 64), "groups of 16 or more"),
+    ],
+)
+def test_packages_refuse_in_words(kernel, name, shape, reason):
+    spec = parse(name)
+    row = SCHEMES[type(spec)].kernels[kernel]
+    assert reason in row.refuses(spec, CUDA, *reversed(shape))
+
+
+@pytest.mark.parametrize("kernel, package", [("humming", "humming-kernels"), ("gemlite",) * 2])
+def test_packages_are_planned_without_a_card(kernel, package, monkeypatch):
+    how = torch.device("cpu"), torch.bfloat16
+    with pytest.raises(KernelError, match=f"{kernel}: int8wo: {kernel} needs a CUDA device; here"):
+        kernels_for(parse("int8wo"), kernel, *how)
+    with pytest.raises(KernelError, match=f"the package {package} is not installed; here"):
+        kernels_for(parse("int8wo"), kernel, CUDA, torch.bfloat16)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    assert kernels_for(parse("int8wo"), kernel, CUDA, torch.bfloat16) == [kernel]
+    order = kernels_for(parse("int8wo"), "auto", CUDA, torch.bfloat16)
+    assert order.index(kernel) > order.index("reference")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("N, K", [(4096, 4096), (1000, 1984)])
+def test_tinygemm_and_cublas_multiply_by_the_same_weights(N, K):
+    """Rows of a prompt, and the same rows in pieces that tinygemm takes."""
+    spec = parse("int4wo-64")
+    layer = nn.Linear(K, N, dtype=torch.bfloat16, device="cuda").requires_grad_(False)
+    weight = int4.quantize(layer.weight.data, spec)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    made = SCHEMES[type(spec)].kernels["torchao"].build(layer, spec)
+    x = torch.randn(96, K, dtype=torch.bfloat16, device="cuda")
+    by_cublas, by_tinygemm = made(x), torch.cat([made(some) for some in x.split(32)])
+    allowed = (x.abs().double() @ dequantize(weight.parts).double().abs().T) * 2.0**-6
+    assert ((by_cublas - by_tinygemm).double().abs() <= allowed).all()

@@ -1,0 +1,81 @@
+"""What quantbench doctor finds: in the file, in words, and among them what is slow."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from quantbench.commands.doctor import doctor
+from quantbench.ops.cpu import build
+from quantbench.run import bandwidth, environment
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """One whose memory reads at once, whose kernels are built, and where nothing else runs."""
+    monkeypatch.setattr(bandwidth, "BYTES", 1 << 20)
+    monkeypatch.setattr("quantbench.commands.doctor.WATCHED", 0.01)
+    monkeypatch.setattr("quantbench.run.machine.MOST_TAKEN", 2.0)
+    monkeypatch.setattr(environment, "system_huge_pages", lambda: "madvise")
+    monkeypatch.setattr("quantbench.host.cores", lambda: 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.delenv("QUANTBENCH_ISA", raising=False)
+    return monkeypatch
+
+
+def shown(*words):
+    done = CliRunner().invoke(doctor, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def test_the_file_holds_what_is_shown(machine, tmp_path):
+    text = shown("--json", str(path := tmp_path / "doctor.json"))
+    value = json.loads(path.read_text())
+    assert value["about"]["versions"]["torch"] in text and value["system"] in text
+    assert value["threads"] == 2 and value["read_gb_per_s"] > 0 and value["cards"] == []
+    assert re.search(rf"^read_gb_per_s +{value['read_gb_per_s']}$", text, re.M)
+    assert (value["instruction_set"] is None) == bool(build.refusal())
+    assert ("Nothing was found" in text) == (value["slow"] == [])
+
+
+CAUSES = {
+    "huge pages": (
+        lambda machine: machine.setattr(environment, "system_huge_pages", lambda: "never"),
+        "weights are in pages of 4 KB: /sys/kernel/mm/transparent_hugepage/enabled is never",
+    ),
+    "few threads": (
+        lambda machine: machine.setenv("OMP_NUM_THREADS", "1"),
+        "the environment leaves 1 of 2 cores",
+    ),
+    "many threads": (
+        lambda machine: machine.setenv("OMP_NUM_THREADS", "3"),
+        "3 threads on 2 cores: slower than 2",
+    ),
+    "no kernels": (
+        lambda machine: machine.setattr(build, "refusal", lambda: "the compiler stopped"),
+        "plain torch unpacks quantized weights at every step: the compiler stopped",
+    ),
+    "no memory": (
+        lambda machine: machine.setattr("quantbench.host.free_memory", lambda: 1),
+        "too little memory is free to measure its speed",
+    ),
+    "others": (
+        lambda machine: machine.setattr("quantbench.run.machine.MOST_TAKEN", -1.0),
+        "in one second ",
+    ),
+    "no CUDA": (
+        lambda machine: machine.setattr("quantbench.commands.doctor.cards", lambda: ["A card"]),
+        "torch cannot use the card",
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_each_cause_is_named(machine, cause):
+    bring_about, sentence = CAUSES[cause]
+    if cause == "no CUDA":
+        machine.setattr("torch.cuda.is_available", lambda: False)
+    bring_about(machine)
+    assert f"\n- {sentence}" in shown()
