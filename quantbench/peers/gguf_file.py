@@ -5,7 +5,7 @@
 Llama models and Mixtrals are written as architecture "llama", Qwen3-MoE as "qwen3moe", with the
 weights that generate.py loads from the same checkpoint. All matrices have one format, embedding and
 output included, as all linear layers have in a scheme of ours; norms and routers stay in float32.
-There is no vocabulary: tokens are given as ids.
+The vocabulary is one of placeholders, for servers that turn ids into text; prompts are ids.
 """
 
 import tempfile
@@ -73,7 +73,7 @@ def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None 
         return
     writer, factors = gguf.GGUFWriter(None, llama_cpp(architecture)), rope_factors(architecture)
     describe(writer, architecture)
-    writer.add_tokenizer_model("none")
+    _add_vocabulary(writer, architecture.vocab_size)
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, np.dtype("f4"), factors.nbytes)
     with torch.device("meta"):
@@ -104,6 +104,20 @@ def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None 
         writer.close()
 
 
+def _add_vocabulary(writer: gguf.GGUFWriter, count: int) -> None:
+    """Special tokens and bytes as Llama 2's vocabulary begins, then placeholders."""
+    kinds = gguf.TokenType
+    tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
+    tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
+    tokens += [(f"<{number}>", kinds.NORMAL) for number in range(len(tokens), count)]
+    names, types = zip(*tokens[:count], strict=True)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(names)
+    writer.add_token_scores([0.0] * count)
+    writer.add_token_types(types)
+    writer.add_add_bos_token(False)
+
+
 def _mix(floats: Path, path: Path, format: str) -> None:
     """A file of another file's weights in llama.cpp's mix of types."""
     import llama_cpp
@@ -112,6 +126,11 @@ def _mix(floats: Path, path: Path, format: str) -> None:
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{format}")
     if llama_cpp.llama_model_quantize(str(floats).encode(), str(path).encode(), params):
         raise LogError(f"llama.cpp cannot write {path} as {format}")
+
+
+def vocabulary(path: Path) -> int:
+    """The number of ids of a file's model."""
+    return len(GgufFile(path).tensors["token_embd.weight"].data)
 
 
 def weight_bytes(path: Path) -> int:
