@@ -64,10 +64,10 @@ class Report:
               help=f"Schemes of ours [{','.join(programs.WRITTEN)}]; "
                    f"{', '.join(programs.SAME_FILE)}: one file, read by all")  # fmt: skip
 @click.option("--runtimes", metavar="A,B",
-              help=f"Programs [{','.join(programs.DEFAULT)}]; openvino too, and what is named below")  # fmt: skip
+              help=f"Programs [{','.join(programs.DEFAULT)}]; openvino, too")  # fmt: skip
 @click.option("--ik_llama", metavar="PATH", help="Compare with this llama-server of ik_llama.cpp")
 @click.option("--gptqmodel_python", metavar="PATH",
-              help="Compare a GPTQ or AWQ folder as it is with GPTQModel, which this Python has")  # fmt: skip
+              help="Compare a GPTQ or AWQ folder with this Python's GPTQModel")  # fmt: skip
 @click.option("--cycles", type=Whole(1), default=24,
               help="Turns of each process [24]; intervals need 8")  # fmt: skip
 @click.option("--max_minutes", type=Number(), default=10.0,
@@ -160,9 +160,8 @@ def peers(
                 break
     if not report.rows:
         raise QuantbenchError(
-            f"--max_minutes {max_minutes:g} ended before the first comparison; about "
-            f"{duration(before)} go by before all of {compared[0]} are measured: give more, or name "
-            "fewer --runtimes"
+            f"--max_minutes {max_minutes:g} ended before the first comparison; files and loading "
+            f"take about {duration(before)} for {compared[0]}: give more, or name fewer --runtimes"
         )
     if json_path:  # before stdout, which may be closed
         write_json(json_path, report)

@@ -32,6 +32,7 @@ from quantbench.log.kinds import Number, Whole
 from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.quantize import spec
+from quantbench.report import floor
 from quantbench.report import limit_tables as tables
 from quantbench.report.columns import aligned
 from quantbench.typed_json import omitted
@@ -118,6 +119,8 @@ def roofline(
         remarks = tables.model_remarks(report.model, report.comparison.bandwidth)
         if report.comparison.ended == "max_minutes":
             remarks.append("--max_minutes was reached")
+        if "cpu" in report.comparison.bandwidth:
+            remarks += filter(None, [floor.warning(common, report.model)])
         click.echo("\n" + "\n".join(remarks))
         failed = failed or any(row.failed for row in report.model)
     if json_path:

@@ -37,7 +37,6 @@ from quantbench.models.loading import load_config, load_model
 from quantbench.peers import gguf_file
 from quantbench.peers.arms import Work
 
-
 ROUNDED = "activations rounded to 8 bits where weights are quantized, cache in float16"
 
 

@@ -24,7 +24,8 @@ from quantbench.models.formats.gguf_writer import q6_k
 from quantbench.models.loading import load_config, load_model
 from quantbench.peers.arms import RUNTIMES, make_arms, of_runtimes
 from quantbench.peers.gguf_file import FORMATS, MIXES, check, weight_bytes, write
-from quantbench.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
+from quantbench.peers.runtimes import HuggingFace, Stepwise, Work, hugging_face
+from quantbench.peers.worker import PeerWorker
 from quantbench.report.columns import aligned
 from quantbench.report.limit_tables import PEERS, peer_remarks
 from tests.bench.facts import arm_facts, peer_facts
@@ -185,7 +186,7 @@ def test_hugging_face_decodes_as_it_reads(tmp_path):
 @pytest.mark.parametrize("changes", [{}, EXPERTS, QWEN], ids=["llama", "mixtral", "qwen-3-moe"])
 def test_llama_cpp_says_what_we_say(tmp_path, changes):
     """It rounds activations to bfloat16 elsewhere than we do: 3 % of the largest logit."""
-    from quantbench.peers.worker import LlamaCpp
+    from quantbench.peers.runtimes import LlamaCpp
 
     name, path = checkpoint(tmp_path, **changes), tmp_path / "model.gguf"
     write(path, name, "BF16")
@@ -254,10 +255,10 @@ def test_a_peer_that_fails_is_told():
 def worker(monkeypatch):
     """A worker of a runtime without a model: reading 5 tokens takes 5 s, and a step 1 s."""
     worker, clock = PeerWorker(), [0.0]
-    monkeypatch.setattr("quantbench.peers.worker.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("quantbench.peers.runtimes.time.perf_counter", lambda: clock[0])
 
-    class Runtime:
-        begun, read = 0, []
+    class Runtime(Stepwise):
+        begun, read, tokens = 0, [], [1, 2, 3, 4, 5]
 
         def begin(self):
             self.begun, self.read = self.begun + 1, []
@@ -269,7 +270,7 @@ def worker(monkeypatch):
             return 100 + len(self.read)
 
     worker.work, worker.runtime = Work("llama.cpp", 5, 10, 1, "tiny"), Runtime()
-    worker.prompt = [1, 2, 3, 4, 5]
+    worker.runtime.work = worker.work
     return worker
 
 
