@@ -17,7 +17,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,21 +95,18 @@ def peers(
         raise UsageError("--max_new_tokens takes 2 or more: the first is the prompt's")
     from quantbench.models.formats import open_checkpoint  # imports torch, which takes seconds
     from quantbench.models.formats.gguf import Gguf
-    from quantbench.models.loading import load_config
 
     is_file = isinstance(open_checkpoint(common.checkpoint_path), Gguf)
-    default = ("as-is",) if is_file or gptqmodel_python else programs.WRITTEN
-    known = (*default, *(programs.SAME_FILE if "as-is" not in default else ()))
-    chosen = names_of("--schemes", schemes, default, known)
+    of_folder = ("gptqmodel",) if gptqmodel_python else ()  # the only one that reads such folders
+    known: Sequence[str] = (*programs.WRITTEN, *programs.SAME_FILE)
+    known = ("as-is",) if is_file or of_folder else known
+    chosen = names_of("--schemes", schemes, known[: len(programs.WRITTEN)], known)
     if is_file and common.num_layers:
         raise UsageError("--num_layers: llama.cpp reads all layers of a GGUF file")
-    named = {"ik_llama.cpp": ik_llama, "gptqmodel": gptqmodel_python}
-    paths = {name: path for name, path in named.items() if path}
-    if gptqmodel_python and (is_file or ik_llama or gguf):
+    if of_folder and (is_file or ik_llama or gguf):
         raise UsageError("--gptqmodel_python: GPTQModel reads folders, and no GGUF file")
-    of_folder = ("gptqmodel",) if gptqmodel_python else ()
     asked = names_of("--runtimes", runtimes, of_folder, of_folder or programs.RUNTIMES)
-    if runtimes is not None and not any(programs.of_runtimes(scheme, asked) for scheme in chosen):
+    if asked and not any(programs.of_runtimes(scheme, asked) for scheme in chosen):
         why = f"none has a format to compare with --schemes {schemes}"
         raise UsageError(f"--runtimes {runtimes}: {why}")
     files.check_outputs([report_output(json_path)], {"--checkpoint_path": common.checkpoint_path})
@@ -117,52 +114,20 @@ def peers(
         if asked and not any(name in asked for name in programs.FILE_READERS):
             raise UsageError("--gguf keeps llama.cpp's files, and --runtimes leaves llama.cpp out")
         files.check_folder("--gguf", gguf)
+    named = {"ik_llama.cpp": ik_llama, "gptqmodel": gptqmodel_python}
+    paths = {name: path for name, path in named.items() if path}
     wanted = programs.chosen_runtimes(asked, paths)
-    compared = [scheme for scheme in chosen if programs.of_runtimes(scheme, wanted)]
-    architecture = load_config(common.checkpoint_path)
-    if common.num_layers:
-        architecture = architecture.with_layers(common.num_layers)
-    end, left_out = time.monotonic() + 60 * max_minutes, list[str]()
+    peers_of = {
+        scheme: found for scheme in chosen if (found := programs.of_runtimes(scheme, wanted))
+    }
     count = choose_threads(common.threads, cores(), os.environ).count or os.cpu_count() or 1
-    report = Report(count, [], [])
+    report, end = Report(count, [], []), time.monotonic() + 60 * max_minutes
+    plan = Settings(max_minutes=max_minutes, cycles=cycles, processes=processes, tokens=0)
     with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch, stopped_at(end):
         folder = Path(gguf or scratch)
         with files.named("--gguf", folder, LogError):
             folder.mkdir(parents=True, exist_ok=True)
-        for done, scheme in enumerate(compared):
-            share = max(0.0, end - time.monotonic()) / 60 / (len(compared) - done)  # in minutes
-            if not share and done:
-                left_out += compared[done:]
-                break
-            plan = Settings(max_minutes=share, cycles=cycles, processes=processes, tokens=0)
-            ours = dataclasses.replace(common, quantization=scheme, threads=None)
-            arms_of = programs.of_runtimes(scheme, wanted)
-            weights = architecture.parameters()
-            before = programs.seconds_before(scheme, arms_of, ours, folder, weights)
-            say(
-                f"{scheme}: files and loading take about {duration(before)} before all are measured"
-            )
-            try:
-                arms = programs.make_arms(ours, arms_of, folder, count, paths)
-                results = decode_limit.measure(arms, plan, programs.command(count))
-            except KeyboardInterrupt:
-                if time.monotonic() < end:
-                    raise
-                left_out += compared[done:]
-                break
-            rows = decode_limit.peer_rows(scheme, results)
-            report.rows.extend(row for row in rows if row.failed or row.cycles)
-            others = [row.beside for row in rows if not row.failed and not row.cycles]
-            left_out += [f"{scheme} against {name}" for name in others]
-            report.comparisons.append(results)
-            if results.ended == "interrupted":
-                left_out += compared[done + 1 :]
-                break
-    if not report.rows:
-        raise QuantbenchError(
-            f"--max_minutes {max_minutes:g} ended before the first comparison; files and loading "
-            f"take about {duration(before)} for {compared[0]}: give more, or name fewer --runtimes"
-        )
+        left_out = compare(report, common, peers_of, plan, folder, paths)
     if json_path:  # before stdout, which may be closed
         write_json(json_path, report)
         say(f"Wrote {json_path}")
@@ -173,6 +138,53 @@ def peers(
     remarks += [f"not compared: {', '.join(left_out)}"] if left_out else []
     click.echo("\n" + "\n".join(remarks))
     check(report.rows)
+
+
+def compare(
+    report: Report,
+    common: RunConfig,
+    peers_of: Mapping[str, Sequence[tuple[str, str]]],
+    plan: Settings,
+    folder: Path,
+    paths: Mapping[str, str],
+) -> list[str]:
+    """Add each scheme's comparison to the report, and return what is left out for lack of time.
+    folder: of GGUF files. paths: of programs that options name."""
+    from quantbench.models.loading import load_config
+
+    architecture = load_config(common.checkpoint_path)
+    if common.num_layers:
+        architecture = architecture.with_layers(common.num_layers)
+    end, left, left_out = time.monotonic() + 60 * plan.max_minutes, list(peers_of), list[str]()
+    for scheme, others in peers_of.items():
+        share = max(0.0, end - time.monotonic()) / 60 / len(left)  # in minutes
+        if not share and report.rows:
+            break
+        ours = dataclasses.replace(common, quantization=scheme, threads=None)
+        before = programs.seconds_before(scheme, others, ours, folder, architecture.parameters())
+        say(f"{scheme}: about {duration(before)} of files and loading for {len(others)} programs")
+        try:
+            arms = programs.make_arms(ours, others, folder, report.threads, paths)
+            own = dataclasses.replace(plan, max_minutes=share)
+            results = decode_limit.measure(arms, own, programs.command(report.threads))
+        except KeyboardInterrupt:
+            if time.monotonic() < end:
+                raise
+            break
+        left.remove(scheme)
+        rows = decode_limit.peer_rows(scheme, results)
+        report.rows.extend(row for row in rows if row.failed or row.cycles)
+        unmeasured = [row.beside for row in rows if not row.failed and not row.cycles]
+        left_out += [f"{scheme} against {name}" for name in unmeasured]
+        report.comparisons.append(results)
+        if results.ended == "interrupted":
+            break
+    if not report.rows:
+        raise QuantbenchError(
+            f"--max_minutes {plan.max_minutes:g} ended before the first comparison: files and "
+            f"loading take about {duration(before)}; give more, or name fewer --runtimes"
+        )
+    return left_out + left
 
 
 @contextlib.contextmanager
