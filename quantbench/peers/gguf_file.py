@@ -105,7 +105,7 @@ def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None 
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, count: int) -> None:
-    """Special tokens and bytes as Llama 2's vocabulary begins, then placeholders."""
+    """The first 259 tokens of Llama 2's vocabulary, special ones and bytes; then placeholders."""
     kinds = gguf.TokenType
     tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
     tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]

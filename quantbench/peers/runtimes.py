@@ -5,9 +5,9 @@
     runtime.prompt()                # seconds to read it and to choose the token after it
     runtime.decode(8)               # seconds of each of the 8 tokens behind that
 
-Every program takes the likeliest token each time. A Stepwise one is asked for one step after the
-other, and is timed here. A Whole one runs its own loop, from a prompt to so many tokens, and says
-itself what each part took.
+Every program chooses the likeliest token each time. PeerWorker asks a Stepwise program for each
+step, which this module times. A Whole program runs its own loop, from the prompt to the last token,
+and reports the seconds of each part.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Stepwise(Runtime):
 class Whole(Runtime):
     @abstractmethod
     def generate(self, new: int) -> list[float]:
-        """Seconds of each of `new` tokens behind the prompt; the first one's has the prompt's."""
+        """Seconds of each of `new` tokens behind the prompt; those of the first include the prompt."""
 
     def prompt(self) -> float:
         return self.generate(1)[0]
@@ -288,7 +288,7 @@ class LlamaServer(Whole):
 
 
 class GptqModel(Whole):
-    """GPTQModel in a Python of its own, since it needs another torch than ours."""
+    """GPTQModel in a separate Python, since it needs another torch than ours."""
 
     def __init__(self, work: Work, headroom: int) -> None:
         weights = Path(work.checkpoint).glob("*.safetensors")

@@ -32,7 +32,7 @@ class Floor:
 
 
 def file() -> Path:
-    """Of the instruction set in use; it may be missing."""
+    """The file for the instruction set in use; it may be missing."""
     from quantbench.ops.cpu import build  # imports torch
 
     return FOLDER / f"{build.isa()}.json"
