@@ -47,7 +47,7 @@ from quantbench.text import counted
 TAKEN = {"checkpoint_path", "num_layers", "prefill_size", "max_new_tokens", "threads", "debug"}
 DEFAULTS = {"checkpoint_path": "dummy:TinyLlama-1.1B-Chat-v1.0", "prefill_size": 128,
             "max_new_tokens": 33}  # fmt: skip
-GRACE = 30.0  # seconds behind --max_minutes in which a comparison may come to its end
+GRACE = 60.0  # seconds behind --max_minutes in which a comparison may come to its end
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,8 @@ def compare(
             break
         ours = dataclasses.replace(common, quantization=scheme, threads=None)
         before = programs.seconds_before(scheme, others, ours, folder, architecture.parameters())
-        say(f"{scheme}: about {duration(before)} of files and loading for {len(others)} programs")
+        number = counted(1 + len(others), "program")
+        say(f"{scheme}: files and loading take about {duration(before)} for {number}")
         try:
             arms = programs.make_arms(ours, others, folder, report.threads, paths)
             own = dataclasses.replace(plan, max_minutes=share)

@@ -43,7 +43,9 @@ SAME_FILE = ("gguf-Q4_0", "gguf-Q8_0", "gguf-Q4_K_M", "gguf-Q6_K")
 PEERS: dict[str, Sequence[tuple[str, str]]] = {
     "none": (
         ("transformers", ""),
-        *((name, "BF16") for name in FILE_READERS[:3]),
+        ("llama.cpp", "BF16"),
+        ("ik_llama.cpp", "BF16"),
+        ("openvino", "F16"),  # it does not read BF16
         ("transformers, compiled", ""),
     ),
     "int8wo": [(name, "Q8_0") for name in FILE_READERS[:3]],
@@ -53,7 +55,7 @@ PEERS: dict[str, Sequence[tuple[str, str]]] = {
     "as-is": [("gptqmodel", ""), *((name, "") for name in FILE_READERS)],
 }
 # Seconds for 10^9 weights on two cores: to write a file, and to load and warm up a program.
-WRITING = {"BF16": 15, "Q8_0": 20, "Q6_K": 60, "Q4_0": 25, "Q4_K_M": 90}
+WRITING = {"BF16": 30, "F16": 30, "Q8_0": 25, "Q6_K": 35, "Q4_0": 25, "Q4_K_M": 90}
 LOADING = 15
 
 

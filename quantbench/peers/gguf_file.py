@@ -34,7 +34,10 @@ from quantbench.models.formats.gguf_writer import (
 from quantbench.models.loading import load_config, load_model
 
 MIXES = ("Q4_K_M",)  # that llama.cpp itself makes
-FORMATS = ("BF16", "Q8_0", "Q6_K", "Q4_0", *MIXES)
+FILE_TYPES = {  # by what most of a file's numbers are
+    name: gguf.LlamaFileType[f"MOSTLY_{name}"] for name in ("BF16", "F16", "Q8_0", "Q6_K", "Q4_0")
+}
+FORMATS = ("BF16", "F16", "Q8_0", "Q6_K", "Q4_0", *MIXES)
 
 
 def check(architecture: ModelConfig, format: str) -> None:
@@ -74,6 +77,7 @@ def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None 
     writer, factors = gguf.GGUFWriter(None, llama_cpp(architecture)), rope_factors(architecture)
     describe(writer, architecture)
     _add_vocabulary(writer, architecture.vocab_size)
+    writer.add_file_type(FILE_TYPES[format])
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, np.dtype("f4"), factors.nbytes)
     with torch.device("meta"):
@@ -105,17 +109,18 @@ def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None 
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, count: int) -> None:
-    """The first 259 tokens of Llama 2's vocabulary, special ones and bytes; then placeholders."""
-    kinds = gguf.TokenType
-    tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
-    tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
-    tokens += [(f"<{number}>", kinds.NORMAL) for number in range(len(tokens), count)]
-    names, types = zip(*tokens[:count], strict=True)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(names)
-    writer.add_token_scores([0.0] * count)
-    writer.add_token_types(types)
-    writer.add_add_bos_token(False)
+    """The end, bytes as BPE names them, one merge, since readers want some, and placeholders."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [chr(256 + number) for number in range(256 - len(printable))]
+    names = ["<|end|>", *map(chr, printable), *others, "!!"]
+    names += [f"<{number}>" for number in range(len(names), count)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(names[:count])
+    writer.add_token_types([gguf.TokenType.CONTROL, *(count - 1) * [gguf.TokenType.NORMAL]])
+    writer.add_token_merges(["! !"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
 
 
 def _mix(floats: Path, path: Path, format: str) -> None:

@@ -12,6 +12,7 @@ and reports the seconds of each part.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -90,7 +91,7 @@ class Stepwise(Runtime):
 class Whole(Runtime):
     @abstractmethod
     def generate(self, new: int) -> list[float]:
-        """Seconds of each of `new` tokens behind the prompt; those of the first include the prompt."""
+        """Seconds of each of `new` tokens behind the prompt, of the first with the prompt's."""
 
     def prompt(self) -> float:
         return self.generate(1)[0]
@@ -189,7 +190,8 @@ class HuggingFace(Stepwise):
         torch.set_num_threads(work.threads)
         if unpacked:
             file = Path(work.file)
-            self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            any_model: Any = transformers.AutoModelForCausalLM
+            self.model: Any = any_model.from_pretrained(
                 file.parent, gguf_file=file.name, dtype=torch.bfloat16
             ).eval()
         else:
@@ -287,6 +289,38 @@ class LlamaServer(Whole):
         return [took["prompt_ms"] / 1e3, *steps * [took["predicted_ms"] / 1e3 / max(1, steps)]]
 
 
+class OpenVino(Whole):
+    """OpenVINO GenAI's pipeline on a GGUF file."""
+
+    def __init__(self, work: Work, headroom: int) -> None:
+        import openvino
+        import openvino_genai
+
+        pipeline: Any = openvino_genai.LLMPipeline
+        file = Path(work.file)
+        _check_memory(file.stat().st_size, headroom)
+        self.weight_bytes = gguf_file.weight_bytes(file)
+        self.vocab = gguf_file.vocabulary(file)
+        self.inputs = lambda ids: openvino_genai.TokenizedInputs(
+            *(openvino.Tensor(part) for part in (ids, numpy.ones_like(ids)))
+        )
+        self.config = openvino_genai.GenerationConfig(do_sample=False, ignore_eos=True)
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = False  # else the second prompt takes no time
+        settings = {"INFERENCE_NUM_THREADS": work.threads, "KV_CACHE_PRECISION": "f16"}
+        self.pipe = pipeline(work.file, "CPU", scheduler_config=scheduler, **settings)
+        self.about = f"{ROUNDED}; OpenVINO GenAI {openvino_genai.__version__}"
+
+    def generate(self, new: int) -> list[float]:
+        self.config.max_new_tokens = new
+        made = self.pipe.generate(self.inputs(numpy.array([self.tokens])), self.config)
+        took = made.perf_metrics.raw_metrics
+        seconds = [us / 1e6 for us in (*took.m_times_to_first_token, *took.m_durations)]
+        if len(seconds) != new:
+            raise QuantbenchError(f"OpenVINO made {len(seconds)} tokens of {new}")
+        return seconds
+
+
 class GptqModel(Whole):
     """GPTQModel in a separate Python, since it needs another torch than ours."""
 
@@ -308,7 +342,9 @@ class GptqModel(Whole):
 
     def generate(self, new: int) -> list[float]:
         assert self.process.stdin
-        print(json.dumps({"prompt": self.tokens, "new": new}), file=self.process.stdin, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and _answer says how
+            self.process.stdin.write(json.dumps({"prompt": self.tokens, "new": new}) + "\n")
+            self.process.stdin.flush()
         seconds: list[float] = self._answer()
         return seconds
 
@@ -324,6 +360,7 @@ RUNTIMES: dict[str, Callable[[Work, int], Any]] = {
     "transformers": HuggingFace,
     "transformers, compiled": functools.partial(HuggingFace, compiled=True),
     "transformers, unpacked": functools.partial(HuggingFace, unpacked=True),
+    "openvino": OpenVino,
     "ik_llama.cpp": LlamaServer,
     "gptqmodel": GptqModel,
 }
