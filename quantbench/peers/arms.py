@@ -87,16 +87,16 @@ def chosen_runtimes(given: Sequence[str], programs: Mapping[str, str]) -> list[s
     Raises UsageError where one lacks its option or its package, and for an option without use.
     """
     chosen = [*given] or [*DEFAULT, *programs]
+    for name, option in OPTIONS.items():
+        if name in chosen and name not in programs:
+            raise UsageError(f"--runtimes {name}: name its program with {option} PATH")
+        if name in programs and name not in chosen:
+            raise UsageError(f"{option}: --runtimes leaves {name} out")
+        if name in programs and shutil.which(programs[name]) is None:
+            raise UsageError(f"{option} {shown(programs[name])}: there is no such program")
     for name in chosen:
-        if name in OPTIONS and name not in programs:
-            raise UsageError(f"--runtimes {name}: name its program with {OPTIONS[name]} PATH")
         if name in PACKAGES and importlib.util.find_spec(PACKAGES[name][0]) is None:
             raise UsageError(missing(name))
-    for name, program in programs.items():
-        if name not in chosen:
-            raise UsageError(f"{OPTIONS[name]}: --runtimes leaves {name} out")
-        if shutil.which(program) is None:
-            raise UsageError(f"{OPTIONS[name]} {shown(program)}: there is no such program")
     return chosen
 
 

@@ -91,10 +91,8 @@ def awq(w):
     return tensors, config, (codes - zero[:, group]) * scale.float()[:, group]
 
 
-def awq_gemv(w):
+def awq_gemv(w, size=32):
     """As WQLinear_GEMV packs it: columns in order, groups padded by calculate_zeros_width."""
-    size = random.choice([32, 64])
-    size = size if w.shape[1] % size == 0 else 32
     codes, scale, zero = drawn(w, 4, w.shape[1] // size, False)
     padding = -scale.shape[1] % (8 * 128 // size)
     scales, zeros = (torch.nn.functional.pad(part, (0, padding)) for part in (scale, zero))
@@ -206,7 +204,7 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
     "gptq": (None, gptq),
     "gptq, act-order": (None, lambda w: gptq(w, "act")),
     "awq": ("awq-4-32", awq),
-    "awq, by rows": (None, awq_gemv),
+    "awq, by rows": ("awq-4-32", awq_gemv),
     "fp8": ("fp8", fp8),
     "bnb-nf4": ("bnb-nf4", lambda w: bnb_4bit(w, "nf4", False)),
     "bnb-nf4, nested": ("bnb-nf4", lambda w: bnb_4bit(w, "nf4", True)),
@@ -332,7 +330,7 @@ DAMAGE = [  # what is changed, and what the one line says
     (
         "awq",
         lambda t, c: c.update(version="gemv"),
-        "scales is torch.float16 of shape (2, 96); expected",
+        "expected is float32 or float16 or bfloat16 of shape (96, 32)",
     ),
     ("awq", lambda t, c: c.update(bits=8), "bits 8 is not read; 4 is, or give the full-precision"),
     ("awq", lambda t, c: t.update({f"{UP}.scales": torch.ones(5, 96)}), "the weight has 64 col"),
@@ -377,6 +375,13 @@ def of_bnb(tensors):
     """A second layer of that name, in bitsandbytes' format."""
     parts, _, _ = bnb_4bit(torch.randn(96, 64), "nf4", False)
     return {f"{UP}.{end}": part for end, part in parts.items() if end != "weight"}
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_awq_by_rows_pads_groups(size, tmp_path):
+    tensors, config, expected = awq_gemv(torch.randn(16, size * random.randint(1, 20)), size)
+    weight = layer(tensors, config, tmp_path)
+    assert torch.equal(weight.read(), expected)
 
 
 @pytest.mark.parametrize("name, change, message", DAMAGE)
