@@ -32,6 +32,7 @@ OPTIONS = {"ik_llama.cpp": "--ik_llama", "gptqmodel": "--gptqmodel_python"}
 PACKAGES = {  # that are imported, and the extra that brings them
     "llama.cpp": ("llama_cpp", "peers"),
     "transformers": ("transformers", "peers"),
+    "transformers, unpacked": ("accelerate", "peers"),
     "openvino": ("openvino_genai", "openvino"),
 }
 # Arms that read a GGUF file. transformers unpacks it to bfloat16: its kernels are for cards.
@@ -95,14 +96,22 @@ def chosen_runtimes(given: Sequence[str], programs: Mapping[str, str]) -> list[s
         if name in programs and shutil.which(programs[name]) is None:
             raise UsageError(f"{option} {shown(programs[name])}: there is no such program")
     for name in chosen:
-        if name in PACKAGES and importlib.util.find_spec(PACKAGES[name][0]) is None:
+        if not _is_installed(name):
             raise UsageError(missing(name))
     return chosen
 
 
+def _is_installed(name: str) -> bool:
+    return name not in PACKAGES or importlib.util.find_spec(PACKAGES[name][0]) is not None
+
+
 def of_runtimes(scheme: str, runtimes: Sequence[str]) -> list[tuple[str, str]]:
-    """The scheme's peers that are of these programs."""
-    return [(name, form) for name, form in PEERS[scheme] if name.split(",")[0] in runtimes]
+    """The scheme's peers of these programs; without an arm whose own package is missing."""
+    return [
+        (name, form)
+        for name, form in PEERS[scheme]
+        if name.split(",")[0] in runtimes and (name in runtimes or _is_installed(name))
+    ]
 
 
 def command(threads: int) -> Callable[[int], Sequence[str]]:

@@ -285,6 +285,10 @@ class LlamaServer(Whole):
             took = json.load(answer)["timings"]
         if took["predicted_n"] != new:
             raise QuantbenchError(f"the server made {took['predicted_n']} tokens of {new}")
+        if new == 1 and took["prompt_n"] != len(self.tokens):
+            raise QuantbenchError(
+                f"the server had kept the prompt: it read {took['prompt_n']} of it"
+            )
         steps = new - 1  # the first token is chosen when the prompt's time ends
         return [took["prompt_ms"] / 1e3, *steps * [took["predicted_ms"] / 1e3 / max(1, steps)]]
 

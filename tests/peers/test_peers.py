@@ -332,8 +332,9 @@ SERVER = """
         def do_POST(self):
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             made, length = asked["n_predict"] - (asked["prompt"] == [9]), len(asked["prompt"])
-            self.answer({"timings": {"prompt_ms": length * int(given["-t"]), "predicted_n": made,
-                                     "predicted_ms": 500.0 * (made - 1)}})
+            times = {"prompt_n": 3, "prompt_ms": length * int(given["-t"])}
+            times |= {"predicted_n": made, "predicted_ms": 500.0 * (made - 1)}
+            self.answer({"timings": times})
         def log_message(self, *_): pass
     http.server.HTTPServer((given["--host"], int(given["--port"])), Handler).serve_forever()
 """
@@ -353,6 +354,9 @@ def test_a_servers_own_times(tmp_path):
         runtime.tokens = [9]
         with pytest.raises(QuantbenchError, match="made 1 tokens of 2"):
             runtime.decode(1)
+        runtime.tokens = [5, 6, 7, 8]
+        with pytest.raises(QuantbenchError, match="had kept the prompt: it read 3 of it"):
+            runtime.prompt()
     finally:
         runtime.server.kill()
         runtime.server.wait()
