@@ -6,8 +6,9 @@ A layer X with N rows and K columns has
     X.qzeros    (groups, N / 8) int32, the codes of 0 in the same order
     X.scales    (groups, N) floats
 
-and its weight is (code - zero) · scale. GEMV has the columns of a row in a word, in their order, and
-pads groups to a multiple of 8, 16 where a group has 64 columns, or 32 where it has 32:
+and its weight is (code - zero) · scale. A word of GEMV has 8 columns of a
+row, in their order; groups are padded to a multiple of 8, 16 where they have 64 columns, 32 where
+they have 32:
 
     X.qweight   (N, K / 8) int32
     X.qzeros    (N, padded / 8) int32

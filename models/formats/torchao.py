@@ -12,13 +12,20 @@ The weights alone are read: activations are not rounded, and keep --precision. W
 """
 
 import functools
-
 from typing import Any
 
 import torch
 
 from quantbench.errors import CheckpointError
-from quantbench.models.formats.quantized import HINT, Layout, Parts, eight_bit, integers, require, scales
+from quantbench.models.formats.quantized import (
+    HINT,
+    Layout,
+    Parts,
+    eight_bit,
+    integers,
+    require,
+    scales,
+)
 from quantbench.ops.formats import Packed
 from quantbench.text import shown
 
@@ -54,30 +61,30 @@ def check(config: dict[str, Any], where: str) -> None:
         )
 
 
-def _described(config: dict[str, Any]) -> Any:
-    described = config.get("quant_type")
-    return described.get("default") if isinstance(described, dict) else described
-
-
 def _kind(config: dict[str, Any]) -> str:
-    described = _described(config)
-    return str(described.get("_type") if isinstance(described, dict) else described)
+    return str(_described(config, "_type"))
 
 
-def _dtype(config: dict[str, Any]) -> object:
-    """Of Intx weights, which torchao's JSON describes as {"_type": "torch.dtype", "_data": "int4"}."""
-    value: Any = _described(config)
-    for key in ("_data", "weight_dtype", "_data"):
+def _dtype(config: dict[str, Any]) -> str:
+    return str(_described(config, "_data", "weight_dtype", "_data"))
+
+
+def _described(config: dict[str, Any], *keys: str) -> object:
+    """What torchao's JSON says: {"_type": its configuration's name, "_data": {"weight_dtype":
+    {"_type": "torch.dtype", "_data": "int4"}, …}}, or the name alone."""
+    value = config.get("quant_type")
+    value = value.get("default") if isinstance(value, dict) else value
+    for key in keys if isinstance(value, dict) else ():
         value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, str) else None
+    return value
 
 
 def label(config: dict[str, Any]) -> str:
-    return _LABELS[_kind(config)].format(bits=_BITS.get(str(_dtype(config))))
+    return _LABELS[_kind(config)].format(bits=_BITS.get(_dtype(config)))
 
 
 def layouts(config: dict[str, Any]) -> list[Layout]:
-    bits = _BITS[str(_dtype(config))] if "Intx" in _kind(config) else 8
+    bits = _BITS[_dtype(config)] if "Intx" in _kind(config) else 8
     packed = functools.partial(_few_bits, bits) if bits < 8 else _packed
     return [Layout((_VALUES, _SCALE), packed, (_ZERO,))]
 

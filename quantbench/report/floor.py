@@ -46,19 +46,14 @@ def warning(config: RunConfig, rows: Sequence[DecodeRow]) -> str | None:
     floor = read(Floor, str(path))
     if any(getattr(config, name) != getattr(floor.config, name) for name in DECISIVE):
         return None
-    fallen = [
-        (row.scheme, share.high or share.value, floor.shares[row.scheme])
-        for row in rows
-        if (share := row.limit_share) and row.scheme and row.scheme in floor.shares
-    ]
-    fallen = [(name, share, least) for name, share, least in fallen if share < least - BELOW]
+    most = {row.scheme or "": s.high or s.value for row in rows if (s := row.limit_share)}
+    fallen = [name for name, share in floor.shares.items() if most.get(name, 1) < share - BELOW]
     if not fallen:
         return None
-    said = ", ".join(f"{name} at most {share:.0%} ({least:.0%})" for name, share, least in fallen)
-    names = ",".join(name for name, *_ in fallen)
+    said = (f"{name} at most {most[name]:.0%} ({floor.shares[name]:.0%})" for name in fallen)
     return (
-        f"below the floor in {path.relative_to(ROOT)} by 5 points or more: {said}; "
-        f"`quantbench roofline --parts layers --schemes {names}` shows which layers"
+        f"below the floor in {path.relative_to(ROOT)} by 5 points or more: {', '.join(said)}; "
+        f"`quantbench roofline --parts layers --schemes {','.join(fallen)}` shows which layers"
     )
 
 
