@@ -300,19 +300,20 @@ class OpenVino(Whole):
         import openvino
         import openvino_genai
 
-        pipeline: Any = openvino_genai.LLMPipeline
         file = Path(work.file)
         _check_memory(file.stat().st_size, headroom)
         self.weight_bytes = gguf_file.weight_bytes(file)
         self.vocab = gguf_file.vocabulary(file)
-        self.inputs = lambda ids: openvino_genai.TokenizedInputs(
+        self.inputs: Callable[[Any], Any] = lambda ids: openvino_genai.TokenizedInputs(
             *(openvino.Tensor(part) for part in (ids, numpy.ones_like(ids)))
         )
         self.config = openvino_genai.GenerationConfig(do_sample=False, ignore_eos=True)
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False  # else the second prompt takes no time
         settings = {"INFERENCE_NUM_THREADS": work.threads, "KV_CACHE_PRECISION": "f16"}
-        self.pipe = pipeline(work.file, "CPU", scheduler_config=scheduler, **settings)
+        self.pipe = openvino_genai.LLMPipeline(
+            work.file, "CPU", scheduler_config=scheduler, **settings
+        )
         self.about = f"{ROUNDED}; OpenVINO GenAI {openvino_genai.__version__}"
 
     def generate(self, new: int) -> list[float]:

@@ -242,6 +242,8 @@ def test_ratios_by_hand():
     assert row.ours_limit_share == pytest.approx(0.01)
     assert row.theirs_limit_share == pytest.approx(0.005 / 1.5)
     shown = aligned(PEERS, [row])
+    (_, ours, *_) = peer_remarks([row], [compared()], 2)
+    assert ours.startswith("none: activations and cache in bfloat16; kernel ")
     assert "1.500 (1." in shown and " 256.00 " in shown
 
 
