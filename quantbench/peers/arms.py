@@ -29,11 +29,12 @@ WORKER = (sys.executable, "-m", "quantbench.peers.worker")
 RUNTIMES = ("llama.cpp", "transformers", "openvino", "ik_llama.cpp", "gptqmodel")
 DEFAULT = RUNTIMES[:2]
 OPTIONS = {"ik_llama.cpp": "--ik_llama", "gptqmodel": "--gptqmodel_python"}
-PACKAGES = {  # that are imported, and the extra that brings them
-    "llama.cpp": ("llama_cpp", "peers"),
-    "transformers": ("transformers", "peers"),
-    "transformers, unpacked": ("accelerate", "peers"),
-    "openvino": ("openvino_genai", "openvino"),
+PEERS_EXTRA = "pip install '.[peers]'"
+PACKAGES = {  # that are imported, and what brings them
+    "llama.cpp": ("llama_cpp", PEERS_EXTRA),
+    "transformers": ("transformers", PEERS_EXTRA),
+    "transformers, unpacked": ("accelerate", PEERS_EXTRA),
+    "openvino": ("openvino_genai", "pip install '.[openvino]'"),
 }
 # Arms that read a GGUF file. transformers unpacks it to bfloat16: its kernels are for cards.
 FILE_READERS = ("llama.cpp", "ik_llama.cpp", "openvino", "transformers, unpacked")
@@ -78,8 +79,8 @@ class Work:
 
 def missing(runtime: str) -> str:
     """What to install for an arm of that name."""
-    package, extra = PACKAGES[runtime.split(",")[0]]
-    return f"{runtime} needs more packages: pip install '.[{extra}]' ({package} is missing)"
+    package, install = PACKAGES[runtime.split(",")[0]]
+    return f"{runtime} needs more packages: {install} ({package} is missing)"
 
 
 def chosen_runtimes(given: Sequence[str], programs: Mapping[str, str]) -> list[str]:
