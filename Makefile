@@ -21,7 +21,7 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	tests/bench/test_session.py tests/answer/test_recommend.py tests/stats tests/report/test_log_tables.py tests/run/test_sizes.py
 
-.PHONY: size demo models real-model test test-fast check docs test-gpu gpu-report cpu-report gpu-compile trust sanitize clean
+.PHONY: size demo models real-model test test-fast check docs test-gpu gpu-report cpu-report gpu-compile trust floor sanitize clean
 .SILENT: size demo models real-model sanitize .venv/installed .venv/installed-dev .venv/installed-docs
 
 # A real model, which PyPI has as a wheel (Apache-2.0), in the folder that files.cache_folder names.
@@ -148,6 +148,14 @@ cpu-report:
 gpu-compile: .venv/installed-dev
 	for which in linear attention; do for capability in 75 80 86 89 90 100 120; do \
 	  $(PY) -m tests.ops.gpu_compiler $$which $$capability || exit 1; done; done
+
+# Each scheme's share of the memory's limit here, which `roofline` holds later runs to; on an idle machine.
+floor: .venv/installed
+	mkdir -p build
+	$(PY) -m quantbench roofline --device cpu --parts model --only_ours --max_minutes 15 \
+	  --schemes none,int8wo,int4wo-128,int4wo-64,fp6,sparse-marlin,uintx-2-64,uintx-6-64,bnb-nf4,mxfp4 \
+	  --json build/floor.json
+	$(PY) -m quantbench.report.floor build/floor.json
 
 # Thousands of simulated sessions, three minutes, into docs/data/trust.json.
 trust: .venv/installed-dev

@@ -1,4 +1,4 @@
-"""AWQ's weights in 4 bits, as AutoAWQ's GEMM version writes them.
+"""AWQ's weights in 4 bits, as AutoAWQ's versions GEMM and GEMV write them.
 
 A layer X with N rows and K columns has
 
@@ -6,9 +6,17 @@ A layer X with N rows and K columns has
     X.qzeros    (groups, N / 8) int32, the codes of 0 in the same order
     X.scales    (groups, N) floats
 
-and its weight is (code - zero) · scale.
+and its weight is (code - zero) · scale. A word of GEMV has 8 columns of a
+row, in their order; groups are padded to a multiple of 8, 16 where they have 64 columns, 32 where
+they have 32:
+
+    X.qweight   (N, K / 8) int32
+    X.qzeros    (N, padded / 8) int32
+    X.scales    (N, padded) floats
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,8 +34,8 @@ _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of rows 0, 1, … in a word
 _CONFIG: dict[str, tuple[Any, ...]] = {
     "quant_method": (METHOD,),
     "bits": (4,),
-    "version": (None, "gemm", "GEMM"),
-    "format": (None, "gemm", "GEMM"),
+    "version": (None, "gemm", "GEMM", "gemv", "GEMV"),
+    "format": (None, "gemm", "GEMM", "gemv", "GEMV"),
     "zero_point": (None, True),
     "do_fuse": (None, False),
 }
@@ -41,11 +49,19 @@ _HARMLESS = {
 
 
 def check(config: dict[str, Any], where: str) -> None:
-    require(where, {"bits": "missing"} | config, _CONFIG, _HARMLESS)
+    sizes = {"group_size": (-1, 32, 64, 128)} if _is_by_rows(config) else {}
+    require(where, {"bits": "missing"} | config, _CONFIG | sizes, _HARMLESS)
+
+
+def _is_by_rows(config: dict[str, Any]) -> bool:
+    return str(config.get("version") or config.get("format")).lower() == "gemv"
 
 
 def layouts(config: dict[str, Any]) -> list[Layout]:
-    return [Layout(("qweight", "qzeros", "scales"), _packed)]
+    packed: Callable[[Parts], Packed] = _packed
+    if _is_by_rows(config):
+        packed = functools.partial(_by_rows, config.get("group_size", 128))
+    return [Layout(("qweight", "qzeros", "scales"), packed)]
 
 
 def _packed(parts: Parts) -> Packed:
@@ -57,6 +73,19 @@ def _packed(parts: Parts) -> Packed:
         raise parts.error("scales", f"the weight has {columns} columns")
     zero = parts.tensor("qzeros", _INT, groups, words.shape[1])
     return integers(_codes(words), 4, scale.T.contiguous(), _codes(zero))
+
+
+def _by_rows(group_size: int, parts: Parts) -> Packed:
+    words = parts.tensor("qweight", _INT, None, None)
+    rows, columns = words.shape[0], words.shape[1] * 8
+    group_size = columns if group_size == -1 else group_size
+    if columns % group_size:
+        raise parts.error("qweight", f"a row is no multiple of a group's {group_size} columns")
+    groups, unit = columns // group_size, 8 * max(1, 128 // group_size)
+    padded = -(-groups // unit) * unit
+    scale = parts.tensor("scales", FLOATS, rows, padded)[:, :groups].contiguous()
+    zero = stream(parts.tensor("qzeros", _INT, rows, padded // 8), 4)[:, :groups].contiguous()
+    return integers(stream(words, 4), 4, scale, zero)
 
 
 def _codes(words: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from quantbench.log.kinds import Number, Whole
 from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.quantize import spec
-from quantbench.quantize.recipe import Recipe
+from quantbench.report import floor
 from quantbench.report import limit_tables as tables
 from quantbench.report.columns import aligned
 from quantbench.typed_json import omitted
@@ -86,7 +86,7 @@ def roofline(
     """Hold every scheme against the limit that memory's bandwidth sets."""
     specs = [spec.parse(name, "--schemes") for name in names_of("--schemes", schemes, SCHEMES)]
     for scheme in specs:
-        if scheme.scheme is None or isinstance(scheme, spec.Int8Embedding | Recipe):
+        if scheme.scheme is None or isinstance(scheme, spec.Int8Embedding):
             raise UsageError(
                 f"--schemes {scheme}: its layers are those of other schemes; name these"
             )
@@ -119,6 +119,8 @@ def roofline(
         remarks = tables.model_remarks(report.model, report.comparison.bandwidth)
         if report.comparison.ended == "max_minutes":
             remarks.append("--max_minutes was reached")
+        if "cpu" in report.comparison.bandwidth:
+            remarks += filter(None, [floor.warning(common, report.model)])
         click.echo("\n" + "\n".join(remarks))
         failed = failed or any(row.failed for row in report.model)
     if json_path:

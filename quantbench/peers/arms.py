@@ -7,8 +7,9 @@ measure(arms, settings, command(threads=2))
 import importlib.util
 import json
 import re
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,56 +20,101 @@ from quantbench.bench.store import ArmResult
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.progress import say
+from quantbench.text import shown
 from quantbench.typed_json import to_json
 
 WORKER = (sys.executable, "-m", "quantbench.peers.worker")
-# Schemes of which llama.cpp gets a file of the same weights, and those that read its very file.
+# Programs by their name in --runtimes. An option that names one adds it; the first two are there
+# without any.
+RUNTIMES = ("llama.cpp", "transformers", "openvino", "ik_llama.cpp", "gptqmodel")
+DEFAULT = RUNTIMES[:2]
+ON_A_CARD = ("transformers",)  # llama.cpp's wheel on PyPI is built for the CPU
+OPTIONS = {"ik_llama.cpp": "--ik_llama", "gptqmodel": "--gptqmodel_python"}
+PEERS_EXTRA = "pip install '.[peers]'"
+PACKAGES = {  # that are imported, and what brings them
+    "llama.cpp": ("llama_cpp", PEERS_EXTRA),
+    "transformers": ("transformers", PEERS_EXTRA),
+    "transformers, unpacked": ("accelerate", PEERS_EXTRA),
+    "openvino": ("openvino_genai", "pip install '.[openvino]'"),
+}
+# Arms that read a GGUF file. transformers unpacks it to bfloat16: its kernels are for cards.
+FILE_READERS = ("llama.cpp", "ik_llama.cpp", "openvino", "transformers, unpacked")
+# Schemes of which the others get a file of the same weights, and those that read the very file.
 WRITTEN = ("none", "int8wo", "fp6", "int4wo-128")
 SAME_FILE = ("gguf-Q4_0", "gguf-Q8_0", "gguf-Q4_K_M", "gguf-Q6_K")
-# For each scheme the peers that it is compared with, as (runtime, format).
+# For each scheme the peers that it is compared with, as (arm, format); cheap ones first.
 PEERS: dict[str, Sequence[tuple[str, str]]] = {
     "none": (
+        ("transformers", ""),
         ("llama.cpp", "BF16"),
-        ("transformers", "BF16"),
-        ("transformers, compiled", "BF16"),
+        ("ik_llama.cpp", "BF16"),
+        ("openvino", "F16"),  # it does not read BF16
+        ("transformers, compiled", ""),
     ),
-    "int8wo": (("llama.cpp", "Q8_0"),),
-    "fp6": (("llama.cpp", "Q6_K"),),
-    "int4wo-128": (("llama.cpp", "Q4_0"),),
-    **{name: [("llama.cpp", name.removeprefix("gguf-"))] for name in SAME_FILE},
-    "as-is": (("llama.cpp", ""),),  # of a checkpoint that is a GGUF file
+    "int8wo": [(name, "Q8_0") for name in FILE_READERS[:3]],
+    "fp6": [(name, "Q6_K") for name in FILE_READERS[:3]],
+    "int4wo-128": [(name, "Q4_0") for name in FILE_READERS[:3]],
+    **{name: [(one, name.removeprefix("gguf-")) for one in FILE_READERS] for name in SAME_FILE},
+    "as-is": [("gptqmodel", ""), *((name, "") for name in FILE_READERS)],
 }
-RUNTIMES = ("llama.cpp", "transformers")
-ON_A_CARD = ("transformers",)  # llama.cpp's wheel on PyPI is built for the CPU
-PACKAGES = {"llama.cpp": "llama_cpp", "transformers": "transformers"}
-MISSING = "quantbench peers needs more packages: pip install '.[peers]'"
+# Seconds for 10^9 weights on two cores: to write a file, and to load and warm up a program.
+WRITING = {"BF16": 30, "F16": 30, "Q8_0": 25, "Q6_K": 35, "Q4_0": 25, "Q4_K_M": 90}
+LOADING = 15
 
 
 @dataclass(frozen=True)
 class Work:
     """Read `prompt` tokens at once, then make `new` tokens one by one: what every runtime does."""
 
-    runtime: str  # a key of peers.worker.RUNTIMES
+    runtime: str  # a key of peers.runtimes.RUNTIMES
     prompt: int
     new: int
     threads: int
     checkpoint: str  # as in generate.py
     seed: int = 1234
     num_layers: int | None = None  # as in generate.py
-    file: str = ""  # the GGUF of the checkpoint, for llama.cpp
+    file: str = ""  # the GGUF of the checkpoint, for those that read one
+    form: str = ""  # of the file: it is written where it is missing
+    program: str = ""  # that the user named
     device: str = "cpu"
 
 
-def check_packages(runtimes: Sequence[str]) -> None:
-    """UsageError unless all that these runtimes need is installed."""
-    for package in map(PACKAGES.__getitem__, runtimes):
-        if importlib.util.find_spec(package) is None:
-            raise UsageError(f"{MISSING} ({package} is missing)")
+def missing(runtime: str) -> str:
+    """What to install for an arm of that name."""
+    package, install = PACKAGES[runtime.split(",")[0]]
+    return f"{runtime} needs more packages: {install} ({package} is missing)"
+
+
+def chosen_runtimes(given: Sequence[str], programs: Mapping[str, str]) -> list[str]:
+    """The names of --runtimes, or the default ones. programs: by name those that an option names.
+
+    Raises UsageError where one lacks its option or its package, and for an option without use.
+    """
+    chosen = [*given] or [*DEFAULT, *programs]
+    for name, option in OPTIONS.items():
+        if name in chosen and name not in programs:
+            raise UsageError(f"--runtimes {name}: name its program with {option} PATH")
+        if name in programs and name not in chosen:
+            raise UsageError(f"{option}: --runtimes leaves {name} out")
+        if name in programs and shutil.which(programs[name]) is None:
+            raise UsageError(f"{option} {shown(programs[name])}: there is no such program")
+    for name in chosen:
+        if not _is_installed(name):
+            raise UsageError(missing(name))
+    return chosen
+
+
+def _is_installed(name: str) -> bool:
+    return name not in PACKAGES or importlib.util.find_spec(PACKAGES[name][0]) is not None
 
 
 def of_runtimes(scheme: str, runtimes: Sequence[str]) -> list[tuple[str, str]]:
-    """The scheme's peers that are of these programs."""
-    return [(name, form) for name, form in PEERS[scheme] if name.split(",")[0] in runtimes]
+    """The scheme's peers of these programs; without an arm whose own package is missing."""
+    return [
+        (name, form)
+        for name, form in PEERS[scheme]
+        if name.split(",")[0] in runtimes and (name in runtimes or _is_installed(name))
+    ]
 
 
 def command(threads: int) -> Callable[[int], Sequence[str]]:
@@ -78,17 +124,23 @@ def command(threads: int) -> Callable[[int], Sequence[str]]:
 
 
 def make_arms(
-    ours: RunConfig, peers: Sequence[tuple[str, str]], folder: Path, threads: int
+    ours: RunConfig,
+    peers: Sequence[tuple[str, str]],
+    folder: Path,
+    threads: int,
+    programs: Mapping[str, str] | None = None,
 ) -> list[ArmResult]:
-    """Ours first, then each runtime. Writes the files that llama.cpp reads into the folder."""
-    name = ours.quantization
-    if name in SAME_FILE:
-        path = str(_file(ours, peers[0][1], folder))
-        ours = replace(ours, quantization="as-is", checkpoint_path=path, num_layers=None)
-    arms = [ArmResult(name, "", argv(ours, said=True))]
+    """Ours first, then each peer. Writes the file that ours reads into the folder, too; the others'
+    are written as they load."""
+    scheme = ours.quantization
+    if scheme in SAME_FILE:
+        path = _file(ours, peers[0][1], folder)
+        _write(path, peers[0][1], ours)
+        ours = replace(ours, quantization="as-is", checkpoint_path=str(path), num_layers=None)
+    arms = [ArmResult(scheme, "", argv(ours, said=True))]
     for runtime, form in peers:
-        is_file = runtime == "llama.cpp"
-        read = ours.checkpoint_path if ours.quantization == "as-is" else _file(ours, form, folder)
+        is_written = bool(form) and scheme in WRITTEN
+        file = str(_file(ours, form, folder)) if is_written else ours.checkpoint_path
         work = Work(
             runtime=runtime,
             prompt=ours.prefill_size or 1,
@@ -97,23 +149,33 @@ def make_arms(
             seed=ours.seed,
             checkpoint=ours.checkpoint_path,
             num_layers=ours.num_layers,
-            file=str(read) if is_file else "",
+            file=file if runtime in FILE_READERS else "",
+            form=form if is_written else "",
+            program=(programs or {}).get(runtime, ""),
             device=ours.device,
         )
-        name = f"{runtime} {form}".strip() if is_file else runtime
-        arms.append(ArmResult(name, "", [json.dumps(to_json(work))]))
+        arms.append(ArmResult(f"{runtime} {form}".strip(), "", [json.dumps(to_json(work))]))
     return arms
 
 
+def seconds_before(
+    scheme: str, peers: Sequence[tuple[str, str]], ours: RunConfig, folder: Path, weights: int
+) -> float:
+    """About how long writing the files that are missing and loading every program takes."""
+    forms = {form for _, form in peers if form and not _file(ours, form, folder).exists()}
+    return weights / 1e9 * (sum(map(WRITING.__getitem__, forms)) + LOADING * (1 + len(peers)))
+
+
 def _file(ours: RunConfig, form: str, folder: Path) -> Path:
-    """The GGUF of the model in that format, written where it is missing."""
+    """Where the GGUF of the model in that format is, or will be."""
     layers = f"-{ours.num_layers}" if ours.num_layers else ""
     name = re.sub(r"[^\w.-]", "_", ours.checkpoint_path)
-    path = folder / f"{name}{layers}-{form}.gguf"
-    if path.exists():
-        return path
-    say(f"Writing {path.name} …")
-    model = {"checkpoint": ours.checkpoint_path, "num_layers": ours.num_layers}
-    with closing(Process(WORKER)) as worker:
-        worker.ask("write_file", path=str(path), form=form, **model)
-    return path
+    return folder / f"{name}{layers}-{form}.gguf"
+
+
+def _write(path: Path, form: str, ours: RunConfig) -> None:
+    if not path.exists():
+        say(f"Writing {path.name} …")
+        model = {"checkpoint": ours.checkpoint_path, "num_layers": ours.num_layers}
+        with closing(Process(WORKER)) as worker:
+            worker.ask("write_file", path=str(path), form=form, **model)

@@ -5,7 +5,7 @@
 Llama models and Mixtrals are written as architecture "llama", Qwen3-MoE as "qwen3moe", with the
 weights that generate.py loads from the same checkpoint. All matrices have one format, embedding and
 output included, as all linear layers have in a scheme of ours; norms and routers stay in float32.
-There is no vocabulary: tokens are given as ids.
+The vocabulary is one of placeholders, for servers that turn ids into text; prompts are ids.
 """
 
 import tempfile
@@ -34,7 +34,10 @@ from quantbench.models.formats.gguf_writer import (
 from quantbench.models.loading import load_config, load_model
 
 MIXES = ("Q4_K_M",)  # that llama.cpp itself makes
-FORMATS = ("BF16", "Q8_0", "Q6_K", "Q4_0", *MIXES)
+FILE_TYPES = {  # by what most of a file's numbers are
+    name: gguf.LlamaFileType[f"MOSTLY_{name}"] for name in ("BF16", "F16", "Q8_0", "Q6_K", "Q4_0")
+}
+FORMATS = ("BF16", "F16", "Q8_0", "Q6_K", "Q4_0", *MIXES)
 
 
 def check(architecture: ModelConfig, format: str) -> None:
@@ -73,7 +76,8 @@ def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None 
         return
     writer, factors = gguf.GGUFWriter(None, llama_cpp(architecture)), rope_factors(architecture)
     describe(writer, architecture)
-    writer.add_tokenizer_model("none")
+    _add_vocabulary(writer, architecture.vocab_size)
+    writer.add_file_type(FILE_TYPES[format])
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, np.dtype("f4"), factors.nbytes)
     with torch.device("meta"):
@@ -104,6 +108,21 @@ def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None 
         writer.close()
 
 
+def _add_vocabulary(writer: gguf.GGUFWriter, count: int) -> None:
+    """The end, bytes as BPE names them, one merge, since readers want some, and placeholders."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [chr(256 + number) for number in range(256 - len(printable))]
+    names = ["<|end|>", *map(chr, printable), *others, "!!"]
+    names += [f"<{number}>" for number in range(len(names), count)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(names[:count])
+    writer.add_token_types([gguf.TokenType.CONTROL, *(count - 1) * [gguf.TokenType.NORMAL]])
+    writer.add_token_merges(["! !"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+
+
 def _mix(floats: Path, path: Path, format: str) -> None:
     """A file of another file's weights in llama.cpp's mix of types."""
     import llama_cpp
@@ -112,6 +131,11 @@ def _mix(floats: Path, path: Path, format: str) -> None:
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{format}")
     if llama_cpp.llama_model_quantize(str(floats).encode(), str(path).encode(), params):
         raise LogError(f"llama.cpp cannot write {path} as {format}")
+
+
+def vocabulary(path: Path) -> int:
+    """The number of ids of a file's model."""
+    return len(GgufFile(path).tensors["token_embd.weight"].data)
 
 
 def weight_bytes(path: Path) -> int:

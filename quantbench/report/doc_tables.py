@@ -8,6 +8,7 @@ figure that was not measured is a dash.
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from quantbench import files
@@ -61,6 +62,11 @@ def _block(row: type[R], columns: Columns[R], key: str = "rows") -> Block:
         return _captioned(columns, rows, read(About, path, "about"))
 
     return block
+
+
+def _if_there(block: Block) -> Block:
+    """Nothing where the file is missing: it takes programs that not every machine has."""
+    return lambda words: block(words) if Path(_file(words)).exists() else ""
 
 
 def _file(words: Sequence[str]) -> str:
@@ -243,7 +249,7 @@ TABLES: Mapping[str, Block] = {
     "speeds": speeds,
     "quality": quality,
     "roofline": _block(DecodeRow, MODELS, "model"),  # of `roofline --json`
-    "peers": _block(PeerRow, PEERS),  # of `peers --json`
+    "peers": _if_there(_block(PeerRow, PEERS)),  # of `peers --json`
     "latency": latency,
     "trust": _block(Simulated, TRUST),  # of `make trust`
     **doc_reference.TABLES,

@@ -114,6 +114,9 @@ def peer_remarks(
     for arm in [arm for results in comparisons for arm in results.arms]:
         if arm.facts and arm.facts.about:
             lines.append(f"{arm.name}: {arm.facts.about}")
+        if arm.facts and (run := arm.facts.run):
+            ran = f"activations and cache in {run.config.precision}"
+            lines.append(f"{arm.name}: {ran}; kernel {run.kernel}, decoder {run.decoder}")
         if arm.facts and not arm.facts.ready.warm_up_steady:
             lines.append(f"{arm.name}: its warm-up did not become steady")
     each = [readings for results in comparisons for readings in results.bandwidth.values()]

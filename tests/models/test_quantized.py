@@ -11,7 +11,17 @@ from bitsandbytes import functional as bnb
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
-from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+from torchao.core.config import config_to_dict
+from torchao.quantization import (
+    Float8WeightOnlyConfig,
+    Int8DynamicActivationIntxWeightConfig,
+    Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
+    MappingType,
+    PerAxis,
+    PerGroup,
+    quantize_,
+)
 
 from quantbench import models
 from quantbench.errors import CheckpointError
@@ -81,6 +91,18 @@ def awq(w):
     return tensors, config, (codes - zero[:, group]) * scale.float()[:, group]
 
 
+def awq_gemv(w, size=32):
+    """As WQLinear_GEMV packs it: columns in order, groups padded by calculate_zeros_width."""
+    codes, scale, zero = drawn(w, 4, w.shape[1] // size, False)
+    padding = -scale.shape[1] % (8 * 128 // size)
+    scales, zeros = (torch.nn.functional.pad(part, (0, padding)) for part in (scale, zero))
+    words = {"qweight": codes, "qzeros": zeros}
+    tensors = {name: torch.from_numpy(in_bits(part.numpy(), 4)) for name, part in words.items()}
+    config = {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemv"}
+    group = torch.arange(w.shape[1]) // size
+    return tensors | {"scales": scales}, config, (codes - zero[:, group]) * scale.float()[:, group]
+
+
 def fp8(w):
     block = random.choice([[128, 128], [32, 64], None])
     if block is None:
@@ -121,12 +143,25 @@ def torchao(w, config):
     linear = torch.nn.Linear(*w.T.shape, bias=False).requires_grad_(False)
     linear.weight.copy_(w)
     quantize_(linear, config)
-    weight, kind = linear.weight, type(config).__name__
+    weight = linear.weight
     tensors = {f"_weight_{end}": getattr(weight, end) for end in weight.tensor_data_names}
     zero = getattr(weight, "zero_point", None)
     tensors |= {} if zero is None else {"_weight_zero_point": zero}
-    described = {"quant_method": "torchao", "quant_type": {"default": {"_type": kind}}}
+    described = {"quant_method": "torchao", "quant_type": {"default": config_to_dict(config)}}
     return tensors, described, weight.dequantize()
+
+
+def intx(w):
+    """Of 2 to 7 bits, with zeros or without, in groups or rows."""
+    groups = random.choice([PerGroup(32), PerAxis(0)])
+    given = {"weight_dtype": getattr(torch, f"int{random.randint(2, 7)}")}
+    mapping = random.choice([MappingType.SYMMETRIC, MappingType.ASYMMETRIC])
+    if random.random() < 0.5:
+        config = IntxWeightOnlyConfig(granularity=groups, mapping_type=mapping, **given)
+    else:
+        given |= {"weight_granularity": groups, "weight_mapping_type": mapping}
+        config = Int8DynamicActivationIntxWeightConfig(**given)
+    return torchao(w, config)
 
 
 def compressed(w, layout, **weights):
@@ -169,6 +204,7 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
     "gptq": (None, gptq),
     "gptq, act-order": (None, lambda w: gptq(w, "act")),
     "awq": ("awq-4-32", awq),
+    "awq, by rows": ("awq-4-32", awq_gemv),
     "fp8": ("fp8", fp8),
     "bnb-nf4": ("bnb-nf4", lambda w: bnb_4bit(w, "nf4", False)),
     "bnb-nf4, nested": ("bnb-nf4", lambda w: bnb_4bit(w, "nf4", True)),
@@ -176,6 +212,7 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
     "bnb-int8": ("bnb-int8", bnb_int8),
     "torchao int8": ("w8a16", lambda w: torchao(w, Int8WeightOnlyConfig(version=2))),
     "torchao float8": ("fp8", lambda w: torchao(w, Float8WeightOnlyConfig())),
+    "torchao intx": (None, intx),
     "w4a16": ("w4a16-32", of("pack-quantized", num_bits=4, **GROUPS)),
     "w4a16, zeros": ("w4a16-32", of("pack-quantized", num_bits=4, symmetric=False, **GROUPS)),
     "w8a16, zeros": ("w8a16", of("pack-quantized", num_bits=8, symmetric=False, **ROWS)),
@@ -289,7 +326,12 @@ DAMAGE = [  # what is changed, and what the one line says
     ("gptq", lambda t, c: c.update(activation="w4afp8"), "'activation' is not understood"),
     ("gptq", lambda t, c: c.clear() or c.update(AWQ), "scales is torch.float16 of shape ("),
     ("awq", lambda t, c: c.clear() or c.update(GPTQ), ".qweight, but not model.layers."),
-    ("awq", lambda t, c: c.update(version="gemv"), "version 'gemv' is not read; null or gemm or"),
+    ("awq", lambda t, c: c.update(version="exl"), "version 'exl' is not read; null or gemm or"),
+    (
+        "awq",
+        lambda t, c: c.update(version="gemv"),
+        "expected is float32 or float16 or bfloat16 of shape (96, 32)",
+    ),
     ("awq", lambda t, c: c.update(bits=8), "bits 8 is not read; 4 is, or give the full-precision"),
     ("awq", lambda t, c: t.update({f"{UP}.scales": torch.ones(5, 96)}), "the weight has 64 col"),
     ("awq", lambda t, c: t.update(of_bnb(t)), "which the model would not read"),
@@ -302,6 +344,12 @@ DAMAGE = [  # what is changed, and what the one line says
     ("bnb-nf4, nested", lambda t, c: t.pop(f"{UP}.weight.nested_absmax"), "is not whole"),
     ("bnb-int8", lambda t, c: t[f"{UP}.weight_format"].add_(1), "rows alone are read, which is 0"),
     ("torchao int8", lambda t, c: t[f"{UP}._weight_zero_point"].add_(1), "whose zeros are 0"),
+    ("torchao intx", lambda t, c: t[f"{UP}._weight_qdata"].fill_(100), "bits, from -"),
+    (
+        "torchao intx",
+        lambda t, c: c["quant_type"]["default"]["_data"]["weight_dtype"].update(_data="int1"),
+        "weight_dtype 'int1' is not read; int2, int3,",
+    ),
     (
         "torchao int8",
         lambda t, c: c.update(quant_type="int4"),
@@ -327,6 +375,13 @@ def of_bnb(tensors):
     """A second layer of that name, in bitsandbytes' format."""
     parts, _, _ = bnb_4bit(torch.randn(96, 64), "nf4", False)
     return {f"{UP}.{end}": part for end, part in parts.items() if end != "weight"}
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_awq_by_rows_pads_groups(size, tmp_path):
+    tensors, config, expected = awq_gemv(torch.randn(16, size * random.randint(1, 20)), size)
+    weight = layer(tensors, config, tmp_path)
+    assert torch.equal(weight.read(), expected)
 
 
 @pytest.mark.parametrize("name, change, message", DAMAGE)

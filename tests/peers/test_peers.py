@@ -6,6 +6,11 @@ import json
 import math
 import random
 import re
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -22,9 +27,17 @@ from quantbench.log.config import RunConfig
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.formats.gguf_writer import q6_k
 from quantbench.models.loading import load_config, load_model
-from quantbench.peers.arms import RUNTIMES, make_arms, of_runtimes
+from quantbench.peers.arms import make_arms, of_runtimes, seconds_before
 from quantbench.peers.gguf_file import FORMATS, MIXES, check, weight_bytes, write
-from quantbench.peers.worker import HuggingFace, PeerWorker, Work, hugging_face
+from quantbench.peers.runtimes import (
+    GptqModel,
+    HuggingFace,
+    LlamaServer,
+    Stepwise,
+    Work,
+    hugging_face,
+)
+from quantbench.peers.worker import PeerWorker
 from quantbench.report.columns import aligned
 from quantbench.report.limit_tables import PEERS, peer_remarks
 from tests.bench.facts import arm_facts, peer_facts
@@ -94,9 +107,11 @@ def test_q6_k_of_numbers_it_can_hold():
 
 # Largest error of a weight, over the largest weight of its row: half a step of 127, and what the
 # scale, a float16, is off by (2^-11 of it, times 127); of bfloat16 nothing, dummy weights being
-# that; Q6_K as above; Q4_0's largest weight of the other sign stops at 7 of 8 steps: a whole one.
+# that, of float16 those of numbers below its normal ones; Q6_K as above; Q4_0's largest weight of
+# the other sign stops at 7 of 8 steps: a whole one.
 ERRORS = {
     "BF16": 0,
+    "F16": 2**-16,
     "Q8_0": 0.5 / 127 + 2**-11,
     "Q6_K": 1.125 / 32 + 2**-11,
     "Q4_0": 1 / 8 + 2**-9,
@@ -185,7 +200,7 @@ def test_hugging_face_decodes_as_it_reads(tmp_path):
 @pytest.mark.parametrize("changes", [{}, EXPERTS, QWEN], ids=["llama", "mixtral", "qwen-3-moe"])
 def test_llama_cpp_says_what_we_say(tmp_path, changes):
     """It rounds activations to bfloat16 elsewhere than we do: 3 % of the largest logit."""
-    from quantbench.peers.worker import LlamaCpp
+    from quantbench.peers.runtimes import LlamaCpp
 
     name, path = checkpoint(tmp_path, **changes), tmp_path / "model.gguf"
     write(path, name, "BF16")
@@ -227,6 +242,8 @@ def test_ratios_by_hand():
     assert row.ours_limit_share == pytest.approx(0.01)
     assert row.theirs_limit_share == pytest.approx(0.005 / 1.5)
     shown = aligned(PEERS, [row])
+    (_, ours, *_) = peer_remarks([row], [compared()], 2)
+    assert ours.startswith("none: activations and cache in bfloat16; kernel ")
     assert "1.500 (1." in shown and " 256.00 " in shown
 
 
@@ -254,10 +271,10 @@ def test_a_peer_that_fails_is_told():
 def worker(monkeypatch):
     """A worker of a runtime without a model: reading 5 tokens takes 5 s, and a step 1 s."""
     worker, clock = PeerWorker(), [0.0]
-    monkeypatch.setattr("quantbench.peers.worker.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("quantbench.peers.runtimes.time.perf_counter", lambda: clock[0])
 
-    class Runtime:
-        begun, read = 0, []
+    class Runtime(Stepwise):
+        begun, read, tokens = 0, [], [1, 2, 3, 4, 5]
 
         def begin(self):
             self.begun, self.read = self.begun + 1, []
@@ -269,7 +286,7 @@ def worker(monkeypatch):
             return 100 + len(self.read)
 
     worker.work, worker.runtime = Work("llama.cpp", 5, 10, 1, "tiny"), Runtime()
-    worker.prompt = [1, 2, 3, 4, 5]
+    worker.runtime.work = worker.work
     return worker
 
 
@@ -294,6 +311,97 @@ def test_a_sample_of_a_peer(worker):
     assert sample.token_seconds == [1.0] * 8 and sample.tok_s == 10 / 14
 
 
+# ------------------------------------------------------------------- programs that a user names
+
+
+def program(tmp_path, text):
+    path = tmp_path / "program"
+    path.write_text(f"#!{sys.executable}\n{textwrap.dedent(text)}")
+    path.chmod(0o755)
+    return str(path)
+
+
+SERVER = """
+    import http.server, json, sys
+    given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def answer(self, value):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(value).encode())
+        def do_GET(self):
+            self.answer({})
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            made, length = asked["n_predict"] - (asked["prompt"] == [9]), len(asked["prompt"])
+            times = {"prompt_n": 3, "prompt_ms": length * int(given["-t"])}
+            times |= {"predicted_n": made, "predicted_ms": 500.0 * (made - 1)}
+            self.answer({"timings": times})
+        def log_message(self, *_): pass
+    http.server.HTTPServer((given["--host"], int(given["--port"])), Handler).serve_forever()
+"""
+
+
+def test_a_servers_own_times(tmp_path):
+    """4 ms for a token of the prompt (the fake takes -t for that), 500 ms for each step."""
+    name, file = checkpoint(tmp_path), tmp_path / "model.gguf"
+    write(file, name, "BF16")
+    given = {"file": str(file), "program": program(tmp_path, SERVER)}
+    runtime = LlamaServer(Work("ik_llama.cpp", 3, 8, 4, name, **given), headroom=0)
+    try:
+        runtime.tokens = [5, 6, 7]
+        assert runtime.vocab == 320 and runtime.weight_bytes == weight_bytes(file)
+        assert runtime.prompt() == pytest.approx(0.012)
+        assert runtime.decode(3) == pytest.approx([0.5] * 3)
+        runtime.tokens = [9]
+        with pytest.raises(QuantbenchError, match="made 1 tokens of 2"):
+            runtime.decode(1)
+        runtime.tokens = [5, 6, 7, 8]
+        with pytest.raises(QuantbenchError, match="had kept the prompt: it read 3 of it"):
+            runtime.prompt()
+    finally:
+        runtime.server.kill()
+        runtime.server.wait()
+    given["program"] = program(tmp_path, "raise SystemExit(7)")
+    with pytest.raises(QuantbenchError, match="ended with exit code 7 for .*model.gguf"):
+        LlamaServer(Work("ik_llama.cpp", 3, 8, 4, name, **given), headroom=0)
+
+
+def test_gptqmodel_in_its_own_python(tmp_path):
+    """The process's script runs with a package of that name, which has our model."""
+    (tmp_path / "gptqmodel.py").write_text(
+        textwrap.dedent("""
+        import torch, transformers
+        __version__ = "7"
+        class GPTQModel:
+            @staticmethod
+            def load(path, device):
+                config = transformers.LlamaConfig(
+                    vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                    num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=False)
+                GPTQModel.model = transformers.LlamaForCausalLM(config)
+                return GPTQModel
+        """)
+    )
+    python = f"""
+        import os, sys
+        os.environ["PYTHONPATH"] = {str(tmp_path)!r}
+        os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])
+    """
+    work = Work("gptqmodel", 3, 8, 1, str(tmp_path), program=program(tmp_path, python))
+    runtime = GptqModel(work, headroom=0)
+    try:
+        runtime.tokens = [5, 6, 7]
+        assert runtime.vocab == 50 and runtime.about.startswith("GPTQModel 7, torch ")
+        assert runtime.weight_bytes == 4 * (4 * 32 * 32 + 3 * 32 * 64 + 3 * 32 + 50 * 32) + 4 * 16
+        assert runtime.prompt() > 0 and len(runtime.decode(4)) == 4
+    finally:
+        runtime.process.kill()
+        runtime.process.wait()
+    with pytest.raises(QuantbenchError, match="GPTQModel ended with exit code -9"):
+        runtime.prompt()
+
+
 # -------------------------------------------------------------------------------- the command
 
 
@@ -308,12 +416,13 @@ def test_without_the_packages(monkeypatch):
     assert "pip install '.[peers]'" in str(result.exception) and "\n" not in str(result.exception)
 
 
-def test_peers_on_a_small_model(tmp_path):
+def test_peers_on_a_small_model(tmp_path, monkeypatch):
     """The whole command, with its workers, against transformers."""
     pytest.importorskip("transformers")
     path = tmp_path / "peers.json"
     given = ["--checkpoint_path", checkpoint(tmp_path), "--schemes", "none", "--threads", "1"]
     given += ["--runtimes", "transformers", "--prefill_size", "16", "--max_new_tokens", "4"]
+    monkeypatch.setattr(peers, "GRACE", 600)
     partly = run(*given, "--max_minutes", "0")
     assert partly.exit_code == 0
     left_out = "not compared: none against transformers, compiled"
@@ -329,15 +438,49 @@ def test_peers_on_a_small_model(tmp_path):
         assert math.isfinite(ratio) and row["cycles"] == 2 and row["failed"] is None
 
 
-def test_one_file_for_both(tmp_path):
-    """gguf-TYPE writes a file, ours reads it as it is, and llama.cpp reads the same."""
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_clock_stops_what_does_not_end_by_itself(fast, tmp_path, monkeypatch):
+    """A file that takes longer than --max_minutes and the grace: nothing was measured."""
+    monkeypatch.setattr(peers, "GRACE", 0.05)
+    monkeypatch.setattr(peers.programs, "chosen_runtimes", lambda *_: ["llama.cpp"])
+    monkeypatch.setattr(peers.programs, "make_arms", lambda *_: time.sleep(0 if fast else 60))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt  # Ctrl-C: the time is not over
+
+    monkeypatch.setattr(peers.decode_limit, "measure", interrupted)
+    minutes = "1" if fast else "0"
+    result = run("--checkpoint_path", checkpoint(tmp_path), "--max_minutes", minutes)
+    if fast:
+        assert result.exit_code == 1 and "Aborted" in result.output
+    else:
+        assert "--max_minutes 0 ended before the first comparison" in str(result.exception)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_one_file_for_all(tmp_path):
+    """gguf-TYPE writes a file, ours reads it as it is, and the others read the same."""
     config = RunConfig(checkpoint_path=checkpoint(tmp_path), quantization="gguf-Q8_0")
-    ours, theirs = make_arms(config, of_runtimes("gguf-Q8_0", RUNTIMES), tmp_path, threads=1)
-    work = json.loads(theirs.argv[0])
-    assert ours.name == "gguf-Q8_0" and theirs.name == "llama.cpp Q8_0"
-    assert ours.argv[ours.argv.index("--checkpoint_path") + 1] == work["file"]
+    readers = ["llama.cpp", "ik_llama.cpp"]
+    named = {"ik_llama.cpp": "/llama-server"}
+    ours, *others = make_arms(config, of_runtimes("gguf-Q8_0", readers), tmp_path, 1, named)
+    assert [arm.name for arm in (ours, *others)] == ["gguf-Q8_0", *(f"{n} Q8_0" for n in readers)]
+    (file,) = {json.loads(arm.argv[0])["file"] for arm in others}
+    assert json.loads(others[1].argv[0])["program"] == "/llama-server"
+    assert ours.argv[ours.argv.index("--checkpoint_path") + 1] == file
     assert ours.argv[ours.argv.index("--quantization") + 1] == "as-is"
-    given = dataclasses.replace(config, checkpoint_path=work["file"], quantization="as-is")
-    _, theirs = make_arms(given, of_runtimes("as-is", RUNTIMES), tmp_path, threads=1)
-    assert json.loads(theirs.argv[0])["file"] == work["file"]
-    assert open_checkpoint(work["file"]).tokenizer(50).encode("a")  # ids of bytes: it has none
+    given = dataclasses.replace(config, checkpoint_path=file, quantization="as-is")
+    _, theirs = make_arms(given, of_runtimes("as-is", readers[:1]), tmp_path, threads=1)
+    assert json.loads(theirs.argv[0])["file"] == file
+    assert open_checkpoint(file).tokenizer(320).encode("a")
+
+
+def test_a_written_file_is_left_to_the_worker_that_reads_it(tmp_path):
+    config = RunConfig(checkpoint_path=checkpoint(tmp_path), quantization="int8wo")
+    peers_of = of_runtimes("int8wo", ["llama.cpp", "openvino"])
+    works = [json.loads(arm.argv[0]) for arm in make_arms(config, peers_of, tmp_path, 1)[1:]]
+    ((file, form),) = {(work["file"], work["form"]) for work in works}
+    assert form == "Q8_0" and not Path(file).exists()
+    before = seconds_before("int8wo", peers_of, config, tmp_path, 10**9)
+    write(Path(file), config.checkpoint_path, form)
+    assert seconds_before("int8wo", peers_of, config, tmp_path, 10**9) < before

@@ -1,0 +1,444 @@
+"""Other programs that make tokens, each as a class; peers/worker.py asks them.
+
+    runtime = RUNTIMES["llama.cpp"](work, headroom=0)
+    runtime.tokens = [17, 4, …]     # the prompt
+    runtime.prompt()                # seconds to read it and to choose the token after it
+    runtime.decode(8)               # seconds of each of the 8 tokens behind that
+
+Every program chooses the likeliest token each time. PeerWorker asks a Stepwise program for each
+step, which this module times. A Whole program runs its own loop, from the prompt to the last token,
+and reports the seconds of each part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import socket
+import statistics
+import subprocess
+import time
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from quantbench import devices
+from quantbench.errors import MemoryShortage, QuantbenchError
+from quantbench.models.config import ModelConfig
+from quantbench.models.formats.gguf_writer import as_hugging_face
+from quantbench.models.loading import load_config, load_model
+from quantbench.ops.cpu import build
+from quantbench.peers import gguf_file
+from quantbench.peers.arms import Work
+from quantbench.run import compiling
+
+CPU = torch.device("cpu")
+ROUNDED = "activations rounded to 8 bits where weights are quantized, cache in float16"
+
+
+class Runtime(ABC):
+    """vocab: ids that a prompt may have; weight_bytes: that a step reads; about: the version, and
+    how it rounds activations and keeps keys and values."""
+
+    vocab: int
+    weight_bytes: int
+    about: str
+    tokens: list[int]
+
+    @abstractmethod
+    def prompt(self) -> float: ...
+
+    @abstractmethod
+    def decode(self, steps: int) -> list[float]:
+        """Behind the tokens so far; behind the prompt where a program keeps nothing, or has no room
+        left."""
+
+
+class Stepwise(Runtime):
+    left = 0  # tokens that there is room for
+    work: Work
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Forget all tokens."""
+
+    @abstractmethod
+    def next(self, tokens: list[int]) -> int:
+        """Append these tokens to those before; the likeliest token to follow."""
+
+    def prompt(self) -> float:
+        self.begin()
+        self.left = self.work.new
+        return self._timed(self.tokens)
+
+    def decode(self, steps: int) -> list[float]:
+        if self.left < steps:
+            self.prompt()
+        self.left -= steps
+        return [self._timed([self.token]) for _ in range(steps)]
+
+    def _timed(self, tokens: list[int]) -> float:
+        started = time.perf_counter()
+        self.token = self.next(tokens)
+        return time.perf_counter() - started
+
+
+class Whole(Runtime):
+    @abstractmethod
+    def generate(self, new: int) -> list[float]:
+        """Seconds of each of `new` tokens behind the prompt, of the first with the prompt's."""
+
+    def prompt(self) -> float:
+        return self.generate(1)[0]
+
+    def decode(self, steps: int) -> list[float]:
+        return self.generate(steps + 1)[1:]
+
+
+class LlamaCpp(Stepwise):
+    """llama.cpp through its own C interface, as llama-cpp-python has it.
+
+    It can repack weights for its kernels ("extra buffers"), which is faster for most formats and
+    slower for some (docs/LOG.md): both are timed, and the faster one is used.
+    """
+
+    TRIED_STEPS = 5
+    model: Any = None
+    context: Any = None
+
+    def __init__(self, work: Work, headroom: int) -> None:
+        import llama_cpp
+
+        _check_memory(Path(work.file).stat().st_size, headroom)
+        self.api, self.work = llama_cpp, work
+        self.weight_bytes = gguf_file.weight_bytes(Path(work.file))
+        llama_cpp.llama_backend_init()
+        taken = {extra: self._tried(extra) for extra in (True, False)}
+        extra = taken[True] <= taken[False]
+        if extra:
+            self._open(extra)  # without them is what is loaded
+        system = " ".join(llama_cpp.llama_print_system_info().decode().split())
+        self.about = (
+            f"{ROUNDED}; extra buffers {'on' if extra else 'off'}, the faster here; {system}"
+        )
+
+    def _tried(self, extra: bool) -> float:
+        """Seconds of a decoding step, the median of a few."""
+        self._open(extra)
+        self.begin()
+        token, ticks = self.next(list(range(min(self.work.prompt, self.vocab)))), []
+        for _ in range(min(self.TRIED_STEPS, self.work.new - 1)):
+            ticks.append(time.perf_counter())
+            token = self.next([token])
+        ticks.append(time.perf_counter())
+        return statistics.median(b - a for a, b in zip(ticks, ticks[1:], strict=False))
+
+    def _open(self, extra: bool) -> None:
+        api, work = self.api, self.work
+        if self.context:
+            api.llama_free(self.context)
+            api.llama_model_free(self.model)
+        params = api.llama_model_default_params()
+        params.use_extra_bufts = extra
+        if hasattr(params, "load_mode"):  # allocate memory instead of mapping the file
+            params.load_mode = api.LLAMA_LOAD_MODE_NONE
+        else:
+            params.use_mmap = False
+        self.model = api.llama_model_load_from_file(work.file.encode(), params)
+        if not self.model:
+            raise QuantbenchError(f"llama.cpp does not read {work.file}")
+        settings = api.llama_context_default_params()
+        settings.n_ctx = work.prompt + work.new
+        settings.n_batch = max(512, work.prompt)
+        settings.n_threads = settings.n_threads_batch = work.threads
+        settings.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        self.context = api.llama_init_from_model(self.model, settings)
+        if not self.context:
+            raise QuantbenchError(f"llama.cpp has no context for {work.file}")
+        self.vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
+
+    def begin(self) -> None:
+        self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
+
+    def next(self, tokens: list[int]) -> int:
+        array = (self.api.llama_token * len(tokens))(*tokens)
+        batch = self.api.llama_batch_get_one(array, len(tokens))
+        if failed := self.api.llama_decode(self.context, batch):
+            raise QuantbenchError(f"llama_decode says {failed}")
+        logits = self.api.llama_get_logits_ith(self.context, -1)
+        self.logits = numpy.ctypeslib.as_array(logits, shape=(self.vocab,))
+        return int(self.logits.argmax())
+
+
+class HuggingFace(Stepwise):
+    """Hugging Face transformers in bfloat16, its decoding step compiled or not; unpacked: from a
+    GGUF file, whose weights it turns into bfloat16, as it does on every processor."""
+
+    def __init__(
+        self, work: Work, headroom: int, compiled: bool = False, unpacked: bool = False
+    ) -> None:
+        import transformers
+
+        self.work, self.compiled, self.length = work, compiled, work.prompt + work.new
+        architecture = _architecture(work.file or work.checkpoint, work.num_layers)
+        self.device = torch.device(work.device)
+        _check_memory(2 * architecture.parameters(), headroom, self.device)
+        torch.set_num_threads(work.threads)
+        if unpacked:
+            file = Path(work.file)
+            any_model: Any = transformers.AutoModelForCausalLM
+            self.model: Any = any_model.from_pretrained(
+                file.parent, gguf_file=file.name, dtype=torch.bfloat16
+            ).eval()
+        else:
+            _check_llama(architecture)
+            self.model = hugging_face(work.checkpoint, work.num_layers).to(self.device)
+        self.vocab = self.model.config.vocab_size
+        unread = 0 if self.model.config.tie_word_embeddings else 1
+        table = self.model.model.embed_tokens.weight
+        numbers = sum(p.numel() for p in self.model.parameters()) - unread * table.numel()
+        self.weight_bytes = numbers * table.itemsize
+        self.step: Callable[..., Any] = self.model
+        if compiled:
+            on_cpu = self.device.type == "cpu"
+            options = build.options_of_inductor() if on_cpu else compiling.options(self.device)
+            self.step = torch.compile(self.model, fullgraph=True, dynamic=False, options=options)
+        self.about = (
+            f"transformers {transformers.__version__}, torch {torch.__version__}; weights, "
+            "activations and cache in bfloat16"
+        )
+
+    def begin(self) -> None:
+        from transformers import DynamicCache, StaticCache
+
+        self.position = 0
+        if not self.compiled:
+            self.cache: Any = DynamicCache(config=self.model.config)
+        elif hasattr(self, "cache"):
+            self.cache.reset()  # the compiled step refers to this cache
+        else:
+            self.cache = StaticCache(config=self.model.config, max_cache_len=self.length)
+
+    def next(self, tokens: list[int]) -> int:
+        count = len(tokens)
+        positions = torch.arange(self.position, self.position + count, device=self.device)
+        self.position += count
+        with torch.no_grad():
+            run = self.step if count == 1 else self.model
+            output = run(
+                torch.tensor([tokens], device=self.device),
+                position_ids=positions[None],
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        self.logits = output.logits[0, -1]
+        return int(self.logits.argmax())
+
+
+class LlamaServer(Whole):
+    """ik_llama.cpp's llama-server (llama.cpp's answers the same requests), a program of the user's.
+
+    The prompt's keys and values stay in the server, so that a decoding turn computes its last token
+    alone anew.
+    """
+
+    def __init__(self, work: Work, headroom: int) -> None:
+        _check_memory(Path(work.file).stat().st_size, headroom)
+        self.weight_bytes = gguf_file.weight_bytes(Path(work.file))
+        self.vocab = gguf_file.vocabulary(Path(work.file))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        options = {"m": work.file, "t": work.threads, "tb": work.threads, "np": 1,
+                   "c": work.prompt + work.new + 8, "b": max(512, work.prompt),
+                   "-host": "127.0.0.1", "-port": port}  # fmt: skip
+        given = [word for name, value in options.items() for word in (f"-{name}", str(value))]
+        command = [work.program, *given, "--no-mmap", "-rtr"]
+        self.server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        while not self._answers():
+            if (code := self.server.poll()) is not None:
+                raise QuantbenchError(f"{work.program} ended with exit code {code} for {work.file}")
+            time.sleep(0.1)
+        self.about = f"{ROUNDED}; weights repacked (-rtr)"
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                return True
+        except OSError:  # not yet
+            return False
+
+    def generate(self, new: int) -> list[float]:
+        asked = {"prompt": self.tokens, "n_predict": new, "temperature": 0, "top_k": 1,
+                 "ignore_eos": True, "cache_prompt": new > 1}  # fmt: skip
+        body = json.dumps(asked).encode()
+        request = urllib.request.Request(
+            f"{self.url}/completion", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as answer:
+            took = json.load(answer)["timings"]
+        if took["predicted_n"] != new:
+            raise QuantbenchError(f"the server made {took['predicted_n']} tokens of {new}")
+        if new == 1 and took["prompt_n"] != len(self.tokens):
+            raise QuantbenchError(
+                f"the server had kept the prompt: it read {took['prompt_n']} of it"
+            )
+        steps = new - 1  # the first token is chosen when the prompt's time ends
+        return [took["prompt_ms"] / 1e3, *steps * [took["predicted_ms"] / 1e3 / max(1, steps)]]
+
+
+class OpenVino(Whole):
+    """OpenVINO GenAI's pipeline on a GGUF file."""
+
+    def __init__(self, work: Work, headroom: int) -> None:
+        import openvino
+        import openvino_genai
+
+        file = Path(work.file)
+        _check_memory(file.stat().st_size, headroom)
+        self.weight_bytes = gguf_file.weight_bytes(file)
+        self.vocab = gguf_file.vocabulary(file)
+        self.inputs: Callable[[Any], Any] = lambda ids: openvino_genai.TokenizedInputs(
+            *(openvino.Tensor(part) for part in (ids, numpy.ones_like(ids)))
+        )
+        self.config = openvino_genai.GenerationConfig(do_sample=False, ignore_eos=True)
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = False  # else the second prompt takes no time
+        settings = {"INFERENCE_NUM_THREADS": work.threads, "KV_CACHE_PRECISION": "f16"}
+        self.pipe = openvino_genai.LLMPipeline(
+            work.file, "CPU", scheduler_config=scheduler, **settings
+        )
+        self.about = f"{ROUNDED}; OpenVINO GenAI {openvino_genai.__version__}"
+
+    def generate(self, new: int) -> list[float]:
+        self.config.max_new_tokens = new
+        made = self.pipe.generate(self.inputs(numpy.array([self.tokens])), self.config)
+        took = made.perf_metrics.raw_metrics
+        seconds = [us / 1e6 for us in (*took.m_times_to_first_token, *took.m_durations)]
+        if len(seconds) != new:
+            raise QuantbenchError(f"OpenVINO made {len(seconds)} tokens of {new}")
+        return seconds
+
+
+class GptqModel(Whole):
+    """GPTQModel in a separate Python, since it needs another torch than ours."""
+
+    def __init__(self, work: Work, headroom: int) -> None:
+        weights = Path(work.checkpoint).glob("*.safetensors")
+        _check_memory(sum(path.stat().st_size for path in weights), headroom)
+        script = Path(__file__).with_name("gptqmodel_process.py")
+        self.process = subprocess.Popen(
+            [work.program, str(script), work.checkpoint, str(work.threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        )
+        loaded = self._answer()
+        self.vocab, self.weight_bytes, self.about = (
+            loaded[name] for name in ("vocab", "weight_bytes", "about")
+        )
+
+    def generate(self, new: int) -> list[float]:
+        assert self.process.stdin
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and _answer says how
+            self.process.stdin.write(json.dumps({"prompt": self.tokens, "new": new}) + "\n")
+            self.process.stdin.flush()
+        seconds: list[float] = self._answer()
+        return seconds
+
+    def _answer(self) -> Any:
+        assert self.process.stdout
+        if line := self.process.stdout.readline():
+            return json.loads(line)
+        raise QuantbenchError(f"GPTQModel ended with exit code {self.process.wait()}")
+
+
+RUNTIMES: dict[str, Callable[[Work, int], Any]] = {
+    "llama.cpp": LlamaCpp,
+    "transformers": HuggingFace,
+    "transformers, compiled": functools.partial(HuggingFace, compiled=True),
+    "transformers, unpacked": functools.partial(HuggingFace, unpacked=True),
+    "openvino": OpenVino,
+    "ik_llama.cpp": LlamaServer,
+    "gptqmodel": GptqModel,
+}
+
+
+def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
+    """LlamaForCausalLM with the checkpoint's weights, in bfloat16."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    ours = _architecture(checkpoint, num_layers)
+    scaling: dict[str, Any] = {}
+    if ours.rope_scaling:
+        kept = ("factor", "low_freq_factor", "high_freq_factor")
+        parts = {name: getattr(ours.rope_scaling, name) for name in kept}
+        parts["original_max_position_embeddings"] = ours.rope_scaling.original_max_position
+        parts["rope_type"] = "llama3"
+        scaling = {"rope_scaling": parts}
+    made: Any = LlamaConfig  # transformers 4 and 5 name their arguments differently
+    config = made(
+        hidden_size=ours.dim,
+        intermediate_size=ours.ffn_dim,
+        num_hidden_layers=ours.num_layers,
+        num_attention_heads=ours.num_heads,
+        num_key_value_heads=ours.num_kv_heads,
+        head_dim=ours.head_dim,
+        vocab_size=ours.vocab_size,
+        max_position_embeddings=ours.max_position,
+        rms_norm_eps=ours.norm_eps,
+        rope_theta=ours.rope_theta,
+        tie_word_embeddings=ours.tie_embeddings,
+        **scaling,
+    )
+    config._attn_implementation = "sdpa"
+    with torch.device("meta"):
+        model: Any = LlamaForCausalLM(config).bfloat16()
+    model.eval()
+    weights: dict[str, Any] = {}
+
+    def keep(name: str, module: nn.Module) -> nn.Module:
+        weights.update(as_hugging_face(name, module.weight, ours))
+        return nn.Identity()
+
+    load_model(checkpoint, "cpu", torch.bfloat16, num_layers, keep)
+    model.load_state_dict(weights, assign=True)
+    model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its table is not loaded
+    return model.requires_grad_(False)
+
+
+def _check_llama(architecture: ModelConfig) -> None:
+    """QuantbenchError unless LlamaForCausalLM is this model."""
+    parts = {"experts": "mixture", "qk_norm": "qk_norm", "norms of outputs": "post_norms"}
+    for part, field in parts.items():
+        if getattr(architecture, field):
+            raise QuantbenchError(
+                f"{architecture.name} has {part}; compare it with --runtimes llama.cpp"
+            )
+    if beyond := architecture.beyond_llama():
+        raise QuantbenchError(f"{architecture.name} has {beyond}, which LlamaForCausalLM has not")
+
+
+def _architecture(checkpoint: str, num_layers: int | None) -> ModelConfig:
+    config = load_config(checkpoint)
+    return config.with_layers(num_layers) if num_layers else config
+
+
+def _check_memory(needed: int, headroom: int, device: torch.device = CPU) -> None:
+    """Raise MemoryShortage unless this many bytes, and `headroom` more, are free."""
+    free = devices.free_memory(device)
+    if free is not None and needed > free - headroom:
+        raise MemoryShortage(
+            f"out of memory: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free"
+        )
