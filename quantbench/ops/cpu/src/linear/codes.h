@@ -54,10 +54,14 @@ struct Codes<6> {
 };
 
 // A format of integers is read as PARTS bytes for each code. The code's value is their sum, each less
-// its CENTRE and times its WEIGHT.
+// its CENTRE and times its WEIGHT. Or it is read as two vectors of signed words for a quad: even columns, odd ones.
+template <class C>
+constexpr bool WORDS = false;
+
 template <int BITS>
 struct Integer {
   static constexpr int PARTS = 1, BYTES = BITS * 64, CENTRE[] = {1 << (BITS - 1)};
+  static constexpr int MOST = (1 << BITS) - 1;
   static constexpr int WEIGHT[] = {1};
   explicit Integer(const Header&) {}
   INLINE void read(const uint8_t* p, int half, Bytes quads[PARTS][HALF]) const {
@@ -68,26 +72,29 @@ struct Integer {
 template <class C>
 inline int32_t centre_of(const Header& header, int part) { return header.from_zero ? 0 : C::CENTRE[part]; }
 
-// E3M2 in sixteenths.
+// E3M2 in sixteenths: the mantissa with its hidden bit, shifted by the exponent. As words, because their products
+// with x fit 32 bits for half of LARGEST_CHUNK columns; two bytes for each code take twice as many.
 struct Float6 {
-  static constexpr int PARTS = 2, BYTES = 6 * 64, CENTRE[] = {0, 112}, WEIGHT[] = {1, 4};
-  alignas(64) uint8_t tables[2][64];
+  static constexpr int PARTS = 2, BYTES = 6 * 64, CENTRE[] = {0}, WEIGHT[] = {1};
+  alignas(16) uint8_t powers[16], hidden[16];  // by sign and exponent
   explicit Float6(const Header&) {
-    for (int code = 0; code < 64; ++code) {
-      int exponent = code >> 2 & 7, mantissa = code & 3;  // by shifts: this runs for every block
-      int sixteenths = exponent ? (4 + mantissa) << (exponent - 1) : mantissa;
-      int value = (code & 32 ? -sixteenths : sixteenths) + 4 * CENTRE[1];
-      tables[0][code] = value & 3, tables[1][code] = value >> 2;
+    for (int top = 0; top < 16; ++top) {
+      const int exponent = top & 7, power = exponent ? 1 << (exponent - 1) : 1;
+      powers[top] = uint8_t(top & 8 ? -power : power), hidden[top] = exponent ? 4 : 0;
     }
   }
   INLINE void read(const uint8_t* p, int half, Bytes quads[PARTS][HALF]) const {
-    Loose6::read(p, half, quads[0]);
+    Bytes codes[HALF];
+    Loose6::read(p, half, codes);
     for (int i = 0; i < HALF; ++i) {
-      quads[1][i] = lookup64(tables[1], quads[0][i]);
-      quads[0][i] = lookup64(tables[0], quads[0][i]);
+      const Bytes top = shifted(codes[i], -2) & 15;
+      const Bytes mantissa = (codes[i] & 3) | lookup16(hidden, top);
+      multiply_bytes(mantissa, lookup16(powers, top), quads[0][i], quads[1][i]);
     }
   }
 };
+template <>
+constexpr bool WORDS<Float6> = true;
 
 // A table of any 16 integers of 8 bits.
 struct Bytes4 {
@@ -102,15 +109,19 @@ struct Bytes4 {
   }
 };
 
-// The same of 24 bits.
+// The same of 24 bits; with two parts, rounded to 16, in units of which the largest has 2^15 - 1.
+template <int COUNT>
 struct Table4 {
-  static constexpr int PARTS = 3, BYTES = 4 * 64, CENTRE[] = {0, 0, 128};
-  static constexpr int WEIGHT[] = {1, 1 << 8, 1 << 16};
+  static constexpr int PARTS = COUNT, BYTES = 4 * 64, CENTRE[] = {0, COUNT == 2 ? 128 : 0, 128};
+  static constexpr float DOWN = COUNT == 2 ? 32767.0f / 8388607 : 1;
+  static constexpr float WEIGHT[] = {1 / DOWN, 256 / DOWN, 65536 / DOWN};
   alignas(64) uint8_t tables[PARTS][TABLE];
   explicit Table4(const Header& header) {
-    for (int code = 0; code < TABLE; ++code)
-      for (int part = 0; part < PARTS; ++part)
-        tables[part][code] = uint8_t((header.table[code] + (1 << 23)) >> (8 * part));
+    for (int code = 0; code < TABLE; ++code) {
+      const float value = float(header.table[code]) * DOWN;
+      const int number = int(value + (value < 0 ? -0.5f : 0.5f)) + (1 << (8 * COUNT - 1));
+      for (int part = 0; part < PARTS; ++part) tables[part][code] = uint8_t(number >> (8 * part));
+    }
   }
   INLINE void read(const uint8_t* p, int half, Bytes quads[PARTS][HALF]) const {
     Codes<4>::read(p, half, quads[0]);

@@ -22,6 +22,8 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+FewVariant best_few() { return (isa() == Isa::avxvnni ? few_avxvnni : BEST_VARIANT(few))(); }
+
 Header header_at(const void* packed, int64_t bytes) {
   STD_TORCH_CHECK(bytes >= int64_t(sizeof(Header)), "this is no weight packed by cpu_pack_linear");
   Header header;
@@ -66,7 +68,7 @@ void take_scratch(Problem& problem, Scratch& scratch) {
 struct PackedProduct : Product {
   Header header;
   Problem problem;
-  FewVariant run = BEST_VARIANT(few)();
+  FewVariant run = best_few();
 
   PackedProduct(const Header& given, const void* packed, Number x)
       : Product(given.rows, given.columns), header(given),
@@ -89,8 +91,7 @@ struct PackedProduct : Product {
     auto layout = [](const PackedProduct& product) {
       const Header& h = product.header;
       const Geometry& g = product.problem.geometry;
-      return std::tuple(product.problem.type, h.columns, as_floats(h.coding), h.coding == Coding::sparse,
-                        g.x_units, g.sum_columns, h.rounding);
+      return std::tuple(product.problem.type, h.columns, x_layout(h), g.x_units, g.sum_columns, h.rounding);
     };
     return packed && layout(*packed) == layout(*this);
   }
@@ -140,7 +141,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t rows) {
   }
   thread_local Scratch scratch;
   take_scratch(problem, scratch);
-  const FewVariant run = BEST_VARIANT(few)();
+  const FewVariant run = best_few();
   run.prepare(problem);
   torch::stable::parallel_for(0, g.blocks, alone ? g.blocks : 1, [&](int64_t begin, int64_t end) {
     run.multiply(problem, begin, end);

@@ -26,7 +26,7 @@ constexpr int64_t BLOCK = 32, SIDE = 16;  // rows and tokens: AMX
 
 // From two rows of x on tiles are faster.
 bool in_tiles(const Plain& problem) {
-  return isa() == Isa::amx && problem.type == Number::bf16 && problem.tokens > 1 &&
+  return has(Isa::amx) && problem.type == Number::bf16 && problem.tokens > 1 &&
          problem.columns % 32 == 0;
 }
 

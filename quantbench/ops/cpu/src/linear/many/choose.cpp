@@ -47,8 +47,8 @@ int64_t tiles_from(const Header& header, Number x) {
 // (docs/LOG.md). The few rows' loop takes an integer product for each part of a weight and each word of x.
 int64_t floats_from(const Header& header, Number x) {
   if (as_floats(header.coding)) return 12;
-  const int parts = header.coding == Coding::table ? 3 : header.coding == Coding::fp6 ? 2 : 1;
   const int words = x == Number::f32 && !rounded(header) ? 2 : 1;
+  const int parts = header.coding == Coding::table ? 1 + words : 1;
   switch (parts * words) {
     case 1: return INT64_MAX;
     case 2: return 48;
@@ -61,16 +61,14 @@ constexpr int64_t PLAIN_FROM = 24;  // tokens; measured on weights of 2048 x 204
 typedef ManyVariant (*Choice)();  // null: the few rows' loop
 
 Choice choice(const Header& header, const Geometry& g, Number x, int64_t rows) {
-  if (isa() >= Isa::amx) {
+  if (has(Isa::amx)) {
     const bool bytes = fits_bytes(header, g, x), tiles = fits_tiles(header, x);
     if (bytes && (rows <= 16 || !tiles))
       return rows >= bytes_from(header, g) ? many_bytes_amx : nullptr;
     if (tiles) return rows >= tiles_from(header, x) ? many_amx : nullptr;
   }
-  if (isa() >= Isa::avx512vnni)
-    return rows >= floats_from(header, x) ? many_avx512vnni : nullptr;
-  if (isa() >= Isa::avx2) return rows >= 5 ? many_avx2 : nullptr;
-  return rows >= 5 ? many_portable : nullptr;
+  const bool vnni = has(Isa::avx512vnni) || has(Isa::avxvnni);
+  return rows >= (vnni ? floats_from(header, x) : 5) ? BEST_VARIANT(many) : nullptr;
 }
 
 void multiply_many(Problem problem, const ManyVariant& run) {
