@@ -22,12 +22,11 @@ template <int BITS>
 struct WithBit {
   static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
     constexpr int LOW = BITS - 1;
-    constexpr uint8_t MASK = (1 << LOW) - 1, ALL = (1 << BITS) - 1;
     Codes<LOW>::read(p, half, quads);
     const Bytes plane = load<Bytes>(p + 64 * LOW);
 #pragma GCC unroll 4
     for (int i = 0; i < HALF; ++i)
-      quads[i] = merged(MASK, quads[i], shifted(plane, LOW - HALF * half - i)) & ALL;
+      quads[i] = quads[i] | (shifted(plane, LOW - HALF * half - i) & uint8_t(1 << LOW));
   }
 };
 template <>

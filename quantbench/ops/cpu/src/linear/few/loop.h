@@ -79,8 +79,8 @@ INLINE void add_products(Ints (*sums)[2], const Bytes (*codes)[HALF], int q, con
 
 template <class C, int T, bool FINE>
 struct IntegerChunk {
-  static constexpr bool TOGETHER = T == 1 && C::PARTS <= 2;
   static constexpr int PARTS = WORDS<C> ? 1 : C::PARTS;
+  static constexpr bool TOGETHER = T == 1 && PARTS <= 2;
   static constexpr int EACH = FINE ? 2 : HALF;  // quads at a time: scales may belong to 8 columns
   C codes;
   int32_t centre[PARTS];

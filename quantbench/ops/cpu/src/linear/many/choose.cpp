@@ -43,16 +43,19 @@ int64_t tiles_from(const Header& header, Number x) {
   return is_integers(header, x) ? 12 : header.coding == Coding::fp8 ? 2 : 3;
 }
 
-// From how many rows of x on vectors of float32 are faster with VNNI: measured on weights of 2048 x 2048
-// (docs/LOG.md). The few rows' loop takes an integer product for each part of a weight and each word of x.
+// From how many rows of x on vectors of float32 are faster: measured on weights of 2048 x 2048 with AVX-512 VNNI
+// (docs/LOG.md), counted in cycles on weights in the second cache with AVX2. The few rows' loop takes an integer
+// product for each part of a weight and each word of x; float32 rounds rows up to tiles of 6 with AVX2, of 12.
 int64_t floats_from(const Header& header, Number x) {
-  if (as_floats(header.coding)) return 12;
+  if (!has(Isa::avx2)) return 5;
+  if (as_floats(header.coding)) return has(Isa::avx512vnni) ? 12 : 6;
+  const bool vnni = has(Isa::avx512vnni) || has(Isa::avxvnni);
   const int words = x == Number::f32 && !rounded(header) ? 2 : 1;
   const int parts = header.coding == Coding::table ? 1 + words : 1;
   switch (parts * words) {
-    case 1: return INT64_MAX;
-    case 2: return 48;
-    default: return 12;
+    case 1: return vnni ? INT64_MAX : header.coding == Coding::fp6 || header.bits == 7 ? 17 : 48;
+    case 2: return vnni ? 48 : 9;
+    default: return vnni ? 12 : 6;
   }
 }
 
@@ -67,8 +70,7 @@ Choice choice(const Header& header, const Geometry& g, Number x, int64_t rows) {
       return rows >= bytes_from(header, g) ? many_bytes_amx : nullptr;
     if (tiles) return rows >= tiles_from(header, x) ? many_amx : nullptr;
   }
-  const bool vnni = has(Isa::avx512vnni) || has(Isa::avxvnni);
-  return rows >= (vnni ? floats_from(header, x) : 5) ? BEST_VARIANT(many) : nullptr;
+  return rows >= floats_from(header, x) ? BEST_VARIANT(many) : nullptr;
 }
 
 void multiply_many(Problem problem, const ManyVariant& run) {
