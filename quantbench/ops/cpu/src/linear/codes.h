@@ -1,10 +1,10 @@
 // The formats: how a unit's codes are read from memory. Included in a variant's namespace, after
 // vector/wide.h and one of wide_*.h.
 //
-// Codes become one byte each, quads of 64; half a unit at a time, so that registers hold them. They share bytes as in ops/packing.py's planes, but a
-// byte of a plane of 4, 2 or 1 bits has the codes of 2, 4 or 8 quads, where ops/packing.py has those
-// of the same number of columns; the first quad's are in its lowest bits. 6-bit codes fill three vectors of 64
-// bytes for four quads: the fourth quad's are in the two high bits of the other three.
+// Codes become one byte each, quads of 64; half a unit at a time, so that registers hold them. They share bytes as
+// in ops/packing.py's planes, but a byte of a plane of 4, 2 or 1 bits has the codes of 2, 4 or 8 quads, where
+// ops/packing.py has those of the same number of columns; the first quad's are in its lowest bits. 6-bit codes fill
+// three vectors of 64 bytes for four quads: the fourth quad's are in the two high bits of the other three.
 
 template <int BITS>
 struct Codes {  // of 8, 4, 2 or 1 bits
@@ -40,7 +40,7 @@ struct Codes<7> : WithBit<7> {};
 struct Loose6 {
   static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
     for (int i = 0; i < 3; ++i) quads[i] = load<Bytes>(p + 192 * half + 64 * i);
-    quads[3] = merged(15, merged(3, shifted(quads[0], -6), shifted(quads[1], -4)), shifted(quads[2], -2));
+    quads[3] = (shifted(quads[0], -6) & 3) | (shifted(quads[1], -4) & 12) | (shifted(quads[2], -2) & 48);
   }
 };
 
@@ -48,7 +48,7 @@ template <>
 struct Codes<6> {
   static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
     Loose6::read(p, half, quads);
-    for (int i = 0; i < HALF; ++i) quads[i] &= 63;
+    for (int i = 0; i < 3; ++i) quads[i] &= 63;
   }
 };
 
@@ -71,8 +71,8 @@ struct Integer {
 template <class C>
 inline int32_t centre_of(const Header& header, int part) { return header.from_zero ? 0 : C::CENTRE[part]; }
 
-// E3M2 in sixteenths: the mantissa with its hidden bit, shifted by the exponent. As words, because their products
-// with x fit 32 bits for half of LARGEST_CHUNK columns; two bytes for each code take twice as many.
+// E3M2 in sixteenths: the mantissa with its hidden bit, shifted by the exponent. Sums of 128 products of these
+// words and x fit 32 bits: half of LARGEST_CHUNK. Two bytes for each code would take twice as many products.
 struct Float6 {
   static constexpr int PARTS = 2, BYTES = 6 * 64, CENTRE[] = {0}, WEIGHT[] = {1};
   alignas(16) uint8_t powers[16], hidden[16];  // by sign and exponent

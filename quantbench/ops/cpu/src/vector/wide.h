@@ -79,11 +79,6 @@ inline HalfWords as_bf16(Floats v) {
   return converted<HalfWords>((~nan & rounded) | (nan & 0x7fc0u));
 }
 
-#if LEVEL < LEVEL_avx512vnni
-// Bits of a where the mask has ones, of b where it has zeros.
-inline Bytes merged(uint8_t mask, Bytes a, Bytes b) { return (a & mask) | (b & uint8_t(~mask)); }
-#endif
-
 #if LEVEL >= LEVEL_avx512vnni
 #include "vector/wide_avx512vnni.h"
 #elif LEVEL > LEVEL_portable

@@ -2,10 +2,6 @@
 
 inline __m512i raw(Bytes v) { return (__m512i)v; }
 
-inline Bytes merged(uint8_t mask, Bytes a, Bytes b) {
-  return (Bytes)_mm512_ternarylogic_epi32(_mm512_set1_epi8(char(mask)), raw(a), raw(b), 0xca);
-}
-
 inline Bytes lookup16(const uint8_t* table, Bytes index) {  // the index's high bits have to be 0
   __m512i wide = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
   return (Bytes)_mm512_shuffle_epi8(wide, raw(index));

@@ -64,11 +64,12 @@ struct Tile {
   const float* floats;
 };
 
-// Adds the products of COUNT quads from q on to both sums of each part.
+// Adds the products of x and COUNT quads, from q on, to the two sums of each part. x: one quad each `stride` integers.
 template <class C, int COUNT>
 INLINE void add_products(Ints (*sums)[2], const Bytes (*codes)[HALF], int q, const int32_t* x, int stride) {
 #ifdef PAIRS
-  if constexpr (requires { requires C::MOST < 128; }) return dot_pairs<C::MOST, COUNT>(sums[0][0], codes[0] + q, x, stride);
+  if constexpr (requires { requires C::MOST < 128; })
+    return dot_pairs<C::MOST, COUNT>(sums[0][0], codes[0] + q, x, stride);
 #endif
 #pragma GCC unroll 4
   for (int i = 0; i < COUNT; ++i, x += stride)
@@ -105,9 +106,9 @@ struct IntegerChunk {
     for (int t = 0; t < T; ++t) {
       Floats sum{};
       for (int part = 0; part < PARTS; ++part) {
-        const Ints *at = sums.at[t][part];
+        const Ints* at = sums.at[t][part];
         const Floats whole = WORDS<C> ? floats(at[0]) + floats(at[1]) : floats(dotted(at[0], at[1]));
-        sum = part ? sum + whole * float(C::WEIGHT[part]) : whole;
+        sum = part ? sum + whole * float(C::WEIGHT[part]) : whole * float(C::WEIGHT[0]);
       }
       scaled[t] += sum * by.scale;
       if (header.zeros) scaled[t] += floats(all(x_sums[t])) * by.zero;
@@ -143,7 +144,7 @@ struct IntegerChunk {
         for (int s = 0; s < COUNT; ++s) {
           const int32_t* here = quads;
 #if LEVEL < LEVEL_avx512
-          asm volatile("" : "+r"(here));  // 16 registers hold no x for all blocks: reading it again is cheaper than spilling it
+          asm volatile("" : "+r"(here));  // reads x again for each block: 16 registers would spill it
 #endif
           Bytes read[C::PARTS][HALF];
           codes.read(p[s], half, read);
