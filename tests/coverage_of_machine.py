@@ -29,7 +29,7 @@ NEEDS = {
     r"|without the C\+\+ kernels",
     **{
         isa: rf"instruction set {isa}: "
-        for isa in ("portable", "avx2", "avx512", "avx512vnni", "amx")
+        for isa in ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512vbmi", "amx")
     },
     # The other compilers that read the C++ in `make check`: tests/ops/check_syntax.py
     "clang": r"not checked with clang\+\+: ",

@@ -32,6 +32,7 @@ from quantbench.log.kinds import Number, Whole
 from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.quantize import spec
+from quantbench.quantize.recipe import Recipe
 from quantbench.report import floor
 from quantbench.report import limit_tables as tables
 from quantbench.report.columns import aligned
@@ -86,7 +87,7 @@ def roofline(
     """Hold every scheme against the limit that memory's bandwidth sets."""
     specs = [spec.parse(name, "--schemes") for name in names_of("--schemes", schemes, SCHEMES)]
     for scheme in specs:
-        if scheme.scheme is None or isinstance(scheme, spec.Int8Embedding):
+        if scheme.scheme is None or isinstance(scheme, spec.Int8Embedding | Recipe):
             raise UsageError(
                 f"--schemes {scheme}: its layers are those of other schemes; name these"
             )

@@ -92,7 +92,7 @@ def draw(kernel: Kernel, format: str, shape: tuple[int, ...] | None = None):
 
 
 # Instruction sets in which the kernel multiplies bytes, and the multiples that head_dim has to be.
-BYTE_PRODUCTS = {"avx512vnni": 1, "amx": 64}
+BYTE_PRODUCTS = {"avx512vbmi": 1, "amx": 64}
 
 
 def stored(x: Tensor, format: str, spare_rows: int = 0) -> Stored:

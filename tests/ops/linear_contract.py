@@ -207,7 +207,8 @@ def cpu_allowed(case: Case) -> Tensor:
     256 columns may be summed one after the other, and what scales and zeros lose.
 
     x is multiplied as integers of 15 bits and a sign, float32 as integers of 30, in units of its
-    largest number; with fp8 weights, as it is. AMX's tiles may hold weights of bfloat16.
+    largest number; with fp8 weights, as it is. AMX's tiles may hold weights of bfloat16, and tables
+    numbers of 15 bits and a sign where x has 16 bits.
     """
     x, w, K = case.x, case.numbers, case.numbers.shape[1]
     terms, (_, zero) = case.terms, case.weight.plain.scales
@@ -222,6 +223,9 @@ def cpu_allowed(case: Case) -> Tensor:
             allowed += step * case.largest * w.abs().sum(1)
         if build.isa() == "amx" and x.dtype == torch.bfloat16:
             allowed += unit * case.terms
+        if case.format in ("nf4", "bnb-fp4") and x.dtype != torch.float32:
+            factor = 1.0 if case.weight.tensor_scale is None else float(case.weight.tensor_scale)
+            allowed += 2.0**-16 * case.terms_of(case.weight.plain.scales[0] * factor)
     half = 2.0**-25 if x.dtype == torch.float16 else 0
     return allowed + 2.0**-125 * (1 + w.abs().sum(1)) + half
 
@@ -332,7 +336,8 @@ REFERENCE = Kernel(
 SMALL = {"rows": (1, 2, 3, 5, 9, 33, 64), "most_columns": 300, "draws": 2, "slow": True}
 TRITON = Kernel("triton", triton_multiply, triton_allowed, float32, of_packed, **SMALL)
 ON_GPU = Kernel("triton-gpu", triton_multiply, triton_allowed, float32, of_packed, device="cuda")
-CPU = [kernel for isa in build.ISAS if isa != "avx512" for kernel in cpu_kernels(isa)]
+SAME = ("avx512", "avx512vbmi")  # linear layers run the loops of avx2 and avx512vnni there
+CPU = [kernel for isa in build.ISAS if isa not in SAME for kernel in cpu_kernels(isa)]
 
 
 def row(kernel: Kernel) -> object:

@@ -121,7 +121,7 @@ def test_weights_halfway_between_two_bfloat16s(isa):
     check(kernel, torch.randn(40, 64).bfloat16(), weight)
 
 
-@pytest.mark.parametrize("form, dtype", [(("fp6", 6, None), torch.float16),
+@pytest.mark.parametrize("form, dtype", [(("nf4", 4, 64), torch.float16),
                                          (("int", 8, None), torch.float32)], ids=str)  # fmt: skip
 def test_short_prompts_stay_in_integers_with_vnni(form, dtype):
     """Two products of integers for each weight are faster than floats up to 47 rows. Their sums are

@@ -2,8 +2,8 @@
 
 A source with a line "// Variants: portable avx2" is compiled once for each instruction set that the
 line names, with that set's flags and -DVARIANT=avx2; other sources once, with neither. An
-instruction set that the compiler does not support is left out of the library, and so are all better
-ones.
+instruction set that the compiler does not support is left out of the library, and so are all that
+INSTRUCTIONS lists after it: those of younger processors.
 """
 
 import contextlib
@@ -37,13 +37,16 @@ AVX512 = (
     *(*AVX2, "-mprefer-vector-width=512"),
     *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")),
 )
-AVX512VNNI = (*AVX512, "-mavx512vnni", "-mavx512vbmi")
+AVX512VNNI = (*AVX512, "-mavx512vnni")
+AVX512VBMI = (*AVX512VNNI, "-mavx512vbmi")
 INSTRUCTIONS = {
     "portable": (),
     "avx2": AVX2,
     "avx512": AVX512,
     "avx512vnni": AVX512VNNI,
-    "amx": (*AVX512VNNI, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
+    "avx512vbmi": AVX512VBMI,
+    "amx": (*AVX512VBMI, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
+    "avxvnni": (*AVX2, "-mavxvnni"),
 }
 _VARIANTS = re.compile(r"^// Variants: (.*)$", re.MULTILINE)
 # For the sources in a folder. hqq rounds products before it adds them, so that all instruction sets
@@ -54,7 +57,9 @@ PROBES = {
     "avx2": "__m256i f(__m256i a) { return _mm256_add_epi8(a, a); }",
     "avx512": "__m512i f(__m512i a) { return _mm512_add_epi8(a, a); }",
     "avx512vnni": "__m512i f(__m512i a) { return _mm512_dpbusd_epi32(a, a, a); }",
+    "avx512vbmi": "__m512i f(__m512i a) { return _mm512_permutexvar_epi8(a, a); }",
     "amx": "void f() { _tile_dpbf16ps(0, 1, 2); _tile_dpbsud(0, 1, 2); _tile_release(); }",
+    "avxvnni": "__m256i f(__m256i a) { return _mm256_dpbusd_avx_epi32(a, a, a); }",
 }
 # These flags remove additions that are there to round, and tests for NaN: see src/common/variant.h.
 FAST_MATH = {

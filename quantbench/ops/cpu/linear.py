@@ -32,7 +32,9 @@ torch.library.define(
 # Rows in a block, columns in a unit, most columns in a chunk, bytes of the header: linear/layout.h.
 ROWS, UNIT, LARGEST_CHUNK, HEADER = 16, 32, 256, 128
 ROUNDINGS = {None: 0, "int8": 1, "int8-asymmetric": 2}  # of activations, as the C++ numbers them
-_MOST = 2**23 - 1  # the integer for 1.0 in the tables of nf4 and bnb-fp4; the product stays exact
+# The integer for 1.0 in the tables of nf4 and bnb-fp4: products with float32 stay exact. A few rows
+# of bfloat16 and float16 are multiplied by 16 bits of it, as exact as x in integers is.
+_MOST = 2**23 - 1
 # The value of one integer step in the inner loop, by format; 1 for formats that are not listed.
 _UNITS = {"fp6": 2.0**-4, "fp4": 2.0**-1, "nf4": 1 / _MOST, "bnb-fp4": 1 / _MOST}
 _SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)

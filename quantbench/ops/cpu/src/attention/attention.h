@@ -43,5 +43,5 @@ struct Part {
 void attend_portable(const Part&);
 OPTIONAL_VARIANT void attend_avx2(const Part&);
 OPTIONAL_VARIANT void attend_avx512(const Part&);
-OPTIONAL_VARIANT void attend_avx512vnni(const Part&);
+OPTIONAL_VARIANT void attend_avx512vbmi(const Part&);
 OPTIONAL_VARIANT void attend_amx(const Part&);

@@ -163,10 +163,10 @@ typedef void (*Attend)(const Part&);
 
 Attend version() {
 #if defined(__x86_64__)
-  if (isa() == Isa::amx) return attend_amx;
-  if (isa() == Isa::avx512vnni) return attend_avx512vnni;
-  if (isa() >= Isa::avx512) return attend_avx512;
-  if (isa() == Isa::avx2) return attend_avx2;
+  if (has(Isa::amx)) return attend_amx;
+  if (has(Isa::avx512vbmi)) return attend_avx512vbmi;
+  if (has(Isa::avx512)) return attend_avx512;
+  if (has(Isa::avx2)) return attend_avx2;
 #endif
   return attend_portable;
 }

@@ -1,5 +1,5 @@
 // int8 and int4 caches in byte products of AVX-512 VNNI (`vpdpbusd`: four unsigned bytes times four
-// signed ones, added to 32 bits). Included in the namespace of attention/avx512vnni.cpp.
+// signed ones, added to 32 bits). Included in the namespace of attention/avx512vbmi.cpp.
 //
 // A block's codes are rearranged once for all heads, as unsigned bytes: code + ZERO. A sum over them
 // starts at minus what ZERO adds to it. A vector has 16 lanes of four bytes:

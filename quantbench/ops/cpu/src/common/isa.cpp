@@ -10,70 +10,81 @@
 #endif
 
 #ifndef QUANTBENCH_BUILT  // the instruction sets that the compiler knows: ops/cpu/compiler.py
-#define QUANTBENCH_BUILT " portable avx2 avx512 avx512vnni amx "
+#define QUANTBENCH_BUILT " portable avx2 avx512 avx512vnni avx512vbmi amx avxvnni "
 #endif
 
 namespace {
 
-constexpr const char* NAMES[] = {"portable", "avx2", "avx512", "avx512vnni", "amx"};
-constexpr Isa BEST_FIRST[] = {Isa::amx, Isa::avx512vnni, Isa::avx512, Isa::avx2,
-                              Isa::portable};
+enum Feature : unsigned { AVX2 = 1, AVXVNNI = 2, AVX512 = 4, VNNI = 8, VBMI = 16, AMX = 32 };
+
+struct Set {
+  Isa isa;
+  const char* name;
+  unsigned needs;
+};
+constexpr Set BEST_FIRST[] = {
+    {Isa::amx, "amx", AVX2 | AVX512 | VNNI | VBMI | AMX},
+    {Isa::avx512vbmi, "avx512vbmi", AVX2 | AVX512 | VNNI | VBMI},
+    {Isa::avx512vnni, "avx512vnni", AVX2 | AVX512 | VNNI},
+    {Isa::avx512, "avx512", AVX2 | AVX512},
+    {Isa::avxvnni, "avxvnni", AVX2 | AVXVNNI},
+    {Isa::avx2, "avx2", AVX2},
+    {Isa::portable, "portable", 0},
+};
+
+const Set& set_of(Isa isa) {
+  for (const Set& set : BEST_FIRST)
+    if (set.isa == isa) return set;
+  __builtin_unreachable();
+}
 
 #if defined(__x86_64__)
-bool has_f16c() {  // clang 14 has no name for it
-  unsigned a, b, c, d;
-  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-}
+#define CPU_HAS(name) (__builtin_cpu_supports(name) != 0)
 
-bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-}
-
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-
-bool has_vnni() {
-  return has_avx512() && __builtin_cpu_supports("avx512vnni") &&
-         __builtin_cpu_supports("avx512vbmi");
+// Those for which compilers have no name.
+unsigned cpuid(unsigned leaf, unsigned subleaf, int output) {
+  unsigned all[4] = {};
+  __get_cpuid_count(leaf, subleaf, &all[0], &all[1], &all[2], &all[3]);
+  return all[output];
 }
 
 // Linux gives a process the tiles' 8 KB of state when it asks for them.
 bool has_amx() {
-  constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25;
-  constexpr unsigned TILES = BF16 | TILE | INT8;
+  constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25, TILES = BF16 | TILE | INT8;
   constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
-  unsigned a, b, c, d;
-  if (!has_vnni() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  if ((d & TILES) != TILES) return false;
-  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-}
-#endif
-
-bool runs(Isa isa) {
-  switch (isa) {
-#if defined(__x86_64__)
-    case Isa::avx2: return has_avx2();
-    case Isa::avx512: return has_avx512();
-    case Isa::avx512vnni: return has_vnni();
-    case Isa::amx: return has_amx();
-#endif
-    default: return isa == Isa::portable;
-  }
+  return (cpuid(7, 0, 3) & TILES) == TILES && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 
-bool built(Isa isa) {
-  const char* name = NAMES[static_cast<int>(isa)];
-  const size_t length = std::strlen(name);
-  for (const char* at = QUANTBENCH_BUILT; (at = std::strstr(at, name)); at += length)
+unsigned features() {
+  constexpr unsigned F16C = 1u << 29, AVX_VNNI = 1u << 4;
+  unsigned found = 0;
+  if (CPU_HAS("avx2") && CPU_HAS("fma") && cpuid(1, 0, 2) & F16C) found |= AVX2;
+  if (cpuid(7, 1, 0) & AVX_VNNI) found |= AVXVNNI;
+  if (CPU_HAS("avx512f") && CPU_HAS("avx512bw") && CPU_HAS("avx512dq") && CPU_HAS("avx512vl")) found |= AVX512;
+  if (CPU_HAS("avx512vnni")) found |= VNNI;
+  if (CPU_HAS("avx512vbmi")) found |= VBMI;
+  if (found & VBMI && has_amx()) found |= AMX;
+  return found;
+}
+#else
+unsigned features() { return 0; }
+#endif
+
+bool runs(const Set& set) {
+  static const unsigned found = features();
+  return (found & set.needs) == set.needs;
+}
+
+bool built(const Set& set) {
+  const size_t length = std::strlen(set.name);
+  for (const char* at = QUANTBENCH_BUILT; (at = std::strstr(at, set.name)); at += length)
     if (at[-1] == ' ' && at[length] == ' ') return true;
   return false;
 }
 
 Isa best() {
-  for (Isa isa : BEST_FIRST)
-    if (built(isa) && runs(isa)) return isa;
+  for (const Set& set : BEST_FIRST)
+    if (built(set) && runs(set)) return set.isa;
   return Isa::portable;
 }
 
@@ -86,14 +97,16 @@ std::atomic<Isa>& chosen() {
 
 Isa isa() { return chosen().load(std::memory_order_relaxed); }
 
+bool has(Isa other) { return !(set_of(other).needs & ~set_of(isa()).needs); }
+
 extern "C" __attribute__((visibility("default"))) const char* quantbench_isa() {
-  return NAMES[static_cast<int>(isa())];
+  return set_of(isa()).name;
 }
 
 extern "C" __attribute__((visibility("default"))) int quantbench_use_isa(const char* name) {
-  for (Isa isa : BEST_FIRST)
-    if (!std::strcmp(name, NAMES[static_cast<int>(isa)]) && built(isa) && runs(isa)) {
-      chosen() = isa;
+  for (const Set& set : BEST_FIRST)
+    if (!std::strcmp(name, set.name) && built(set) && runs(set)) {
+      chosen() = set.isa;
       return 1;
     }
   return 0;

@@ -2,11 +2,12 @@
 // compiler knew.
 #pragma once
 
-enum class Isa { portable, avx2, avx512, avx512vnni, amx };
+enum class Isa { portable, avx2, avxvnni, avx512, avx512vnni, avx512vbmi, amx };
 
 Isa isa();
+bool has(Isa);  // whether the chosen instruction set includes this one
 
 // The best of the VARIANTS of a function (common/variant.h).
-#define BEST_VARIANT(name)                                  \
-  (isa() >= Isa::avx512vnni ? name##_avx512vnni             \
-   : isa() >= Isa::avx2     ? name##_avx2 : name##_portable)
+#define BEST_VARIANT(name)                                \
+  (has(Isa::avx512vnni) ? name##_avx512vnni               \
+   : has(Isa::avx2)     ? name##_avx2 : name##_portable)

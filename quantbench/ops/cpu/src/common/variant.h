@@ -5,9 +5,11 @@
 #ifdef VARIANT  // portable, avx2, …: the instruction set that this source is compiled for
 #define LEVEL_portable 0
 #define LEVEL_avx2 1
-#define LEVEL_avx512 2
-#define LEVEL_avx512vnni 3
-#define LEVEL_amx 4
+#define LEVEL_avxvnni 2
+#define LEVEL_avx512 3
+#define LEVEL_avx512vnni 4
+#define LEVEL_avx512vbmi 5
+#define LEVEL_amx 6
 #define JOIN(a, b) a##b
 #define JOINED(a, b) JOIN(a, b)
 #define LEVEL JOINED(LEVEL_, VARIANT)

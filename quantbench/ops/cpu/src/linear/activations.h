@@ -1,5 +1,4 @@
-// x as the inner loop of linear layers takes it. Included in a variant's namespace, after vector/wide.h,
-// one of wide_*.h, and `arrange`.
+// x as the inner loop of linear layers takes it. Included in a variant's namespace, after vector/wide.h.
 
 inline int tile_of(int64_t tokens) { return tokens >= 4 ? 4 : tokens >= 2 ? 2 : 1; }
 
@@ -61,6 +60,49 @@ inline void to_integers(float* x, int units, float scale, int16_t* to) {
     Ints integers = (Ints)shifted - 0x4b400000;
     store(to + 16 * i, converted<HalfWords>(integers));
   }
+}
+
+// For `dot_words`: the first and third of four numbers, then the second and fourth.
+inline void arrange_words(const int16_t* x, int32_t* to) {
+  const int16_t words[4] = {x[0], x[2], x[1], x[3]};
+  __builtin_memcpy(to, words, sizeof words);
+}
+
+#if LEVEL > LEVEL_portable
+// For `dot` and `dot_pairs`: of 16 numbers, the high bytes of four, then their low ones, signed both.
+inline void arrange_bytes(const int16_t* x, int tile, int32_t* to) {
+  const __m256i all = _mm256_loadu_si256((const __m256i*)x), half = _mm256_set1_epi16(128);
+  const __m256i high = _mm256_srai_epi16(_mm256_add_epi16(all, half), 8);
+  const __m256i low = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8);
+  const __m256i quads = _mm256_shuffle_epi32(_mm256_packs_epi16(high, low), 0xd8);
+  for (int q = 0; q < 4; ++q)
+    __builtin_memcpy(to + 2 * q * tile, reinterpret_cast<const int64_t*>(&quads) + q, 8);
+}
+
+// For sparse weights: of 8 numbers, the high bytes less -128, unsigned; elsewhere the low ones.
+inline void arrange_eight(const int16_t* x, int32_t* to, int32_t* low_to) {
+  uint8_t high[8], low[8];
+  for (int i = 0; i < 8; ++i) high[i] = uint8_t((x[i] >> 8) + 128), low[i] = uint8_t(x[i]);
+  __builtin_memcpy(to, high, 8);
+  __builtin_memcpy(low_to, low, 8);
+}
+#endif
+
+// Some units of x, for one token of a tile.
+inline void arrange(const Header& header, const int16_t* x, int units, int tile, int32_t* to) {
+#if LEVEL > LEVEL_portable
+  const XLayout layout = x_layout(header);
+  if (layout == XLayout::eights) {
+    for (int q = 0; q < units * QUADS; q += 2)
+      arrange_eight(x + 4 * q, to + 2 * q * tile, to + 2 * (q + 1) * tile);
+    return;
+  }
+  if (layout == XLayout::pairs || (layout == XLayout::bytes && LEVEL != LEVEL_avx2)) {
+    for (int q = 0; q < units * QUADS; q += 4) arrange_bytes(x + 4 * q, tile, to + 2 * q * tile);
+    return;
+  }
+#endif
+  for (int q = 0; q < units * QUADS; ++q) arrange_words(x + 4 * q, to + 2 * q * tile);
 }
 
 inline float least(Floats v) {

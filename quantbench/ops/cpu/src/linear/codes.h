@@ -1,10 +1,10 @@
 // The formats: how a unit's codes are read from memory. Included in a variant's namespace, after
 // vector/wide.h and one of wide_*.h.
 //
-// Codes become one byte each, quads of 64; half a unit at a time, so that registers hold them. They share bytes as in ops/packing.py's planes, but a
-// byte of a plane of 4, 2 or 1 bits has the codes of 2, 4 or 8 quads, where ops/packing.py has those
-// of the same number of columns; the first quad's are in its lowest bits. 6-bit codes fill three vectors of 64
-// bytes for four quads: the fourth quad's are in the two high bits of the other three.
+// Codes become one byte each, quads of 64; half a unit at a time, so that registers hold them. They share bytes as
+// in ops/packing.py's planes, but a byte of a plane of 4, 2 or 1 bits has the codes of 2, 4 or 8 quads, where
+// ops/packing.py has those of the same number of columns; the first quad's are in its lowest bits. 6-bit codes fill
+// three vectors of 64 bytes for four quads: the fourth quad's are in the two high bits of the other three.
 
 template <int BITS>
 struct Codes {  // of 8, 4, 2 or 1 bits
@@ -22,12 +22,11 @@ template <int BITS>
 struct WithBit {
   static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
     constexpr int LOW = BITS - 1;
-    constexpr uint8_t MASK = (1 << LOW) - 1, ALL = (1 << BITS) - 1;
     Codes<LOW>::read(p, half, quads);
     const Bytes plane = load<Bytes>(p + 64 * LOW);
 #pragma GCC unroll 4
     for (int i = 0; i < HALF; ++i)
-      quads[i] = merged(MASK, quads[i], shifted(plane, LOW - HALF * half - i)) & ALL;
+      quads[i] = quads[i] | (shifted(plane, LOW - HALF * half - i) & uint8_t(1 << LOW));
   }
 };
 template <>
@@ -41,7 +40,7 @@ struct Codes<7> : WithBit<7> {};
 struct Loose6 {
   static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
     for (int i = 0; i < 3; ++i) quads[i] = load<Bytes>(p + 192 * half + 64 * i);
-    quads[3] = merged(15, merged(3, shifted(quads[0], -6), shifted(quads[1], -4)), shifted(quads[2], -2));
+    quads[3] = (shifted(quads[0], -6) & 3) | (shifted(quads[1], -4) & 12) | (shifted(quads[2], -2) & 48);
   }
 };
 
@@ -49,15 +48,19 @@ template <>
 struct Codes<6> {
   static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
     Loose6::read(p, half, quads);
-    for (int i = 0; i < HALF; ++i) quads[i] &= 63;
+    for (int i = 0; i < 3; ++i) quads[i] &= 63;
   }
 };
 
 // A format of integers is read as PARTS bytes for each code. The code's value is their sum, each less
-// its CENTRE and times its WEIGHT.
+// its CENTRE and times its WEIGHT. Or it is read as two vectors of signed words for a quad: even columns, odd ones.
+template <class C>
+constexpr bool WORDS = false;
+
 template <int BITS>
 struct Integer {
   static constexpr int PARTS = 1, BYTES = BITS * 64, CENTRE[] = {1 << (BITS - 1)};
+  static constexpr int MOST = (1 << BITS) - 1;
   static constexpr int WEIGHT[] = {1};
   explicit Integer(const Header&) {}
   INLINE void read(const uint8_t* p, int half, Bytes quads[PARTS][HALF]) const {
@@ -68,26 +71,29 @@ struct Integer {
 template <class C>
 inline int32_t centre_of(const Header& header, int part) { return header.from_zero ? 0 : C::CENTRE[part]; }
 
-// E3M2 in sixteenths.
+// E3M2 in sixteenths: the mantissa with its hidden bit, shifted by the exponent. Sums of 128 products of these
+// words and x fit 32 bits: half of LARGEST_CHUNK. Two bytes for each code would take twice as many products.
 struct Float6 {
-  static constexpr int PARTS = 2, BYTES = 6 * 64, CENTRE[] = {0, 112}, WEIGHT[] = {1, 4};
-  alignas(64) uint8_t tables[2][64];
+  static constexpr int PARTS = 2, BYTES = 6 * 64, CENTRE[] = {0}, WEIGHT[] = {1};
+  alignas(16) uint8_t powers[16], hidden[16];  // by sign and exponent
   explicit Float6(const Header&) {
-    for (int code = 0; code < 64; ++code) {
-      int exponent = code >> 2 & 7, mantissa = code & 3;  // by shifts: this runs for every block
-      int sixteenths = exponent ? (4 + mantissa) << (exponent - 1) : mantissa;
-      int value = (code & 32 ? -sixteenths : sixteenths) + 4 * CENTRE[1];
-      tables[0][code] = value & 3, tables[1][code] = value >> 2;
+    for (int top = 0; top < 16; ++top) {
+      const int exponent = top & 7, power = exponent ? 1 << (exponent - 1) : 1;
+      powers[top] = uint8_t(top & 8 ? -power : power), hidden[top] = exponent ? 4 : 0;
     }
   }
   INLINE void read(const uint8_t* p, int half, Bytes quads[PARTS][HALF]) const {
-    Loose6::read(p, half, quads[0]);
+    Bytes codes[HALF];
+    Loose6::read(p, half, codes);
     for (int i = 0; i < HALF; ++i) {
-      quads[1][i] = lookup64(tables[1], quads[0][i]);
-      quads[0][i] = lookup64(tables[0], quads[0][i]);
+      const Bytes top = shifted(codes[i], -2) & 15;
+      const Bytes mantissa = (codes[i] & 3) | lookup16(hidden, top);
+      multiply_bytes(mantissa, lookup16(powers, top), quads[0][i], quads[1][i]);
     }
   }
 };
+template <>
+constexpr bool WORDS<Float6> = true;
 
 // A table of any 16 integers of 8 bits.
 struct Bytes4 {
@@ -102,15 +108,19 @@ struct Bytes4 {
   }
 };
 
-// The same of 24 bits.
+// The same of 24 bits; with two parts, rounded to 16, in units of which the largest has 2^15 - 1.
+template <int COUNT>
 struct Table4 {
-  static constexpr int PARTS = 3, BYTES = 4 * 64, CENTRE[] = {0, 0, 128};
-  static constexpr int WEIGHT[] = {1, 1 << 8, 1 << 16};
+  static constexpr int PARTS = COUNT, BYTES = 4 * 64, CENTRE[] = {0, COUNT == 2 ? 128 : 0, 128};
+  static constexpr float DOWN = COUNT == 2 ? 32767.0f / 8388607 : 1;
+  static constexpr float WEIGHT[] = {1 / DOWN, 256 / DOWN, 65536 / DOWN};
   alignas(64) uint8_t tables[PARTS][TABLE];
   explicit Table4(const Header& header) {
-    for (int code = 0; code < TABLE; ++code)
-      for (int part = 0; part < PARTS; ++part)
-        tables[part][code] = uint8_t((header.table[code] + (1 << 23)) >> (8 * part));
+    for (int code = 0; code < TABLE; ++code) {
+      const float value = float(header.table[code]) * DOWN;
+      const int number = int(value + (value < 0 ? -0.5f : 0.5f)) + (1 << (8 * COUNT - 1));
+      for (int part = 0; part < PARTS; ++part) tables[part][code] = uint8_t(number >> (8 * part));
+    }
   }
   INLINE void read(const uint8_t* p, int half, Bytes quads[PARTS][HALF]) const {
     Codes<4>::read(p, half, quads[0]);

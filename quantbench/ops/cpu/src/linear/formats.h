@@ -11,7 +11,7 @@ inline auto with_format(const Header& header, F f) {
   switch (header.coding) {
     case Coding::fp6: return f(Format<Float6>());
     case Coding::bytes: return f(Format<Bytes4>());
-    case Coding::table: return f(Format<Table4>());
+    case Coding::table: return f(Format<Table4<3>>());
     case Coding::sparse: return f(Format<Sparse>());
     case Coding::fp8: return f(Format<Float8>());
     case Coding::integer: break;

@@ -25,6 +25,8 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+FewVariant best_few() { return (isa() == Isa::avxvnni ? few_avxvnni : BEST_VARIANT(few))(); }
+
 Header header_at(const void* packed, int64_t bytes) {
   STD_TORCH_CHECK(bytes >= int64_t(sizeof(Header)), "this is no weight packed by cpu_pack_linear");
   Header header;
@@ -38,7 +40,7 @@ struct PackedProduct : Product {
   const Header header;
   Problem problem{};  // but for x and y
   const std::optional<ManyVariant> many;  // none: the loop over few tokens
-  const FewVariant few = BEST_VARIANT(few)();
+  const FewVariant few = best_few();
 
   PackedProduct(const Header& given, const Geometry& g, const void* blocks, Number x, int64_t tokens,
                 std::optional<ManyVariant> many)
@@ -88,8 +90,7 @@ struct PackedProduct : Product {
       const Header& h = product.header;
       const Geometry& g = product.problem.geometry;
       return std::tuple(product.problem.type, product.tokens, product.many ? product.many->prepare : nullptr,
-                        h.columns, as_floats(h.coding), h.coding == Coding::sparse, g.x_units,
-                        g.sum_columns, h.rounding);
+                        h.columns, x_layout(h), g.x_units, g.sum_columns, h.rounding);
     };
     return packed && layout(*packed) == layout(*this);
   }

@@ -1,7 +1,7 @@
 // Vectors of 64 bytes. Included in a variant's namespace. Here is what every compiler has; wide_halves.h
 // makes each of two registers of 32 bytes, and the end includes what needs an instruction set's own instructions.
 
-#if LEVEL == LEVEL_avx2
+#if LEVEL == LEVEL_avx2 || LEVEL == LEVEL_avxvnni
 #include "vector/wide_halves.h"
 #endif
 
@@ -81,10 +81,17 @@ inline HalfWords as_bf16(Floats v) {
 
 #if LEVEL >= LEVEL_avx512vnni
 #include "vector/wide_avx512vnni.h"
-#elif LEVEL == LEVEL_avx2
+#elif LEVEL > LEVEL_portable
 #include "vector/wide_avx2.h"
 #else
 #include "vector/wide_portable.h"
+#endif
+
+#if LEVEL > LEVEL_portable
+// Unsigned bytes times signed ones, as words: those at even places, and at odd ones.
+inline void multiply_bytes(Bytes a, Bytes b, Bytes& even, Bytes& odd) {
+  even = (Bytes)pair_bytes(a, (Bytes)((Words)b & 0xff)), odd = (Bytes)pair_bytes(a, (Bytes)((Words)b & 0xff00));
+}
 #endif
 
 // 16 numbers of a type as floats; the first `count` of 16 floats as numbers of a type, rounded once.

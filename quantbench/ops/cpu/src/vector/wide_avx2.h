@@ -1,8 +1,6 @@
 // AVX2 and F16C: the same functions as in vector/wide_portable.h. Included after vector/wide_halves.h
 // and vector/wide.h.
 
-#include "vector/wide_words.h"
-
 template <class V>
 inline V joined(__m256i a, __m256i b) {
   return {(typename V::Half)a, (typename V::Half)b};
@@ -14,16 +12,6 @@ inline __m256i found16(const uint8_t* table, __m256i index) {
 }
 inline Bytes lookup16(const uint8_t* table, Bytes index) {  // the index's high bits have to be 0
   return joined<Bytes>(found16(table, (__m256i)index.a), found16(table, (__m256i)index.b));
-}
-inline __m256i found64(const uint8_t* table, __m256i index) {
-  const __m256i low = _mm256_and_si256(index, _mm256_set1_epi8(15));
-  const __m256i bit4 = _mm256_slli_epi16(index, 3), bit5 = _mm256_slli_epi16(index, 2);
-  __m256i a = _mm256_blendv_epi8(found16(table, low), found16(table + 16, low), bit4);
-  __m256i b = _mm256_blendv_epi8(found16(table + 32, low), found16(table + 48, low), bit4);
-  return _mm256_blendv_epi8(a, b, bit5);
-}
-inline Bytes lookup64(const uint8_t* table, Bytes index) {
-  return joined<Bytes>(found64(table, (__m256i)index.a), found64(table, (__m256i)index.b));
 }
 
 inline bool any_zero(Bytes v) {
@@ -45,13 +33,59 @@ inline HalfWords as_f16(Floats v) {
   return (HalfWords)_mm256_set_m128i(b, a);
 }
 
-// x: the first and third of four 16-bit integers, then the second and fourth.
-inline void dot(Ints& a, Ints& b, Bytes codes, const int32_t* x) {
-  const __m256i even = _mm256_set1_epi32(x[0]), odd = _mm256_set1_epi32(x[1]);
-  const __m256i low = _mm256_set1_epi16(255);
-  __m256i first = (__m256i)codes.a, second = (__m256i)codes.b;
-  a += joined<Ints>(_mm256_madd_epi16(_mm256_and_si256(first, low), even),
-                    _mm256_madd_epi16(_mm256_and_si256(second, low), even));
-  b += joined<Ints>(_mm256_madd_epi16(_mm256_srli_epi16(first, 8), odd),
-                    _mm256_madd_epi16(_mm256_srli_epi16(second, 8), odd));
+// Unsigned bytes times signed ones, and words times words: neighbouring products are added up.
+inline SignedWords pair_bytes(Bytes a, Bytes b) {
+  return joined<SignedWords>(_mm256_maddubs_epi16((__m256i)a.a, (__m256i)b.a),
+                             _mm256_maddubs_epi16((__m256i)a.b, (__m256i)b.b));
 }
+inline Ints pair_words(SignedWords a, SignedWords b) {
+  return joined<Ints>(_mm256_madd_epi16((__m256i)a.a, (__m256i)b.a),
+                      _mm256_madd_epi16((__m256i)a.b, (__m256i)b.b));
+}
+
+// 8 bytes, by indices of 3 bits for each byte.
+inline Bytes picked(int64_t eight, Bytes index) {
+  const __m256i wide = _mm256_set1_epi64x(eight);
+  return joined<Bytes>(_mm256_shuffle_epi8(wide, (__m256i)index.a),
+                       _mm256_shuffle_epi8(wide, (__m256i)index.b));
+}
+
+#if LEVEL == LEVEL_avxvnni
+inline Ints add_bytes(Ints sum, Bytes a, Bytes b) {
+  return joined<Ints>(_mm256_dpbusd_avx_epi32((__m256i)sum.a, (__m256i)a.a, (__m256i)b.a),
+                      _mm256_dpbusd_avx_epi32((__m256i)sum.b, (__m256i)a.b, (__m256i)b.b));
+}
+inline Ints add_words(Ints sum, Bytes a, Bytes b) {
+  return joined<Ints>(_mm256_dpwssd_avx_epi32((__m256i)sum.a, (__m256i)a.a, (__m256i)b.a),
+                      _mm256_dpwssd_avx_epi32((__m256i)sum.b, (__m256i)a.b, (__m256i)b.b));
+}
+#include "vector/wide_vnni.h"
+#else
+using ByteSums = SignedWords;
+inline SignedWords add_bytes(SignedWords sum, Bytes a, Bytes b) { return sum + pair_bytes(a, b); }
+inline Ints total(Ints sum, SignedWords more) { return sum + pair_words(more, SignedWords{} + 1); }
+
+// Quads of codes up to MOST times x, its four high bytes and its four low ones for each quad. As many pairs of
+// products are added up in 16 bits as fit.
+#define PAIRS
+template <int MOST, int COUNT>
+INLINE void dot_pairs(Ints& sum, const Bytes* codes, const int32_t* x, int stride) {
+  constexpr int FIT = 127 / MOST < COUNT ? 127 / MOST : COUNT;
+#pragma GCC unroll 4
+  for (int i = 0; i < COUNT; i += FIT) {
+    SignedWords high{}, low{};
+#pragma GCC unroll 4
+    for (int k = i; k < i + FIT; ++k, x += stride) {
+      high = add_bytes(high, codes[k], (Bytes)all(x[0]));
+      low = add_bytes(low, codes[k], (Bytes)all(x[1]));
+    }
+    sum = total(sum + pair_words(high, SignedWords{} + 256), low);
+  }
+}
+
+inline void dot_words(Ints& a, Ints& b, Bytes even, Bytes odd, const int32_t* x) {
+  a += pair_words((SignedWords)even, (SignedWords)all(x[0]));
+  b += pair_words((SignedWords)odd, (SignedWords)all(x[1]));
+}
+#include "vector/wide_words.h"
+#endif

@@ -1,19 +1,11 @@
 // What other instruction sets have instructions for, in plain C++. Included at the end of vector/wide.h.
 
-#include "vector/wide_words.h"
-
-// table[index], by the index's low 4 or 6 bits. The table has 16 or 64 bytes.
+// table[index], by the index's low 4 bits. The table has 16 bytes.
 __attribute__((noinline, unused)) Bytes lookup16(const uint8_t* table, Bytes index) {
   Bytes found;
   for (int i = 0; i < 64; ++i) found[i] = table[index[i] & 15];
   return found;
 }
-__attribute__((noinline, unused)) Bytes lookup64(const uint8_t* table, Bytes index) {
-  Bytes found;
-  for (int i = 0; i < 64; ++i) found[i] = table[index[i] & 63];
-  return found;
-}
-
 __attribute__((noinline, unused)) bool any_zero(Bytes v) {
   for (int i = 0; i < 64; ++i)
     if (!v[i]) return true;
@@ -42,11 +34,16 @@ __attribute__((noinline)) HalfWords as_f16(Floats v) {
   return __builtin_convertvector(sign | (nan & 0x7e00u) | (~nan & found), HalfWords);
 }
 
-// A quad of weights, 4 unsigned codes for each of 16 rows, times x: four 16-bit integers, the first
-// and third, then the second and fourth. The sum is spread over both accumulators.
-__attribute__((noinline, unused)) void dot(Ints& a, Ints& b, Bytes codes, const int32_t* x) {
-  Bits quads = (Bits)codes;
-  const int16_t* w = reinterpret_cast<const int16_t*>(x);
-  a += (Ints)(quads & 255u) * w[0] + (Ints)(quads >> 16 & 255u) * w[1];
-  b += (Ints)(quads >> 8 & 255u) * w[2] + (Ints)(quads >> 24) * w[3];
+__attribute__((noinline, unused)) void multiply_bytes(Bytes a, Bytes b, Bytes& even, Bytes& odd) {
+  even = (Bytes)((SignedWords)((Words)a & 255) * ((SignedWords)((Words)b << 8) >> 8));
+  odd = (Bytes)((SignedWords)((Words)a >> 8) * ((SignedWords)b >> 8));
 }
+
+// A quad of words times x: four 16-bit integers, the first and third, then the second and fourth.
+__attribute__((noinline, unused)) void dot_words(Ints& a, Ints& b, Bytes even, Bytes odd, const int32_t* x) {
+  const int16_t* w = reinterpret_cast<const int16_t*>(x);
+  a += ((Ints)((Bits)even << 16) >> 16) * w[0] + ((Ints)even >> 16) * w[1];
+  b += ((Ints)((Bits)odd << 16) >> 16) * w[2] + ((Ints)odd >> 16) * w[3];
+}
+
+#include "vector/wide_words.h"

@@ -1,7 +1,7 @@
 // A thread's blocks of a linear layer of few tokens: each goes through the loop of its format
 // (linear/few/loop.h).
 //
-// Variants: portable avx2 avx512vnni
+// Variants: portable avx2 avxvnni avx512vnni
 
 #include "linear/layout.h"
 
@@ -19,11 +19,16 @@ Loop by_tile(int tile) {
   }
 }
 
-inline Loop loop_of(const Header& header, bool fine, int tile) {
+// A table's numbers have 24 bits for float32; 16 are as exact as 16-bit x is in integers.
+inline Loop loop_of(const Header& header, bool fine, int tile, bool exact) {
+  auto of_integers = [&]<class C>(Format<C>) {
+    return fine ? by_tile<IntegerChunk, C, true>(tile) : by_tile<IntegerChunk, C, false>(tile);
+  };
   return with_format(header, [&]<class C>(Format<C>) -> Loop {
     if constexpr (std::is_same_v<C, Float8>) return by_tile<FloatChunk, C, false>(tile);
     else if constexpr (std::is_same_v<C, Sparse>) return by_tile<SparseChunk, C, false>(tile);
-    else return fine ? by_tile<IntegerChunk, C, true>(tile) : by_tile<IntegerChunk, C, false>(tile);
+    else if (std::is_same_v<C, Table4<3>> && !exact) return of_integers(Format<Table4<2>>());
+    else return of_integers(Format<C>());
   });
 }
 
@@ -32,8 +37,9 @@ inline void multiply(const Problem& problem, int64_t first, int64_t last) {
   const Header& header = *problem.header;
   const Geometry& g = problem.geometry;
   const int64_t columns = g.padded_columns;
-  const Loop loops[] = {loop_of(header, g.fine, 1), loop_of(header, g.fine, 2), loop_of(header, g.fine, 4)};
   const bool doubled = problem.tokens != problem.outputs;
+  const Loop loops[] = {loop_of(header, g.fine, 1, doubled), loop_of(header, g.fine, 2, doubled),
+                        loop_of(header, g.fine, 4, doubled)};
   const Streams cut(first, last);
   const int64_t* begin = cut.begin;
   for (int64_t round = 0; begin[0] + round < begin[1]; ++round) {

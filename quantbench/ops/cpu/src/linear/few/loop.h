@@ -64,22 +64,38 @@ struct Tile {
   const float* floats;
 };
 
+// Adds the products of x and COUNT quads, from q on, to the two sums of each part. x: one quad each `stride` integers.
+template <class C, int COUNT>
+INLINE void add_products(Ints (*sums)[2], const Bytes (*codes)[HALF], int q, const int32_t* x, int stride) {
+#ifdef PAIRS
+  if constexpr (requires { requires C::MOST < 128; })
+    return dot_pairs<C::MOST, COUNT>(sums[0][0], codes[0] + q, x, stride);
+#endif
+#pragma GCC unroll 4
+  for (int i = 0; i < COUNT; ++i, x += stride)
+    if constexpr (WORDS<C>) dot_words(sums[0][0], sums[0][1], codes[0][q + i], codes[1][q + i], x);
+    else
+      for (int part = 0; part < C::PARTS; ++part) dot(sums[part][0], sums[part][1], codes[part][q + i], x);
+}
+
 template <class C, int T, bool FINE>
 struct IntegerChunk {
-  static constexpr bool TOGETHER = T == 1 && C::PARTS <= 2;
+  static constexpr int PARTS = WORDS<C> ? 1 : C::PARTS;
+  static constexpr bool TOGETHER = T == 1 && PARTS <= 2;
+  static constexpr int EACH = FINE ? 2 : HALF;  // quads at a time: scales may belong to 8 columns
   C codes;
-  int32_t centre[C::PARTS];
+  int32_t centre[PARTS];
   explicit IntegerChunk(const Header& header) : codes(header) {
-    for (int part = 0; part < C::PARTS; ++part) centre[part] = centre_of<C>(header, part);
+    for (int part = 0; part < PARTS; ++part) centre[part] = centre_of<C>(header, part);
   }
 
   struct Sums {
-    Ints at[T][C::PARTS][2];
+    Ints at[T][PARTS][2];
   };
 
   INLINE void clear(Sums& sums, const int32_t* x_sums) const {
     for (int t = 0; t < T; ++t)
-      for (int part = 0; part < C::PARTS; ++part)
+      for (int part = 0; part < PARTS; ++part)
         sums.at[t][part][0] = all(0), sums.at[t][part][1] = all(-centre[part] * x_sums[t]);
   }
 
@@ -89,9 +105,10 @@ struct IntegerChunk {
     if (header.coding == Coding::table) by.scale *= TABLE_DOWN;
     for (int t = 0; t < T; ++t) {
       Floats sum{};
-      for (int part = 0; part < C::PARTS; ++part) {
-        const Floats whole = floats(dotted(sums.at[t][part][0], sums.at[t][part][1]));
-        sum = part ? sum + whole * float(C::WEIGHT[part]) : whole;
+      for (int part = 0; part < PARTS; ++part) {
+        const Ints* at = sums.at[t][part];
+        const Floats whole = WORDS<C> ? floats(at[0]) + floats(at[1]) : floats(dotted(at[0], at[1]));
+        sum = part ? sum + whole * float(C::WEIGHT[part]) : whole * float(C::WEIGHT[0]);
       }
       scaled[t] += sum * by.scale;
       if (header.zeros) scaled[t] += floats(all(x_sums[t])) * by.zero;
@@ -125,19 +142,20 @@ struct IntegerChunk {
         const int32_t* sums_here = x_sums;
 #pragma GCC unroll 4
         for (int s = 0; s < COUNT; ++s) {
+          const int32_t* here = quads;
+#if LEVEL < LEVEL_avx512
+          asm volatile("" : "+r"(here));  // reads x again for each block: 16 registers would spill it
+#endif
           Bytes read[C::PARTS][HALF];
           codes.read(p[s], half, read);
           sums_here = x_sums;
 #pragma GCC unroll 4
-          for (int q = 0; q < HALF; ++q) {
+          for (int q = 0; q < HALF; q += EACH) {
             const int quad = HALF * half + q;
             if (FINE && (quad & last) == 0) clear(sums[s], sums_here);
             for (int t = 0; t < T; ++t)
-              for (int part = 0; part < C::PARTS; ++part) {
-                Ints* sum = sums[s].at[t][part];
-                dot(sum[0], sum[1], read[part][q], quads + 2 * (q * T + t));
-              }
-            if (FINE && (quad & last) == last) {
+              add_products<C, EACH>(sums[s].at[t], read, q, here + 2 * (q * T + t), 2 * T);
+            if (FINE && ((quad + EACH - 1) & last) == last) {
               add(header, sums[s], read_scale(header, scales[s], outer[s]), sums_here, scaled[s]);
               sums_here += T;
             }

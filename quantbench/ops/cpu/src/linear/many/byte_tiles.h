@@ -31,11 +31,12 @@ struct ByteTiles {
   }
 };
 
+// 16 integers of 16 bits as signed bytes: 256 times the high byte plus the low byte is the number.
 inline void put_bytes(const int16_t* x, int8_t* high, int8_t* low) {
-  __m128i highs, lows;
-  split_bytes(x, highs, lows);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(high), highs);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(low), lows);
+  const __m512i wide = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+  const __m512i highs = _mm512_srai_epi32(_mm512_add_epi32(wide, _mm512_set1_epi32(128)), 8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(highs));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm512_cvtepi32_epi8(wide));
 }
 
 inline void prepare_token(const Problem& problem, void* x, int64_t token) {

@@ -39,16 +39,19 @@ int64_t tiles_from(const Header& header, Number x) {
   return is_integers(header, x) ? 12 : header.coding == Coding::fp8 ? 2 : 3;
 }
 
-// From how many rows of x on vectors of float32 are faster with VNNI: measured on weights of 2048 x 2048
-// (docs/LOG.md). The few rows' loop takes an integer product for each part of a weight and each word of x.
+// From how many rows of x on vectors of float32 are faster: measured on weights of 2048 x 2048 with AVX-512 VNNI
+// (docs/LOG.md), counted in cycles on weights in the second cache with AVX2. The few rows' loop takes an integer
+// product for each part of a weight and each word of x; float32 rounds rows up to tiles of 6 with AVX2, of 12.
 int64_t floats_from(const Header& header, Number x) {
-  if (as_floats(header.coding)) return 12;
-  const int parts = header.coding == Coding::table ? 3 : header.coding == Coding::fp6 ? 2 : 1;
+  if (!has(Isa::avx2)) return 5;
+  if (as_floats(header.coding)) return has(Isa::avx512vnni) ? 12 : 6;
+  const bool vnni = has(Isa::avx512vnni) || has(Isa::avxvnni);
   const int words = x == Number::f32 && !rounded(header) ? 2 : 1;
+  const int parts = header.coding == Coding::table ? 1 + words : 1;
   switch (parts * words) {
-    case 1: return INT64_MAX;
-    case 2: return 48;
-    default: return 12;
+    case 1: return vnni ? INT64_MAX : header.coding == Coding::fp6 || header.bits == 7 ? 17 : 48;
+    case 2: return vnni ? 48 : 9;
+    default: return vnni ? 12 : 6;
   }
 }
 
@@ -57,16 +60,13 @@ constexpr int64_t PLAIN_FROM = 24;  // tokens; measured on weights of 2048 x 204
 typedef ManyVariant (*Choice)();  // null: the few rows' loop
 
 Choice choice(const Header& header, const Geometry& g, Number x, int64_t rows) {
-  if (isa() >= Isa::amx) {
+  if (has(Isa::amx)) {
     const bool bytes = fits_bytes(header, g, x), tiles = fits_tiles(header, x);
     if (bytes && (rows <= 16 || !tiles))
       return rows >= bytes_from(header, g) ? many_bytes_amx : nullptr;
     if (tiles) return rows >= tiles_from(header, x) ? many_amx : nullptr;
   }
-  if (isa() >= Isa::avx512vnni)
-    return rows >= floats_from(header, x) ? many_avx512vnni : nullptr;
-  if (isa() >= Isa::avx2) return rows >= 5 ? many_avx2 : nullptr;
-  return rows >= 5 ? many_portable : nullptr;
+  return rows >= floats_from(header, x) ? BEST_VARIANT(many) : nullptr;
 }
 
 }  // namespace

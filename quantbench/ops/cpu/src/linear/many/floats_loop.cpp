@@ -32,9 +32,10 @@ template <class C>
 struct IntegerColumns {
   static constexpr int BYTES = C::BYTES;
   C codes;
-  int32_t centre[C::PARTS];
+  static constexpr int PARTS = WORDS<C> ? 1 : C::PARTS;
+  int32_t centre[PARTS];
   explicit IntegerColumns(const Header& header) : codes(header) {
-    for (int part = 0; part < C::PARTS; ++part) centre[part] = centre_of<C>(header, part);
+    for (int part = 0; part < PARTS; ++part) centre[part] = centre_of<C>(header, part);
   }
 
   template <class F>
@@ -43,8 +44,10 @@ struct IntegerColumns {
     for (int column = 0; column < UNIT; ++column) {
       if (column % (UNIT / 2) == 0) codes.read(p, column / (UNIT / 2), read);
       Floats value{};
-      for (int part = 0; part < C::PARTS; ++part) {
-        Ints code = (Ints)((Bits)read[part][column / 4 % HALF] >> (column % 4 * 8) & 255u);
+      for (int part = 0; part < PARTS; ++part) {
+        const Bits quad = (Bits)read[WORDS<C> ? column % 2 : part][column / 4 % HALF];
+        const Ints code = WORDS<C> ? (Ints)(quad << (column & 2 ? 0 : 16)) >> 16
+                                   : (Ints)(quad >> (column % 4 * 8) & 255u);
         Floats piece = floats(code - centre[part]) * float(C::WEIGHT[part]);
         value = part ? value + piece : piece;
       }

@@ -60,7 +60,7 @@ template <class Read, int SIZE = 64, bool SIGNED = false>
 struct ByTable {
   static constexpr bool WHOLE = false;
   static Bytes looked_up(const uint8_t* table, Bytes codes) {
-    if constexpr (SIZE == 64) return lookup64(table, codes);
+    if constexpr (SIZE == 64) return (Bytes)_mm512_permutexvar_epi8(raw(codes), _mm512_load_si512(table));
     else
       return (Bytes)_mm512_permutex2var_epi8(_mm512_load_si512(table), raw(codes),
                                              _mm512_load_si512(table + 64));
@@ -187,7 +187,7 @@ struct Reader<Bytes4> { using Type = ByTable<Codes<4>>; };
 template <>
 struct Reader<Sparse> { using Type = ByTable<SparseCodes>; };
 template <>
-struct Reader<Table4> { using Type = FloatTable; };
+struct Reader<Table4<3>> { using Type = FloatTable; };
 template <>
 struct Reader<Float8> { using Type = ByTable<Codes<8>, 128, true>; };
 

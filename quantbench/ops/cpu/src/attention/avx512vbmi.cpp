@@ -1,7 +1,7 @@
-// Decode attention's inner loop in AVX-512 VNNI: int8 and int4 caches in byte products, fp8 ones from
+// Decode attention's inner loop in AVX-512 with VNNI and VBMI: int8 and int4 caches in byte products, fp8 ones from
 // their lines. Other formats, and queries that bytes would not be exact enough for, go to AVX-512.
 //
-// Variants: avx512vnni
+// Variants: avx512vbmi
 
 #include "attention/attention.h"
 
@@ -34,7 +34,7 @@ void attend(const Part& part) {
 
 }  // namespace
 
-void attend_avx512vnni(const Part& part) {
+void attend_avx512vbmi(const Part& part) {
   if (in_bf16(part)) switch (part.format) {
       case KvFormat::int8: return attend<KvFormat::int8>(part);
       case KvFormat::int4: return attend<KvFormat::int4>(part);
