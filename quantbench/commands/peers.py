@@ -110,7 +110,7 @@ def peers(
         raise UsageError("--gptqmodel_python: GPTQModel reads folders, and no GGUF file")
     asked = names_of("--runtimes", runtimes, of_folder, of_folder or programs.RUNTIMES)
     if devices.resolve(common.device).type != "cpu":
-        asked = asked or programs.ON_A_CARD
+        asked = asked or [*programs.ON_A_CARD]
         if others := [name for name in asked if name not in programs.ON_A_CARD]:
             raise UsageError(
                 f"--runtimes {', '.join(others)}: compared on the CPU alone (--device cpu)"
