@@ -10,7 +10,10 @@ from scipy.stats import chisquare
 from quantbench import generate
 from quantbench.errors import UsageError
 from quantbench.generate import Generator, Sampling
+from quantbench.log.config import RunConfig
 from quantbench.models import load
+from quantbench.run import drafts
+from quantbench.run.plan import make_plan
 from quantbench.run.speculate import Lookup, ModelDraft, judge
 from tests import seeds
 
@@ -135,3 +138,9 @@ def test_sampling_with_a_draft_draws_from_the_same_tokens(model):
 def test_what_speculation_refuses(model):
     with pytest.raises(UsageError, match="one row"):
         Generator(model, 2, 64).speculate(Lookup())
+    plan = make_plan(RunConfig(quantization="int8wo", speculate="self", draft_quantization="int8wo"))
+    with pytest.raises(UsageError, match="reads 100% of the bytes"):
+        drafts.load(plan)
+    plan = make_plan(RunConfig(speculate="draft", draft_checkpoint="dummy:Qwen3-0.6B"))
+    with pytest.raises(UsageError, match="number of tokens"):
+        drafts.load(plan)
