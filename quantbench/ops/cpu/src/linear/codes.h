@@ -113,7 +113,10 @@ template <int COUNT>
 struct Table4 {
   static constexpr int PARTS = COUNT, BYTES = 4 * 64, CENTRE[] = {0, COUNT == 2 ? 128 : 0, 128};
   static constexpr float DOWN = COUNT == 2 ? 32767.0f / 8388607 : 1;
-  static constexpr float WEIGHT[] = {1 / DOWN, 256 / DOWN, 65536 / DOWN};
+  static constexpr int WEIGHT[] = {1, 256, 65536};
+  // By this the sum of the parts is multiplied, and not each part: their sum is the same then, however a
+  // compiler fuses multiplications and additions.
+  static constexpr float UP = 1 / DOWN;
   alignas(64) uint8_t tables[PARTS][TABLE];
   explicit Table4(const Header& header) {
     for (int code = 0; code < TABLE; ++code) {

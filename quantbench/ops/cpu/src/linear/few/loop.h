@@ -102,7 +102,7 @@ struct IntegerChunk {
   // Adds sums of columns that share a scale to `scaled`, which x's scales do not yet multiply.
   static INLINE void add(const Header& header, const Sums& sums, ScaleAndZero by, const int32_t* x_sums,
                          Floats* scaled) {
-    if (header.coding == Coding::table) by.scale *= TABLE_DOWN;
+    if constexpr (requires { C::UP; }) by.scale *= C::UP * TABLE_DOWN;
     for (int t = 0; t < T; ++t) {
       Floats sum{};
       for (int part = 0; part < PARTS; ++part) {
