@@ -107,15 +107,15 @@ class RunConfig:
     seed: int = _field(1234, SAMPLE, Whole(0), "Random seed")
     num_layers: int | None = _field(None, MODEL, Whole(1), "Use only the first N layers")
     kernel: str = _field("auto", SPEED, Choice(KERNELS),
-        "Kernel: auto, cpu, triton, torch, torchao, or another package's")
+        "Kernel: auto, cpu, triton, torch, torchao, or a package's")
     decoder: str = _field("auto", SPEED, Choice(DECODERS, former=FORMER_DECODERS),
         "Decoding step run by: " + ", ".join(DECODERS))
     speculate: str = _field("off", SPEED, Choice(SPECULATION),
-        "Draft tokens: off; lookup (in the text), self (fewer bits), draft (a model)")
+        "Draft tokens: off, lookup, self (fewer bits), draft (a model)")
     draft_quantization: str | None = _field(None, SPEED, Text("SCHEME"),
-        "Of the draft; default: int4wo-64 for self, else as its file is")
+        "Of the draft [int4wo-64 for self; else as its file is]")
     draft_checkpoint: str | None = _field(None, SPEED, Text("PATH"),
-        "The model of --speculate draft, of the same tokens")
+        "Model of --speculate draft, of the same tokens")
     min_sqnr: float = _field(35.0, MODEL, Number(), "autoquant: lowest SQNR to accept, in dB")
     calibration_text: str | None = _field(None, MODEL, Text("PATH"),
         "Text to calibrate on; default: the embedded one")

@@ -30,7 +30,6 @@ from quantbench.models.chat import chat_of
 from quantbench.models.formats import EMBEDDED, EMBEDDED_MODELS
 from quantbench.models.llama import Transformer
 from quantbench.quality.thresholds import FIRST_TOKENS, LEAST_TOKENS, check_tokens
-from quantbench.run.calibration import TEXT as CALIBRATION_TEXT
 from quantbench.run.plan import Plan
 
 TEXTS = {name: Path(__file__).with_name(f"{name}.txt") for name in ("prose", "code")}
@@ -161,7 +160,9 @@ def calibrated_on(plan: Plan, text: str | None) -> Path | None:
     judge is biased. None if there is none. text: as for Texts."""
     if not plan.spec.calibrated:
         return None
-    return judge_of(plan, text, Path(plan.config.calibration_text or CALIBRATION_TEXT))
+    from quantbench.run import calibration  # which most runs need not import
+
+    return judge_of(plan, text, Path(plan.config.calibration_text or calibration.TEXT))
 
 
 def judge_of(plan: Plan, text: str | None, source: Path) -> Path | None:
