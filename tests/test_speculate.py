@@ -138,7 +138,8 @@ def test_sampling_with_a_draft_draws_from_the_same_tokens(model):
 def test_what_speculation_refuses(model):
     with pytest.raises(UsageError, match="one row"):
         Generator(model, 2, 64).speculate(Lookup())
-    plan = make_plan(RunConfig(quantization="int8wo", speculate="self", draft_quantization="int8wo"))
+    options = {"quantization": "int8wo", "draft_quantization": "int8wo"}
+    plan = make_plan(RunConfig(speculate="self", **options))
     with pytest.raises(UsageError, match="reads 100% of the bytes"):
         drafts.load(plan)
     plan = make_plan(RunConfig(speculate="draft", draft_checkpoint="dummy:Qwen3-0.6B"))
