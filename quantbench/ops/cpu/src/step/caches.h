@@ -20,7 +20,6 @@ using Maybe = std::optional<Tensor>;
 
 const char* data(const Tensor& t) { return static_cast<const char*>(t.const_data_ptr()); }
 char* data(Tensor& t) { return static_cast<char*>(t.mutable_data_ptr()); }
-int64_t row_bytes(const Tensor& t) { return t.size(1) * t.element_size(); }
 
 constexpr int64_t WHOLE_HEAD = 1 << 20;  // more numbers than a head has
 
