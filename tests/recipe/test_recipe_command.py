@@ -125,5 +125,5 @@ def test_a_text_that_judges_is_refused(tmp_path, start):
     judging = (EMBEDDED / "heldout.txt").read_text()[start : start + 20_000]
     path = tmp_path / "copied.txt"
     path.write_text("A line that is of this file alone, and of no other.\n" + judging)
-    with pytest.raises(UsageError, match="has lines of heldout.txt, on which the recipe is judged"):
+    with pytest.raises(UsageError, match="has parts of heldout.txt, on which the recipe is judged"):
         calibration_tokens(make_plan(RunConfig(device="cpu")), str(path))
