@@ -473,7 +473,8 @@ def parse_layer(name: str) -> Spec:
 def refuse_format(spec: Quantization, format: str) -> None:
     """Raise UsageError where a format (--format) does not hold the weights of a scheme exactly."""
     if not spec.fits(format):
-        fitting = (str(one) for one in every_spec() if one.fits(format) and one != AsIs())
+        plain = (one for one in every_spec() if one != AsIs() and not one.calibrated)
+        fitting = (str(one) for one in plain if one.fits(format))
         raise UsageError(
             f"--format {format} does not hold the numbers of {spec.name}; schemes that fit: "
             + ", ".join(fitting)
