@@ -224,8 +224,8 @@ class Generator:
         slots = min(cache.slots for cache in self.caches)
         if slots < self.cache_size:
             raise UsageError(
-                f"speculation within a sliding window: {self.cache_size} positions are asked for, "
-                f"and the window has {slots}"
+                f"speculation: the sliding window has {slots} positions, fewer than the "
+                f"{self.cache_size} of the caches"
             )
         functions = self.forward, functools.partial(likely, how=self.sampling), draw
         self.speculator = Speculator(*functions, drafter, self.cache_size, self.device)

@@ -71,8 +71,8 @@ def test_a_greedy_text_is_the_same(model, name, monkeypatch):
         got = generator.generate(prompt, count)
         assert got.tokens.tolist() == wanted.tolist()
         done = got.speculation
-        assert done.drafted >= done.kept > 0
-        assert done.passes + done.kept >= count - 1
+        assert done.drafted >= done.accepted > 0
+        assert done.passes + done.accepted >= count - 1
     middle = prompt.shape[1] + count // 2  # from there on, with what the caches hold
     last = wanted[:, count // 2 : count // 2 + 1]
     rest = list(zip(generator.stream(last, middle), range(count // 4), strict=False))

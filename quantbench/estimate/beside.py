@@ -109,7 +109,7 @@ def why_not(facts: Facts) -> str | None:
     if facts.experts is not None:
         return "experts lie in two tiers, and how often they are copied is not estimated"
     if config.speculate != RunConfig.speculate:
-        return "how many drafted tokens are kept depends on the text"
+        return "acceptance of drafted tokens depends on the text"
     on_cpu = facts.device.type == "cpu"
     compiled = config.compile_prefill or (config.compile and facts.decoder != "cpu-step")
     if on_cpu and compiled:

@@ -68,5 +68,5 @@ def _refuse_cost(plan: Plan, draft: Plan) -> None:
         raise UsageError(
             f"--speculate self: {draft.spec.name} reads {cost:.0%} of the bytes that "
             f"{plan.spec.name} does, so a drafted token pays only if more than {cost:.0%} of them "
-            "are kept; take a --draft_quantization of fewer bits, or --speculate lookup"
+            "are accepted; take a --draft_quantization of fewer bits, or --speculate lookup"
         )

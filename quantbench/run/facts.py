@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-ENOUGH_TOKENS = 256  # to say how many drafted ones are kept
+ENOUGH_TOKENS = 256  # to say what share of drafted ones is accepted
 
 Peak = dict[str, int]  # bytes by kind, as devices.peak_memory gives them; the first is logged
 Peaks = dict[str, Peak]  # by phase: load, warm_up, generate
@@ -38,23 +38,24 @@ class Speculation:
 
     passes: int = 0  # of the model, but for prompts
     drafted: int = 0  # tokens
-    kept: int = 0  # of them
+    accepted: int = 0  # of them
 
     @property
     def tokens_per_pass(self) -> float:
-        return 1 + self.kept / self.passes if self.passes else 1.0
+        return 1 + self.accepted / self.passes if self.passes else 1.0
 
     def since(self, earlier: Speculation) -> Speculation:
         parts = zip(dataclasses.astuple(self), dataclasses.astuple(earlier), strict=True)
         return Speculation(*(now - then for now, then in parts))
 
     def sentence(self) -> str:
-        """Tokens of a pass, and the share of the drafted ones that were kept."""
-        share = f"{self.kept / self.drafted:.0%} of " if self.drafted else ""
-        few = self.passes + self.kept < ENOUGH_TOKENS
+        """Tokens of a pass, and the share of the drafted ones that were accepted."""
+        share = f"{self.accepted / self.drafted:.0%} of " if self.drafted else ""
+        tokens = self.passes + self.accepted
+        few = tokens < ENOUGH_TOKENS
         return (
-            f"{self.tokens_per_pass:.2f} tokens per pass over {self.passes + self.kept} tokens; "
-            f"{share}{self.drafted} drafted tokens were kept"
+            f"{self.tokens_per_pass:.2f} tokens per pass over {tokens} tokens; "
+            f"{share}{self.drafted} drafted tokens were accepted"
             + f"; {ENOUGH_TOKENS} tokens or more say how often that is"
             * few
         )

@@ -3,15 +3,16 @@
     speculator = Speculator(forward, likely, draw, Lookup(), positions)
     for token in speculator.after(first): ...
 
-A drafted token x is kept with probability min(1, p(x) / q(x)), where p is the model's distribution
-and q the draft's; the first that is not is replaced by one drawn from max(p - q, 0). So the text
-has the model's own distribution (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023,
-arXiv:2302.01318), and a greedy text is that of single steps, as far as a pass of several tokens
-rounds as they do. Drafts come from the text itself (Lookup; Saxena 2023, "prompt lookup decoding")
+A drafted token x is accepted with probability min(1, p(x) / q(x)), where p is the model's
+distribution and q the draft's; the first that is not is replaced by one drawn from max(p - q, 0).
+So the text has the model's own distribution (Leviathan et al. 2023, arXiv:2211.17192; Chen et al.
+2023, arXiv:2302.01318), and a greedy text is that of single steps, as far as a pass of several
+tokens rounds as they do. Drafts come from the text itself (Lookup; Saxena 2023, "prompt lookup decoding")
 or from a model (ModelDraft).
 
 How many tokens to draft follows from what passes of 1 to MOST + 1 tokens take, measured once, and
-from how often such drafts were kept so far: as many as give the most tokens per second, or none.
+from how often such drafts were accepted so far: as many as give the most tokens per second, or
+none.
 """
 
 import statistics
@@ -36,7 +37,7 @@ Likely = tuple[Tensor, Tensor]  # probabilities and tokens of those that may be 
 
 
 class Drafter(Protocol):
-    levels: int  # kinds of drafted tokens, by how likely they are to be kept
+    levels: int  # kinds of drafted tokens, by how likely they are to be accepted
 
     def offer(self, history: Sequence[int], most: int) -> list[int]:
         """The level of each token that it could draft after `history`; at most `most`."""
@@ -44,8 +45,8 @@ class Drafter(Protocol):
     def draft(self, history: Sequence[int], count: int) -> tuple[list[int], Likely | None]:
         """So many of the tokens just offered, and what they were drawn from: None if certain."""
 
-    def judged(self, kept: int) -> None:
-        """How many of the tokens just drafted were kept."""
+    def judged(self, accepted: int) -> None:
+        """How many of the tokens just drafted were accepted."""
 
 
 class Lookup:
@@ -73,11 +74,11 @@ class Lookup:
 
     def draft(self, history: Sequence[int], count: int) -> tuple[list[int], None]:
         text = list(history[self._at :])
-        for i in range(count - len(text)):  # it goes on as it would if all were kept
+        for i in range(count - len(text)):  # it goes on as it would if all were accepted
             text.append(text[i])
         return text[:count], None
 
-    def judged(self, kept: int) -> None:
+    def judged(self, accepted: int) -> None:
         pass
 
 
@@ -118,21 +119,21 @@ class ModelDraft:
         probabilities, drawn_from = (torch.cat(part) for part in zip(*likely, strict=True))
         return tokens, (probabilities, drawn_from)
 
-    def judged(self, kept: int) -> None:
-        del self.read[self.start + kept :]
+    def judged(self, accepted: int) -> None:
+        del self.read[self.start + accepted :]
 
 
 class Odds:
-    """How often drafts were kept, by level; one in two before any was judged."""
+    """How often drafts were accepted, by level; one in two before any was judged."""
 
     def __init__(self, levels: int) -> None:
-        self.kept, self.judged = [1.0] * levels, [2.0] * levels
+        self.accepted, self.judged = [1.0] * levels, [2.0] * levels
 
     def of(self, level: int) -> float:
-        return self.kept[level] / self.judged[level]
+        return self.accepted[level] / self.judged[level]
 
-    def see(self, level: int, kept: bool) -> None:
-        self.kept[level] = FORGOTTEN * self.kept[level] + kept
+    def see(self, level: int, accepted: bool) -> None:
+        self.accepted[level] = FORGOTTEN * self.accepted[level] + accepted
         self.judged[level] = FORGOTTEN * self.judged[level] + 1
 
 
@@ -181,29 +182,31 @@ class Speculator:
         tokens = torch.tensor([[history[-1], *drafts]], device=self.device)
         probabilities, likely = self.likely(self.forward(tokens, start)[0])
         target = probabilities.cpu(), likely.cpu()  # to wait for the device once
-        kept, last = judge(drafts, target, drawn_from, self.draw)
-        new = [*drafts[:kept], last]
+        accepted, last = judge(drafts, target, drawn_from, self.draw)
+        new = [*drafts[:accepted], last]
         if drafts:
-            self.drafter.judged(kept)
+            self.drafter.judged(accepted)
         elif offered and self.drafter.levels > 1:  # it costs nothing to see whether it was right
             drafts = self.drafter.draft(history, 1)[0]
             self.odds.see(offered[0], drafts == new)
             drafts = []
-        for level, was_kept in zip(offered, [True] * kept + [False] * (kept < len(drafts)),
+        for level, was_accepted in zip(offered, [True] * accepted + [False] * (accepted < len(drafts)),
                                    strict=False):  # fmt: skip
-            self.odds.see(level, was_kept)
+            self.odds.see(level, was_accepted)
         was = self.counted
-        self.counted = Speculation(was.passes + 1, was.drafted + len(drafts), was.kept + kept)
+        self.counted = Speculation(
+            was.passes + 1, was.drafted + len(drafts), was.accepted + accepted
+        )
         history += new
         return new
 
     def _best(self, offered: Sequence[int]) -> int:
         """How many of the offered tokens give the most tokens per second."""
         best, most = 0, 1 / self.seconds[0]
-        expected, all_kept = 1.0, 1.0
+        expected, all_accepted = 1.0, 1.0
         for count, level in enumerate(offered, 1):
-            all_kept *= self.odds.of(level)
-            expected += all_kept
+            all_accepted *= self.odds.of(level)
+            expected += all_accepted
             speed = expected / (self.seconds[count] + count * self.draft_seconds)
             if speed > most:
                 best, most = count, speed
@@ -244,7 +247,7 @@ def judge(
     drawn_from: Likely | None,
     draw: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[int, int]:
-    """How many of N drafted tokens are kept, and the token behind them.
+    """How many of N drafted tokens are accepted, and the token behind them.
 
     target: the model's distributions (N + 1, k), before each of them and behind the last.
     drawn_from: the draft's (N, k'); None where its tokens were certain.

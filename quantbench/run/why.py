@@ -62,7 +62,7 @@ def of_single_run(measured: Measured) -> list[str]:
     if drafts := speculation_of(measured.samples):
         sentences.append(f"speculation ({facts.config.speculate}): {drafts.sentence()}")
         if facts.config.checkpoint_path.startswith("dummy:") or facts.config.prefill_size:
-            sentences.append("weights or prompt are random, and so is how often drafts are kept")
+            sentences.append("weights or prompt are random, so acceptance says nothing here")
     if isinstance(measured.energy, NotCounted):
         said = energy.sentence(None, None, measured.energy.why_not, None)
         sentences += [said] if said else []
