@@ -7,8 +7,8 @@ A drafted token x is accepted with probability min(1, p(x) / q(x)), where p is t
 distribution and q the draft's; the first that is not is replaced by one drawn from max(p - q, 0).
 So the text has the model's own distribution (Leviathan et al. 2023, arXiv:2211.17192; Chen et al.
 2023, arXiv:2302.01318), and a greedy text is that of single steps, as far as a pass of several
-tokens rounds as they do. Drafts come from the text itself (Lookup; Saxena 2023, "prompt lookup decoding")
-or from a model (ModelDraft).
+tokens rounds as they do. Drafts come from the text itself (Lookup; Saxena 2023, "prompt lookup
+decoding") or from a model (ModelDraft).
 
 How many tokens to draft follows from what passes of 1 to MOST + 1 tokens take, measured once, and
 from how often such drafts were accepted so far: as many as give the most tokens per second, or
@@ -190,8 +190,8 @@ class Speculator:
             drafts = self.drafter.draft(history, 1)[0]
             self.odds.see(offered[0], drafts == new)
             drafts = []
-        for level, was_accepted in zip(offered, [True] * accepted + [False] * (accepted < len(drafts)),
-                                   strict=False):  # fmt: skip
+        verdicts = [True] * accepted + [False] * (accepted < len(drafts))
+        for level, was_accepted in zip(offered, verdicts, strict=False):
             self.odds.see(level, was_accepted)
         was = self.counted
         self.counted = Speculation(
