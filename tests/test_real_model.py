@@ -134,7 +134,8 @@ def test_chat_ends_where_the_model_ends():
 
 @pytest.mark.slow
 def test_from_the_file_to_a_recommendation_that_runs(tmp_path):
-    measured = ["--max_minutes", "1.5", "--output", str(tmp_path / "out"), "--write_result", "none"]
+    measured = ["--schemes", "as-is,int8wo,int4wo-64", "--max_minutes", "0.7"]
+    measured += ["--output", str(tmp_path / "out"), "--write_result", "none"]
     done = run("recommend", "--checkpoint_path", str(FILE), *measured)
     (use,) = re.findall(r"^Use (\S+):", done.stdout, re.M)
     assert parse(use)
