@@ -67,7 +67,7 @@ def test_a_greedy_text_is_the_same(model, name, monkeypatch):
     best = lambda offered: random.randint(0, len(offered))  # noqa: E731
     monkeypatch.setattr(generator.speculator, "_best", best)
     wanted = expected.generate(prompt, count).tokens
-    for _ in range(2):  # the second begins anew in the same caches
+    for _ in range(2):  # the second starts anew in the same caches
         got = generator.generate(prompt, count)
         assert got.tokens.tolist() == wanted.tolist()
         done = got.speculation

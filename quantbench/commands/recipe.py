@@ -38,7 +38,7 @@ BUDGETS = ("bits", "max_memory", "min_tok_s", "max_kl")
 @click.option("--bits", type=Between("bits a weight, such as 4.5", "32"), metavar="N",
               help="At most N bits for a weight of the linear layers, scales included")  # fmt: skip
 @click.option("--max_memory", type=Size(),
-              help="At most so much memory, as 4GB: the peak while generating")  # fmt: skip
+              help="Peak memory while generating, at most, as 4GB")  # fmt: skip
 @click.option("--min_tok_s", type=Between("tokens per second", "1e9"), metavar="X",
               help="Decode at least so fast; times every scheme's layers here")  # fmt: skip
 @click.option("--max_kl", type=KL, metavar="NATS",

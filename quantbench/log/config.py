@@ -113,7 +113,7 @@ class RunConfig:
     speculate: str = _field("off", SPEED, Choice(SPECULATION),
         "Draft tokens: off, lookup, self (fewer bits), draft (a model)")
     draft_quantization: str | None = _field(None, SPEED, Text("SCHEME"),
-        "Of the draft [int4wo-64 for self; else as its file is]")
+        "The draft's scheme [int4wo-64 for self; else as its file is]")
     draft_checkpoint: str | None = _field(None, SPEED, Text("PATH"),
         "Model of --speculate draft, of the same tokens")
     min_sqnr: float = _field(35.0, MODEL, Number(), "autoquant: lowest SQNR to accept, in dB")

@@ -138,7 +138,7 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
             f"memory bandwidth of {device}: {span(readings)}, the speed limit of decoding",
             *caveats(readings),
         ]
-    said: dict[str, list[str]] = {}  # what is said of several arms is said once
+    said: dict[str, list[str]] = {}  # a remark on several arms appears once
     for row in rows:
         for remark in _remarks(row, reasons):
             said.setdefault(remark, []).append(row.arm)

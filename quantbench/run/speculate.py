@@ -26,7 +26,7 @@ from torch import Tensor
 
 from quantbench.run.facts import Speculation
 
-MOST = 15  # drafted tokens in a pass: with the one before them as many rows as decoder cpu-step has
+MOST = 15  # drafted tokens in a pass: cpu-step has 16 rows, one for the token before them
 SIZES = (1, 2, 4, 8, 16)  # tokens of the passes that are timed; others lie between two of them
 TIMED = 5  # passes of each size
 FORGOTTEN = 0.97  # weight of a judged draft after the next one: texts change
@@ -165,7 +165,7 @@ class Speculator:
         self.history = [*known, *[-1] * (start - len(known)), *prompt[0].tolist()]
 
     def after(self, token: int) -> Iterator[int]:
-        """The tokens after `token`, the first behind what `begin` had."""
+        """The tokens after `token`, which comes right after `begin`'s prompt."""
         self.history.append(token)
         while len(self.history) <= self.positions:
             if not self.seconds:
