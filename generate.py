@@ -217,7 +217,7 @@ class Generator:
 
     def speculate(self, drafter: Drafter) -> None:
         """Let `stream` read drafted tokens. Raises UsageError for more than one row, and for a
-        sliding window that is shorter than the caches: a draft that is not kept would have
+        sliding window that is shorter than the caches: a rejected draft would have
         overwritten what the next tokens attend to."""
         if self.batch_size > 1:
             raise UsageError("speculation is for one row: leave batch_size at 1")

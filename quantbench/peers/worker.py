@@ -86,7 +86,7 @@ class PeerWorker:
         return sample.prefill_seconds + sample.decode_seconds
 
     def turn(self, kind: str, tokens: int) -> TurnTime:
-        """kind: prompt, or decode of so many tokens, after one that does not count."""
+        """kind: prompt, or decode of `tokens` tokens, after one that does not count."""
         with without_collections():
             if kind == "prompt":
                 return TurnTime(self.work.prompt, self.runtime.prompt())

@@ -239,7 +239,7 @@ class Judge:
 
 
 def search(config: RunConfig, asked: Budget, text: str | None) -> Found:
-    """text: what the damage is estimated on; None: the ends of the judging texts.
+    """text: what the damage is estimated on; None: the text that calibrates schemes.
 
     Raises UsageError for a budget that nothing satisfies, and as calibration_tokens.
     """

@@ -165,7 +165,7 @@ class Speculator:
         self.history = [*known, *[-1] * (start - len(known)), *prompt[0].tolist()]
 
     def after(self, token: int) -> Iterator[int]:
-        """The tokens after `token`, which comes right after `begin`'s prompt."""
+        """The tokens that follow `token`, the first one behind the prompt."""
         self.history.append(token)
         while len(self.history) <= self.positions:
             if not self.seconds:
