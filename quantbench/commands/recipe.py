@@ -44,7 +44,7 @@ BUDGETS = ("bits", "max_memory", "min_tok_s", "max_kl")
 @click.option("--max_kl", type=KL, metavar="NATS",
               help=f"The smallest model of at most this KL divergence; {SCALE}")  # fmt: skip
 @click.option("--text", metavar="FILE",
-              help="Estimate the damage on this text [the one that calibrates schemes]")  # fmt: skip
+              help="Estimate the damage on this text [what calibrates schemes]")  # fmt: skip
 @click.option("--output", metavar="FILE", help="Write the recipe here, for --quantization")
 @options(without=vars(RunConfig()).keys() - TAKEN)
 @click.pass_context
