@@ -28,6 +28,7 @@ from quantbench.quality.thresholds import class_of
 from quantbench.quality.types import QualityReference
 
 KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or memory
+WIDE = 1.5  # the ends' quotient of a speed-up that says nothing
 SAME_MEMORY = 1.01  # peaks of equal runs differ by less
 UNKNOWN = "quality"  # a reason like the names of limits
 NAMED = 4  # arms that are listed by name; the rest are counted
@@ -36,6 +37,9 @@ MEASURING = ("max_new_tokens", "write_result", "num_samples", "debug")
 PROGRAM = "quantbench"
 HEADINGS = {
     "fastest": "the fastest within the limits",
+    "tied": "one of the fastest within the limits",
+    "unknown": "one of those that may be the fastest (too few cycles to tell; give more "
+    "--max_minutes)",
     "smallest": "the smallest",
     "compromise": "the best compromise",
 }
@@ -47,7 +51,7 @@ class Choice:
     """One arm that is recommended, and for what."""
 
     arm: str
-    what: list[str]  # keys of HEADINGS
+    what: list[str]  # "fastest", "smallest", "compromise"
     line: str
     run: str  # the command that runs it
     verify: str  # the command that compares it with the baseline again
@@ -88,6 +92,12 @@ class _Arm:
     kl: float
     beyond: dict[str, float] = field(default_factory=dict)
     unclear: set[str] = field(default_factory=set)
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether the speed-up is neither shown above nor below 1, and its ends are far apart."""
+        low, high = self.speed.low or 0.0, self.speed.high or math.inf
+        return self.number != 0 and low < 1 < high and high > WIDE * low
 
     @property
     def merit(self) -> float:
@@ -201,7 +211,9 @@ def _choices(baseline: Row, arms: Sequence[_Arm], best: Best) -> list[Choice]:
     choices: list[Choice] = []
     for number, roles in picked.items():
         row = by_number[number].row
-        *others, last = (HEADINGS[name] for name in roles)
+        speed = "tied" if len(tied) > 1 else "fastest"
+        speed = "unknown" if by_number[number].says_nothing else speed
+        *others, last = (HEADINGS[speed if name == "fastest" else name] for name in roles)
         role = f"{', '.join(others)} and {last}" if others else last
         line = f"{'Or' if choices else 'Use'} {row.arm}: {role}; {said(row)}"
         if "fastest" in roles and len(tied) > 1:

@@ -155,6 +155,14 @@ def test_of_arms_that_are_not_told_apart_the_smaller_is_taken():
     assert answer.choices[0].arm == "b" and answer.choices[0].line.endswith("not told apart from a")
 
 
+@pytest.mark.parametrize("ends", [(), (0.22, 5.87)])
+def test_a_speed_that_is_not_known_is_not_called_the_fastest(ends):
+    rows = [baseline(), arm("a", 1.14, 0.5, speed_up=Interval(1.14, *ends))]
+    line = recommend(rows, Limits(), lambda among: set(among)).choices[0].line
+    assert line.startswith("Use a: one of those that may be the fastest (too few cycles to tell;")
+    assert line.endswith("not told apart from none")
+
+
 def test_the_line_says_speed_memory_and_quality():
     prompt = Interval(3.0, 2.5, 3.5)
     rows = [baseline(), dataclasses.replace(INT8, prompt_speed_up=prompt, quality_model="tiny")]
