@@ -2,6 +2,7 @@
 
     quantbench peers --checkpoint_path dummy:TinyLlama-1.1B-Chat-v1.0
     quantbench peers --schemes int8wo,fp6 --runtimes llama.cpp --json peers.json
+    quantbench peers --batch_size 8 --runtimes llama.cpp    # eight sequences at once
     quantbench peers --checkpoint_path model.Q4_K_M.gguf    # as it is, in every program
     quantbench peers --device cuda --schemes none           # transformers alone: on the card
     quantbench peers --ik_llama ~/ik_llama.cpp/build/bin/llama-server
@@ -46,7 +47,7 @@ from quantbench.text import counted
 
 # Options of generate.py that this command takes, and where its defaults are others.
 TAKEN = {"checkpoint_path", "num_layers", "prefill_size", "max_new_tokens", "threads", "device",
-         "debug"}  # fmt: skip
+         "batch_size", "debug"}  # fmt: skip
 DEFAULTS = {"checkpoint_path": "dummy:TinyLlama-1.1B-Chat-v1.0", "prefill_size": 128,
             "max_new_tokens": 33, "device": "cpu"}  # fmt: skip
 GRACE = 60.0  # seconds behind --max_minutes in which a comparison may come to its end
@@ -126,6 +127,8 @@ def peers(
     named = {"ik_llama.cpp": ik_llama, "gptqmodel": gptqmodel_python}
     paths = {name: path for name, path in named.items() if path}
     wanted = programs.chosen_runtimes(asked, paths)
+    if common.batch_size > 1 and (alone := set(wanted) - set(programs.BATCHED)):
+        raise UsageError(f"--batch_size: not for {', '.join(sorted(alone))} (--runtimes)")
     peers_of = {
         scheme: found for scheme in chosen if (found := programs.of_runtimes(scheme, wanted))
     }

@@ -28,6 +28,7 @@ WORKER = (sys.executable, "-m", "quantbench.peers.worker")
 # without any.
 RUNTIMES = ("llama.cpp", "transformers", "openvino", "ik_llama.cpp", "gptqmodel")
 DEFAULT = RUNTIMES[:2]
+BATCHED = ("llama.cpp", "transformers")  # those of which --batch_size is asked
 ON_A_CARD = ("transformers",)  # llama.cpp's wheel on PyPI is built for the CPU
 OPTIONS = {"ik_llama.cpp": "--ik_llama", "gptqmodel": "--gptqmodel_python"}
 PEERS_EXTRA = "pip install '.[peers]'"
@@ -77,6 +78,7 @@ class Work:
     form: str = ""  # of the file: it is written where it is missing
     program: str = ""  # that the user named
     device: str = "cpu"
+    rows: int = 1  # of a batch
 
 
 def missing(runtime: str) -> str:
@@ -153,6 +155,7 @@ def make_arms(
             form=form if is_written else "",
             program=(programs or {}).get(runtime, ""),
             device=ours.device,
+            rows=ours.batch_size,
         )
         arms.append(ArmResult(f"{runtime} {form}".strip(), "", [json.dumps(to_json(work))]))
     return arms

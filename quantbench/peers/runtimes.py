@@ -45,7 +45,7 @@ ROUNDED = "activations rounded to 8 bits where weights are quantized, cache in f
 
 
 class Runtime(ABC):
-    """vocab: ids that a prompt may have; weight_bytes: that a step reads; about: the version, and
+    """Every row of a batch has the same tokens. vocab: ids that a prompt may have; weight_bytes: that a step reads; about: the version, and
     how it rounds activations and keeps keys and values."""
 
     vocab: int
@@ -156,21 +156,30 @@ class LlamaCpp(Stepwise):
         if not self.model:
             raise QuantbenchError(f"llama.cpp does not read {work.file}")
         settings = api.llama_context_default_params()
-        settings.n_ctx = work.prompt + work.new
-        settings.n_batch = max(512, work.prompt)
+        settings.n_seq_max = work.rows
+        settings.n_ctx = work.rows * (work.prompt + work.new)
+        settings.n_batch = max(512, work.rows * work.prompt)
         settings.n_threads = settings.n_threads_batch = work.threads
         settings.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self.context = api.llama_init_from_model(self.model, settings)
         if not self.context:
             raise QuantbenchError(f"llama.cpp has no context for {work.file}")
         self.vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
+        self.batch = api.llama_batch_init(settings.n_batch, 0, 1)
 
     def begin(self) -> None:
+        self.position = 0
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
 
     def next(self, tokens: list[int]) -> int:
-        array = (self.api.llama_token * len(tokens))(*tokens)
-        batch = self.api.llama_batch_get_one(array, len(tokens))
+        batch, count = self.batch, len(tokens)
+        batch.n_tokens = self.work.rows * count
+        for i in range(batch.n_tokens):
+            row, place = divmod(i, count)
+            batch.token[i], batch.pos[i] = tokens[place], self.position + place
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, row
+            batch.logits[i] = place == count - 1
+        self.position += count
         if failed := self.api.llama_decode(self.context, batch):
             raise QuantbenchError(f"llama_decode says {failed}")
         logits = self.api.llama_get_logits_ith(self.context, -1)
@@ -234,7 +243,7 @@ class HuggingFace(Stepwise):
         with torch.no_grad():
             run = self.step if count == 1 else self.model
             output = run(
-                torch.tensor([tokens], device=self.device),
+                torch.tensor(self.work.rows * [tokens], device=self.device),
                 position_ids=positions[None],
                 past_key_values=self.cache,
                 use_cache=True,

@@ -182,9 +182,11 @@ def test_hugging_face_has_our_weights(tmp_path):
     assert (theirs - ours).abs().max() <= 0.02 * ours.abs().max()
 
 
-def test_hugging_face_decodes_as_it_reads(tmp_path):
+@pytest.mark.parametrize("rows", [1, 3])
+def test_hugging_face_decodes_as_it_reads(tmp_path, rows):
     pytest.importorskip("transformers")
-    runtime = HuggingFace(Work("transformers", 8, 4, 1, checkpoint(tmp_path)), headroom=0)
+    work = Work("transformers", 8, 4, 1, checkpoint(tmp_path), rows=rows)
+    runtime = HuggingFace(work, headroom=0)
     tokens = [5, 300, 17, 42, 42, 8]
     runtime.begin()
     runtime.next(tokens[:3])
@@ -204,7 +206,7 @@ def test_llama_cpp_says_what_we_say(tmp_path, changes):
 
     name, path = checkpoint(tmp_path, **changes), tmp_path / "model.gguf"
     write(path, name, "BF16")
-    runtime = LlamaCpp(Work("llama.cpp", 90, 4, 1, name, file=str(path)), headroom=0)
+    runtime = LlamaCpp(Work("llama.cpp", 90, 4, 1, name, file=str(path), rows=2), headroom=0)
     tokens = torch.randint(320, (90,))
     runtime.begin()
     runtime.next(tokens.tolist())
