@@ -45,8 +45,8 @@ ROUNDED = "activations rounded to 8 bits where weights are quantized, cache in f
 
 
 class Runtime(ABC):
-    """Every row of a batch has the same tokens. vocab: ids that a prompt may have; weight_bytes: that a step reads; about: the version, and
-    how it rounds activations and keeps keys and values."""
+    """Every row of a batch has the same tokens. vocab: ids that a prompt may have; weight_bytes:
+    that a step reads; about: the version, and how it rounds activations and keeps the cache."""
 
     vocab: int
     weight_bytes: int
