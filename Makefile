@@ -182,8 +182,9 @@ sanitize: .venv/installed-dev
 
 # The team's threads, and those of single products, under the thread sanitizer, which needs memory
 # at its usual addresses. OpenMP's own memory is not watched.
-THREADS := CXX=g++ CXXFLAGS="-O1 -g -fsanitize=thread -include $(CURDIR)/tests/ops/thread_sanitizer.h"
-THREAD_TESTS = tests/ops/test_cpu_step.py tests/ops/test_linear.py tests/ops/test_decode_attention.py
+SEEN := $(CURDIR)/tests/ops/thread_sanitizer.h
+THREADS = CXX=g++ CXXFLAGS="-O1 -g -fsanitize=thread -include $(SEEN) -DSEEN=$(firstword $(shell cksum $(SEEN)))"
+THREAD_TESTS = tests/ops/test_cpu_team.py tests/ops/test_cpu_step.py
 
 sanitize-threads: .venv/installed-dev
 	$(THREADS) $(PY) -c "from quantbench.ops.cpu import build; build.built()"

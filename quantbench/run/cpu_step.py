@@ -64,13 +64,13 @@ class CpuStep:
         self.shape = shape_of(model)
         # Tables of experts in `parts` hold addresses of weights, which `model` keeps valid; where
         # experts are in two tiers, `moving` does.
-        self.parts = [p for layer in layers for p in fused_layer(layer, self.moving).parts()]
+        parts = [p for layer in layers for p in fused_layer(layer, self.moving).parts()]
         self.rotations, tables = rotations_of(model)
         hows = map(_how, layers, caches, tables)
         self.hows = torch.tensor([dataclasses.astuple(how) for how in hows], dtype=torch.float64)
         self.wraps = any(cache.wraps for cache in caches)
         buffers = [buffer for cache in caches for buffer in cache.buffers()]
-        self.cached = step.Caches(buffers, caches[0].format)
+        self.kept = step.Kept(parts, step.Caches(buffers, caches[0].format))
         self.norm, self.output = cast("Tensor", _norm(model.norm)), _linear(model.output)
         split = split_of(model)
         self.vocabularies = split.vocabularies if split else [model.output.out_features]
@@ -89,9 +89,8 @@ class CpuStep:
         with self.moving.stepping() if self.moving else nullcontext():
             logits = step.decode(
                 self.model.embed(tokens).flatten(0, 1),
-                self.parts,
+                self.kept,
                 self.hows,
-                self.cached,
                 self.rotations,
                 positions,
                 self.shape,

@@ -35,15 +35,15 @@ class SmallStep:
                 *(random(DIM, WIDTH), missing, missing),
             ]
             self.caches += [torch.zeros(rows, KV_HEADS, SLOTS, HEAD_DIM) for _ in range(2)]
+        self.kept = step.Kept(self.weights, step.Caches(self.caches, "dense"))
         self.x, self.output = random(rows, DIM), random(DIM, DIM)
 
     def run(self, position: int) -> torch.Tensor:
         """The logits after x at this position, whose keys and values the layers store."""
         return torch.ops.quantbench.cpu_decode(
             self.x,
-            self.weights,
+            self.kept.handle,
             self.hows,
-            self.caches,
             "dense",
             self.rotations,
             torch.tensor([position]),

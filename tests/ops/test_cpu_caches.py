@@ -76,7 +76,7 @@ def stored_by_a_step(name, heads):
     shape, output = step.Shape(K, K, width, 1e-5), step.Linear(torch.zeros(1, D, dtype=dtype), None)
     rotations = torch.stack((torch.zeros(1, E // 2), torch.ones(1, E // 2)))  # by nothing
     how = (rotations, torch.tensor([1]), shape, ones.float(), output, [1])
-    step.decode(ones[None], layer.parts(), hows, caches, *how)
+    step.decode(ones[None], step.Kept(layer.parts(), caches), hows, *how)
     return cache
 
 
@@ -188,14 +188,14 @@ def test_what_does_not_fit_is_an_error():
     decoder = Generator(model, 1, 8, "int4", decoder="cpu-step").decoder
     x = torch.randn(1, 96).bfloat16()
 
-    def run(index=0, tensor=decoder.cached.tensors[0], format="int4", drop=0):
-        tensors = list(decoder.cached.tensors)
+    def run(index=0, tensor=decoder.kept.caches.tensors[0], format="int4", drop=0):
+        tensors = list(decoder.kept.caches.tensors)
         tensors[index] = tensor
         caches = step.Caches(tensors[drop:], format)
         return decoder_step(decoder, x, caches=caches)
 
     assert run().shape == (1, 50)
-    codes, scale = decoder.cached.tensors[:2]
+    codes, scale = decoder.kept.caches.tensors[:2]
     wrong = (
         ({"format": "int3"}, "stores no keys and values as int3"),
         ({"format": "int8"}, r"as int8 has to be \(B, 2, 8, 32\) of its format's dtype"),

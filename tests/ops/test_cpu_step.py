@@ -364,12 +364,12 @@ def refuses(run, table):
             run(**given)
 
 
-def decoder_step(decoder, x, positions=(0,), **changed):
+def decoder_step(decoder, x, positions=(0,), parts=None, caches=None, **changed):
     """A step of a CpuStep, some of its arguments changed."""
+    kept = step.Kept(parts or decoder.kept.parts, caches or decoder.kept.caches)
     given = {
-        "parts": decoder.parts,
+        "kept": kept,
         "hows": decoder.hows,
-        "caches": decoder.cached,
         "rotations": decoder.rotations,
         "shape": decoder.shape,
         "norm": decoder.norm,
@@ -386,18 +386,18 @@ def test_experts_that_do_not_fit_together_are_an_error():
     router, gate, table = parts + 9, parts + 10, parts + 11
 
     def run(index, part):
-        given = list(decoder.parts)
+        given = list(decoder.kept.parts)
         given[index] = part
         return decoder_step(decoder, torch.randn(1, 96), parts=given)
 
-    whole = decoder.parts[table]
+    whole = decoder.kept.parts[table]
     assert run(table, whole).shape == (1, 50)
     narrow = whole.clone()
     narrow[2] = 0
     wrong = [
-        (router, decoder.parts[router][:4], "the table of 4 experts"),
-        (router, decoder.parts[router].double(), "a router has to be"),
-        (gate, decoder.parts[gate][:95], "96 numbers of x's dtype"),
+        (router, decoder.kept.parts[router][:4], "the table of 4 experts"),
+        (router, decoder.kept.parts[router].double(), "a router has to be"),
+        (gate, decoder.kept.parts[gate][:95], "96 numbers of x's dtype"),
         (gate, torch.empty(0), "a shared expert and its gate go together"),
         (table, whole[:5], "the table of 5 experts has 5 numbers"),
         (table, narrow, "the table of 5 experts"),
@@ -414,7 +414,9 @@ def test_what_it_does_not_take_is_an_error():
         return decoder_step(decoder, x, **changed)
 
     assert run().shape == (1, 50)
-    wide = dataclasses.replace(decoder.cached, tensors=[t.float() for t in decoder.cached.tensors])
+    wide = dataclasses.replace(
+        decoder.kept.caches, tensors=[t.float() for t in decoder.kept.caches.tensors]
+    )
     narrow = dataclasses.replace(decoder.shape, width=100)
     short = dataclasses.replace(decoder.output, bias=torch.zeros(49).bfloat16())
     several = {"x": x.expand(2, -1).contiguous(), "sequences": 1}

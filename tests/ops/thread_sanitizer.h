@@ -6,16 +6,18 @@
 #include <torch/csrc/stable/ops.h>
 
 namespace torch::stable {
+inline char threads_started, threads_ended;  // global: a closure's address is read too early
+
 template <typename F>
 void seen_parallel_for(int64_t begin, int64_t end, int64_t grain, const F& work) {
-  char started, ended;
-  __tsan_release(&started);
-  parallel_for(begin, end, grain, [&](int64_t first, int64_t last) {
-    __tsan_acquire(&started);
+  const auto seen = [&](int64_t first, int64_t last) {
+    __tsan_acquire(&threads_started);
     work(first, last);
-    __tsan_release(&ended);
-  });
-  __tsan_acquire(&ended);
+    __tsan_release(&threads_ended);
+  };
+  __tsan_release(&threads_started);
+  parallel_for(begin, end, grain, seen);
+  __tsan_acquire(&threads_ended);
 }
 }  // namespace torch::stable
 

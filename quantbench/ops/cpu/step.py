@@ -8,26 +8,30 @@ their modules round. B rows, D model width, E head width, V vocabulary. Ranks th
 exchange numbers in the op.
 """
 
+import ctypes
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from quantbench.ops.cpu import build
+
 MAX_FUSED_ROWS = 16  # above this, products take nearly all of the time and fusing gains nothing
 
+torch.library.define("quantbench::cpu_keep", "(Tensor[] parts, Tensor(a!)[] caches) -> int")
 torch.library.define(
     "quantbench::cpu_decode",
-    "(Tensor x, Tensor[] parts, Tensor hows, Tensor(a!)[] caches, str format, "
-    "Tensor rotations, Tensor positions, int sequences, float epsilon, int heads, int kv_heads, "
-    "int width, Tensor norm, Tensor output, Tensor? output_bias, int ranks, int[] vocabularies) "
-    "-> Tensor",
+    "(Tensor x, int kept, Tensor hows, str format, Tensor rotations, Tensor positions, "
+    "int sequences, float epsilon, int heads, int kv_heads, int width, Tensor norm, Tensor output, "
+    "Tensor? output_bias, int ranks, int[] vocabularies) -> Tensor",
 )
 
 
 @torch.library.register_fake("quantbench::cpu_decode")
-def _(x, parts, hows, caches, format, rotations, positions, sequences, epsilon, heads, kv_heads,
-      width, norm, output, output_bias, ranks, vocabularies):  # fmt: skip
+def _(x, kept, hows, format, rotations, positions, sequences, epsilon, heads, kv_heads, width,
+      norm, output, output_bias, ranks, vocabularies):  # fmt: skip
     return x.new_empty((x.shape[0], sum(vocabularies)))
 
 
@@ -167,11 +171,22 @@ class Caches:
     format: str  # one of ops.kv.WRITTEN_BY_STEPS
 
 
+class Kept:
+    """What every step has of the layers, handed to the op once. parts: the `Layer.parts` of all."""
+
+    def __init__(self, parts: Sequence[Tensor], caches: Caches) -> None:
+        library = build.load()
+        self.parts, self.caches = parts, caches
+        self.handle = torch.ops.quantbench.cpu_keep(parts, caches.tensors)
+        forget = library.quantbench_forget
+        forget.argtypes, forget.restype = (ctypes.c_int64,), None
+        weakref.finalize(self, forget, self.handle).atexit = False
+
+
 def decode(
     x: Tensor,
-    parts: Sequence[Tensor],
+    kept: Kept,
     hows: Tensor,
-    caches: Caches,
     rotations: Tensor,
     positions: Tensor,
     shape: Shape,
@@ -185,7 +200,7 @@ def decode(
     x: their embeddings (B, D): B / sequences tokens of each sequence, at consecutive positions, one
     behind the other; one of each of B sequences if not given. Each attends to its sequence's
     positions up to its own. Of several tokens each gets the bits that it gets alone.
-    parts: the `Layer.parts` of all layers. hows: the numbers of each layer's `How`, float64.
+    hows: the numbers of each layer's `How`, float64.
     rotations (2, tables, E / 2), float32: in each table radians per position of each of a head's
     pairs, and what their cosines and sines are multiplied by. norm: what the final norm multiplies
     by, float32. vocabularies: how many tokens each rank has in its output; V is their sum.
@@ -195,10 +210,9 @@ def decode(
     """
     return torch.ops.quantbench.cpu_decode(
         x,
-        parts,
+        kept.handle,
         hows,
-        caches.tensors,
-        caches.format,
+        kept.caches.format,
         rotations,
         positions,
         len(x) if sequences is None else sequences,
