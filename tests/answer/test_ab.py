@@ -71,6 +71,13 @@ def start(folder, *arguments):
     return process
 
 
+def exit_code(*words):
+    """Of the command in this process, for tests whose workers are fakes."""
+    with pytest.raises(SystemExit) as ended:
+        commands.main(["ab", *words], standalone_mode=False)
+    return ended.value.code
+
+
 def _interruptible():
     """Shells start what runs in the background deaf to Ctrl-C, and that is inherited."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -358,8 +365,7 @@ def test_arms_of_other_models_are_compared_when_asked(monkeypatch):
     begun = []
     monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
     arms = [*NONE, "--arm", "--num_layers 2", "--allow_different"]
-    with pytest.raises(SystemExit):
-        commands.main(["ab", *arms], standalone_mode=False)
+    exit_code(*arms)
     assert [arm.name for arm in begun[0][0].arms] == ["none", "none, num_layers=2"]
 
 
@@ -459,20 +465,14 @@ def all_arms(monkeypatch, *refused):
     monkeypatch.setattr(Worker, "refused", refused)
     monkeypatch.setattr(Worker, "closed", [])
     monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
-    with pytest.raises(SystemExit):
-        commands.main(
-            ["ab", "--arms", "all", "--arm", "--quantization int8wo"], standalone_mode=False
-        )
+    exit_code("--arms", "all", *INT8)
     assert Worker.closed
     return [arm.name for arm in begun[0][0].arms]
 
 
-def test_every_scheme_that_runs_here(monkeypatch):
-    """After the arms that are given, each once."""
+def test_every_scheme_that_runs_here_is_an_arm(monkeypatch, capsys):
+    """After the arms that are given, each once; not a scheme that the model cannot take."""
     assert all_arms(monkeypatch) == ["int8wo", "none", "uintx-4-64", "fp6"]
-
-
-def test_a_scheme_that_the_model_cannot_take_is_no_arm(monkeypatch, capsys):
     assert all_arms(monkeypatch, "fp6") == ["int8wo", "none", "uintx-4-64"]
     assert "Not measured: fp6 takes no such shape" in capsys.readouterr().err
     with pytest.raises(QuantbenchError, match="^none takes no such shape$"):
@@ -518,11 +518,7 @@ def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form)
     world = World.of(Behaviour(between=0.002), Behaviour(0.05, between=0.002, joules=6.0))
     world.install(monkeypatch)
     words = ["--max_new_tokens", "4", "--tokens", "0", "--write_result", "none", "--device", "cpu"]
-    with pytest.raises(SystemExit) as ended:
-        commands.main(
-            ["ab", *NONE, *INT8, *words, *(["-o", form] if form else [])], standalone_mode=False
-        )
-    assert ended.value.code == 0
+    assert exit_code(*NONE, *INT8, *words, *(["-o", form] if form else [])) == 0
     out = capsys.readouterr().out
     if form == "json":
         value = json.loads(out)
@@ -555,10 +551,9 @@ def test_an_arm_that_fails_is_the_exit_code_and_the_last_line(monkeypatch, capsy
     world.install(monkeypatch)
     arms = [word for name in NAMES for word in ("--arm", f"--quantization {name}")]
     words = ["--max_new_tokens", "4", "--tokens", "0", "--write_result", "none"]
-    with pytest.raises(SystemExit) as ended:
-        commands.main(["ab", *arms, *words], standalone_mode=False)
+    assert exit_code(*arms, *words) == 1
     out, err = capsys.readouterr()
-    assert ended.value.code == 1 and all(re.search(rf"^{name} ", out, re.M) for name in NAMES)
+    assert all(re.search(rf"^{name} ", out, re.M) for name in NAMES)
     assert err.splitlines()[-1].startswith(f"error: {said}")
 
 
