@@ -39,6 +39,7 @@ from tests.models.test_gguf import tokenizer_of_tiny, written
 
 ROOT = Path(__file__).parent.parent.parent
 SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--max_minutes", "1.5")
+SHORT += ("--half_width", "90%")  # ends as soon as there are intervals
 ENDLESS = ("--half_width", "0.01%", "--processes", "1", "--max_minutes", "1000")
 QUICK = ("--max_new_tokens", "4", "--tokens", "0")
 COMPARE = (sys.executable, "-m", "quantbench", "ab")
@@ -388,9 +389,7 @@ def test_files_of_one_model(files_of_tiny, tmp_path):
     what is kept goes on without measuring again."""
     arms = ["--arm", f"--checkpoint_path {files_of_tiny}/Q4_0.gguf"]
     arms += ["--arm", f"--checkpoint_path {files_of_tiny}/Q8_0.gguf", "--same_model"]
-    code, stdout, _ = finish(
-        start(tmp_path, *arms, *SHORT, "--half_width", "90%", "--output", "out")
-    )
+    code, stdout, _ = finish(start(tmp_path, *arms, *SHORT, "--output", "out"))
     assert code == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     four, eight = results["rows"]
