@@ -73,7 +73,7 @@ def start(folder, *arguments):
 
 
 def exit_code(*words):
-    """Of the command in this process, for tests whose workers are fakes."""
+    """Runs the command in this process: for tests whose workers are fakes."""
     with pytest.raises(SystemExit) as ended:
         commands.main(["ab", *words], standalone_mode=False)
     return ended.value.code
