@@ -39,6 +39,7 @@ from tests.models.test_gguf import tokenizer_of_tiny, written
 
 ROOT = Path(__file__).parent.parent.parent
 SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--max_minutes", "1.5")
+SHORT += ("--half_width", "90%")  # ends as soon as there are intervals
 ENDLESS = ("--half_width", "0.01%", "--processes", "1", "--max_minutes", "1000")
 QUICK = ("--max_new_tokens", "4", "--tokens", "0")
 COMPARE = (sys.executable, "-m", "quantbench", "ab")
@@ -69,6 +70,13 @@ def start(folder, *arguments):
     )
     STARTED.append(process)
     return process
+
+
+def exit_code(*words):
+    """Runs the command in this process: for tests whose workers are fakes."""
+    with pytest.raises(SystemExit) as ended:
+        commands.main(["ab", *words], standalone_mode=False)
+    return ended.value.code
 
 
 def _interruptible():
@@ -358,8 +366,7 @@ def test_arms_of_other_models_are_compared_when_asked(monkeypatch):
     begun = []
     monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
     arms = [*NONE, "--arm", "--num_layers 2", "--allow_different"]
-    with pytest.raises(SystemExit):
-        commands.main(["ab", *arms], standalone_mode=False)
+    exit_code(*arms)
     assert [arm.name for arm in begun[0][0].arms] == ["none", "none, num_layers=2"]
 
 
@@ -382,9 +389,7 @@ def test_files_of_one_model(files_of_tiny, tmp_path):
     what is kept goes on without measuring again."""
     arms = ["--arm", f"--checkpoint_path {files_of_tiny}/Q4_0.gguf"]
     arms += ["--arm", f"--checkpoint_path {files_of_tiny}/Q8_0.gguf", "--same_model"]
-    code, stdout, _ = finish(
-        start(tmp_path, *arms, *SHORT, "--half_width", "90%", "--output", "out")
-    )
+    code, stdout, _ = finish(start(tmp_path, *arms, *SHORT, "--output", "out"))
     assert code == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     four, eight = results["rows"]
@@ -459,20 +464,14 @@ def all_arms(monkeypatch, *refused):
     monkeypatch.setattr(Worker, "refused", refused)
     monkeypatch.setattr(Worker, "closed", [])
     monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
-    with pytest.raises(SystemExit):
-        commands.main(
-            ["ab", "--arms", "all", "--arm", "--quantization int8wo"], standalone_mode=False
-        )
+    exit_code("--arms", "all", *INT8)
     assert Worker.closed
     return [arm.name for arm in begun[0][0].arms]
 
 
-def test_every_scheme_that_runs_here(monkeypatch):
-    """After the arms that are given, each once."""
+def test_every_scheme_that_runs_here_is_an_arm(monkeypatch, capsys):
+    """After the arms that are given, each once; not a scheme that the model cannot take."""
     assert all_arms(monkeypatch) == ["int8wo", "none", "uintx-4-64", "fp6"]
-
-
-def test_a_scheme_that_the_model_cannot_take_is_no_arm(monkeypatch, capsys):
     assert all_arms(monkeypatch, "fp6") == ["int8wo", "none", "uintx-4-64"]
     assert "Not measured: fp6 takes no such shape" in capsys.readouterr().err
     with pytest.raises(QuantbenchError, match="^none takes no such shape$"):
@@ -518,11 +517,7 @@ def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form)
     world = World.of(Behaviour(between=0.002), Behaviour(0.05, between=0.002, joules=6.0))
     world.install(monkeypatch)
     words = ["--max_new_tokens", "4", "--tokens", "0", "--write_result", "none", "--device", "cpu"]
-    with pytest.raises(SystemExit) as ended:
-        commands.main(
-            ["ab", *NONE, *INT8, *words, *(["-o", form] if form else [])], standalone_mode=False
-        )
-    assert ended.value.code == 0
+    assert exit_code(*NONE, *INT8, *words, *(["-o", form] if form else [])) == 0
     out = capsys.readouterr().out
     if form == "json":
         value = json.loads(out)
@@ -555,10 +550,9 @@ def test_an_arm_that_fails_is_the_exit_code_and_the_last_line(monkeypatch, capsy
     world.install(monkeypatch)
     arms = [word for name in NAMES for word in ("--arm", f"--quantization {name}")]
     words = ["--max_new_tokens", "4", "--tokens", "0", "--write_result", "none"]
-    with pytest.raises(SystemExit) as ended:
-        commands.main(["ab", *arms, *words], standalone_mode=False)
+    assert exit_code(*arms, *words) == 1
     out, err = capsys.readouterr()
-    assert ended.value.code == 1 and all(re.search(rf"^{name} ", out, re.M) for name in NAMES)
+    assert all(re.search(rf"^{name} ", out, re.M) for name in NAMES)
     assert err.splitlines()[-1].startswith(f"error: {said}")
 
 

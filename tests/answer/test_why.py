@@ -26,11 +26,7 @@ def test_nothing_to_say_of_an_arm_that_runs_as_it_should():
             None,
             "a step is not one op (decoder modules): the KV cache is int8",
         ),
-        (
-            {"attention_reason": "no compiler"},
-            None,
-            "attention runs on plain torch: no compiler",
-        ),
+        ({"attention_reason": "no compiler"}, None, "attention runs on plain torch: no compiler"),
         ({"config": RunConfig(), "decoder": "modules"}, None, "nothing is compiled"),
         ({"kernel": "cpu, torchao"}, None, "not every layer's shape fits"),
         (

@@ -6,7 +6,7 @@ import json
 import os
 import random
 import re
-import sys
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -145,27 +145,32 @@ def test_a_default_that_cannot_run_is_no_baseline():
 # ------------------------------------------------------------------------------- the comparison
 
 
-class Plans:
-    """As a worker that plans; a setting's identity is its configuration."""
-
-    def answer(self, kind, do, argvs):
-        assert (kind, do) == (list[Planned], "plans")
-        return [Planned({"argv": " ".join(argv)}) for argv in argvs]
-
-    def close(self):
-        pass
+NO_ROOM = Planned(None, "no room", "refused")
 
 
 @pytest.fixture
-def measured(monkeypatch):
+def plans(monkeypatch):
+    """Sets the plans of settings, by number; without, a setting's identity is its options."""
+
+    def plans(of=lambda number, argv: Planned({"argv": " ".join(argv)})):
+        def answer(kind, do, argvs):
+            assert (kind, do) == (list[Planned], "plans")
+            return [of(number, argv) for number, argv in enumerate(argvs)]
+
+        worker = SimpleNamespace(answer=answer, close=lambda: None)
+        monkeypatch.setattr(command, "Process", lambda: worker)
+
+    plans()
+    return plans
+
+
+@pytest.fixture
+def measured(monkeypatch, plans):
     """Tune in a world whose settings take these seconds a token, the default first."""
 
     def measured(seconds, *words, seed=0, between=0.002):
-        world = World(
-            [Behaviour(each, between=between, noise=0.002) for each in seconds], seed=seed
-        )
-        world.install(monkeypatch)
-        monkeypatch.setattr(command, "Process", Plans)
+        behaviours = [Behaviour(each, between=between, noise=0.002) for each in seconds]
+        World(behaviours, seed=seed).install(monkeypatch)
         return run("--device", "cpu", "--write_result", "none", "--max_new_tokens", "8", *words)
 
     return measured
@@ -213,7 +218,7 @@ def test_a_tune_goes_on_with_its_answer(measured, tmp_path):
     assert [arm.processes for arm in stores.load(tmp_path / "out").arms] == [2] * 4
 
 
-def test_a_setting_that_fails_is_the_exit_code_after_the_answer(measured, monkeypatch):
+def test_a_setting_that_fails_is_the_exit_code_after_the_answer(measured, plans, monkeypatch):
     """A setting whose plan shows that it cannot run is named before, and has not failed."""
     before = FakeProcess.load
 
@@ -228,37 +233,21 @@ def test_a_setting_that_fails_is_the_exit_code_after_the_answer(measured, monkey
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: 'threads=1' failed: no such thing; the others were compared")
 
-    class Refused(Plans):
-        def answer(self, kind, do, argvs):
-            return [*super().answer(kind, do, argvs)[:3], Planned(None, "no room", "refused")]
-
     monkeypatch.setattr(FakeProcess, "load", before)
-    monkeypatch.setattr(sys.modules[__name__], "Plans", Refused)
+    plans(lambda number, argv: NO_ROOM if number == 3 else Planned({"argv": " ".join(argv)}))
     result = measured((1.0, 1.0, 0.5, 1.0), *GRID, "-o", "answer")
     assert "threads=3 cannot run: no room" in result.stderr and result.exit_code == 0
 
 
-def test_one_plan_is_not_measured(monkeypatch):
-    class Alike(Plans):
-        def answer(self, kind, do, argvs):
-            return [Planned({}) for _ in argvs]
-
-    monkeypatch.setattr(command, "Process", Alike)
+def test_one_plan_is_not_measured(plans):
+    plans(lambda number, argv: Planned({}))
     result = run("--over", "threads=1,2")
     assert result.exit_code == 0 and "every setting comes to the same plan" in result.stdout
     saved = json.loads(run("--over", "threads=1,2", "-o", "json").stdout)
     assert "the same plan" in saved["answer"]["nothing"] and not saved["answer"]["choices"]
-
-
-def test_nothing_but_the_default_can_run(monkeypatch):
-    class Refused(Plans):
-        def answer(self, kind, do, argvs):
-            return [Planned({}), *[Planned(None, "no room", "refused")] * 2]
-
-    monkeypatch.setattr(command, "Process", Refused)
-    assert "no setting but default can run here; threads=1: no room" in one_line(
-        run("--over", "threads=1,2")
-    )
+    plans(lambda number, argv: NO_ROOM if number else Planned({}))
+    line = one_line(run("--over", "threads=1,2"))
+    assert "no setting but default can run here; threads=1: no room" in line
 
 
 def test_equal_settings_are_hardly_ever_told_apart(measured):
@@ -289,7 +278,7 @@ def test_a_real_tune_of_two_thread_counts(tmp_path):
     other = 1 if USUAL > 1 else 2
     folder = tmp_path / "out"
     result = run("--over", f"threads={USUAL},{other}", "--max_new_tokens", "4", "--processes", "1",
-                 "--max_minutes", "0.5", "--write_result", "none", "--output", str(folder)
+                 "--max_minutes", "0.2", "--write_result", "none", "--output", str(folder)
     )  # fmt: skip
     assert result.exit_code == 0, result.exception
     results = stores.load(folder)

@@ -18,14 +18,7 @@ from quantbench.experts.placement import (
     place,
     uniform_hits,
 )
-from quantbench.experts.popularity import (
-    Popularity,
-    effective_experts,
-    find,
-    keep,
-    path_of,
-    skews,
-)
+from quantbench.experts.popularity import Popularity, effective_experts, find, keep, path_of, skews
 from tests.experts.counted import ROUTERS, counts_of, popularity_of
 
 FIRST, SECOND = (counts_of(ROUTERS, 20, seed) for seed in (1, 2))

@@ -49,11 +49,7 @@ class GraniteBlock(Block):
         x = x + self.residual * self.attention(self.attention_norm(x), *how)
         return x + self.residual * self.feed_forward(self.ffn_norm(x))
 '''
-FACTORS = {
-    "embedding_multiplier": 12.0,
-    "residual_multiplier": 0.22,
-    "logits_scaling": 8.0,
-}
+FACTORS = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0}
 ROW = Architecture(
     "granite_of_a_test:Granite",
     {"max_position": 2048},

@@ -167,10 +167,7 @@ def test_a_failed_build_is_told_and_remembered(compiler_, source, message, small
 
 @pytest.mark.parametrize(
     ("message", "lasts"),
-    [
-        ("error: broken", True),
-        ("fatal error: Killed signal terminated program cc1plus", False),
-    ],
+    [("error: broken", True), ("fatal error: Killed signal terminated program cc1plus", False)],
 )
 def test_a_failed_build_is_tried_again(message, lasts, small, tmp_path, monkeypatch):
     """At once if the machine was to blame; otherwise when the note of it is removed, or when what

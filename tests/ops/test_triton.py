@@ -25,8 +25,7 @@ from quantbench.ops.triton import attention  # noqa: E402
 from quantbench.ops.triton.linear import linear, product  # noqa: E402
 
 IN_INTERPRETER = pytest.param(
-    "cpu",
-    marks=pytest.mark.skipif(torch.cuda.is_available(), reason="Triton runs on the GPU here"),
+    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="Triton runs on the GPU here")
 )
 DEVICES = [IN_INTERPRETER, pytest.param("cuda", marks=pytest.mark.gpu)]
 ON_EVERY_DEVICE = pytest.mark.parametrize("device", DEVICES)

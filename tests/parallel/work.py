@@ -46,9 +46,7 @@ def load(ranks: Ranks, checkpoint_path: str, quantization: str = "none", **optio
     """A `Loading` that has loaded, and its model."""
     given = {"quantization": quantization} if quantization != "none" else {}
     config = RunConfig(
-        checkpoint_path=checkpoint_path,
-        device="cpu",
-        **{"precision": "float32"} | given | options,
+        checkpoint_path=checkpoint_path, device="cpu", **{"precision": "float32"} | given | options
     )
     checkpoint = open_checkpoint(checkpoint_path)
     spec, checkpoint = scheme_of(config, parse(quantization), checkpoint)
