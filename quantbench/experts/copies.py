@@ -51,7 +51,7 @@ class Slot:
 Pairs = Sequence[tuple[Slot, Key]]
 
 
-def make(slow: SlowTier, device: torch.device) -> "Copies":
+def make(slow: SlowTier, device: torch.device) -> "ByThreads | BySystem | OnStream":
     """The fastest way that the slow tier, the device and the system allow."""
     if device.type == "cuda":
         return OnStream(slow, device)
@@ -67,7 +67,14 @@ def buffers(count: int, nbytes: int, device: torch.device) -> list[Tensor]:
     return list(torch.empty((count, nbytes), dtype=torch.uint8, device=device))
 
 
-class ByThreads:
+class ToCPU:
+    """Into memory of the CPU, where a product ends before its slot is used again."""
+
+    def done(self, slot: Slot) -> None:
+        """Nothing has to be noted."""
+
+
+class ByThreads(ToCPU):
     """Threads of this process copy."""
 
     def __init__(self, slow: SlowTier) -> None:
@@ -90,11 +97,8 @@ class ByThreads:
                 slot.coming = None
             self.waits.total += time.perf_counter() - started
 
-    def done(self, slot: Slot) -> None:
-        """Nothing: a product ends before its slot is used again."""
 
-
-class BySystem:
+class BySystem(ToCPU):
     """The system reads from a disk, several experts at once, while this process computes."""
 
     def __init__(self, slow: File, file: int, queue: aio.Queue) -> None:
@@ -129,9 +133,6 @@ class BySystem:
             error = OSError(-result, os.strerror(-result)) if result < 0 else None
             raise self.slow.read_error(error)
 
-    def done(self, slot: Slot) -> None:
-        """Nothing: a product ends before its slot is used again."""
-
 
 class OnStream:
     """A CUDA stream copies."""
@@ -159,6 +160,3 @@ class OnStream:
     def done(self, slot: Slot) -> None:
         """Note that all products with a slot's expert have been launched."""
         slot.used = torch.cuda.current_stream(self.device).record_event()
-
-
-Copies = ByThreads | BySystem | OnStream

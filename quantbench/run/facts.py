@@ -283,13 +283,11 @@ class Measured:
         layers, steps = len(facts.experts.by_layer), facts.config.max_new_tokens - 1
         prompts = total([phases.prompt for _, phases in known])
         decode = total([phases.decode for _, phases in known])
+        prefill = sum(s.prefill_seconds for s, _ in known)
+        steps_seconds = sum(s.decode_seconds for s, _ in known)
         return {
-            "prompts": PhaseFigures.of(
-                prompts, sum(s.prefill_seconds for s, _ in known), len(known), layers
-            ),
-            "steps": PhaseFigures.of(
-                decode, sum(s.decode_seconds for s, _ in known), len(known) * steps, layers
-            ),
+            "prompts": PhaseFigures.of(prompts, prefill, len(known), layers),
+            "steps": PhaseFigures.of(decode, steps_seconds, len(known) * steps, layers),
         }
 
     def to_json(self) -> dict[str, object]:
