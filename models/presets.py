@@ -45,6 +45,10 @@ _GRANITE = {
     "rope_theta": 10000000.0, "tie_embeddings": True, "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22, "attention_scale": 0.0078125, "logits_divisor": 16.0,
 }  # fmt: skip
+_GEMMA_2 = {  # as google/gemma_pytorch's gemma/config.py has it
+    "norm_eps": 1e-6, "tie_embeddings": True, "sliding_window": 4096, "post_norms": True,
+    "attention_softcap": 50.0, "logit_softcap": 30.0, "architecture": "gemma",
+}  # fmt: skip
 _OLMOE = {"qk_norm": True, "joint_qk_norm": True}
 
 # From the config.json with which each model was published on the Hugging Face hub. All names in a
@@ -99,6 +103,12 @@ _ROWS = {
         _llama(4096, 32, 32, 32, 11008, 100352, 4096, **_OLMO_2),
     ("granite-3.3-8b-instruct",):
         _llama(4096, 40, 32, 8, 12800, 49159, 131072, **_GRANITE),
+    ("gemma-2-9b", "gemma-2-9b-it"):
+        _llama(3584, 42, 16, 8, 14336, 256000, 8192, head_dim=256, attention_scale=256**-0.5,
+               full_layers=tuple(range(1, 42, 2)), **_GEMMA_2),
+    ("gemma-2-27b", "gemma-2-27b-it"):
+        _llama(4608, 46, 32, 16, 36864, 256000, 8192, head_dim=128, attention_scale=144**-0.5,
+               full_layers=tuple(range(1, 46, 2)), **_GEMMA_2),
     ("Mixtral-8x7B-v0.1", "Mixtral-8x7B-Instruct-v0.1"):
         _llama(4096, 32, 32, 8, 14336, 32000, 32768, mixture=Mixture(8, 2, 14336), **_MIXTRAL),
     ("Mixtral-8x22B-v0.1",):
