@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from quantbench.models.llama import Transformer
 from quantbench.progress import Report
-from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.packed import dequantized
 from quantbench.quantize.registry import Quantizer, with_weight
 from quantbench.quantize.spec import Int8Embedding, Spec
 
@@ -97,11 +97,8 @@ class _Layers:
 
 
 def _error(name: str, layer: nn.Module, quantizer: Quantizer) -> Tensor:
-    exact = cast(Tensor, layer.weight.data)
-    rounded = cast(Tensor, quantizer.quantized(name, layer).weight.data)
-    if isinstance(rounded, PackedWeight):
-        rounded = rounded.dequantize(torch.float32)
-    return rounded.float() - exact.float()
+    rounded = quantizer.quantized(name, layer)
+    return dequantized(cast(Tensor, rounded.weight.data)) - cast(Tensor, layer.weight.data).float()
 
 
 def _float(module: M) -> M:
