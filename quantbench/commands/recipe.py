@@ -45,6 +45,8 @@ BUDGETS = ("bits", "max_memory", "min_tok_s", "max_kl")
               help=f"The smallest model of at most this KL divergence; {SCALE}")  # fmt: skip
 @click.option("--text", metavar="FILE",
               help="Estimate the damage on this text [what calibrates schemes]")  # fmt: skip
+@click.option("--uncalibrated", is_flag=True,
+              help="No -gptq: the recipe loads faster, and other programs can have it")  # fmt: skip
 @click.option("--output", metavar="FILE", help="Write the recipe here, for --quantization")
 @options(without=vars(RunConfig()).keys() - TAKEN)
 @click.pass_context
@@ -56,6 +58,7 @@ def recipe(
     min_tok_s: float | None,
     max_kl: float | None,
     text: str | None,
+    uncalibrated: bool,
     output: str | None,
     **given: Any,
 ) -> None:
@@ -87,7 +90,7 @@ def recipe(
     # torch takes its seconds after the options
     from quantbench.recipe import search, table
 
-    found = search.search(config, search.Budget(**limits), text)
+    found = search.search(config, search.Budget(**limits), text, not uncalibrated)
     click.echo(table.report(found))
     if output is None:
         return

@@ -42,14 +42,20 @@ class Cost:
     seconds: float = 0.0  # of its product in a decoding step
 
 
-def candidates(device: torch.device, precision: torch.dtype) -> list[Spec]:
+def candidates(device: torch.device, precision: torch.dtype, calibrated: bool) -> list[Spec]:
     """The schemes that layers may get: those of weights alone that run here. Rounded activations
-    change a layer's output beside its weights, which the damage leaves out."""
+    change a layer's output beside its weights, which the damage leaves out. calibrated: also those
+    that a text calibrates, which take the place of -hqq."""
     specs = [parse_scheme(name) for name in (*SHOWN, *BETWEEN) if name not in LEFT_OUT]
+    if calibrated:
+        specs = [spec for spec in specs if not spec.way]
+        gptq = [spec for spec in specs if "gptq" in spec.choices.get("way", ())]
+        specs += [replace(spec, way="gptq") for spec in gptq]
     return [
         spec
         for spec in specs
-        if not (spec.rounds_activations or spec.calibrated)
+        if (calibrated or not spec.calibrated)
+        and not spec.rounds_activations
         and None in available(spec, device, precision).values()
     ]
 
@@ -82,7 +88,8 @@ class Costs:
 
     def time(self, config: RunConfig) -> None:
         """Time each scheme's product with each shape of layer, in another process."""
-        schemes = list(dict.fromkeys(scheme for name, scheme in self.of if name != EMBEDDING))
+        timed = {s: str(replace(parse_scheme(s), way="")) for n, s in self.of if n != EMBEDDING}
+        schemes = list(dict.fromkeys(timed.values()))  # calibration changes no product
         where = {"device": config.device, "precision": config.precision}
         shapes = list(dict.fromkeys(self.shapes.values()))
         found: dict[tuple[Shape, str], float] = {}
@@ -98,7 +105,7 @@ class Costs:
         for (name, scheme), cost in list(self.of.items()):
             if name == EMBEDDING:
                 continue
-            if (key := (self.shapes[name], scheme)) in found:
+            if (key := (self.shapes[name], timed[scheme])) in found:
                 self.of[name, scheme] = replace(cost, seconds=found[key])
             else:  # its kernel failed
                 del self.of[name, scheme]

@@ -33,6 +33,7 @@ from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
 from quantbench.recipe.choice import Option, choose, least, options, total, uniform
 from quantbench.recipe.cost import Costs, candidates
 from quantbench.recipe.damage import damages
+from quantbench.run.calibration import ROWS, TOKENS, token_ids
 from quantbench.run.calibration import TEXT as CALIBRATION_TEXT
 from quantbench.run.plan import Plan
 from quantbench.text import size
@@ -104,6 +105,8 @@ def calibration_tokens(plan: Plan, text: str | None) -> Tensor:
     opening = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     length = min(LENGTH, plan.architecture.max_position) - len(opening)
     ids = tokenizer.encode(files.read_text("--text", source), bos=False)
+    if text is None:
+        ids = ids[ROWS * TOKENS :]  # GPTQ errs less on what calibrated it
     count = min(SEQUENCES, len(ids) // length)
     if count == 0:
         raise UsageError(
@@ -118,7 +121,9 @@ def calibration_tokens(plan: Plan, text: str | None) -> Tensor:
 class Search:
     """The exact model's plan, every group's options, and what they may cost in all."""
 
-    def __init__(self, config: RunConfig, asked: Budget, text: str | None) -> None:
+    def __init__(
+        self, config: RunConfig, asked: Budget, text: str | None, calibrated: bool
+    ) -> None:
         """Raises UsageError for a budget below the smallest schemes, before anything is slow."""
         if open_checkpoint(config.checkpoint_path).in_full_precision() is None:
             raise UsageError(f"--checkpoint_path {config.checkpoint_path} was saved quantized; "
@@ -126,7 +131,7 @@ class Search:
         self.asked, self.plan = asked, full_precision(config)
         plan = self.plan
         tokens = calibration_tokens(plan, text)
-        specs = candidates(plan.device, plan.precision)
+        specs = candidates(plan.device, plan.precision, calibrated)
         self.costs = Costs(plan.architecture, specs, plan.device, plan.precision)
         self.weights = sum(rows * columns for rows, columns in self.costs.shapes.values())
         request = Request(
@@ -153,7 +158,9 @@ class Search:
             model = load_model(plan.checkpoint, plan.device, plan.precision,
                                config.num_layers, progress=report)  # fmt: skip
         with progress("Damage of every scheme in every layer", unit="layers") as report:
-            self.groups = self._options(damages(model, tokens, specs, report))
+            others = token_ids(None, plan.tokenizer, plan.device)[:, : tokens.shape[1]]
+            others = others if calibrated else others[:0]
+            self.groups = self._options(damages(model, tokens, others, specs, report))
 
     def _options(self, damage: Mapping[tuple[str, str], float]) -> list[list[Option]]:
         return options(damage, self.costs, self.plan.architecture.tie_embeddings)
@@ -238,12 +245,15 @@ class Judge:
             return score(plan, loading.model, self.full, report=report)
 
 
-def search(config: RunConfig, asked: Budget, text: str | None) -> Found:
-    """text: what the damage is estimated on; None: the text that calibrates schemes.
+def search(
+    config: RunConfig, asked: Budget, text: str | None = None, calibrated: bool = True
+) -> Found:
+    """text: what the damage is estimated on; None: the text that calibrates schemes. calibrated:
+    whether layers may get a scheme that is calibrated.
 
     Raises UsageError for a budget that nothing satisfies, and as calibration_tokens.
     """
-    state = Search(config, asked, text)
+    state = Search(config, asked, text, calibrated)
     judge, aim, most = Judge(state.plan), asked.max_kl, asked.max_kl
     tried: list[tuple[Measured, Recipe, Scores]] = []
     for _ in range(ROUNDS):

@@ -33,24 +33,31 @@ def quick(monkeypatch):
         monkeypatch.setattr(search, name, value)
 
 
-def test_bits_are_kept_and_the_recipe_is_better(quick, tmp_path, monkeypatch):
+@pytest.mark.parametrize("words, rival", [("", "int4wo-64-gptq"), ("--uncalibrated", "int4wo-64")])
+def test_bits_are_kept_and_the_recipe_is_better(words, rival, quick, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = ran("--bits", "4.5", "--output", "mix.json")
+    result = ran("--bits", "4.5", "--output", "mix.json", *words.split())
     assert result.exit_code == 0, result.output
     assert "take the recipe: its KL is" in result.stdout
-    assert "below that of int4wo-64" in result.stdout
+    assert f"below that of {rival}," in result.stdout
     plan = make_plan(RunConfig(quantization="mix.json", device="cpu"))
+    assert plan.spec.calibrated == (not words)
     size = size_of(plan.architecture, plan.spec, plan.device, plan.precision)
     assert 4.3 < size.bits_per_weight <= 4.5
     about = json.loads(Path("mix.json").read_text())["about"]
     assert about["better"] and about["recipe"]["kl"] < about["uniform"][0]["kl"]
     assert 0.5 < about["recipe"]["predicted_kl"] / about["recipe"]["kl"] < 2
-    exported = CliRunner().invoke(commands, "recipe export mix.json --format llama.cpp".split())
+
+
+def test_what_is_uncalibrated_can_be_exported(quick, tmp_path):
+    path = str(tmp_path / "mix.json")
+    assert ran("--bits", "4.5", "--output", path, "--uncalibrated").exit_code == 0
+    exported = CliRunner().invoke(commands, f"recipe export {path} --format llama.cpp".split())
     assert len(exported.stdout.splitlines()) == 5 * 7 + 2  # tensors of Hugging Face, in each layer
 
 
 def test_the_smallest_of_a_kl(quick):
-    found = search.search(RunConfig(device="cpu"), Budget(max_kl=0.05), None)
+    found = search.search(RunConfig(device="cpu"), Budget(max_kl=0.05), calibrated=False)
     assert found.recipe.kl <= 0.05
     assert found.better == (found.recipe.memory_bytes < found.uniform[0].memory_bytes)
     assert all(rival.kl <= 0.05 for rival in found.uniform)
@@ -59,7 +66,7 @@ def test_the_smallest_of_a_kl(quick):
 def test_memory_counts_what_the_recipe_holds(quick, monkeypatch):
     """The recipe's own weights, and what a run of any scheme has."""
     monkeypatch.setattr(search.devices, "peak_memory", lambda _: {"resident": 430_000_000})
-    found = search.search(RunConfig(device="cpu"), Budget(max_memory=437_000_000), None)
+    found = search.search(RunConfig(device="cpu"), Budget(max_memory=437_000_000), calibrated=False)
     plan = make_plan(RunConfig(device="cpu"))
     sizes = [
         size_of(plan.architecture, spec, plan.device, plan.precision).memory_bytes
@@ -67,7 +74,7 @@ def test_memory_counts_what_the_recipe_holds(quick, monkeypatch):
     ]
     assert found.recipe.memory_bytes <= 437_000_000
     with pytest.raises(UsageError, match="400.00 MB: the smallest schemes .* come to 43"):
-        search.search(RunConfig(device="cpu"), Budget(max_memory=400_000_000), None)
+        search.search(RunConfig(device="cpu"), Budget(max_memory=400_000_000), calibrated=False)
     apart = found.recipe.memory_bytes - found.uniform[0].memory_bytes
     assert apart == sizes[0] - sizes[1]
 
@@ -82,7 +89,7 @@ def test_a_step_is_timed_and_the_slowest_schemes_are_left_out(quick, monkeypatch
     monkeypatch.setattr(search.Costs, "time", time)
     step = SimpleNamespace(seconds=0.02)
     monkeypatch.setattr("quantbench.estimate.here.Here.phases", lambda *_: (step, step))
-    found = search.search(RunConfig(device="cpu"), Budget(min_tok_s=80.0), None)
+    found = search.search(RunConfig(device="cpu"), Budget(min_tok_s=80.0), calibrated=False)
     assert 80 <= found.recipe.tok_s < 82
     assert all(rival.tok_s >= 80 for rival in found.uniform)
 
@@ -114,7 +121,7 @@ def test_a_uniform_scheme_is_taken_where_the_recipe_is_not_better(quick, monkeyp
         search, "damages",
         lambda *given: {key: 1 / (value + 1e-9) for key, value in damages(*given).items()},
     )  # fmt: skip
-    result = ran("--bits", "5")
+    result = ran("--bits", "5", "--uncalibrated")
     assert result.exit_code == 0 and "the recipe's KL is not lower beyond doubt" in result.stdout
     assert "take the recipe" not in result.stdout
 
