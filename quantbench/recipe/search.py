@@ -6,10 +6,12 @@ found.recipe.kl, found.uniform.kl, found.better
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,15 +26,16 @@ from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_model
 from quantbench.progress import progress
 from quantbench.quality.measure import full_precision, loaded
-from quantbench.quality.reference import read_on
+from quantbench.quality.reference import Reference, read_on
 from quantbench.quality.scores import Scores, score
-from quantbench.quality.texts import ALL_LOOKS, Texts, judge_of
+from quantbench.quality.texts import ALL_LOOKS, Passage, Texts, judge_of
 from quantbench.quantize import recipe
 from quantbench.quantize.recipe import Recipe
 from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
 from quantbench.recipe.choice import Option, choose, least, options, total, uniform
 from quantbench.recipe.cost import Costs, candidates
-from quantbench.recipe.damage import damages
+from quantbench.recipe.damage import Damage, damages
+from quantbench.recipe.kept import Kept
 from quantbench.run.calibration import ROWS, TOKENS, token_ids
 from quantbench.run.calibration import TEXT as CALIBRATION_TEXT
 from quantbench.run.plan import Plan
@@ -41,7 +44,7 @@ from quantbench.typed_json import to_json
 
 SEQUENCES, LENGTH = 8, 256  # of the text that the damage is estimated on
 JUDGED_TOKENS = 2048  # of the texts of quality
-RECIPE = "recipe"
+RECIPE, SECONDS = "recipe", "seconds"
 UNIFORM = 2  # uniform schemes that are measured: the best by their estimates
 ROUNDS = 3  # of choosing anew, until the KL is SLACK to 1 times --max_kl
 SLACK, MARGIN = 0.9, 0.97  # MARGIN: of the damage that would just satisfy it
@@ -132,6 +135,7 @@ class Search:
         plan = self.plan
         tokens = calibration_tokens(plan, text)
         specs = candidates(plan.device, plan.precision, calibrated)
+        self.kept = Kept(plan, tokens, specs)
         self.costs = Costs(plan.architecture, specs, plan.device, plan.precision)
         self.weights = sum(rows * columns for rows, columns in self.costs.shapes.values())
         request = Request(
@@ -149,18 +153,22 @@ class Search:
             self.fixed_bytes += max(0, resident - memory.workspace)
         self.fixed_seconds = 0.0
         if asked.min_tok_s is not None:
-            self.costs.time(plan.config)
+            self.costs.set_seconds(self.kept.stage(SECONDS, lambda: self.costs.time(plan.config)))
             self.groups = self._options(dict.fromkeys(self.costs.of, 0.0))
             step = machine.phases(request)[1].seconds
             self.fixed_seconds = max(0.0, step - total(self._in_full(), "seconds"))
         self.limits = self._limits()
+        others = token_ids(None, plan.tokenizer, plan.device)[:, : tokens.shape[1]]
+        given = tokens, others if calibrated else others[:0], specs
+        self.groups = self._options(self.kept.stage("damage", lambda: self._damage(*given)))
+
+    def _damage(self, tokens: Tensor, others: Tensor, specs: Sequence[Spec]) -> Damage:
+        plan = self.plan
         with progress("Loading the weights") as report:
             model = load_model(plan.checkpoint, plan.device, plan.precision,
-                               config.num_layers, progress=report)  # fmt: skip
+                               plan.config.num_layers, progress=report)  # fmt: skip
         with progress("Damage of every scheme in every layer", unit="layers") as report:
-            others = token_ids(None, plan.tokenizer, plan.device)[:, : tokens.shape[1]]
-            others = others if calibrated else others[:0]
-            self.groups = self._options(damages(model, tokens, others, specs, report))
+            return damages(model, tokens, others, specs, report)
 
     def _options(self, damage: Mapping[tuple[str, str], float]) -> list[list[Option]]:
         return options(damage, self.costs, self.plan.architecture.tie_embeddings)
@@ -230,19 +238,27 @@ def _check(option: str, given: float, smallest: float, write: Callable[[float], 
 class Judge:
     """The KL of mixtures on the judging texts, by the kernels that a run would use."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        loading, texts = loaded(plan), Texts(plan, None, JUDGED_TOKENS)
-        with progress("Full precision: reading", unit="tokens") as report:
-            self.full = read_on(plan, loading.model, texts, ALL_LOOKS, None, report)
+    def __init__(self, plan: Plan, kept: Kept) -> None:
+        self.plan, self.kept = plan, kept
 
-    @torch.no_grad()
+    @functools.cached_property
+    def full(self) -> Reference:
+        loading, texts = loaded(self.plan), Texts(self.plan, None, JUDGED_TOKENS)
+        with progress("Full precision: reading", unit="tokens") as report:
+            return read_on(self.plan, loading.model, texts, ALL_LOOKS, None, report)
+
     def scores(self, spec: Spec) -> Scores:
         """The mixture's predictions of every token, compared with the exact model's."""
-        plan = dataclasses.replace(self.plan, spec=spec)
+        passages, rows = self.kept.stage(spec.name, lambda: self._scores(spec))
+        return Scores([Passage(**passage) for passage in passages], rows)
+
+    @torch.no_grad()
+    def _scores(self, spec: Spec) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+        full, plan = self.full, dataclasses.replace(self.plan, spec=spec)
         loading = loaded(plan)
         with progress(f"{spec.name}: reading", unit="tokens") as report:
-            return score(plan, loading.model, self.full, report=report)
+            scores = score(plan, loading.model, full, report=report)
+        return [vars(passage) for passage in scores.passages], scores.rows
 
 
 def search(
@@ -254,7 +270,7 @@ def search(
     Raises UsageError for a budget that nothing satisfies, and as calibration_tokens.
     """
     state = Search(config, asked, text, calibrated)
-    judge, aim, most = Judge(state.plan), asked.max_kl, asked.max_kl
+    judge, aim, most = Judge(state.plan, state.kept), asked.max_kl, asked.max_kl
     tried: list[tuple[Measured, Recipe, Scores]] = []
     for _ in range(ROUNDS):
         chosen = state.choose(aim)
@@ -286,6 +302,7 @@ def search(
         kl_of_both = {"kl": scores["kl"] - rivals[0][1]["kl"]}
         difference = Scores(scores.passages, kl_of_both).mean_kl().ends()
     measured = [one for one, _ in rivals]
+    state.kept.forget(SECONDS)
     smaller = not rivals or ours.memory_bytes < measured[0].memory_bytes
     better = not rivals or difference[1] < 0 if most is None else smaller
     return Found(state.plan.name, mixture, most, ours, measured, difference, better)

@@ -1,6 +1,5 @@
 """quantbench recipe on the embedded model: budgets kept, the file runs, and what is refused."""
 
-import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,8 @@ from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED
 from quantbench.quantize.spec import parse_scheme
 from quantbench.recipe import search
+from quantbench.recipe.cost import EMBEDDING
+from quantbench.recipe.kept import Kept
 from quantbench.recipe.search import Budget, calibration_tokens
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import size_of
@@ -25,8 +26,9 @@ def ran(*words):
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    """Fewer schemes, tokens and uniform schemes."""
+def quick(monkeypatch, tmp_path):
+    """Fewer schemes, tokens and uniform schemes; nothing kept by other tests."""
+    monkeypatch.setattr(Kept, "_path", lambda _, name: tmp_path / "kept" / f"{name}.pt")
     monkeypatch.setattr("quantbench.recipe.cost.SHOWN", ("none", "int8wo", "int4wo-64", "fp6"))
     monkeypatch.setattr("quantbench.recipe.cost.BETWEEN", ("uintx-3-64",))
     for name, value in {"SEQUENCES": 2, "JUDGED_TOKENS": 512, "UNIFORM": 1}.items():
@@ -83,8 +85,8 @@ def test_a_step_is_timed_and_the_slowest_schemes_are_left_out(quick, monkeypatch
     """Seconds as bytes at 1 GB/s, so that a limit is one of bytes."""
 
     def time(costs, config):
-        for key, cost in costs.of.items():
-            costs.of[key] = dataclasses.replace(cost, seconds=cost.stored / 1e9)
+        return {(costs.shapes[name], scheme): cost.stored / 1e9
+                for (name, scheme), cost in costs.of.items() if name != EMBEDDING}  # fmt: skip
 
     monkeypatch.setattr(search.Costs, "time", time)
     step = SimpleNamespace(seconds=0.02)
@@ -92,6 +94,28 @@ def test_a_step_is_timed_and_the_slowest_schemes_are_left_out(quick, monkeypatch
     found = search.search(RunConfig(device="cpu"), Budget(min_tok_s=80.0), calibrated=False)
     assert 80 <= found.recipe.tok_s < 82
     assert all(rival.tok_s >= 80 for rival in found.uniform)
+
+
+def test_a_search_that_was_killed_goes_on_behind_its_last_stage(quick, monkeypatch):
+    def look():
+        return search.search(RunConfig(device="cpu"), Budget(bits=4.5), calibrated=False)
+
+    def scores(judge, spec):
+        read.append(spec.name)
+        if spec.name == killed:
+            raise KeyboardInterrupt
+        return measure(judge, spec)
+
+    measure, read, killed = search.Judge._scores, [], "int4wo-64"
+    monkeypatch.setattr(search.Judge, "_scores", scores)
+    with pytest.raises(KeyboardInterrupt):
+        look()
+    assert len(read) == 2 and read[0].startswith("recipe-")
+    monkeypatch.delattr(search, "damages")
+    killed = None
+    found = look()
+    assert read[2:] == ["int4wo-64"]
+    assert look().difference == found.difference and len(read) == 3
 
 
 def test_the_damage_is_not_estimated_on_what_judges():
