@@ -11,6 +11,7 @@ uniform scheme. --quantization mix.json then runs it.
 """
 
 import shlex
+import sys
 from typing import Any
 
 import click
@@ -47,6 +48,8 @@ BUDGETS = ("bits", "max_memory", "min_tok_s", "max_kl")
               help="Estimate the damage on this text [what calibrates schemes]")  # fmt: skip
 @click.option("--uncalibrated", is_flag=True,
               help="No -gptq: the recipe loads faster, and other programs can have it")  # fmt: skip
+@click.option("--verify", is_flag=True,
+              help="Run the recipe and the best uniform scheme in turns, as ab does")  # fmt: skip
 @click.option("--output", metavar="FILE", help="Write the recipe here, for --quantization")
 @options(without=vars(RunConfig()).keys() - TAKEN)
 @click.pass_context
@@ -59,6 +62,7 @@ def recipe(
     max_kl: float | None,
     text: str | None,
     uncalibrated: bool,
+    verify: bool,
     output: str | None,
     **given: Any,
 ) -> None:
@@ -86,16 +90,23 @@ def recipe(
     files.check_outputs([kept], {"--text": text, "--checkpoint_path": config.checkpoint_path})
     if output is not None and not output.endswith(".json"):
         raise UsageError(f"--output {output}: --quantization takes recipes that end in .json")
+    if verify and output is None:
+        raise UsageError("--verify runs the recipe from its file: give --output FILE, too")
     quiet(config.debug)
     # torch takes its seconds after the options
     from quantbench.recipe import search, table
 
-    found = search.search(config, search.Budget(**limits), text, not uncalibrated)
+    budget = search.Budget(**limits)
+    found = search.search(config, budget, text, not uncalibrated)
     click.echo(table.report(found))
     if output is None:
         return
     search.write(found, output)
     say(f"Wrote {output}")
+    if verify and found.better and found.uniform:
+        from quantbench.plans.verifying import verify as verified
+
+        sys.exit(verified(config, found, budget, output))
     model, file = shlex.quote(config.checkpoint_path), shlex.quote(output)
     arms = (rival.name for rival in found.uniform[:1])
     click.echo(

@@ -1,6 +1,7 @@
 """quantbench recipe on the embedded model: budgets kept, the file runs, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,9 @@ from quantbench.__main__ import commands
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED
+from quantbench.models.loading import load_config
+from quantbench.plans.verifying import verify
+from quantbench.quantize import recipe
 from quantbench.quantize.spec import parse_scheme
 from quantbench.recipe import search
 from quantbench.recipe.cost import EMBEDDING
@@ -19,6 +23,7 @@ from quantbench.recipe.kept import Kept
 from quantbench.recipe.search import Budget, calibration_tokens
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import size_of
+from tests.bench.world import Behaviour, World
 
 
 def ran(*words):
@@ -116,6 +121,25 @@ def test_a_search_that_was_killed_goes_on_behind_its_last_stage(quick, monkeypat
     found = look()
     assert read[2:] == ["int4wo-64"]
     assert look().difference == found.difference and len(read) == 3
+
+
+@pytest.mark.parametrize(
+    "budget, expected",
+    [
+        (Budget(bits=4.5), r"Verified, take the recipe: its whole run has 2\.0\d \(.*\) times"),
+        (Budget(max_memory=1), r"Take int8wo, not the recipe \(memory above 0.00 MB\): "),
+        (Budget(min_tok_s=30), r"Take int8wo, not the recipe \(it decodes 2\d.* tok/s\): "),
+        (Budget(max_kl=1), r"Take int8wo, not the recipe \(it is no smaller\): "),
+    ],
+)
+def test_both_run_before_the_recipe_is_taken(budget, expected, tmp_path, monkeypatch, capsys):
+    """Steps of 100 and of 50 ms, in the same memory."""
+    World.of(Behaviour(0.1, noise=0.002), Behaviour(0.05, noise=0.002)).install(monkeypatch)
+    shapes, path = load_config("tiny").linear_shapes(), str(tmp_path / "mix.json")
+    recipe.write(path, recipe.make("tiny", shapes, {"*": "int4wo-64"}))
+    found = SimpleNamespace(uniform=[SimpleNamespace(name="int8wo")])
+    assert verify(RunConfig(device="cpu"), found, budget, path) == 0
+    assert re.match(expected, capsys.readouterr().out)
 
 
 def test_the_damage_is_not_estimated_on_what_judges():
