@@ -9,8 +9,8 @@ model itself draws y (Fisher's information). For row n of a weight and a sequenc
 Σ_s g_sn · Δ_n x_s = G_n · Δ_n, where g is the gradient at the layer's output, x its input, Δ the
 error of the weight and G = Σ_s g_s x_sᵀ. Rows are rounded independently of each other, so the
 squares of rows add up, and so do those of layers. All schemes share G: a scheme costs its rounding
-and one product. GPTQ, by the inputs that other tokens make, is tried on some rows; its share of
-rounding's damage there is taken for that of all.
+and one product. -hqq, and -gptq by the inputs that other tokens make, are tried on some rows: their
+share of rounding's damage there is taken for that of all.
 
 The model is taken block by block, each in float32 while it is computed. Memory holds the weights,
 the blocks' inputs and the gradient of some rows.
@@ -37,7 +37,7 @@ from quantbench.quantize.spec import Int8Embedding, Spec
 
 GRADIENT_ELEMENTS = 1 << 21  # of G at once: 8 MB, in the last-level cache for all schemes
 LOGIT_ROWS = 64  # tokens whose logits are computed at once
-SAMPLED_ROWS = 128  # of a weight, for GPTQ
+SAMPLED_ROWS = 128  # of a weight
 M = TypeVar("M", bound=nn.Module)
 Rows = slice | Tensor  # of a weight, or their numbers
 Damage = dict[tuple[str, str], float]  # nats a token, by (layer, scheme)
@@ -51,8 +51,8 @@ def damages(
     tok_embeddings.
 
     model: in full precision, of plain modules. ids (B, S): tokens of B texts. others (C, S): tokens
-    that calibrate; C = 0: calibrated schemes get no damage. specs: with each calibrated scheme the
-    same without calibration. report: called as (blocks done, blocks).
+    that calibrate; C = 0: calibrated schemes get no damage. specs: with each scheme of a way, as
+    -gptq, the one without. report: called as (blocks done, blocks).
     """
     device, dtype = ids.device, model.norm.weight.dtype
     quantizers = {str(s): Quantizer.of_shapes(s, device, dtype) for s in specs}
@@ -100,7 +100,7 @@ class _Layers:
         Some rows at a time: a scale for a whole tensor, as nvfp4 has it, is that of these rows."""
         takes = {scheme: quantizer for scheme, quantizer in self.quantizers.items()
                  if not quantizer.scheme.refuses(quantizer.spec, layer.in_features)}  # fmt: skip
-        plain = {scheme: q for scheme, q in takes.items() if not q.spec.calibrated}
+        plain = {scheme: q for scheme, q in takes.items() if not q.spec.way}
         count = max(1, GRADIENT_ELEMENTS // (len(x) * layer.in_features))
         squares = torch.zeros(len(plain), device=x.device)
         for start in range(0, layer.out_features, count):
@@ -111,35 +111,40 @@ class _Layers:
             squares += change.square().sum((1, 2))
         for scheme, square in zip(plain, squares.tolist(), strict=True):
             self.found[name, scheme] = square / 2 / self.tokens
-        if hessian is not None:
-            calibrated = [q for q in takes.values() if q.spec.calibrated]
-            self._add_calibrated(name, layer, x, gradient, hessian, calibrated)
+        ways = [quantizer for quantizer in takes.values() if quantizer.spec.way]
+        if hessian is None:
+            ways = [quantizer for quantizer in ways if not quantizer.spec.calibrated]
+        if ways:
+            self._add_ways(name, layer, x, gradient, hessian, ways)
 
-    def _add_calibrated(
+    def _add_ways(
         self,
         name: str,
         layer: nn.Linear,
         x: Tensor,
         gradient: Callable[[Rows], Tensor],
-        hessian: Tensor,
-        calibrated: Sequence[Quantizer],
+        hessian: Tensor | None,
+        ways: Sequence[Quantizer],
     ) -> None:
+        """Add schemes of a way (spec.WAYS), which take long, by their share of rounding's damage on
+        some rows."""
         count = layer.out_features
         rows = torch.linspace(0, count - 1, min(count, SAMPLED_ROWS), device=x.device).long()
         part = with_weight(nn.Linear(1, 1, bias=False), layer.weight.data[rows])
-        G, inverse = gradient(rows).mT @ x, inverse_of(hessian)
+        G = gradient(rows).mT @ x
+        inverse = None if hessian is None else inverse_of(hessian)
 
         def square(weight: Tensor) -> float:
             return float((G * _error(part, weight)).sum(-1).square().sum())
 
-        for quantizer in calibrated:
-            uncalibrated = str(replace(quantizer.spec, way=""))
-            before = square(_rounded(name, part, self.quantizers[uncalibrated]))
+        for quantizer in ways:
+            plain = str(replace(quantizer.spec, way=""))
+            before = square(_rounded(name, part, self.quantizers[plain]))
             weight = _rounded(name, part, quantizer)
-            if inverse is not None:
+            if quantizer.spec.way == "gptq" and inverse is not None:
                 weight = corrected(cast(Tensor, part.weight.data), weight, inverse)
             share = square(weight) / before if before else 1.0
-            self.found[name, str(quantizer.spec)] = share * self.found[name, uncalibrated]
+            self.found[name, str(quantizer.spec)] = share * self.found[name, plain]
 
 
 def _rounded(name: str, layer: nn.Module, quantizer: Quantizer) -> Any:

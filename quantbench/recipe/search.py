@@ -203,14 +203,14 @@ class Search:
             raise UsageError("no mixture satisfies all limits at once; allow more of one of them")
         return chosen
 
-    def rivals(self, limits: Mapping[str, float], by: str) -> list[str]:
+    def rivals(self, limits: Mapping[str, float], by: str) -> dict[str, list[Option]]:
         """The uniform schemes within the limits, by a field of Option, the least first."""
-        kinds = {
+        kinds = sorted(uniform(self.groups).items(), key=lambda pair: total(pair[1], by))
+        return {
             name: kind
-            for name, kind in uniform(self.groups).items()
+            for name, kind in kinds
             if all(total(kind, field) <= most for field, most in limits.items())
         }
-        return sorted(kinds, key=lambda name: total(kinds[name], by))
 
     def mixture(self, chosen: Sequence[Option]) -> Recipe:
         schemes = {name: how for option in chosen for name, how in option.schemes.items()}
@@ -252,13 +252,16 @@ class Judge:
         passages, rows = self.kept.stage(spec.name, lambda: self._scores(spec))
         return Scores([Passage(**passage) for passage in passages], rows)
 
-    @torch.no_grad()
     def _scores(self, spec: Spec) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-        full, plan = self.full, dataclasses.replace(self.plan, spec=spec)
-        loading = loaded(plan)
-        with progress(f"{spec.name}: reading", unit="tokens") as report:
-            scores = score(plan, loading.model, full, report=report)
+        scores = self.scores_of(dataclasses.replace(self.plan, spec=spec))
         return [vars(passage) for passage in scores.passages], scores.rows
+
+    @torch.no_grad()
+    def scores_of(self, plan: Plan) -> Scores:
+        """As `scores`, of any plan for the model; nothing is kept."""
+        full, loading = self.full, loaded(plan)
+        with progress(f"{plan.spec.name}: reading", unit="tokens") as report:
+            return score(plan, loading.model, full, report=report)
 
 
 def search(
@@ -288,10 +291,10 @@ def search(
                               "or more; allow more, or give another budget")  # fmt: skip
     ours, mixture, scores = min(allowed, key=lambda one: one[0].memory_bytes)
     limits = state.limits if most is None else state.limits | {"damage": DOUBT * most}
-    kinds, rivals = uniform(state.groups), list[tuple[Measured, Scores]]()
-    for name in state.rivals(limits, "damage" if most is None else "held"):
+    rivals: list[tuple[Measured, Scores]] = []
+    for name, kind in state.rivals(limits, "damage" if most is None else "held").items():
         found = judge.scores(parse_scheme(name))
-        rival = state.measured(name, kinds[name], found)
+        rival = state.measured(name, kind, found)
         if most is None or rival.kl <= most:
             rivals.append((rival, found))
         if len(rivals) == (UNIFORM if most is None else 1):

@@ -21,6 +21,7 @@ from quantbench.recipe import search
 from quantbench.recipe.cost import EMBEDDING
 from quantbench.recipe.kept import Kept
 from quantbench.recipe.search import Budget, calibration_tokens
+from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import size_of
 from tests.bench.world import Behaviour, World
@@ -36,6 +37,7 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.setattr(Kept, "_path", lambda _, name: tmp_path / "kept" / f"{name}.pt")
     monkeypatch.setattr("quantbench.recipe.cost.SHOWN", ("none", "int8wo", "int4wo-64", "fp6"))
     monkeypatch.setattr("quantbench.recipe.cost.BETWEEN", ("uintx-3-64",))
+    monkeypatch.setattr("quantbench.run.calibration.HESSIAN_ROWS", 8)
     for name, value in {"SEQUENCES": 2, "JUDGED_TOKENS": 512, "UNIFORM": 1}.items():
         monkeypatch.setattr(search, name, value)
 
@@ -140,6 +142,24 @@ def test_both_run_before_the_recipe_is_taken(budget, expected, tmp_path, monkeyp
     found = SimpleNamespace(uniform=[SimpleNamespace(name="int8wo")])
     assert verify(RunConfig(device="cpu"), found, budget, path) == 0
     assert re.match(expected, capsys.readouterr().out)
+
+
+def test_the_frontier_is_below_uniform_schemes_and_files(quick, tmp_path, monkeypatch):
+    """A file of int4wo-64: at its bits and at others."""
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig(quantization="int4wo-64", device="cpu", save="saved")
+    load(make_plan(config), lambda done, total: None, lambda line: None)
+    words = "recipe frontier saved --device cpu --bits 3.5 --json new.json --chart new.svg"
+    result = CliRunner().invoke(commands, words.split())
+    assert result.exit_code == 0, result.output
+    points = json.loads(Path("new.json").read_text())["points"]
+    assert [round(p["bits"], 1) for p in points] == sorted([3.5] * 3 + [4.5] * 4)
+    small, large = ({p["kind"]: p["kl"] for p in points if (p["bits"] > 4) == large}
+                    for large in (False, True))  # fmt: skip
+    assert small["recipe"] <= small["calibrated"] < small["uniform"]
+    assert large["recipe"] < large["calibrated"] < large["uniform"] == large["file"]
+    picture = Path("new.svg").read_text()
+    assert all(p["name"] in picture for p in points if p["kind"] != "recipe")
 
 
 def test_the_damage_is_not_estimated_on_what_judges():
