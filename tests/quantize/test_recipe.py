@@ -199,6 +199,8 @@ def test_a_run_is_logged_saved_reloaded_and_replayed(schemes, tmp_path, monkeypa
     again = run(*SHORT, "--checkpoint_path", "mine")
     assert first.exit_code == again.exit_code == 0, first.stderr + again.stderr
     assert first.stdout.split("scheme")[0] == again.stdout.split("scheme")[0]  # the same text
+    made = models.load("tiny", precision=torch.bfloat16, quantization=path)
+    assert torch.equal(made(IDS), models.load("mine")(IDS))
     (_, logged), (_, reloaded) = reading.read("benchmarks.txt").records
     assert logged.quant == reloaded.quant == f"recipe-{digest}"
     assert f"--quantization mix.json@{digest} " in logged.repro
