@@ -37,7 +37,7 @@ from quantbench.quantize.spec import Int8Embedding, Spec
 
 GRADIENT_ELEMENTS = 1 << 21  # of G at once: 8 MB, in the last-level cache for all schemes
 LOGIT_ROWS = 64  # tokens whose logits are computed at once
-SAMPLED_ROWS = 128  # of a weight
+SAMPLED_ROWS, LIGHTEST = 128, 1e-20  # of a weight, with replacement
 M = TypeVar("M", bound=nn.Module)
 Rows = slice | Tensor  # of a weight, or their numbers
 Damage = dict[tuple[str, str], float]  # nats a token, by (layer, scheme)
@@ -103,19 +103,22 @@ class _Layers:
         plain = {scheme: q for scheme, q in takes.items() if not q.spec.way}
         count = max(1, GRADIENT_ELEMENTS // (len(x) * layer.in_features))
         squares = torch.zeros(len(plain), device=x.device)
+        weighs = torch.empty(layer.out_features, device=x.device)  # a row, in the damage
         for start in range(0, layer.out_features, count):
             rows = slice(start, start + count)
             part = with_weight(nn.Linear(1, 1, bias=False), layer.weight.data[rows])
             errors = torch.stack([_error(part, _rounded(name, part, q)) for q in plain.values()])
-            change = torch.einsum("bnk,jnk->jbn", gradient(rows).mT @ x, errors)
-            squares += change.square().sum((1, 2))
+            G = gradient(rows).mT @ x
+            squares += torch.einsum("bnk,jnk->jbn", G, errors).square().sum((1, 2))
+            size = cast(Tensor, part.weight.data).float().square().sum(1)
+            weighs[rows] = G.square().sum((0, 2)) * size
         for scheme, square in zip(plain, squares.tolist(), strict=True):
             self.found[name, scheme] = square / 2 / self.tokens
         ways = [quantizer for quantizer in takes.values() if quantizer.spec.way]
         if hessian is None:
             ways = [quantizer for quantizer in ways if not quantizer.spec.calibrated]
         if ways:
-            self._add_ways(name, layer, x, gradient, hessian, ways)
+            self._add_ways(name, layer, x, gradient, hessian, ways, weighs)
 
     def _add_ways(
         self,
@@ -125,17 +128,21 @@ class _Layers:
         gradient: Callable[[Rows], Tensor],
         hessian: Tensor | None,
         ways: Sequence[Quantizer],
+        weighs: Tensor,
     ) -> None:
         """Add schemes of a way (spec.WAYS), which take long, by their share of rounding's damage on
-        some rows."""
-        count = layer.out_features
-        rows = torch.linspace(0, count - 1, min(count, SAMPLED_ROWS), device=x.device).long()
+        some rows: a few tokens' rows have most of an output's, so rows are drawn by what they weigh
+        (N,), and count the less for it."""
+        weighs = weighs.clamp(min=LIGHTEST)
+        generator = torch.Generator(x.device).manual_seed(0)
+        rows = torch.multinomial(weighs, SAMPLED_ROWS, replacement=True, generator=generator)
         part = with_weight(nn.Linear(1, 1, bias=False), layer.weight.data[rows])
         G = gradient(rows).mT @ x
         inverse = None if hessian is None else inverse_of(hessian)
 
         def square(weight: Tensor) -> float:
-            return float((G * _error(part, weight)).sum(-1).square().sum())
+            change = (G * _error(part, weight)).sum(-1)  # (B, rows)
+            return float((change.square() / weighs[rows]).sum())
 
         for quantizer in ways:
             plain = str(replace(quantizer.spec, way=""))

@@ -45,7 +45,8 @@ from quantbench.typed_json import to_json
 SEQUENCES, LENGTH = 8, 256  # of the text that the damage is estimated on
 JUDGED_TOKENS = 2048  # of the texts of quality
 RECIPE, SECONDS = "recipe", "seconds"
-UNIFORM = 2  # uniform schemes that are measured: the best by their estimates
+UNIFORM = 2  # uniform schemes that are measured, at most: the best by their estimates
+NEAR = 1.5  # times the least estimate: a scheme above cannot have the least KL
 ROUNDS = 3  # of choosing anew, until the KL is SLACK to 1 times --max_kl
 SLACK, MARGIN = 0.9, 0.97  # MARGIN: of the damage that would just satisfy it
 DOUBT = 1.2  # times --max_kl, of the estimates of schemes that may satisfy it
@@ -292,7 +293,11 @@ def search(
     ours, mixture, scores = min(allowed, key=lambda one: one[0].memory_bytes)
     limits = state.limits if most is None else state.limits | {"damage": DOUBT * most}
     rivals: list[tuple[Measured, Scores]] = []
-    for name, kind in state.rivals(limits, "damage" if most is None else "held").items():
+    able = state.rivals(limits, "damage" if most is None else "held")
+    near = NEAR * min((total(kind, "damage") for kind in able.values()), default=0.0)
+    for name, kind in able.items():
+        if most is None and total(kind, "damage") > near:
+            break
         found = judge.scores(parse_scheme(name))
         rival = state.measured(name, kind, found)
         if most is None or rival.kl <= most:
