@@ -3,7 +3,7 @@
     kept = Kept(plan, tokens, specs)
     damage = kept.stage("damage", lambda: damages(…))    # is computed once
 
-All lies in the cache, in a folder of this model, these tokens and schemes, options and code: a
+All is in the cache, in a folder of this model, these tokens and schemes, options and code: a
 search with another budget finds it, too.
 """
 

@@ -125,9 +125,11 @@ def test_a_recipe_of_one_calibrated_scheme_is_that_scheme(scheme, tmp_path, monk
 
 
 def test_a_layer_is_calibrated_on_what_the_layers_before_it_make(tmp_path):
-    """By GPTQ, the first matrix of a block: on the inputs that the loaded mixture gives it."""
+    """By GPTQ, the first matrix of a block: on the inputs that the loaded mixture gives it. AWQ of
+    the matrix behind it would change its rows."""
     name, gptq = "layers.3.attention.wqkv", parse("uintx-3-64-gptq")
-    path = file_of(tmp_path, drawn(SMALL) | {name: str(gptq)})
+    behind = {"layers.3.attention.wo": "int4wo-32"}
+    path = file_of(tmp_path, drawn(SMALL) | behind | {name: str(gptq)})
     made, full = (models.load("tiny", quantization=how) for how in (path, "none"))
     tokenizer, w = open_checkpoint("tiny").tokenizer(4096), full.get_submodule(name).weight.data
     rounded, same = SCHEME_OF[type(gptq)].quantize(w, gptq), []
