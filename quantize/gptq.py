@@ -29,10 +29,21 @@ def refined(w: Tensor, packed: PackedWeight, hessian: Tensor) -> PackedWeight | 
     hessian: XXᵀ, (K, K) float32. None if it has no inverse, even damped: if it is not finite, or
     zero.
     """
+    inverse = inverse_of(hessian)
+    return None if inverse is None else corrected(w, packed, inverse)
+
+
+def inverse_of(hessian: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What `corrected` goes by: the order of columns (K,), and the upper Cholesky factor of the
+    inverse (K, K) in that order. None if there is none."""
     order = hessian.diagonal().argsort(descending=True, stable=True)
     factor = _factor(hessian[order][:, order])
-    if factor is None:
-        return None
+    return None if factor is None else (order, factor)
+
+
+def corrected(w: Tensor, packed: PackedWeight, inverse: tuple[Tensor, Tensor]) -> PackedWeight:
+    """`packed`, which holds w (N, K) rounded, with other codes."""
+    order, factor = inverse
     levels, codes = _levels(packed)
     scale, zero = packed.parts.scales
     group = (order // packed.group_size).tolist()

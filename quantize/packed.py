@@ -178,6 +178,11 @@ class PackedWeight(TorchAOBaseTensor):
         return formats.dequantize(self.parts).clamp(-most, most).to(dtype)
 
 
+def dequantized(weight: Tensor) -> Tensor:
+    """A weight's numbers in float32, quantized or not."""
+    return weight.dequantize(torch.float32) if isinstance(weight, PackedWeight) else weight.float()
+
+
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device)
 

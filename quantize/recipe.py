@@ -88,6 +88,10 @@ class Recipe(AsIs):
     def candidates(self) -> tuple[Spec, ...]:
         return tuple(dict.fromkeys(spec for _, spec in self.schemes))
 
+    @property
+    def calibrated(self) -> bool:
+        return any(spec.calibrated for spec in self.candidates)
+
     def fits(self, format: str) -> bool:
         return all(spec.fits(format) for spec in self.candidates if spec != FullPrecision())
 
@@ -166,7 +170,7 @@ def _recipe(file: RecipeFile) -> Recipe:
         raise UsageError(f"kv_cache takes {', '.join(CACHES)}; given: {shown(file.kv_cache)}")
     schemes = {pattern: named(name, f"{shown(pattern)}:") for pattern, name in file.schemes.items()}
     for pattern, spec in schemes.items():
-        if not isinstance(spec, Spec) or isinstance(spec, AsIs) or spec.calibrated:
+        if not isinstance(spec, Spec) or isinstance(spec, AsIs) or spec.way == "wanda":
             raise UsageError(f"{shown(pattern)}: {spec} cannot be the scheme of a single layer")
     kind = cast(dict[str, Spec], schemes)
     return Recipe((), "", file.model, tuple(kind.items()), file.kv_cache, about=file.about)

@@ -27,8 +27,8 @@ RECIPE = re.compile(r"(.+\.json)(?:@([0-9a-f]{8}))?", re.DOTALL)  # a file, and 
 WAYS = {
     "": "",
     "hqq": ", less with fitted zero points",
-    "gptq": ", much less as it is calibrated: a text is read while it loads",
-    "awq": ", less as it is calibrated: a text is read while it loads",
+    "gptq": ", much less by calibration",
+    "awq": ", less by calibration",
     "wanda": ", less if calibrated",
 }
 CALIBRATED = ("gptq", "awq", "wanda")  # by what a text activates (run/calibration.py)
@@ -237,7 +237,7 @@ class Int4WeightOnly(Spec):
     like = "Q4_0"
     shown = (
         *("int4wo-32", "int4wo-64", "int4wo-128", "int4wo-256"),
-        *("int4wo-64-hqq", "int4wo-256-hqq"),
+        *("int4wo-64-hqq", "int4wo-64-gptq", "int4wo-256-hqq"),
     )
     choices = {"group_size": GROUP_SIZES, "way": ("", "hqq", "gptq", "awq")}
     group_size: int = 64

@@ -4,6 +4,7 @@
     quantbench recipe --checkpoint_path DIR --max_memory 4GB --context_depth 8000
     quantbench recipe --checkpoint_path DIR --max_kl 0.03       # the smallest that is good
     quantbench recipe export mix.json --format torchao          # in another program's words
+    quantbench recipe frontier model-Q4_K_M.gguf                # KL against bytes, as a picture
 
 One backward pass estimates what each scheme does to the predictions in each layer, an integer
 programme chooses, and the KL divergence of the whole recipe is measured against that of the best
@@ -11,6 +12,7 @@ uniform scheme. --quantization mix.json then runs it.
 """
 
 import shlex
+import sys
 from typing import Any
 
 import click
@@ -19,11 +21,13 @@ from quantbench import files
 from quantbench.answer.limits import KL
 from quantbench.cli import Command, Group, quiet
 from quantbench.errors import UsageError
+from quantbench.log.about import write_json
 from quantbench.log.config import RunConfig
 from quantbench.log.kinds import Between, Choice, Size
 from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.quality.thresholds import SCALE
+from quantbench.report.columns import aligned
 from quantbench.run import checks
 
 TAKEN = {
@@ -31,11 +35,14 @@ TAKEN = {
     *("prefill_size", "max_new_tokens", "context_depth", "cache_size", "debug"),
 }
 FORMATS = ("torchao", "llama.cpp", "gptqmodel")
+DATA, CHART = "docs/data/frontier.json", "docs/frontier.svg"
+BITS = 3.0, 3.5, 4.0, 4.5, 5.0, 6.1  # of `frontier`
+A_WEIGHT = Between("bits a weight, such as 4.5", "32")
 BUDGETS = ("bits", "max_memory", "min_tok_s", "max_kl")
 
 
 @click.group(cls=Group, invoke_without_command=True)
-@click.option("--bits", type=Between("bits a weight, such as 4.5", "32"), metavar="N",
+@click.option("--bits", type=A_WEIGHT, metavar="N",
               help="At most N bits for a weight of the linear layers, scales included")  # fmt: skip
 @click.option("--max_memory", type=Size(),
               help="Peak memory while generating, at most, as 4GB")  # fmt: skip
@@ -45,6 +52,10 @@ BUDGETS = ("bits", "max_memory", "min_tok_s", "max_kl")
               help=f"The smallest model of at most this KL divergence; {SCALE}")  # fmt: skip
 @click.option("--text", metavar="FILE",
               help="Estimate the damage on this text [what calibrates schemes]")  # fmt: skip
+@click.option("--uncalibrated", is_flag=True,
+              help="No -gptq: the recipe loads faster, and other programs can have it")  # fmt: skip
+@click.option("--verify", is_flag=True,
+              help="Run the recipe and the best uniform scheme in turns, as ab does")  # fmt: skip
 @click.option("--output", metavar="FILE", help="Write the recipe here, for --quantization")
 @options(without=vars(RunConfig()).keys() - TAKEN)
 @click.pass_context
@@ -56,6 +67,8 @@ def recipe(
     min_tok_s: float | None,
     max_kl: float | None,
     text: str | None,
+    uncalibrated: bool,
+    verify: bool,
     output: str | None,
     **given: Any,
 ) -> None:
@@ -83,22 +96,58 @@ def recipe(
     files.check_outputs([kept], {"--text": text, "--checkpoint_path": config.checkpoint_path})
     if output is not None and not output.endswith(".json"):
         raise UsageError(f"--output {output}: --quantization takes recipes that end in .json")
+    if verify and output is None:
+        raise UsageError("--verify runs the recipe from its file: give --output FILE, too")
     quiet(config.debug)
     # torch takes its seconds after the options
     from quantbench.recipe import search, table
 
-    found = search.search(config, search.Budget(**limits), text)
+    budget = search.Budget(**limits)
+    found = search.search(config, budget, text, not uncalibrated)
     click.echo(table.report(found))
     if output is None:
         return
     search.write(found, output)
     say(f"Wrote {output}")
+    if verify and found.better and found.uniform:
+        from quantbench.plans.verifying import verify as verified
+
+        sys.exit(verified(config, found, budget, output))
     model, file = shlex.quote(config.checkpoint_path), shlex.quote(output)
     arms = (rival.name for rival in found.uniform[:1])
     click.echo(
         f"\nSpeed and memory: quantbench ab --checkpoint_path {model} "
         + " ".join(f"--arm '--quantization {name}'" for name in (*arms, file))
     )
+
+
+@recipe.command(cls=Command)
+@click.argument("paths", metavar="[FILE]...", nargs=-1)
+@click.option("--bits", type=A_WEIGHT, multiple=True, default=BITS, metavar="N",
+              help=f"Recipes of so many bits a weight [{', '.join(map(str, BITS))}]")  # fmt: skip
+@click.option("--json", "json_path", default=DATA, help=f"Where the points are kept [{DATA}]")
+@click.option("--chart", default=CHART, help=f"The picture [{CHART}]")
+@options(without=vars(RunConfig()).keys() - {"checkpoint_path", "device", "threads", "debug"})
+def frontier(
+    paths: tuple[str, ...], bits: tuple[float, ...], json_path: str, chart: str, **given: Any
+) -> None:
+    """Measure KL against bytes and draw it: recipes, uniform schemes, and quantized FILEs of the
+    same weights."""
+    config = RunConfig(**given)
+    checks.check_options(config)
+    if not chart.endswith(".svg"):
+        raise UsageError(f"--chart {chart}: it is drawn as SVG; end its name in .svg")
+    picture = files.Output("--chart", chart, files.is_svg, "SVG")
+    kept = files.Output("--json", json_path, files.is_json, "JSON")
+    files.check_outputs([picture, kept])
+    quiet(config.debug)
+    from quantbench.recipe import frontier as made
+
+    found = made.frontier(config, bits, paths)
+    write_json(json_path, found)
+    files.replace("--chart", chart, lambda path: made.draw(found, path))
+    say(f"Wrote {json_path} and {chart}")
+    click.echo(aligned(made.COLUMNS, found.points))
 
 
 @recipe.command(cls=Command)

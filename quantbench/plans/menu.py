@@ -57,7 +57,9 @@ def select(needs: Mapping[str, int], free: int | None, most: int | None) -> list
     others = [name for name in fitting if name != baseline]
     # One scheme of each number of bits, then those with most: time may end before all are loaded,
     # and a variant is not tried where the quality of a finer variant is far from the limit.
-    others.sort(key=lambda name: (name not in (AS_IS, *START_WITH), -needs[name]))
+    # What is calibrated comes last: it may take longer to load than all others.
+    first = (AS_IS, *START_WITH)
+    others.sort(key=lambda n: (n not in first, n != AS_IS and parse(n).calibrated, -needs[n]))
     left_out = [name for name in others if most is not None and needs[name] > most]
     if left_out:
         named = ", ".join(f"{name} ({size(needs[name])})" for name in left_out)

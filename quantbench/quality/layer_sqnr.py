@@ -25,8 +25,8 @@ TOKENS = 64  # of the text
 def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: list[int]) -> list[LayerSqnr]:
     """Every linear layer of the model, in order, against the checkpoint `full`, on the text `ids`.
     Experts in two tiers of memory are left out: their weights are not in the model's modules.
-    None of AWQ's layers can be compared: they take scaled inputs."""
-    if plan.spec.scheme and plan.spec.scheme.way == "awq":
+    None of AWQ's layers can be compared: they take scaled inputs, and change layers before them."""
+    if any(spec.way == "awq" for spec in plan.spec.candidates):
         return []
     inputs: dict[str, Tensor] = {}  # (1, n, K), by the layer's name
     names = {module: name for name, module in model.named_modules()}

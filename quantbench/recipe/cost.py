@@ -2,10 +2,10 @@
 
 costs = Costs(architecture, specs, device, precision)
 costs.of["layers.0.feed_forward.w2", "int4wo-64"].held       # bytes as its kernel holds them
-costs.time(config)                                           # fills in the seconds
+costs.set_seconds(costs.time(config))
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import cast
@@ -42,14 +42,20 @@ class Cost:
     seconds: float = 0.0  # of its product in a decoding step
 
 
-def candidates(device: torch.device, precision: torch.dtype) -> list[Spec]:
+def candidates(device: torch.device, precision: torch.dtype, calibrated: bool) -> list[Spec]:
     """The schemes that layers may get: those of weights alone that run here. Rounded activations
-    change a layer's output beside its weights, which the damage leaves out."""
+    change a layer's output beside its weights, which the damage leaves out. calibrated: also those
+    that a text calibrates, which take the place of -hqq."""
     specs = [parse_scheme(name) for name in (*SHOWN, *BETWEEN) if name not in LEFT_OUT]
+    if calibrated:
+        specs = [spec for spec in specs if not spec.way]
+        gptq = [spec for spec in specs if "gptq" in spec.choices.get("way", ())]
+        specs += [replace(spec, way="gptq") for spec in gptq]
     return [
         spec
         for spec in specs
-        if not (spec.rounds_activations or spec.calibrated)
+        if (calibrated or not spec.calibrated)
+        and not spec.rounds_activations
         and None in available(spec, device, precision).values()
     ]
 
@@ -80,9 +86,10 @@ class Costs:
             count = sum(map(stored_bytes, layer.parameters()))
             self.of[EMBEDDING, scheme] = Cost(0, count)  # bits count linear layers alone
 
-    def time(self, config: RunConfig) -> None:
-        """Time each scheme's product with each shape of layer, in another process."""
-        schemes = list(dict.fromkeys(scheme for name, scheme in self.of if name != EMBEDDING))
+    def time(self, config: RunConfig) -> dict[tuple[Shape, str], float]:
+        """Seconds of each scheme's product with each shape of layer, timed in another process."""
+        names = (scheme for name, scheme in self.of if name != EMBEDDING)
+        schemes = list(dict.fromkeys(map(_timed_as, names)))
         where = {"device": config.device, "precision": config.precision}
         shapes = list(dict.fromkeys(self.shapes.values()))
         found: dict[tuple[Shape, str], float] = {}
@@ -95,13 +102,22 @@ class Costs:
                 found |= {((rows, columns), one.scheme): one.seconds
                           for one in timings.products if one.seconds is not None}  # fmt: skip
                 report(done, len(shapes))
+        return found
+
+    def set_seconds(self, found: Mapping[tuple[Shape, str], float]) -> None:
+        """found: what `time` found. A scheme whose kernel failed is left out."""
         for (name, scheme), cost in list(self.of.items()):
             if name == EMBEDDING:
                 continue
-            if (key := (self.shapes[name], scheme)) in found:
+            if (key := (self.shapes[name], _timed_as(scheme))) in found:
                 self.of[name, scheme] = replace(cost, seconds=found[key])
-            else:  # its kernel failed
+            else:
                 del self.of[name, scheme]
+
+
+def _timed_as(scheme: str) -> str:
+    """The scheme whose product is the same: how codes are chosen changes none."""
+    return str(replace(parse_scheme(scheme), way=""))
 
 
 def _bytes(name: str, shape: Shape, quantizer: Quantizer, precision: torch.dtype) -> Cost | None:

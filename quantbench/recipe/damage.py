@@ -1,7 +1,7 @@
 """What each scheme does to a model's predictions in each layer, from one backward pass.
 
     tokens = calibration_tokens(plan, text)                  # (B, S)
-    damage = damages(model, tokens, specs, report)           # model: plain modules, load_model's
+    damage = damages(model, tokens, others, specs, report)   # model: plain modules, load_model's
     damage["layers.0.feed_forward.w2", "int4wo-64"]          # KL(full ‖ quantized), nats a token
 
 To second order, the KL of a change is half the mean square of the change of log p(y), where the
@@ -9,7 +9,8 @@ model itself draws y (Fisher's information). For row n of a weight and a sequenc
 Σ_s g_sn · Δ_n x_s = G_n · Δ_n, where g is the gradient at the layer's output, x its input, Δ the
 error of the weight and G = Σ_s g_s x_sᵀ. Rows are rounded independently of each other, so the
 squares of rows add up, and so do those of layers. All schemes share G: a scheme costs its rounding
-and one product.
+and one product. -hqq, and -gptq by the inputs that other tokens make, are tried on some rows: their
+share of rounding's damage there is taken for that of all.
 
 The model is taken block by block, each in float32 while it is computed. Memory holds the weights,
 the blocks' inputs and the gradient of some rows.
@@ -18,7 +19,8 @@ the blocks' inputs and the gradient of some rows.
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,34 +28,42 @@ from torch import Tensor, nn
 
 from quantbench.models.llama import Transformer
 from quantbench.progress import Report
-from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize import observe
+from quantbench.quantize.gptq import corrected, inverse_of
+from quantbench.quantize.observe import products
+from quantbench.quantize.packed import dequantized
 from quantbench.quantize.registry import Quantizer, with_weight
 from quantbench.quantize.spec import Int8Embedding, Spec
 
 GRADIENT_ELEMENTS = 1 << 21  # of G at once: 8 MB, in the last-level cache for all schemes
 LOGIT_ROWS = 64  # tokens whose logits are computed at once
+SAMPLED_ROWS, LIGHTEST = 128, 1e-20  # of a weight, with replacement
 M = TypeVar("M", bound=nn.Module)
+Rows = slice | Tensor  # of a weight, or their numbers
 Damage = dict[tuple[str, str], float]  # nats a token, by (layer, scheme)
 
 
 @torch.no_grad()
-def damages(model: Transformer, ids: Tensor, specs: Sequence[Spec], report: Report) -> Damage:
+def damages(
+    model: Transformer, ids: Tensor, others: Tensor, specs: Sequence[Spec], report: Report
+) -> Damage:
     """The damage of each scheme in each layer that it takes; nothing of Int8Embedding but in
     tok_embeddings.
 
-    model: in full precision, of plain modules. ids (B, S): tokens of B texts. report: called as
-    (blocks done, blocks).
+    model: in full precision, of plain modules. ids (B, S): tokens of B texts. others (C, S): tokens
+    that calibrate; C = 0: calibrated schemes get no damage. specs: with each scheme of a way, as
+    -gptq, the one without. report: called as (blocks done, blocks).
     """
     device, dtype = ids.device, model.norm.weight.dtype
     quantizers = {str(s): Quantizer.of_shapes(s, device, dtype) for s in specs}
     layers = _Layers(quantizers, ids.numel())
     positions = torch.arange(ids.shape[1])
     rotations, inputs = model.rotations(positions, device), []
-    x = model.embed(ids).float()
+    x = model.embed(torch.cat([ids, others])).float()
     for block, rotation in zip(model.layers, rotations, strict=True):
         inputs.append(x.to(dtype))
         x = _float(block)(x, *rotation, positions)
-    gradient = _at_the_head(model, x, layers)
+    gradient = _at_the_head(model, x[: len(ids)], x[len(ids) :], layers)
     for i in reversed(range(len(inputs))):
         block, rest = model.layers[i], (*rotations[i], positions)
         gradient = _through_block(
@@ -76,40 +86,89 @@ class _Layers:
         self.quantizers, self.tokens, self.found = quantizers, tokens, Damage()
 
     def add(
-        self, name: str, layer: nn.Linear, x: Tensor, gradient: Callable[[slice], Tensor]
+        self,
+        name: str,
+        layer: nn.Linear,
+        x: Tensor,
+        gradient: Callable[[Rows], Tensor],
+        hessian: Tensor | None,
     ) -> None:
         """layer: with the weight (N, K) that is quantized. x (B, S, K): its inputs. gradient: of
-        log p at the outputs (B, S, n) in a range of rows.
+        log p at the outputs (B, S, n) of some rows. hessian: XᵀX (K, K) of the inputs that tokens
+        which calibrate make; None where there are none.
 
         Some rows at a time: a scale for a whole tensor, as nvfp4 has it, is that of these rows."""
         takes = {scheme: quantizer for scheme, quantizer in self.quantizers.items()
                  if not quantizer.scheme.refuses(quantizer.spec, layer.in_features)}  # fmt: skip
+        plain = {scheme: q for scheme, q in takes.items() if not q.spec.way}
         count = max(1, GRADIENT_ELEMENTS // (len(x) * layer.in_features))
-        squares = torch.zeros(len(takes), device=x.device)
+        squares = torch.zeros(len(plain), device=x.device)
+        weighs = torch.empty(layer.out_features, device=x.device)  # a row, in the damage
         for start in range(0, layer.out_features, count):
             rows = slice(start, start + count)
             part = with_weight(nn.Linear(1, 1, bias=False), layer.weight.data[rows])
-            errors = torch.stack([_error(name, part, one) for one in takes.values()])
-            change = torch.einsum("bnk,jnk->jbn", gradient(rows).mT @ x, errors)
-            squares += change.square().sum((1, 2))
-        for scheme, square in zip(takes, squares.tolist(), strict=True):
+            errors = torch.stack([_error(part, _rounded(name, part, q)) for q in plain.values()])
+            G = gradient(rows).mT @ x
+            squares += torch.einsum("bnk,jnk->jbn", G, errors).square().sum((1, 2))
+            size = cast(Tensor, part.weight.data).float().square().sum(1)
+            weighs[rows] = G.square().sum((0, 2)) * size
+        for scheme, square in zip(plain, squares.tolist(), strict=True):
             self.found[name, scheme] = square / 2 / self.tokens
+        ways = [quantizer for quantizer in takes.values() if quantizer.spec.way]
+        if hessian is None:
+            ways = [quantizer for quantizer in ways if not quantizer.spec.calibrated]
+        if ways:
+            self._add_ways(name, layer, x, gradient, hessian, ways, weighs)
+
+    def _add_ways(
+        self,
+        name: str,
+        layer: nn.Linear,
+        x: Tensor,
+        gradient: Callable[[Rows], Tensor],
+        hessian: Tensor | None,
+        ways: Sequence[Quantizer],
+        weighs: Tensor,
+    ) -> None:
+        """Add schemes of a way (spec.WAYS), which take long, by their share of rounding's damage on
+        some rows: a few tokens' rows have most of an output's, so rows are drawn by what they weigh
+        (N,), and count the less for it."""
+        weighs = weighs.clamp(min=LIGHTEST)
+        generator = torch.Generator(x.device).manual_seed(0)
+        rows = torch.multinomial(weighs, SAMPLED_ROWS, replacement=True, generator=generator)
+        part = with_weight(nn.Linear(1, 1, bias=False), layer.weight.data[rows])
+        G = gradient(rows).mT @ x
+        inverse = None if hessian is None else inverse_of(hessian)
+
+        def square(weight: Tensor) -> float:
+            change = (G * _error(part, weight)).sum(-1)  # (B, rows)
+            return float((change.square() / weighs[rows]).sum())
+
+        for quantizer in ways:
+            plain = str(replace(quantizer.spec, way=""))
+            before = square(_rounded(name, part, self.quantizers[plain]))
+            weight = _rounded(name, part, quantizer)
+            if quantizer.spec.way == "gptq" and inverse is not None:
+                weight = corrected(cast(Tensor, part.weight.data), weight, inverse)
+            share = square(weight) / before if before else 1.0
+            self.found[name, str(quantizer.spec)] = share * self.found[name, plain]
 
 
-def _error(name: str, layer: nn.Module, quantizer: Quantizer) -> Tensor:
-    exact = cast(Tensor, layer.weight.data)
-    rounded = cast(Tensor, quantizer.quantized(name, layer).weight.data)
-    if isinstance(rounded, PackedWeight):
-        rounded = rounded.dequantize(torch.float32)
-    return rounded.float() - exact.float()
+def _rounded(name: str, layer: nn.Module, quantizer: Quantizer) -> Any:
+    return quantizer.quantized(name, layer).weight.data
+
+
+def _error(layer: nn.Module, weight: Tensor) -> Tensor:
+    return dequantized(weight) - cast(Tensor, layer.weight.data).float()
 
 
 def _float(module: M) -> M:
     return copy.deepcopy(module).float()
 
 
-def _at_the_head(model: Transformer, x: Tensor, layers: _Layers) -> Tensor:
-    """Adds the output layer; the gradient of log p(y) at the last block's outputs x (B, S, D)."""
+def _at_the_head(model: Transformer, x: Tensor, others: Tensor, layers: _Layers) -> Tensor:
+    """Adds the output layer; the gradient of log p(y) at the last block's outputs x (B, S, D).
+    others (C, S, D): the same of tokens that calibrate."""
     norm, output, bounded = _float(model.norm), _float(model.output), model.bounded
     gradient, drawn = torch.empty_like(x), x.new_empty(x.shape[:2], dtype=torch.long)
     log_sum = torch.empty_like(drawn, dtype=torch.float32)
@@ -125,7 +184,7 @@ def _at_the_head(model: Transformer, x: Tensor, layers: _Layers) -> Tensor:
         of_rows.copy_(torch.autograd.grad(logits, rows, p - F.one_hot(y, p.shape[-1]))[0])
     x = norm(x)
 
-    def at_logits(rows: slice) -> Tensor:
+    def at_logits(rows: Rows) -> Tensor:
         weight = output.weight[rows]
         with torch.enable_grad():
             y = F.linear(x, weight).requires_grad_()
@@ -134,7 +193,8 @@ def _at_the_head(model: Transformer, x: Tensor, layers: _Layers) -> Tensor:
         p = (logits - log_sum[..., None]).exp()
         return torch.autograd.grad(logits, y, p - (drawn[..., None] == numbers).float())[0]
 
-    layers.add("output", model.output, x, at_logits)
+    hessian = products(norm(others).flatten(0, 1)) if len(others) else None
+    layers.add("output", model.output, x, at_logits, hessian)
     return gradient
 
 
@@ -146,9 +206,14 @@ def _through_block(
     rest: Sequence[Tensor],
     layers: _Layers,
 ) -> Tensor:
-    """Adds the linear layers of a block with these inputs x (B, S, D); the gradient at x, from that
-    at its outputs. rest: its further arguments."""
+    """Adds the linear layers of a block with these inputs x (B + C, S, D); the gradient at the
+    first B, from that (B, S, D) at their outputs. The others calibrate. rest: further arguments."""
     copied, seen = _float(block), dict[str, tuple[Tensor, Tensor]]()
+    x, others = x[: len(gradient)], x[len(gradient) :]
+    hessians = {}
+    if len(others):
+        run = functools.partial(copied, others, *rest)
+        hessians = observe.observed(observe.linears_of(copied), run, products)
     for key, layer in copied.named_modules():
         if isinstance(layer, nn.Linear):
             layer.register_forward_hook(
@@ -161,11 +226,12 @@ def _through_block(
     for (key, (given, _)), found in zip(seen.items(), at_outputs, strict=True):
         given, found = _by_text(given, len(x)), _by_text(found, len(x))
         layer = cast(nn.Linear, block.get_submodule(key))
-        layers.add(f"{name}.{key}", layer, given, functools.partial(_rows, found))
+        at_rows = functools.partial(_rows, found)
+        layers.add(f"{name}.{key}", layer, given, at_rows, hessians.get(key))
     return at_x
 
 
-def _rows(gradient: Tensor, rows: slice) -> Tensor:
+def _rows(gradient: Tensor, rows: Rows) -> Tensor:
     return gradient[..., rows]
 
 

@@ -6,10 +6,12 @@ found.recipe.kl, found.uniform.kl, found.better
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,15 +26,17 @@ from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_model
 from quantbench.progress import progress
 from quantbench.quality.measure import full_precision, loaded
-from quantbench.quality.reference import read_on
+from quantbench.quality.reference import Reference, read_on
 from quantbench.quality.scores import Scores, score
-from quantbench.quality.texts import ALL_LOOKS, Texts, judge_of
+from quantbench.quality.texts import ALL_LOOKS, Passage, Texts, judge_of
 from quantbench.quantize import recipe
 from quantbench.quantize.recipe import Recipe
 from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
 from quantbench.recipe.choice import Option, choose, least, options, total, uniform
 from quantbench.recipe.cost import Costs, candidates
-from quantbench.recipe.damage import damages
+from quantbench.recipe.damage import Damage, damages
+from quantbench.recipe.kept import Kept
+from quantbench.run.calibration import ROWS, TOKENS, token_ids
 from quantbench.run.calibration import TEXT as CALIBRATION_TEXT
 from quantbench.run.plan import Plan
 from quantbench.text import size
@@ -40,8 +44,9 @@ from quantbench.typed_json import to_json
 
 SEQUENCES, LENGTH = 8, 256  # of the text that the damage is estimated on
 JUDGED_TOKENS = 2048  # of the texts of quality
-RECIPE = "recipe"
-UNIFORM = 2  # uniform schemes that are measured: the best by their estimates
+RECIPE, SECONDS = "recipe", "seconds"
+UNIFORM = 2  # uniform schemes that are measured, at most: the best by their estimates
+NEAR = 1.5  # times the least estimate: a scheme above cannot have the least KL
 ROUNDS = 3  # of choosing anew, until the KL is SLACK to 1 times --max_kl
 SLACK, MARGIN = 0.9, 0.97  # MARGIN: of the damage that would just satisfy it
 DOUBT = 1.2  # times --max_kl, of the estimates of schemes that may satisfy it
@@ -104,6 +109,8 @@ def calibration_tokens(plan: Plan, text: str | None) -> Tensor:
     opening = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     length = min(LENGTH, plan.architecture.max_position) - len(opening)
     ids = tokenizer.encode(files.read_text("--text", source), bos=False)
+    if text is None:
+        ids = ids[ROWS * TOKENS :]  # GPTQ errs less on what calibrated it
     count = min(SEQUENCES, len(ids) // length)
     if count == 0:
         raise UsageError(
@@ -118,7 +125,9 @@ def calibration_tokens(plan: Plan, text: str | None) -> Tensor:
 class Search:
     """The exact model's plan, every group's options, and what they may cost in all."""
 
-    def __init__(self, config: RunConfig, asked: Budget, text: str | None) -> None:
+    def __init__(
+        self, config: RunConfig, asked: Budget, text: str | None, calibrated: bool
+    ) -> None:
         """Raises UsageError for a budget below the smallest schemes, before anything is slow."""
         if open_checkpoint(config.checkpoint_path).in_full_precision() is None:
             raise UsageError(f"--checkpoint_path {config.checkpoint_path} was saved quantized; "
@@ -126,7 +135,8 @@ class Search:
         self.asked, self.plan = asked, full_precision(config)
         plan = self.plan
         tokens = calibration_tokens(plan, text)
-        specs = candidates(plan.device, plan.precision)
+        specs = candidates(plan.device, plan.precision, calibrated)
+        self.kept = Kept(plan, tokens, specs)
         self.costs = Costs(plan.architecture, specs, plan.device, plan.precision)
         self.weights = sum(rows * columns for rows, columns in self.costs.shapes.values())
         request = Request(
@@ -144,16 +154,22 @@ class Search:
             self.fixed_bytes += max(0, resident - memory.workspace)
         self.fixed_seconds = 0.0
         if asked.min_tok_s is not None:
-            self.costs.time(plan.config)
+            self.costs.set_seconds(self.kept.stage(SECONDS, lambda: self.costs.time(plan.config)))
             self.groups = self._options(dict.fromkeys(self.costs.of, 0.0))
             step = machine.phases(request)[1].seconds
             self.fixed_seconds = max(0.0, step - total(self._in_full(), "seconds"))
         self.limits = self._limits()
+        others = token_ids(None, plan.tokenizer, plan.device)[:, : tokens.shape[1]]
+        given = tokens, others if calibrated else others[:0], specs
+        self.groups = self._options(self.kept.stage("damage", lambda: self._damage(*given)))
+
+    def _damage(self, tokens: Tensor, others: Tensor, specs: Sequence[Spec]) -> Damage:
+        plan = self.plan
         with progress("Loading the weights") as report:
             model = load_model(plan.checkpoint, plan.device, plan.precision,
-                               config.num_layers, progress=report)  # fmt: skip
+                               plan.config.num_layers, progress=report)  # fmt: skip
         with progress("Damage of every scheme in every layer", unit="layers") as report:
-            self.groups = self._options(damages(model, tokens, specs, report))
+            return damages(model, tokens, others, specs, report)
 
     def _options(self, damage: Mapping[tuple[str, str], float]) -> list[list[Option]]:
         return options(damage, self.costs, self.plan.architecture.tie_embeddings)
@@ -188,14 +204,14 @@ class Search:
             raise UsageError("no mixture satisfies all limits at once; allow more of one of them")
         return chosen
 
-    def rivals(self, limits: Mapping[str, float], by: str) -> list[str]:
+    def rivals(self, limits: Mapping[str, float], by: str) -> dict[str, list[Option]]:
         """The uniform schemes within the limits, by a field of Option, the least first."""
-        kinds = {
+        kinds = sorted(uniform(self.groups).items(), key=lambda pair: total(pair[1], by))
+        return {
             name: kind
-            for name, kind in uniform(self.groups).items()
+            for name, kind in kinds
             if all(total(kind, field) <= most for field, most in limits.items())
         }
-        return sorted(kinds, key=lambda name: total(kinds[name], by))
 
     def mixture(self, chosen: Sequence[Option]) -> Recipe:
         schemes = {name: how for option in chosen for name, how in option.schemes.items()}
@@ -223,28 +239,42 @@ def _check(option: str, given: float, smallest: float, write: Callable[[float], 
 class Judge:
     """The KL of mixtures on the judging texts, by the kernels that a run would use."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        loading, texts = loaded(plan), Texts(plan, None, JUDGED_TOKENS)
-        with progress("Full precision: reading", unit="tokens") as report:
-            self.full = read_on(plan, loading.model, texts, ALL_LOOKS, None, report)
+    def __init__(self, plan: Plan, kept: Kept) -> None:
+        self.plan, self.kept = plan, kept
 
-    @torch.no_grad()
+    @functools.cached_property
+    def full(self) -> Reference:
+        loading, texts = loaded(self.plan), Texts(self.plan, None, JUDGED_TOKENS)
+        with progress("Full precision: reading", unit="tokens") as report:
+            return read_on(self.plan, loading.model, texts, ALL_LOOKS, None, report)
+
     def scores(self, spec: Spec) -> Scores:
         """The mixture's predictions of every token, compared with the exact model's."""
-        plan = dataclasses.replace(self.plan, spec=spec)
-        loading = loaded(plan)
-        with progress(f"{spec.name}: reading", unit="tokens") as report:
-            return score(plan, loading.model, self.full, report=report)
+        passages, rows = self.kept.stage(spec.name, lambda: self._scores(spec))
+        return Scores([Passage(**passage) for passage in passages], rows)
+
+    def _scores(self, spec: Spec) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+        scores = self.scores_of(dataclasses.replace(self.plan, spec=spec))
+        return [vars(passage) for passage in scores.passages], scores.rows
+
+    @torch.no_grad()
+    def scores_of(self, plan: Plan) -> Scores:
+        """As `scores`, of any plan for the model; nothing is kept."""
+        full, loading = self.full, loaded(plan)
+        with progress(f"{plan.spec.name}: reading", unit="tokens") as report:
+            return score(plan, loading.model, full, report=report)
 
 
-def search(config: RunConfig, asked: Budget, text: str | None) -> Found:
-    """text: what the damage is estimated on; None: the text that calibrates schemes.
+def search(
+    config: RunConfig, asked: Budget, text: str | None = None, calibrated: bool = True
+) -> Found:
+    """text: what the damage is estimated on; None: the text that calibrates schemes. calibrated:
+    whether layers may get a scheme that is calibrated.
 
     Raises UsageError for a budget that nothing satisfies, and as calibration_tokens.
     """
-    state = Search(config, asked, text)
-    judge, aim, most = Judge(state.plan), asked.max_kl, asked.max_kl
+    state = Search(config, asked, text, calibrated)
+    judge, aim, most = Judge(state.plan, state.kept), asked.max_kl, asked.max_kl
     tried: list[tuple[Measured, Recipe, Scores]] = []
     for _ in range(ROUNDS):
         chosen = state.choose(aim)
@@ -262,10 +292,14 @@ def search(config: RunConfig, asked: Budget, text: str | None) -> Found:
                               "or more; allow more, or give another budget")  # fmt: skip
     ours, mixture, scores = min(allowed, key=lambda one: one[0].memory_bytes)
     limits = state.limits if most is None else state.limits | {"damage": DOUBT * most}
-    kinds, rivals = uniform(state.groups), list[tuple[Measured, Scores]]()
-    for name in state.rivals(limits, "damage" if most is None else "held"):
+    rivals: list[tuple[Measured, Scores]] = []
+    able = state.rivals(limits, "damage" if most is None else "held")
+    near = NEAR * min((total(kind, "damage") for kind in able.values()), default=0.0)
+    for name, kind in able.items():
+        if most is None and total(kind, "damage") > near:
+            break
         found = judge.scores(parse_scheme(name))
-        rival = state.measured(name, kinds[name], found)
+        rival = state.measured(name, kind, found)
         if most is None or rival.kl <= most:
             rivals.append((rival, found))
         if len(rivals) == (UNIFORM if most is None else 1):
@@ -276,6 +310,7 @@ def search(config: RunConfig, asked: Budget, text: str | None) -> Found:
         kl_of_both = {"kl": scores["kl"] - rivals[0][1]["kl"]}
         difference = Scores(scores.passages, kl_of_both).mean_kl().ends()
     measured = [one for one, _ in rivals]
+    state.kept.forget(SECONDS)
     smaller = not rivals or ours.memory_bytes < measured[0].memory_bytes
     better = not rivals or difference[1] < 0 if most is None else smaller
     return Found(state.plan.name, mixture, most, ours, measured, difference, better)

@@ -42,10 +42,12 @@ def scale_inputs(
 ) -> None:
     """Scale the layers of a block in float32, in place.
 
-    hessians: XXᵀ (K, K) by a layer's name. rounded: (a layer's name, weight (N, K)) -> what the
-    scheme makes of the weight. dtype: of the norms when the model runs.
+    hessians: XXᵀ (K, K) by the name of each layer that is to be scaled. rounded: (a layer's name,
+    weight (N, K)) -> what the scheme makes of the weight. dtype: of the norms when the model runs.
     """
     for pair in _pairs(block, dtype):
+        if pair.name not in hessians:
+            continue
         layer, hessian = block.get_submodule(pair.name), hessians[pair.name]
         assert isinstance(layer, nn.Linear)
         size = hessian.diagonal().sqrt()

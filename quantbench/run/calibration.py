@@ -8,7 +8,7 @@ inputs, GPTQ and AWQ choose codes and scales by the products of inputs with one 
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,9 @@ from quantbench.quantize import pruning as wanda
 from quantbench.quantize.autoquant import Sample
 from quantbench.quantize.gptq import refined
 from quantbench.quantize.mixed import MixedQuantizer, by_name
-from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.packed import PackedWeight, dequantized
 from quantbench.quantize.registry import with_weight
-from quantbench.quantize.spec import Spec
+from quantbench.quantize.spec import CALIBRATED, AsIs, Spec
 from quantbench.run.awq import scale_inputs
 
 if TYPE_CHECKING:
@@ -125,9 +125,10 @@ class Calibration:
     def __init__(self, loading: "Loading", say: Callable[[str], None]) -> None:
         """say: gets a line for each layer that could not be calibrated."""
         assert isinstance(loading.spec, Spec)
-        self.way, self.quantizer, self.say = loading.spec.way, loading.quantizer, say
+        self.spec, self.quantizer, self.say = loading.spec, loading.quantizer, say
+        self.of_layers = dict(loading.spec.layers) if isinstance(loading.spec, AsIs) else {}
         self.precision, self.architecture = loading.precision, loading.checkpoint.config()
-        self.x = _text(loading, ROWS if self.way == "wanda" else HESSIAN_ROWS)
+        self.x = _text(loading, ROWS if self.spec.way == "wanda" else HESSIAN_ROWS)
         self.positions = torch.arange(self.x.shape[1])
 
     def __call__(self, name: str, part: nn.Module) -> None:
@@ -135,7 +136,7 @@ class Calibration:
         if name == "tok_embeddings":
             with torch.device("meta"):
                 model = build(self.architecture)
-            model.set_submodule(name, part)
+            model.set_submodule(name, self.quantizer.quantized(name, part))
             self.x = model.embed(self.x).float()
             return
         # The output's logits are not needed, only its inputs.
@@ -144,29 +145,36 @@ class Calibration:
         else:
             wide = copy.deepcopy(part)
         wide.float()
-        statistic = observe.squares if self.way == "wanda" else observe.products
+        linears = observe.linears_of(part)
+        names = {layer: ".".join(filter(None, (name, layer))) for layer in linears}
+        ways = {layer: self.of_layers.get(full, self.spec).way for layer, full in names.items()}
+        wanda_alone = self.spec.way == "wanda"
         outputs: list[Tensor] = []
         sums = observe.observed(
-            observe.linears_of(wide), lambda: outputs.append(self._run(name, wide)), statistic
+            {k: layer for k, layer in observe.linears_of(wide).items() if ways[k] in CALIBRATED},
+            lambda: outputs.append(self._run(name, wide)),
+            observe.squares if wanda_alone else observe.products,
         )
-        if self.way == "awq" and name != "output":
+        if name != "output" and (scaled := {k: sums[k] for k in linears if ways[k] == "awq"}):
 
             def rounded(layer: str, weight: Tensor) -> Tensor:
-                like = with_weight(part.get_submodule(layer), weight.to(self.precision))
-                return self._packed(f"{name}.{layer}", like).dequantize(torch.float32)
+                like = with_weight(linears[layer], weight.to(self.precision))
+                return dequantized(self._rounded(names[layer], like))
 
-            scale_inputs(wide, sums, rounded, self.precision)
-            for parameter, scaled in zip(part.parameters(), wide.parameters(), strict=True):
-                parameter.data.copy_(scaled)
-        for layer, linear in observe.linears_of(part).items():
-            if self.way == "wanda":
+            scale_inputs(wide, scaled, rounded, self.precision)
+            for parameter, exact in zip(part.parameters(), wide.parameters(), strict=True):
+                parameter.data.copy_(exact)
+        for layer, linear in linears.items():
+            if wanda_alone:
                 wanda.prune(linear, sums[layer])
                 continue
-            packed = self._quantized(".".join(filter(None, (name, layer))), linear, sums[layer])
-            linear.weight = nn.Parameter(packed, requires_grad=False)
+            weight = self._rounded(names[layer], linear)
+            if ways[layer] == "gptq":
+                weight = self._refined(names[layer], linear, weight, sums[layer])
+            linear.weight = nn.Parameter(weight, requires_grad=False)
             if name != "output":
-                wide.get_submodule(layer).weight.data = packed.dequantize(torch.float32)
-        self.x = outputs[0] if self.way == "wanda" else self._run(name, wide)
+                wide.get_submodule(layer).weight.data = dequantized(weight)
+        self.x = outputs[0] if wanda_alone else self._run(name, wide)
 
     def _run(self, name: str, part: nn.Module) -> Tensor:
         """What a part makes of the text."""
@@ -177,20 +185,16 @@ class Calibration:
             rest = (*rotated, self.positions)
         return torch.cat([part(rows, *rest) for rows in torch.split(self.x, ROWS)])
 
-    def _quantized(self, name: str, linear: nn.Linear, hessian: Tensor) -> PackedWeight:
-        packed = self._packed(name, linear)
-        if self.way != "gptq":
-            return packed
-        calibrated = refined(linear.weight.data, packed, hessian)
+    def _refined(self, name: str, linear: nn.Linear, rounded: Tensor, hessian: Tensor) -> Tensor:
+        assert isinstance(rounded, PackedWeight)
+        calibrated = refined(linear.weight.data, rounded, hessian)
         if calibrated is None:
             self.say(f"{name} is rounded, not calibrated: {_why(hessian)}")
-        return packed if calibrated is None else calibrated
+        return rounded if calibrated is None else calibrated
 
-    def _packed(self, name: str, linear: nn.Module) -> PackedWeight:
-        """The linear layer's weight as the scheme has it without a text."""
-        weight = self.quantizer.quantized(name, linear).weight.data
-        assert isinstance(weight, PackedWeight)
-        return weight
+    def _rounded(self, name: str, linear: nn.Module) -> Tensor:
+        """The linear layer's weight as its scheme has it without a text."""
+        return cast(Tensor, self.quantizer.quantized(name, linear).weight.data)
 
 
 def _why(hessian: Tensor) -> str:

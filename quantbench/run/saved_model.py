@@ -44,8 +44,8 @@ def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
     lies_there = isinstance(plan.spec, FullPrecision) or plan.checkpoint.saved is not None
     if folder is None or lies_there or plan.split is not None:
         return load_anew(plan, report, say)
-    facts = _facts(plan)
-    if _read(folder / FACTS) == {"facts": facts, "files": _stamps(folder)}:
+    told = facts(plan)
+    if _read(folder / FACTS) == {"facts": told, "files": _stamps(folder)}:
         try:
             return load_anew(plan, report, say, saved=SavedModel(folder))
         except (CheckpointError, KernelError):  # whatever it is, the original is there
@@ -59,7 +59,7 @@ def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
         for file in folder.iterdir():
             with open(file, "rb") as opened:
                 os.fsync(opened.fileno())  # or it would be written while samples are taken
-        content = {"facts": facts, "files": _stamps(folder)}
+        content = {"facts": told, "files": _stamps(folder)}
         (folder / FACTS).write_text(json.dumps(content) + "\n")
         return loaded
     except (NotSaved, OSError) as error:
@@ -69,19 +69,19 @@ def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
     return load_anew(plan, report, say)
 
 
-def _facts(plan: Plan) -> object:
+def facts(plan: Plan) -> object:
     """All that the quantized weights follow from, as JSON."""
     tokenizer, text = plan.checkpoint.tokenizer_folder, plan.config.calibration_text
     calibration = [tokenizer / name for name in FILES] if tokenizer else []
     calibration += [Path(text)] if text else []
-    facts = {
+    told = {
         "config": dataclasses.asdict(plan.config),
         "architecture": dataclasses.asdict(plan.architecture),
         "files": [_stamp(file) for file in (*plan.checkpoint.files, *calibration)],
         "versions": versions(),
         "code": files.digest_of_code(*CODE),
     }
-    return json.loads(json.dumps(facts, default=str))
+    return json.loads(json.dumps(told, default=str))
 
 
 def _stamp(file: Path) -> list[object]:

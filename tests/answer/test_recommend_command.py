@@ -161,6 +161,11 @@ def test_nothing_to_measure_is_one_line(free, most, reason):
         menu.select(NEEDS, free, most)
 
 
+def test_what_is_calibrated_comes_last():
+    needs = {"int4wo-32-gptq": 5 * GB, **NEEDS, "uintx-3-64": 3 * GB}
+    assert menu.select(needs, None, None)[-2:] == ["uintx-3-64", "int4wo-32-gptq"]
+
+
 def test_autoquant_and_schemes_that_the_shapes_refuse_are_left_out():
     common = RunConfig(checkpoint_path="dummy:Qwen2.5-0.5B", device="cpu")
     needs, _ = menu.needed(common, ["none", "int8wo", "int4wo-256"])

@@ -24,7 +24,7 @@ from quantbench.quantize.registry import SCHEMES, Quantizer, available
 from quantbench.quantize.spec import SHOWN, parse
 
 CPU = torch.device("cpu")
-NAMES = [name for name in SHOWN if name not in ("none", "sparse-marlin-wanda")]
+NAMES = [name for name in SHOWN if name != "none" and not parse(name).calibrated]
 CASES = [
     (name, kernel)
     for name in NAMES

@@ -1,5 +1,6 @@
 """Recipes: which scheme each layer gets, and that its numbers are that scheme's."""
 
+import functools
 import random
 from pathlib import Path
 
@@ -14,12 +15,18 @@ from quantbench.errors import UsageError
 from quantbench.log import reading
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import parse as options
+from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_config
 from quantbench.ops.ranks import ALONE
 from quantbench.plans.menu import menu
 from quantbench.quantize import recipe
+from quantbench.quantize.gptq import refined
+from quantbench.quantize.observe import observed, products
+from quantbench.quantize.registry import SCHEMES as SCHEME_OF
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import Int8Embedding, parse
+from quantbench.run import calibration
+from quantbench.run.calibration import HESSIAN_ROWS, token_ids
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import size_of
 from tests.models import hugging_face
@@ -28,6 +35,9 @@ from tests.parallel import work
 CPU = torch.device("cpu")
 SHAPES = load_config("tiny").linear_shapes()
 SCHEMES = ("none", "int8wo", "int8dq", "fp6", "int4wo-32", "uintx-3-64", "mxfp4", "embed-int8")
+IDS = torch.arange(64)[None]
+SMALL = ("int4wo-32", "uintx-3-64", "mxfp4", "int4wo-32-gptq", "mxfp4-awq")
+CALIBRATED = ("int4wo-32-gptq", "uintx-3-64-gptq", "int4wo-64-awq", "mxfp4-awq")
 MIXED = {
     "layers.1.feed_forward.w2": "none",
     "layers.*.w2": "int8wo",
@@ -43,9 +53,9 @@ def file_of(folder, schemes, model="tiny", **more):
     return path
 
 
-def drawn():
+def drawn(schemes=SCHEMES):
     """A scheme for each layer, drawn anew in every run."""
-    of = {layer: random.choice(SCHEMES) for layer in SHAPES}
+    of = {layer: random.choice(schemes) for layer in SHAPES}
     return of | {"tok_embeddings": random.choice(("none", "embed-int8"))}
 
 
@@ -100,6 +110,38 @@ def test_each_layer_is_that_of_its_scheme(tmp_path):
         assert torch.equal(made.get_submodule(name)(x), alone(x)), (name, scheme)
 
 
+def numbers(model, name):
+    """A linear layer's weight (K, N) as its kernel has it."""
+    return model.get_submodule(name)(torch.eye(SHAPES[name][1]))
+
+
+@pytest.mark.parametrize("scheme", CALIBRATED)
+def test_a_recipe_of_one_calibrated_scheme_is_that_scheme(scheme, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "HESSIAN_ROWS", 4)
+    path = file_of(tmp_path, {"*": scheme})
+    found, alone = (models.load("tiny", quantization=how) for how in (path, scheme))
+    assert all(torch.equal(numbers(found, name), numbers(alone, name)) for name in SHAPES)
+    assert torch.equal(found(IDS), alone(IDS))  # norms too
+
+
+def test_a_layer_is_calibrated_on_what_the_layers_before_it_make(tmp_path):
+    """By GPTQ, the first matrix of a block: on the inputs that the loaded mixture gives it. AWQ of
+    the matrix behind it would change its rows."""
+    name, gptq = "layers.3.attention.wqkv", parse("uintx-3-64-gptq")
+    behind = {"layers.3.attention.wo": "int4wo-32"}
+    path = file_of(tmp_path, drawn(SMALL) | behind | {name: str(gptq)})
+    made, full = (models.load("tiny", quantization=how) for how in (path, "none"))
+    tokenizer, w = open_checkpoint("tiny").tokenizer(4096), full.get_submodule(name).weight.data
+    rounded, same = SCHEME_OF[type(gptq)].quantize(w, gptq), []
+    ids = token_ids(None, tokenizer, CPU, HESSIAN_ROWS)
+    for model in (made, full):
+        layer = {name: model.get_submodule(name)}
+        hessian = observed(layer, functools.partial(model, ids), products)[name]
+        expected = refined(w, rounded, hessian).dequantize().T
+        same.append(((numbers(made, name) - expected).abs() < 1e-6).float().mean())
+    assert same[0] > max(0.97, same[1] + 0.03)  # codes may hang on the last bit of x
+
+
 def test_a_layers_size_is_its_schemes(tmp_path):
     """Bits per weight, from those of the schemes alone."""
     schemes, config = drawn() | {"tok_embeddings": "none"}, load_config("tiny")
@@ -151,13 +193,16 @@ def run(*words):
 SHORT = ("generate", "--num_samples", "1", "--max_new_tokens", "4", "--temperature", "0")
 
 
-def test_a_run_is_logged_saved_reloaded_and_replayed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("schemes", [SCHEMES, (*SCHEMES, *CALIBRATED)], ids=["", "calibrated"])
+def test_a_run_is_logged_saved_reloaded_and_replayed(schemes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path, digest = file_of(Path(), drawn()), parse("mix.json").digest
+    path, digest = file_of(Path(), drawn(schemes)), parse("mix.json").digest
     first = run(*SHORT, "--quantization", path, "--save", "mine")
     again = run(*SHORT, "--checkpoint_path", "mine")
     assert first.exit_code == again.exit_code == 0, first.stderr + again.stderr
     assert first.stdout.split("scheme")[0] == again.stdout.split("scheme")[0]  # the same text
+    made = models.load("tiny", precision=torch.bfloat16, quantization=path)
+    assert torch.equal(made(IDS), models.load("mine")(IDS))
     (_, logged), (_, reloaded) = reading.read("benchmarks.txt").records
     assert logged.quant == reloaded.quant == f"recipe-{digest}"
     assert f"--quantization mix.json@{digest} " in logged.repro

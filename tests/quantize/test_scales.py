@@ -9,9 +9,9 @@ from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import SHOWN, parse_scheme
 
 CPU = torch.device("cpu")
-# A least-squares fit (-hqq) gives up outliers: test_numbers holds it against the plain scheme. 2:4
-# sparsity zeros weights on purpose: below.
-NAMES = [n for n in SHOWN if n != "none" and not n.endswith("-hqq") and "marlin" not in n]
+# A least-squares fit (-hqq, -gptq) gives up outliers: test_numbers holds it against the plain
+# scheme. 2:4 sparsity zeros weights on purpose: below.
+NAMES = [n for n in SHOWN if n != "none" and "marlin" not in n and not parse_scheme(n).way]
 BF16 = 2.0**-8  # the largest relative error of a scale or zero that is stored in bfloat16
 
 

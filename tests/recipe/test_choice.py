@@ -61,11 +61,11 @@ TIED = ModelConfig(
 def test_bytes_of_uniform_choices_are_those_of_the_model(architecture):
     if isinstance(architecture, str):
         architecture = load_config(architecture)
-    specs = candidates(CPU, PRECISION)
+    specs = candidates(CPU, PRECISION, calibrated=True)
     costs = Costs(architecture, specs, CPU, PRECISION)
     groups = options(dict.fromkeys(costs.of, 0.0), costs, architecture.tie_embeddings)
     kinds = uniform(groups)
-    assert {"none", "embed-int8", "int8wo", "fp6", "int4wo-64"} <= kinds.keys()
+    assert {"none", "embed-int8", "int8wo", "fp6", "int4wo-64", "int4wo-64-gptq"} <= kinds.keys()
     weights = sum(rows * columns for rows, columns in architecture.linear_shapes().values())
     rest = None  # norms, and what no scheme changes
     for name, kind in kinds.items():

@@ -5,13 +5,16 @@ import copy
 import pytest
 import torch
 
+from quantbench import models
+from quantbench.models.formats import EMBEDDED, open_checkpoint
 from quantbench.models.loading import load_model
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse_scheme
 from quantbench.recipe.damage import damages
+from quantbench.run.calibration import token_ids
 
 CPU = torch.device("cpu")
-SCHEMES = ("none", "int8wo", "int4wo-32")
+SCHEMES = ("none", "int8wo", "int4wo-32", "uintx-3-64", "uintx-3-64-gptq")
 
 
 def true_kl(model, changed, ids):
@@ -28,11 +31,12 @@ def with_scheme(model, name, scheme):
     return changed
 
 
-def text(model, texts=8, length=192):
-    from quantbench.models.formats import EMBEDDED, open_checkpoint
+def tokenizer(model):
+    return open_checkpoint("tiny").tokenizer(model.config.vocab_size)
 
-    tokenizer = open_checkpoint("tiny").tokenizer(model.config.vocab_size)
-    ids = tokenizer.encode((EMBEDDED / "heldout.txt").read_text()[:20_000])
+
+def text(model, texts=8, length=192):
+    ids = tokenizer(model).encode((EMBEDDED / "heldout.txt").read_text()[:20_000])
     return torch.tensor(ids[: texts * length]).view(texts, length)
 
 
@@ -40,7 +44,8 @@ def text(model, texts=8, length=192):
 def tiny():
     model = load_model("tiny")
     ids = text(model)
-    found = damages(model, ids, [parse_scheme(name) for name in SCHEMES], lambda *_: None)
+    others = token_ids(None, tokenizer(model), CPU)[:, : ids.shape[1]]
+    found = damages(model, ids, others, [parse_scheme(s) for s in SCHEMES], lambda *_: None)
     return model, ids, found
 
 
@@ -70,6 +75,14 @@ def test_damage_adds_up(tiny):
     assert 0.7 < total / true_kl(model, changed, ids) < 1.4
 
 
+def test_gptqs_share_of_the_damage_is_that_of_loaded_models(tiny):
+    model, ids, found = tiny
+    kinds = ("uintx-3-64", "uintx-3-64-gptq")
+    true = [true_kl(model, models.load("tiny", quantization=kind), ids) for kind in kinds]
+    estimated = [sum(d for (_, scheme), d in found.items() if scheme == kind) for kind in kinds]
+    assert 0.7 < (estimated[1] / estimated[0]) / (true[1] / true[0]) < 1.4
+
+
 def test_damage_of_the_embedding(tiny):
     model, ids, found = tiny
     changed = with_scheme_of_table(model)
@@ -87,7 +100,8 @@ def with_scheme_of_table(model):
 def test_every_expert_has_its_damage():
     model = load_model("tiny_moe")
     specs = [parse_scheme(name) for name in ("int8wo", "int4wo-32")]
-    found = damages(model, text(model, 4, 64), specs, lambda *_: None)
+    ids = text(model, 4, 64)
+    found = damages(model, ids, ids[:0], specs, lambda *_: None)
     layers = {name for name, _ in found} - {"tok_embeddings"}
     assert layers == set(model.config.linear_shapes())
     for name in layers:

@@ -1,7 +1,7 @@
 """quantbench recipe on the embedded model: budgets kept, the file runs, and what is refused."""
 
-import dataclasses
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,11 +13,18 @@ from quantbench.__main__ import commands
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED
+from quantbench.models.loading import load_config
+from quantbench.plans.verifying import verify
+from quantbench.quantize import recipe
 from quantbench.quantize.spec import parse_scheme
 from quantbench.recipe import search
+from quantbench.recipe.cost import EMBEDDING
+from quantbench.recipe.kept import Kept
 from quantbench.recipe.search import Budget, calibration_tokens
+from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import size_of
+from tests.bench.world import Behaviour, World
 
 
 def ran(*words):
@@ -25,32 +32,40 @@ def ran(*words):
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    """Fewer schemes, tokens and uniform schemes."""
+def quick(monkeypatch, tmp_path):
+    """Fewer schemes, tokens and uniform schemes; nothing kept by other tests."""
+    monkeypatch.setattr(Kept, "_path", lambda _, name: tmp_path / "kept" / f"{name}.pt")
     monkeypatch.setattr("quantbench.recipe.cost.SHOWN", ("none", "int8wo", "int4wo-64", "fp6"))
-    monkeypatch.setattr("quantbench.recipe.cost.BETWEEN", ("uintx-3-64",))
+    monkeypatch.setattr("quantbench.recipe.cost.BETWEEN", ("uintx-3-64", "uintx-5-128"))
     for name, value in {"SEQUENCES": 2, "JUDGED_TOKENS": 512, "UNIFORM": 1}.items():
         monkeypatch.setattr(search, name, value)
 
 
-def test_bits_are_kept_and_the_recipe_is_better(quick, tmp_path, monkeypatch):
+@pytest.mark.parametrize("words, rival", [("", "int4wo-64-gptq"), ("--uncalibrated", "int4wo-64")])
+def test_bits_are_kept_and_the_recipe_is_better(words, rival, quick, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = ran("--bits", "4.5", "--output", "mix.json")
+    result = ran("--bits", "4.5", "--output", "mix.json", *words.split())
     assert result.exit_code == 0, result.output
     assert "take the recipe: its KL is" in result.stdout
-    assert "below that of int4wo-64" in result.stdout
+    assert f"below that of {rival}," in result.stdout
     plan = make_plan(RunConfig(quantization="mix.json", device="cpu"))
+    assert plan.spec.calibrated == (not words)
     size = size_of(plan.architecture, plan.spec, plan.device, plan.precision)
     assert 4.3 < size.bits_per_weight <= 4.5
     about = json.loads(Path("mix.json").read_text())["about"]
     assert about["better"] and about["recipe"]["kl"] < about["uniform"][0]["kl"]
     assert 0.5 < about["recipe"]["predicted_kl"] / about["recipe"]["kl"] < 2
-    exported = CliRunner().invoke(commands, "recipe export mix.json --format llama.cpp".split())
+
+
+def test_what_is_uncalibrated_can_be_exported(quick, tmp_path):
+    path = str(tmp_path / "mix.json")
+    assert ran("--bits", "4.5", "--output", path, "--uncalibrated").exit_code == 0
+    exported = CliRunner().invoke(commands, f"recipe export {path} --format llama.cpp".split())
     assert len(exported.stdout.splitlines()) == 5 * 7 + 2  # tensors of Hugging Face, in each layer
 
 
 def test_the_smallest_of_a_kl(quick):
-    found = search.search(RunConfig(device="cpu"), Budget(max_kl=0.05), None)
+    found = search.search(RunConfig(device="cpu"), Budget(max_kl=0.05), calibrated=False)
     assert found.recipe.kl <= 0.05
     assert found.better == (found.recipe.memory_bytes < found.uniform[0].memory_bytes)
     assert all(rival.kl <= 0.05 for rival in found.uniform)
@@ -59,7 +74,7 @@ def test_the_smallest_of_a_kl(quick):
 def test_memory_counts_what_the_recipe_holds(quick, monkeypatch):
     """The recipe's own weights, and what a run of any scheme has."""
     monkeypatch.setattr(search.devices, "peak_memory", lambda _: {"resident": 430_000_000})
-    found = search.search(RunConfig(device="cpu"), Budget(max_memory=437_000_000), None)
+    found = search.search(RunConfig(device="cpu"), Budget(max_memory=437_000_000), calibrated=False)
     plan = make_plan(RunConfig(device="cpu"))
     sizes = [
         size_of(plan.architecture, spec, plan.device, plan.precision).memory_bytes
@@ -67,7 +82,7 @@ def test_memory_counts_what_the_recipe_holds(quick, monkeypatch):
     ]
     assert found.recipe.memory_bytes <= 437_000_000
     with pytest.raises(UsageError, match="400.00 MB: the smallest schemes .* come to 43"):
-        search.search(RunConfig(device="cpu"), Budget(max_memory=400_000_000), None)
+        search.search(RunConfig(device="cpu"), Budget(max_memory=400_000_000), calibrated=False)
     apart = found.recipe.memory_bytes - found.uniform[0].memory_bytes
     assert apart == sizes[0] - sizes[1]
 
@@ -76,15 +91,74 @@ def test_a_step_is_timed_and_the_slowest_schemes_are_left_out(quick, monkeypatch
     """Seconds as bytes at 1 GB/s, so that a limit is one of bytes."""
 
     def time(costs, config):
-        for key, cost in costs.of.items():
-            costs.of[key] = dataclasses.replace(cost, seconds=cost.stored / 1e9)
+        return {(costs.shapes[name], scheme): cost.stored / 1e9
+                for (name, scheme), cost in costs.of.items() if name != EMBEDDING}  # fmt: skip
 
     monkeypatch.setattr(search.Costs, "time", time)
     step = SimpleNamespace(seconds=0.02)
     monkeypatch.setattr("quantbench.estimate.here.Here.phases", lambda *_: (step, step))
-    found = search.search(RunConfig(device="cpu"), Budget(min_tok_s=80.0), None)
+    found = search.search(RunConfig(device="cpu"), Budget(min_tok_s=80.0), calibrated=False)
     assert 80 <= found.recipe.tok_s < 82
     assert all(rival.tok_s >= 80 for rival in found.uniform)
+
+
+def test_a_search_that_was_killed_goes_on_behind_its_last_stage(quick, monkeypatch):
+    def look():
+        return search.search(RunConfig(device="cpu"), Budget(bits=4.5), calibrated=False)
+
+    def scores(judge, spec):
+        read.append(spec.name)
+        if spec.name == killed:
+            raise KeyboardInterrupt
+        return measure(judge, spec)
+
+    measure, read, killed = search.Judge._scores, [], "int4wo-64"
+    monkeypatch.setattr(search.Judge, "_scores", scores)
+    with pytest.raises(KeyboardInterrupt):
+        look()
+    assert len(read) == 2 and read[0].startswith("recipe-")
+    monkeypatch.delattr(search, "damages")
+    killed = None
+    found = look()
+    assert read[2:] == ["int4wo-64"]
+    assert look().difference == found.difference and len(read) == 3
+
+
+@pytest.mark.parametrize(
+    "budget, expected",
+    [
+        (Budget(bits=4.5), r"Verified, take the recipe: its whole run has 2\.0\d \(.*\) times"),
+        (Budget(max_memory=1), r"Take int8wo, not the recipe \(memory above 0.00 MB\): "),
+        (Budget(min_tok_s=30), r"Take int8wo, not the recipe \(it decodes 2\d.* tok/s\): "),
+        (Budget(max_kl=1), r"Take int8wo, not the recipe \(it is no smaller\): "),
+    ],
+)
+def test_both_run_before_the_recipe_is_taken(budget, expected, tmp_path, monkeypatch, capsys):
+    """Steps of 100 and of 50 ms, in the same memory."""
+    World.of(Behaviour(0.1, noise=0.002), Behaviour(0.05, noise=0.002)).install(monkeypatch)
+    shapes, path = load_config("tiny").linear_shapes(), str(tmp_path / "mix.json")
+    recipe.write(path, recipe.make("tiny", shapes, {"*": "int4wo-64"}))
+    found = SimpleNamespace(uniform=[SimpleNamespace(name="int8wo")])
+    assert verify(RunConfig(device="cpu"), found, budget, path) == 0
+    assert re.match(expected, capsys.readouterr().out)
+
+
+def test_the_frontier_is_below_uniform_schemes_and_files(quick, tmp_path, monkeypatch):
+    """A file of int4wo-64: at its bits and at others."""
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig(quantization="int4wo-64", device="cpu", save="saved")
+    load(make_plan(config), lambda done, total: None, lambda line: None)
+    words = "recipe frontier saved --device cpu --bits 3.5 --json new.json --chart new.svg"
+    result = CliRunner().invoke(commands, words.split())
+    assert result.exit_code == 0, result.output
+    points = json.loads(Path("new.json").read_text())["points"]
+    assert [round(p["bits"], 1) for p in points] == sorted([3.5] * 3 + [4.5] * 4)
+    small, large = ({p["kind"]: p["kl"] for p in points if (p["bits"] > 4) == large}
+                    for large in (False, True))  # fmt: skip
+    assert small["recipe"] < 1.05 * small["calibrated"] < small["uniform"]
+    assert large["recipe"] < large["calibrated"] < large["uniform"] == large["file"]
+    picture = Path("new.svg").read_text()
+    assert all(p["name"] in picture for p in points if p["kind"] != "recipe")
 
 
 def test_the_damage_is_not_estimated_on_what_judges():
@@ -114,7 +188,7 @@ def test_a_uniform_scheme_is_taken_where_the_recipe_is_not_better(quick, monkeyp
         search, "damages",
         lambda *given: {key: 1 / (value + 1e-9) for key, value in damages(*given).items()},
     )  # fmt: skip
-    result = ran("--bits", "5")
+    result = ran("--bits", "5", "--uncalibrated")
     assert result.exit_code == 0 and "the recipe's KL is not lower beyond doubt" in result.stdout
     assert "take the recipe" not in result.stdout
 

@@ -1,0 +1,114 @@
+"""KL against bytes: recipes, uniform schemes and other programs' files of the same weights.
+
+    found = frontier(config, bits=[3.5, 4.5], paths=["model-Q4_K_M.gguf"])
+    draw(found, Path("frontier.svg"))
+
+A recipe for each number of bits a weight and for that of each file; beside it the best uniform
+scheme within these bits, calibrated and not.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from quantbench.errors import UsageError
+from quantbench.log.about import About, about
+from quantbench.log.config import RunConfig
+from quantbench.quality.scores import Scores
+from quantbench.quantize.spec import Spec, parse_scheme
+from quantbench.recipe.choice import Option, total
+from quantbench.recipe.search import Budget, Judge, Search
+from quantbench.report.columns import Columns
+from quantbench.report.drawing import COLOURS, drawn, tidy
+from quantbench.run.plan import Plan, make_plan
+from quantbench.run.sizes import size_of
+
+Kind = Literal["recipe", "calibrated", "uniform", "file"]
+MARKERS: dict[Kind, str] = {"recipe": "o-", "calibrated": "s", "uniform": "v", "file": "D"}
+
+
+@dataclass(frozen=True)
+class Point:
+    kind: Kind
+    name: str
+    bits: float  # a weight of the linear layers, scales included
+    kl: float  # nats a token to full precision
+    interval: tuple[float, float]  # 95 %
+
+
+@dataclass(frozen=True)
+class Frontier:
+    model: str
+    weights: int  # of the linear layers
+    points: list[Point]  # the smallest first
+    about: About
+
+
+COLUMNS: Columns[Point] = [
+    ("bits", lambda point: f"{point.bits:.2f}"),
+    ("kind", lambda point: point.kind),
+    ("name", lambda point: point.name),
+    ("KL, nats", lambda point: f"{point.kl:.3g}"),
+    ("95 %", lambda point: "{:.3g} to {:.3g}".format(*point.interval)),
+]
+
+
+def frontier(config: RunConfig, bits: Sequence[float], paths: Sequence[str]) -> Frontier:
+    """paths: checkpoints of the same model, quantized. Raises UsageError for others, and for bits
+    below the smallest schemes."""
+    plans = [make_plan(dataclasses.replace(config, checkpoint_path=path)) for path in paths]
+    sizes = [_bits(plan) for plan in plans]
+    wanted = sorted({*bits, *sizes})
+    state = Search(config, Budget(bits=wanted[0]), None, calibrated=True)
+    judge, points = Judge(state.plan, state.kept), dict[str, Point]()
+
+    def add(kind: Kind, name: str, size: float, scores: Scores) -> None:
+        kl = scores.mean_kl()
+        points.setdefault(name, Point(kind, name, size, kl.mean, kl.ends()))
+
+    def chosen(kind: Kind, spec: Spec, options: Sequence[Option]) -> None:
+        add(kind, spec.name, 8 * total(options, "stored") / state.weights, judge.scores(spec))
+
+    for most in wanted:
+        state.limits = {"stored": most / 8 * state.weights}
+        mixture = state.choose(None)
+        chosen("recipe", state.mixture(mixture), mixture)
+        rivals = state.rivals(state.limits, "damage")
+        best: dict[Kind, str] = {}
+        for name in rivals:
+            best.setdefault("calibrated" if parse_scheme(name).calibrated else "uniform", name)
+        for kind, name in best.items():
+            chosen(kind, parse_scheme(name), rivals[name])
+    for plan, size in zip(plans, sizes, strict=True):
+        add("file", plan.name, size, judge.scores_of(plan))
+    ordered = sorted(points.values(), key=lambda point: point.bits)
+    return Frontier(state.plan.name, state.weights, ordered, about())
+
+
+def _bits(plan: Plan) -> float:
+    """Raises UsageError where a plan's checkpoint is not quantized."""
+    if plan.checkpoint.saved is None or plan.spec.scheme is None:
+        raise UsageError(f"FILE {plan.config.checkpoint_path} is not quantized")
+    how = plan.architecture, plan.spec.scheme, plan.device, plan.precision
+    return size_of(*how).bits_per_weight
+
+
+def draw(found: Frontier, path: Path) -> None:
+    """Draw SVG. Raises OSError."""
+    with drawn(path, size=(8.4, 5)) as figure:
+        axes = figure.add_subplot()
+        tidy(axes, "linear layers, MB", "KL divergence to full precision, nats (log scale)")
+        axes.set_title(f"{found.model}; {found.about.machine}, {found.about.date}", loc="left")
+        axes.set_yscale("log")
+        for (kind, marker), colour in zip(MARKERS.items(), COLOURS, strict=False):
+            points = [point for point in found.points if point.kind == kind]
+            x = [point.bits / 8 * found.weights / 1e6 for point in points]
+            kl = [max(point.kl, 1e-6) for point in points]
+            axes.plot(x, kl, marker, color=colour, label=kind, markersize=6)
+            for point, *place in zip(points, x, kl, strict=True):
+                if kind != "recipe":
+                    axes.annotate(point.name, place, xytext=(6, 4), textcoords="offset points",
+                                  fontsize=7, parse_math=False)  # fmt: skip
+        axes.legend(frameon=False)
