@@ -6,7 +6,6 @@ Shapes, weights and x are drawn and packed here: a packed weight is the same on 
 emulator (arm.cpp) has the same sources as the library, but for torch.
 """
 
-import os
 import shutil
 import struct
 import subprocess
@@ -28,9 +27,9 @@ from tests.ops.packed_weights import packed
 PROGRAMS = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 MISSING = [program for program in PROGRAMS if shutil.which(program) is None]
 pytestmark = [
+    pytest.mark.slow,
     NEEDS_COMPILER,
     pytest.mark.skipif(bool(MISSING), reason=f"no ARM emulation: {' and '.join(MISSING)} missing"),
-    pytest.mark.skipif("QUANTBENCH_ARM" not in os.environ, reason="no ARM emulation: see make test-arm"),
 ]
 # Set, and the processor that qemu emulates: the first has products of bytes, but none of matrices.
 PROCESSORS = {"neon-dotprod": "neoverse-n1", "neon-i8mm": "max"}
