@@ -69,7 +69,9 @@ def program(tmp_path_factory):
 def kernels(request, program):
     """The contract's kernels, of packed weights and of plain ones, by the program in the emulator."""
     command = ["qemu-aarch64", "-cpu", PROCESSORS[request.param], program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stderr.readline().decode().strip() == request.param  # the best that it has
 
         def multiply(x: Tensor, weight: Packed | Tensor, activation: str | None) -> Tensor:
