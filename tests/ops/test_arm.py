@@ -1,9 +1,9 @@
-"""The linear layers' kernels for ARM, cross-compiled and run by qemu, against float64 (linear_contract.py).
+"""Linear layers' kernels for ARM, cross-compiled and run by qemu, against float64.
 
     make test-arm
 
-Shapes, weights and x are drawn and packed here: a packed weight is the same on every machine. The program in the
-emulator (arm.cpp) has the same sources as the library, but for torch.
+Shapes, weights and x are drawn and packed here (linear_contract.py): a packed weight is the same on
+every machine. The program in the emulator (arm.cpp) has the library's sources, but not torch.
 """
 
 import shutil
@@ -20,8 +20,17 @@ from quantbench.ops.formats import Packed
 from tests import seeds
 from tests.ops.exact import DTYPES
 from tests.ops.instructions import NEEDS_COMPILER
-from tests.ops.linear_contract import ACTIVATIONS, FORMS, FULL_PRECISION, Kernel, check, cpu_allowed
-from tests.ops.linear_contract import draw, of_cpu, plain_allowed
+from tests.ops.linear_contract import (
+    ACTIVATIONS,
+    FORMS,
+    FULL_PRECISION,
+    Kernel,
+    check,
+    cpu_allowed,
+    draw,
+    of_cpu,
+    plain_allowed,
+)
 from tests.ops.packed_weights import packed
 
 PROGRAMS = ("aarch64-linux-gnu-g++", "qemu-aarch64")
@@ -67,7 +76,7 @@ def program(tmp_path_factory):
 
 @pytest.fixture(params=PROCESSORS)
 def kernels(request, program):
-    """The contract's kernels, of packed weights and of plain ones, by the program in the emulator."""
+    """The contract's kernels, of packed weights and of plain ones: the program in the emulator."""
     command = ["qemu-aarch64", "-cpu", PROCESSORS[request.param], program]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
