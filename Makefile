@@ -21,7 +21,7 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	tests/bench/test_session.py tests/answer/test_recommend.py tests/stats tests/report/test_log_tables.py tests/run/test_sizes.py
 
-.PHONY: size demo models real-model test test-fast check docs test-gpu gpu-report cpu-report gpu-compile trust floor sanitize sanitize-threads clean
+.PHONY: size demo models real-model test test-fast test-arm check docs test-gpu gpu-report cpu-report gpu-compile trust floor sanitize sanitize-threads clean
 .SILENT: size demo models real-model sanitize sanitize-threads .venv/installed .venv/installed-dev .venv/installed-docs
 
 # A real model, which PyPI has as a wheel (Apache-2.0), in the folder that files.cache_folder names.
@@ -173,6 +173,11 @@ check: .venv/installed-dev
 # The documentation as a site, in site/; its generated tables are checked by make check.
 docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+
+# ARM's kernels, cross-compiled and run by an emulator: part of make test where g++-aarch64-linux-gnu and
+# qemu-user are installed. A minute.
+test-arm: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/ops/test_arm.py $(ARGS)
 
 sanitize: .venv/installed-dev
 	$(CHECKED) $(PY) -c "from quantbench.ops.cpu import build; build.built()"

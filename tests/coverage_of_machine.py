@@ -34,6 +34,7 @@ NEEDS = {
     # The other compilers that read the C++ in `make check`: tests/ops/check_syntax.py
     "clang": r"not checked with clang\+\+: ",
     "aarch64-gcc": r"not checked with aarch64-linux-gnu-g\+\+: ",
+    "arm": r"no ARM emulation: ",
     "linux": r"needs Linux|reads /proc|glibc's malloc|needs bash",
     "venv": r"needs the Makefile's \.venv",
     "dev": r"could not import '(triton|gguf|transformers|quantbench\.ops\.triton)\b"

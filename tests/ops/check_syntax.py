@@ -2,11 +2,11 @@
 
     python -m tests.ops.check_syntax        # part of `make check`; nothing is generated
 
-Every source is checked with its own instructions, those for x86 by clang only; warnings are errors.
+Every source is checked with its own instructions, those of ARM by GCC only; warnings are errors.
 A compiler that is missing is an error where QUANTBENCH_EXPECT names it (coverage_of_machine.py).
 """
 
-import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from tests.coverage_of_machine import expected, why_skipping_fails
 
 FLAGS = [flag for flag in compiler.FLAGS if flag != "-O3"]
 STRICT = ("-O0", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fsyntax-only")
-COMPILERS = {"clang++": True, "aarch64-linux-gnu-g++": False}  # whether x86's instructions are its
+COMPILERS = {"clang++": platform.machine(), "aarch64-linux-gnu-g++": "aarch64"}
 
 
 def complaint(program: str, unit: compiler.Unit) -> str:
@@ -28,17 +28,15 @@ def complaint(program: str, unit: compiler.Unit) -> str:
 
 
 def main() -> int:
-    units = compiler.units(build.SOURCES)
     checks, failures = [], []
-    for program, x86 in COMPILERS.items():
+    for program, machine in COMPILERS.items():
         if shutil.which(program) is None:
             reason = f"C++ is not checked with {program}: it is not installed"
             failure = why_skipping_fails(reason, expected())
             print(failure or reason)
             failures += [failure] if failure else []
             continue
-        x86 = x86 and os.uname().machine == "x86_64"
-        checks += [(program, unit) for unit in units if x86 or unit.variant in (None, "portable")]
+        checks += [(program, unit) for unit in compiler.units(build.SOURCES, machine)]
     with ThreadPoolExecutor(compiler.jobs()) as pool:
         complaints = list(filter(None, pool.map(lambda check: complaint(*check), checks)))
     print(*complaints, sep="\n", end="", file=sys.stderr)

@@ -5,7 +5,7 @@ $XDG_CACHE_HOME/quantbench (~/.cache/quantbench) under a hash of the sources, th
 flags. The instruction set is chosen when the library is loaded (src/common/isa.cpp). So the library
 runs on any machine of its architecture, and the CPU is not part of the hash. QUANTBENCH_ISA selects
 another instruction set than the best: portable, avx2, avxvnni, avx512,
-avx512vnni, avx512vbmi, amx.
+avx512vnni, avx512vbmi, amx; on ARM portable, neon-dotprod, neon-i8mm.
 
 Ops are registered from C++ through torch's stable C interface (torch/csrc/stable), which compiles
 in 1 s instead of the 4 s of torch/library.h. A call costs 2.5 µs; through torch.library.custom_op
@@ -16,6 +16,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -31,7 +32,7 @@ from quantbench.errors import KernelError, LogError
 from quantbench.ops.cpu import compiler
 
 SOURCES = Path(__file__).parent / "src"
-ISAS = tuple(compiler.INSTRUCTIONS)
+ISAS = compiler.instruction_sets(platform.machine())
 MAX_LIBRARIES = 3  # of a checkout that stay in the cache: the newest
 MIN_STACK_BYTES = 1 << 20  # of a thread; a product's buffers take about 270 KB of it
 DIGEST_BYTES = hashlib.sha256().digest_size

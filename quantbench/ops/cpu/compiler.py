@@ -1,9 +1,9 @@
 """Finding the machine's C++ compiler and building a library with it.
 
 A source with a line "// Variants: portable avx2" is compiled once for each instruction set that the
-line names, with that set's flags and -DVARIANT=avx2; other sources once, with neither. An
-instruction set that the compiler does not support is left out of the library, and so are all that
-INSTRUCTIONS lists after it: those of younger processors.
+line names, with that set's flags and -DVARIANT=avx2; other sources once, with neither. Sets of
+other machines are left out, and one that the compiler does not support is left out of the library,
+and so are all that MACHINES lists after it: those of younger processors.
 """
 
 import contextlib
@@ -39,6 +39,7 @@ AVX512 = (
 )
 AVX512VNNI = (*AVX512, "-mavx512vnni")
 AVX512VBMI = (*AVX512VNNI, "-mavx512vbmi")
+DOTPROD = "-march=armv8.2-a+dotprod"
 INSTRUCTIONS = {
     "portable": (),
     "avx2": AVX2,
@@ -47,6 +48,12 @@ INSTRUCTIONS = {
     "avx512vbmi": AVX512VBMI,
     "amx": (*AVX512VBMI, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
     "avxvnni": (*AVX2, "-mavxvnni"),
+    "neon-dotprod": (DOTPROD,),
+    "neon-i8mm": (f"{DOTPROD}+i8mm",),
+}
+MACHINES = {
+    "x86_64": ("avx2", "avx512", "avx512vnni", "avx512vbmi", "amx", "avxvnni"),
+    "aarch64": ("neon-dotprod", "neon-i8mm"),
 }
 _VARIANTS = re.compile(r"^// Variants: (.*)$", re.MULTILINE)
 # For the sources in a folder. hqq rounds products before it adds them, so that all instruction sets
@@ -60,6 +67,8 @@ PROBES = {
     "avx512vbmi": "__m512i f(__m512i a) { return _mm512_permutexvar_epi8(a, a); }",
     "amx": "void f() { _tile_dpbf16ps(0, 1, 2); _tile_dpbsud(0, 1, 2); _tile_release(); }",
     "avxvnni": "__m256i f(__m256i a) { return _mm256_dpbusd_avx_epi32(a, a, a); }",
+    "neon-dotprod": "int32x4_t f(int32x4_t a, int8x16_t b) { return vdotq_s32(a, b, b); }",
+    "neon-i8mm": "int32x4_t f(int32x4_t a, int8x16_t b) { return vmmlaq_s32(a, b, b); }",
 }
 # These flags remove additions that are there to round, and tests for NaN: see src/common/variant.h.
 FAST_MATH = {
@@ -152,14 +161,19 @@ class Unit:
         return f"{self.source.parent.name}-{self.source.stem}-{self.variant}.o"
 
 
-def units(sources: Path) -> list[Unit]:
-    """What is compiled of the folder `sources`."""
-    made = []
+def instruction_sets(machine: str) -> tuple[str, ...]:
+    return ("portable", *MACHINES.get(machine, ()))
+
+
+def units(sources: Path, machine: str | None = None) -> list[Unit]:
+    """What is compiled of the folder `sources` for a machine, the one that this is if None."""
+    sets, made = instruction_sets(machine or platform.machine()), []
     for source in sorted(sources.rglob("*.cpp")):
         named = _VARIANTS.search(source.read_text())
         own = (*FLAGS_OF_FOLDERS.get(source.parent.name, ()), f"-I{sources}")
-        for variant in named[1].split() if named else [None]:
-            extra = (*INSTRUCTIONS[variant], f"-DVARIANT={variant}") if variant else ()
+        for variant in filter(sets.__contains__, named[1].split()) if named else [None]:
+            define = f"-DVARIANT={variant.replace('-', '_')}" if variant else None
+            extra = (*INSTRUCTIONS[variant], define) if variant else ()
             made.append(Unit(source, variant, (*extra, *own)))
     return made
 
@@ -170,7 +184,7 @@ def library(compiler: Words, sources: Path, scratch: Path) -> Path:
     with ThreadPoolExecutor(jobs()) as pool, processes.ended_with_this_one():
         every = units(sources)
         used = {unit.variant for unit in every}
-        wanted = [name for name in PROBES if name in used]
+        wanted = [name for name in MACHINES.get(platform.machine(), ()) if name in used]
         known = ["portable", *_known(compiler, wanted, processes, pool)]
         defined = f'-DQUANTBENCH_BUILT=" {" ".join(known)} "'
 
@@ -194,12 +208,11 @@ def _known(
     compiler: Words, wanted: list[str], processes: "_Processes", pool: ThreadPoolExecutor
 ) -> list[str]:
     """The wanted instruction sets that the compiler supports, up to the first that it does not."""
-    if platform.machine() != "x86_64":
-        return []
 
     def knows(name: str) -> bool:
         source, target = (processes.folder / f"probe-{name}.{ending}" for ending in ("cpp", "o"))
-        source.write_text(f"#include <immintrin.h>\n{PROBES[name]}\n")
+        header = "arm_neon.h" if name in MACHINES["aarch64"] else "immintrin.h"
+        source.write_text(f"#include <{header}>\n{PROBES[name]}\n")
         try:
             processes.run(compiler, [*flags(), *INSTRUCTIONS[name], "-c", source, "-o", target])
         except Passing:

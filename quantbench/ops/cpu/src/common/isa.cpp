@@ -7,15 +7,17 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 #ifndef QUANTBENCH_BUILT  // the instruction sets that the compiler knows: ops/cpu/compiler.py
-#define QUANTBENCH_BUILT " portable avx2 avx512 avx512vnni avx512vbmi amx avxvnni "
+#define QUANTBENCH_BUILT " portable avx2 avx512 avx512vnni avx512vbmi amx avxvnni neon-dotprod neon-i8mm "
 #endif
 
 namespace {
 
-enum Feature : unsigned { AVX2 = 1, AVXVNNI = 2, AVX512 = 4, VNNI = 8, VBMI = 16, AMX = 32 };
+enum Feature : unsigned { AVX2 = 1, AVXVNNI = 2, AVX512 = 4, VNNI = 8, VBMI = 16, AMX = 32, DOTPROD = 64, I8MM = 128 };
 
 struct Set {
   Isa isa;
@@ -29,6 +31,8 @@ constexpr Set BEST_FIRST[] = {
     {Isa::avx512, "avx512", AVX2 | AVX512},
     {Isa::avxvnni, "avxvnni", AVX2 | AVXVNNI},
     {Isa::avx2, "avx2", AVX2},
+    {Isa::neon_i8mm, "neon-i8mm", DOTPROD | I8MM},
+    {Isa::neon_dotprod, "neon-dotprod", DOTPROD},
     {Isa::portable, "portable", 0},
 };
 
@@ -65,6 +69,11 @@ unsigned features() {
   if (CPU_HAS("avx512vbmi")) found |= VBMI;
   if (found & VBMI && has_amx()) found |= AMX;
   return found;
+}
+#elif defined(__aarch64__) && defined(__linux__)
+unsigned features() {
+  constexpr unsigned long DOT_PRODUCTS = 1 << 20, MATRIX_PRODUCTS = 1 << 13;
+  return (getauxval(AT_HWCAP) & DOT_PRODUCTS ? DOTPROD : 0) | (getauxval(AT_HWCAP2) & MATRIX_PRODUCTS ? I8MM : 0);
 }
 #else
 unsigned features() { return 0; }

@@ -3,6 +3,8 @@
 #pragma once
 
 #ifdef VARIANT  // portable, avx2, …: the instruction set that this source is compiled for
+#define LEVEL_neon_dotprod -2  // ARM's below 0, x86's above
+#define LEVEL_neon_i8mm -1
 #define LEVEL_portable 0
 #define LEVEL_avx2 1
 #define LEVEL_avxvnni 2
@@ -16,6 +18,8 @@
 #define NAMED(name) JOINED(name##_, VARIANT)  // the variant of a function: name_avx2
 #if LEVEL > LEVEL_portable
 #include <immintrin.h>
+#elif LEVEL < LEVEL_portable
+#include <arm_neon.h>
 #endif
 #endif
 
@@ -33,7 +37,8 @@ subtracting a constant, and test for NaN"
 #define VARIANTS(Result, name, ...)                     \
   Result name##_portable(__VA_ARGS__);                  \
   OPTIONAL_VARIANT Result name##_avx2(__VA_ARGS__);     \
-  OPTIONAL_VARIANT Result name##_avx512vnni(__VA_ARGS__)
+  OPTIONAL_VARIANT Result name##_avx512vnni(__VA_ARGS__); \
+  OPTIONAL_VARIANT Result name##_neon_dotprod(__VA_ARGS__)
 
 // A function compiled for one instruction set must not be merged by the linker with its namesake
 // compiled for another: what headers of variants define is inlined or has internal linkage.

@@ -4,7 +4,7 @@
 // are those of ops/hqq.py, bit for bit: no product is fused with a sum (ops/cpu/compiler.py has the
 // flag), and every sum is of four sums of every fourth number.
 //
-// Variants: portable avx2 avx512vnni
+// Variants: portable avx2 avx512vnni neon-dotprod
 
 #include "hqq/hqq.h"
 

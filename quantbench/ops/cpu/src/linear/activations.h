@@ -68,21 +68,28 @@ inline void arrange_words(const int16_t* x, int32_t* to) {
   __builtin_memcpy(to, words, sizeof words);
 }
 
-#if LEVEL > LEVEL_portable
-// For `dot` and `dot_pairs`: of 16 numbers, the high bytes of four, then their low ones, signed both.
+#if LEVEL != LEVEL_portable
+// For `dot`, `dot_pairs` and `dot_two`: of 16 numbers, the high bytes of four, then their low ones, signed both.
 inline void arrange_bytes(const int16_t* x, int tile, int32_t* to) {
+#if LEVEL < LEVEL_portable
+  const int16x8_t a = vld1q_s16(x), b = vld1q_s16(x + 8);
+  const int64x2x2_t quads = paired(vcombine_s8(vrshrn_n_s16(a, 8), vrshrn_n_s16(b, 8)),
+                                   vcombine_s8(vmovn_s16(a), vmovn_s16(b)));
+#else
   const __m256i all = _mm256_loadu_si256((const __m256i*)x), half = _mm256_set1_epi16(128);
   const __m256i high = _mm256_srai_epi16(_mm256_add_epi16(all, half), 8);
   const __m256i low = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8);
   const __m256i quads = _mm256_shuffle_epi32(_mm256_packs_epi16(high, low), 0xd8);
+#endif
   for (int q = 0; q < 4; ++q)
     __builtin_memcpy(to + 2 * q * tile, reinterpret_cast<const int64_t*>(&quads) + q, 8);
 }
 
-// For sparse weights: of 8 numbers, the high bytes less -128, unsigned; elsewhere the low ones.
+// For sparse weights: of 8 numbers, the high bytes less -128, unsigned; elsewhere the low ones. With NEON signed.
 inline void arrange_eight(const int16_t* x, int32_t* to, int32_t* low_to) {
   uint8_t high[8], low[8];
-  for (int i = 0; i < 8; ++i) high[i] = uint8_t((x[i] >> 8) + 128), low[i] = uint8_t(x[i]);
+  for (int i = 0; i < 8; ++i)
+    high[i] = LEVEL > LEVEL_portable ? uint8_t((x[i] >> 8) + 128) : uint8_t((x[i] + 128) >> 8), low[i] = uint8_t(x[i]);
   __builtin_memcpy(to, high, 8);
   __builtin_memcpy(low_to, low, 8);
 }
@@ -90,14 +97,14 @@ inline void arrange_eight(const int16_t* x, int32_t* to, int32_t* low_to) {
 
 // Some units of x, for one token of a tile.
 inline void arrange(const Header& header, const int16_t* x, int units, int tile, int32_t* to) {
-#if LEVEL > LEVEL_portable
+#if LEVEL != LEVEL_portable
   const XLayout layout = x_layout(header);
   if (layout == XLayout::eights) {
     for (int q = 0; q < units * QUADS; q += 2)
       arrange_eight(x + 4 * q, to + 2 * q * tile, to + 2 * (q + 1) * tile);
     return;
   }
-  if (layout == XLayout::pairs || (layout == XLayout::bytes && LEVEL != LEVEL_avx2)) {
+  if (layout == XLayout::pairs || (layout == XLayout::bytes && LEVEL != LEVEL_avx2) || LEVEL < LEVEL_portable) {
     for (int q = 0; q < units * QUADS; q += 4) arrange_bytes(x + 4 * q, tile, to + 2 * q * tile);
     return;
   }

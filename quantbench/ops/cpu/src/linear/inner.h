@@ -5,7 +5,7 @@
 #include "linear/codes.h"
 #include "linear/formats.h"
 #include "linear/few/loop.h"
-#if LEVEL > LEVEL_portable
+#if LEVEL != LEVEL_portable
 #include "linear/few/sparse.h"
 #else
 // 2:4 sparse products like any others, on weights made dense.

@@ -50,7 +50,8 @@ static inline int bytes_of(Scales scales) {
 static inline bool as_floats(Coding coding) { return coding == Coding::fp8; }
 
 // How the inner loop takes x: floats; words; high and low bytes where codes have at most 7 bits, or 8; the same
-// of eight numbers. Portable C++ has words only, AVX2 has no products of 8 bits by 8.
+// of eight numbers. Portable C++ has words only, AVX2 has no products of 8 bits by 8,
+// NEON none of words.
 enum class XLayout { floats, words, pairs, bytes, eights };
 static inline XLayout x_layout(const Header& h) {
   if (h.coding == Coding::integer && h.bits < 8) return XLayout::pairs;
@@ -129,3 +130,4 @@ struct FewVariant {
 
 VARIANTS(FewVariant, few);
 OPTIONAL_VARIANT FewVariant few_avxvnni();
+OPTIONAL_VARIANT FewVariant few_neon_i8mm();

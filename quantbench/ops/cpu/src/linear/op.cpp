@@ -25,7 +25,9 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-FewVariant best_few() { return (isa() == Isa::avxvnni ? few_avxvnni : BEST_VARIANT(few))(); }
+FewVariant best_few() {
+  return (isa() == Isa::avxvnni ? few_avxvnni : isa() == Isa::neon_i8mm ? few_neon_i8mm : BEST_VARIANT(few))();
+}
 
 Header header_at(const void* packed, int64_t bytes) {
   STD_TORCH_CHECK(bytes >= int64_t(sizeof(Header)), "this is no weight packed by cpu_pack_linear");

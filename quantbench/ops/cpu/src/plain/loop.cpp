@@ -1,6 +1,6 @@
 // The inner loop over plain weights.
 //
-// Variants: portable avx2 avx512vnni
+// Variants: portable avx2 avx512vnni neon-dotprod
 
 #include "plain/plain.h"
 

@@ -1,6 +1,6 @@
 // Loops over a row of activations: read as float32, rounded once.
 //
-// Variants: portable avx2 avx512vnni
+// Variants: portable avx2 avx512vnni neon-dotprod
 
 #include "step/rows.h"
 

@@ -1,16 +1,16 @@
 // Vectors of 64 bytes. Included in a variant's namespace. Here is what every compiler has; wide_halves.h
-// makes each of two registers of 32 bytes, and the end includes what needs an instruction set's own instructions.
+// makes each of registers of 32 or 16 bytes, and the end includes what needs an instruction set's own instructions.
 
-#if LEVEL == LEVEL_avx2 || LEVEL == LEVEL_avxvnni
+#if LEVEL == LEVEL_avx2 || LEVEL == LEVEL_avxvnni || LEVEL < LEVEL_portable
 #include "vector/wide_halves.h"
 #endif
 
-typedef uint16_t HalfWords __attribute__((vector_size(32)));
-
 #ifdef HALVES
 template <class T>
-using Wide = Halves<T>;
+using Wide = Halves<T, 64>;
+using HalfWords = Piece<uint16_t, 32>;
 #else
+typedef uint16_t HalfWords __attribute__((vector_size(32)));
 template <class T>
 struct WideOf {
   typedef T Type __attribute__((vector_size(64)));
@@ -63,10 +63,16 @@ inline int32_t largest(Ints v) {
 inline Floats floats(Ints v) { return converted<Floats>(v); }
 
 // Bytes shifted by less than 8 bits, to the right if `bits` is negative, with bits of their neighbours
-// where zeros belong.
+// where zeros belong: x86 shifts no bytes.
+#if LEVEL < LEVEL_portable
+constexpr bool ZEROS_SHIFTED_IN = true;
+INLINE Bytes shifted(Bytes v, int bits) { return bits > 0 ? v << uint8_t(bits) : bits < 0 ? v >> uint8_t(-bits) : v; }
+#else
+constexpr bool ZEROS_SHIFTED_IN = false;
 INLINE Bytes shifted(Bytes v, int bits) {
   return bits > 0 ? (Bytes)((Words)v << bits) : bits < 0 ? (Bytes)((Words)v >> -bits) : v;
 }
+#endif
 
 // The low and the high halves of pairs of bfloat16, as floats.
 inline Floats low_half(Bits pairs) { return (Floats)(pairs << 16); }
@@ -83,6 +89,8 @@ inline HalfWords as_bf16(Floats v) {
 #include "vector/wide_avx512vnni.h"
 #elif LEVEL > LEVEL_portable
 #include "vector/wide_avx2.h"
+#elif LEVEL < LEVEL_portable
+#include "vector/wide_neon.h"
 #else
 #include "vector/wide_portable.h"
 #endif

@@ -1,7 +1,7 @@
 // A thread's blocks of a linear layer of few tokens: each goes through the loop of its format
 // (linear/few/loop.h).
 //
-// Variants: portable avx2 avxvnni avx512vnni
+// Variants: portable avx2 avxvnni avx512vnni neon-dotprod neon-i8mm
 
 #include "linear/layout.h"
 

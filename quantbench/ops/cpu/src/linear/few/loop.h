@@ -27,7 +27,7 @@ inline Floats stored(Scales kind, int size, const uint8_t* p) {
   if (size == 2) return (Floats)(converted<Bits>(load<HalfWords>(p)) << 16);
   if (size == 4) return load<Floats>(p);
   typedef uint8_t Codes __attribute__((vector_size(16)));  // signed, and `converted` knows no sign
-  return floats(converted<Ints>(__builtin_convertvector(load<Codes>(p) ^ 128, HalfWords))) - 128.0f;
+  return floats(converted<Ints>(converted<HalfWords>(load<Codes>(p) ^ 128))) - 128.0f;
 }
 
 // What multiplies the scales of a unit, where they are codes; `p` is where outer_at says.
@@ -64,9 +64,26 @@ struct Tile {
   const float* floats;
 };
 
+#if LEVEL < LEVEL_portable
+// What is taken off codes of 8 bits before they are multiplied, where products are of signed bytes.
+template <class C>
+constexpr uint8_t LESS = SIGNED_CODES && !requires { requires C::MOST < 128; } ? 128 : 0;
+#else
+template <class C>
+constexpr uint8_t LESS = 0;
+inline void begin(Ints& a, Ints& b, int32_t number) { a = all(0), b = all(number); }
+#endif
+
 // Adds the products of x and COUNT quads, from q on, to the two sums of each part. x: one quad each `stride` integers.
 template <class C, int COUNT>
 INLINE void add_products(Ints (*sums)[2], const Bytes (*codes)[HALF], int q, const int32_t* x, int stride) {
+#if LEVEL < LEVEL_portable
+  for (int i = 0; i < COUNT; i += 2, x += 2 * stride)
+    for (int part = 0; part < C::PARTS; ++part) {
+      const Bytes* two = codes[part] + q + i;
+      dot_two(sums[part][0], sums[part][1], two[0] ^ LESS<C>, two[1] ^ LESS<C>, x, stride);
+    }
+#else
 #ifdef PAIRS
   if constexpr (requires { requires C::MOST < 128; })
     return dot_pairs<C::MOST, COUNT>(sums[0][0], codes[0] + q, x, stride);
@@ -76,6 +93,7 @@ INLINE void add_products(Ints (*sums)[2], const Bytes (*codes)[HALF], int q, con
     if constexpr (WORDS<C>) dot_words(sums[0][0], sums[0][1], codes[0][q + i], codes[1][q + i], x);
     else
       for (int part = 0; part < C::PARTS; ++part) dot(sums[part][0], sums[part][1], codes[part][q + i], x);
+#endif
 }
 
 template <class C, int T, bool FINE>
@@ -86,7 +104,7 @@ struct IntegerChunk {
   C codes;
   int32_t centre[PARTS];
   explicit IntegerChunk(const Header& header) : codes(header) {
-    for (int part = 0; part < PARTS; ++part) centre[part] = centre_of<C>(header, part);
+    for (int part = 0; part < PARTS; ++part) centre[part] = centre_of<C>(header, part) - LESS<C>;
   }
 
   struct Sums {
@@ -96,7 +114,7 @@ struct IntegerChunk {
   INLINE void clear(Sums& sums, const int32_t* x_sums) const {
     for (int t = 0; t < T; ++t)
       for (int part = 0; part < PARTS; ++part)
-        sums.at[t][part][0] = all(0), sums.at[t][part][1] = all(-centre[part] * x_sums[t]);
+        begin(sums.at[t][part][0], sums.at[t][part][1], -centre[part] * x_sums[t]);
   }
 
   // Adds sums of columns that share a scale to `scaled`, which x's scales do not yet multiply.

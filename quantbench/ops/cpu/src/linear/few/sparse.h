@@ -9,7 +9,7 @@ struct SparseChunk {
   explicit SparseChunk(const Header&) {}
 
   // x: for each 8 columns, and token, 8 high bytes of numbers plus 2^15, unsigned; after those of all tokens the
-  // low bytes. So the codes' sum is subtracted 2^15 times.
+  // low bytes. So the codes' sum is subtracted 2^15 times. With NEON both are signed.
   INLINE void multiply(const Header& header, const Geometry&, const uint8_t*& p, const ScaleAndZero& outer,
                        int units, Tile x, Floats* totals) const {
     const int32_t* eights = x.quads;
@@ -35,7 +35,7 @@ struct SparseChunk {
           }
         }
       }
-      offsets = total(offsets, add_bytes(ByteSums{}, Bytes{} + 128, all_codes));
+      if (LEVEL > LEVEL_portable) offsets = total(offsets, add_bytes(ByteSums{}, Bytes{} + 128, all_codes));
       for (int t = 0; t < T; ++t) highs[t] = total(highs[t], high[t]), lows[t] = total(lows[t], low[t]);
     }
     for (int t = 0; t < T; ++t)

@@ -1,6 +1,6 @@
 // Products of many tokens in vectors of float32.
 //
-// Variants: portable avx2 avx512vnni
+// Variants: portable avx2 avx512vnni neon-dotprod
 
 #include "linear/many/many.h"
 
@@ -17,7 +17,7 @@ typedef float Native __attribute__((vector_size(32)));
 constexpr int MANY = 6, BESIDE = 1;
 #else
 typedef float Native __attribute__((vector_size(16)));
-constexpr int MANY = 3, BESIDE = 1;
+constexpr int MANY = LEVEL < LEVEL_portable ? 6 : 3, BESIDE = 1;
 #endif
 
 constexpr int MOST_TOKENS = 240;  // that go through weights together: their sums fit the first cache
