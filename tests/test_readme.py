@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 import yaml
+from click.testing import CliRunner
 from torch import nn
 
 from quantbench.__main__ import commands
@@ -230,6 +231,33 @@ def test_commands_in_the_documents_parse(command, monkeypatch, capsys):
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         sys.exit(0)
     assert ended.value.code in (0, None) and "Usage:" in capsys.readouterr().out
+
+
+# Those of the documents that take seconds, on the embedded models: in this order, in one folder.
+QUICK = """\
+quantbench schemes --list
+quantbench generate --dry_run --checkpoint_path dummy:Meta-Llama-3-8B --cache_size 4096
+python generate.py --dry_run --checkpoint_path dummy:Mixtral-8x7B-v0.1
+quantbench generate --quantization int8wo
+quantbench generate --num_samples 1
+quantbench log check benchmarks.txt
+python generate.py --checkpoint_path tiny_moe --quantization int8wo --expert_memory 20 --save moe
+python generate.py --checkpoint_path moe --expert_memory 20
+quantbench quality --quantization int4wo-64
+quantbench estimate --checkpoint_path tiny --device "NVIDIA L4" --all_schemes
+quantbench estimate --checkpoint_path dummy:Llama-3.1-8B --device L4 --what_fits 24GB
+""".splitlines()
+
+
+def test_quick_commands_in_the_documents_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert set(QUICK) <= set(COMMANDS)
+    for command in QUICK:
+        words = split(command.replace("python generate.py", "quantbench generate"))[1:]
+        done = CliRunner().invoke(commands, words)
+        assert done.exit_code == 0 and done.stdout, f"{command}\n{done.output}"
+    logged = [record for _, record in reading.read("benchmarks.txt").records]
+    assert [record.quant for record in logged] == ["int8wo", "None", "int8wo", "int8wo"]
 
 
 # ------------------------------------------------------------------- what people are to install
