@@ -259,7 +259,7 @@ class Judge:
 
     @torch.no_grad()
     def scores_of(self, plan: Plan) -> Scores:
-        """As `scores`, of any plan for the model; nothing is kept."""
+        """As `scores`, of any plan for the model; the cache gets nothing."""
         full, loading = self.full, loaded(plan)
         with progress(f"{plan.spec.name}: reading", unit="tokens") as report:
             return score(plan, loading.model, full, report=report)

@@ -1,4 +1,4 @@
-"""Where memory and threads go on machines with several nodes; this one may have a single one."""
+"""NUMA: which nodes memory is interleaved over, and which cores a rank keeps to."""
 
 import os
 
@@ -63,7 +63,7 @@ def test_one_node_or_a_policy_of_the_users_changes_nothing(tmp_path, calls, monk
 
 @pytest.mark.skipif(numa._policy() != 0, reason="containers may forbid it; or numactl set one")
 def test_the_system_takes_the_policy():
-    """In a process of its own: interleaving over node 0 alone, which every machine has."""
+    """In a child process: interleaving over node 0 alone, which every machine has."""
     pid = os.fork()
     if pid == 0:
         numa._interleave([0])
