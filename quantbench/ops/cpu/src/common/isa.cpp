@@ -73,7 +73,10 @@ unsigned features() {
 #elif defined(__aarch64__) && defined(__linux__)
 unsigned features() {
   constexpr unsigned long DOT_PRODUCTS = 1 << 20, MATRIX_PRODUCTS = 1 << 13;
-  return (getauxval(AT_HWCAP) & DOT_PRODUCTS ? DOTPROD : 0) | (getauxval(AT_HWCAP2) & MATRIX_PRODUCTS ? I8MM : 0);
+  unsigned found = 0;
+  if (getauxval(AT_HWCAP) & DOT_PRODUCTS) found |= DOTPROD;
+  if (getauxval(AT_HWCAP2) & MATRIX_PRODUCTS) found |= I8MM;
+  return found;
 }
 #else
 unsigned features() { return 0; }
