@@ -256,38 +256,36 @@ def words_of(command):
             assert (ROOT / program.replace(".", "/")).with_suffix(".py").exists()
 
 
-# Commands of the documents that take under two seconds, in the order in which they need each
-# other's files. Models of the reader's are the embedded one.
-RUN = """
-python generate.py --checkpoint_path path/to/Meta-Llama-3-8B --quantization fp6 --save llama-3-8b-fp6
-python generate.py --checkpoint_path llama-3-8b-fp6 --compile
-quantbench generate --checkpoint_path path/to/Meta-Llama-3-8B --quantization int4wo-64 --save llama-3-8b-int4
-quantbench generate --checkpoint_path llama-3-8b-int4 --interactive
+# Commands of the documents that take seconds, in the order in which they need each other's files.
+# The reader's model is the embedded one.
+RUN = """\
+quantbench schemes --list
+quantbench generate --dry_run --checkpoint_path dummy:Meta-Llama-3-8B --cache_size 4096
+python generate.py --dry_run --checkpoint_path dummy:Mixtral-8x7B-v0.1
+quantbench generate --quantization int8wo
 quantbench generate --num_samples 1
 quantbench generate --checkpoint_path DIR --quantization none --speculate self
-quantbench generate --checkpoint_path PATH --quantization int4wo-64 --output_json_path run.jsonl --write_result none
-quantbench generate --dry_run --checkpoint_path dummy:Meta-Llama-3-8B --cache_size 4096
+python generate.py --checkpoint_path tiny_moe --quantization int8wo --expert_memory 20 --save moe
+python generate.py --checkpoint_path moe --expert_memory 20
+python generate.py --checkpoint_path path/to/Meta-Llama-3-8B --quantization fp6 --save llama-3-8b-fp6
+python generate.py --checkpoint_path llama-3-8b-fp6 --compile
 quantbench log check benchmarks.txt
+quantbench quality --quantization int4wo-64
 quantbench estimate --checkpoint_path tiny --device "NVIDIA L4" --all_schemes
-quantbench estimate --checkpoint_path dummy:Meta-Llama-3-8B --device L4 --all_schemes --json estimate.json
-quantbench quality --kv_cache int4
-quantbench quality --checkpoint_path path/to/Meta-Llama-3-8B --quantization int4wo-64
-quantbench schemes
-quantbench schemes --list
+quantbench estimate --checkpoint_path dummy:Meta-Llama-3-8B --device L4 --what_fits 24GB
 quantbench doctor --json doctor.json
-"""  # noqa: E501
+""".splitlines()  # noqa: E501
 
 
 def test_commands_in_the_documents_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    written = [split(command) for command in COMMANDS]
-    for command in RUN.strip().splitlines():
-        assert split(command) in written, command
-        words = words_of(re.sub(r"path/to/\S+|\bDIR\b|\bPATH\b", "tiny", command))
-        done = CliRunner().invoke(commands, words, prog_name="quantbench")
-        assert done.exit_code == 0, (command, done.output)
-    files = {path.name for path in tmp_path.iterdir()}
-    assert files <= {*RUN.split()}  # they write nothing that they do not name
+    assert set(RUN) <= set(COMMANDS)
+    for command in RUN:
+        words = words_of(re.sub(r"path/to/\S+|\bDIR\b", "tiny", command))
+        done = CliRunner().invoke(commands, words)
+        assert done.exit_code == 0 and done.stdout, f"{command}\n{done.output}"
+    logged = [record.quant for _, record in reading.read("benchmarks.txt").records]
+    assert logged == ["int8wo", "None", "None", "int8wo", "int8wo", "fp6", "fp6"]
 
 
 # ------------------------------------------------------------------- what people are to install
