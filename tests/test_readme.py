@@ -1,12 +1,11 @@
 """The Makefile's commands, run as a newcomer would; and what the documents say of commands and
 options, and of what to install."""
 
+import dataclasses
 import os
 import re
-import runpy
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -17,10 +16,13 @@ from click.testing import CliRunner
 from torch import nn
 
 from quantbench.__main__ import commands
+from quantbench.bench.arm import read_arms
+from quantbench.cli import TableOption
 from quantbench.log import reading
-from quantbench.log.config import option_table, split
+from quantbench.log.config import RunConfig, option_table, split
 from quantbench.log.options import parse
 from quantbench.quantize.kernel import KernelLinear
+from quantbench.run.plan import make_plan
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -211,53 +213,79 @@ def test_the_documents_have_commands_of_every_program():
     assert sum("generate.py" in command for command in COMMANDS) >= 5
 
 
+class Parsed(Exception):
+    """Raised in place of what a command does, once its options have been read and converted."""
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_in_the_documents_parse(command, monkeypatch, capsys):
-    """--help is answered after the options have been read."""
+def test_commands_in_the_documents_parse(command, monkeypatch):
+    """Up to the plan of each run, where the model needs no file."""
+    words = words_of(command)
+    if not words or words[-1] in ("--help", "check"):  # `quantbench log check` by name, no FILE
+        return
+
+    def stop(context, /, *_, **given):
+        if context.invoked_subcommand is None:
+            raise Parsed(context)
+
+    monkeypatch.setattr(click.Context, "invoke", stop)
+    with pytest.raises(Parsed) as parsed:
+        commands.main(words, standalone_mode=False)
+    (context,) = parsed.value.args
+    names = [param.name for param in context.command.params if isinstance(param, TableOption)]
+    given = {name: context.params[name] for name in names}
+    common = RunConfig(**{name: v for name, v in given.items() if v not in (None, "…")})
+    if common.quantization.endswith(".json"):
+        return
+    for arm in read_arms(common, context.params.get("texts") or [""]):
+        named = arm.config.checkpoint_path.startswith(("dummy:", "tiny"))
+        if named and arm.config.device == RunConfig.device:
+            make_plan(dataclasses.replace(arm.config, tp="1"))
+
+
+def words_of(command):
+    """What follows `quantbench`; None for a script, which reads no options of ours."""
     match split(command):
         case ["python", "generate.py", *arguments]:
-            parse(arguments)
-            return
-        case ["python", "-m", program, *arguments]:
-            if program in SCRIPTS:
-                assert (ROOT / program.replace(".", "/")).with_suffix(".py").exists()
-                return
-            if program == "compare":  # captions of what was measured before it was quantbench
-                program = "quantbench"
-        case ["quantbench" as program, *arguments]:
-            pass
-    monkeypatch.setattr(sys, "argv", [program, *arguments, "--help"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
-        sys.exit(0)
-    assert ended.value.code in (0, None) and "Usage:" in capsys.readouterr().out
+            return ["generate", *arguments]
+        # compare: in captions of what was measured before it was quantbench
+        case ["python", "-m", "quantbench" | "compare", *arguments] | ["quantbench", *arguments]:
+            return arguments
+        case ["python", "-m", program, *_]:
+            assert program in SCRIPTS
+            assert (ROOT / program.replace(".", "/")).with_suffix(".py").exists()
 
 
-# Those of the documents that take seconds, on the embedded models: in this order, in one folder.
-QUICK = """\
+# Commands of the documents that take seconds, in the order in which they need each other's files.
+# The reader's model is the embedded one.
+RUN = """\
 quantbench schemes --list
 quantbench generate --dry_run --checkpoint_path dummy:Meta-Llama-3-8B --cache_size 4096
 python generate.py --dry_run --checkpoint_path dummy:Mixtral-8x7B-v0.1
 quantbench generate --quantization int8wo
 quantbench generate --num_samples 1
-quantbench log check benchmarks.txt
+quantbench generate --checkpoint_path DIR --quantization none --speculate self
 python generate.py --checkpoint_path tiny_moe --quantization int8wo --expert_memory 20 --save moe
 python generate.py --checkpoint_path moe --expert_memory 20
+python generate.py --checkpoint_path path/to/Meta-Llama-3-8B --quantization fp6 --save llama-3-8b-fp6
+python generate.py --checkpoint_path llama-3-8b-fp6 --compile
+quantbench log check benchmarks.txt
 quantbench quality --quantization int4wo-64
 quantbench estimate --checkpoint_path tiny --device "NVIDIA L4" --all_schemes
-quantbench estimate --checkpoint_path dummy:Llama-3.1-8B --device L4 --what_fits 24GB
-""".splitlines()
+quantbench estimate --checkpoint_path dummy:Meta-Llama-3-8B --device L4 --what_fits 24GB
+quantbench doctor --json doctor.json
+""".splitlines()  # noqa: E501
 
 
-def test_quick_commands_in_the_documents_run(tmp_path, monkeypatch):
+def test_commands_in_the_documents_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert set(QUICK) <= set(COMMANDS)
-    for command in QUICK:
-        words = split(command.replace("python generate.py", "quantbench generate"))[1:]
+    assert set(RUN) <= set(COMMANDS)
+    for command in RUN:
+        words = words_of(re.sub(r"path/to/\S+|\bDIR\b", "tiny", command))
         done = CliRunner().invoke(commands, words)
         assert done.exit_code == 0 and done.stdout, f"{command}\n{done.output}"
-    logged = [record for _, record in reading.read("benchmarks.txt").records]
-    assert [record.quant for record in logged] == ["int8wo", "None", "int8wo", "int8wo"]
+    logged = [record.quant for _, record in reading.read("benchmarks.txt").records]
+    assert logged == ["int8wo", "None", "None", "int8wo", "int8wo", "fp6", "fp6"]
 
 
 # ------------------------------------------------------------------- what people are to install
