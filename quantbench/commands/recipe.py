@@ -124,7 +124,7 @@ def recipe(
 @recipe.command(cls=Command)
 @click.argument("paths", metavar="[FILE]...", nargs=-1)
 @click.option("--bits", type=A_WEIGHT, multiple=True, default=BITS, metavar="N",
-              help=f"Recipes of so many bits a weight [{', '.join(map(str, BITS))}]")  # fmt: skip
+              help=f"Draw a recipe of N bits a weight [{', '.join(map(str, BITS))}]")  # fmt: skip
 @click.option("--json", "json_path", default=DATA, help=f"Where the points are kept [{DATA}]")
 @click.option("--chart", default=CHART, help=f"The picture [{CHART}]")
 @options(without=vars(RunConfig()).keys() - {"checkpoint_path", "device", "threads", "debug"})

@@ -41,7 +41,7 @@ inline Ints add_bytes(Ints sum, Bytes a, Bytes b) {  // signed both
 }
 
 // Two quads times x: 8 bytes of x for each quad, in the order of `paired`. Each sum is spread over two
-// accumulators: `begin` starts them at a number, and `dotted` adds them.
+// accumulators, which start at a number and are added at the end.
 #if LEVEL == LEVEL_neon_i8mm
 // A product of matrices: 2 rows of the weight, 8 unsigned codes each, by the high and the low bytes of 8 numbers.
 constexpr bool SIGNED_CODES = false;
