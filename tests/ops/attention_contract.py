@@ -42,7 +42,7 @@ class Kernel:
     allowed: Callable[..., dict] = field(default=lambda *_: {})  # arguments of Exact.check
     device: str = "cpu"
     most_slots: int = 600
-    draws: int = 24
+    draws: int = 14
     slow: bool = False  # Triton's interpreter: fewer and smaller problems
 
     def __call__(self, query, key, value, first, count, *how) -> Tensor:
@@ -91,8 +91,8 @@ def draw(kernel: Kernel, format: str, shape: tuple[int, ...] | None = None):
 # ----------------------------------------------------------------------------------- the reference
 
 
-# Instruction sets in which the kernel multiplies bytes, and the multiples that head_dim has to be.
-BYTE_PRODUCTS = {"avx512vbmi": 1, "amx": 64}
+# Instruction sets in which the kernel multiplies codes as integers, and what divides head_dim then.
+IN_INTEGERS = {"avx2": 32, "avxvnni": 32, "avx512": 32, "avx512vnni": 1, "avx512bf16": 1, "amx": 1}
 
 
 def stored(x: Tensor, format: str, spare_rows: int = 0) -> Stored:
@@ -118,7 +118,7 @@ def expected(
     return attention(query[:, :, None], *sides, seen[:, None, None], *how)
 
 
-def byte_products(
+def integer_products(
     format: str,
     query: Tensor,
     keys: Tensor,
@@ -127,13 +127,13 @@ def byte_products(
     exact: Exact,
     scale: float | None = None,
 ) -> Tensor | float:
-    """What the CPU's kernel may be off by where it multiplies bytes: as the arguments of
+    """What the CPU's kernel may be off by where it multiplies integers: as the arguments of
     exact.attention, keys and values being what the codes mean.
 
     Queries and weights keep 15 bits of a head's largest number in a query, and of a block's largest
     weight: of 64 slots' errors, half of whom cancel the other half.
     """
-    unit = BYTE_PRODUCTS.get(build.isa())
+    unit = IN_INTEGERS.get(build.isa())
     fits = query.dtype == torch.bfloat16 and unit and query.shape[-1] % unit == 0
     if format not in ("int8", "int4") or not fits:
         return 0.0
@@ -151,10 +151,10 @@ def byte_products(
 
 
 def cpu_allowed(query, key, value, first, count, exact: Exact, scale=None) -> dict:
-    """What products of bytes may be off by."""
+    """What products of integers may be off by."""
     sides = (dequantize(side, torch.float64) for side in (key, value))
     seen = visible(first, count, key.codes.shape[2])[:, None, None]
-    return {"beside": byte_products(key.format, query[:, :, None], *sides, seen, exact, scale)}
+    return {"beside": integer_products(key.format, query[:, :, None], *sides, seen, exact, scale)}
 
 
 def triton_allowed(query, key, value, first, count, exact: Exact) -> dict:

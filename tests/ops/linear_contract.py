@@ -221,7 +221,7 @@ def cpu_allowed(case: Case) -> Tensor:
         step = 2.0**-24 if x.dtype == torch.float32 else 2.0**-15
         if case.format != "fp8":
             allowed += step * case.largest * w.abs().sum(1)
-        if build.isa() == "amx" and x.dtype == torch.bfloat16:
+        if build.isa() in ("amx", "avx512bf16") and x.dtype == torch.bfloat16:
             allowed += unit * case.terms
         if case.format in ("nf4", "bnb-fp4") and x.dtype != torch.float32:
             factor = 1.0 if case.weight.tensor_scale is None else float(case.weight.tensor_scale)
@@ -232,8 +232,8 @@ def cpu_allowed(case: Case) -> Tensor:
 
 def plain_allowed(case: Case) -> Tensor:
     """float32 sums of K terms in 16 lanes, or in 2 of an AMX tile; in tiles of float32 256 columns
-    may be summed one after the other. One rounding to the result's dtype. AMX takes denormals for
-    zeros; a float16 result may be one."""
+    may be summed one after the other. One rounding to the result's dtype. AMX and AVX512_BF16
+    take denormals for zeros; a float16 result may be one."""
     ones = case.sizes.sum(-1, keepdim=True) + case.numbers.abs().sum(1)
     half = 2.0**-25 if case.x.dtype == torch.float16 else 0
     K = case.x.shape[-1]
@@ -336,8 +336,8 @@ REFERENCE = Kernel(
 SMALL = {"rows": (1, 2, 3, 5, 9, 33, 64), "most_columns": 300, "draws": 2, "slow": True}
 TRITON = Kernel("triton", triton_multiply, triton_allowed, float32, of_packed, **SMALL)
 ON_GPU = Kernel("triton-gpu", triton_multiply, triton_allowed, float32, of_packed, device="cuda")
-SAME = ("avx512", "avx512vbmi")  # linear layers run the loops of avx2 and avx512vnni there
-CPU = [kernel for isa in build.ISAS if isa not in SAME for kernel in cpu_kernels(isa)]
+SAME = "avx512"  # linear layers run the loops of avx2 there
+CPU = [kernel for isa in build.ISAS if isa != SAME for kernel in cpu_kernels(isa)]
 
 
 def row(kernel: Kernel) -> object:

@@ -23,7 +23,7 @@ from tests.ops.instructions import use
 
 pytestmark = pytest.mark.skipif(bool(cpu_build.unavailable()), reason=str(cpu_build.unavailable()))
 
-ISAS = ("portable", "avx2", "avxvnni", "avx512vnni", "amx")
+ISAS = ("portable", "avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx")
 # Bound on a model's outputs, in norm, against float64 on the same weights: two layers of some ten
 # roundings each. Where the modules' own roundings cost more, twice theirs.
 ALLOWED = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 0.003}

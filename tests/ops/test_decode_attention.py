@@ -270,7 +270,7 @@ def test_the_past_of_a_chunk(kernel, format):
     """As many queries a key head as the kernel takes at once, and more; rows wrap and differ.
     Output and denominators are float32 whatever the query is."""
     kernel.begin()
-    for queries in (1, 129, *seeds.sample((2, 5, 17, 68, 128, 300), 2)):
+    for queries in (1, 129, *seeds.sample((2, 5, 17, 68, 128, 300), 1)):
         dtype = seeds.sample(DTYPES, 1)[0]
         query, key, value = problem(2, 2 * queries, 2, 600, 64, dtype, format, 1)
         first, count = torch.tensor([0, 580]), torch.tensor([600, 77])

@@ -15,7 +15,7 @@ from quantbench.ops.kv import Stored, dequantize
 from quantbench.ops.prefill_attention import chunk_attention
 from tests import seeds
 from tests.memory import allocated
-from tests.ops.attention_contract import byte_products
+from tests.ops.attention_contract import integer_products
 from tests.ops.exact import UNIT, attention, causal
 from tests.ops.instructions import use
 
@@ -94,7 +94,7 @@ def check(query, own_key, own_value, key, value, slots, format="dense", window=N
     exact = attention(query, keys, values, visible)
     beside = 0
     if start and device == "cpu" and not unavailable():
-        beside = byte_products(format, query, keys, values, visible, exact)
+        beside = integer_products(format, query, keys, values, visible, exact)
     if dtype == torch.float32:
         exact.check(y)
     else:  # it reads in the model's dtype, and rounds weights and each block's sum to it

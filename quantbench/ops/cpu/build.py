@@ -5,7 +5,7 @@ $XDG_CACHE_HOME/quantbench (~/.cache/quantbench) under a hash of the sources, th
 flags. The instruction set is chosen when the library is loaded (src/common/isa.cpp). So the library
 runs on any machine of its architecture, and the CPU is not part of the hash. QUANTBENCH_ISA selects
 another instruction set than the best: portable, avx2, avxvnni, avx512,
-avx512vnni, avx512vbmi, amx; on ARM portable, neon-dotprod, neon-i8mm.
+avx512vnni, avx512bf16, amx; on ARM portable, neon-dotprod, neon-i8mm.
 
 Ops are registered from C++ through torch's stable C interface (torch/csrc/stable), which compiles
 in 1 s instead of the 4 s of torch/library.h. A call costs 2.5 µs; through torch.library.custom_op

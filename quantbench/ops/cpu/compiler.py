@@ -38,21 +38,21 @@ AVX512 = (
     *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")),
 )
 AVX512VNNI = (*AVX512, "-mavx512vnni")
-AVX512VBMI = (*AVX512VNNI, "-mavx512vbmi")
+AVX512BF16 = (*AVX512VNNI, "-mavx512bf16")
 DOTPROD = "-march=armv8.2-a+dotprod"
 INSTRUCTIONS = {
     "portable": (),
     "avx2": AVX2,
     "avx512": AVX512,
     "avx512vnni": AVX512VNNI,
-    "avx512vbmi": AVX512VBMI,
-    "amx": (*AVX512VBMI, *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
+    "avx512bf16": AVX512BF16,
+    "amx": (*AVX512BF16, "-mavx512vbmi", *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
     "avxvnni": (*AVX2, "-mavxvnni"),
     "neon-dotprod": (DOTPROD,),
     "neon-i8mm": (f"{DOTPROD}+i8mm",),
 }
 MACHINES = {
-    "x86_64": ("avx2", "avx512", "avx512vnni", "avx512vbmi", "amx", "avxvnni"),
+    "x86_64": ("avx2", "avx512", "avx512vnni", "avx512bf16", "amx", "avxvnni"),
     "aarch64": ("neon-dotprod", "neon-i8mm"),
 }
 _VARIANTS = re.compile(r"^// Variants: (.*)$", re.MULTILINE)
@@ -64,7 +64,7 @@ PROBES = {
     "avx2": "__m256i f(__m256i a) { return _mm256_add_epi8(a, a); }",
     "avx512": "__m512i f(__m512i a) { return _mm512_add_epi8(a, a); }",
     "avx512vnni": "__m512i f(__m512i a) { return _mm512_dpbusd_epi32(a, a, a); }",
-    "avx512vbmi": "__m512i f(__m512i a) { return _mm512_permutexvar_epi8(a, a); }",
+    "avx512bf16": "__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }",
     "amx": "void f() { _tile_dpbf16ps(0, 1, 2); _tile_dpbsud(0, 1, 2); _tile_release(); }",
     "avxvnni": "__m256i f(__m256i a) { return _mm256_dpbusd_avx_epi32(a, a, a); }",
     "neon-dotprod": "int32x4_t f(int32x4_t a, int8x16_t b) { return vdotq_s32(a, b, b); }",

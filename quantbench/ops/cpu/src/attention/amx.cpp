@@ -43,5 +43,5 @@ void attend_amx(const Part& part) {
       case KvFormat::int4: return attend<Codes<KvFormat::int4>>(part);
       default: break;
     }
-  attend_avx512(part);
+  attend_avx512bf16(part);
 }

@@ -3,7 +3,7 @@
 // Every code is a bfloat16 exactly, as the query is; a weight takes two, of which the second is what
 // the first left over: 16 bits.
 
-constexpr int UNIT = 32;                        // numbers in a tile's row
+constexpr int UNIT = LINE;                      // numbers in a tile's row
 constexpr int MAX_UNITS = MAX_HEAD_DIM / UNIT;  // of a head
 
 typedef uint16_t Bf16;
@@ -19,21 +19,11 @@ inline __m512i lower_halves(__m512i first, __m512i second) {
                                    _mm512_set1_epi32(0xffff), 0xf8);
 }
 
-// 64 numbers of a slot, two units, as bfloat16, in the order that `number_at` gives.
+// 64 numbers of a slot, two units, as bfloat16.
 template <KvFormat F>
 inline void widen(const char* codes, __m512i units[2]) {
-  if constexpr (F == KvFormat::bf16) {
-    for (int u = 0; u < 2; ++u) units[u] = _mm512_loadu_si512(codes + u * 64);
-  } else {
-    __m512i code = _mm512_loadu_si512(codes);
-    __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(FP8.high), code,
-                                            _mm512_load_si512(FP8.high + 64));
-    __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(FP8.low), code,
-                                           _mm512_load_si512(FP8.low + 64));
-    high = _mm512_ternarylogic_epi32(high, code, _mm512_set1_epi8(char(0x80)), 0xf8);
-    units[0] = _mm512_unpacklo_epi8(low, high);
-    units[1] = _mm512_unpackhi_epi8(low, high);
-  }
+  for (int u = 0; u < 2; ++u)
+    units[u] = F == KvFormat::bf16 ? _mm512_loadu_si512(codes + u * 64) : fp8_as_bf16(codes + u * 32);
 }
 
 // The same numbers of two slots, lane by lane: a unit's first row has the numbers at even places.
@@ -46,13 +36,6 @@ inline void interleave(const char* a, const char* b, Row* rows[2][2]) {
     _mm512_store_si512(rows[u][0], lower_halves(of_a[u], of_b[u]));
     _mm512_store_si512(rows[u][1], upper_halves(of_a[u], of_b[u]));
   }
-}
-
-// Which number of the head `widen` puts at a place of a unit.
-template <KvFormat F>
-int number_at(int unit, int place) {
-  if (F == KvFormat::fp8) return unit / 2 * 2 * UNIT + place / 8 * 16 + unit % 2 * 8 + place % 8;
-  return unit * UNIT + place;
 }
 
 template <KvFormat F>
@@ -87,26 +70,9 @@ struct Widened : Blocks<Widened<F>, 1> {
                BLOCK / UNIT * (2 * units + 2 * heads / QUAD + heads));
   }
 
-  // Two numbers that follow one another in a row of keys are a lane of the query's tile.
+  // Two numbers that follow one another in a row of keys are a lane of the query's tile. Number by number
+  // it takes about as long as ten slots.
   void put_query(int first, int chunk) {
-    if (F == KvFormat::bf16) return put_query_in_order(first, chunk);
-    Bf16 head[MAX_HEAD_DIM];
-    for (int h = 0; h < heads; ++h) {
-      for (int d = 0; d < part.head_dim; ++d) {
-        const float x = first + h < part.heads ? part.query[(first + h) * part.padded + d] : 0;
-        uint32_t bits;
-        __builtin_memcpy(&bits, &x, sizeof bits);
-        head[d] = Bf16(bits >> 16);
-      }
-      for (int u = 0; u < units; ++u)
-        for (int row = 0; row < ROWS; ++row)
-          __builtin_memcpy(query[chunk][u] + (row * heads + h) * 2, head + number_at<F>(u, 2 * row), 4);
-    }
-  }
-
-  // The same where a unit has the head's order. Number by number it takes about as long as
-  // ten slots.
-  void put_query_in_order(int first, int chunk) {
     const __m512i rows = _mm512_mullo_epi32(lane(), _mm512_set1_epi32(heads));
     for (int h = 0; h < heads; ++h)
       for (int u = 0; u < units; ++u) {
@@ -256,29 +222,9 @@ struct Widened : Blocks<Widened<F>, 1> {
   }
 
   void finish() {
-    if (F == KvFormat::bf16) return finish_in_order();
-    float head[MAX_HEAD_DIM];
     for (int h = 0; h < part.heads; ++h) {
-      float* to = part.weighted + h * part.padded;
-      __builtin_memcpy(head, to, part.head_dim * sizeof(float));
-      for (int u = 0; u < units; ++u)
-        for (int i = 0; i < UNIT; ++i)
-          to[number_at<F>(u, i % ROWS * 2 + i / ROWS)] = head[u * UNIT + i];
+      float* head = part.weighted + h * part.padded;
+      rearrange(head, units, PLACES.first, PLACES.last, head);
     }
-  }
-
-  // Numbers at even places of a unit are one vector, those at odd ones the other.
-  void finish_in_order() {
-    const __m512i half = _mm512_or_si512(
-        _mm512_srli_epi32(lane(), 1),
-        _mm512_slli_epi32(_mm512_and_si512(lane(), _mm512_set1_epi32(1)), 4));
-    const __m512i more = _mm512_or_si512(half, _mm512_set1_epi32(ROWS / 2));
-    float* to = part.weighted;
-    for (int h = 0; h < part.heads; ++h, to += part.padded)
-      for (int u = 0; u < units; ++u) {
-        const Vector even = load(to + u * UNIT), odd = load(to + u * UNIT + ROWS);
-        store(to + u * UNIT, _mm512_permutex2var_ps(even, half, odd));
-        store(to + u * UNIT + ROWS, _mm512_permutex2var_ps(even, more, odd));
-      }
   }
 };

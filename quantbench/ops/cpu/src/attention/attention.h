@@ -42,6 +42,8 @@ struct Part {
 
 void attend_portable(const Part&);
 OPTIONAL_VARIANT void attend_avx2(const Part&);
+OPTIONAL_VARIANT void attend_avxvnni(const Part&);
 OPTIONAL_VARIANT void attend_avx512(const Part&);
-OPTIONAL_VARIANT void attend_avx512vbmi(const Part&);
+OPTIONAL_VARIANT void attend_avx512vnni(const Part&);
+OPTIONAL_VARIANT void attend_avx512bf16(const Part&);
 OPTIONAL_VARIANT void attend_amx(const Part&);

@@ -2,7 +2,6 @@
 // without widening it in memory. Included in a variant's namespace, after vector/lanes.h and
 // numbers.h.
 
-constexpr float NEVER = -__builtin_inff();
 constexpr int BLOCK = 64;  // slots at a time
 constexpr int ROWS = 16;   // slots, or numbers, in a vector or a tile's column
 constexpr int QUAD = 4;    // heads, or what four columns of a product hold
@@ -35,6 +34,31 @@ inline Vector first_scales(const char* from, int slots) {
       _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, from)), 16));
 }
 
+constexpr int LINE = 2 * LANES;  // numbers of bfloat16 in 64 bytes
+
+// Indices into two vectors that follow one another in memory.
+struct Places {
+  alignas(64) int32_t even[LANES], odd[LANES];    // of the numbers at even places, and at odd ones
+  alignas(64) int32_t first[LANES], last[LANES];  // back from even and odd to the first 16, the last
+  constexpr Places() : even(), odd(), first(), last() {
+    for (int i = 0; i < LANES; ++i) {
+      even[i] = 2 * i, odd[i] = 2 * i + 1;
+      first[i] = i / 2 + i % 2 * LANES, last[i] = first[i] + LANES / 2;
+    }
+  }
+};
+constexpr Places PLACES;
+
+// Both vectors of each line of a head, rearranged; `to` may be `from`.
+inline void rearrange(const float* from, int lines, const int32_t* first, const int32_t* second,
+                      float* to) {
+  for (int l = 0; l < lines; ++l, from += LINE, to += LINE) {
+    const Vector a = load(from), b = load(from + LANES);
+    store(to, _mm512_permutex2var_ps(a, _mm512_load_si512(first), b));
+    store(to + LANES, _mm512_permutex2var_ps(a, _mm512_load_si512(second), b));
+  }
+}
+
 // e^x for x <= 0 to 18 bits, as many as a weight keeps. Below -87 it stays e^-87, which is not zero but
 // too small to matter.
 inline Vector rough_exponential(Vector x) {
@@ -46,13 +70,6 @@ inline Vector rough_exponential(Vector x) {
   const float series[] = {1 / 24.f, 1 / 6.f, 0.5f, 1, 1};
   for (float coefficient : series) y = multiply_add(y, r, all(coefficient));
   return y * power_of_two(biased);
-}
-
-// Whether scores and weights in 16 bits are exact enough, and scales are as `scales` reads them.
-inline bool in_bf16(const Part& part) {
-  return part.query_type == Number::bf16 &&
-         (!part.key.scale || part.key.scale_type == Number::bf16) &&
-         (!part.value.scale || part.value.scale_type == Number::bf16);
 }
 
 // Asks for lines, which are behind one another.

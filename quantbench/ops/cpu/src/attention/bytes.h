@@ -19,13 +19,9 @@ inline Vector joined(__m512i high, __m512i low) {
 // The bytes of a head's query (`padded` numbers); returns its scale. One that is NaN or infinite
 // anywhere has scale NaN, as all of its scores will be.
 inline float query_bytes(const float* query, int padded, int8_t* high, int8_t* low) {
-  Vector most = all(0), odd = all(0);
-  for (int d = 0; d < padded; d += LANES) {
-    const Vector x = load(query + d);
-    most = larger(most, _mm512_abs_ps(x));
-    odd = multiply_add(x, all(0), odd);  // NaN if a number is NaN or infinite
-  }
-  const float step = (largest(most) + sum(odd)) / QUERY_STEPS, steps = step > 0 ? 1 / step : 0;
+  Magnitude magnitude;
+  for (int d = 0; d < padded; d += LANES) magnitude.add(load(query + d));
+  const float step = magnitude.largest() / QUERY_STEPS, steps = step > 0 ? 1 / step : 0;
   for (int d = 0; d < padded; d += LANES) {
     const __m512i code = _mm512_cvtps_epi32(load(query + d) * all(steps));
     const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(code, _mm512_set1_epi32(64)), 7);
@@ -51,18 +47,17 @@ struct ByteBlocks : Blocks<Work, F == KvFormat::int4 ? MAX_HEAD_DIM / INT4_GROUP
   explicit ByteBlocks(const Part& part) : Base(part, GROUPED ? part.head_dim / INT4_GROUP : 1) {}
 
   void read_scales(const Slots& key, const Slots& value, int g) {
-    Vector most = all(0), odd = all(0);
+    Magnitude magnitude;
     for (int s = 0; s < BLOCK; s += LANES) {
       store(key_scale[g] + s, scales(key.scale + s * scale_bytes, groups, g));
       const Vector x = scales(value.scale + s * scale_bytes, groups, g);
-      most = larger(most, _mm512_abs_ps(x));
-      odd = multiply_add(x, all(0), odd);  // NaN if a number is NaN or infinite
+      magnitude.add(x);
       store(value_scale[g] + s, x);
     }
-    const float top = largest(most), steps = top > 0 ? WEIGHT_STEPS / top : 0;
+    const float top = magnitude.largest(), steps = top > 0 ? WEIGHT_STEPS / top : 0;
     for (int s = 0; s < BLOCK; s += LANES)
       store(value_scale[g] + s, load(value_scale[g] + s) * all(steps));
-    step[g] = (top + sum(odd)) / (WEIGHT_STEPS * Work::CODE);
+    step[g] = top / (WEIGHT_STEPS * Work::CODE);
   }
 
   // Weights of HEADS heads from `head` on. `put` gets each head's bytes for each group: high and

@@ -1,35 +1,11 @@
 // Dense bfloat16 caches, and fp8 ones, in float32, for queries that are bfloat16, too, and heads of whole
-// lines. Included in a variant's namespace, after attention/blocks.h; for fp8 after attention/fp8.h.
+// lines. Included in a variant's namespace, after attention/blocks.h and attention/fp8.h.
 //
 // A line of a slot, 32 numbers as bfloat16, becomes two vectors in registers: the numbers at even places,
 // moved to the upper half of a lane, and those at odd places, of which the lower half is cut off. So a
 // query has its even numbers before its odd ones, too, and the weighted values have until `finish`.
 
-constexpr int LINE = 2 * LANES;  // numbers in a line
 constexpr int AT_ONCE = 4;       // slots whose scores are summed together
-
-// Indices into two vectors that follow one another in memory.
-struct Places {
-  alignas(64) int32_t even[LANES], odd[LANES];    // of the numbers at even places, and at odd ones
-  alignas(64) int32_t first[LANES], last[LANES];  // back from even and odd to the first 16, the last
-  constexpr Places() : even(), odd(), first(), last() {
-    for (int i = 0; i < LANES; ++i) {
-      even[i] = 2 * i, odd[i] = 2 * i + 1;
-      first[i] = i / 2 + i % 2 * LANES, last[i] = first[i] + LANES / 2;
-    }
-  }
-};
-constexpr Places PLACES;
-
-// Both vectors of each line of a head, rearranged; `to` may be `from`.
-inline void rearrange(const float* from, int lines, const int32_t* first, const int32_t* second,
-                      float* to) {
-  for (int l = 0; l < lines; ++l, from += LINE, to += LINE) {
-    const Vector a = load(from), b = load(from + LANES);
-    store(to, _mm512_permutex2var_ps(a, _mm512_load_si512(first), b));
-    store(to + LANES, _mm512_permutex2var_ps(a, _mm512_load_si512(second), b));
-  }
-}
 
 inline __attribute__((always_inline)) void split(__m512i line, Vector& even, Vector& odd) {
   even = _mm512_castsi512_ps(_mm512_slli_epi32(line, 16));
@@ -45,6 +21,13 @@ struct Line<KvFormat::bf16> {
   static constexpr int BYTES = 64;
   static constexpr bool SCALED = false;
   static __m512i read(const char* from) { return _mm512_loadu_si512(from); }
+};
+
+template <>
+struct Line<KvFormat::fp8> {
+  static constexpr int BYTES = 32;
+  static constexpr bool SCALED = true;
+  static __m512i read(const char* from) { return fp8_as_bf16(from); }
 };
 
 // Slots: how many a block has. The functions that hold sums are always inlined: alone, GCC 12 would
@@ -63,8 +46,13 @@ struct Lines : Blocks<Lines<F, SLOTS>, 1, SLOTS> {
   alignas(16) float rise[QUAD], shrink[QUAD];
 
   explicit Lines(const Part& part) : Base(part, Kept::SCALED), lines(part.head_dim / LINE) {
-    for (int h = 0; h < part.heads; ++h)
+    for (int h = 0; h < part.heads; ++h) {
       rearrange(part.query + h * part.padded, lines, PLACES.even, PLACES.odd, query[h]);
+#if LEVEL >= LEVEL_avx512bf16
+      for (float* line = query[h]; line < query[h] + lines * LINE; line += LINE)  // as bfloat16 again
+        store(line, (Vector)(((Integers)load(line) >> 16 & 0xffff) | (Integers)load(line + LANES)));
+#endif
+    }
     const int quads = (part.heads + QUAD - 1) / QUAD;
     this->pace(quads * SLOTS / AT_ONCE * (1 + (lines + 1) / 2));
   }
@@ -119,6 +107,15 @@ struct Lines : Blocks<Lines<F, SLOTS>, 1, SLOTS> {
     for (int i = 0; i < HEADS; ++i)
       for (int j = 0; j < AT_ONCE; ++j) total[i][j] = all(0);
     for (int l = 0; l < lines; ++l) {
+#if LEVEL >= LEVEL_avx512bf16
+      __m512i key[AT_ONCE];
+      for (int j = 0; j < AT_ONCE; ++j) key[j] = Kept::read(keys + j * apart + l * Kept::BYTES);
+      for (int i = 0; i < HEADS; ++i) {
+        const __m512bh both = (__m512bh)_mm512_load_si512(query[head + i] + l * LINE);
+        for (int j = 0; j < AT_ONCE; ++j)
+          total[i][j] = _mm512_dpbf16_ps(total[i][j], both, (__m512bh)key[j]);
+      }
+#else
       Vector even[AT_ONCE], odd[AT_ONCE];
       for (int j = 0; j < AT_ONCE; ++j)
         split(Kept::read(keys + j * apart + l * Kept::BYTES), even[j], odd[j]);
@@ -128,6 +125,7 @@ struct Lines : Blocks<Lines<F, SLOTS>, 1, SLOTS> {
         for (int j = 0; j < AT_ONCE; ++j) total[i][j] = multiply_add(first, even[j], total[i][j]);
         for (int j = 0; j < AT_ONCE; ++j) total[i][j] = multiply_add(second, odd[j], total[i][j]);
       }
+#endif
     }
     for (int i = 0; i < HEADS; ++i)
       store_sums(weights[i] + s, total[i][0], total[i][1], total[i][2], total[i][3]);

@@ -31,6 +31,22 @@ inline float scale_at(const Slots& from, int64_t index) {
   return from.scale_type == Number::bf16 ? as_float(uint32_t(half) << 16) : from_f16(half);
 }
 
+// Whether scores and weights in 16 bits are exact enough, and scales are as `scales` reads them.
+inline bool in_bf16(const Part& part) {
+  return part.query_type == Number::bf16 &&
+         (!part.key.scale || part.key.scale_type == Number::bf16) &&
+         (!part.value.scale || part.value.scale_type == Number::bf16);
+}
+
+constexpr float NEVER = -__builtin_inff();  // the score of a slot that is not there
+
+// The largest magnitude of some numbers; NaN if one is NaN or infinite.
+struct Magnitude {
+  Vector most = all(0), odd = all(0);
+  void add(Vector x) { most = larger(most, larger(x, all(0) - x)), odd = multiply_add(x, all(0), odd); }
+  float largest() const { return ::largest(most) + sum(odd); }
+};
+
 // e^x for x <= 20: 2^n e^r with |r| <= ln 2 / 2, and Taylor's series of e^r to r^7 (off by 5e-9).
 inline Vector exponential(Vector x) {
   constexpr float TO_INTEGER = 12582912;  // 1.5 · 2^23: adding it leaves an integer in the low bits

@@ -164,8 +164,10 @@ typedef void (*Attend)(const Part&);
 Attend version() {
 #if defined(__x86_64__)
   if (has(Isa::amx)) return attend_amx;
-  if (has(Isa::avx512vbmi)) return attend_avx512vbmi;
+  if (has(Isa::avx512bf16)) return attend_avx512bf16;
+  if (has(Isa::avx512vnni)) return attend_avx512vnni;
   if (has(Isa::avx512)) return attend_avx512;
+  if (has(Isa::avxvnni)) return attend_avxvnni;
   if (has(Isa::avx2)) return attend_avx2;
 #endif
   return attend_portable;

@@ -1,5 +1,5 @@
 // int8 and int4 caches in byte products of AVX-512 VNNI (`vpdpbusd`: four unsigned bytes times four
-// signed ones, added to 32 bits). Included in the namespace of attention/avx512vbmi.cpp.
+// signed ones, added to 32 bits). Included in the namespace of attention/avx512.cpp.
 //
 // A block's codes are rearranged once for all heads, as unsigned bytes: code + ZERO. A sum over them
 // starts at minus what ZERO adds to it. A vector has 16 lanes of four bytes:
@@ -51,15 +51,15 @@ inline void columns(const char* from, int64_t slot_bytes, Span span, __m512i out
   }
 }
 
-// Which bytes of four spans, two in each of two vectors, become 16 lanes of one byte from each: the
-// first 16 of each span.
-struct SpansInTurn {
-  alignas(64) uint8_t from[64];
-  constexpr SpansInTurn() : from() {
-    for (int i = 0; i < 64; ++i) from[i] = uint8_t(i % 4 * SPAN + i / 4);
+// Which 16-bit words of two vectors, each of whose halves interleaves two slots' bytes, become 16 lanes of
+// one byte from each slot: a lane's words are 32 bytes apart.
+struct WordsInTurn {
+  alignas(64) uint16_t from[32];
+  constexpr WordsInTurn() : from() {
+    for (int i = 0; i < 32; ++i) from[i] = uint16_t(i / 16 * 32 + i % 16 / 2 + i % 2 * 16);
   }
 };
-constexpr SpansInTurn SPANS_IN_TURN;
+constexpr WordsInTurn WORDS_IN_TURN;
 
 inline int32_t four_bytes(const int8_t* from) {
   int32_t lane;
@@ -166,13 +166,14 @@ struct Codes : ByteBlocks<Codes<F>, F> {
   // Row r has slots r, 32 + r, 16 + r and 48 + r in each lane, as lane r of the weights has them.
   template <typename Span>
   void read_values(const char* from, int64_t slot_bytes, Span span, uint8_t (*to)[ROWS][64]) {
-    const __m512i first = _mm512_load_si512(SPANS_IN_TURN.from);
-    const __m512i second = _mm512_add_epi8(first, _mm512_set1_epi8(16));
+    const __m512i first = _mm512_load_si512(WORDS_IN_TURN.from);
+    const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(8));
     for (int r = 0; r < ROWS; ++r, from += slot_bytes) {
-      const __m512i a = two_spans(from, from + 32 * slot_bytes, span);
-      const __m512i b = two_spans(from + 16 * slot_bytes, from + 48 * slot_bytes, span);
-      const __m512i four[2] = {_mm512_permutex2var_epi8(a, first, b),
-                               _mm512_permutex2var_epi8(a, second, b)};
+      const __m512i a = two_spans(from, from + 16 * slot_bytes, span);
+      const __m512i b = two_spans(from + 32 * slot_bytes, from + 48 * slot_bytes, span);
+      const __m512i low = _mm512_unpacklo_epi8(a, b), high = _mm512_unpackhi_epi8(a, b);
+      const __m512i four[2] = {_mm512_permutex2var_epi16(low, first, high),
+                               _mm512_permutex2var_epi16(low, second, high)};
       for (int i = 0; i < 2; ++i) {
         if (!GROUPED) {
           _mm512_store_si512(to[i][r], from_zero(four[i]));

@@ -12,12 +12,14 @@
 #endif
 
 #ifndef QUANTBENCH_BUILT  // the instruction sets that the compiler knows: ops/cpu/compiler.py
-#define QUANTBENCH_BUILT " portable avx2 avx512 avx512vnni avx512vbmi amx avxvnni neon-dotprod neon-i8mm "
+#define QUANTBENCH_BUILT " portable avx2 avx512 avx512vnni avx512bf16 amx avxvnni neon-dotprod neon-i8mm "
 #endif
 
 namespace {
 
-enum Feature : unsigned { AVX2 = 1, AVXVNNI = 2, AVX512 = 4, VNNI = 8, VBMI = 16, AMX = 32, DOTPROD = 64, I8MM = 128 };
+enum Feature : unsigned {
+  AVX2 = 1, AVXVNNI = 2, AVX512 = 4, VNNI = 8, VBMI = 16, BF16 = 32, AMX = 64, DOTPROD = 128, I8MM = 256
+};
 
 struct Set {
   Isa isa;
@@ -25,8 +27,8 @@ struct Set {
   unsigned needs;
 };
 constexpr Set BEST_FIRST[] = {
-    {Isa::amx, "amx", AVX2 | AVX512 | VNNI | VBMI | AMX},
-    {Isa::avx512vbmi, "avx512vbmi", AVX2 | AVX512 | VNNI | VBMI},
+    {Isa::amx, "amx", AVX2 | AVX512 | VNNI | VBMI | BF16 | AMX},
+    {Isa::avx512bf16, "avx512bf16", AVX2 | AVX512 | VNNI | BF16},
     {Isa::avx512vnni, "avx512vnni", AVX2 | AVX512 | VNNI},
     {Isa::avx512, "avx512", AVX2 | AVX512},
     {Isa::avxvnni, "avxvnni", AVX2 | AVXVNNI},
@@ -54,7 +56,10 @@ unsigned cpuid(unsigned leaf, unsigned subleaf, int output) {
 
 // Linux gives a process the tiles' 8 KB of state when it asks for them.
 bool has_amx() {
-  constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25, TILES = BF16 | TILE | INT8;
+#ifdef EMULATED_AMX  // tests/ops/amx_tiles.h
+  return true;
+#endif
+  constexpr unsigned BFLOAT16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25, TILES = BFLOAT16 | TILE | INT8;
   constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
   return (cpuid(7, 0, 3) & TILES) == TILES && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
@@ -67,6 +72,7 @@ unsigned features() {
   if (CPU_HAS("avx512f") && CPU_HAS("avx512bw") && CPU_HAS("avx512dq") && CPU_HAS("avx512vl")) found |= AVX512;
   if (CPU_HAS("avx512vnni")) found |= VNNI;
   if (CPU_HAS("avx512vbmi")) found |= VBMI;
+  if (CPU_HAS("avx512bf16")) found |= BF16;
   if (found & VBMI && has_amx()) found |= AMX;
   return found;
 }

@@ -2,7 +2,7 @@
 // compiler knew.
 #pragma once
 
-enum class Isa { portable, avx2, avxvnni, avx512, avx512vnni, avx512vbmi, amx, neon_dotprod, neon_i8mm };
+enum class Isa { portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16, amx, neon_dotprod, neon_i8mm };
 
 Isa isa();
 bool has(Isa);  // whether the chosen instruction set includes this one

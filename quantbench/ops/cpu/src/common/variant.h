@@ -10,7 +10,7 @@
 #define LEVEL_avxvnni 2
 #define LEVEL_avx512 3
 #define LEVEL_avx512vnni 4
-#define LEVEL_avx512vbmi 5
+#define LEVEL_avx512bf16 5
 #define LEVEL_amx 6
 #define JOIN(a, b) a##b
 #define JOINED(a, b) JOIN(a, b)

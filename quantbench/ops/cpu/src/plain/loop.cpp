@@ -1,6 +1,6 @@
 // The inner loop over plain weights.
 //
-// Variants: portable avx2 avx512vnni neon-dotprod
+// Variants: portable avx2 avx512vnni avx512bf16 neon-dotprod
 
 #include "plain/plain.h"
 
@@ -12,10 +12,17 @@ constexpr int STREAMS = Streams::COUNT;  // rows at a time, far apart
 constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
 constexpr int TILE = 4;           // tokens that go through the inner loop together, at most
 
-// 32 columns as two vectors. Of bfloat16 the first has the even columns, the second the odd ones.
+// Whether numbers are multiplied as they are, in pairs. Denormal ones count as zeros then.
+template <Number N>
+constexpr bool IN_PAIRS = LEVEL == LEVEL_avx512bf16 && N == Number::bf16;
+
+// 32 columns as two vectors. Of bfloat16 the first has the even columns, the second the odd ones; of pairs
+// the first has all.
 template <Number N>
 inline void read_whole(const char* p, Floats& a, Floats& b) {
-  if constexpr (N == Number::bf16) {
+  if constexpr (IN_PAIRS<N>) {
+    a = load<Floats>(p), b = a;
+  } else if constexpr (N == Number::bf16) {
     Bits pairs = load<Bits>(p);
     a = low_half(pairs), b = high_half(pairs);
   } else if constexpr (N == Number::f16) {
@@ -23,6 +30,19 @@ inline void read_whole(const char* p, Floats& a, Floats& b) {
   } else {
     a = load<Floats>(p), b = load<Floats>(p + 64);
   }
+}
+
+// Adds their products with 32 numbers of x.
+template <Number N>
+inline void add_products(Floats& sum, Floats a, Floats b, const float* x) {
+#if LEVEL == LEVEL_avx512bf16
+  if constexpr (IN_PAIRS<N>) {
+    sum = (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, load<__m512bh>(x));
+    return;
+  }
+#endif
+  sum += a * load<Floats>(x);
+  sum += b * load<Floats>(x + 16);
 }
 
 // The last columns, with zeros behind them.
@@ -62,11 +82,7 @@ void rows_by_tile(const Plain& problem, const char* const* rows, const float* x,
   const int64_t whole = problem.columns / WHOLE * WHOLE;
   Floats sum[STREAMS][T] = {};
   auto add = [&](int64_t k, int s, Floats a, Floats b) {
-    for (int t = 0; t < T; ++t) {
-      const float* at = x + t * problem.padded + k;
-      sum[s][t] += a * load<Floats>(at);
-      sum[s][t] += b * load<Floats>(at + 16);
-    }
+    for (int t = 0; t < T; ++t) add_products<N>(sum[s][t], a, b, x + t * problem.padded + k);
   };
   for (int64_t k = 0; k < whole; k += WHOLE)
     for (int s = 0; s < STREAMS; ++s) {

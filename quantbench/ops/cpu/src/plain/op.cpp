@@ -33,7 +33,8 @@ struct PlainProduct : Product {
 
   PlainProduct(const void* weight, int64_t rows, int64_t columns, Number type, int64_t tokens, bool in_tiles)
       : Product(rows, columns, tokens), in_tiles(in_tiles),
-        run(in_tiles ? plain_amx() : BEST_VARIANT(plain)(type)) {
+        run(in_tiles               ? plain_amx()
+            : has(Isa::avx512bf16) ? plain_avx512bf16(type) : BEST_VARIANT(plain)(type)) {
     problem.type = type;
     problem.tokens = tokens, problem.rows = rows, problem.columns = columns;
     problem.padded = (columns + 31) / 32 * 32;

@@ -27,4 +27,5 @@ struct PlainVariant {
 };
 
 VARIANTS(PlainVariant, plain, Number);
+OPTIONAL_VARIANT PlainVariant plain_avx512bf16(Number);
 OPTIONAL_VARIANT PlainVariant plain_amx();

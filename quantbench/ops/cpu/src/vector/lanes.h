@@ -1,9 +1,11 @@
 // Vectors of floats as wide as a register, for attention. Included in a variant's namespace.
 #if LEVEL >= LEVEL_avx512
 typedef __m512 Vector;
+typedef __m512i Register;
 #define REGISTER(name) _mm512_##name
-#elif LEVEL == LEVEL_avx2
+#elif LEVEL >= LEVEL_avx2
 typedef __m256 Vector;
+typedef __m256i Register;
 #define REGISTER(name) _mm256_##name
 #else
 typedef float Vector __attribute__((vector_size(16)));
@@ -39,7 +41,7 @@ inline void store_sums(float* p, Vector a, Vector b, Vector c, Vector d) {
 }
 inline float sum(Vector v) { return _mm512_reduce_add_ps(v); }
 inline float largest(Vector v) { return _mm512_reduce_max_ps(v); }
-#elif LEVEL == LEVEL_avx2
+#elif LEVEL >= LEVEL_avx2
 inline void store_sums(float* p, Vector a, Vector b, Vector c, Vector d) {
   Vector four = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1)));

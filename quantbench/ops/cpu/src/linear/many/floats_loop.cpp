@@ -1,6 +1,6 @@
-// Products of many tokens in vectors of float32.
+// Products of many tokens in vectors of float32; with AVX512_BF16 of bfloat16, two columns side by side.
 //
-// Variants: portable avx2 avx512vnni neon-dotprod
+// Variants: portable avx2 avx512vnni avx512bf16 neon-dotprod
 
 #include "linear/many/many.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 // Native: the machine's vector of floats. MANY: the tokens that weights are multiplied by at a time. BESIDE:
 // the blocks whose rows lie side by side. The sums of MANY tokens and BESIDE blocks have to fit the registers.
-#if LEVEL == LEVEL_avx512vnni
+#if LEVEL >= LEVEL_avx512vnni
 typedef float Native __attribute__((vector_size(64)));
 constexpr int MANY = 12, BESIDE = 2;
 #elif LEVEL == LEVEL_avx2
@@ -18,6 +18,39 @@ constexpr int MANY = 6, BESIDE = 1;
 #else
 typedef float Native __attribute__((vector_size(16)));
 constexpr int MANY = LEVEL < LEVEL_portable ? 6 : 3, BESIDE = 1;
+#endif
+
+// Cell: a number of x or of the weight as it is multiplied. TOGETHER: columns in one product.
+#if LEVEL == LEVEL_avx512bf16
+typedef uint16_t Cell;
+constexpr int TOGETHER = 2;
+
+inline Cell cell(float x) { return load<uint32_t>(&x) >> 16; }  // bfloat16s and small integers alone
+
+inline Native plus_products(Native sum, Native w, const Cell* x) {
+  return (Native)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(load<int>(x)));
+}
+
+// Weights (columns, BESIDE, ROWS) in place.
+inline void make_cells(float* weights, int columns) {
+  constexpr int STEP = BESIDE * ROWS;
+  for (int k = 0; k < columns; k += TOGETHER)
+    for (int i = 0; i < STEP; i += ROWS) {
+      __m512i words[TOGETHER];
+      for (int of = 0; of < TOGETHER; ++of) {
+        const __m512 numbers = _mm512_loadu_ps(weights + (k + of) * STEP + i);
+        words[of] = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(numbers));
+      }
+      const __m512i pairs = _mm512_or_si512(words[0], _mm512_slli_epi32(words[1], 16));
+      _mm512_storeu_si512(weights + k / TOGETHER * STEP + i, pairs);
+    }
+}
+#else
+typedef float Cell;
+constexpr int TOGETHER = 1;
+inline Cell cell(float x) { return x; }
+inline Native plus_products(Native sum, Native w, const Cell* x) { return sum + w * *x; }
+inline void make_cells(float*, int) {}
 #endif
 
 constexpr int MOST_TOKENS = 240;  // that go through weights together: their sums fit the first cache
@@ -125,17 +158,17 @@ inline ToFloats float_maker(const Problem& problem) {
 
 // A tile of MANY tokens times BESIDE blocks, added to sums (MANY, BESIDE, ROWS). In the machine's own
 // vectors: wider ones, which the compiler cuts up, it keeps in memory.
-inline void add_products(const float* x, const float* weights, int columns, float* sums) {
+inline void add_products(const Cell* x, const float* weights, int columns, float* sums) {
   constexpr int LANES = sizeof(Native) / sizeof(float), PIECES = BESIDE * ROWS / LANES;
   Native products[MANY][PIECES] = {};
-  for (int k = 0; k < columns; ++k, x += MANY, weights += BESIDE * ROWS) {
+  for (int k = 0; k < columns; k += TOGETHER, x += MANY * TOGETHER, weights += BESIDE * ROWS) {
     Native w[PIECES];
 #pragma GCC unroll 8
     for (int i = 0; i < PIECES; ++i) w[i] = load<Native>(weights + i * LANES);
 #pragma GCC unroll 16
     for (int t = 0; t < MANY; ++t)
 #pragma GCC unroll 8
-      for (int i = 0; i < PIECES; ++i) products[t][i] += w[i] * x[t];
+      for (int i = 0; i < PIECES; ++i) products[t][i] = plus_products(products[t][i], w[i], x + t * TOGETHER);
   }
 #pragma GCC unroll 16
   for (int t = 0; t < MANY; ++t)
@@ -143,33 +176,37 @@ inline void add_products(const float* x, const float* weights, int columns, floa
     for (int i = 0; i < PIECES; ++i, sums += LANES) store(sums, load<Native>(sums) + products[t][i]);
 }
 
-// Tiles of x, (padded columns, MANY) each.
+// Tiles of x, (padded columns / TOGETHER, MANY, TOGETHER) each.
 void prepare_floats(const Problem& problem, void* x, int64_t first, int64_t last) {
   const Header& header = *problem.header;
   const int64_t padded = problem.geometry.padded_columns;
   for (int64_t token = first * MANY; token < last * MANY; ++token) {
-    float* to = static_cast<float*>(x) + token / MANY * MANY * padded + token % MANY;
+    Cell* to = static_cast<Cell*>(x) + token / MANY * MANY * padded + token % MANY * TOGETHER;
     if (token >= problem.outputs) {
-      for (int64_t k = 0; k < padded; ++k) to[k * MANY] = 0;
+      for (int64_t k = 0; k < padded; k += TOGETHER) __builtin_memset(to + k * MANY, 0, TOGETHER * sizeof(Cell));
       continue;
     }
     read_row(problem, token);
     if (header.rounding != Rounding::none)
       problem.token_scales[token] = round_row(header.rounding, problem.row, padded);
-    for (int64_t k = 0; k < padded; ++k) to[k * MANY] = problem.row[k];
+    for (int64_t k = 0; k < padded; k += TOGETHER) {
+      Cell cells[TOGETHER];
+      for (int i = 0; i < TOGETHER; ++i) cells[i] = cell(problem.row[k + i]);
+      __builtin_memcpy(to + k * MANY, cells, sizeof cells);
+    }
   }
 }
 
 // BESIDE blocks from `block` on, times tiles of x `first` to `last`.
 struct Group {
   const Problem& problem;
-  const float* x;
+  const Cell* x;
   const ToFloats make;
   alignas(64) float weights[STRETCH * UNIT * BESIDE * ROWS];
   alignas(64) float sums[MOST_TOKENS / MANY][BESIDE * MANY * ROWS];
 
   Group(const Problem& problem, const void* x)
-      : problem(problem), x(static_cast<const float*>(x)), make(float_maker(problem)) {}
+      : problem(problem), x(static_cast<const Cell*>(x)), make(float_maker(problem)) {}
 
   void multiply(int64_t block, int64_t first, int64_t last) {
     const Geometry& g = problem.geometry;
@@ -179,12 +216,13 @@ struct Group {
     for (int b = 0; b < count; ++b) at[b] = problem.blocks + (block + b) * g.block_bytes + g.head_bytes;
     __builtin_memset(sums, 0, (last - first) * sizeof sums[0]);
     if (count < BESIDE) __builtin_memset(weights, 0, sizeof weights);
-    const float* x_at = x + first * x_tile;
+    const Cell* x_at = x + first * x_tile;
     for (int64_t chunk = 0; chunk < g.chunks; chunk += step) {
       const int64_t end = chunk + step < g.chunks ? chunk + step : g.chunks;
       const int columns = units_of(g, chunk, end) * UNIT;
       for (int b = 0; b < count; ++b)
         at[b] = make(problem, at[b], chunk, end, weights + b * ROWS);
+      make_cells(weights, columns);
       for (int64_t tile = first; tile < last; ++tile)
         add_products(x_at + (tile - first) * x_tile, weights, columns, sums[tile - first]);
       x_at += columns * MANY;
@@ -213,4 +251,4 @@ void multiply_floats(const Problem& problem, void* x, int64_t first, int64_t las
 
 }  // namespace
 
-ManyVariant NAMED(many)() { return {MANY, 4, BESIDE, prepare_floats, multiply_floats}; }
+ManyVariant NAMED(many)() { return {MANY, sizeof(Cell), BESIDE, prepare_floats, multiply_floats}; }

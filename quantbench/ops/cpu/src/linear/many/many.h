@@ -17,5 +17,6 @@ struct ManyVariant {
 };
 
 VARIANTS(ManyVariant, many);
+OPTIONAL_VARIANT ManyVariant many_avx512bf16();
 OPTIONAL_VARIANT ManyVariant many_amx();
 OPTIONAL_VARIANT ManyVariant many_bytes_amx();
