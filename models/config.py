@@ -169,8 +169,11 @@ class ModelConfig:
         table = self.rope_scaling is None or self.rope_scaling.kind == "llama3"
         return None if table else "rope_scaling"
 
-    def with_layers(self, count: int) -> "ModelConfig":
-        """The same model with only its first `count` layers. Raises UsageError if it has fewer."""
+    def with_layers(self, count: int | None) -> "ModelConfig":
+        """The same model with only its first `count` layers; None: all. Raises UsageError if it has
+        fewer."""
+        if count is None:
+            return self
         if not 1 <= count <= self.num_layers:
             raise UsageError(
                 f"--num_layers {count}: {self.name} has {self.num_layers} layers; "

@@ -52,12 +52,13 @@ class Holding(Stages, Protocol):
         """The layer of that name, whose weights need not be read; None: it is to be read."""
 
 
-def load_config(checkpoint_path: str) -> ModelConfig:
-    """The architecture that `checkpoint_path` names, without reading its weights.
+def load_config(checkpoint_path: str, num_layers: int | None = None) -> ModelConfig:
+    """The architecture that `checkpoint_path` names, or its first `num_layers` layers, without
+    reading its weights.
 
-    Raises CheckpointError or UsageError if there is none.
+    Raises CheckpointError or UsageError if there is none, or it has fewer layers.
     """
-    return open_checkpoint(checkpoint_path).config()
+    return open_checkpoint(checkpoint_path).config().with_layers(num_layers)
 
 
 @devices.returning_memory()

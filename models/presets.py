@@ -4,6 +4,7 @@ preset("Llama-3.2-1B")      # what dummy:Llama-3.2-1B is built from
 """
 
 import difflib
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,12 @@ def _llama(
     return ModelConfig("", dim, layers, heads, kv_heads, head_dim, ffn, vocab, context, **more)
 
 
+def _yarn(factor: float, original: int, **more: Any) -> RopeScaling:
+    """Yarn with the attention factor that its paper gives (Peng et al., arXiv 2309.00071, §3.4)."""
+    more.setdefault("attention_factor", 0.1 * math.log(factor) + 1)
+    return RopeScaling(factor, original_max_position=original, kind="yarn", **more)
+
+
 _LLAMA_3 = {"rope_theta": 500000.0}
 _LLAMA_3_1 = _LLAMA_3 | {"rope_scaling": RopeScaling(8.0)}
 _LLAMA_3_2 = _LLAMA_3 | {"rope_scaling": RopeScaling(32.0), "tie_embeddings": True}
@@ -48,6 +55,11 @@ _GRANITE = {
 _GEMMA_2 = {  # as google/gemma_pytorch's gemma/config.py has it
     "norm_eps": 1e-6, "tie_embeddings": True, "sliding_window": 4096, "post_norms": True,
     "attention_softcap": 50.0, "logit_softcap": 30.0, "architecture": "gemma",
+}  # fmt: skip
+_GEMMA_3 = {
+    "norm_eps": 1e-6, "tie_embeddings": True, "post_norms": True, "qk_norm": True, "head_dim": 256,
+    "attention_scale": 256**-0.5, "rope_theta": 1000000.0, "window_rope_theta": 10000.0,
+    "architecture": "gemma",
 }  # fmt: skip
 _OLMOE = {"qk_norm": True, "joint_qk_norm": True}
 
@@ -99,16 +111,39 @@ _ROWS = {
     ("SmolLM3-3B",):
         _llama(2048, 36, 16, 4, 11008, 128256, 65536, no_rope_layers=tuple(range(3, 36, 4)),
                **_SMOL),
+    ("AFM-4.5B",):
+        _llama(2560, 36, 20, 4, 18432, 128005, 65536, squared_relu=True,
+               rope_scaling=_yarn(20.0, 4096)),
+    ("GLM-4-9B-0414",):
+        _llama(4096, 40, 32, 2, 13696, 151552, 32768, rotary_dim=64, qkv_bias=True,
+               post_norms=True),
+    ("Ministral-3-3B-Base-2512", "Ministral-3-3B-Instruct-2512"):  # without the part that sees
+        _llama(3072, 26, 32, 8, 9216, 131072, 262144, head_dim=128, tie_embeddings=True,
+               rope_theta=1000000.0, rope_scaling=_yarn(16.0, 16384, temperature=0.1,
+                                  attention_factor=1.0)),
     ("OLMo-2-1124-7B", "OLMo-2-1124-7B-Instruct"):
         _llama(4096, 32, 32, 32, 11008, 100352, 4096, **_OLMO_2),
+    ("Olmo-3-1025-7B", "Olmo-3-7B-Instruct"):
+        _llama(4096, 32, 32, 32, 11008, 100278, 65536, sliding_window=4096,
+               full_layers=tuple(range(3, 32, 4)), window_rope_theta=500000.0,
+               rope_scaling=_yarn(8.0, 8192), **_OLMO_2),
     ("granite-3.3-8b-instruct",):
         _llama(4096, 40, 32, 8, 12800, 49159, 131072, **_GRANITE),
+    ("gemma-2-2b", "gemma-2-2b-it"):
+        _llama(2304, 26, 8, 4, 9216, 256000, 8192, head_dim=256, attention_scale=256**-0.5,
+               full_layers=tuple(range(1, 26, 2)), **_GEMMA_2),
     ("gemma-2-9b", "gemma-2-9b-it"):
         _llama(3584, 42, 16, 8, 14336, 256000, 8192, head_dim=256, attention_scale=256**-0.5,
                full_layers=tuple(range(1, 42, 2)), **_GEMMA_2),
     ("gemma-2-27b", "gemma-2-27b-it"):
         _llama(4608, 46, 32, 16, 36864, 256000, 8192, head_dim=128, attention_scale=144**-0.5,
                full_layers=tuple(range(1, 46, 2)), **_GEMMA_2),
+    ("gemma-3-270m", "gemma-3-270m-it"):
+        _llama(640, 18, 4, 1, 2048, 262144, 32768, sliding_window=512,
+               full_layers=tuple(range(5, 18, 6)), **_GEMMA_3),
+    ("gemma-3-1b-pt", "gemma-3-1b-it"):
+        _llama(1152, 26, 4, 1, 6912, 262144, 32768, sliding_window=512,
+               full_layers=tuple(range(5, 26, 6)), **_GEMMA_3),
     ("Mixtral-8x7B-v0.1", "Mixtral-8x7B-Instruct-v0.1"):
         _llama(4096, 32, 32, 8, 14336, 32000, 32768, mixture=Mixture(8, 2, 14336), **_MIXTRAL),
     ("Mixtral-8x22B-v0.1",):

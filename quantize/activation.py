@@ -1,25 +1,35 @@
-"""Dynamic quantization of activations: every token rounded by scales taken from itself.
+"""Quantization of activations: dynamic, every token rounded by scales taken from itself; or static,
+all of them by one scale that a checkpoint has.
 
-Each rounding gives numbers that bfloat16 and float16 hold exactly: integers up to 255 in size, or
-E4M3. So a weight-only kernel multiplies by them what an integer or float8 kernel would multiply,
-and the scale is applied afterwards.
+Each rounding but GROUPED gives numbers that bfloat16 and float16 hold exactly: integers up to 255
+in size, or E4M3. So a weight-only kernel multiplies by them what an integer or float8 kernel would
+multiply, and the scale is applied afterwards.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quantbench.ops.ranks import Ranks
 
 E4M3_MAX = 448.0
 SMALLEST = torch.finfo(torch.float32).eps  # torchao's smallest scale
+GROUPED = "float8-128"  # columns have several scales: its numbers are scaled, and float32
 
 
-def rounded(x: Tensor, how: str) -> tuple[Tensor, Tensor]:
-    """x (…, K) as (numbers of x's dtype, scale): x ≈ numbers · scale, scale (…, 1) float32."""
-    numbers, scale = ROUNDINGS[how](x.float())
-    return numbers.to(x.dtype), scale
+def rounded(x: Tensor, how: str, static: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x (…, K) as (numbers of x's dtype, scale): x ≈ numbers · scale, float32 scale for each token
+    (…, 1) or for all (). GROUPED gives float32 numbers, and the scale 1.
+
+    how: a name of ROUNDINGS, or of STATIC with the scale `static`, ().
+    """
+    if static is None:
+        numbers, scale = ROUNDINGS[how](x.float())
+    else:
+        numbers, scale = STATIC[how](x.float() / static), static
+    return numbers if how == GROUPED else numbers.to(x.dtype), scale
 
 
 def _int8(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,10 +63,21 @@ def _float8_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
     return _float8(x, x.abs().amax().expand(*x.shape[:-1], 1))
 
 
+def _float8_groups(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Every 128 columns of a token have a scale, as DeepSeek-V3's have (arXiv:2412.19437, 3.3)."""
+    columns = x.shape[-1]
+    groups = F.pad(x, (0, -columns % 128)).unflatten(-1, (-1, 128))
+    numbers, scale = _float8_row(groups)
+    return (numbers * scale).flatten(-2)[..., :columns], x.new_ones(())
+
+
 def _float8(x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
     scale = amax.clamp(min=1e-12) / E4M3_MAX
-    numbers = (x / scale).clamp(-E4M3_MAX, E4M3_MAX)
-    return numbers.to(torch.float8_e4m3fn).float(), scale
+    return _e4m3(x / scale), scale
+
+
+def _e4m3(x: Tensor) -> Tensor:
+    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
 
 
 ROUNDINGS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
@@ -65,6 +86,11 @@ ROUNDINGS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "int8-bitsandbytes": _int8_bitsandbytes,
     "float8-row": _float8_row,
     "float8-tensor": _float8_tensor,
+    GROUPED: _float8_groups,
+}
+STATIC: dict[str, Callable[[Tensor], Tensor]] = {  # x divided by its scale -> numbers
+    "int8-static": lambda x: x.round().clamp(-128, 127),
+    "float8-static": _e4m3,
 }
 
 

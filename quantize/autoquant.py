@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from quantbench import devices
 from quantbench.errors import KernelError
 from quantbench.quantize import race
+from quantbench.quantize.grammar import Quantization
+from quantbench.quantize.observe import decibels
 from quantbench.quantize.race import Timing, attempt
 from quantbench.quantize.registry import Quantizer, available, with_weight
-from quantbench.quantize.spec import FullPrecision, Quantization, Spec
+from quantbench.quantize.spec import FullPrecision, Spec
 from quantbench.text import aligned
 
 SQNR_ROWS = 64  # activations per SQNR; more do not change it
@@ -177,13 +179,6 @@ def _part(layer: nn.Linear) -> nn.Linear:
     part.weight = nn.Parameter(weight[chosen] if rows < N else weight, requires_grad=False)
     part.bias = None if bias is None else nn.Parameter(bias.data[chosen], requires_grad=False)
     return part
-
-
-def decibels(exact: Tensor, y: Tensor) -> float:
-    """10 log10 of Σ exact² / Σ (y - exact)²: infinite if they are equal, NaN if y has one."""
-    exact, y = exact.float(), y.float()
-    ratio = exact.square().sum() / (y - exact).square().sum()
-    return math.inf if torch.equal(exact, y) else 10 * ratio.log10().item()
 
 
 def _rows(activations: Tensor, count: int) -> Tensor:

@@ -10,18 +10,14 @@ from torchao.utils import TorchAOBaseTensor
 from quantbench.errors import KernelError
 from quantbench.ops.cpu import build, linear, plain
 from quantbench.quantize.activation import rounded
-from quantbench.quantize.kernel import Kernel, KernelLinear
+from quantbench.quantize.kernel import Kernel, KernelLinear, RoundingLinear
 from quantbench.quantize.packed import PackedWeight
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class PackedLinear(KernelLinear):
+class PackedLinear(RoundingLinear):
     """The weight is bytes in the one order in which the C++ kernel reads them, and nothing else."""
-
-    # How activations are rounded in Python before the product; None if they are not rounded, or
-    # if the kernel does it, as the bytes' header says.
-    rounds_before: str | None = None
 
     @classmethod
     def of(cls, layer: nn.Linear, spec: Any) -> nn.Module:
@@ -30,8 +26,14 @@ class PackedLinear(KernelLinear):
         activation = weight.activation
         in_kernel = activation if activation in linear.ROUNDINGS else None
         made = cls.like(layer, linear.pack(weight.parts, layer.in_features, in_kernel))
-        made.rounds_before = None if in_kernel else activation
+        made.round_as(weight)
         return made
+
+    @property
+    def rounds_before(self) -> str | None:
+        """How activations are rounded in Python before the product; None if they are not rounded,
+        or if the kernel does it, as the bytes' header says."""
+        return None if self.activation in linear.ROUNDINGS else self.activation
 
     def share(self, embedding: nn.Embedding) -> None:
         """Let an embedding of the same PackedWeight look its rows up in this layer's bytes."""
@@ -48,7 +50,7 @@ class PackedLinear(KernelLinear):
         if self.rounds_before is None:
             y = linear.linear(x, self.weight, self.out_features)
         else:
-            numbers, scale = rounded(x.float(), self.rounds_before)
+            numbers, scale = rounded(x.float(), self.rounds_before, self.activation_scale)
             y = (linear.linear(numbers, self.weight, self.out_features) * scale).to(x.dtype)
         return y if self.bias is None else y + self.bias
 

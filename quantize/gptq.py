@@ -7,9 +7,12 @@ outputs, on a calibration text, is taken back by the columns that are not rounde
     packed = refined(w, packed, hessian)        # other codes
 
 Columns are taken in the order of their inputs' norms, largest first ("act-order"), while they are
-still free to be corrected. Groups keep their columns ("static groups"), so kernels see no order.
-torchao's prototype of GPTQ (0.18) runs on CUDA alone and has neither of the two.
+still free to be corrected; -gptq-inorder takes them as they are. Groups keep their columns
+("static groups"), so kernels see no order. torchao's prototype of GPTQ (0.18) runs on CUDA alone
+and has neither of the two.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,20 +26,24 @@ COLUMNS = 64  # corrected at once by those before them
 ELEMENTS = 1 << 22  # of the rows that are rounded at once
 
 
-def refined(w: Tensor, packed: PackedWeight, hessian: Tensor) -> PackedWeight | None:
+def refined(
+    w: Tensor, packed: PackedWeight, hessian: Tensor, act_order: bool = True
+) -> PackedWeight | None:
     """`packed`, which holds w (N, K) rounded, with codes for the least ‖(W - Ŵ)X‖.
 
     hessian: XXᵀ, (K, K) float32. None if it has no inverse, even damped: if it is not finite, or
     zero.
     """
-    inverse = inverse_of(hessian)
+    inverse = inverse_of(hessian, act_order)
     return None if inverse is None else corrected(w, packed, inverse)
 
 
-def inverse_of(hessian: Tensor) -> tuple[Tensor, Tensor] | None:
+def inverse_of(hessian: Tensor, act_order: bool = True) -> tuple[Tensor, Tensor] | None:
     """What `corrected` goes by: the order of columns (K,), and the upper Cholesky factor of the
     inverse (K, K) in that order. None if there is none."""
-    order = hessian.diagonal().argsort(descending=True, stable=True)
+    order = torch.arange(len(hessian), device=hessian.device)
+    if act_order:
+        order = hessian.diagonal().argsort(descending=True, stable=True)
     factor = _factor(hessian[order][:, order])
     return None if factor is None else (order, factor)
 
@@ -63,18 +70,28 @@ def corrected(w: Tensor, packed: PackedWeight, inverse: tuple[Tensor, Tensor]) -
 
 def _chosen(rest: Tensor, factor: Tensor, levels: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """The numbers of the levels (K, N) that the columns (K, N) become; `rest` is overwritten."""
-    middles, chosen = (levels[1:] + levels[:-1]) / 2, torch.empty_like(rest, dtype=torch.int32)
+    nearest, chosen = _nearest(levels), torch.empty_like(rest, dtype=torch.int32)
     for start in range(0, len(rest), COLUMNS):
         block = rest[start : start + COLUMNS]
         end, errors = start + len(block), torch.empty_like(block)
         for i, column in enumerate(block):
             j = start + i
-            chosen[j] = torch.bucketize((column - zero[j]) / scale[j], middles)
+            chosen[j] = nearest((column - zero[j]) / scale[j])
             rounded = levels[chosen[j]] * scale[j] + zero[j]
             errors[i] = (column - rounded) / factor[j, j]
             block[i + 1 :].addr_(factor[j, j + 1 : end], errors[i], alpha=-1)
         rest[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
     return chosen
+
+
+def _nearest(levels: Tensor) -> Callable[[Tensor], Tensor]:
+    """The numbers of the levels that are nearest to x (N,). A search is for levels at different
+    distances alone: torch starts threads for it, however few rows there are."""
+    least, step = levels[0], levels[1] - levels[0]
+    if torch.equal(levels, least + step * torch.arange(len(levels), device=levels.device)):
+        return lambda x: ((x - least) / step).round_().clamp_(0, len(levels) - 1)
+    middles = (levels[1:] + levels[:-1]) / 2
+    return lambda x: torch.bucketize(x, middles)
 
 
 def _factor(hessian: Tensor) -> Tensor | None:

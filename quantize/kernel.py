@@ -45,6 +45,29 @@ class KernelLinear(nn.Linear):
         return None
 
 
+class RoundingLinear(KernelLinear):
+    """A kernel's layer that rounds activations as its PackedWeight said."""
+
+    activation: str | None = None  # quantize/activation.py
+    activation_scale: nn.Parameter | None
+
+    def round_as(self, weight: Any) -> None:
+        """weight: the PackedWeight."""
+        self.activation, static = weight.activation, weight.activation_scale
+        kept = None if static is None else nn.Parameter(static, requires_grad=False)
+        self.register_parameter("activation_scale", kept)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Scales keep their dtype when the model gets another, as those of a PackedWeight do."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            made: Tensor = fn(tensor)
+            same = tensor is self.bias or made.dtype == tensor.dtype
+            return made if same else tensor.to(made.device)
+
+        return super()._apply(moved, recurse)
+
+
 def fused_weight(module: nn.Module) -> Tensor | None:
     """`module.fused_weight` where the module is a kernel's; None for every other module."""
     return module.fused_weight if isinstance(module, KernelLinear) else None

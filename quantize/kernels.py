@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quantbench.ops.formats import Packed
 from quantbench.quantize import cpu
-from quantbench.quantize.kernel import Kernel, KernelLinear
+from quantbench.quantize.kernel import Kernel, KernelLinear, RoundingLinear
 from quantbench.quantize.packages import PACKAGES
 from quantbench.quantize.packed import PackedWeight, product
 
@@ -22,7 +22,7 @@ class ReferenceLinear(KernelLinear):
         return F.linear(x, self.weight, self.bias)
 
 
-class TritonLinear(KernelLinear):
+class TritonLinear(RoundingLinear):
     """Our Triton kernel (ops/triton/linear.py). Its parameters are plain tensors: torch.compile
     guards every tensor subclass, and takes none into a region that it compiles once for all layers.
     """
@@ -34,7 +34,6 @@ class TritonLinear(KernelLinear):
     zero: nn.Parameter | None
     tensor_scale: nn.Parameter | None
     codes: tuple[str, int, int]  # format, bits, group_size
-    activation: str | None
 
     @classmethod
     def of(cls, layer: nn.Linear, spec: Any) -> nn.Module:
@@ -46,18 +45,8 @@ class TritonLinear(KernelLinear):
             part = parts.tensors.get(name)
             made.register_parameter(name, None if part is None else nn.Parameter(part, False))
         made.codes = parts.format, parts.bits, parts.group_size
-        made.activation = weight.activation
+        made.round_as(weight)
         return made
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Scales keep their dtype when the model gets another, as those of a PackedWeight do."""
-
-        def moved(tensor: Tensor) -> Tensor:
-            made = fn(tensor)
-            same = tensor is self.bias or made.dtype == tensor.dtype
-            return made if same else tensor.to(made.device)
-
-        return super()._apply(moved, recurse)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, codes={self.codes}, activation={self.activation}"
@@ -67,7 +56,7 @@ class TritonLinear(KernelLinear):
 
         planes = [p for p in (self.weight, self.plane1, self.plane2) if p is not None]
         weight = Packed(planes, self.scale, self.zero, self.tensor_scale, *self.codes)
-        return product(linear, x, weight, self.activation, self.bias)
+        return product(linear, x, weight, self.activation, self.bias, self.activation_scale)
 
 
 class TorchaoLinear(KernelLinear):

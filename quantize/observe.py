@@ -1,5 +1,7 @@
-"""What a text feeds to linear layers, summed up while it runs: what calibrated schemes go by."""
+"""What a text feeds to linear layers, summed up while it runs: what calibrated schemes go by; and
+how far outputs are from exact ones."""
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -48,3 +50,11 @@ def observed(
         for hook in hooks:
             hook.remove()
     return sums
+
+
+def decibels(exact: Tensor, y: Tensor) -> float:
+    """Signal-to-quantization-noise ratio, 10 log10 of Σ exact² / Σ (y - exact)²: infinite if they
+    are equal, NaN if y has one."""
+    exact, y = exact.double(), y.double()
+    ratio = exact.square().sum() / (y - exact).square().sum()
+    return math.inf if torch.equal(exact, y) else 10 * ratio.log10().item()

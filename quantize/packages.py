@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from quantbench.errors import KernelError
 from quantbench.ops.formats import Packed
 from quantbench.ops.packing import unpack
+from quantbench.quantize.activation import GROUPED
 from quantbench.quantize.kernel import Kernel
 from quantbench.quantize.packed import PackedWeight, product
 
@@ -34,9 +35,10 @@ class RowsLinear(nn.Module):
     ):
         """scale: (N, 1) of rows, or None. zero: (N, groups), added to weights, or None."""
         super().__init__()
-        self.inner, self.activation = inner, cast(PackedWeight, layer.weight.data).activation
-        self.bias = layer.bias
-        for name, part in (("scale", scale), ("zero", zero)):
+        weight = cast(PackedWeight, layer.weight.data)
+        self.inner, self.activation, self.bias = inner, weight.activation, layer.bias
+        static = weight.activation_scale
+        for name, part in (("scale", scale), ("zero", zero), ("activation_scale", static)):
             kept = None if part is None else nn.Parameter(part.float(), requires_grad=False)
             self.register_parameter(name, kept)
 
@@ -50,7 +52,8 @@ class RowsLinear(nn.Module):
                 y = y + sums @ self.zero.T
             return y.view(*x.shape[:-1], -1)
 
-        return product(multiply, x, cast(Packed, None), self.activation, self.bias)
+        static = self.activation_scale
+        return product(multiply, x, cast(Packed, None), self.activation, self.bias, static)
 
 
 def codes_of(weight: Packed) -> Tensor:
@@ -144,6 +147,8 @@ def _kernel(
         from quantbench.quantize.registry import of_one_row
 
         weight = cast(PackedWeight, of_one_row(spec, in_features))
+        if weight.activation == GROUPED:
+            return "rounds activations in groups, to numbers that 16 bits do not hold"
         return reason(weight.parts.plain, out_features, in_features)
 
     def prepare() -> None:

@@ -38,14 +38,16 @@ PLANE_NAMES = ("plane0", "plane1", "plane2")
 class PackedWeight(TorchAOBaseTensor):
     """A quantized (N, K) weight: planes of codes, a scale (and a zero point) for every group.
 
-    The fields are those of `ops.formats.Packed`, and two more: `dtype` is what it dequantizes to;
+    The fields are those of `ops.formats.Packed`, and three more: `dtype` is what it dequantizes to;
     `activation` says how activations are rounded before the product (quantize/activation.py), None
-    that they are not.
+    that they are not. A static rounding has the scale `activation_scale`, a float32 scalar.
     """
 
     tensor_data_names = ["plane0", "scale"]
     tensor_attribute_names = ["format", "bits", "group_size", "columns", "dtype"]
-    optional_tensor_data_names = ["plane1", "plane2", "zero", "tensor_scale", "outer"]
+    optional_tensor_data_names = [
+        *("plane1", "plane2", "zero", "tensor_scale", "outer", "activation_scale")
+    ]
     optional_tensor_attribute_names = ["activation"]
 
     plane0: Tensor
@@ -66,6 +68,7 @@ class PackedWeight(TorchAOBaseTensor):
         zero: Tensor | None = None,
         tensor_scale: Tensor | None = None,
         outer: Tensor | None = None,
+        activation_scale: Tensor | None = None,
         activation: str | None = None,
     ) -> "PackedWeight":
         self = torch.Tensor._make_wrapper_subclass(
@@ -76,6 +79,7 @@ class PackedWeight(TorchAOBaseTensor):
         self.outer = outer
         self.format, self.bits, self.group_size = format, bits, group_size
         self.columns, self.activation = columns, activation
+        self.activation_scale = activation_scale
         return self
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -95,6 +99,7 @@ class PackedWeight(TorchAOBaseTensor):
         zero: Tensor | None = None,
         tensor_scale: Tensor | None = None,
         outer: Tensor | None = None,
+        activation_scale: Tensor | None = None,
         activation: str | None = None,
     ) -> "PackedWeight":
         """A weight made of its parts; without a group_size it has one scale per row."""
@@ -112,6 +117,7 @@ class PackedWeight(TorchAOBaseTensor):
             zero=zero,
             tensor_scale=tensor_scale,
             outer=outer,
+            activation_scale=activation_scale,
             activation=activation,
         )
 
@@ -201,13 +207,14 @@ def product(
     weight: Packed,
     activation: str | None,
     bias: Tensor | None,
+    static: Tensor | None = None,
 ) -> Tensor:
     """x (…, K) → (…, N) in x's dtype, by a kernel that sums in float32; rounded once.
 
     multiply: (x, weight) -> (…, N) float32, as ops.reference.linear. activation: how x is rounded
-    before it, and scaled back after it; None: not at all.
+    before it, and scaled back after it; None: not at all. static: the scale, if that is given.
     """
-    numbers, scale = rounded(x, activation) if activation else (x, None)
+    numbers, scale = rounded(x, activation, static) if activation else (x, None)
     y = multiply(numbers, weight)
     if scale is not None:
         y = y * scale
@@ -223,7 +230,8 @@ def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     bias = kwargs.get("bias", bias)
     if not isinstance(weight, PackedWeight):
         raise NotImplementedError("a PackedWeight is a weight, not an activation")
-    return product(reference.linear, x, weight.parts, weight.activation, bias)
+    how, static = weight.activation, weight.activation_scale
+    return product(reference.linear, x, weight.parts, how, bias, static)
 
 
 @PackedWeight.implements(aten.embedding.default)

@@ -14,11 +14,12 @@ import dataclasses
 import difflib
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from quantbench.errors import UsageError
+from quantbench.quantize import grammar
+from quantbench.quantize.grammar import Quantization, form
 
 GROUP_SIZES = (32, 64, 128, 256)
 RECIPE = re.compile(r"(.+\.json)(?:@([0-9a-f]{8}))?", re.DOTALL)  # a file, and its digest
@@ -28,83 +29,13 @@ WAYS = {
     "": "",
     "hqq": ", less with fitted zero points",
     "gptq": ", much less by calibration",
+    "gptq-inorder": ", much less by calibration",  # without act-order, for a comparison
     "awq": ", less by calibration",
     "wanda": ", less if calibrated",
 }
-CALIBRATED = ("gptq", "awq", "wanda")  # by what a text activates (run/calibration.py)
-_LETTERS = {"group_size": "G", "bits": "N"}
-_OPTIONAL = r"\[-(\{?)(\w+)\}?\]"
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """What --quantization names: a `Spec` or a `Selection`.
-
-    Raises UsageError for a field outside its choices.
-    """
-
-    # The spelling: {field} is one of the field's `choices`, [-{field}] one that may be "", [-word]
-    # a switch.
-    pattern: ClassVar[str]
-    numerics: ClassVar[str]  # what it does to the linear layers, in words
-    phrase: ClassVar[str]  # what a person who chooses has to know, in words
-    like: ClassVar[str]  # llama.cpp's type with a similar number of bits, made in a similar way
-    choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    shown: ClassVar[tuple[str, ...]]  # the names that tables list
-    formats: ClassVar[tuple[str, ...]] = ()  # other programs' that may hold its weights: `fits`
-
-    def __post_init__(self) -> None:
-        for name, allowed in self.choices.items():
-            if getattr(self, name) not in allowed:
-                raise UsageError(f"--quantization {self}: {_takes(type(self), name)}")
-
-    def __str__(self) -> str:
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-        def written(optional: re.Match[str]) -> str:
-            value = fields[optional[2]]
-            return f"-{value if optional[1] else optional[2]}" if value else ""
-
-        return re.sub(_OPTIONAL, written, self.pattern).format(**fields)
-
-    @property
-    def name(self) -> str:
-        """What the log calls it."""
-        return str(self)
-
-    @property
-    def scheme(self) -> "Spec | None":
-        """The scheme of every layer; None where it is known only after measuring."""
-        raise NotImplementedError
-
-    @property
-    def candidates(self) -> "tuple[Spec, ...]":
-        """The schemes that a layer may get; measuring chooses where there are several."""
-        raise NotImplementedError
-
-    @property
-    def plain(self) -> str:
-        """What a person who chooses has to know, in words."""
-        return self.phrase
-
-    @property
-    def gguf(self) -> str:
-        """The GGUF type of llama.cpp that it compares with."""
-        return self.like
-
-    def fits(self, format: str) -> bool:
-        """Whether another program's format (--format) holds its weights exactly."""
-        return format in self.formats
-
-    @property
-    def rounds_activations(self) -> bool:
-        """Whether activations are rounded to 8 bits before they are multiplied."""
-        return any(spec.rounds_activations for spec in self.candidates)
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether a calibration text decides which numbers the weights become."""
-        return False
+ACTIVATIONS = ("int8", "int8-static", "float8-row", "float8-tensor", "float8-static", "float8-128")
+# By what a text activates (run/calibration.py).
+CALIBRATED = ("gptq", "gptq-inorder", "awq", "wanda")
 
 
 @dataclass(frozen=True)
@@ -180,10 +111,7 @@ class Int8DynamicActivation(Spec):
     phrase = "int8wo, and arithmetic in 8 bits: for long prompts and large batches"
     like = "Q8_0"
     shown = ("int8dq",)
-
-    @property
-    def multiplied(self) -> str:
-        return "int8"
+    multiplied = "int8"
 
 
 @dataclass(frozen=True)
@@ -213,11 +141,8 @@ class Float8DynamicActivation(Spec):
     like = "Q8_0"
     shown = ("float8dq-row", "float8dq-tensor")
     choices = {"granularity": ("tensor", "row")}
+    multiplied = "float8"
     granularity: str = "row"
-
-    @property
-    def multiplied(self) -> str:
-        return "float8"
 
 
 @dataclass(frozen=True)
@@ -239,7 +164,7 @@ class Int4WeightOnly(Spec):
         *("int4wo-32", "int4wo-64", "int4wo-128", "int4wo-256"),
         *("int4wo-64-hqq", "int4wo-64-gptq", "int4wo-256-hqq"),
     )
-    choices = {"group_size": GROUP_SIZES, "way": ("", "hqq", "gptq", "awq")}
+    choices = {"group_size": GROUP_SIZES, "way": ("", "hqq", "gptq", "gptq-inorder", "awq")}
     group_size: int = 64
 
     @property
@@ -255,15 +180,12 @@ class Int8DynamicActivationInt4Weight(Spec):
     like = "Q4_0"
     shown = ("int8dq-int4wo-32",)
     formats = ("compressed-tensors", "gguf")
-    choices = {"group_size": GROUP_SIZES, "way": ("", "gptq", "awq")}
+    choices = {"group_size": GROUP_SIZES, "way": ("", "gptq", "gptq-inorder", "awq")}
+    rounds_activations = True
     group_size: int = 32
 
     def fits(self, format: str) -> bool:
         return format in self.formats and (format != "gguf" or self.group_size == 32)  # Q4_0
-
-    @property
-    def rounds_activations(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -273,7 +195,7 @@ class MxFloat4(Spec):
     phrase = "4-bit floats as the MX standard has them"
     like = "MXFP4"
     shown = ("mxfp4",)
-    choices = {"way": ("", "gptq", "awq")}
+    choices = {"way": ("", "gptq", "gptq-inorder", "awq")}
 
 
 @dataclass(frozen=True)
@@ -317,7 +239,7 @@ class UintX(Spec):
     choices = {
         "bits": (1, 2, 3, 4, 5, 6, 7),
         "group_size": (8, 16, *GROUP_SIZES),
-        "way": ("", "hqq", "gptq", "awq"),
+        "way": ("", "hqq", "gptq", "gptq-inorder", "awq"),
     }
     bits: int = 4
     group_size: int = 64
@@ -398,7 +320,7 @@ class Stored(Spec):
     """How a checkpoint's file holds one layer's weight, in terms of ops/formats.py; as-is keeps it.
     Nobody asks for it by name."""
 
-    pattern = "stored-{format}-{bits}-{group_size}-{scale}-{zero}[-outer][-whole]"
+    pattern = "stored-{format}-{bits}-{group_size}-{scale}-{zero}[-outer][-whole][-{activation}]"
     numerics = "as a checkpoint's file has them"
     phrase = "as the file has it"
     like = "-"
@@ -409,6 +331,7 @@ class Stored(Spec):
         "group_size": (0, 8, 16, *GROUP_SIZES, 512, 1024),  # 0: the whole row
         "scale": ("float32", "float16", "bfloat16", "int8", "e8m0", "e4m3"),
         "zero": ("none", "float32", "float16", "bfloat16", "int8", "uint8"),
+        "activation": ("", *ACTIVATIONS),
     }
     format: str = "int"
     bits: int = 4
@@ -417,8 +340,15 @@ class Stored(Spec):
     zero: str = "none"
     outer: bool = False  # scales are multiplied by one for 256 columns
     whole: bool = False  # everything is multiplied by one number
+    activation: str = ""  # how activations are rounded (quantize/activation.py)
+
+    @property
+    def rounds_activations(self) -> bool:
+        return self.activation != ""
 
     def fits(self, format: str) -> bool:
+        if self.rounds_activations:
+            return False
         if format == "gguf":  # as Q4_0 and Q8_0
             return str(self) in (f"stored-int-{bits}-32-float16-none" for bits in (4, 8))
         symmetric = self.zero == "none" and not (self.outer or self.whole)
@@ -459,13 +389,13 @@ def named(name: str, option: str = "--quantization") -> Spec | Selection:
     """What `name`, given to `option`, spells; UsageError, with every valid form and the nearest, if
     nothing."""
     for spec in _ALL:
-        if match := _regex(spec).fullmatch(name):
-            return spec(**_values(spec, match))
+        if match := grammar.regex(spec).fullmatch(name):
+            return spec(**grammar.values(spec, match))
     # For a right form with a wrong number the error lists the right numbers.
     for spec in _ALL:
-        if match := _regex(spec, strict=False).fullmatch(name):
+        if match := grammar.regex(spec, strict=False).fullmatch(name):
             wrong = (n for n in spec.choices if (match[n] or "") not in map(str, spec.choices[n]))
-            raise UsageError(f"{option} {name}: {_takes(spec, next(wrong))}")
+            raise UsageError(f"{option} {name}: {grammar.takes(spec, next(wrong))}")
     # What stands before the first field counts too: "int4wo" is nearer to int4wo-G than to int8wo.
     known = {str(spec): str(spec) for spec in every_spec()}
     known |= {re.split(r"\[?-\{", spec.pattern)[0]: form(spec) for spec in _ALL}
@@ -489,8 +419,8 @@ def parse_scheme(name: str) -> Spec:
 
 def parse_layer(name: str) -> Spec:
     """The scheme of one layer of a file: as `parse_scheme`, or how the file stores it."""
-    match = _regex(Stored).fullmatch(name)
-    return Stored(**_values(Stored, match)) if match else parse_scheme(name)
+    match = grammar.regex(Stored).fullmatch(name)
+    return Stored(**grammar.values(Stored, match)) if match else parse_scheme(name)
 
 
 def refuse_format(spec: Quantization, format: str) -> None:
@@ -505,7 +435,7 @@ def refuse_format(spec: Quantization, format: str) -> None:
 
 
 def forms() -> list[str]:
-    """Every scheme's spelling, as help texts have it: "int4wo-G[-{hqq,gptq,awq}]"."""
+    """Every scheme's spelling, as help texts have it: "int4wo-G[-{hqq,gptq,gptq-inorder,awq}]"."""
     return [form(spec) for spec in _ALL]
 
 
@@ -514,55 +444,6 @@ def numerics() -> dict[str, str]:
     return {form(spec): spec.numerics for spec in _ALL}
 
 
-def form(spec: type[Quantization]) -> str:
-    def shown(field: re.Match[str]) -> str:
-        choices = [str(choice) for choice in spec.choices[field[1]] if choice != ""]
-        several = "{" + ",".join(choices) + "}" if len(choices) > 1 else choices[0]
-        return _LETTERS.get(field[1]) or several
-
-    return re.sub(r"\{(\w+)\}", shown, spec.pattern)
-
-
 def every_spec() -> Iterator[Quantization]:
     """Every spec there is, scheme by scheme."""
-    for spec in _ALL:
-        fields = [field.name for field in _spelt(spec)]
-        for values in itertools.product(*(spec.choices.get(f, (False, True)) for f in fields)):
-            yield spec(**dict(zip(fields, values, strict=True)))
-
-
-def _takes(spec: type[Quantization], name: str) -> str:
-    *others, last = map(str, spec.choices[name])
-    meaning = f"{_LETTERS[name]} in {form(spec)}" if name in _LETTERS else form(spec)
-    return f"{meaning} is {', '.join(others)} or {last}"
-
-
-def _regex(spec: type[Quantization], strict: bool = True) -> re.Pattern[str]:
-    """What the scheme's names look like; not `strict`, any number is accepted as a choice."""
-
-    def alternatives(field: re.Match[str]) -> str:
-        choices = spec.choices[field[1]]
-        allowed = "|".join(str(choice) for choice in choices if choice != "")
-        return f"(?P<{field[1]}>{allowed if strict or '' in choices else r'[0-9]+'})"
-
-    switches = re.sub(r"\[-(\w+)\]", r"(?P<\1>-\1)?", spec.pattern)
-    optional = re.sub(r"\[(-\{\w+\})\]", r"(?:\1)?", switches)
-    return re.compile(re.sub(r"\{(\w+)\}", alternatives, optional))
-
-
-def _values(spec: type[Quantization], match: re.Match[str]) -> dict[str, Any]:
-    return {
-        field.name: next(v for v in spec.choices[field.name] if str(v) == (match[field.name] or ""))
-        if field.name in spec.choices
-        else match[field.name] is not None
-        for field in _spelt(spec)
-    }
-
-
-def _spelt(spec: type[Quantization]) -> list[dataclasses.Field[Any]]:
-    """The fields that are part of a name."""
-    return [
-        field
-        for field in dataclasses.fields(spec)
-        if re.search(rf"[{{-]{field.name}\b", spec.pattern)
-    ]
+    return itertools.chain.from_iterable(map(grammar.every, _ALL))

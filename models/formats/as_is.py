@@ -64,10 +64,14 @@ class AsIs:
     def read(self, name: str, like: Tensor, cut: Cut | None = None) -> Tensor:
         weight, _, part = name.partition(".weight.")
         if not part:
+            self._check_floats(name)
             return self.stacked.read(name, like, cut).to(like.dtype)
         pieces = self.stacked.pieces(f"{weight}.weight")
         if self._held[0] != pieces:
             parts = self._packed(f"{weight}.weight", len(like)).tensors
+            form = self._form(f"{weight}.weight")
+            if form is not None and form.static is not None:
+                parts["activation_scale"] = torch.tensor(form.static)
             self._held = pieces, {key: one.to(self.stacked.device) for key, one in parts.items()}
         tensor = self._held[1][part]
         if tensor.shape != like.shape:
@@ -76,6 +80,19 @@ class AsIs:
                 f"config says {tuple(like.shape)}"
             )
         return tensor
+
+    def _check_floats(self, name: str) -> None:
+        """Raise CheckpointError for a parameter that is read as floats since no form holds all of
+        it, though activations are rounded for a part of it."""
+        tensors = self.stacked.tensors
+        for piece in self.stacked.pieces(name):
+            form = tensors[piece].form if piece in tensors else None
+            if form is not None and form.activation:
+                raise CheckpointError(
+                    f"{tensors[piece].file}: {piece} rounds activations ({form.activation}) in "
+                    "another way than the others that are one matrix with it here; give "
+                    "--quantization none or a scheme"
+                )
 
     def _packed(self, name: str, rows: int) -> Packed:
         """A parameter (rows, K) with the file's numbers."""

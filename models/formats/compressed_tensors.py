@@ -15,8 +15,10 @@ A layer X with N rows and K columns has these tensors in place of X.weight:
 The weight is (value - zero) · scale. Value i of a packed row has its bits at bit i · bits, lowest
 first, and is stored with 2^(bits - 1) added; packed zeros are packed the same way along the rows.
 
-The weights alone are read: activations are not rounded, and keep --precision. What else would
-change the result is refused. https://github.com/vllm-project/compressed-tensors
+input_activations of a group of layers says how their activations are rounded; a static scale is
+X.input_scale, of one number. What quantize/activation.py has is done (_ROUNDINGS); other
+activations keep --precision. What else would change the result is refused.
+https://github.com/vllm-project/compressed-tensors
 """
 
 import functools
@@ -25,12 +27,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import regex
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import OBJECT
+from quantbench.models.accepted import OBJECT, Accepts
 from quantbench.models.formats.quantized import (
     BLOCK,
     Layout,
@@ -39,6 +42,7 @@ from quantbench.models.formats.quantized import (
     integers,
     require,
     scales,
+    static_scale,
     stream,
 )
 from quantbench.ops.formats import Packed, dequantize
@@ -72,6 +76,25 @@ _WEIGHTS: dict[str, tuple[Any, ...]] = {
     "dynamic": (False,),
     "actorder": (None, False, "weight", "static"),  # of others the columns are permuted
 }
+
+
+def _are_targets(value: Any) -> bool:
+    try:
+        return isinstance(value, list) and all(map(_compiled, value))
+    except (regex.error, AttributeError, TypeError, RecursionError, ValueError):
+        return False
+
+
+def _compiled(target: str) -> bool:
+    """Whether it is short enough; raises what regex raises for a pattern that it does not take."""
+    return len(target) <= _LENGTH and bool(regex.compile(target.removeprefix("re:")))
+
+
+_LENGTH, _SECONDS = 1000, 0.1  # of a target, and of comparing it with a layer's name
+_TARGETS = Accepts(
+    f"a list of names of layers, or of patterns behind re:, of at most {_LENGTH} characters",
+    _are_targets,
+)
 # Which weights are quantized, and the size of a group, show in the tensors themselves.
 _HARMLESS = {
     "block_structure", "config_groups", "global_compression_ratio", "group_size", "ignore",
@@ -83,20 +106,16 @@ _ACTIVATIONS = (
     *("output_scale", "output_zero_point"),
 )
 _INT8 = (torch.int8,)
-
-# The quantization_config of a checkpoint whose linear layers are stored as `packed` returns them.
-EIGHT_BIT = {
-    "quant_method": METHOD,
-    "format": "pack-quantized",
-    "quantization_status": "compressed",
-    "ignore": ["re:.*mlp.gate$", "re:.*shared_expert_gate$"],  # routers
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
-        }
-    },
+# How activations of 8 bits are rounded, symmetrically: type, dynamic, strategy and group_size.
+_ROUNDINGS = {
+    "int8": ("int", True, "token", None),
+    "int8-static": ("int", False, "tensor", None),
+    "float8-row": ("float", True, "token", None),
+    "float8-tensor": ("float", True, "tensor", None),
+    "float8-128": ("float", True, "group", 128),
+    "float8-static": ("float", False, "tensor", None),
 }
+_NAMED = {"": "a16", "int8": "a8", "float8": "afp8"}  # in labels
 
 
 def packed(weight: Tensor) -> dict[str, Tensor]:
@@ -137,10 +156,55 @@ def group(weight: Packed, targets: list[str]) -> dict[str, Any]:
 def layouts(config: Mapping[str, Any]) -> list[Layout]:
     optional = ("weight_shape", "weight_zero_point", "weight_global_scale", *_ACTIVATIONS)
     plain = functools.partial(_plain, _block(config))
+    hows = [_rounding(group) for group in config["config_groups"].values()]
+
+    def rounding(parts: Parts) -> tuple[str, float | None]:
+        how = hows[0] if len(set(hows)) == 1 else _rounding(_group_of(config, parts))
+        return how, static_scale(parts, ("input_scale",)) if how.endswith("static") else None
+
     return [
-        Layout(("weight_packed", "weight_scale"), _packed, optional, _packed_floats),
-        Layout(("weight_scale", "weight"), plain, optional),
+        Layout(("weight_packed", "weight_scale"), _packed, optional, _packed_floats, rounding),
+        Layout(("weight_scale", "weight"), plain, optional, rounding=rounding),
     ]
+
+
+def _group_of(config: Mapping[str, Any], parts: Parts) -> Mapping[str, Any]:
+    """The entry of config_groups that a layer belongs to. A target is its name, or re: and a
+    pattern of it, or its class; in this order the package takes the first that matches."""
+    layer = parts.layer
+    targets = {
+        target: group
+        for group in config["config_groups"].values()
+        for target in group.get("targets") or ()
+    }
+    kind = "Embedding" if layer.endswith("embed_tokens") else "Linear"
+    patterns = sorted(target for target in targets if target.startswith("re:"))
+    found = [target for target in patterns if _matches(target, parts)]
+    return next((targets[one] for one in (layer, *found, kind) if one in targets), {})
+
+
+def _matches(target: str, parts: Parts) -> bool:
+    """Raises CheckpointError for a pattern that takes too long, as "re:(.+)+x" may."""
+    try:
+        return regex.match(target[3:], parts.layer, timeout=_SECONDS) is not None
+    except TimeoutError:
+        file = next(iter(parts.stored.values())).file.with_name("config.json")
+        raise CheckpointError(
+            f"{file}: quantization_config: target {shown(target)} takes more than {_SECONDS} s of "
+            "comparing with a layer's name; write a simpler one"
+        ) from None
+
+
+def _rounding(group: Mapping[str, Any]) -> str:
+    """How a group's activations are rounded, as quantize.spec.Stored names it."""
+    given = group.get("input_activations")
+    if not given or (given.get("num_bits", 8), given.get("symmetric", True)) != (8, True):
+        return ""
+    size = given.get("group_size")
+    strategy = given.get("strategy") or ("group" if size else "tensor")
+    asked = given.get("type", "int"), given.get("dynamic", False), strategy, size
+    known = (how for how, key in _ROUNDINGS.items() if key == asked)
+    return "" if given.get("scale_dtype") else next(known, "")
 
 
 def _plain(block: tuple[int, int] | None, parts: Parts) -> Packed:
@@ -233,6 +297,8 @@ def check(config: Mapping[str, Any], where: str) -> None:
         OBJECT.check(within, "weights", group.get("weights"))
         require(within, group, _GROUP, _HARMLESS)
         require(f"{within}: weights", group["weights"], _WEIGHTS, _HARMLESS)
+        _TARGETS.check(within, "targets", group.get("targets", []))
+        OBJECT.check(within, "input_activations", group.get("input_activations") or {})
     structures = [weights.get("block_structure") for weights in _weights(config)]
     found = [structure for structure in structures if structure is not None]
     BLOCK.check(where, "block_structure", found[0] if found else [1, 1])
@@ -254,12 +320,17 @@ def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def label(config: Mapping[str, Any]) -> str:
     """fp8, nvfp4, mxfp4, w8a16 or, in groups, w4a16-128; mixed where layers differ."""
-    names = {_name(weights) for weights in _weights(config)}
+    names = {_name(group) for group in config["config_groups"].values()}
     return names.pop() if len(names) == 1 else "mixed"
 
 
-def _name(weights: Mapping[str, Any]) -> str:
+def _name(group: Mapping[str, Any]) -> str:
+    weights = group["weights"]
     bits, size = weights.get("num_bits", 8), weights.get("group_size")
+    how = _rounding(group)
+    kind, _, scales = how.partition("-")
     if weights.get("type") == "float":
-        return {(4, 16): "nvfp4", (4, 32): "mxfp4"}.get((bits, size), "fp8")
-    return f"w{bits}a16-{size}" if type(size) is int and size > 0 else f"w{bits}a16"
+        name = {(4, 16): "nvfp4", (4, 32): "mxfp4"}.get((bits, size), "fp8")
+        return name + (how and f"-{how.removeprefix('float8-')}")
+    grouped = f"-{size}" if type(size) is int and size > 0 else ""
+    return f"w{bits}{_NAMED[kind]}{grouped}" + (scales and f"-{scales}")

@@ -6,8 +6,10 @@ A layer X with N rows and K columns has
     X.weight_scale_inv  one float for each block of weight_block_size rows and columns, or
     X.weight_scale      one for all, or for each row
 
-and its weight is value · scale. The weights alone are read: activations are not rounded, and keep
---precision.
+and its weight is value · scale. activation_scheme says how activations are rounded: "dynamic" with
+a scale for each token, in blocks for each 128 columns of it; "static" with X.activation_scale or
+X.input_scale, of one number. With blocks of other widths, or scales that are powers of two
+(scale_fmt), dynamic activations are not rounded.
 """
 
 import functools
@@ -15,7 +17,15 @@ from typing import Any
 
 import torch
 
-from quantbench.models.formats.quantized import BLOCK, Layout, Parts, eight_bit, require, scales
+from quantbench.models.formats.quantized import (
+    BLOCK,
+    Layout,
+    Parts,
+    eight_bit,
+    require,
+    scales,
+    static_scale,
+)
 from quantbench.ops.formats import Packed
 
 METHOD = "fp8"
@@ -41,15 +51,34 @@ def check(config: dict[str, Any], where: str) -> None:
 
 
 def label(config: dict[str, Any]) -> str:
-    return METHOD
+    return METHOD + _rounding(config).removeprefix("float8")
 
 
 def layouts(config: dict[str, Any]) -> list[Layout]:
-    block = config.get("weight_block_size")
+    block, how = config.get("weight_block_size"), _rounding(config)
+
+    def rounding(parts: Parts) -> tuple[str, float | None]:
+        return how, static_scale(parts, _ACTIVATIONS) if how == "float8-static" else None
+
     return [
-        Layout((end, "weight"), functools.partial(_packed, end, block), _ACTIVATIONS)
+        Layout(
+            (end, "weight"),
+            functools.partial(_packed, end, block),
+            _ACTIVATIONS,
+            rounding=rounding,
+        )
         for end in ("weight_scale_inv", "weight_scale")
     ]
+
+
+def _rounding(config: dict[str, Any]) -> str:
+    """How activations are rounded, as quantize.spec.Stored names it."""
+    block, scheme = config.get("weight_block_size"), config.get("activation_scheme")
+    if scheme == "static":
+        return "float8-static"
+    if scheme is None or config.get("scale_fmt") == "ue8m0":
+        return ""
+    return "float8-row" if block is None else "float8-128" if block[1] == 128 else ""
 
 
 def _packed(end: str, block: list[int] | None, parts: Parts) -> Packed:

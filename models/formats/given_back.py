@@ -2,7 +2,8 @@
 
 The folder is the Hugging Face folder that the model came from, with quantized layers as
 compressed_tensors.py reads them. How a scheme rounds activations is not written: who loads the
-folder multiplies by the same weights, and keeps activations in --precision.
+folder multiplies by the same weights, and keeps activations in --precision. A checkpoint whose file
+says how is refused (quantize.spec.Stored.fits).
 """
 
 import json

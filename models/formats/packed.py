@@ -25,10 +25,13 @@ class Form:
     zero: str = "none"
     outer: bool = False
     whole: float | None = None  # what multiplies everything
+    activation: str = ""  # how activations are rounded: of quantize.spec.Stored
+    static: float | None = None  # the scale of a static one
 
     def __str__(self) -> str:
         text = f"stored-{self.format}-{self.bits}-{self.group_size}-{self.scale}-{self.zero}"
-        return text + "-outer" * self.outer + "-whole" * (self.whole is not None)
+        text += "-outer" * self.outer + "-whole" * (self.whole is not None)
+        return text + (self.activation and f"-{self.activation}")
 
     @classmethod
     def of(cls, weight: Packed) -> "Form | None":
@@ -61,6 +64,9 @@ def common(forms: Sequence[Form]) -> Form | None:
     first = forms[0]
     if all(form == first for form in forms):
         return first
+    rounding = {"activation": first.activation, "static": first.static}
+    if any((form.activation, form.static) != tuple(rounding.values()) for form in forms):
+        return None
     if first.whole is not None:
         folded = [replace(form, scale="float32", whole=None) for form in forms]
         return folded[0] if all(form == folded[0] for form in folded) else None
@@ -70,8 +76,8 @@ def common(forms: Sequence[Form]) -> Form | None:
     least = min(form.group_size for form in forms)
     if integers and all(form.outer for form in forms):
         bits = max(form.bits for form in forms)
-        return Form("uint", bits, least, "int8", "int8", True)
-    return Form("int", 8, least, "float32", "float32")
+        return Form("uint", bits, least, "int8", "int8", True, **rounding)
+    return Form("int", 8, least, "float32", "float32", **rounding)
 
 
 def widened(weight: Packed, form: Form) -> Packed:

@@ -87,6 +87,8 @@ class Layout:
     optional: tuple[str, ...] = ()
     # Reads it in float32, where that is not what dequantizing gives bit for bit.
     floats: Callable[[Parts], Tensor] | None = None
+    # How activations are rounded, by its name in quantize.spec.Stored, and a static scale.
+    rounding: Callable[[Parts], tuple[str, float | None]] = lambda parts: ("", None)
 
 
 def weights(tensors: Mapping[str, Stored], layouts: Sequence[Layout]) -> dict[str, Stored]:
@@ -128,6 +130,8 @@ def _weight(layout: Layout, parts: Parts) -> Stored:
     file = parts.stored[layout.ends[0]].file
     shapes = layout.packed(replace(parts, on_meta=True))
     form = Form.of(shapes) if shapes else None
+    activation, static = layout.rounding(parts)
+    form = form and replace(form, activation=activation, static=static)
     if layout.floats:
         read = functools.partial(layout.floats, parts)
     else:
@@ -136,6 +140,27 @@ def _weight(layout: Layout, parts: Parts) -> Stored:
             return dequantize(packed())
 
     return Stored(file, read, form, packed if form else None)
+
+
+# ------------------------------------------------------------------------------ activations
+
+
+def static_scale(parts: Parts, ends: Sequence[str]) -> float:
+    """The scale of a layer's activations, in the first tensor of these names that it has.
+
+    Raises CheckpointError if it has none, or one that is no number above 0.
+    """
+    for end in ends:
+        if end in parts.stored:
+            scale = parts.small(end)
+            if scale.dtype in FLOATS and scale.numel() == 1 and 0 < float(scale) < math.inf:
+                return float(scale)
+            values = shown(scale.flatten()[:2].tolist())
+            raise parts.error(end, f"its values are {values}; expected is one float above 0")
+    file = next(iter(parts.stored.values())).file
+    raise CheckpointError(
+        f"{file} has no tensor {parts.layer}.{ends[0]}, the scale of activations that are static"
+    )
 
 
 # ------------------------------------------------------------------------------ weights

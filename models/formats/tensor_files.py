@@ -66,6 +66,14 @@ def safetensors_file(file: Path) -> dict[str, Stored]:
     }
 
 
+def metadata(file: Path) -> dict[str, str]:
+    """The metadata of a safetensors file; {} for a file of another kind."""
+    if file.suffix != ".safetensors":
+        return {}
+    with safe_open(file, framework="pt") as opened:
+        return opened.metadata() or {}
+
+
 def _like(opened: safe_open, name: str) -> Tensor | None:
     found = opened.get_slice(name)
     dtype, shape = _DTYPES.get(found.get_dtype()), found.get_shape()

@@ -8,24 +8,16 @@
     python -m quantbench.models.tiny.train --minutes 9       # a piece; the next call goes on
     python -m quantbench.models.tiny.train --steps 20        # a try-out, into --output, too
 
-What comes out, in models/tiny/: model.safetensors (bfloat16, Hugging Face names), config.json,
-tokenizer.model (sentencepiece, 4096 pieces), heldout.txt (whole modules that no batch contained)
-and training.json (the curve and the final figures). Tests, generated tables and the documentation
-dump are left out of the corpus: they would teach the model tables instead of Python. tiny_moe has
-the same tokenizer, and linear layers in 8 bits, by Qwen2-MoE's names.
+The folders' config.json say what is trained. What comes out, in models/tiny/: model.safetensors
+(bfloat16, Hugging Face names), tokenizer.model (sentencepiece, 4096 pieces), heldout.txt (whole
+modules that no batch contained) and training.json (the curve and the final figures). Tests,
+generated tables and the documentation dump are left out of the corpus: they would teach the model
+tables instead of Python. tiny_moe has the same tokenizer, and linear layers in 8 bits, by
+Qwen2-MoE's names.
 
-The training of tiny_moe begins with tiny's weights ("sparse upcycling": Komatsuzaki et al. 2022,
-https://arxiv.org/abs/2212.05055). Its feed-forward network becomes the expert that all tokens
-share. Beside it each layer gets 8 experts, of which a token takes two:
-
-- The layer's inputs, for some text, are put into 8 clusters by k-means. The router begins with the
-  clusters' centers, so at first an expert gets the tokens of one kind.
-- An expert begins with the 128 neurons of the network that are most active on its own tokens, as in
-  MoEfication (Zhang et al. 2022, https://arxiv.org/abs/2110.01786). Their weights of the second
-  matrix begin at zero, so at first the model computes exactly what the embedded model computes.
-
-Then everything is trained on the same text, with dropout: tiny has seen that text for 8 epochs and
-knows it by heart. It needs 1.3 nats for a token of it, and 2.4 for one of the held-out text.
+The training of tiny_moe starts with tiny's weights (models/tiny_moe/upcycling.py) and has dropout:
+tiny has seen the text for 8 epochs and knows it by heart. It needs 1.3 nats for a token of it, and
+2.4 for one of the held-out text.
 
 Everything random is seeded. The same CPython version (training.json names it) and the same torch
 build give the same batches; floating-point sums may still differ between processors.
@@ -54,31 +46,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quantbench.cli import OneLineErrors
-from quantbench.models.config import ModelConfig
-from quantbench.models.formats.compressed_tensors import EIGHT_BIT, packed
+from quantbench.models.formats.compressed_tensors import packed
 from quantbench.models.formats.names import hugging_face
-from quantbench.models.llama import Attention, FeedForward, Transformer
-from quantbench.models.loading import load_model
+from quantbench.models.llama import Attention, Transformer
+from quantbench.models.loading import load_config, load_model
 from quantbench.models.mixtral import MixtureOfExperts, Router
-from quantbench.models.mixture import Mixture
 from quantbench.models.registry import build
+from quantbench.models.tiny_moe.upcycling import upcycled
 
 HERE = Path(__file__).parent
+FOLDERS = HERE.parent  # of models
 CONTEXT = 1024
-CONFIG = ModelConfig(
-    name="tiny",
-    dim=256,
-    num_layers=5,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=64,
-    ffn_dim=768,
-    vocab_size=4096,
-    max_position=CONTEXT,
-    norm_eps=1e-5,
-)
-EXPERTS, CHOSEN, WIDTH = 8, 2, 128
-MIXTURE = Mixture(EXPERTS, CHOSEN, WIDTH, shared_dim=CONFIG.ffn_dim)
 BOS, EOS = 1, 2
 
 
@@ -86,7 +64,6 @@ BOS, EOS = 1, 2
 class Recipe:
     """How one of the models is trained."""
 
-    config: ModelConfig
     steps: int
     rows: int  # sequences of CONTEXT tokens in a step
     matrices: float  # peak learning rates: of the layers' matrices,
@@ -96,11 +73,8 @@ class Recipe:
 
 
 RECIPES = {
-    "tiny": Recipe(CONFIG, steps=3000, rows=8, matrices=0.01, others=3e-3),
-    "tiny_moe": Recipe(
-        dataclasses.replace(CONFIG, name="tiny_moe", mixture=MIXTURE, architecture="mixtral"),
-        *(300, 4, 0.003, 6e-4, 0.15, 0.005),
-    ),
+    "tiny": Recipe(steps=3000, rows=8, matrices=0.01, others=3e-3),
+    "tiny_moe": Recipe(300, 4, matrices=0.003, others=6e-4, dropout=0.15, balance=0.005),
 }
 
 # Whole modules of many kinds, none of which has a near twin elsewhere in the library.
@@ -140,7 +114,7 @@ def train_tokenizer(texts: list[str]) -> bytes:
         sentence_iterator=lines,
         model_writer=model,
         model_type="bpe",
-        vocab_size=CONFIG.vocab_size,
+        vocab_size=load_config("tiny").vocab_size,
         byte_fallback=True,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
@@ -179,7 +153,7 @@ def initialize(model: Transformer) -> None:
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
             residual = name.endswith(("wo.weight", "w2.weight"))
-            std = 0.02 / math.sqrt(2 * CONFIG.num_layers) if residual else 0.02
+            std = 0.02 / math.sqrt(2 * model.config.num_layers) if residual else 0.02
             nn.init.normal_(parameter, std=std)
 
 
@@ -211,66 +185,6 @@ def learning_rate(step: int, steps: int) -> float:
     return min((step + 1) / warmup, 1.0, 2 * (steps - step) / steps)
 
 
-# ---------------------------------------------------------------------- the beginning of tiny_moe
-
-
-def upcycled(tokens: Tensor) -> Transformer:
-    """The mixture that the embedded model becomes; its logits are the same.
-
-    tokens (B, S): the text whose tokens are put into clusters.
-    """
-    teacher, model = load_model("tiny"), build(RECIPES["tiny_moe"].config)
-    layers = list(zip(teacher.layers, model.layers, strict=True))
-    inputs = [_inputs(old.feed_forward) for old, _ in layers]
-    with torch.no_grad():
-        teacher(tokens)
-        for name, parameter in model.named_parameters():
-            if ".feed_forward." not in name:
-                parameter.copy_(teacher.get_parameter(name))
-        for (old, new), x in zip(layers, inputs, strict=True):
-            _add_experts(old.feed_forward, new.feed_forward, torch.cat(x))
-    return model
-
-
-def _inputs(module: nn.Module) -> list[Tensor]:
-    """A list to which the inputs (T, D) of the module's calls will be added."""
-    inputs: list[Tensor] = []
-    module.register_forward_pre_hook(lambda _, x: inputs.append(x[0].flatten(0, -2)))
-    return inputs
-
-
-def _add_experts(old: FeedForward, new: MixtureOfExperts, x: Tensor) -> None:
-    """Give a mixture the weights with which it computes what `old` computes. x (T, D): inputs."""
-    centers, cluster = clusters(x, EXPERTS)
-    new.router.weight.copy_(centers - centers.mean(0))
-    new.shared_gate.weight.zero_()  # a gate of one half for every token
-    new.shared.w13.weight.copy_(old.w13.weight)
-    new.shared.w2.weight.copy_(2 * old.w2.weight)
-    gate, up = old.w13.weight.chunk(2)
-    activity = (F.silu(x @ gate.T) * (x @ up.T)).abs() * old.w2.weight.norm(dim=0)  # (T, F)
-    for number, expert in enumerate(new.experts):
-        neurons = (activity[cluster == number].mean(0) - activity.mean(0)).topk(WIDTH).indices
-        expert.w13.weight.copy_(torch.cat((gate[neurons], up[neurons])))
-        expert.w2.weight.zero_()
-
-
-def clusters(x: Tensor, count: int, rounds: int = 20) -> tuple[Tensor, Tensor]:
-    """Spherical k-means: the centers (count, D), of unit length, and each row's cluster (T,) int64.
-
-    x (T, D). A row belongs to the center with which it has the largest product. Centers begin at
-    rows drawn at random; one that loses all of its rows begins anew at another.
-    """
-    unit = F.normalize(x, dim=1)
-    centers = unit[torch.randperm(len(unit))[:count]]
-    for _ in range(rounds):
-        cluster = (unit @ centers.T).argmax(1)
-        sums = torch.zeros_like(centers).index_add_(0, cluster, unit)
-        empty = cluster.bincount(minlength=count) == 0
-        sums[empty] = unit[torch.randint(len(unit), (int(empty.sum()),))]
-        centers = F.normalize(sums, dim=1)
-    return centers, (unit @ centers.T).argmax(1)
-
-
 # ---------------------------------------------------------------------------------- training
 
 
@@ -286,8 +200,9 @@ class Balance:
     def _add(self, router: Router, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
         scores = F.linear(inputs[0].float(), router.weight.float())
         probability = scores.softmax(-1).mean(0)
-        share = F.one_hot(output[0].flatten(), EXPERTS).float().mean(0)
-        self.terms.append(EXPERTS * (probability * share).sum())
+        count = len(router.weight)
+        share = F.one_hot(output[0].flatten(), count).float().mean(0)
+        self.terms.append(count * (probability * share).sum())
 
     def loss(self) -> Tensor:
         """Switch Transformer's (Fedus et al. 2021, https://arxiv.org/abs/2101.03961), the mean
@@ -322,26 +237,25 @@ class Training:
     """A training that can be interrupted: `save` writes everything, and `Training` with the same
     arguments goes on from it."""
 
-    def __init__(self, recipe: Recipe, seed: int, state: Path, output: Path) -> None:
+    def __init__(self, name: str, recipe: Recipe, seed: int, state: Path, output: Path) -> None:
         """state: the file that `save` writes. output: the folder of the result."""
-        self.recipe, self.file = recipe, state
+        self.name, self.recipe, self.file, self.output = name, recipe, state, output
         self.step, self.seconds = 0, 0.0
         stored: dict[str, Any] = torch.load(state, weights_only=True) if state.exists() else {}
         self.curve: list[dict[str, float]] = stored.get("curve", [])
-        mixture = recipe.config.mixture
-        self.words = (
-            HERE if mixture else output
-        )  # the folder of the held-out text and the tokenizer
+        config = load_config(name)
+        mixture = config.mixture
+        self.words = HERE if mixture else output  # the held-out text's and tokenizer's folder
         torch.manual_seed(seed)
         self.documents = stored.get("documents") or documents(None if mixture else output)
         generator = torch.Generator().manual_seed(seed)
         every = batches(self.documents, recipe.steps, generator, recipe.rows)
         if stored or not mixture:
-            self.model = build(recipe.config)
+            self.model = build(config)
             initialize(self.model)
         else:
             first = next(batches(self.documents, 1, torch.Generator().manual_seed(0), recipe.rows))
-            self.model = upcycled(first[:, :-1])
+            self.model = upcycled(config, first[:, :-1])
         self.model.requires_grad_(True)
         self.balance = Balance(self.model)
         if recipe.dropout:
@@ -366,7 +280,7 @@ class Training:
         """The cross entropy of rows (B, CONTEXT + 1), and the routers' balance."""
         return self.cross_entropy(rows), self.balance.loss()
 
-    def run(self, seconds: float, output: Path) -> None:
+    def run(self, seconds: float) -> None:
         """Train until all steps are done or the time is over; every 250 steps export the model."""
         steps, started = self.recipe.steps, time.monotonic()
         for rows in self.batches:
@@ -387,8 +301,9 @@ class Training:
                     f"{balance.item():.3f} {time.monotonic() - started:.0f} s"
                 )
             if self.step % 250 == 0 or self.step == steps:
-                export(self.model, output, eight_bit=self.recipe.config.mixture is not None)
-                bits = held_out_bits(load_model(str(output)), self.words)  # of the stored weights
+                export(self.name, self.model, self.output)
+                stored = load_model(str(self.output))
+                bits = held_out_bits(stored, self.words)
                 self.curve.append({"step": self.step, "loss": loss.item(), "bits_per_byte": bits})
                 click.echo(f"step {self.step}/{steps} held-out bits per byte {bits:.4f}")
             if time.monotonic() - started > seconds:
@@ -414,77 +329,39 @@ class Training:
 
 
 def held_out_bits(model: Transformer, words: Path = HERE) -> float:
-    """Bits per byte of the held-out text in a folder."""
+    """Bits per byte of the held-out text in a folder, each token predicted from at least half a
+    context."""
     text = (words / "heldout.txt").read_text()
     tokenizer = sentencepiece.SentencePieceProcessor(str(words / "tokenizer.model"))
-    return held_out_nats(model, tokenizer.encode(text)) / math.log(2) / len(text.encode())
-
-
-def held_out_nats(model: Transformer, tokens: list[int]) -> float:
-    """Total negative log-likelihood of the tokens, each predicted from at least half a context."""
-    total, half = 0.0, CONTEXT // 2
-    stream = torch.tensor([BOS, *tokens])
+    nats, half = 0.0, CONTEXT // 2
+    stream = torch.tensor([BOS, *tokenizer.encode(text)])
     with torch.no_grad():
         for start in range(0, len(stream) - 1, half):
             begin = max(0, start - half)
             window = stream[begin : start + half + 1]
             logits = model(window[None, :-1])[0, start - begin :].float()
-            total += F.cross_entropy(logits, window[start - begin + 1 :], reduction="sum").item()
-    return total
+            nats += F.cross_entropy(logits, window[start - begin + 1 :], reduction="sum").item()
+    return nats / math.log(2) / len(text.encode())
 
 
-def export(model: Transformer, folder: Path, eight_bit: bool = False) -> None:
-    """Write the model as a Hugging Face folder: model.safetensors and config.json.
+def export(name: str, model: Transformer, folder: Path) -> None:
+    """Write the model `name` as a Hugging Face folder: model.safetensors and config.json.
 
-    eight_bit: linear layers are stored in 8 bits with a scale for each row, in compressed-tensors'
-    format (models/formats/compressed_tensors.py). Everything else is stored in bfloat16.
+    Linear layers are stored as config.json says: in bfloat16, as everything else, or in 8 bits with
+    a scale for each row, in compressed-tensors' format (models/formats/compressed_tensors.py).
     """
-    linear = model.config.linear_shapes()
+    config = (FOLDERS / name / "config.json").read_text()
+    linear = model.config.linear_shapes() if "quantization_config" in config else {}
     tensors = {}
-    for name, parameter in model.state_dict().items():
-        parts = hugging_face(name)
-        small = eight_bit and name.removesuffix(".weight") in linear
+    for key, parameter in model.state_dict().items():
+        parts = hugging_face(key)
         for part, piece in zip(parts, parameter.chunk(len(parts)), strict=True):
+            small = key.removesuffix(".weight") in linear
             stored = packed(piece) if small else {"": piece.to(torch.bfloat16).contiguous()}
             tensors |= {part + suffix: tensor for suffix, tensor in stored.items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    how = {"quantization_config": EIGHT_BIT} if eight_bit else {}
-    config = json.dumps(hugging_face_config(model.config) | how, indent=2)
-    (folder / "config.json").write_text(config + "\n")
-
-
-def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
-    """The config.json of this Llama or, if it has experts, of this Qwen2-MoE."""
-    experts = config.mixture
-    keys = {
-        "architectures": ["Qwen2MoeForCausalLM" if experts else "LlamaForCausalLM"],
-        "model_type": "qwen2_moe" if experts else "llama",
-        "hidden_size": config.dim,
-        "intermediate_size": config.ffn_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_position,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "hidden_act": "silu",
-        "tie_word_embeddings": config.tie_embeddings,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "torch_dtype": "bfloat16",
-    }
-    if experts is None:
-        return keys | {"head_dim": config.head_dim}
-    return keys | {
-        "num_experts": experts.num_experts,
-        "num_experts_per_tok": experts.experts_per_token,
-        "moe_intermediate_size": experts.expert_dim,
-        "shared_expert_intermediate_size": experts.shared_dim,
-        "norm_topk_prob": experts.normalized,
-        "qkv_bias": config.qkv_bias,
-    }
+    (folder / "config.json").write_text(config)
 
 
 @click.command(cls=OneLineErrors)
@@ -512,9 +389,9 @@ def main(
     torch.set_num_threads(threads)
     recipe = RECIPES[name]
     recipe = dataclasses.replace(recipe, steps=steps or recipe.steps)
-    output, state = output or HERE.parent / name, state or Path(f"{name}.state")
-    training = Training(recipe, seed, state, output)
-    training.run(60 * minutes, output)
+    output, state = output or FOLDERS / name, state or Path(f"{name}.state")
+    training = Training(name, recipe, seed, state, output)
+    training.run(60 * minutes)
     if training.step < recipe.steps:
         training.save()
         click.echo(f"{training.step} of {recipe.steps} steps; the same command goes on")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quantbench.errors import CheckpointError, KernelError
+from quantbench.errors import CheckpointError
 from quantbench.ops.formats import TABLES
 from quantbench.ops.packing import pack
 from quantbench.quantize.kernel import Kernel, KernelLinear
@@ -22,16 +22,13 @@ from quantbench.quantize.scheme import Scheme, in_row_blocks, multiple_refuses
 from quantbench.quantize.spec import BitsAndBytes
 
 BLOCK = 64
-MISSING = "bitsandbytes is not installed: pip install bitsandbytes"
 
 
 def load() -> None:
-    """Import bitsandbytes, which registers torch.ops.bitsandbytes; KernelError if it is not there.
+    """Import bitsandbytes, which registers torch.ops.bitsandbytes.
 
     It looks for kernels of Hugging Face's package `kernels`, finds ours, and would say so.
     """
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise KernelError(MISSING)
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import bitsandbytes  # noqa: F401
 
@@ -39,24 +36,22 @@ def load() -> None:
 def quantize(w: Tensor, spec: BitsAndBytes) -> PackedWeight:
     """Weights (N, K): int8 with a scale per row, or 4 bits with one per block of 64, float32.
 
-    Raises KernelError without bitsandbytes; CheckpointError for bnb-int8 weights beyond float16.
+    The numbers are bitsandbytes' bit for bit and need only torch. Raises CheckpointError for
+    bnb-int8 weights beyond float16.
     """
-    if not w.is_meta:
-        load()
     if spec.form == "int8":
         return in_row_blocks(_quantize_int8, w).replaced(activation="int8-bitsandbytes")
     return in_row_blocks(lambda rows: _quantize_4bit(rows, spec.form), w)
 
 
 def _quantize_int8(w: Tensor) -> PackedWeight:
-    if w.is_meta:
-        codes, largest = w.to(torch.int8), w.new_empty(w.shape[0], dtype=torch.float32)
-    else:
-        codes, largest, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(w.half(), 0.0)
-        if not largest.isfinite().all():
-            raise CheckpointError("bnb-int8 takes float16 weights; here one is beyond 65504")
+    half = w.half()
+    largest = half.abs().amax(1, keepdim=True).float()
+    if not w.is_meta and not largest.isfinite().all():
+        raise CheckpointError("bnb-int8 takes float16 weights; here a weight is beyond 65504")
+    codes = (half * (127 / largest)).nan_to_num_(0).round_().to(torch.int8)  # rows of zeros
     return PackedWeight.make(
-        [codes], largest[:, None] / 127, format="int", bits=8, columns=w.shape[1], dtype=w.dtype
+        [codes], largest / 127, format="int", bits=8, columns=w.shape[1], dtype=w.dtype
     )
 
 
@@ -65,13 +60,8 @@ def _quantize_4bit(w: Tensor, form: str) -> PackedWeight:
     if w.is_meta:
         codes = w.new_empty((N, K // 2), dtype=torch.uint8)
         largest = w.new_empty((N, K // BLOCK), dtype=torch.float32)
-    elif w.device.type == "cpu":
-        codes, largest = _nearest(w, "nf4" if form == "nf4" else "bnb-fp4")
     else:
-        theirs, largest = torch.ops.bitsandbytes.quantize_4bit(
-            w.contiguous(), BLOCK, form, torch.uint8
-        )
-        codes = _swapped(theirs)
+        codes, largest = _nearest(w, "nf4" if form == "nf4" else "bnb-fp4")
     return PackedWeight.make(
         [codes.reshape(N, K // 2)],
         largest.reshape(N, K // BLOCK),
@@ -87,13 +77,13 @@ def _nearest(w: Tensor, table: str) -> tuple[Tensor, Tensor]:
     """Packed codes (N, K / 2) of the nearest numbers of a table, of two that are as near the
     smaller; and max|w| of each block, (N, K / BLOCK) float32.
 
-    bitsandbytes' numbers bit for bit: on the CPU it searches for each weight, ten times as long.
+    On the CPU bitsandbytes itself searches for each weight, which takes longer.
     """
     blocks = w.float().unflatten(-1, (-1, BLOCK))
     largest = blocks.abs().amax(-1)
     inverse = 1.0 / largest.clamp(min=1e-38)
     numbers = (blocks * inverse[..., None]).clamp_(-1, 1).flatten(-2)
-    values, order = torch.tensor(TABLES[table]).sort(stable=True)
+    values, order = torch.tensor(TABLES[table], device=w.device).sort(stable=True)
     places = torch.zeros_like(numbers, dtype=torch.uint8)
     larger = torch.empty_like(numbers, dtype=torch.bool)
     for border in ((values[1:] + values[:-1]) / 2).tolist():
@@ -155,7 +145,7 @@ class FourBitLinear(KernelLinear):
 
 def _unavailable(spec: BitsAndBytes, device: torch.device, dtype: torch.dtype) -> str | None:
     if importlib.util.find_spec("bitsandbytes") is None:
-        return MISSING
+        return "bitsandbytes is not installed: pip install bitsandbytes"
     return None if device.type in ("cpu", "cuda", "xpu") else "bitsandbytes needs the CPU or a GPU"
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from quantbench.errors import KernelError
 from quantbench.ops.formats import OUTER
 from quantbench.ops.packing import PLANES
+from quantbench.quantize.activation import STATIC
 from quantbench.quantize.kernels import our_kernels
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.recipe import Recipe
@@ -38,6 +39,8 @@ def quantize(w: Tensor, spec: Stored) -> PackedWeight:
         zero=None if spec.zero == "none" else part(spec.zero, rows, groups),
         tensor_scale=part("float32") if spec.whole else None,
         outer=part("float16", rows, columns // OUTER, 2) if spec.outer else None,
+        activation=spec.activation or None,
+        activation_scale=part("float32") if spec.activation in STATIC else None,
     )
 
 

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from quantbench import models
 from quantbench.errors import CheckpointError
-from quantbench.models.formats.compressed_tensors import EIGHT_BIT, packed
+from quantbench.models.formats import EMBEDDED
+from quantbench.models.formats.compressed_tensors import packed
 from quantbench.models.loading import load_config, load_model
 from tests.models.hugging_face import model, saved
 
@@ -275,7 +276,8 @@ def test_a_config_that_is_not_read_is_one_clear_line(tmp_path, config, message):
 
 def test_what_we_pack_the_package_unpacks():
     weight = torch.randn(6, 10)
-    how = QuantizationConfig(**EIGHT_BIT).config_groups["group_0"]
+    config = json.loads((EMBEDDED.with_name("tiny_moe") / "config.json").read_text())
+    how = QuantizationConfig(**config["quantization_config"]).config_groups["group_0"]
     compressor = BaseCompressor.get_value_from_registry("pack-quantized")
     parts = {f"weight{end}": tensor for end, tensor in packed(weight).items()}
     theirs = compressor.decompress(parts, how)["weight"]

@@ -12,8 +12,15 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torchao.core.config import config_to_dict
+from torchao.prototype.gptq.api import _int4_row_dequantize_zp
+from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 from torchao.quantization import (
+    Float8DynamicActivationInt4WeightConfig,
     Float8WeightOnlyConfig,
+    Int4PlainInt32Tensor,
+    Int4Tensor,
+    Int4TilePackedTo4dTensor,
+    Int4WeightOnlyConfig,
     Int8DynamicActivationIntxWeightConfig,
     Int8WeightOnlyConfig,
     IntxWeightOnlyConfig,
@@ -22,6 +29,9 @@ from torchao.quantization import (
     PerGroup,
     quantize_,
 )
+from torchao.quantization.quant_primitives import _dequantize_affine_tinygemm, dequantize_affine
+from torchao.quantization.quantize_.workflows.int4.int4_packing_format import Int4PackingFormat
+from torchao.quantization.utils import pack_tinygemm_scales_and_zeros
 
 from quantbench import models
 from quantbench.errors import CheckpointError
@@ -114,7 +124,7 @@ def fp8(w):
     spread = scale.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
     spread = spread[: w.shape[0], : w.shape[1]]
     tensors = {"weight": (w / spread).clamp(-448, 448).to(torch.float8_e4m3fn)}
-    config = {"quant_method": "fp8", "weight_block_size": block, "activation_scheme": "dynamic"}
+    config = {"quant_method": "fp8", "weight_block_size": block}
     powers = random.random() < 0.5  # DeepSeek's ue8m0
     tensors["weight_scale_inv"] = scale.to(torch.float8_e8m0fnu) if powers else scale
     return tensors, config, tensors["weight"].float() * spread
@@ -143,12 +153,14 @@ def torchao(w, config):
     linear = torch.nn.Linear(*w.T.shape, bias=False).requires_grad_(False)
     linear.weight.copy_(w)
     quantize_(linear, config)
-    weight = linear.weight
-    tensors = {f"_weight_{end}": getattr(weight, end) for end in weight.tensor_data_names}
-    zero = getattr(weight, "zero_point", None)
-    tensors |= {} if zero is None else {"_weight_zero_point": zero}
+    return *of_torchao(linear.weight, config), linear.weight.dequantize()
+
+
+def of_torchao(weight, config):
+    """The tensors that torchao writes for a weight, and what config.json has."""
+    tensors, _ = flatten_tensor_state_dict({"X.weight": weight})
     described = {"quant_method": "torchao", "quant_type": {"default": config_to_dict(config)}}
-    return tensors, described, weight.dequantize()
+    return {name.removeprefix("X."): part.cpu() for name, part in tensors.items()}, described
 
 
 def intx(w):
@@ -162,6 +174,63 @@ def intx(w):
         given |= {"weight_granularity": groups, "weight_mapping_type": mapping}
         config = Int8DynamicActivationIntxWeightConfig(**given)
     return torchao(w, config)
+
+
+def int4(w, packing, size=None):
+    """torchao's packed int4. A GPU packs it, so codes are packed here as its kernels take them, and
+    torchao's functions bring them to floats: these classes have no dequantize()."""
+    K = w.shape[1]
+    size = size or random.choice([size for size in (32, 64, 128) if K % size == 0])
+    codes, scale, zero = drawn(w, 4, K // size, False)
+    scale = scale.to(random.choice([torch.float16, torch.bfloat16]))
+    offset = (torch.randn(scale.shape) * scale).to(scale.dtype)
+    shapes = {"block_size": [1, size], "shape": list(w.shape)}
+    written = random.choice([packing, Int4PackingFormat(packing)])
+    config = Int4WeightOnlyConfig(size, int4_packing_format=written)
+    if packing == "plain":
+        low, high = (codes - 8).to(torch.int8).unflatten(1, (-1, 2)).unbind(2)
+        parts = scale.T.contiguous(), offset.T.contiguous()
+        weight = Int4Tensor(low & 15 | high << 4, *parts, **shapes)
+        # In float64, since it adds 8 to codes, and takes 8 scales from zeros.
+        expected = _int4_row_dequantize_zp(codes - 8, *(part.double() for part in parts), size)
+        if size == 128 and random.random() < 0.5:
+            config = Float8DynamicActivationInt4WeightConfig(int4_packing_format=packing)
+    elif packing == "plain_int32":
+        words = torch.from_numpy(in_bits(codes.numpy(), 4))
+        weight = Int4PlainInt32Tensor(words, scale.T, zero.T.to(torch.int8), **shapes)
+        expected = dequantize_affine(
+            codes.int(), (1, size), scale, zero, torch.int32, 0, 15, output_dtype=torch.float32
+        )
+    else:
+        scale, offset = scale.bfloat16(), offset.bfloat16()
+        more = -K % 1024
+        parts = [torch.nn.functional.pad(part, (0, more // size)) for part in (scale, offset)]
+        words = in_tiles(torch.nn.functional.pad(codes, (0, more)).numpy())
+        weight = Int4TilePackedTo4dTensor(words, pack_tinygemm_scales_and_zeros(*parts), **shapes)
+        expected = _dequantize_affine_tinygemm(
+            codes.int(), (1, size), scale, offset, torch.int32, 0, 15
+        )
+    return *of_torchao(weight, config), expected.float()
+
+
+def in_tiles(codes):
+    """Words (N / 8, K / 128, 32, 4) of codes (N, K), as PyTorch's matrix_to_m16n8k16_Bint4_layout
+    (int4mm.cu) has them: a lane of 32 holds a row's columns 2 · (lane % 4) and the next one, and
+    those 8, 16 and 24 behind; codes of even columns come first."""
+    N, K = codes.shape
+    words = np.zeros((N // 8, K // 128, 32, 4), np.uint32)
+    for lane in range(32):
+        for word in range(4):
+            for place in range(8):
+                column = word * 32 + place % 4 * 8 + lane % 4 * 2 + place // 4
+                found = codes[lane // 4 :: 8, column::128].astype(np.uint32)
+                words[:, :, lane, word] |= found << np.uint32(4 * place)
+    return torch.from_numpy(words.view(np.int32))
+
+
+def about(name, weight):
+    """What torchao's metadata says of a weight."""
+    return {f"{name}.weight": json.dumps({"_data": {"shape": list(weight.shape)}})}
 
 
 def compressed(w, layout, **weights):
@@ -213,6 +282,9 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
     "torchao int8": ("w8a16", lambda w: torchao(w, Int8WeightOnlyConfig(version=2))),
     "torchao float8": ("fp8", lambda w: torchao(w, Float8WeightOnlyConfig())),
     "torchao intx": (None, intx),
+    "torchao int4": (None, lambda w: int4(w, "plain")),
+    "torchao int4, words": (None, lambda w: int4(w, "plain_int32")),
+    "torchao int4, tiles": (None, lambda w: int4(w, "tile_packed_to_4d")),
     "w4a16": ("w4a16-32", of("pack-quantized", num_bits=4, **GROUPS)),
     "w4a16, zeros": ("w4a16-32", of("pack-quantized", num_bits=4, symmetric=False, **GROUPS)),
     "w8a16, zeros": ("w8a16", of("pack-quantized", num_bits=8, symmetric=False, **ROWS)),
@@ -234,10 +306,11 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
 NO_FORM = ("gptq, act-order",)
 
 
-def layer(tensors, config, folder):
+def layer(tensors, config, expected, folder):
     """A layer of the name X as it is read from a file."""
     file = folder / "model.safetensors"
-    save_file({f"X.{end}": tensor.contiguous() for end, tensor in tensors.items()}, file)
+    tensors = {f"X.{end}": tensor.contiguous() for end, tensor in tensors.items()}
+    save_file(tensors, file, about("X", expected))
     method = hugging_face.METHODS[config["quant_method"]]
     method.check(config, "config.json")
     found = quantized.weights(safetensors_file(file), method.layouts(config))
@@ -250,7 +323,7 @@ def test_a_layer_has_the_numbers_of_its_format(name, tmp_path):
     for _ in range(6):
         sizes = 32 * random.randint(1, 5), 64 * random.randint(1, 6)
         tensors, config, expected = FORMATS[name][1](torch.randn(sizes) * 0.3)
-        stored = layer(tensors, config, tmp_path)
+        stored = layer(tensors, config, expected, tmp_path)
         assert torch.equal(stored.read().to(expected.dtype), expected)
         if name in NO_FORM and stored.form is None:
             continue
@@ -268,16 +341,17 @@ def folder_of(name, folder, change=lambda tensors, config: None):
     change(tensors, quantization_config) is called before they are written.
     """
     path, _ = saved("llama-3", folder)
-    options, tensors = random.getstate(), {}
+    options, tensors, said = random.getstate(), {}, {}
     for key, tensor in load_file(path / "model.safetensors").items():
         tensors[key] = tensor
         if key.endswith("_proj.weight"):
             random.setstate(options)
-            parts, config, _ = FORMATS[name][1](tensors.pop(key))
+            parts, config, weight = FORMATS[name][1](tensors.pop(key))
             stem = key.removesuffix("weight")
+            said |= about(stem[:-1], weight)
             tensors |= {stem + end: part.contiguous() for end, part in parts.items()}
     change(tensors, config)
-    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    save_file(tensors, path / "model.safetensors", {"format": "pt"} | said)
     described = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(described | {"quantization_config": config}))
     return path
@@ -355,9 +429,50 @@ DAMAGE = [  # what is changed, and what the one line says
         lambda t, c: c.update(quant_type="int4"),
         "quant_type 'int4' is not read; Int8",
     ),
+    (
+        "torchao int4",
+        lambda t, c: packed_as(c, "preshuffled"),
+        "'preshuffled' is not read; plain, ",
+    ),
+    ("torchao int4", lambda t, c: cut(t, "_weight_scale", 1, 1), "of shape (any, 96)"),
+    (
+        "torchao int4",
+        lambda t, c: cut(t, "_weight_scale", 0),
+        "; the weight has 96 rows and 64 columns",
+    ),
+    (
+        "torchao int4",
+        lambda t, c: t.update({f"{UP}._weight_act_pre_scale": torch.ones(64)}),
+        "_weight_act_pre_scale, which the model would not read",
+    ),
+    (
+        "torchao int4, words",
+        lambda t, c: t.update({f"{UP}._weight_zero_point": t[f"{UP}._weight_zero_point"].half()}),
+        "plain_int32 is read as Intel GPUs pack it, with int8 from 0 to 15, or give the",
+    ),
+    ("torchao int4, words", lambda t, c: t[f"{UP}._weight_zero_point"].neg_(), "with int8 from 0"),
+    (
+        "torchao int4, tiles",
+        lambda t, c: c["quant_type"]["default"]["_data"].update(int4_tile_packed_ntile=16),
+        "int4_tile_packed_ntile 16 is not read; 8 is, or give the full-precision",
+    ),
+    (
+        "torchao int4, tiles",
+        lambda t, c: cut(t, "_weight_qdata", 8),
+        "in the file's metadata is [96, 64]",
+    ),
+    (
+        "torchao int4, tiles",
+        lambda t, c: cut(t, "_weight_scale_and_zero", 5),
+        "the weight has 64 columns, in the file 1024",
+    ),
     ("nvfp4", lambda t, c: t[f"{UP}.weight_global_scale"].neg_(), "expected is one number above 0"),
     ("mxfp4", lambda t, c: cut(t, "weight_scale", 5, 1), "of shape (96, 0); the weight has 64 col"),
 ]
+
+
+def packed_as(config, packing):
+    config["quant_type"]["default"]["_data"]["int4_packing_format"] = packing
 
 
 def cut(tensors, end, size, dimension=0):
@@ -380,8 +495,38 @@ def of_bnb(tensors):
 @pytest.mark.parametrize("size", [32, 64, 128])
 def test_awq_by_rows_pads_groups(size, tmp_path):
     tensors, config, expected = awq_gemv(torch.randn(16, size * random.randint(1, 20)), size)
-    weight = layer(tensors, config, tmp_path)
+    weight = layer(tensors, config, expected, tmp_path)
     assert torch.equal(weight.read(), expected)
+
+
+@pytest.mark.parametrize("packing", ["plain", "plain_int32", "tile_packed_to_4d"])
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_int4_in_an_odd_number_of_groups(packing, size, tmp_path):
+    weight = torch.randn(24, size * random.randrange(1, 20, 2))
+    tensors, config, expected = int4(weight, packing, size)
+    stored = layer(tensors, config, expected, tmp_path)
+    assert torch.equal(stored.read(), expected)
+    assert hugging_face.METHODS["torchao"].label(config) == f"w4a16-{size}"
+
+
+@pytest.mark.parametrize("shape", [None, [32], [32, 0], [32, 2.0], [32, 1025], {}])
+def test_int4_in_tiles_has_its_shape_in_the_metadata(shape, tmp_path):
+    tensors, config, _ = int4(torch.randn(32, 64), "tile_packed_to_4d")
+    said = {"X.weight": json.dumps(shape and {"_data": {"shape": shape}})}
+    file = tmp_path / "model.safetensors"
+    save_file({f"X.{end}": part for end, part in tensors.items()}, file, said)
+    with pytest.raises(CheckpointError, match="its shape in the file's metadata is [N[]"):
+        quantized.weights(safetensors_file(file), hugging_face.METHODS["torchao"].layouts(config))
+
+
+@pytest.mark.gpu  # torchao packs it there alone, and multiplies with it
+def test_int4_in_tiles_as_a_gpu_packs_it(tmp_path):
+    config = Int4WeightOnlyConfig(64, int4_packing_format="tile_packed_to_4d")
+    linear = torch.nn.Linear(192, 40, bias=False, device="cuda", dtype=torch.bfloat16)
+    quantize_(linear, config)
+    expected = linear(torch.eye(192, dtype=torch.bfloat16, device="cuda")).T.cpu()
+    stored = layer(*of_torchao(linear.weight, config), expected, tmp_path)
+    assert torch.equal(stored.read().bfloat16(), expected)
 
 
 @pytest.mark.parametrize("name, change, message", DAMAGE)

@@ -13,16 +13,8 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.mixtral import Router
-from quantbench.models.tiny.train import (
-    HELD_OUT,
-    HERE,
-    MIXTURE,
-    clusters,
-    corpus,
-    export,
-    held_out_nats,
-    upcycled,
-)
+from quantbench.models.tiny.train import HELD_OUT, HERE, corpus, export, held_out_bits
+from quantbench.models.tiny_moe.upcycling import clusters, upcycled
 from quantbench.models.tokenizer import load_tokenizer
 
 TEXT = (HERE / "heldout.txt").read_text()
@@ -35,17 +27,10 @@ def tokens():
     return sentencepiece.SentencePieceProcessor(str(HERE / "tokenizer.model")).encode(TEXT)
 
 
-def bits_per_byte(model, tokens, share=1.0):
-    count = int(len(tokens) * share)
-    nats = held_out_nats(model, tokens[:count])
-    bytes_seen = len(TEXT.encode()) * share
-    return nats / math.log(2) / bytes_seen
-
-
 @pytest.mark.slow
-def test_held_out_text_is_predicted_better_than_by_xz(tokens):
+def test_held_out_text_is_predicted_better_than_by_xz():
     xz = 8 * len(lzma.compress(TEXT.encode(), preset=9)) / len(TEXT.encode())
-    ours = bits_per_byte(load_model("tiny"), tokens)
+    ours = held_out_bits(load_model("tiny"))
     assert ours <= 1.8 and ours < xz
     # the recorded figure is that of the weights before they were rounded to bfloat16
     assert ours == pytest.approx(RECORD["curve"][-1]["bits_per_byte"], rel=0.01)
@@ -64,15 +49,16 @@ def test_hugging_face_reads_the_folder_and_gets_the_same_logits(tokens, folder):
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny_moe"])
-@pytest.mark.parametrize("eight_bit", [False, True])
-def test_an_export_is_read_back(tmp_path, name, eight_bit):
-    model, folder = load_model(name, num_layers=1), tmp_path / name
-    export(model, folder, eight_bit)
+def test_an_export_is_read_back(tmp_path, name):
+    model, folder = load_model(name), tmp_path / name
+    for weight in model.parameters():
+        weight.data = weight.data + 0.01 * torch.randn(weight.shape)
+    export(name, model, folder)
     again = load_model(str(folder))
     assert again.config == model.config
     for (key, weight), stored in zip(model.named_parameters(), again.parameters(), strict=True):
         step = weight.abs().amax(-1, keepdim=True) / 127  # 2^-8: to the nearest bfloat16
-        error = 0.501 * step if eight_bit and weight.ndim == 2 else 2**-8 * weight.abs()
+        error = 0.501 * step if name == "tiny_moe" and weight.ndim == 2 else 2**-8 * weight.abs()
         assert ((stored - weight).abs() <= error).all(), key
 
 
@@ -96,7 +82,6 @@ def test_the_mixture_is_small_and_what_the_recipe_says():
     config = load_config("tiny_moe")
     assert (MOE / "model.safetensors").stat().st_size <= 12e6
     assert (config.mixture.num_experts, config.mixture.experts_per_token) == (8, 2)
-    assert config.mixture == MIXTURE
     assert len({(at / "tokenizer.model").read_bytes() for at in (HERE, MOE)}) == 1
 
 
@@ -141,4 +126,6 @@ def test_the_mixture_begins_as_the_embedded_model(tokens):
     torch.manual_seed(0)
     row = torch.tensor([tokens[:200]])
     expected = load_model("tiny")(row)
-    assert (upcycled(row)(row) - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert (
+        upcycled(load_config("tiny_moe"), row)(row) - expected
+    ).abs().max() <= 1e-4 * expected.abs().max()

@@ -22,11 +22,11 @@ from quantbench.quantize.autoquant import (
     Sample,
     by_shape,
     choose,
-    decibels,
     decide,
     table,
 )
 from quantbench.quantize.mixed import MixedQuantizer, by_name
+from quantbench.quantize.observe import decibels
 from quantbench.quantize.race import Timing
 from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import AutoQuant, parse

@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+import sys
 
 import pytest
 import torch
@@ -301,7 +302,9 @@ def test_a_kernel_that_cannot_run_says_why_and_what_can(name, kernel, message):
 
 
 @pytest.mark.parametrize("name", ["bnb-int8", "bnb-nf4", "bnb-fp4"])
-def test_without_bitsandbytes_the_error_says_what_to_install(name, monkeypatch):
+def test_only_its_own_kernel_needs_bitsandbytes(name, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    Quantizer(parse(name), CPU, torch.bfloat16)("layer", linear())
     with pytest.raises(KernelError, match=r"pip install bitsandbytes"):
-        Quantizer(parse(name), CPU, torch.bfloat16)("layer", linear())
+        Quantizer(parse(name), CPU, torch.bfloat16, "bitsandbytes")

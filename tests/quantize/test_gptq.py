@@ -9,6 +9,7 @@ from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import parse
 
 NAMES = "int4wo-32-gptq uintx-3-8-gptq uintx-2-16-gptq int8dq-int4wo-32-gptq mxfp4-gptq".split()
+IN_ORDER = "uintx-3-8-gptq-inorder"
 
 
 def drawn(rows, columns, tokens):
@@ -23,13 +24,15 @@ def rounded(name, w):
     return SCHEMES[type(spec)].quantize(w, spec)
 
 
-def brute_force(w, hessian, packed):
+def brute_force(w, hessian, packed, act_order=True):
     """The weight (N, K) float64 that column-by-column quantization gives."""
     w, hessian = w.double(), hessian.double()
     hessian = hessian + torch.eye(len(hessian)) * hessian.diagonal().mean() * 0.01
     codes = levels_of(packed)
     scale, zero = packed.parts.scales
-    size, left = packed.group_size, hessian.diagonal().argsort(descending=True).tolist()
+    size, left = packed.group_size, list(range(len(hessian)))
+    if act_order:
+        left = hessian.diagonal().argsort(descending=True).tolist()
     while left:
         j, inverse = left[0], hessian[left][:, left].inverse()
         offset = 0 if zero is None else zero[:, j // size, None].double()
@@ -48,14 +51,14 @@ def levels_of(packed):
     return torch.arange(2.0**packed.bits).double() - 2 ** (packed.bits - 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, IN_ORDER])
 def test_codes_are_those_of_optimal_brain_quantization(name):
     w, x = drawn(3, 32, 100)
     packed, hessian = rounded(name, w), x.T @ x
-    found = refined(w, packed, hessian)
+    found = refined(w, packed, hessian, name != IN_ORDER)
     torch.testing.assert_close(
         found.dequantize(torch.float32).double(),
-        brute_force(w, hessian, packed),
+        brute_force(w, hessian, packed, name != IN_ORDER),
         rtol=1e-6,
         atol=1e-7,
     )

@@ -40,10 +40,11 @@ def test_whatever_is_understood_is_written_the_same(name):
 
 
 def test_there_are_as_many_schemes_as_the_grammar_says():
-    """1 + … : N is one of 7, G of 4 (of 6 for uintx); nothing, -hqq, -gptq or -awq; and as-is."""
+    """1 + … : N is one of 7, G of 4 (of 6 for uintx); nothing, -hqq, -gptq, -gptq-inorder
+    or -awq; and as-is."""
     assert (
         len(list(every_spec()))
-        == 1 + 1 + 1 + 4 * 4 + 4 * 3 + 1 + 2 + 1 + 7 * 6 * 4 + 2 + 3 + 1 + 1 + 2 + 3 + 1
+        == 1 + 1 + 1 + 4 * 5 + 4 * 4 + 1 + 2 + 1 + 7 * 6 * 5 + 2 + 4 + 1 + 1 + 2 + 3 + 1
     )
     assert len({str(spec) for spec in every_spec()}) == len(list(every_spec()))
 
@@ -61,7 +62,7 @@ def test_a_selection_is_no_scheme_and_says_so():
 
 
 def test_forms_are_as_help_texts_have_them():
-    assert form(UintX) == "uintx-N-G[-{hqq,gptq,awq}]"
+    assert form(UintX) == "uintx-N-G[-{hqq,gptq,gptq-inorder,awq}]"
     assert "float8dq-{tensor,row}" in forms() and "bnb-{int8,nf4,fp4}" in forms()
 
 
@@ -72,12 +73,12 @@ def test_forms_are_as_help_texts_have_them():
         ("INT8WO", "nearest: int8wo"),
         ("nonee", "nearest: none"),
         ("fp6x", "nearest: fp6"),
-        ("int4wo", "nearest: int4wo-G[-{hqq,gptq,awq}]"),
+        ("int4wo", "nearest: int4wo-G[-{hqq,gptq,gptq-inorder,awq}]"),
         ("uintx-4", "nearest: uintx-4-8"),
         ("marlin", "nearest: sparse-marlin"),
-        ("int4wo-48", "G in int4wo-G[-{hqq,gptq,awq}] is 32, 64, 128 or 256"),
-        ("uintx-9-64", "N in uintx-N-G[-{hqq,gptq,awq}] is 1, 2, 3, 4, 5, 6 or 7"),
-        ("uintx-4-7-hqq", "G in uintx-N-G[-{hqq,gptq,awq}] is 8, 16, 32, 64, 128 or 256"),
+        ("int4wo-48", "G in int4wo-G[-{hqq,gptq,gptq-inorder,awq}] is 32, 64, 128 or 256"),
+        ("uintx-9-64", "N in uintx-N-G[-{hqq,gptq,gptq-inorder,awq}] is 1, 2, 3, 4, 5, 6 or 7"),
+        ("uintx-4-7-hqq", "gptq-inorder,awq}] is 8, 16, 32, 64, 128 or 256"),
         ("int4wo-64-", "nearest: int4wo-64"),
         ("", "Schemes: none, int8wo, int8dq"),
         ("?", "Schemes: none, int8wo, int8dq"),
