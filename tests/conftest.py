@@ -45,17 +45,17 @@ os.environ["TIKTOKEN_CACHE_DIR"] = ""
 # Two processes share the tests, file by file (Makefile). The slowest files start first:
 # otherwise one process would still be busy with one of them when the other has nothing left.
 LONGEST = (
-    "tests/test_readme.py",
-    "tests/ops/test_cpu_step.py",
     "tests/answer/test_ab.py",
-    "tests/test_generate.py",
-    "tests/quantize/test_every_scheme.py",
-    "tests/answer/test_replay.py",
-    "tests/quantize/test_autoquant.py",
-    "tests/run/test_loading.py",
-    "tests/test_hostile.py",
-    "tests/test_wheel.py",
-    "tests/test_test_run.py",
+    "tests/test_real_model.py",
+    "tests/ops/test_decode_attention.py",
+    "tests/quantize/test_recipe.py",
+    "tests/answer/test_roofline.py",
+    "tests/peers/test_peers.py",
+    "tests/test_generator.py",
+    "tests/answer/test_latency_command.py",
+    "tests/run/test_environment.py",
+    "tests/recipe/test_recipe_command.py",
+    "tests/ops/test_arm.py",
 )
 
 

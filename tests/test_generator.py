@@ -1,6 +1,7 @@
 """Sampling against the distribution it should draw from; compiled steps against eager ones."""
 
 import gc
+import itertools
 import weakref
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
+from tests import seeds
 from tests.memory import allocated
 from tests.models.small import small_model
 
@@ -131,26 +133,27 @@ def compilations(monkeypatch):
 
 
 CACHE = pytest.mark.parametrize("cache", CACHES)
-KERNEL = pytest.mark.parametrize("kernel", ["torch", None], ids=["torch", "this device's own"])
 
 
-@CACHE
-@KERNEL
-@pytest.mark.parametrize("window", [None, 11])
-def test_decode_compiles_once_for_every_position(cache, kernel, window, compilations, monkeypatch):
-    """Past edges of blocks, at 32, 64 and 128, and some dozen wraps of a window."""
-    if kernel:
-        monkeypatch.setattr(decode, "choose", lambda *_: decode.Choice(kernel))
-    model = small_model(window)
-    eager, compiled = (
-        Generator(model, 2, 256, cache, compile_decode=compiled) for compiled in (False, True)
-    )
-    prompt = torch.randint(100, (2, 30))
-    tokens = eager.generate(prompt, 120).tokens
-    assert torch.equal(compiled.generate(prompt, 120).tokens, tokens)
-    compiled.generate(prompt[:, :3], 10)
-    compiled.generate(prompt[:, :3], 5, start=240)
-    assert len(compilations) == 1
+def test_decode_compiles_once_for_every_position(compilations, monkeypatch):
+    """Past edges of blocks, at 32, 64 and 128, and some dozen wraps of a window. Each cache has one
+    of the pairs of a kernel (torch's or this device's own) and a window."""
+    pairs = itertools.product((decode.choose, lambda *_: decode.Choice("torch")), (None, 11))
+    for cache, (choose, window) in zip(seeds.sample(CACHES, 4), pairs, strict=True):
+        monkeypatch.setattr(decode, "choose", choose)
+        compilations.clear()
+        torch._dynamo.reset()
+        model = small_model(window)
+        eager, compiled = (
+            Generator(model, 2, 256, cache, compile_decode=compiled) for compiled in (False, True)
+        )
+        prompt = torch.randint(100, (2, 30))
+        tokens = eager.generate(prompt, 120).tokens
+        with seeds.naming((cache, choose, window)):
+            assert torch.equal(compiled.generate(prompt, 120).tokens, tokens)
+            compiled.generate(prompt[:, :3], 10)
+            compiled.generate(prompt[:, :3], 5, start=240)
+            assert len(compilations) == 1
 
 
 def test_caches_of_every_kind_compile_in_one_process():

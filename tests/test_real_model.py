@@ -106,8 +106,9 @@ def test_60_greedy_tokens_are_those_of_transformers(theirs, tokens):
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "quantbench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True)
+    result = CliRunner().invoke(commands, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return result
 
 
 def test_it_answers_and_is_logged_by_its_file_s_mix(tmp_path):
@@ -134,7 +135,8 @@ def test_chat_ends_where_the_model_ends():
 
 @pytest.mark.slow
 def test_from_the_file_to_a_recommendation_that_runs(tmp_path):
-    measured = ["--schemes", "as-is,int8wo,int4wo-64", "--max_minutes", "0.7"]
+    measured = ["--schemes", "as-is,int8wo,int4wo-64", "--max_minutes", "0.7", "--tokens", "64"]
+    measured += ["--processes", "1", "--half_width", "90%", "--max_new_tokens", "4"]
     measured += ["--output", str(tmp_path / "out"), "--write_result", "none"]
     done = run("recommend", "--checkpoint_path", str(FILE), *measured)
     (use,) = re.findall(r"^Use (\S+):", done.stdout, re.M)

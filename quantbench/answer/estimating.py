@@ -71,7 +71,7 @@ def model_of(checkpoint_path: str, num_layers: int | None) -> ModelConfig | str:
                 "it: leave it out, or write another number into a copy of the file"
             ) from None
         return str(file)
-    return config.with_layers(num_layers) if num_layers else config
+    return config.with_layers(num_layers)
 
 
 def check_context(request: Request) -> None:

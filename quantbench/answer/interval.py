@@ -36,11 +36,11 @@ class Interval:
         known = self.low is not None and self.high is not None
         return f"{self.low:.2f} to {self.high:.2f}" if known else "no interval"
 
-    def written(self, form: str) -> str:
+    def written(self, form: str, to: str = " to ") -> str:
         """0.86 (0.85 to 0.87), each number in this format."""
         if self.low is None or self.high is None:
             return f"{self.value:{form}}"
-        return f"{self.value:{form}} ({self.low:{form}} to {self.high:{form}})"
+        return f"{self.value:{form}} ({self.low:{form}}{to}{self.high:{form}})"
 
     def to_json(self) -> list[float]:
         """[value, low, high], or [value]."""

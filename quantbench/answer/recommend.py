@@ -118,7 +118,7 @@ def recommend(
         remarks.append(reference.sentence())
     nothing = None
     if rows and rows[0].verdict == "failed":
-        nothing = f"No recommendation: the baseline, {rows[0].arm}, failed: {rows[0].failed}"
+        nothing = f"No recommendation: the baseline, {rows[0].arm}, failed"
     elif len(arms) < 2 and not any(row.dropped for row in rows):
         nothing = "No recommendation: no arm was measured beside a baseline"
     elif not any(row.kl is not None for row in rows):

@@ -120,7 +120,7 @@ class Session:
     def _run(self) -> str:
         visit = max(arm.processes for arm in self.results.arms)
         while not isinstance(waiting := self.rule.next(self.results), str):
-            if visit and self._left() <= 2 * self._a_load():  # the baseline's, and one more
+            if visit and not self._has_time((), loads=2):  # the baseline's, and one more
                 return "max_minutes"
             self._visit(waiting if visit % 2 == 0 else waiting[::-1])
             visit += 1
@@ -147,7 +147,7 @@ class Session:
             if not self._load(places[0], "") and isinstance(self.rule.next(self.results), str):
                 return
             group: list[int] = []
-            while waiting and len(group) < MOST_BESIDE and (not group or self._has_time(group)):
+            while waiting and len(group) < MOST_BESIDE and self._may_load(group):
                 done += 1
                 try:
                     left = duration(min(self._left(), self._a_load() * (arms - done + 1)))
@@ -166,13 +166,19 @@ class Session:
                     numbers = [place + number % every for number in group]
                     self._cycles([place, *numbers], numbers, seconds)
             self.pool.unload_all({0}.difference(group))
-            if self._left() <= 0:
+            if self._left() <= 0 or not (group or self._may_load(())):
                 return
 
-    def _has_time(self, group: Sequence[int]) -> bool:
-        """Whether there is time to load one more arm and take the cycles that an interval needs."""
+    def _may_load(self, group: Sequence[int]) -> bool:
+        """Whether to load one more arm: where nothing was measured yet, the first of a group
+        whatever time is left."""
+        nothing = not group and not any(arm.turns for arm in self.results.arms[1:])
+        return nothing or self._has_time(group)
+
+    def _has_time(self, group: Sequence[int], loads: int = 1) -> bool:
+        """Whether there is time to load more arms and take the cycles that an interval needs."""
         cycle = sum(TURN + self.pool.prompt_seconds.get(n, 0.0) for n in (0, *group))
-        return self._left() > self._a_load() + LEAST_CYCLES * cycle
+        return self._left() > loads * self._a_load() + LEAST_CYCLES * cycle
 
     def _load(self, number: int, where: str) -> bool:
         """Whether the arm is loaded now, and is not ruled out. Raises DoesNotFit."""

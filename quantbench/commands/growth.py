@@ -11,7 +11,6 @@ comparing two points.
 
 import dataclasses
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -27,6 +26,7 @@ from quantbench.log.about import about, write_json
 from quantbench.log.config import RunConfig
 from quantbench.log.kinds import Whole
 from quantbench.log.options import options
+from quantbench.plans.decoding import decoding
 from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.report.columns import Columns, aligned, interval, number
@@ -74,17 +74,12 @@ def growth(
     chosen = [str(spec.parse(name, "--schemes")) for name in names]
     wanted = [(name, value) for name in axes for value in whole_numbers(values, name, axes)]
     data = read(json_path)
-    if Path(chart).suffix != ".svg":
-        raise UsageError(f"--chart {chart}: it is drawn as SVG; end its name in .svg")
-    picture = files.Output("--chart", chart, files.is_svg, "SVG")
     kept = files.Output("--json", json_path if axes else None, files.is_json, "JSON")
-    files.check_outputs([picture, kept], {} if axes else {"--json": json_path})
+    files.check_outputs([files.svg_output(chart), kept], {} if axes else {"--json": json_path})
     if not (axes or data.points):
         why = files.missing(json_path) or "it holds no points yet"
         raise UsageError(files.refusal("--json", json_path, why, "--over none measures none"))
-    common = RunConfig(**given, compile=True, temperature=0, write_result="none")
-    if common.max_new_tokens < 2:
-        raise UsageError("--max_new_tokens takes 2 or more: the first is the prompt's")
+    common = decoding(given)
     if checkpoint_path and wanted:
         from quantbench.models.loading import load_config  # torch takes its seconds
 

@@ -11,7 +11,6 @@ programme chooses, and the KL divergence of the whole recipe is measured against
 uniform scheme. --quantization mix.json then runs it.
 """
 
-import shlex
 import sys
 from typing import Any
 
@@ -21,6 +20,7 @@ from quantbench import files
 from quantbench.answer.limits import KL
 from quantbench.cli import Command, Group, quiet
 from quantbench.errors import UsageError
+from quantbench.log import shell
 from quantbench.log.about import write_json
 from quantbench.log.config import RunConfig
 from quantbench.log.kinds import Between, Choice, Size
@@ -59,28 +59,12 @@ BUDGETS = ("bits", "max_memory", "min_tok_s", "max_kl")
 @click.option("--output", metavar="FILE", help="Write the recipe here, for --quantization")
 @options(without=vars(RunConfig()).keys() - TAKEN)
 @click.pass_context
-def recipe(
-    context: click.Context,
-    /,
-    bits: float | None,
-    max_memory: int | None,
-    min_tok_s: float | None,
-    max_kl: float | None,
-    text: str | None,
-    uncalibrated: bool,
-    verify: bool,
-    output: str | None,
-    **given: Any,
-) -> None:
+def recipe(context: click.Context, /, text: str | None, output: str | None, **given: Any) -> None:
     """Choose a scheme for each layer, within a budget of bits, memory, time or quality."""
     if context.invoked_subcommand is not None:
         return
-    limits: dict[str, Any] = {
-        "bits": bits,
-        "max_memory": max_memory,
-        "min_tok_s": min_tok_s,
-        "max_kl": max_kl,
-    }
+    uncalibrated, verify = given.pop("uncalibrated"), given.pop("verify")
+    limits = {name: given.pop(name) for name in BUDGETS}
     if not any(limits.values()):
         raise UsageError(f"recipe takes a budget: --{', --'.join(BUDGETS[:-1])} or --{BUDGETS[-1]}")
     config = RunConfig(**given)
@@ -99,8 +83,7 @@ def recipe(
     if verify and output is None:
         raise UsageError("--verify runs the recipe from its file: give --output FILE, too")
     quiet(config.debug)
-    # torch takes its seconds after the options
-    from quantbench.recipe import search, table
+    from quantbench.recipe import search, table  # torch takes its seconds after the options
 
     budget = search.Budget(**limits)
     found = search.search(config, budget, text, not uncalibrated)
@@ -113,12 +96,10 @@ def recipe(
         from quantbench.plans.verifying import verify as verified
 
         sys.exit(verified(config, found, budget, output))
-    model, file = shlex.quote(config.checkpoint_path), shlex.quote(output)
-    arms = (rival.name for rival in found.uniform[:1])
-    click.echo(
-        f"\nSpeed and memory: quantbench ab --checkpoint_path {model} "
-        + " ".join(f"--arm '--quantization {name}'" for name in (*arms, file))
-    )
+    names = [*(rival.name for rival in found.uniform[:1]), output]
+    arms = [word for name in names for word in ("--arm", shell.join(["--quantization", name]))]
+    ab = shell.join(["quantbench", "ab", "--checkpoint_path", config.checkpoint_path, *arms])
+    click.echo(f"\nSpeed and memory: {ab}")
 
 
 @recipe.command(cls=Command)
@@ -135,11 +116,8 @@ def frontier(
     same weights."""
     config = RunConfig(**given)
     checks.check_options(config)
-    if not chart.endswith(".svg"):
-        raise UsageError(f"--chart {chart}: it is drawn as SVG; end its name in .svg")
-    picture = files.Output("--chart", chart, files.is_svg, "SVG")
     kept = files.Output("--json", json_path, files.is_json, "JSON")
-    files.check_outputs([picture, kept])
+    files.check_outputs([files.svg_output(chart), kept])
     quiet(config.debug)
     from quantbench.recipe import frontier as made
 
@@ -154,18 +132,17 @@ def frontier(
 @click.argument("file", type=click.Path())
 @click.option("--format", "form", type=Choice(FORMATS), required=True,
               help=f"The program that is to read it: {', '.join(FORMATS)}")  # fmt: skip
-@click.option("--checkpoint_path", metavar="PATH", default="tiny", help="The recipe's model [tiny]")
-@click.option("--debug", is_flag=True, help="Show tracebacks")
-def export(file: str, form: str, checkpoint_path: str, debug: bool) -> None:
+@options(without=vars(RunConfig()).keys() - {"checkpoint_path", "debug"})
+def export(file: str, form: str, **given: Any) -> None:
     """Print the recipe in FILE as another program's mixture: torchao's FqnToConfig, llama.cpp's
     --tensor-type-file, or GPTQModel's dynamic."""
-    quiet(debug)
+    config = RunConfig(**given)
+    quiet(config.debug)
     from quantbench.models.formats import open_checkpoint
     from quantbench.models.formats.names import hugging_face
     from quantbench.quantize import recipe_formats
     from quantbench.quantize.recipe import read
 
-    checkpoint = open_checkpoint(checkpoint_path)
-    shapes = checkpoint.config().linear_shapes()
-    held = read(file, option="FILE").of_layers(checkpoint.name, shapes)
+    model = open_checkpoint(config.checkpoint_path)
+    held = read(file, option="FILE").of_layers(model.name, model.config().linear_shapes())
     click.echo(recipe_formats.exported(held, form, hugging_face), nl=False)

@@ -26,7 +26,7 @@ from quantbench.answer.rows import rows as rows_of
 from quantbench.answer.shared import HOLDS, Model
 from quantbench.answer.shared import write as write_shared
 from quantbench.answer.stop import Enough
-from quantbench.arguments import given_options, names_of
+from quantbench.arguments import names_of, refuse_beside
 from quantbench.bench import store
 from quantbench.bench.arm import make_arms
 from quantbench.bench.store import Results, Settings
@@ -46,6 +46,7 @@ from quantbench.typed_json import to_json
 
 UNUSED = (*shared.UNUSED, "quantization", "compile", "checkpoint_path")
 OF_EARLIER = ("earlier", "checkpoints", "share", "debug", *vars(Limits()))
+EARLIER = "--from measures nothing: give only limits, --share and --checkpoint_path besides"
 
 
 @click.command(cls=Command)
@@ -54,7 +55,7 @@ OF_EARLIER = ("earlier", "checkpoints", "share", "debug", *vars(Limits()))
 @click.option("--schemes", metavar="A,B",
               help="Measure these; a recipe's file, too [every scheme]")  # fmt: skip
 @click.option("--share", metavar="FILE", help="Write the figures here, too, for collect")
-@click.option("--checkpoint_path", "checkpoints", multiple=True, metavar="PATH", default=("tiny",),
+@click.option("--checkpoint_path", "checkpoints", multiple=True, metavar="PATH",
               help="As in generate.py; several are compared by bits per byte [tiny]")  # fmt: skip
 @shared.measuring_options
 @options(without=UNUSED, defaults={"max_new_tokens": shared.MAX_NEW_TOKENS})
@@ -74,15 +75,14 @@ def recommend(
     common = dataclasses.replace(RunConfig(**given), compile=True)
     written = files.Output("--share", share, HOLDS, "JSON of recommend --share")
     if earlier is not None:
-        said = [parameter.name or "" for parameter in given_options(context)]
-        if wrong := [name for name in said if name not in OF_EARLIER]:
-            raise UsageError(f"--{wrong[0]} would measure anew, and --from answers from what was "
-                             "measured: the other options are the limits, --share and "
-                             "--checkpoint_path")  # fmt: skip
+        refuse_beside(context, OF_EARLIER, EARLIER)
         files.check_outputs([written])
         results = store.load(Path(earlier), "--from")
-        if "checkpoints" in said:
-            _check_folder(results, earlier, checkpoints)
+        models = {parse(arm.argv).checkpoint_path for arm in results.arms if arm.argv}
+        if checkpoints and models != set(checkpoints):
+            raise UsageError(f"--from {earlier} holds results of {', '.join(sorted(models))}, not "
+                             f"of --checkpoint_path {', '.join(map(shown, checkpoints))}"
+                             )  # fmt: skip
         found = Compared(results)
         rows = rows_of(results, found)
         answer = recommended(rows, asked, found.best, results.settings.reference)
@@ -96,6 +96,7 @@ def recommend(
         raise UsageError("--tokens 0: without quality there is no recommendation; quantbench ab "
                          "--arms all compares speeds alone")  # fmt: skip
     files.check_outputs([written], {"--text": settings.get("text")})
+    checkpoints = checkpoints or ("tiny",)
     configs = [dataclasses.replace(common, checkpoint_path=path) for path in checkpoints]
     check_models(checkpoints)
     for config in configs:
@@ -109,9 +110,8 @@ def recommend(
         results = _begin(config, Settings(**settings), asked, own, names)
 
         def conclude(rows: Sequence[Row], best: Best, results: Results = results) -> Recommendation:
-            answer = recommended(rows, asked, best)
-            answers.append((Model.of(results, rows), answer))
-            return answer
+            answers.append((Model.of(results, rows), recommended(rows, asked, best)))
+            return answers[-1][1]
 
         code |= compare(results, own, Enough(asked, answer_only=True), conclude, "answer")
         if results.ended == "interrupted":
@@ -146,13 +146,3 @@ def _begin(
         + (f"; kept in {folder}" if folder else "; --output DIR keeps everything")
     )
     return results
-
-
-def _check_folder(results: Results, folder: str, checkpoints: Sequence[str]) -> None:
-    """Raise UsageError where a folder's results are of another model than --checkpoint_path."""
-    models = {parse(arm.argv).checkpoint_path for arm in results.arms if arm.argv}
-    if models != set(checkpoints):
-        raise UsageError(
-            f"--from {folder} holds results of {', '.join(sorted(models))}, not of "
-            f"--checkpoint_path {', '.join(map(shown, checkpoints))}"
-        )

@@ -23,13 +23,13 @@ from quantbench.answer import decode_limit, layer_limit
 from quantbench.answer.json_rows import DecodeRow
 from quantbench.answer.layer_limit import LayerRow
 from quantbench.arguments import names_of, refuse_given
-from quantbench.bench.store import Results, Settings
+from quantbench.bench.store import Results
 from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
-from quantbench.log.kinds import Number, Whole
 from quantbench.log.options import options
+from quantbench.plans.decoding import decoding, settings_of, turn_options
 from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.quantize.recipe import Recipe
@@ -63,12 +63,7 @@ class Report:
               help=f"Single layers, the whole model, or both [{','.join(PARTS)}]")  # fmt: skip
 @click.option("--only_ours", is_flag=True,
               help="Leave out torch's and torchao's kernels, which take memory, too")  # fmt: skip
-@click.option("--cycles", type=Whole(1), default=24,
-              help="Turns of each process of the whole model [24]; intervals need 8")  # fmt: skip
-@click.option("--max_minutes", type=Number(), default=10.0,
-              help="Stop measuring the whole model after N minutes [10]")  # fmt: skip
-@click.option("--processes", type=Whole(1), default=2,
-              help="Start each scheme N times [2]")  # fmt: skip
+@turn_options
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
 @options(without=vars(RunConfig()).keys() - TAKEN, defaults=DEFAULTS)
 @click.pass_context
@@ -78,9 +73,6 @@ def roofline(
     schemes: str | None,
     parts: str | None,
     only_ours: bool,
-    cycles: int,
-    max_minutes: float,
-    processes: int,
     json_path: str | None,
     **given: Any,
 ) -> None:
@@ -97,9 +89,7 @@ def roofline(
     if "model" not in wanted:
         refuse_given(context, OF_MODEL, "single layers are measured, and no whole model: "
                      "leave it out, or add model to --parts")  # fmt: skip
-    common = RunConfig(**given, compile=True, temperature=0, write_result="none")
-    if common.max_new_tokens < 2:
-        raise UsageError("--max_new_tokens takes 2 or more: the first is the prompt's")
+    settings, common = settings_of(given), decoding(given)
     files.check_outputs([report_output(json_path)], {"--checkpoint_path": common.checkpoint_path})
     kernels, layers = layer_limit.measured(common, chosen, "layers" in wanted, only_ours)
     report = Report(common, layers or None)
@@ -110,7 +100,6 @@ def roofline(
         click.echo("\n" + "\n".join(tables.layer_remarks(layers)))
     failed = any(row.why_not for row in layers)
     if "model" in wanted:
-        settings = Settings(cycles=cycles, processes=processes, max_minutes=max_minutes, tokens=0)
         arms = decode_limit.arms_of(_arms(common, kernels))
         report.comparison = decode_limit.measure(arms, settings)
         report.model = decode_limit.with_stock(report.comparison)

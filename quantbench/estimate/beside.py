@@ -205,7 +205,10 @@ def _estimate(facts: Facts, phases: Phases | None) -> Estimate:
         return predict(request, card(name))
     if phases is None:
         layers = facts.architecture.num_layers
-        raise UsageError(f"its {layers} layers are too few to tell their speed from some of them")
+        raise UsageError(
+            f"its {layers} layers are too few, or too small for the processor's cache, to "
+            "estimate them from the first ones"
+        )
     device, power = torch.device("cpu"), energy.power_limit()
     return predict(request, Here(name, "", device, power, None, measured={request: phases}))
 

@@ -103,8 +103,7 @@ def _request(config: RunConfig, model: Any) -> Request | None:
             architecture = preset(str(model))
         except UsageError:
             architecture = load_config(config.checkpoint_path)
-        if config.num_layers:
-            architecture = architecture.with_layers(config.num_layers)
+        architecture = architecture.with_layers(config.num_layers)
         scheme = str(parse_scheme(config.quantization))
     except QuantbenchError:
         return None

@@ -157,7 +157,7 @@ def make_arms(
             device=ours.device,
             rows=ours.batch_size,
         )
-        arms.append(ArmResult(f"{runtime} {form}".strip(), "", [json.dumps(to_json(work))]))
+        arms.append(ArmResult(name_of(runtime, form), "", [json.dumps(to_json(work))]))
     return arms
 
 
@@ -167,6 +167,11 @@ def seconds_before(
     """About how long writing the files that are missing and loading every program takes."""
     forms = {form for _, form in peers if form and not _file(ours, form, folder).exists()}
     return weights / 1e9 * (sum(map(WRITING.__getitem__, forms)) + LOADING * (1 + len(peers)))
+
+
+def name_of(runtime: str, form: str) -> str:
+    """The arm's name."""
+    return f"{runtime} {form}".strip()
 
 
 def _file(ours: RunConfig, form: str, folder: Path) -> Path:

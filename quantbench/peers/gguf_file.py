@@ -64,9 +64,7 @@ def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None 
     Raises UsageError for a model or format that cannot be written, LogError where the file cannot
     be.
     """
-    architecture = load_config(checkpoint_path)
-    if num_layers:
-        architecture = architecture.with_layers(num_layers)
+    architecture = load_config(checkpoint_path, num_layers)
     check(architecture, format)
     if format in MIXES:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -197,7 +197,7 @@ class HuggingFace(Stepwise):
         import transformers
 
         self.work, self.compiled, self.length = work, compiled, work.prompt + work.new
-        architecture = _architecture(work.file or work.checkpoint, work.num_layers)
+        architecture = load_config(work.file or work.checkpoint, work.num_layers)
         self.device = torch.device(work.device)
         _check_memory(2 * architecture.parameters(), headroom, self.device)
         torch.set_num_threads(work.threads)
@@ -387,7 +387,7 @@ def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
     """LlamaForCausalLM with the checkpoint's weights, in bfloat16."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    ours = _architecture(checkpoint, num_layers)
+    ours = load_config(checkpoint, num_layers)
     scaling: dict[str, Any] = {}
     if ours.rope_scaling:
         kept = ("factor", "low_freq_factor", "high_freq_factor")
@@ -437,11 +437,6 @@ def _check_llama(architecture: ModelConfig) -> None:
             )
     if beyond := architecture.beyond_llama():
         raise QuantbenchError(f"{architecture.name} has {beyond}, which LlamaForCausalLM has not")
-
-
-def _architecture(checkpoint: str, num_layers: int | None) -> ModelConfig:
-    config = load_config(checkpoint)
-    return config.with_layers(num_layers) if num_layers else config
 
 
 def _check_memory(needed: int, headroom: int, device: torch.device = CPU) -> None:

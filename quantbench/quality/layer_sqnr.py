@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import load_model
 from quantbench.quality.types import LayerSqnr
+from quantbench.quantize.observe import decibels
 from quantbench.run.plan import Plan
 
 COLUMNS = 128  # sampled per weight; the error does not vary by column
@@ -57,17 +58,9 @@ def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: list[int]) ->
 def _sqnr(module: nn.Module, quantized: nn.Module, x: Tensor) -> float | None:
     """A layer's output without its bias, which is not quantized and would count as signal."""
     weight: Any = module.weight
-    right = nn.functional.linear(x, weight).double()
     bias = 0 if module.bias is None else module.bias
-    decibels = sqnr(right, (quantized(x) - bias).double())
-    return None if math.isinf(decibels) else decibels
-
-
-def sqnr(right: Tensor, approximate: Tensor) -> float:
-    """Signal-to-quantization-noise ratio in dB; infinite where both tensors are the same."""
-    error = (right - approximate).square().sum().item()
-    signal = right.square().sum().item()
-    return math.inf if error == 0 else 10 * math.log10(max(signal, 1e-300) / error)
+    sqnr = decibels(nn.functional.linear(x, weight), quantized(x) - bias)
+    return None if math.isinf(sqnr) else sqnr
 
 
 def _columns(weight: Any) -> Tensor:

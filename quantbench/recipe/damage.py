@@ -8,9 +8,9 @@ To second order, the KL of a change is half the mean square of the change of log
 model itself draws y (Fisher's information). For row n of a weight and a sequence, that change is
 Σ_s g_sn · Δ_n x_s = G_n · Δ_n, where g is the gradient at the layer's output, x its input, Δ the
 error of the weight and G = Σ_s g_s x_sᵀ. Rows are rounded independently of each other, so the
-squares of rows add up, and so do those of layers. All schemes share G: a scheme costs its rounding
-and one product. -hqq, and -gptq by the inputs that other tokens make, are tried on some rows: their
-share of rounding's damage there is taken for that of all.
+squares of rows add up, and so do those of layers. Every scheme is tried on the same rows, drawn by
+what they weigh, since a few tokens' rows have most of an output's; -gptq goes by the inputs that
+other tokens make.
 
 The model is taken block by block, each in float32 while it is computed. Memory holds the weights,
 the blocks' inputs and the gradient of some rows.
@@ -19,7 +19,6 @@ the blocks' inputs and the gradient of some rows.
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -35,9 +34,9 @@ from quantbench.quantize.packed import dequantized
 from quantbench.quantize.registry import Quantizer, with_weight
 from quantbench.quantize.spec import Int8Embedding, Spec
 
-GRADIENT_ELEMENTS = 1 << 21  # of G at once: 8 MB, in the last-level cache for all schemes
+GRADIENT_ELEMENTS = 1 << 21  # of outputs' gradients at once
 LOGIT_ROWS = 64  # tokens whose logits are computed at once
-SAMPLED_ROWS, LIGHTEST = 128, 1e-20  # of a weight, with replacement
+SAMPLED_ROWS, LIGHTEST = 256, 1e-20  # of a weight, with replacement
 M = TypeVar("M", bound=nn.Module)
 Rows = slice | Tensor  # of a weight, or their numbers
 Damage = dict[tuple[str, str], float]  # nats a token, by (layer, scheme)
@@ -51,8 +50,8 @@ def damages(
     tok_embeddings.
 
     model: in full precision, of plain modules. ids (B, S): tokens of B texts. others (C, S): tokens
-    that calibrate; C = 0: calibrated schemes get no damage. specs: with each scheme of a way, as
-    -gptq, the one without. report: called as (blocks done, blocks).
+    that calibrate; C = 0: calibrated schemes get no damage. report: called as (blocks done,
+    blocks).
     """
     device, dtype = ids.device, model.norm.weight.dtype
     quantizers = {str(s): Quantizer.of_shapes(s, device, dtype) for s in specs}
@@ -97,65 +96,36 @@ class _Layers:
         log p at the outputs (B, S, n) of some rows. hessian: XᵀX (K, K) of the inputs that tokens
         which calibrate make; None where there are none.
 
-        Some rows at a time: a scale for a whole tensor, as nvfp4 has it, is that of these rows."""
-        takes = {scheme: quantizer for scheme, quantizer in self.quantizers.items()
-                 if not quantizer.scheme.refuses(quantizer.spec, layer.in_features)}  # fmt: skip
-        plain = {scheme: q for scheme, q in takes.items() if not q.spec.way}
-        count = max(1, GRADIENT_ELEMENTS // (len(x) * layer.in_features))
-        squares = torch.zeros(len(plain), device=x.device)
-        weighs = torch.empty(layer.out_features, device=x.device)  # a row, in the damage
-        for start in range(0, layer.out_features, count):
-            rows = slice(start, start + count)
-            part = with_weight(nn.Linear(1, 1, bias=False), layer.weight.data[rows])
-            errors = torch.stack([_error(part, _rounded(name, part, q)) for q in plain.values()])
-            G = gradient(rows).mT @ x
-            squares += torch.einsum("bnk,jnk->jbn", G, errors).square().sum((1, 2))
-            size = cast(Tensor, part.weight.data).float().square().sum(1)
-            weighs[rows] = G.square().sum((0, 2)) * size
-        for scheme, square in zip(plain, squares.tolist(), strict=True):
-            self.found[name, scheme] = square / 2 / self.tokens
-        ways = [quantizer for quantizer in takes.values() if quantizer.spec.way]
-        if hessian is None:
-            ways = [quantizer for quantizer in ways if not quantizer.spec.calibrated]
-        if ways:
-            self._add_ways(name, layer, x, gradient, hessian, ways, weighs)
-
-    def _add_ways(
-        self,
-        name: str,
-        layer: nn.Linear,
-        x: Tensor,
-        gradient: Callable[[Rows], Tensor],
-        hessian: Tensor | None,
-        ways: Sequence[Quantizer],
-        weighs: Tensor,
-    ) -> None:
-        """Add schemes of a way (spec.WAYS), which take long, by their share of rounding's damage on
-        some rows: a few tokens' rows have most of an output's, so rows are drawn by what they weigh
-        (N,), and count the less for it."""
-        weighs = weighs.clamp(min=LIGHTEST)
+        A scale for a whole tensor, as nvfp4 has it, is that of the rows that are drawn."""
+        weighs = _weighs(layer, x, gradient)
         generator = torch.Generator(x.device).manual_seed(0)
         rows = torch.multinomial(weighs, SAMPLED_ROWS, replacement=True, generator=generator)
+        stands_for = weighs.sum() / weighs[rows] / SAMPLED_ROWS  # rows, a row that was drawn
         part = with_weight(nn.Linear(1, 1, bias=False), layer.weight.data[rows])
         G = gradient(rows).mT @ x
         inverse = None if hessian is None else inverse_of(hessian)
-
-        def square(weight: Tensor) -> float:
-            change = (G * _error(part, weight)).sum(-1)  # (B, rows)
-            return float((change.square() / weighs[rows]).sum())
-
-        for quantizer in ways:
-            plain = str(replace(quantizer.spec, way=""))
-            before = square(_rounded(name, part, self.quantizers[plain]))
-            weight = _rounded(name, part, quantizer)
-            if quantizer.spec.way == "gptq" and inverse is not None:
+        for scheme, quantizer in self.quantizers.items():
+            spec = quantizer.spec
+            untaught = spec.calibrated and hessian is None
+            if untaught or quantizer.scheme.refuses(spec, layer.in_features):
+                continue
+            weight: Any = quantizer.quantized(name, part).weight.data
+            if spec.way == "gptq" and inverse is not None:
                 weight = corrected(cast(Tensor, part.weight.data), weight, inverse)
-            share = square(weight) / before if before else 1.0
-            self.found[name, str(quantizer.spec)] = share * self.found[name, plain]
+            change = (G * _error(part, weight)).sum(-1)  # (B, rows)
+            square = (change.square() * stands_for).sum().item()
+            self.found[name, scheme] = square / 2 / self.tokens
 
 
-def _rounded(name: str, layer: nn.Module, quantizer: Quantizer) -> Any:
-    return quantizer.quantized(name, layer).weight.data
+def _weighs(layer: nn.Linear, x: Tensor, gradient: Callable[[Rows], Tensor]) -> Tensor:
+    """About what each row (N,) has in a damage: the square of its weights, and of G without the
+    products of different tokens."""
+    squares = x.square().sum(-1, keepdim=True)  # (B, S, 1)
+    count = max(1, GRADIENT_ELEMENTS // squares.numel())
+    starts = range(0, layer.out_features, count)
+    found = [(gradient(slice(n, n + count)).square() * squares).sum((0, 1)) for n in starts]
+    size = layer.weight.data.float().square().sum(1)
+    return (torch.cat(found) * size).clamp(min=LIGHTEST)
 
 
 def _error(layer: nn.Module, weight: Tensor) -> Tensor:

@@ -38,12 +38,14 @@ def number(
     return shown
 
 
-def interval(read: Callable[[R], Interval | None], form: str = ".3f") -> Callable[[R], str]:
+def interval(
+    read: Callable[[R], Interval | None], form: str = ".3f", to: str = " to "
+) -> Callable[[R], str]:
     """The figure with its ends: 0.860 (0.850 to 0.870)."""
 
     def shown(row: R) -> str:
         value = read(row)
-        return "-" if value is None else value.written(form)
+        return "-" if value is None else value.written(form, to)
 
     return shown
 

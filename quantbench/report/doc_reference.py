@@ -76,6 +76,7 @@ METHODS = (
     ("`bitsandbytes` nf4, nested scales", "bnb-nf4", 4 + 8 / 64, "nf4-4-64-float32-none"),
     ("`bitsandbytes` int8", "bnb-int8", 8, "int-8-0-float32-none"),
     ("`torchao` in safetensors, float8", "fp8", 8, "fp8-8-0-float32-none"),
+    ("`torchao` in safetensors, int4", "w4a16-128", 4.25, "int-4-128-bfloat16-bfloat16"),
 )  # fmt: skip
 
 

@@ -44,6 +44,10 @@ def _memory_rate(row: Row) -> str:
     return f"{rate / 1e9:.2f} GB/s" + ("" if share is None else f" ({share:.1%})")
 
 
+def _peak_memory(row: Row) -> str:
+    return memory_said(row) if row.weight_bytes else "-"
+
+
 P50: Callable[[Row], str] = number(lambda row: row.token_p50_s, ".3f", 1e3)
 P99: Callable[[Row], str] = number(lambda row: row.token_p99_s, ".3f", 1e3, " ms")
 ARM: Columns[Row] = [("arm", lambda row: row.arm)]
@@ -53,10 +57,20 @@ MAIN: Columns[Row] = [
     ("× baseline", interval(lambda row: row.decode_speed_up, ".2f")),
     ("prompt tok/s", number(lambda row: row.prefill_tok_s, ".1f")),
     ("× baseline", interval(lambda row: row.prompt_speed_up, ".2f")),
-    ("peak memory", lambda row: memory_said(row) if row.weight_bytes else "-"),
+    ("peak memory", _peak_memory),
     ("KL, nats", with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f")),
     ("top-1", number(lambda row: row.top1, ".1%")),
     ("verdict", lambda row: row.verdict),
+]
+# What fits 100 columns of a terminal: a report has all of MAIN.
+NARROW: Columns[Row] = [
+    *ARM,
+    ("tok/s", number(lambda row: row.decode_tok_s, ".2f")),
+    ("× baseline", interval(lambda row: row.decode_speed_up, ".2f", "–")),
+    ("prompt ×", interval(lambda row: row.prompt_speed_up, ".2f", "–")),
+    ("peak", _peak_memory),
+    ("KL, nats", number(lambda row: row.kl, ".4f")),
+    *MAIN[-2:],
 ]
 DETAILS: Columns[Row] = [
     *ARM,
@@ -74,7 +88,7 @@ IN_LEGEND = {"kl": "", "top1": "top-1: "}  # columns that need words, and their 
 
 def terminal(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
     """One table of a row an arm, remarks on it, and the answer last."""
-    lines = [aligned(MAIN, rows), "", *remarks(results, rows, reasons=len(rows) <= WITH_REASONS)]
+    lines = [aligned(NARROW, rows), "", *remarks(results, rows, reasons=len(rows) <= WITH_REASONS)]
     return "\n".join([*lines, "", answer.text()])
 
 

@@ -169,8 +169,9 @@ class Calibration:
                 wanda.prune(linear, sums[layer])
                 continue
             weight = self._rounded(names[layer], linear)
-            if ways[layer] == "gptq":
-                weight = self._refined(names[layer], linear, weight, sums[layer])
+            if ways[layer].startswith("gptq"):
+                act_order = ways[layer] == "gptq"
+                weight = self._refined(names[layer], linear, weight, sums[layer], act_order)
             linear.weight = nn.Parameter(weight, requires_grad=False)
             if name != "output":
                 wide.get_submodule(layer).weight.data = dequantized(weight)
@@ -185,9 +186,11 @@ class Calibration:
             rest = (*rotated, self.positions)
         return torch.cat([part(rows, *rest) for rows in torch.split(self.x, ROWS)])
 
-    def _refined(self, name: str, linear: nn.Linear, rounded: Tensor, hessian: Tensor) -> Tensor:
+    def _refined(
+        self, name: str, linear: nn.Linear, rounded: Tensor, hessian: Tensor, act_order: bool
+    ) -> Tensor:
         assert isinstance(rounded, PackedWeight)
-        calibrated = refined(linear.weight.data, rounded, hessian)
+        calibrated = refined(linear.weight.data, rounded, hessian, act_order)
         if calibrated is None:
             self.say(f"{name} is rounded, not calibrated: {_why(hessian)}")
         return rounded if calibrated is None else calibrated

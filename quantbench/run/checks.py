@@ -15,7 +15,8 @@ from quantbench.errors import CheckpointError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, Unsaid, refuse_former
 from quantbench.models import SAVED
-from quantbench.quantize.spec import CALIBRATED, Quantization, Selection, Spec, parse, refuse_format
+from quantbench.quantize.grammar import Quantization
+from quantbench.quantize.spec import CALIBRATED, Selection, Spec, parse, refuse_format
 from quantbench.run import environment
 
 DEFAULT = RunConfig()

@@ -18,7 +18,7 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.loading import Stages
 from quantbench.models.split import Cut, Split, feed_forward_widths
 from quantbench.ops.ranks import Ranks
-from quantbench.quantize.activation import RoundedAcross
+from quantbench.quantize.activation import STATIC, RoundedAcross
 from quantbench.quantize.mixed import MixedQuantizer
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import Quantizer, column_unit, has_row_scales
@@ -97,7 +97,7 @@ class RankStages:
             layer = self._cut(layer, cut)
         weight = layer.weight.data
         how = weight.activation if isinstance(weight, PackedWeight) else None
-        if cut.dim == 0 or how is None or isinstance(layer, nn.Embedding):
+        if cut.dim == 0 or how is None or how in STATIC or isinstance(layer, nn.Embedding):
             return self.stages.built(name, layer)
         assert isinstance(weight, PackedWeight)
         inner = _like(layer, weight.replaced(activation=None), None)

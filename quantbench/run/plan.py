@@ -98,9 +98,7 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
 
         parallel.warning(where, device)  # raises what cannot be
     precision: torch.dtype = getattr(torch, config.precision)
-    architecture = checkpoint.config()
-    if config.num_layers:
-        architecture = architecture.with_layers(config.num_layers)
+    architecture = checkpoint.config().with_layers(config.num_layers)
     check_name(config, checkpoint.name)
     tokenizer = checkpoint.tokenizer(architecture.vocab_size)
     if spec.scheme:

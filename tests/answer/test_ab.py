@@ -235,10 +235,11 @@ def test_every_arm_that_ran_has_its_line_in_the_log(done):
     assert reading.records[2][1].kv_quant
 
 
-def test_a_finished_comparison_is_not_repeated(done):
+def test_a_finished_comparison_is_not_repeated(done, monkeypatch, capsys):
     folder, _, results = done
+    monkeypatch.chdir(folder)
     before = (folder / "benchmarks.txt").read_text()
-    code, stdout, stderr = finish(start(folder, "--resume", "out"))
+    code, (_, stderr) = exit_code("--resume", "out"), capsys.readouterr()
     assert code == 1 and "loading" not in stderr and "2 of 5 arms failed" in stderr
     again = json.loads((folder / "out" / "results.json").read_text())
     assert again["rows"] == results["rows"]
@@ -384,7 +385,7 @@ def files_of_tiny(tmp_path_factory):
     return folder
 
 
-def test_files_of_one_model(files_of_tiny, tmp_path):
+def test_files_of_one_model(files_of_tiny, tmp_path, monkeypatch, capsys):
     """Quality is relative to the weights of the best file as floats, as none is in full precision;
     what is kept goes on without measuring again."""
     arms = ["--arm", f"--checkpoint_path {files_of_tiny}/Q4_0.gguf"]
@@ -405,7 +406,8 @@ def test_files_of_one_model(files_of_tiny, tmp_path):
     assert [config_of(record).checkpoint_path for _, record in records] == [
         f"{files_of_tiny}/Q4_0.gguf", f"{files_of_tiny}/Q8_0.gguf",
     ]  # fmt: skip
-    code, stdout, stderr = finish(start(tmp_path, "--resume", "out"))
+    monkeypatch.chdir(tmp_path)
+    code, (stdout, stderr) = exit_code("--resume", "out"), capsys.readouterr()
     assert code == 0 and "loading" not in stderr and sentence in stdout.splitlines()
 
 
@@ -533,7 +535,7 @@ def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form)
     elif form == "md":
         assert out.startswith("# fake on fake") and "| int8wo | " in out
     else:
-        assert re.search(r"^int8wo +\S+ +[12]\.\d\d \([\d.]+ to [\d.]+\) .* faster$", out, re.M)
+        assert re.search(r"^int8wo +\S+ +[12]\.\d\d \([\d.]+–[\d.]+\) .* faster$", out, re.M)
 
 
 @pytest.mark.parametrize(

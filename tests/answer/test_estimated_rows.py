@@ -57,6 +57,9 @@ def test_a_row_has_its_estimate_and_the_errors():
     assert sentence(row.estimate).endswith(" tok/s (-9%), peak memory 1.50 GB (-50%)")
     results.arms = results.arms[:5]  # of more arms the terminal gives no reasons
     assert sentence(row.estimate) in said(results)
+    table = said(results).partition("\n\n")[0].splitlines()
+    longest = max(len(arm.name) for arm in results.arms)
+    assert max(map(len, table)) - longest + len("int4wo-64-gptq") <= 100
 
 
 def test_without_a_counter_the_estimate_stands_alone():

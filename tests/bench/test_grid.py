@@ -278,7 +278,7 @@ def test_a_real_tune_of_two_thread_counts(tmp_path):
     other = 1 if USUAL > 1 else 2
     folder = tmp_path / "out"
     result = run("--over", f"threads={USUAL},{other}", "--max_new_tokens", "4", "--processes", "1",
-                 "--max_minutes", "0.2", "--write_result", "none", "--output", str(folder)
+                 "--half_width", "90%", "--write_result", "none", "--output", str(folder)
     )  # fmt: skip
     assert result.exit_code == 0, result.exception
     results = stores.load(folder)

@@ -235,6 +235,16 @@ def test_what_there_was_no_time_for_is_not_measured(measure):
     assert results.ended == "max_minutes" and verdicts["not measured"] >= 15
 
 
+def test_minutes_include_arms_that_their_quality_rules_out(measure):
+    """No turn is taken of them: another arm is the first of a group."""
+    behaviours = [EQUAL, EQUAL, *[replace(EQUAL, kl=0.3, loading=20.0)] * 12]
+    results, world = measure(
+        behaviours, Enough(Limits(), answer_only=True), tokens=64, max_minutes=1
+    )
+    assert results.ended == "max_minutes" and world.now - 1000 <= 60 + 20
+    assert results.arms[1].turns
+
+
 def test_processes_end_it(measure):
     wild = replace(EQUAL, noise=0.5)
     results, _ = measure([wild, wild], processes=1, max_minutes=2)

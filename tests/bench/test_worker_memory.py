@@ -41,6 +41,7 @@ OURS = (
     "quantbench.run.turns",
     "safetensors.torch",  # the reference's hidden states
     "quantbench.quality",
+    "quantbench.quantize.observe",  # SQNR
     "quantbench.models.chat",
     "numpy.ctypeslib",  # safetensors writes by it
     "quantbench.run.saved_model",

@@ -91,7 +91,10 @@ def test_what_has_no_estimate(changes, reason):
 
 
 def test_too_few_layers_or_too_little_memory_for_an_estimate(monkeypatch):
-    reason = "its 22 layers are too few to tell their speed from some of them"
+    reason = (
+        "its 22 layers are too few, or too small for the processor's cache, to estimate them "
+        "from the first ones"
+    )
     assert beside(measured(), None, BANDWIDTH).why_not == reason
     assert expected(measured().facts, None).why_not == reason
     monkeypatch.setattr(module, "of_model", lambda *given: PHASES)

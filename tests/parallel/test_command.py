@@ -23,15 +23,24 @@ ROOT = Path(__file__).parents[2]
 SHORT = ("--num_samples", "1", "--max_new_tokens", "8", "--temperature", "0.8", "--device", "cpu")
 
 
-def command(*words, cores=None, **settings):
+def command(*words, program=(), cores=None):
     return subprocess.Popen(
-        [sys.executable, ROOT / "generate.py", *SHORT, *map(str, words)],
+        [sys.executable, *program, ROOT / "generate.py", *SHORT, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", **settings},
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         preexec_fn=cores and (lambda: os.sched_setaffinity(0, cores)),
     )
+
+
+def check_record(log):
+    """The log's only record, which is of two ranks."""
+    (line,) = log.read_text().splitlines()
+    record = Record.parse(line)
+    assert record.render() == line and config_of(record).tp == 2
+    start = "torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny --device cpu"
+    assert record.repro.startswith(start) and "--tp" not in record.repro
 
 
 def errors_in(stderr):
@@ -44,11 +53,7 @@ def test_a_run_of_two_ranks_is_logged_as_torchruns(tmp_path):
     files = ("--write_result", log, "--output_json_path", details)
     one_core = {min(os.sched_getaffinity(0))}
     stdout, stderr = command("--tp", 2, *files, cores=one_core).communicate(timeout=300)
-    (line,) = log.read_text().splitlines()
-    record = Record.parse(line)
-    assert record.render() == line and config_of(record).tp == 2
-    assert record.repro.startswith("torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny")
-    assert "--tp" not in record.repro
+    check_record(log)
     written = json.loads(details.read_text())
     assert written["config"]["tp"] == 2
     assert written["parallel"] == {"ranks": 2, "backend": "shared memory"}
@@ -91,28 +96,13 @@ def test_a_rank_that_fails_ends_all(tmp_path):
     assert not log.exists()
 
 
-def torchrun(*words):
-    """What `torchrun --nproc_per_node 2 generate.py …` does."""
-    program = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    return subprocess.run(
-        [*program, ROOT / "generate.py", *SHORT, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-
-
 def test_torchrun_writes_one_line_with_its_repro(tmp_path):
-    log = tmp_path / "log.txt"
-    run = torchrun("--threads", 1, "--write_result", log)
-    assert run.returncode == 0, run.stderr
-    (line,) = log.read_text().splitlines()
-    record = Record.parse(line)
-    assert record.render() == line and config_of(record).tp == 2
-    start = "torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny --device cpu"
-    assert record.repro.startswith(start) and "--tp" not in record.repro
-    assert run.stdout.count("Hello, my name is") == 1
+    log, program = tmp_path / "log.txt", "-m torch.distributed.run --nproc_per_node 2".split()
+    running = command("--threads", 1, "--write_result", log, program=program)
+    stdout, stderr = running.communicate(timeout=300)
+    assert running.returncode == 0, stderr
+    check_record(log)
+    assert stdout.count("Hello, my name is") == 1
 
 
 # ---------------------------------------------------------------------------------- launching

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from quantbench.commands.replay import replay
 from quantbench.errors import QuantbenchError
 from quantbench.log import reading
 from quantbench.log.reading import config_of
-from quantbench.log.record import Record
 from tests.answer.test_ab import ENVIRONMENT
+from tests.answer.test_replay import RECORDS
 
 REPRO = (
     "torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny --device cpu --precision "
@@ -26,21 +27,7 @@ REPRO = (
 @pytest.fixture
 def old_log(tmp_path):
     """A log whose one line has a repro of torchrun."""
-    line = Record(
-        timestamp="20261122010203",
-        tok_s=100.0,
-        mem_s=1.0,
-        peak_mem=1.0,
-        model_size=0.01,
-        quant="None",
-        mod="tiny",
-        kv_quant=False,
-        compile=False,
-        compile_prefill=False,
-        dtype="torch.bfloat16",
-        device="cpu",
-        repro=REPRO,
-    )
+    line = replace(RECORDS[0][1], mod="tiny", compile=False, device="cpu", repro=REPRO)
     (tmp_path / "old.txt").write_text(line.render() + "\n")
     return tmp_path / "old.txt"
 
@@ -76,7 +63,7 @@ def test_what_a_replay_of_ranks_would_do_and_cannot_do(old_log):
 
 def test_an_arm_of_two_ranks(tmp_path):
     arms = ("", "--tp 2")
-    short = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--max_minutes", "0.1")
+    short = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--half_width", "90%")
     done = subprocess.run(
         [sys.executable, "-m", "quantbench", "ab", *short,
          *(word for arm in arms for word in ("--arm", arm)),

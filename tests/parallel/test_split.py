@@ -18,7 +18,7 @@ from quantbench.quantize import recipe
 from quantbench.quantize.activation import ROUNDINGS, rounded
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.cutting import split_for
-from tests.models import hugging_face
+from tests.models import hugging_face, test_activations
 from tests.parallel import work
 from tests.parallel.work import TOKENS, TOLERANCE, WIDE, agree
 
@@ -92,6 +92,16 @@ def test_quantized_logits(pool, wide, scheme):
     tolerance = 1e-2 if "dq" in scheme else TOLERANCE
     for shared in pool.run(4 if scheme == "int8wo" else 2, work.logits, wide, TOKENS, scheme):
         assert (shared - alone).abs().max() <= tolerance * alone.abs().max()
+
+
+@pytest.mark.parametrize("label", ["w8a8-static", "fp8-128"])
+def test_activations_that_a_file_rounds(pool, tmp_path, label):
+    """By a scale for all ranks, and by scales of groups that no rank's columns end in."""
+    folder = str(test_activations.written(tmp_path, label, "llama-3")[0])
+    alone = work.logits(ALONE, folder, TOKENS, "as-is")
+    for shared in pool.run(2, work.logits, folder, TOKENS, "as-is"):
+        # Three layers of large weights; without the rounding logits differ by half of the largest.
+        assert (shared - alone).abs().max() <= 5e-2 * alone.abs().max()
 
 
 @pytest.mark.parametrize("how", ROUNDINGS)

@@ -38,6 +38,7 @@ from quantbench.peers.runtimes import (
     hugging_face,
 )
 from quantbench.peers.worker import PeerWorker
+from quantbench.plans import peering
 from quantbench.report.columns import aligned
 from quantbench.report.limit_tables import PEERS, peer_remarks
 from tests.bench.facts import arm_facts, peer_facts
@@ -424,14 +425,15 @@ def test_peers_on_a_small_model(tmp_path, monkeypatch):
     path = tmp_path / "peers.json"
     given = ["--checkpoint_path", checkpoint(tmp_path), "--schemes", "none", "--threads", "1"]
     given += ["--runtimes", "transformers", "--prefill_size", "16", "--max_new_tokens", "4"]
-    monkeypatch.setattr(peers, "GRACE", 600)
+    given += ["--cycles", "2", "--processes", "1"]
+    monkeypatch.setattr(peering, "GRACE", 600)
     partly = run(*given, "--max_minutes", "0")
     assert partly.exit_code == 0
     left_out = "not compared: none against transformers, compiled"
     assert f"--max_minutes was reached\n{left_out}\n" in partly.stdout
     (row,) = re.findall(r"^none .*", partly.stdout, re.M)  # of two
     assert re.search(r" [\d.]+%? / ", row)
-    result = run(*given, "--cycles", "2", "--processes", "1", "--json", str(path))
+    result = run(*given, "--json", str(path))
     assert result.exit_code == 0, f"{result.output} {result.exception}"
     found = json.loads(path.read_text())
     assert [row["beside"] for row in found["rows"]] == ["transformers", "transformers, compiled"]
@@ -443,14 +445,14 @@ def test_peers_on_a_small_model(tmp_path, monkeypatch):
 @pytest.mark.parametrize("fast", [True, False])
 def test_the_clock_stops_what_does_not_end_by_itself(fast, tmp_path, monkeypatch):
     """A file that takes longer than --max_minutes and the grace: nothing was measured."""
-    monkeypatch.setattr(peers, "GRACE", 0.05)
+    monkeypatch.setattr(peering, "GRACE", 0.05)
     monkeypatch.setattr(peers.programs, "chosen_runtimes", lambda *_: ["llama.cpp"])
     monkeypatch.setattr(peers.programs, "make_arms", lambda *_: time.sleep(0 if fast else 60))
 
     def interrupted(*_):
         raise KeyboardInterrupt  # Ctrl-C: the time is not over
 
-    monkeypatch.setattr(peers.decode_limit, "measure", interrupted)
+    monkeypatch.setattr(peering.decode_limit, "measure", interrupted)
     minutes = "1" if fast else "0"
     result = run("--checkpoint_path", checkpoint(tmp_path), "--max_minutes", minutes)
     if fast:

@@ -191,7 +191,7 @@ def test_a_scheme_whose_text_is_broken_is_marked(folder, kl, is_marked):
 
 def test_the_tables_that_need_no_file():
     forms = {row[0] for row in shown("schemes")[0]}
-    assert {"`none`", "`int4wo-G[-{hqq,gptq,awq}]`", "`sparse-marlin[-wanda]`"} <= forms
+    assert {"`none`", "`mxfp4[-{gptq,gptq-inorder,awq}]`", "`sparse-marlin[-wanda]`"} <= forms
     options = {row[0]: row[1] for row in shown("options")[0]}
     assert options["`--max_new_tokens N`"] == "200" and options["`--compile`"] == "off"
 

@@ -48,6 +48,7 @@ def test_calibration_lowers_the_divergence():
     full = log_probabilities(load_model("tiny"))
     for scheme, factor in [("int4wo-64-gptq", 0.85), ("uintx-3-64-gptq", 0.7)]:
         assert kl(scheme, full) < factor * kl(scheme.replace("gptq", "hqq"), full), scheme
+    assert kl("int4wo-64-gptq-inorder", full) < kl("int4wo-64", full)
     for scheme in ("int4wo-64-awq", "mxfp4-gptq", "int8dq-int4wo-64-gptq"):
         assert kl(scheme, full) < kl(scheme.rpartition("-")[0], full), scheme
 
