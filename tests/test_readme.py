@@ -204,7 +204,7 @@ PROGRAM = r"python (?:generate\.py|-m \w[\w.]*)|quantbench"
 LINE = re.compile(rf"^ *((?:{PROGRAM}) .*?)(?:  +#.*)?$|`((?:{PROGRAM}) [^`]+)`", re.M)
 COMMANDS = sorted({line or inline for line, inline in LINE.findall(DOCUMENTS.replace("\\\n", " "))})
 # Modules that are run by name and read no options of ours.
-SCRIPTS = ("quantbench.models.tiny.train", "tests.trust.simulation")
+SCRIPTS = ("tests.trust.simulation",)
 
 
 def test_the_documents_have_commands_of_every_program():

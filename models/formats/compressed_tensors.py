@@ -118,17 +118,9 @@ _ROUNDINGS = {
 _NAMED = {"": "a16", "int8": "a8", "float8": "afp8"}  # in labels
 
 
-def packed(weight: Tensor) -> dict[str, Tensor]:
-    """A weight (N, K) in 8 bits with a float32 scale for each row, by the ends of its tensors'
-    names: "_packed", "_scale" and "_shape" come behind X.weight."""
-    scale = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
-    values = (weight.float() / scale).round().to(torch.int8)
-    return written(Packed([values], scale, None, None, "int", 8, weight.shape[1]))
-
-
 def written(weight: Packed) -> dict[str, Tensor]:
-    """A weight of 4 or 8 bits without zero points, as `packed` gives it; of float8, "" stands for
-    X.weight itself."""
+    """A weight of 4 or 8 bits without zero points, by the ends of its tensors' names: "_packed",
+    "_scale" and "_shape" come behind X.weight; of float8, "" stands for X.weight itself."""
     plane, scale = weight.planes[0], weight.scale
     if weight.format == "fp8":
         return {"": plane, "_scale": scale}

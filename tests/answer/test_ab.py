@@ -38,7 +38,7 @@ from tests.bench.world import Behaviour, World
 from tests.models.test_gguf import tokenizer_of_tiny, written
 
 ROOT = Path(__file__).parent.parent.parent
-SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--max_minutes", "1.5")
+SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--max_minutes", "10")
 SHORT += ("--half_width", "90%")  # ends as soon as there are intervals
 ENDLESS = ("--half_width", "0.01%", "--processes", "1", "--max_minutes", "1000")
 QUICK = ("--max_new_tokens", "4", "--tokens", "0")

@@ -18,8 +18,6 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from quantbench import models
 from quantbench.errors import CheckpointError
-from quantbench.models.formats import EMBEDDED
-from quantbench.models.formats.compressed_tensors import packed
 from quantbench.models.loading import load_config, load_model
 from tests.models.hugging_face import model, saved
 
@@ -272,15 +270,3 @@ def test_a_config_that_is_not_read_is_one_clear_line(tmp_path, config, message):
     text = str(error.value)
     assert f"{folder / 'config.json'}: quantization_config" in text
     assert message in text and "\n" not in text
-
-
-def test_what_we_pack_the_package_unpacks():
-    weight = torch.randn(6, 10)
-    config = json.loads((EMBEDDED.with_name("tiny_moe") / "config.json").read_text())
-    how = QuantizationConfig(**config["quantization_config"]).config_groups["group_0"]
-    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
-    parts = {f"weight{end}": tensor for end, tensor in packed(weight).items()}
-    theirs = compressor.decompress(parts, how)["weight"]
-    step = weight.abs().amax(1, keepdim=True) / 127
-    assert theirs.shape == weight.shape and ((theirs - weight).abs() <= 0.501 * step).all()
-    assert packed(torch.zeros(2, 4))["_scale"].isfinite().all()
