@@ -1,7 +1,7 @@
 """quantbench readme: the tables of README.md and docs/, from committed data.
 
 quantbench readme            # rewrites every block between two markers
-quantbench readme --check    # exit code 1, and a diff, if that would change anything
+quantbench readme --check    # exit code 1: that would change something, or figures are of no commit
 
 A block is `<!-- readme: NAME FILE … -->`, and ends at `<!-- end -->`: report/documents.py.
 Its NAME is a key of BLOCKS; its FILE is a log, or JSON that a command wrote into docs/data/.
@@ -10,6 +10,7 @@ Its NAME is a key of BLOCKS; its FILE is a log, or JSON that a command wrote int
 import difflib
 import importlib
 import pkgutil
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,10 +20,12 @@ import click
 from quantbench import files, helptext
 from quantbench.cli import Command
 from quantbench.errors import LogError, UsageError
+from quantbench.log.origin import knows
 from quantbench.report.doc_tables import TABLES
-from quantbench.report.documents import rewritten, table
+from quantbench.report.documents import BEGIN, rewritten, table
 
 DOCUMENTS = ("README.md", "docs/*.md")
+COMMIT = re.compile(r'"(?:git_)?commit": "([0-9a-f]{7,})(-dirty)?"')
 
 
 @click.command(cls=Command)
@@ -30,12 +33,13 @@ DOCUMENTS = ("README.md", "docs/*.md")
 @click.option("--check", is_flag=True, help="Change nothing; exit with 1 if something would change")
 def readme(documents: tuple[str, ...], check: bool) -> None:
     """Rewrite the tables of DOCUMENTS from the data that they name [README.md docs/*.md]."""
-    new = {}
+    new, homeless = {}, dict[str, None]()
     for document in [Path(name) for name in documents] or _default():
         old = files.read_text("cannot read", document, LogError)
         text = rewritten(str(document), old, BLOCKS)
         if text != old:
             new[document] = (old, text)
+        homeless |= dict.fromkeys(_of_no_commit(text))
     if check:
         for document, texts in new.items():
             before, after = (text.splitlines() for text in texts)
@@ -43,14 +47,25 @@ def readme(documents: tuple[str, ...], check: bool) -> None:
             click.echo(
                 "\n".join(difflib.unified_diff(before, after, str(document), label, lineterm=""))
             )
+        for line in homeless:
+            click.echo(f"error: {line}", err=True)
         if new:
             click.echo("error: stale; quantbench readme rewrites it", err=True)
-            sys.exit(1)
-        return
+        sys.exit(bool(new or homeless))
     for document, (_, text) in new.items():
         files.write_text("cannot write", document, text)
     for document in new:  # last: stdout may be closed
         click.echo(f"Rewrote {document}")
+
+
+def _of_no_commit(document: str) -> Iterator[str]:
+    """Lines about the data that a document names: of code with changes, or of an unknown commit."""
+    for path in [word for block in BEGIN.finditer(document) for word in block["words"].split()]:
+        if path.endswith(".json"):
+            for digits, dirty in COMMIT.findall(files.read_text("cannot read", path, LogError)):
+                if dirty or not knows(digits):
+                    why = "has changes of its own" if dirty else "git does not know"
+                    yield f"{path} is of commit {digits[:7]}, which {why}; run its command again"
 
 
 def _default() -> list[Path]:

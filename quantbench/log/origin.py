@@ -38,6 +38,13 @@ def git_commit() -> str | None:
     return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
+def knows(commit: str) -> bool:
+    """Whether the history of this checkout has the commit, given by its digits; True where there
+    is no whole history to ask."""
+    whole = _git("rev-parse", "--is-shallow-repository") == "false"
+    return not whole or _git("cat-file", "-e", f"{commit}^{{commit}}") is not None
+
+
 def _git(*arguments: str) -> str | None:
     """What git says, in our folder; None where it fails or is not there."""
     try:

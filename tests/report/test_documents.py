@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from quantbench.commands.readme import BLOCKS, readme
 from quantbench.errors import UsageError
+from quantbench.log.origin import git_commit
 from quantbench.report.doc_tables import TABLES
 from quantbench.report.documents import rewritten, table
 from quantbench.typed_json import omitted
@@ -22,6 +23,7 @@ ABOUT = {
     "machine": "2 cores of X",
     "versions": {"torch": "2.13.0"},
 }
+HEAD = (git_commit() or "").partition("-")[0]
 CAPTION = "<sub>2 cores of X, torch 2.13.0; 2026-11-22, commit 0123456: `quantbench roofline`</sub>"
 
 
@@ -103,6 +105,19 @@ def test_check_tells_what_is_stale(folder):
     assert "+| `int4` | a scale for every 32 of head_dim | 1152 | 4.83 GB |" in result.stdout
     assert run().stdout == "Rewrote docs/c.md\n"
     assert run("--check").exit_code == 0 and run().stdout == ""
+
+
+@pytest.mark.parametrize(
+    "commit, why",
+    [("0123456789", "which git does not know"), (f"{HEAD}-dirty", "which has changes of its own")],
+)
+def test_check_refuses_figures_of_no_commit(folder, commit, why):
+    Path("D.md").write_text("<!-- readme: about a.json -->\n<!-- end -->\n")
+    for given, code in ((commit, 1), (HEAD, 0)):
+        Path("a.json").write_text(json.dumps({"about": ABOUT | {"commit": given}}))
+        run("D.md")
+        result = run("--check", "D.md")
+        assert result.exit_code == code and (why in result.stderr) == bool(code)
 
 
 QUALITY = {"numerics": "a", "plain": "b", "gguf": "", "tokens": 78541}
