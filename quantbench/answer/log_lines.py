@@ -88,8 +88,7 @@ def mapped(
 ) -> RunConfig:
     """The run a record asks for, as it is to be run here. Raises UsageError for a command that
     is not generate.py's or not understood."""
-    fresh: dict[str, Any] = {name: RunConfig.__dataclass_fields__[name].default for name in DROPPED}
-    config = dataclasses.replace(config_of(record), **fresh)
+    config = config_of(record).without(DROPPED)
     if config.interactive:
         raise UsageError("--interactive is a conversation, which cannot be repeated")
     if "checkpoint_path" not in changes:

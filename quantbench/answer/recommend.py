@@ -137,8 +137,7 @@ def recommend(
 
 def command(arguments: Sequence[str], program: str = "generate") -> str:
     """The command that runs generate.py as the arm did; options at their defaults are left out."""
-    defaults = {name: getattr(RunConfig(), name) for name in MEASURING}
-    config = dataclasses.replace(parse(arguments), **defaults)
+    config = parse(arguments).without(MEASURING)
     return shell.join([PROGRAM, program, *argv(config, said=True, always=("checkpoint_path",))])
 
 
@@ -147,8 +146,7 @@ def verifying(arguments: Sequence[str], baseline: Sequence[str]) -> str:
     own, other, usual = parse(arguments), parse(baseline), RunConfig()
     differ = [name for name in vars(own) if getattr(own, name) != getattr(other, name)]
     of_arms = {"quantization", *differ} - set(MEASURING)
-    defaults = {name: getattr(usual, name) for name in (*of_arms, *MEASURING)}
-    common = dataclasses.replace(other, **defaults)
+    common = other.without((*of_arms, *MEASURING))
     words = [PROGRAM, "ab", *argv(common, said=True, always=("checkpoint_path",))]
     files = "checkpoint_path" in differ  # each file has its own default for --quantization
     words += ["--same_model"] * files

@@ -92,23 +92,21 @@ def every_scheme(common: RunConfig, texts: Sequence[str], schemes: Sequence[str]
 
 def same(config: RunConfig) -> RunConfig:
     """The config with everything that changes nothing set alike."""
-    old = config.kv_cache_quantization and config.kv_cache == "dense"
-    changes: dict[str, Any] = {"kv_cache": "int8" if old else config.kv_cache}
-    for name in ("kv_cache_quantization", "linear_causal_mask", *NOT_IN_ARMS):
-        changes[name] = RunConfig.__dataclass_fields__[name].default
-    return dataclasses.replace(config, **changes)
+    if config.kv_cache_quantization and config.kv_cache == "dense":
+        config = dataclasses.replace(config, kv_cache="int8")
+    return config.without(("kv_cache_quantization", "linear_causal_mask", *NOT_IN_ARMS))
 
 
 def _read_arm(common: RunConfig, text: str) -> Arm:
     """The arm of a text. Raises QuantbenchError, one line, for options that are wrong."""
     words = [word.text for word in shell.words(text)]
     own = parse(words)
-    given = [name for name in NOT_IN_ARMS if getattr(own, name) != getattr(RunConfig(), name)]
+    given = [name for name in NOT_IN_ARMS if own.differs(name)]
     if given:
         raise UsageError(f"--{given[0]} does not belong into an arm")
     config = parse([*argv(common, said=True), *words])
     left_out = [name for name in checks.unused(config) if name not in _given(words)]
-    common, config = without(common, left_out), without(config, left_out)
+    common, config = common.without(left_out), config.without(left_out)
     checks.check_options(config)
     if not isinstance(config.quantization, Unsaid):
         config = dataclasses.replace(config, quantization=str(spec.parse(config.quantization)))
@@ -120,17 +118,10 @@ def _given(words: Sequence[str]) -> set[str]:
     return {key(word.partition("=")[0]) for word in words if word.startswith("--")}
 
 
-def without(config: RunConfig, names: Sequence[str]) -> RunConfig:
-    """The config with these options at their defaults."""
-    usual: dict[str, Any] = {name: getattr(checks.DEFAULT, name) for name in names}
-    return dataclasses.replace(config, **usual)
-
-
 def refuse_unused(common: RunConfig, configs: Sequence[RunConfig]) -> None:
     """Raise UsageError for an option of all arms that the scheme of none takes."""
     for name in checks.OF_SCHEMES:
-        value, usual = getattr(common, name), getattr(checks.DEFAULT, name)
-        if value != usual and all(getattr(config, name) == usual for config in configs):
+        if common.differs(name) and not any(config.differs(name) for config in configs):
             schemes = " and ".join(dict.fromkeys(str(config.quantization) for config in configs))
             raise UsageError(checks.OF_SCHEMES[name][1].format(schemes))
 

@@ -139,9 +139,9 @@ def make_plan(
     decode_length, runs, warmups. Raises UsageError, one line."""
     arms = read_arms(common, arm_texts, baseline=False)
     for number, arm in enumerate(arms, 1):
-        own, default = parse([word.text for word in shell.words(arm.text)]), RunConfig()
+        own = parse([word.text for word in shell.words(arm.text)])
         for option, instead in DECIDED.items():
-            if getattr(own, option, None) != getattr(default, option, None):
+            if own.differs(option):
                 what = f"--{option} does not belong into an arm: it is {instead}"
                 raise UsageError(f"arm {number}, {shown(arm.text)}: {what}")
     refuse_unused(common, [arm.config for arm in arms])

@@ -19,7 +19,7 @@ from typing import Any
 
 from quantbench.arguments import nearest
 from quantbench.bench.answers import Planned
-from quantbench.bench.arm import MODEL, NOT_IN_ARMS, WORK, Arm, refuse_unused, without
+from quantbench.bench.arm import MODEL, NOT_IN_ARMS, WORK, Arm, refuse_unused
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import ALIASES, RunConfig, option_table
 from quantbench.log.kinds import Switch
@@ -59,14 +59,14 @@ class Grid:
 
     def settings(self) -> list[Setting]:
         """The default, and every combination."""
-        default = without(self.common, checks.unused(self.common))
+        default = self.common.without(checks.unused(self.common))
         settings = [Setting(DEFAULT, default, 0)]
         names = [axis.option for axis in self.axes]
         choices = (zip(axis.texts, axis.values, strict=True) for axis in self.axes)
         for chosen in itertools.product(*choices):
             pairs = list(zip(names, chosen, strict=True))
             config = dataclasses.replace(self.common, **{n: value for n, (_, value) in pairs})
-            config = without(config, checks.unused(config))
+            config = config.without(checks.unused(config))
             changed = [n for n in names if getattr(config, n) != getattr(default, n)]
             name = ", ".join(f"{n}={text}" for n, (text, _) in pairs)
             settings.append(Setting(name, config, len(changed)))

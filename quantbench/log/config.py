@@ -161,6 +161,15 @@ class RunConfig:
                     f"--{field.name} takes {kind.accepts}; given: {shown(value)}"
                 ) from None
 
+    def differs(self, name: str) -> bool:
+        """Whether this option has another value than its default."""
+        return bool(getattr(self, name) != getattr(RunConfig, name))
+
+    def without(self, names: Collection[str]) -> "RunConfig":
+        """The same with these options at their defaults."""
+        usual: dict[str, Any] = {name: getattr(RunConfig, name) for name in names}
+        return dataclasses.replace(self, **usual)
+
 
 def refuse_former(config: RunConfig) -> None:
     """Raise UsageError for a name that only old logs have."""

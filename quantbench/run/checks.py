@@ -19,7 +19,6 @@ from quantbench.quantize.grammar import Quantization
 from quantbench.quantize.spec import CALIBRATED, Selection, Spec, parse, refuse_format
 from quantbench.run import environment
 
-DEFAULT = RunConfig()
 EXPERTS = ("expert_placement", "expert_policy", "expert_prefetch", "expert_folder")
 FILES = ("write_result", "output_json_path", "profile", "memory_profile")
 INPUTS = ("checkpoint_path", "calibration_text", "expert_placement")
@@ -78,7 +77,7 @@ def check_options(config: RunConfig) -> Spec | Selection:
     for name in unused(config):
         raise UsageError(OF_SCHEMES[name][1].format(spec))
     _refuse_ignored(config)
-    if config.format != DEFAULT.format:
+    if config.differs("format"):
         if not config.save:
             raise UsageError(f"--format {config.format} is what --save DIR writes: give --save")
         if not isinstance(config.quantization, Unsaid):  # else the checkpoint decides
@@ -96,9 +95,7 @@ def unused(config: RunConfig) -> list[str]:
     """The options of OF_SCHEMES that are given, and that the scheme does not take."""
     spec = parse(config.quantization)
     return [
-        name
-        for name, (takes, _) in OF_SCHEMES.items()
-        if getattr(config, name) != getattr(DEFAULT, name) and not takes(spec)
+        name for name, (takes, _) in OF_SCHEMES.items() if config.differs(name) and not takes(spec)
     ]
 
 
@@ -128,7 +125,7 @@ def _check_speculation(config: RunConfig) -> None:
     if kind != "off":
         one = (("batch_size", "one row"), ("tp", "one process"), ("expert_memory", "one memory"))
         for name, what in one:
-            if getattr(config, name) != getattr(DEFAULT, name):
+            if config.differs(name):
                 raise UsageError(f"--speculate {kind} is for {what}: leave out --{name}")
     if kind == "draft" and config.draft_checkpoint is None:
         raise UsageError("--speculate draft: --draft_checkpoint names the model that drafts")
@@ -141,13 +138,13 @@ def _check_speculation(config: RunConfig) -> None:
 
 
 def _check_experts(config: RunConfig) -> None:
-    given = [name for name in EXPERTS if getattr(config, name) != getattr(DEFAULT, name)]
+    given = [name for name in EXPERTS if config.differs(name)]
     if config.expert_memory is None and given:
         raise UsageError(
             f"--{given[0]}: there is no second tier of memory: --expert_memory says how many "
             "experts the fast one holds"
         )
-    if config.expert_prefetch != DEFAULT.expert_prefetch:
+    if config.differs("expert_prefetch"):
         raise UsageError(
             f"--expert_prefetch {config.expert_prefetch}: copies always overlap with computing, "
             "and the next layer's experts are no longer guessed; leave it out"
@@ -158,10 +155,8 @@ def _check_experts(config: RunConfig) -> None:
 
 def _refuse_ignored(config: RunConfig) -> None:
     for option, ignored in IGNORED.items():
-        if getattr(config, option) == getattr(DEFAULT, option):
-            continue
-        for name in ignored:
-            if getattr(config, name) != getattr(DEFAULT, name):
+        for name in ignored if config.differs(option) else ():
+            if config.differs(name):
                 because = INSTEAD.get((option, name), f"--{option} goes without it: leave out")
                 raise UsageError(f"{because} --{name}")
 

@@ -34,16 +34,11 @@ def load(plan: Plan) -> Transformer:
 def draft_config(config: RunConfig) -> RunConfig:
     """The options of the model that drafts."""
     default = SELF if config.speculate == "self" else Unsaid(RunConfig.quantization)
+    own = ("speculate", "draft_quantization", "draft_checkpoint", "save", "format", "kernel")
     return dataclasses.replace(
-        config,
+        config.without(own),
         quantization=config.draft_quantization or default,
         checkpoint_path=config.draft_checkpoint or config.checkpoint_path,
-        speculate=RunConfig.speculate,
-        draft_quantization=None,
-        draft_checkpoint=None,
-        save=None,
-        format=RunConfig.format,
-        kernel=RunConfig.kernel,
         num_layers=None if config.draft_checkpoint else config.num_layers,
     )
 

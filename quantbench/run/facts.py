@@ -153,7 +153,7 @@ class Facts:
     def repro(self) -> str:
         """The command that repeats the run."""
         # --save takes a new folder.
-        config = dataclasses.replace(self.config, save=None, format=RunConfig.format)
+        config = self.config.without(("save", "format"))
         return repro(config, said=self.given_up is not None)
 
 
