@@ -101,8 +101,8 @@ def rows(results: Results) -> list[DecodeRow]:
     for number, arm in enumerate(results.arms):
         row = DecodeRow(arm.name, arm.failed, len(results.turns(number, "decode")))
         speed = tok_s(results, number, "decode")
-        if arm.facts and arm.facts.run and speed:
-            _add_figures(row, arm.facts.run, results, number, speed)
+        if arm.run and speed:
+            _add_figures(row, arm.run, results, number, speed)
         if number in found:
             row.speed_up = Interval.of(found[number]).inverse
         made.append(row)
@@ -143,7 +143,7 @@ def peer_rows(scheme: str, results: Results) -> list[PeerRow]:
     for number, peer in enumerate(results.arms[1:], 1):
         row = PeerRow(scheme, peer.name, ours.failed or peer.failed)
         made.append(row)
-        run = ours.facts.run if ours.facts else None
+        run = ours.run
         if run is None or peer.facts is None or number not in found.decode:
             continue
         row.cycles = found.decode[number].cycles

@@ -160,7 +160,7 @@ def tables(results: Results, plan: CellPlan) -> Latencies:
             result = results.arms[of_table[size]]
             if result.facts or result.failed:
                 table.cells.append(_cell(size, results, of_table[size], plan.decode_length))
-            if result.facts and result.facts.run:
+            if result.run:
                 ready[size] = result
         if ready:
             table.model, table.ran = _ran(ready, results.about)
@@ -212,8 +212,8 @@ def _ran(ready: dict[int, ArmResult], about: About | None) -> tuple[str, Ran]:
         last = run.decoder
         compiled += [size] if result.facts.ready.compile_seconds is not None else []
     machine = result.machine or (about.machine if about else run.device.name)
-    ran = Ran(machine, run.config.device, f"torch.{run.config.precision}", run.kernel)
-    return run.model, Ran(**{**vars(ran), "decoder": decoder, "compiled": compiled})
+    precision = f"torch.{run.config.precision}"
+    return run.model, Ran(machine, run.config.device, precision, run.kernel, decoder, compiled)
 
 
 # ----------------------------------------------------------------------------- rows of a table

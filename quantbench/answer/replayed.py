@@ -107,7 +107,7 @@ def beside(config: RunConfig, old: OldCommit, half_width: float | None) -> Besid
     if then.failed is not None:
         raise QuantbenchError(f"--against {old.name}: that commit does not run it: {then.failed}")
     row = rows(results)[1]
-    facts = now.facts.run if now.facts else None
+    facts = now.run
     if now.failed is not None or facts is None or row.tok_s is None or row.speed_up is None:
         raise QuantbenchError(now.failed or "nothing was measured")
     peak = (row.peak_memory_bytes or {})["generate"]

@@ -43,8 +43,7 @@ def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
     if arm.facts:
         row.peak_memory_bytes = dict(arm.facts.peak_memory_bytes)
         row.warm_up_steady = arm.facts.ready.warm_up_steady
-        if arm.facts.run:
-            run = arm.facts.run
+        if run := arm.run:
             row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
             row.attention_kernel, row.command = run.attention_kernel, run.repro
             row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes

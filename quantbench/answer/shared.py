@@ -41,7 +41,7 @@ class Model:
 
     @staticmethod
     def of(results: Results, rows: Sequence[Row]) -> "Model":
-        run = next((arm.facts.run for arm in results.arms if arm.facts and arm.facts.run), None)
+        run = next((arm.run for arm in results.arms if arm.run), None)
         name, quality = run.model if run else "", results.baseline.quality
         made = (name, results.settings, results.limits, list(rows))
         if not isinstance(quality, Quality) or quality.model or quality.bits_per_byte is None:

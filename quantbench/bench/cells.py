@@ -13,7 +13,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -95,8 +95,7 @@ class Cells(Session):
         self.total = self._work()
 
     def _pool(self, scratch: Path, saved: Path) -> Pool:
-        say = self.progress.say
-        return CellPool(self.store, self.plan, say, self.command, self.timeout, self.machine)
+        return CellPool(self)
 
     def _visit(self, waiting: list[int]) -> None:
         super()._visit(sorted(waiting))
@@ -134,18 +133,11 @@ class Cells(Session):
 class CellPool(Pool):
     """Processes that measure one cell after the other; `loaded` has the number of the last one."""
 
-    def __init__(
-        self,
-        store: Store,
-        plan: CellPlan,
-        say: Callable[[str], None],
-        command: Command,
-        timeout: float | None,
-        machine: str | None,
-    ) -> None:
-        super().__init__(store, Path(), say, command)
-        self.plan, self.cells, self.timeout, self.machine = plan, plan.cells, timeout, machine
-        self.steps = dict.fromkeys(range(len(self.cells)), plan.decode_length - 1)
+    def __init__(self, session: Cells) -> None:
+        super().__init__(session.store, Path(), session.progress.say, session.command)
+        self.plan, self.cells = session.plan, session.cells
+        self.timeout, self.machine = session.timeout, session.machine
+        self.steps = dict.fromkeys(range(len(self.cells)), self.plan.decode_length - 1)
         self.of_turns = {"each": True}
         self.seconds: dict[int, float] = {}  # that cells took
         self.short: set[int] = set()  # cells that did not fit with other arms

@@ -48,17 +48,7 @@ class OldCommit:
 
     name: str  # abbreviated hash
     folder: Path
-
-    @property
-    def worker(self) -> str | None:
-        """The module of its worker; None if it has none."""
-        return _first(self.folder, WORKERS)
-
-    @property
-    def command(self) -> Sequence[str]:
-        """The command that starts a worker of the old commit."""
-        folders = (str(self.folder), str(process.ROOT.resolve()))
-        return (sys.executable, "-c", LAUNCH, *folders, self.worker or WORKERS[0])
+    worker: str  # the module of its worker
 
     def not_built(self) -> str | None:
         """Why its C++ kernels do not build where the present ones do. Builds both, if need be.
@@ -71,7 +61,7 @@ class OldCommit:
     @property
     def has_ranks(self) -> bool:
         """Whether its worker can be several ranks."""
-        package = (self.worker or "").rpartition(".")[0]
+        package = self.worker.rpartition(".")[0]
         return _first(self.folder, [f"{package}.ranks"]) is not None
 
     @property
@@ -81,27 +71,18 @@ class OldCommit:
 
     def command_of(self, number: int) -> Sequence[str]:
         """The commands of workers where the baseline, arm 0, is the old commit."""
-        return process.COMMAND if number else self.command
+        if number:
+            return process.COMMAND
+        folders = (str(self.folder), str(process.ROOT.resolve()))
+        return (sys.executable, "-c", LAUNCH, *folders, self.worker)
 
 
 @contextlib.contextmanager
 def old_commit(commit: str) -> Iterator[OldCommit]:
-    """`checked_out`; raises UsageError for a commit that has no worker, too."""
-    with checked_out(commit) as old:
-        if old.worker is None:
-            raise UsageError(
-                f"--against {commit}: that commit has no {WORKERS[0]}, which measures; take a "
-                "younger one"
-            )
-        yield old
-
-
-@contextlib.contextmanager
-def checked_out(commit: str) -> Iterator[OldCommit]:
     """Check out `commit`, and remove the checkout at the end.
 
-    Raises UsageError for a commit that does not exist, QuantbenchError where git cannot check it
-    out.
+    Raises UsageError for a commit that does not exist or has no worker, QuantbenchError where git
+    cannot check it out.
     """
     if commit.startswith("-"):
         raise UsageError(f"--against takes a commit; given: {shown(commit)}")
@@ -124,7 +105,13 @@ def checked_out(commit: str) -> Iterator[OldCommit]:
             if added.returncode:
                 last = (added.stderr.strip().splitlines() or ["git says nothing"])[-1]
                 raise QuantbenchError(f"--against {commit}: cannot be checked out: {last}")
-            yield OldCommit(name, folder)
+            worker = _first(folder, WORKERS)
+            if worker is None:
+                raise UsageError(
+                    f"--against {commit}: that commit has no {WORKERS[0]}, which measures; take a "
+                    "younger one"
+                )
+            yield OldCommit(name, folder, worker)
         finally:
             _git("worktree", "remove", "--force", str(folder))
 

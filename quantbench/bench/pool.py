@@ -165,8 +165,8 @@ class Pool:
         sample = self.asked(number, TimedSample, "sample", index=0)
         if sample is None:
             return {}
-        facts = self.results.arms[number].facts
-        tokens = facts.run.prompt_tokens if facts and facts.run else 1
+        run = self.results.arms[number].run
+        tokens = run.prompt_tokens if run else 1
         times: dict[Kind, TurnTime] = {"prompt": TurnTime(tokens, sample.prefill_seconds)}
         if steps:
             times["decode"] = TurnTime(len(sample.token_seconds) + 1, sample.decode_seconds)

@@ -22,6 +22,7 @@ from quantbench.log.about import About, about
 from quantbench.log.config import argv
 from quantbench.quality.thresholds import TOKENS
 from quantbench.quality.types import NoQuality, Quality, QualityReference
+from quantbench.run.facts import Facts
 from quantbench.text import counted, shown
 from quantbench.typed_json import fields_to_json, from_json, omitted, parsed, require, to_json
 
@@ -157,6 +158,11 @@ class ArmResult(Planned):
 
     def __post_init__(self) -> None:
         self.failed = self.failed or self.unable
+
+    @property
+    def run(self) -> Facts | None:
+        """What is known of its run; None before it is ready, and of another runtime."""
+        return self.facts.run if self.facts else None
 
 
 @dataclass

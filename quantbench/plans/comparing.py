@@ -105,7 +105,7 @@ def _log(results: Results, rows: Sequence[Row]) -> None:
         return
     count = 0
     for arm, row in zip(results.arms, rows, strict=True):
-        run = arm.facts.run if arm.facts else None
+        run = arm.run
         if arm.failed is None and run and row.tok_s is not None and row.peak_memory_bytes:
             config = dataclasses.replace(run.config, num_samples=len(arm.samples))
             run = dataclasses.replace(run, config=config)
