@@ -8,20 +8,18 @@ share a Generator with caches for the largest batch, so that what was compiled f
 serves the others.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
-from typing import TYPE_CHECKING
 
+import torch
+
+from quantbench import devices, generate
 from quantbench.errors import KernelError, MemoryShortage
-from quantbench.run import environment
+from quantbench.models.llama import Transformer
+from quantbench.run import decoding, environment
+from quantbench.run.plan import Plan, positions, prompt_of
+from quantbench.run.sizes import kv_cache_bytes
 from quantbench.text import size
-
-if TYPE_CHECKING:
-    from quantbench import generate
-    from quantbench.models.llama import Transformer
-    from quantbench.run.plan import Plan
 
 
 class Generators:
@@ -38,8 +36,6 @@ class Generators:
 
         Raises UsageError past the model's context, MemoryShortage where the caches do not fit.
         """
-        from quantbench.run.plan import positions, prompt_of
-
         base = self.plan
         config = dataclasses.replace(
             base.config, prefill_size=prompt, batch_size=rows, max_new_tokens=new_tokens
@@ -54,8 +50,6 @@ class Generators:
         return plan, self.generator
 
     def _made(self, plan: Plan, most_rows: int) -> generate.Generator:
-        from quantbench.run import decoding
-
         self._forget()
         config = plan.config
         if reason := self._shortage(plan, config.batch_size):
@@ -75,8 +69,6 @@ class Generators:
         return self._of_rows(plan, most_rows)
 
     def _of_rows(self, plan: Plan, rows: int) -> generate.Generator:
-        from quantbench import generate
-
         self.length, self.rows = len(plan.prompt), rows
         config = dataclasses.replace(plan.config, batch_size=rows)
         return generate.make_generator(
@@ -85,8 +77,6 @@ class Generators:
 
     def _forget(self) -> None:
         """Drop the present Generator, and free its caches."""
-        import torch
-
         compiled = self.generator is not None and self.generator.compiles
         self.generator = None
         torch._dynamo.reset()  # else the compiler takes the other caches' sizes for variable ones
@@ -95,9 +85,6 @@ class Generators:
 
     def _shortage(self, plan: Plan, rows: int) -> str | None:
         """Why the caches do not fit into the memory that the weights leave, on any rank."""
-        from quantbench import devices
-        from quantbench.run.sizes import kv_cache_bytes
-
         where, free = environment.place(), devices.free_memory(plan.device)
         part = plan.split.config if plan.split else plan.architecture
         cached = kv_cache_bytes(part, rows, plan.cache_size, plan.precision, plan.cache)

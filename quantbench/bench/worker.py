@@ -32,20 +32,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+import torch
+
+from quantbench import devices
 from quantbench.bench import ranks
-from quantbench.bench.answers import (
-    ArmFacts,
-    Planned,
-    Reading,
-    TimedSample,
-    TurnTime,
-)
+from quantbench.bench.answers import ArmFacts, Planned, Reading, TimedSample, TurnTime
 from quantbench.cli import explained, quiet
 from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 from quantbench.log.options import parse
 from quantbench.progress import say
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer
+from quantbench.quantize.registry import available, kernels_for
+from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
 from quantbench.run import environment, launch, measure
 from quantbench.run.energy import Energy, NotCounted, energy_of
 from quantbench.run.facts import Facts, OneSample, Peaks, Ready
@@ -99,7 +98,6 @@ class Worker:
         the other arms hold would not be enough either.
         """
         started = time.perf_counter()
-        from quantbench import devices
         from quantbench.run import plan as planning
         from quantbench.run import saved_model, sizes
 
@@ -135,7 +133,6 @@ class Worker:
         looks: int = 1,
     ) -> QualityAnswer:
         """How well it predicts, and how far from `reference`: see quality/arm.py."""
-        from quantbench import devices
         from quantbench.quality import arm
 
         started = time.perf_counter()
@@ -150,7 +147,7 @@ class Worker:
     def get_ready(self, estimate: bool = False) -> ArmFacts:
         """Compile, warm up, and count the energy of a sample. estimate: whether to estimate a run
         from the model's first layers, in a second."""
-        from quantbench import devices, generate
+        from quantbench import generate
         from quantbench.run.turns import Turns
 
         started = time.perf_counter()
@@ -180,8 +177,6 @@ class Worker:
     def _facts(
         self, run: Facts, ready: Ready, peaks: Peaks, energy: Energy | NotCounted, estimate: bool
     ) -> ArmFacts:
-        from quantbench.quantize.registry import available
-
         plan, scheme = self.plan, self.plan.spec.scheme
         return ArmFacts(
             device=run.config.device,
@@ -215,7 +210,6 @@ class Worker:
         return energy_of(one, self.plan.device, self.plan.ranks)
 
     def sample(self, index: int) -> TimedSample:
-        from quantbench import devices
         from quantbench.run.turns import Clock
 
         clock = Clock(self.plan.device)
@@ -276,7 +270,6 @@ class Worker:
         return Reading(probe.measure(), None, probe.probe, probe.caveat)
 
     def _reader(self, device: str) -> Bandwidth:
-        from quantbench import devices
         from quantbench.run.bandwidth import Bandwidth
 
         if self.probe is None:
@@ -285,12 +278,6 @@ class Worker:
 
     def schemes(self, argv: list[str]) -> list[str]:
         """Every kind of scheme that has a kernel here."""
-        import torch
-
-        from quantbench import devices
-        from quantbench.quantize.registry import kernels_for
-        from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
-
         config, names = parse(argv), []
         where = devices.resolve(config.device), getattr(torch, config.precision)
         for name in SHOWN:
@@ -301,7 +288,6 @@ class Worker:
 
     def plans(self, argvs: list[list[str]]) -> list[Planned]:
         """What each run's options come to, and whether it fits into the memory that is free."""
-        from quantbench import devices
         from quantbench.run import checks, identity, sizes
         from quantbench.run import plan as planning
 
