@@ -19,9 +19,9 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click import shell_completion
@@ -33,6 +33,7 @@ from quantbench.progress import say
 from quantbench.text import key, one_line, shown
 
 RANK_REPORTS = "QUANTBENCH_RANK_REPORT"  # a file for the message of a rank that fails
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 # ---------------------------------------------------------------------------------- options
@@ -48,6 +49,17 @@ class TableOption(click.Option):
     def __init__(self, *arguments: Any, group: str, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.group = group
+
+
+def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    """A decorator of a click command's function: these options, in the order of --help."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 class Command(click.Command):

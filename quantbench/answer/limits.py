@@ -8,20 +8,20 @@ out, unclear = exceeded(row, asked)     # {"max_kl": "KL above 0.03"}, and what 
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from quantbench.answer.row import Row
+from quantbench.cli import together
 from quantbench.log.kinds import Between, Kind, Share, Size
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import Quality
 from quantbench.run.shown import SINCE_START
 from quantbench.text import size
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 KL = Between("nats per token, such as 0.03", "100")  # what --max_kl takes
 Z = 1.96  # standard errors to the ends of 95 %
 
@@ -60,13 +60,13 @@ OPTIONS: dict[str, tuple[Kind, str]] = {
     "min_tok_s": (Between("tokens per second", "1e9"), "slower"),
 }
 
-
-def limit_options(function: Decorated) -> Decorated:
-    """Decorate a click command's function with the options."""
-    for name, (kind, words) in reversed(OPTIONS.items()):
-        text = f"Recommend nothing {words}"
-        function = click.option(f"--{name}", name, type=kind, help=text)(function)
-    return function
+# The options of a click command that are limits.
+limit_options = together(
+    *(
+        click.option(f"--{name}", name, type=kind, help=f"Recommend nothing {words}")
+        for name, (kind, words) in OPTIONS.items()
+    )
+)
 
 
 def limits(given: dict[str, Any], unless: Limits | None = None) -> Limits:

@@ -12,16 +12,14 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from quantbench.cli import Command, TableOption
+from quantbench.cli import Command, Decorated, TableOption, together
 from quantbench.errors import UsageError
 from quantbench.log.config import ALIASES, Option, RunConfig, is_switch, split
 from quantbench.text import key
-
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def options(
@@ -34,20 +32,16 @@ def options(
     The function receives RunConfig's arguments as text; RunConfig checks them. Use it below
     `@click.command(cls=cli.Command)`.
     """
-
-    def decorate(function: Decorated) -> Decorated:
-        for field in reversed(dataclasses.fields(RunConfig)):
-            if field.name not in without:
-                default = defaults.get(field.name, field.default)
-                function = _click_option(field, default)(function)
-        return function
-
-    return decorate
+    return together(
+        *(
+            _click_option(field, defaults.get(field.name, field.default))
+            for field in dataclasses.fields(RunConfig)
+            if field.name not in without
+        )
+    )
 
 
-def _click_option(
-    field: "dataclasses.Field[Any]", default: object
-) -> Callable[[Decorated], Decorated]:
+def _click_option(field: "dataclasses.Field[Any]", default: object) -> Callable[[Any], Any]:
     option: Option = field.metadata["option"]
     names = [name for name in (field.name, ALIASES.get(field.name)) if name]
     spellings = dict.fromkeys(f"--{way}" for n in names for way in (n, n.replace("_", "-")))

@@ -1,17 +1,15 @@
 """The options that ab, recommend and tune share: when to stop, what else to measure and to keep."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from quantbench.answer.limits import Limits
 from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.bench.store import Settings
-from quantbench.cli import Command
+from quantbench.cli import Command, together
 from quantbench.log.kinds import Number, Share, Whole
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
 DEFAULT = Settings()
 STOPS = ("half_width", "max_minutes", "processes")
@@ -32,36 +30,28 @@ class ShortOutput(Command):
         return super().parse_args(ctx, ["--format" if word == "-o" else word for word in args])
 
 
-def measuring_options(function: Decorated) -> Decorated:
-    """The options of ab, recommend and tune that say when to stop and what else to measure."""
-    for option in (
-        click.option("--output", metavar="DIR", help="Put results, report and picture here, a new "
-                     "folder; quantized arms, too, until the run has ended"),
-        click.option("--tokens", type=Whole(0),
-                     help=f"Measure quality on at most so many tokens; 0: not [{DEFAULT.tokens}]"),
-        click.option("--text", help="A text file to measure quality on, instead of the usual ones"),
-        click.option("--processes", type=Whole(1),
-                     help=f"Start each arm at most N times [{DEFAULT.processes}]"),
-        click.option("--max_minutes", type=Number(),
-                     help=f"Stop after so long, loading included [{DEFAULT.max_minutes:g}]"),
-        click.option("--half_width", type=Share(),
-                     help=f"Stop when intervals are this narrow [{DEFAULT.half_width:.0%}]"),
-    ):  # fmt: skip
-        function = option(function)
-    return function
-
-
-def result_options(function: Decorated) -> Decorated:
-    """The options of ab and tune about what --output keeps and what is printed."""
-    for option in (
-        click.option("--format", "form", type=click.Choice(["md", "csv", "json", "answer"]),
-                     metavar="md|csv|json|answer", help="Print this instead of the table; -o, too"),
-        click.option("--open", "show", is_flag=True,
-                     help="Show report.html of --output in the browser"),
-        click.option("--resume", metavar="DIR", help="Go on with what --output DIR left"),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+# Of ab, recommend and tune: when to stop, and what else to measure.
+measuring_options = together(
+    click.option("--half_width", type=Share(),
+                 help=f"Stop when intervals are this narrow [{DEFAULT.half_width:.0%}]"),
+    click.option("--max_minutes", type=Number(),
+                 help=f"Stop after so long, loading included [{DEFAULT.max_minutes:g}]"),
+    click.option("--processes", type=Whole(1),
+                 help=f"Start each arm at most N times [{DEFAULT.processes}]"),
+    click.option("--text", help="A text file to measure quality on, instead of the usual ones"),
+    click.option("--tokens", type=Whole(0),
+                 help=f"Measure quality on at most so many tokens; 0: not [{DEFAULT.tokens}]"),
+    click.option("--output", metavar="DIR", help="Put results, report and picture here, a new "
+                 "folder; quantized arms, too, until the run has ended"),
+)  # fmt: skip
+# Of ab and tune: what --output keeps, and what is printed.
+result_options = together(
+    click.option("--resume", metavar="DIR", help="Go on with what --output DIR left"),
+    click.option("--open", "show", is_flag=True,
+                 help="Show report.html of --output in the browser"),
+    click.option("--format", "form", type=click.Choice(["md", "csv", "json", "answer"]),
+                 metavar="md|csv|json|answer", help="Print this instead of the table; -o, too"),
+)  # fmt: skip
 
 
 def settings_of(given: dict[str, Any]) -> dict[str, Any]:

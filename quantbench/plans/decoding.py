@@ -1,30 +1,24 @@
 """What roofline, growth and peers share: a run that decodes, and how often it takes its turns."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from quantbench.bench.store import Settings
+from quantbench.cli import together
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.kinds import Number, Whole
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-def turn_options(function: Decorated) -> Decorated:
-    """The options of roofline and peers that say how long to measure."""
-    for option in (
-        click.option("--processes", type=Whole(1), default=2,
-                     help="Start every scheme and program N times [2]"),
-        click.option("--max_minutes", type=Number(), default=10.0,
-                     help="Stop whole models after N minutes, loading included [10]"),
-        click.option("--cycles", type=Whole(1), default=24,
-                     help="Turns of each process [24]; intervals need 8"),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+# The options of roofline and peers that say how long to measure.
+turn_options = together(
+    click.option("--cycles", type=Whole(1), default=24,
+                 help="Turns of each process [24]; intervals need 8"),
+    click.option("--max_minutes", type=Number(), default=10.0,
+                 help="Stop whole models after N minutes, loading included [10]"),
+    click.option("--processes", type=Whole(1), default=2,
+                 help="Start every scheme and program N times [2]"),
+)  # fmt: skip
 
 
 def settings_of(given: dict[str, Any]) -> Settings:
