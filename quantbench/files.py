@@ -87,10 +87,9 @@ def named(what: str, path: FilePath, raised: type[QuantbenchError]) -> Iterator[
     """Turn a failure to open, read or write `path` into `raised`: "`what` `path`: the reason"."""
     try:
         yield
-    except (OSError, UnicodeError) as error:
-        raise raised(f"{what} {_name(path)}: {reason(path, error)}".strip()) from None
-    except ValueError as error:
-        if "null byte" not in str(error) and "null character" not in str(error):
+    except (OSError, ValueError) as error:
+        is_nul = "null byte" in str(error) or "null character" in str(error)
+        if not (is_nul or isinstance(error, OSError | UnicodeError)):
             raise
         raise raised(f"{what} {_name(path)}: {reason(path, error)}".strip()) from None
 
@@ -163,6 +162,18 @@ class Output:
     holds: Callable[[bytes], object]  # whether a file with these first bytes may be replaced
     kind: str  # of file, in words
 
+    def check(self) -> None:
+        """Check, before a long run, that the file can be written. Raises LogError if it cannot,
+        UsageError if a file of another kind is there."""
+        if self.path is None:
+            return
+        with named(self.option, self.path, LogError):
+            require_writable(self.path)
+            head = _head(self.path)
+        if head and not self.holds(head):
+            given = f"{self.option} {_name(self.path)}"
+            raise UsageError(f"{given} holds something that is no {self.kind}; give another")
+
 
 def svg_output(path: str) -> Output:
     """The picture of --chart. Raises UsageError for another kind of file."""
@@ -177,11 +188,11 @@ def check_outputs(
     """Check, before a long run, that the outputs can be written, and overwrite nothing else.
 
     inputs: by option. Raises UsageError for an output that coincides with an input or with another
-    output, and what check_output raises.
+    output, and what Output.check raises.
     """
     refuse_coinciding({output.option: output.path for output in outputs}, inputs)
     for output in outputs:
-        check_output(output.option, output.path, output.holds, output.kind)
+        output.check()
 
 
 def refuse_coinciding(
@@ -213,28 +224,6 @@ def _identity(path: FilePath) -> object:
     except (OSError, ValueError):
         return os.path.abspath(path) if "\0" in os.fspath(path) else os.path.realpath(path)
     return status.st_dev, status.st_ino
-
-
-def begins_with(*beginnings: bytes) -> Callable[[bytes], bool]:
-    """Whether a file starts in one of these ways, as a function of its first bytes."""
-    return lambda head: head.startswith(beginnings)
-
-
-def check_output(
-    option: str, path: FilePath | None, holds: Callable[[bytes], object], kind: str
-) -> None:
-    """Check, before a long run, that `path` can be written, or is None.
-
-    holds: whether a file with these first bytes is of the kind that will be written.
-    Raises LogError if `path` cannot be written, UsageError if a file of another kind is there.
-    """
-    if path is None:
-        return
-    with named(option, path, LogError):
-        require_writable(path)
-        head = _head(path)
-    if head and not holds(head):
-        raise UsageError(f"{option} {_name(path)} holds something that is no {kind}; give another")
 
 
 def check_folder(option: str, path: FilePath) -> None:

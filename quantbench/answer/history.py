@@ -48,7 +48,7 @@ class History:
         """Read the file; if it is missing, the history is empty. Raises UsageError for others."""
         place = Path(path)
         if not place.exists():
-            files.check_output("--history", path, lambda _: True, "JSON lines")
+            files.Output("--history", path, lambda _: True, "JSON lines").check()
             return History(place, [])
         lines = files.read_text("--history", path).splitlines()
         try:

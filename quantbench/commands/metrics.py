@@ -51,7 +51,9 @@ def metrics(
     comparisons = pairs(
         sides("--baseline", baseline, baseline_tp), sides("--target", target, target_tp)
     )
-    written = files.Output("--narrative", prose, files.begins_with(PROSE), "report in prose")
+    written = files.Output(
+        "--narrative", prose, lambda head: head.startswith(PROSE), "report in prose"
+    )
     files.check_outputs([written, report_output(json_path)])
     if json_path:
         write_json(json_path, {"comparisons": comparisons})

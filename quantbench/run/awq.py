@@ -13,7 +13,6 @@ the exponent is the one of EXPONENTS that leaves the least ‖(W - Ŵ)X‖.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -24,14 +23,7 @@ from quantbench.models.llama import Block, FeedForward
 
 EXPONENTS = tuple(i / 10 for i in range(11))
 WIDEST = 1e4  # the largest scale over the least
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A layer, by its name in the block, and what can divide its inputs by s (K,)."""
-
-    name: str
-    divide: Callable[[Tensor], Tensor]  # returns the s that it divides by, once it is rounded
+Divide = Callable[[Tensor], Tensor]  # s (K,) -> the s that it divides by, once it is rounded
 
 
 def scale_inputs(
@@ -45,20 +37,18 @@ def scale_inputs(
     hessians: XXᵀ (K, K) by the name of each layer that is to be scaled. rounded: (a layer's name,
     weight (N, K)) -> what the scheme makes of the weight. dtype: of the norms when the model runs.
     """
-    for pair in _pairs(block, dtype):
-        if pair.name not in hessians:
+    for name, divide in _pairs(block, dtype):
+        if name not in hessians:
             continue
-        layer, hessian = block.get_submodule(pair.name), hessians[pair.name]
+        layer, hessian = block.get_submodule(name), hessians[name]
         assert isinstance(layer, nn.Linear)
         size = hessian.diagonal().sqrt()
         size = size.clamp(min=size.max() / WIDEST)
         if size.isfinite().all() and size.max() > 0:  # else no token or no number reaches it
             scales = [size**exponent for exponent in EXPONENTS]
             scales = [s / (s.max() * s.min()).sqrt() for s in scales]
-            losses = [
-                _loss(layer.weight.data, s, hessian, partial(rounded, pair.name)) for s in scales
-            ]
-            layer.weight.data *= pair.divide(scales[losses.index(min(losses))])
+            losses = [_loss(layer.weight.data, s, hessian, partial(rounded, name)) for s in scales]
+            layer.weight.data *= divide(scales[losses.index(min(losses))])
 
 
 def _loss(weight: Tensor, s: Tensor, hessian: Tensor, rounded: Callable[[Tensor], Tensor]) -> float:
@@ -67,24 +57,25 @@ def _loss(weight: Tensor, s: Tensor, hessian: Tensor, rounded: Callable[[Tensor]
     return float(((error @ hessian) * error).sum())
 
 
-def _pairs(block: nn.Module, dtype: torch.dtype) -> Iterator[Pair]:
+def _pairs(block: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Divide]]:
+    """Layers by their names in the block, each with what can divide its inputs."""
     networks = [name for name, module in block.named_modules() if type(module) is FeedForward]
     if isinstance(block, Block):
         attention = block.attention
         if isinstance(block.attention_norm, nn.RMSNorm):
-            yield Pair("attention.wqkv", _of_norm(block.attention_norm, dtype))
+            yield ("attention.wqkv", _of_norm(block.attention_norm, dtype))
         if isinstance(block.ffn_norm, nn.RMSNorm) and "feed_forward" in networks:
-            yield Pair("feed_forward.w13", _of_norm(block.ffn_norm, dtype))
+            yield ("feed_forward.w13", _of_norm(block.ffn_norm, dtype))
         if attention.num_heads == attention.num_kv_heads:
             rows = slice(-attention.num_heads * attention.head_dim, None)
-            yield Pair("attention.wo", _of_rows(attention.wqkv, rows))
+            yield ("attention.wo", _of_rows(attention.wqkv, rows))
     for name in networks:
         network = block.get_submodule(name)
         if isinstance(network, FeedForward) and network.gated:
-            yield Pair(f"{name}.w2", _of_rows(network.w13, slice(network.w2.in_features, None)))
+            yield (f"{name}.w2", _of_rows(network.w13, slice(network.w2.in_features, None)))
 
 
-def _of_rows(layer: nn.Linear, rows: slice) -> Callable[[Tensor], Tensor]:
+def _of_rows(layer: nn.Linear, rows: slice) -> Divide:
     def divide(s: Tensor) -> Tensor:
         layer.weight.data[rows] /= s[:, None]
         if layer.bias is not None:
@@ -94,7 +85,7 @@ def _of_rows(layer: nn.Linear, rows: slice) -> Callable[[Tensor], Tensor]:
     return divide
 
 
-def _of_norm(norm: nn.RMSNorm, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def _of_norm(norm: nn.RMSNorm, dtype: torch.dtype) -> Divide:
     offset = 1.0 if isinstance(norm, OffsetNorm) else 0.0
 
     def divide(s: Tensor) -> Tensor:

@@ -174,7 +174,7 @@ def _check_outputs(config: RunConfig) -> None:
     if config.output_json_path:
         log.check_json_kind(config.output_json_path)
     for name in ("profile", "memory_profile"):
-        files.check_output(f"--{name}", getattr(config, name), _is_trace, "trace")
+        files.Output(f"--{name}", getattr(config, name), _is_trace, "trace").check()
 
 
 def _refuse_coinciding(config: RunConfig, given: dict[str, str]) -> None:
