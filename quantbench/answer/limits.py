@@ -8,7 +8,7 @@ out, unclear = exceeded(row, asked)     # {"max_kl": "KL above 0.03"}, and what 
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,14 @@ from quantbench.text import size
 
 KL = Between("nats per token, such as 0.03", "100")  # what --max_kl takes
 Z = 1.96  # standard errors to the ends of 95 %
+# What an arm beyond a limit has.
+BEYOND: dict[str, Callable[[Any], str]] = {
+    "max_kl": "KL above {:g}".format,
+    "max_perplexity_increase": "perplexity more than {:.3g} above the baseline's".format,
+    "min_top1": "top-1 below {:.3g}".format,
+    "max_memory": lambda count: f"memory above {size(count)}",
+    "min_tok_s": "less than {:g} tok/s".format,
+}
 
 
 @dataclass(frozen=True)
@@ -38,18 +46,8 @@ class Limits:
 
     def words(self) -> dict[str, str]:
         """What an arm beyond each limit has, by the limit's name."""
-        named = {
-            "max_kl": f"KL above {self.max_kl:g}" if self.max_kl is not None else "",
-            "max_perplexity_increase": (
-                f"perplexity more than {self.max_perplexity_increase:.3g} above the baseline's"
-                if self.max_perplexity_increase is not None
-                else ""
-            ),
-            "min_top1": f"top-1 below {self.min_top1:.3g}" if self.min_top1 is not None else "",
-            "max_memory": f"memory above {size(self.max_memory or 0)}",
-            "min_tok_s": f"less than {self.min_tok_s or 0:g} tok/s",
-        }
-        return {name: named[name] for name in named if getattr(self, name) is not None}
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return {name: BEYOND[name](value) for name, value in given.items()}
 
 
 OPTIONS: dict[str, tuple[Kind, str]] = {

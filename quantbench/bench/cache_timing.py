@@ -15,6 +15,7 @@ from quantbench import devices
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
+from quantbench.log.config import RunConfig
 from quantbench.models.loading import load_config
 from quantbench.ops import attention as decode
 from quantbench.progress import Progress
@@ -54,20 +55,10 @@ class CacheReport:
     kinds: list[CacheTiming]
 
 
-def measured(
-    checkpoint_path: str,
-    depth: int,
-    rows: int,
-    device_name: str,
-    precision: str,
-    rounds: int,
-) -> CacheReport:
-    """Bytes and timings of every kind. Raises UsageError for a dtype that no kernel takes."""
-    config = load_config(checkpoint_path)
-    device = devices.resolve(device_name)
-    dtype = getattr(torch, precision, None)
-    if dtype not in decode.DTYPES:
-        raise UsageError(f"--precision {precision}: there are bfloat16, float16 and float32")
+def measured(run: RunConfig, depth: int, rounds: int) -> CacheReport:
+    """Bytes and timings of every kind. depth: positions in the caches."""
+    config, rows = load_config(run.checkpoint_path), run.batch_size
+    device, dtype = devices.resolve(run.device), getattr(torch, run.precision)
     group = config.num_heads // config.num_kv_heads
     kernel = decode.choose(device, config.head_dim, group, dtype)
     read = Bandwidth(device)
@@ -109,11 +100,11 @@ def measured(
             for name, layers in kinds.items():
                 timings[name].append(attend(layers))
     return CacheReport(  # without the first round, which compiled kernels and touched pages
-        checkpoint_path=checkpoint_path,
+        checkpoint_path=run.checkpoint_path,
         heads=(config.num_heads, config.num_kv_heads, config.head_dim),
         context_depth=depth,
         batch_size=rows,
-        precision=precision,
+        precision=run.precision,
         device={"type": device.type, **devices.describe(device)},
         environment=in_force(),
         kernel=kernel.name,

@@ -36,14 +36,7 @@ def caches(context_depth: int, rounds: int, json_path: str | None, **given: Any)
     from quantbench.bench import cache_timing
 
     environment.use_threads(config)
-    report = cache_timing.measured(
-        config.checkpoint_path,
-        context_depth,
-        config.batch_size,
-        config.device,
-        config.precision,
-        rounds,
-    )
+    report = cache_timing.measured(config, context_depth, rounds)
     if json_path:
         write_json(json_path, report)
     click.echo(cache_timing.table(report))

@@ -40,12 +40,11 @@ class Bandwidth:
 
     def measure(self) -> float:
         """Bytes per second: the median of REPEATS readings."""
-        return statistics.median(self.once() for _ in range(REPEATS))
-
-    def once(self) -> float:
-        """Bytes per second, of one reading."""
-        devices.synchronize(self.device)
-        started = time.perf_counter()
-        self.read(self.block)
-        devices.synchronize(self.device)
-        return BYTES / (time.perf_counter() - started)
+        rates = []
+        for _ in range(REPEATS):
+            devices.synchronize(self.device)
+            started = time.perf_counter()
+            self.read(self.block)
+            devices.synchronize(self.device)
+            rates.append(BYTES / (time.perf_counter() - started))
+        return statistics.median(rates)

@@ -230,7 +230,7 @@ def _not_in_cpp(linear: nn.Module) -> str:
 # ---------------------------------------------------------------------------------- its arguments
 
 
-def fused_layer(layer: Block, moving: "Fused | None" = None) -> step.Layer:
+def fused_layer(layer: Block, moving: "Fused | None") -> step.Layer:
     """A layer's weights as the C++ op takes them. The layer must be one that it does not refuse.
 
     moving: where the model's experts are in two tiers of memory.

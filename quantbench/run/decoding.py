@@ -75,11 +75,7 @@ class Modules:
     name, one_op = MODULES, False
 
     def __init__(
-        self,
-        model: Transformer,
-        caches: list[KVCache],
-        reason: str | None = None,
-        compiled: bool = False,
+        self, model: Transformer, caches: list[KVCache], reason: str | None, compiled: bool
     ) -> None:
         """reason: why the decoder is not cpu-step. compiled: torch.compile will have the step."""
         self.model, self.caches, self.reason = model, caches, reason

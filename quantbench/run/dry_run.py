@@ -3,7 +3,6 @@
 import torch
 
 from quantbench.errors import KernelError
-from quantbench.models.config import ModelConfig
 from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
 from quantbench.run.plan import Plan
 from quantbench.run.sizes import kv_cache_bytes, size_of
@@ -47,7 +46,7 @@ def report(plan: Plan, free: int | None) -> str:
             ("kernel", size.kernel or f"none: {size.reason}"),
         ]
     head = "\n".join(f"{name:<16} {text}" for name, text in rows)
-    return f"{head}\n\n{table(architecture, device, precision, cached, free)}"
+    return f"{head}\n\n{table(plan, cached, free)}"
 
 
 def _fitting(need: int, free: int | None, device: torch.device) -> str:
@@ -57,21 +56,17 @@ def _fitting(need: int, free: int | None, device: torch.device) -> str:
     return f" for weights, embedding and KV cache: {fits}, {free / 1e9:.2f} GB of {device} are free"
 
 
-def table(
-    architecture: ModelConfig,
-    device: torch.device,
-    precision: torch.dtype,
-    cached: int,
-    free: int | None,
-) -> str:
+def table(plan: Plan, cached: int, free: int | None) -> str:
     """A line for each kind of scheme: its size for this model, and its kernel on this device.
 
     cached: bytes of the KV cache. free: bytes of memory that are free; None if not known.
     """
-    rows = [("scheme", "model_size", "bits/weight", "total", "fits?", f"kernel on {device.type}")]
+    rows = [
+        ("scheme", "model_size", "bits/weight", "total", "fits?", f"kernel on {plan.device.type}")
+    ]
     for name in SHOWN:
         try:
-            size = size_of(architecture, parse_scheme(name), device, precision)
+            size = size_of(plan.architecture, parse_scheme(name), plan.device, plan.precision)
         except KernelError as error:
             rows.append((name, "-", "-", "-", "-", f"none: {error}"))
             continue

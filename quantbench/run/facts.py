@@ -78,11 +78,12 @@ class Generation:
 
     def sample(self, prompt_tokens: int) -> Sample:
         """prompt_tokens: of one row."""
-        return Sample.of(
-            *(self.prefill_seconds, self.decode_seconds, prompt_tokens, self.tokens.shape[1]),
-            self.machine,
-            self.experts,
-            self.speculation,
+        new_tokens = self.tokens.shape[1]
+        return dataclasses.replace(
+            Sample.of(self.prefill_seconds, self.decode_seconds, prompt_tokens, new_tokens),
+            machine=self.machine,
+            experts=self.experts,
+            speculation=self.speculation,
         )
 
 
@@ -186,15 +187,7 @@ class Sample:
     speculation: Speculation | None = omitted()
 
     @staticmethod
-    def of(
-        prefill: float,
-        decode: float,
-        prompt_tokens: int,
-        new_tokens: int,
-        machine: MachineUse | None = None,
-        experts: Phases | None = None,
-        speculation: Speculation | None = None,
-    ) -> Sample:
+    def of(prefill: float, decode: float, prompt_tokens: int, new_tokens: int) -> Sample:
         """prefill, decode: seconds. Tokens are those of one row."""
         return Sample(
             prefill,
@@ -202,9 +195,6 @@ class Sample:
             tok_s=new_tokens / (prefill + decode),
             prefill_tok_s=prompt_tokens / prefill,
             decode_tok_s=(new_tokens - 1) / decode if new_tokens > 1 else None,
-            machine=machine,
-            experts=experts,
-            speculation=speculation,
         )
 
 

@@ -8,6 +8,7 @@ import torch
 
 from quantbench import files
 from quantbench.errors import LogError
+from quantbench.progress import say
 from quantbench.text import aligned
 
 LISTED = 5  # operations in the table
@@ -19,15 +20,14 @@ def trace(
     profile: str | None,
     memory_profile: str | None,
     once: Callable[[], object],
-    say: Callable[[str], None],
-    write: bool = True,
+    write: bool,
 ) -> None:
     """Call `once` for each file that is given, and write a trace of the call there.
 
     profile: for a trace of operations. memory_profile: for a memory snapshot on CUDA, elsewhere for
-    a trace with allocations. say: prints a line. Raises LogError if a file cannot be written in
-    full; an older file of that name then stays unchanged. write: whether to trace; a rank that does
-    not calls `once` as often, because the others wait for it.
+    a trace with allocations. write: whether to trace; a rank that does not calls `once` as often,
+    because the others wait for it. Raises LogError if a file cannot be written in full; an older
+    file of that name then stays unchanged.
     """
     if not write:
         for _ in filter(None, (profile, memory_profile)):
