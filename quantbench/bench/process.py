@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from quantbench.bench import ranks
 from quantbench.errors import QuantbenchError, UsageError
-from quantbench.run.environment import defaults
+from quantbench.run.environment import DEFAULTS
 from quantbench.typed_json import from_json, to_json
 
 COMMAND = (sys.executable, "-m", "quantbench.bench.worker")
@@ -42,7 +42,7 @@ def environment() -> dict[str, str]:
 
     PYTHONSAFEPATH keeps a file errors.py of the current folder from being taken for ours.
     """
-    variables = {**defaults(os.environ), "PYTHONSAFEPATH": "1"}
+    variables = {**DEFAULTS, **os.environ, "PYTHONSAFEPATH": "1"}
     if INSTALLED:
         return variables
     search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -29,23 +29,14 @@ OF_VALIDATING = ("words", "validate", "debug")
 
 @click.command(cls=Command)
 @click.argument("words", metavar="[FILE...]", nargs=-1)
-@click.option(
-    "--checkpoint_path", metavar="PATH", help="The model, as in generate.py, or its config.json"
-)
+@click.option("--checkpoint_path", metavar="PATH",
+              help="The model, as in generate.py, or its config.json")  # fmt: skip
 @click.option("--device", metavar="NAME", default="here", help="here, or the name of a card [here]")
 @click.option("--quantization", default="none", metavar="SCHEME", help="Quantization [none]")
-@click.option(
-    "--kv_cache",
-    type=Choice(tuple(CACHES)),
-    default="dense",
-    help=f"KV cache: {', '.join(CACHES)} [dense]",
-)
-@click.option(
-    "--precision",
-    type=Choice(PRECISIONS),
-    default="bfloat16",
-    help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]",
-)
+@click.option("--kv_cache", type=Choice(tuple(CACHES)), default="dense",
+              help=f"KV cache: {', '.join(CACHES)} [dense]")  # fmt: skip
+@click.option("--precision", type=Choice(PRECISIONS), default="bfloat16",
+              help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]")  # fmt: skip
 @click.option("--batch_size", type=Whole(1), default=1, help="Sequences at once [1]")
 @click.option("--sequence_length", type=Whole(1), default=128, help="Prompt tokens [128]")
 @click.option("--new_tokens", type=Whole(0), default=128,

@@ -61,7 +61,6 @@ class CpuStep:
     def __init__(self, model: Transformer, caches: list[KVCache]) -> None:
         layers = cast("list[Block]", list(model.layers))
         self.model, self.moving = model, _moving(model)
-        self.shape = shape_of(model)
         # Tables of experts in `parts` hold addresses of weights, which `model` keeps valid; where
         # experts are in two tiers, `moving` does.
         parts = [p for layer in layers for p in fused_layer(layer, self.moving).parts()]
@@ -72,7 +71,10 @@ class CpuStep:
         buffers = [buffer for cache in caches for buffer in cache.buffers()]
         self.kept = step.Kept(parts, step.Caches(buffers, caches[0].format))
         self.norm, self.output = cast("Tensor", _norm(model.norm)), _linear(model.output)
-        split = split_of(model)
+        split, config = split_of(model), model.config
+        heads = config.num_heads, config.num_kv_heads
+        ranks = split.ranks.memory if split else 0  # that share the model
+        self.shape = step.Shape(*heads, config.ffn_dim, config.norm_eps, ranks)
         self.vocabularies = split.vocabularies if split else [model.output.out_features]
 
     def takes(self, tokens: Tensor) -> bool:
@@ -316,10 +318,3 @@ def _linear(layer: nn.Linear) -> step.Linear:
     weight = fused_weight(layer)
     assert weight is not None
     return step.Linear(weight, layer.bias)
-
-
-def shape_of(model: Transformer) -> step.Shape:
-    """The sizes that all layers of a model share, and the ranks that share the model."""
-    config, split = model.config, split_of(model)
-    ranks = split.ranks.memory if split else 0
-    return step.Shape(config.num_heads, config.num_kv_heads, config.ffn_dim, config.norm_eps, ranks)

@@ -60,14 +60,9 @@ class Environment:
     variables: dict[str, str]  # environment variables by name
 
 
-def defaults(given: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a process that runs models: `given`, completed by DEFAULTS."""
-    return {**DEFAULTS, **given}
-
-
 def prepare() -> None:
     """Set the variables and the garbage collector for a run, before torch is imported."""
-    os.environ.update(defaults(os.environ))
+    os.environ.update({**DEFAULTS, **os.environ})
     gc.set_threshold(GC_THRESHOLD)
 
 

@@ -86,18 +86,14 @@ def end_with_launcher() -> None:
 # ---------------------------------------------------------------------------------- starting
 
 
-def command(config: RunConfig) -> list[str]:
-    """The command that runs generate with these options in a separate process."""
-    program = (str(IN_CHECKOUT),) if IN_CHECKOUT.exists() else COMMAND
-    return [sys.executable, *program, *argv(config, said=True)]
-
-
 def start(config: RunConfig) -> None:
     """Run generate.py with these options as config.tp ranks on this machine, until all have ended.
 
     Raises RankFailed, one line, if one of them fails; the others are ended first.
     """
-    with Running(command(dataclasses.replace(config, tp=1)), config.tp, config.debug) as ranks:
+    program = (str(IN_CHECKOUT),) if IN_CHECKOUT.exists() else COMMAND
+    own = argv(dataclasses.replace(config, tp=1), said=True)
+    with Running([sys.executable, *program, *own], config.tp, config.debug) as ranks:
         ranks.wait()
 
 

@@ -99,7 +99,12 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
         parallel.warning(where, device)  # raises what cannot be
     precision: torch.dtype = getattr(torch, config.precision)
     architecture = checkpoint.config().with_layers(config.num_layers)
-    check_name(config, checkpoint.name)
+    # The result of a model whose name no log line can hold would be lost.
+    if not (config.interactive or config.dry_run) and not held_name(checkpoint.name):
+        raise UsageError(
+            f"--checkpoint_path: the model is named {checkpoint.name!r}, which no log line can "
+            "hold; rename its folder, or make a link to it"
+        )
     tokenizer = checkpoint.tokenizer(architecture.vocab_size)
     if spec.scheme:
         kernels_for(spec.scheme, config.kernel, device, precision)
@@ -144,15 +149,6 @@ def begin(plan: Plan) -> Plan:
         say(line)
     ranks = parallel.join(where, plan.device)
     return dataclasses.replace(plan, split=dataclasses.replace(plan.split, ranks=ranks))
-
-
-def check_name(config: RunConfig, name: str) -> None:
-    """Raise UsageError for a model whose name no log line can hold: its result would be lost."""
-    if not (config.interactive or config.dry_run) and not held_name(name):
-        raise UsageError(
-            f"--checkpoint_path: the model is named {name!r}, which no log line can hold; rename "
-            "its folder, or make a link to it"
-        )
 
 
 def split_of(
