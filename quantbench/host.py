@@ -4,8 +4,7 @@
     free_memory()           # bytes that can still be allocated
     cpuinfo("model name")   # "AMD EPYC 7763 64-Core Processor"
 
-root: the folder in which the files are; another one in tests. Other systems have no such files:
-what they do not tell is None.
+Other systems have no such files: what they do not tell is None.
 """
 
 import math
@@ -13,7 +12,7 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
-ROOT = Path("/")
+ROOT = Path("/")  # in which the files are; another folder in tests
 at_start: set[int] | None = None  # the affinity mask before this process changed it (run/numa.py)
 # Mount points of control groups: version 2, and a controller of version 1.
 UNIFIED = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
@@ -23,39 +22,35 @@ LEGACY = {
 }
 
 
-def cores(
-    root: Path | None = None, allowed: Collection[int] | None = None, physical: bool = True
-) -> int | None:
+def cores(allowed: Collection[int] | None = None, physical: bool = True) -> int | None:
     """The cores that this process may use; None where the system does not tell.
 
     allowed: the CPUs in its affinity mask, by number. physical: CPUs that share a core count once.
     A control group's limit of CPU time is rounded up to whole cores.
     """
-    root = root or ROOT
     if allowed is None:
         if not hasattr(os, "sched_getaffinity"):
             return None
         allowed = at_start or os.sched_getaffinity(0)
-    count = len({_siblings(root, number) for number in allowed} if physical else allowed)
-    return max(1, min([count, *(math.ceil(share) for share in _quotas(root))]))
+    count = len({_siblings(number) for number in allowed} if physical else allowed)
+    return max(1, min([count, *(math.ceil(share) for share in _quotas())]))
 
 
-def nodes(root: Path | None = None) -> dict[int, set[int]]:
+def nodes() -> dict[int, set[int]]:
     """The CPUs of each node that has memory; empty where the system does not tell."""
-    folder = (root or ROOT) / "sys/devices/system/node"
+    folder = ROOT / "sys/devices/system/node"
     with_memory = _numbers(read(folder / "has_memory"))
     return {node: _numbers(read(folder / f"node{node}/cpulist")) for node in sorted(with_memory)}
 
 
-def free_memory(root: Path | None = None) -> int | None:
+def free_memory() -> int | None:
     """Bytes that can still be allocated: MemAvailable, or what is left of a control group's limit
     if that is less."""
-    root = root or ROOT
     lines = dict(
-        line.split(":", 1) for line in read(root / "proc/meminfo").splitlines() if ":" in line
+        line.split(":", 1) for line in read(ROOT / "proc/meminfo").splitlines() if ":" in line
     )
     left = [int(lines["MemAvailable"].split()[0]) * 1024] if "MemAvailable" in lines else []
-    for folder, unified in _groups("memory", root):
+    for folder, unified in _groups("memory"):
         names = ("max", "current") if unified else ("limit_in_bytes", "usage_in_bytes")
         limit, used = (read(folder / f"memory.{name}") for name in names)
         if limit.isdigit() and used.isdigit():
@@ -87,16 +82,15 @@ def _numbers(text: str) -> set[int]:
     return {n for first, _, last in ends for n in range(int(first), int(last or first) + 1)}
 
 
-def _siblings(root: Path, number: int) -> str:
+def _siblings(number: int) -> str:
     """The CPUs that share a core with CPU `number`, as the kernel writes them: "0,4" or "0-1"."""
-    return read(root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list") or str(
-        number
-    )
+    listed = read(ROOT / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
+    return listed or str(number)
 
 
-def _quotas(root: Path) -> Iterator[float]:
+def _quotas() -> Iterator[float]:
     """The CPU seconds per second that each control group of this process allows, if limited."""
-    for folder, unified in _groups("cpu", root):
+    for folder, unified in _groups("cpu"):
         if unified:
             given = read(folder / "cpu.max").split()
         else:
@@ -114,15 +108,15 @@ def _page_cache(statistics: str) -> int:
     return sum(int(kinds.get(f"total_{name}", kinds.get(name, 0))) for name in names)
 
 
-def _groups(controller: str, root: Path) -> Iterator[tuple[Path, bool]]:
+def _groups(controller: str) -> Iterator[tuple[Path, bool]]:
     """The folders of this process's control groups and of all that contain them; whether they are
     of version 2."""
     groups: dict[str, str] = {}  # by controller, from lines such as 4:cpu,cpuacct:/a/b and 0::/a/b
-    for line in read(root / "proc/self/cgroup").splitlines():
+    for line in read(ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "?", "/")
         groups |= dict.fromkeys(controllers.split(","), path)
     for mounts, name in ((UNIFIED, ""), (LEGACY[controller], controller)):
         parts = [p for p in PurePosixPath(groups.get(name, "/")).parts if p not in ("/", "..")]
         for mount in mounts:
             for length in range(len(parts), -1, -1):
-                yield (root / mount).joinpath(*parts[:length]), not name
+                yield (ROOT / mount).joinpath(*parts[:length]), not name

@@ -12,7 +12,6 @@ import ctypes
 import os
 import platform
 from collections.abc import Sequence
-from pathlib import Path
 
 from quantbench import host
 from quantbench.run.environment import Place
@@ -22,10 +21,10 @@ SET, GET = {"x86_64": (238, 239), "aarch64": (237, 236)}.get(platform.machine(),
 MAX_NODES = 1024
 
 
-def share_nodes(place: Place | None, root: Path = host.ROOT) -> list[int]:
+def share_nodes(place: Place | None) -> list[int]:
     """Interleave this process's memory over its nodes; keep a rank on their cores. Returns the
     nodes; none where there is one for all, or where the user has set a policy."""
-    known = host.nodes(root)
+    known = host.nodes()
     if len(known) < 2 or not SET or _policy() != 0:
         return []
     allowed = os.sched_getaffinity(0)

@@ -10,7 +10,7 @@ from quantbench.run.environment import Place
 
 
 @pytest.fixture
-def calls(monkeypatch):
+def calls(monkeypatch, tmp_path):
     """What would be set; no policy is set before."""
     made = {"nodes": [], "cores": []}
     monkeypatch.setattr(numa, "_policy", lambda: 0)
@@ -18,6 +18,7 @@ def calls(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: made["cores"].append(cores))
     monkeypatch.setattr(host, "at_start", None)
+    monkeypatch.setattr(host, "ROOT", tmp_path)
     return made
 
 
@@ -32,7 +33,7 @@ def machine(root, cpus, has_memory):
 
 def test_one_process_interleaves_and_runs_on_all_nodes(tmp_path, calls):
     machine(tmp_path, ["0-1,4", "2-3", "64-65", ""], "0-3")  # 64: not allowed; the last: no core
-    assert numa.share_nodes(None, tmp_path) == [0, 1]
+    assert numa.share_nodes(None) == [0, 1]
     assert calls == {"nodes": [[0, 1]], "cores": []}
 
 
@@ -42,9 +43,9 @@ def test_one_process_interleaves_and_runs_on_all_nodes(tmp_path, calls):
 )
 def test_a_rank_stays_on_its_nodes(tmp_path, calls, rank, ranks, nodes, cores):
     machine(tmp_path, ["0-1", "2-3"], "0-1")
-    assert numa.share_nodes(Place(rank, ranks, rank, ranks), tmp_path) == nodes
+    assert numa.share_nodes(Place(rank, ranks, rank, ranks)) == nodes
     assert calls == {"nodes": [nodes], "cores": [cores]}
-    assert host.cores(tmp_path) == 8  # of the machine: ranks divide them later
+    assert host.cores() == 8  # of the machine: ranks divide them later
 
 
 def test_ranks_share_all_nodes_evenly():
@@ -52,12 +53,13 @@ def test_ranks_share_all_nodes_evenly():
 
 
 def test_one_node_or_a_policy_of_the_users_changes_nothing(tmp_path, calls, monkeypatch):
-    assert numa.share_nodes(None, tmp_path) == []  # the system does not tell
+    assert numa.share_nodes(None) == []  # the system does not tell
     machine(tmp_path, ["0-7"], "0")
-    assert numa.share_nodes(None, tmp_path) == []
+    assert numa.share_nodes(None) == []
     monkeypatch.setattr(numa, "_policy", lambda: 2)  # numactl --membind
+    monkeypatch.setattr(host, "ROOT", tmp_path / "two")
     machine(tmp_path / "two", ["0-3", "4-7"], "0-1")
-    assert numa.share_nodes(None, tmp_path / "two") == []
+    assert numa.share_nodes(None) == []
     assert calls == {"nodes": [], "cores": []}
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from quantbench import host
 from quantbench.errors import UsageError
-from quantbench.host import cores
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import parse
 from quantbench.run.environment import choose_threads as choose
@@ -13,7 +13,7 @@ EIGHT = range(8)
 
 
 @pytest.fixture
-def machine(tmp_path):
+def machine(tmp_path, monkeypatch):
     """Writes the files that the kernel shows; without them nothing is limited."""
 
     def write(siblings=None, **files):
@@ -22,7 +22,7 @@ def machine(tmp_path):
         for path, text in files.items():
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / path).write_text(f"{text}\n")
-        return tmp_path
+        monkeypatch.setattr(host, "ROOT", tmp_path)
 
     return write
 
@@ -42,7 +42,8 @@ PAIRS = {number: f"{number % 4},{number % 4 + 4}" for number in EIGHT}
     ],
 )
 def test_cores_of_the_affinity_mask_count_once(machine, siblings, allowed, expected):
-    assert cores(machine(siblings), allowed) == expected
+    machine(siblings)
+    assert host.cores(allowed) == expected
 
 
 GROUP, CPU = "sys/fs/cgroup", "sys/fs/cgroup/cpu"  # of version 2 and of version 1
@@ -70,7 +71,8 @@ QUOTAS = [  # cores, then the kernel's files
 
 @pytest.mark.parametrize(("expected", "files"), QUOTAS)
 def test_the_quota_of_cpu_time_is_rounded_up(machine, expected, files):
-    assert cores(machine({}, **files), EIGHT) == expected
+    machine({}, **files)
+    assert host.cores(EIGHT) == expected
 
 
 @pytest.mark.parametrize(
