@@ -135,10 +135,10 @@ def recommend(
     )
 
 
-def command(arguments: Sequence[str], program: str = "generate") -> str:
+def command(arguments: Sequence[str]) -> str:
     """The command that runs generate.py as the arm did; options at their defaults are left out."""
     config = parse(arguments).without(MEASURING)
-    return shell.join([PROGRAM, program, *argv(config, said=True, always=("checkpoint_path",))])
+    return shell.join([PROGRAM, "generate", *argv(config, said=True, always=("checkpoint_path",))])
 
 
 def verifying(arguments: Sequence[str], baseline: Sequence[str]) -> str:

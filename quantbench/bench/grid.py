@@ -171,6 +171,10 @@ class Tuned:
     def able(self) -> list[Measured]:
         return [one for one in self.arms if one.arm.problem is None]
 
+    @property
+    def refused(self) -> list[Arm]:
+        return [one.arm for one in self.arms if one.arm.problem is not None]
+
 
 def group(settings: Sequence[Setting], planned: Sequence[Planned]) -> Tuned:
     """One arm for each plan: of settings with identical ones, the first.
@@ -207,7 +211,6 @@ def said(tuned: Tuned, count: int) -> list[str]:
         )
     lines += [f"identical plans: {one.arm.name} is measured for {'; '.join(one.also)}, too"
               for one in able if one.also]  # fmt: skip
-    refused = [one.arm for one in tuned.arms if one.arm.problem is not None]
-    lines += [f"{arm.name} cannot run: {arm.problem}" for arm in refused]
+    lines += [f"{arm.name} cannot run: {arm.problem}" for arm in tuned.refused]
     several = f"{counted(len(able), 'plan')} to measure"
     return [f"{counted(count, 'setting')} of the grid: {several}", *lines]

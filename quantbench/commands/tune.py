@@ -108,11 +108,10 @@ def begin(settings: Settings, tuned: Tuned, write_result: str) -> Results:
 def nothing_to_measure(tuned: Tuned, asked: Limits) -> Recommendation:
     """The answer where there is one plan alone. Raises UsageError where others cannot run."""
     (only,) = tuned.able
-    refused = [one.arm for one in tuned.arms if one.arm.problem is not None]
-    if refused:
+    if tuned.refused:
+        first = tuned.refused[0]
         raise UsageError(
-            f"--over: no setting but {only.arm.name} can run here; {refused[0].name}: "
-            f"{refused[0].problem}"
+            f"--over: no setting but {only.arm.name} can run here; {first.name}: {first.problem}"
         )
     line = f"Keep {only.arm.name}: every setting comes to the same plan, so there is nothing to "
     return Recommendation(asked, [], [], f"{line}measure")

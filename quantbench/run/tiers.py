@@ -152,8 +152,7 @@ def slow_bytes(
 ) -> int:
     """Bytes of the experts that --expert_memory leaves in slow memory alone, at most."""
     mixture = architecture.mixture
-    if config.expert_memory is None or mixture is None:
-        return 0
+    assert mixture is not None
     nbytes = expert_bytes(architecture, spec, device, precision, config.kernel)
     layers = sum(not mixture.is_dense(layer) for layer in range(architecture.num_layers))
     least = mixture.experts_per_token * nbytes  # what "auto" takes where there is nothing more
