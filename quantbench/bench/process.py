@@ -54,7 +54,7 @@ class Process:
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self.stderr = tempfile.TemporaryFile()
-        self.is_ranks = ranks.are_started_by(command)
+        self.is_ranks = ranks.MODULE in command
         # In a separate session, so that Ctrl-C on the terminal reaches only this process, which
         # then ends the worker and every compiler that the worker started.
         self.spawned = subprocess.Popen(

@@ -32,10 +32,6 @@ def of(worker: Sequence[str], ranks: int) -> tuple[str, ...]:
     return (python, "-m", MODULE, str(ranks), *words)
 
 
-def are_started_by(command: Sequence[str]) -> bool:
-    return tuple(command[1:3]) == ("-m", MODULE)
-
-
 def run(size: int, words: Sequence[str]) -> None:
     """Run the ranks until all have ended; if one fails, answer with the reason."""
     try:

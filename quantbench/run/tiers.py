@@ -97,9 +97,7 @@ def _saved(plan: Plan, quantizer: Quantizer | None, say: Say) -> SavedTier | Non
 
 
 def _folder(config: RunConfig) -> Path:
-    if config.expert_folder:
-        return Path(config.expert_folder)
-    return files.cache_folder() / "experts"
+    return Path(config.expert_folder or files.cache_folder() / "experts")
 
 
 def _beneath(plan: Plan) -> tuple[SlowTier, Stages] | None:
