@@ -42,6 +42,8 @@ class Arm:
     text: str
     config: RunConfig
     problem: str | None = None
+    also: list[str] = dataclasses.field(default_factory=list)  # of a tune: settings of its plan
+    changes: int | None = None  # of a tune: options that differ from the default's
 
 
 def make_arms(

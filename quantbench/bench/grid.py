@@ -42,25 +42,16 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A combination of values: its name, and the run that it is."""
-
-    name: str
-    config: RunConfig
-    changes: int  # options that differ from the default's
-
-
-@dataclass(frozen=True)
 class Grid:
     """All axes, and the other options of the command line."""
 
     common: RunConfig
     axes: list[Axis]
 
-    def settings(self) -> list[Setting]:
-        """The default, and every combination."""
+    def settings(self) -> list[Arm]:
+        """The default, and every combination, named by its values."""
         default = self.common.without(checks.unused(self.common))
-        settings = [Setting(DEFAULT, default, 0)]
+        settings = [Arm(DEFAULT, DEFAULT, default, changes=0)]
         names = [axis.option for axis in self.axes]
         choices = (zip(axis.texts, axis.values, strict=True) for axis in self.axes)
         for chosen in itertools.product(*choices):
@@ -69,7 +60,7 @@ class Grid:
             config = config.without(checks.unused(config))
             changed = [n for n in names if getattr(config, n) != getattr(default, n)]
             name = ", ".join(f"{n}={text}" for n, (text, _) in pairs)
-            settings.append(Setting(name, config, len(changed)))
+            settings.append(Arm(name, name, config, changes=len(changed)))
         return settings
 
 
@@ -152,49 +143,37 @@ def _value(common: RunConfig, option: str, text: str, named: str) -> object:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """An arm, the other settings that have its plan, and how many options it changes."""
-
-    arm: Arm
-    also: list[str]
-    changes: int
-
-
-@dataclass(frozen=True)
 class Tuned:
     """What is measured, the baseline first; what cannot run stands alone, at the end."""
 
-    arms: list[Measured]
+    arms: list[Arm]
     why_not_default: str | None = None  # why the default cannot run here, so that it is no baseline
 
     @property
-    def able(self) -> list[Measured]:
-        return [one for one in self.arms if one.arm.problem is None]
+    def able(self) -> list[Arm]:
+        return [arm for arm in self.arms if arm.problem is None]
 
     @property
     def refused(self) -> list[Arm]:
-        return [one.arm for one in self.arms if one.arm.problem is not None]
+        return [arm for arm in self.arms if arm.problem is not None]
 
 
-def group(settings: Sequence[Setting], planned: Sequence[Planned]) -> Tuned:
+def group(settings: Sequence[Arm], planned: Sequence[Planned]) -> Tuned:
     """One arm for each plan: of settings with identical ones, the first.
 
     planned: what is known of each setting's plan. Where the default cannot run, the first setting
     that can takes its place. Raises UsageError or QuantbenchError where none can.
     """
-    arms: dict[str, Measured] = {}
-    refused: list[Measured] = []
+    arms: dict[str, Arm] = {}
+    refused: list[Arm] = []
     for setting, plan in zip(settings, planned, strict=True):
-        arm = Arm(setting.name, setting.name, setting.config, plan.problem)
         if plan.identity is None:
             if setting.name != DEFAULT:
-                refused.append(Measured(arm, [], setting.changes))
+                refused.append(dataclasses.replace(setting, problem=plan.problem))
             continue
         identity = repr(sorted(plan.identity.items()))
-        if identity in arms:
-            arms[identity].also.append(setting.name)
-        else:
-            arms[identity] = Measured(arm, [], setting.changes)
+        if (first := arms.setdefault(identity, setting)) is not setting:
+            first.also.append(setting.name)
     if not arms:
         failure = UsageError if planned[0].kind == "usage" else QuantbenchError
         raise failure(f"no setting can run here: {planned[0].problem}")
@@ -206,11 +185,10 @@ def said(tuned: Tuned, count: int) -> list[str]:
     able, lines = tuned.able, list[str]()
     if tuned.why_not_default is not None:
         lines.append(
-            f"the default cannot run here ({tuned.why_not_default}): the baseline is "
-            f"{able[0].arm.name}"
+            f"the default cannot run here ({tuned.why_not_default}): the baseline is {able[0].name}"
         )
-    lines += [f"identical plans: {one.arm.name} is measured for {'; '.join(one.also)}, too"
-              for one in able if one.also]  # fmt: skip
+    lines += [f"identical plans: {arm.name} is measured for {'; '.join(arm.also)}, too"
+              for arm in able if arm.also]  # fmt: skip
     lines += [f"{arm.name} cannot run: {arm.problem}" for arm in tuned.refused]
     several = f"{counted(len(able), 'plan')} to measure"
     return [f"{counted(count, 'setting')} of the grid: {several}", *lines]

@@ -182,7 +182,11 @@ class Results:
 
     @staticmethod
     def begin(settings: Settings, arms: Sequence[Arm], write_result: str) -> "Results":
-        made = [ArmResult(a.name, a.text, argv(a.config, said=True), a.problem) for a in arms]
+        made = []
+        for arm in arms:
+            own = argv(arm.config, said=True)
+            also = arm.also or None
+            made.append(ArmResult(arm.name, arm.text, own, arm.problem, also, arm.changes))
         return Results(settings, made, write_result, about())
 
     def to_json(self) -> dict[str, object]:

@@ -23,7 +23,8 @@ from quantbench.answer.recommend import Best, Recommendation, tuned
 from quantbench.answer.row import Row
 from quantbench.answer.stop import Enough
 from quantbench.bench.answers import Planned
-from quantbench.bench.grid import Setting, Tuned, group, read_grid, said
+from quantbench.bench.arm import Arm
+from quantbench.bench.grid import Tuned, group, read_grid, said
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
 from quantbench.errors import UsageError
@@ -79,8 +80,8 @@ def tune(
             shown = {"md": same.markdown(), "json": json.dumps({"answer": to_json(same)}, indent=1)}
             click.echo(shown.get(form or "", same.text()).rstrip("\n"))
             return
-        warn_of_threads([one.arm for one in plans.able])
-        results = begin(Settings(**settings), plans, common.write_result)
+        warn_of_threads(plans.able)
+        results = Results.begin(Settings(**settings), plans.arms, common.write_result)
     results.limits = to_json(asked)
     changes = [arm.changes or 0 for arm in results.arms]
 
@@ -90,19 +91,11 @@ def tune(
     sys.exit(compare(results, folder, Enough(asked), conclude, form, show))
 
 
-def planned(settings: Sequence[Setting]) -> Tuned:
+def planned(settings: Sequence[Arm]) -> Tuned:
     """What the settings come to, found out by a worker. Raises UsageError where none can run."""
     argvs = [argv(setting.config, said=True) for setting in settings]
     with closing(Process()) as worker:
         return group(settings, worker.answer(list[Planned], "plans", argvs=argvs))
-
-
-def begin(settings: Settings, tuned: Tuned, write_result: str) -> Results:
-    """The results of a comparison before its first turn."""
-    results = Results.begin(settings, [one.arm for one in tuned.arms], write_result)
-    for arm, one in zip(results.arms, tuned.arms, strict=True):
-        arm.also, arm.changes = one.also or None, one.changes
-    return results
 
 
 def nothing_to_measure(tuned: Tuned, asked: Limits) -> Recommendation:
@@ -111,7 +104,7 @@ def nothing_to_measure(tuned: Tuned, asked: Limits) -> Recommendation:
     if tuned.refused:
         first = tuned.refused[0]
         raise UsageError(
-            f"--over: no setting but {only.arm.name} can run here; {first.name}: {first.problem}"
+            f"--over: no setting but {only.name} can run here; {first.name}: {first.problem}"
         )
-    line = f"Keep {only.arm.name}: every setting comes to the same plan, so there is nothing to "
+    line = f"Keep {only.name}: every setting comes to the same plan, so there is nothing to "
     return Recommendation(asked, [], [], f"{line}measure")

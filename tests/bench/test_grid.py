@@ -121,7 +121,7 @@ def test_settings_of_one_plan_are_measured_once():
     grid = read_grid(COMMON, ["threads=1,2,3"])
     plans = [Planned({"threads": n}) for n in "2123"]
     tuned = group(grid.settings(), plans)
-    assert [(one.arm.name, one.also) for one in tuned.arms] == [
+    assert [(one.name, one.also) for one in tuned.arms] == [
         (DEFAULT, ["threads=2"]), ("threads=1", []), ("threads=3", [])]  # fmt: skip
     lines = said(tuned, 3)
     assert lines[0] == "3 settings of the grid: 3 plans to measure"
@@ -133,7 +133,7 @@ def test_a_default_that_cannot_run_is_no_baseline():
     plans = [Planned(None, "too little memory", "refused"), Planned(None, "bad", "usage"),
              Planned({"threads": "2"}), Planned({"threads": "3"})]  # fmt: skip
     tuned = group(grid.settings(), plans)
-    assert [one.arm.name for one in tuned.arms] == ["threads=2", "threads=3", "threads=1"]
+    assert [one.name for one in tuned.arms] == ["threads=2", "threads=3", "threads=1"]
     lines = said(tuned, 3)
     assert "too little memory" in lines[1] and "threads=1 cannot run: bad" in lines
     with pytest.raises(QuantbenchError, match="no setting can run here: too little"):
