@@ -23,7 +23,6 @@ from quantbench.answer.recommend import Best, Recommendation, tuned
 from quantbench.answer.row import Row
 from quantbench.answer.stop import Enough
 from quantbench.bench.answers import Planned
-from quantbench.bench.arm import Arm
 from quantbench.bench.grid import Tuned, group, read_grid, said
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Settings
@@ -72,8 +71,11 @@ def tune(
         folder = prepared(common.write_result, settings, output)
         if not any(axis.option in NUMBERS for axis in grid.axes):
             settings.setdefault("tokens", 0)
-        plans = planned(grid.settings())
-        for line in said(plans, len(grid.settings()) - 1):
+        every = grid.settings()
+        argvs = [argv(setting.config, said=True) for setting in every]
+        with closing(Process()) as worker:
+            plans = group(every, worker.answer(list[Planned], "plans", argvs=argvs))
+        for line in said(plans, len(every) - 1):
             say(line)
         if len(plans.able) == 1:
             same = nothing_to_measure(plans, asked)
@@ -89,13 +91,6 @@ def tune(
         return tuned(rows, asked, best, changes)
 
     sys.exit(compare(results, folder, Enough(asked), conclude, form, show))
-
-
-def planned(settings: Sequence[Arm]) -> Tuned:
-    """What the settings come to, found out by a worker. Raises UsageError where none can run."""
-    argvs = [argv(setting.config, said=True) for setting in settings]
-    with closing(Process()) as worker:
-        return group(settings, worker.answer(list[Planned], "plans", argvs=argvs))
 
 
 def nothing_to_measure(tuned: Tuned, asked: Limits) -> Recommendation:

@@ -68,7 +68,7 @@ def measure(
     phases["generate"] = devices.peak_memory(device)
     peaks = {phase: of_all_ranks(plan, peak) for phase, peak in phases.items()}
     first = plan.ranks.rank == 0
-    trace(device, config.profile, config.memory_profile, lambda: one_sample(0), first)
+    trace(config, device, lambda: one_sample(0), first)
     return Measured(
         facts_of(plan, generator, loaded.kernels),
         ready,

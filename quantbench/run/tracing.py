@@ -8,6 +8,7 @@ import torch
 
 from quantbench import files
 from quantbench.errors import LogError
+from quantbench.log.config import RunConfig
 from quantbench.progress import say
 from quantbench.text import aligned
 
@@ -16,19 +17,16 @@ WIDEST = 60  # characters of a name: those of CUDA kernels have hundreds
 
 
 def trace(
-    device: torch.device,
-    profile: str | None,
-    memory_profile: str | None,
-    once: Callable[[], object],
-    write: bool,
+    config: RunConfig, device: torch.device, once: Callable[[], object], write: bool
 ) -> None:
-    """Call `once` for each file that is given, and write a trace of the call there.
+    """Call `once` for each file that --profile and --memory_profile name, and write a trace of the
+    call there: of operations; and a memory snapshot on CUDA, elsewhere a trace with allocations.
 
-    profile: for a trace of operations. memory_profile: for a memory snapshot on CUDA, elsewhere for
-    a trace with allocations. write: whether to trace; a rank that does not calls `once` as often,
+    write: whether to trace; a rank that does not calls `once` as often,
     because the others wait for it. Raises LogError if a file cannot be written in full; an older
     file of that name then stays unchanged.
     """
+    profile, memory_profile = config.profile, config.memory_profile
     if not write:
         for _ in filter(None, (profile, memory_profile)):
             once()
