@@ -16,15 +16,13 @@ LISTED = 5  # operations in the table
 WIDEST = 60  # characters of a name: those of CUDA kernels have hundreds
 
 
-def trace(
-    config: RunConfig, device: torch.device, once: Callable[[], object], write: bool
-) -> None:
+def trace(config: RunConfig, device: torch.device, once: Callable[[], object], write: bool) -> None:
     """Call `once` for each file that --profile and --memory_profile name, and write a trace of the
     call there: of operations; and a memory snapshot on CUDA, elsewhere a trace with allocations.
 
-    write: whether to trace; a rank that does not calls `once` as often,
-    because the others wait for it. Raises LogError if a file cannot be written in full; an older
-    file of that name then stays unchanged.
+    write: whether to trace; a rank that does not calls `once` as often, because the others wait for
+    it. Raises LogError if a file cannot be written in full; an older file of that name then stays
+    unchanged.
     """
     profile, memory_profile = config.profile, config.memory_profile
     if not write:
