@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from quantbench.errors import CheckpointError, MemoryShortage, UsageError
+from quantbench.estimate.calibration import runs
 from quantbench.estimate.cards import card
+from quantbench.estimate.counting_configs import config_fields
 from quantbench.estimate.here import here
 from quantbench.estimate.predict import Machine, Request
 from quantbench.generate import Generator, Sampling
@@ -30,8 +32,6 @@ def machine_of(
         return here(generator_of)
     if calibration is None:
         return card(device)
-    from quantbench.estimate.calibration import runs
-
     return card(device, runs(calibration, calibrated_on or card(device).name))
 
 
@@ -62,8 +62,6 @@ def model_of(checkpoint_path: str, num_layers: int | None) -> ModelConfig | str:
     except CheckpointError:
         if not file.is_file() or file.suffix != ".json":
             raise
-        from quantbench.estimate.counting_configs import config_fields
-
         config_fields(file)
         if num_layers:
             raise UsageError(
@@ -89,8 +87,6 @@ def context_of(config: ModelConfig | str) -> int | None:
     """The positions of a model; None where a config.json of transformers does not say."""
     if not isinstance(config, str):
         return config.max_position
-    from quantbench.estimate.counting_configs import config_fields
-
     fields = config_fields(config)
     said = (fields.get(key) for key in ("max_position_embeddings", "n_positions"))
     return next((number for number in said if isinstance(number, int) and number > 0), None)
