@@ -13,7 +13,7 @@ from quantbench.bench.process import Process
 from quantbench.errors import KernelError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.progress import say
-from quantbench.quantize.spec import MEASURED, START_WITH, parse
+from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, parse, parse_scheme
 from quantbench.text import size
 
 AS_IS = "as-is"  # loads fastest of all: nothing is quantized
@@ -77,7 +77,6 @@ def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, int], i
     bytes that are free. A scheme that cannot take the model's shapes is left out."""
     from quantbench import devices
     from quantbench.models.formats import open_checkpoint
-    from quantbench.quantize.spec import SHOWN, parse_scheme
     from quantbench.run.plan import make_plan
     from quantbench.run.sizes import kv_cache_bytes, size_of
 
