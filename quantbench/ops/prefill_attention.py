@@ -74,24 +74,9 @@ def chunk_attention(
     "Tensor? old_value_scale, Tensor? sinks=None) -> Tensor",
 )
 def _chunk_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    past_key: Tensor,
-    key_scale: Tensor | None,
-    past_value: Tensor,
-    value_scale: Tensor | None,
-    format: str,
-    positions: Tensor,
-    window: int | None,
-    scale: float | None,
-    softcap: float | None,
-    old_key: Tensor | None,
-    old_key_scale: Tensor | None,
-    old_value: Tensor | None,
-    old_value_scale: Tensor | None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+    query, key, value, past_key, key_scale, past_value, value_scale, format, positions, window,
+    scale, softcap, old_key, old_key_scale, old_value, old_value_scale, sinks=None,
+):  # fmt: skip
     B, H, S, D = query.shape
     K, start, how = key.shape[1], int(positions[0]), (scale, softcap)
     all_seen = window is None or S <= window

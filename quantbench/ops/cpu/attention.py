@@ -48,7 +48,7 @@ def decode_attention(
     first call in a process loads the C++ library, or builds it. Raises KernelError if that fails,
     RuntimeError for other shapes or dtypes.
     """
-    _ready()
+    build.ready()
     return torch.ops.quantbench.cpu_decode_attention(
         *_arguments(query, key, value, first, count, scale, softcap)
     )
@@ -69,7 +69,7 @@ def past_attention(
     read the same key head. Returns the output (B, K · N, D) and the logarithm of the softmax's
     denominator (B, K · N), both float32, so that attention over other slots can be joined to it.
     """
-    _ready()
+    build.ready()
     return torch.ops.quantbench.cpu_past_attention(
         *_arguments(query, key, value, first, count, scale, softcap)
     )
@@ -87,10 +87,3 @@ def _arguments(
     sides = key.codes, key.scale, value.codes, value.scale
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return query, *sides, first.long(), count.long(), key.format, scale, softcap or 0.0
-
-
-@torch.compiler.assume_constant_result
-def _ready() -> bool:
-    """Load the C++ library, outside of what torch.compile traces."""
-    build.load()
-    return True

@@ -53,12 +53,8 @@ class Networks:
 
     def head(self) -> list[int]:
         """The width, then the bytes of each network's packed w13 and w2; 0 for plain ones."""
-        stored = [w[0] if w else None for w in (self.w13, self.w2)]
-        packed = [w is not None and w.dtype == torch.uint8 for w in stored]
-        sizes = [
-            w.numel() if p and w is not None else 0 for w, p in zip(stored, packed, strict=True)
-        ]
-        return [self.width, *sizes]
+        stored = [w[0] if w else torch.empty(0) for w in (self.w13, self.w2)]
+        return [self.width, *(w.numel() if w.dtype == torch.uint8 else 0 for w in stored)]
 
     def places(self) -> list[int]:
         """The addresses of each network's w13 and w2."""

@@ -66,15 +66,8 @@ def decode_attention(
     "Tensor? value_scale, Tensor first, Tensor count, str format) -> Tensor",
 )
 def triton_decode_attention(
-    query: Tensor,
-    key_codes: Tensor,
-    key_scale: Tensor | None,
-    value_codes: Tensor,
-    value_scale: Tensor | None,
-    first: Tensor,
-    count: Tensor,
-    format: str,
-) -> Tensor:
+    query, key_codes, key_scale, value_codes, value_scale, first, count, format
+):
     B, H, D = query.shape
     K, T = key_codes.shape[1:3]
     query = query if query.stride(-1) == 1 else query.contiguous()
