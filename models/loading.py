@@ -109,9 +109,7 @@ def load_model(
             f"{checkpoint.folder} was saved with --precision {saved.precision}; give that one"
         )
     config = checkpoint.config()
-    depth = config.num_layers
-    if num_layers is not None:
-        config = config.with_layers(num_layers)
+    depth, config = config.num_layers, config.with_layers(num_layers)
     with torch.device("meta"):
         split = replace(split, whole=config) if split else None
         model, whole = build(config, split).to(precision), build(config).to(precision)

@@ -29,9 +29,7 @@ class Mixtral(Transformer):
     """The whole model; see models.llama.Transformer."""
 
     def block(self, number: int) -> Block:
-        experts = self.config.mixture
-        assert experts is not None
-        dense = experts.is_dense(number)
+        dense = self.config.mixture.is_dense(number)
         return Block(self.config, number, None if dense else MixtureOfExperts(self.config))
 
     def compiles(self) -> bool:
@@ -84,7 +82,6 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         mixture = config.mixture
-        assert mixture is not None
         self.experts_per_token = mixture.experts_per_token
         self.router = Router(config.dim, mixture)
         self.experts = nn.ModuleList(
@@ -168,8 +165,7 @@ def tokens_per_expert(chosen: Tensor, experts: int) -> list[int]:
     On the meta device, which has no numbers, the assignments are spread evenly.
     """
     if not chosen.is_meta:
-        counts: list[int] = chosen.flatten().bincount(minlength=experts).tolist()
-        return counts
+        return chosen.flatten().bincount(minlength=experts).tolist()
     each, more = divmod(chosen.numel(), experts)
     return [each + (expert < more) for expert in range(experts)]
 

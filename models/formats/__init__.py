@@ -78,13 +78,11 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
 
 def saver_of(format: str) -> "type[Saver]":
     """What writes the folder of --save in a format of --format."""
-    kind: type[Saver] = pkgutil.resolve_name(f"{__name__}.{_SAVERS[format]}")
-    return kind
+    return pkgutil.resolve_name(f"{__name__}.{_SAVERS[format]}")
 
 
 def _format(name: str) -> type[Checkpoint]:
-    kind: type[Checkpoint] = pkgutil.resolve_name(f"{__name__}.{name}")
-    return kind
+    return pkgutil.resolve_name(f"{__name__}.{name}")
 
 
 def _refuse_irregular(path: Path) -> None:

@@ -282,7 +282,6 @@ def check(config: Mapping[str, Any], where: str) -> None:
     require(where, config, _CONFIG, _HARMLESS)
     groups = config.get("config_groups")
     OBJECT.check(where, "config_groups", groups)
-    assert isinstance(groups, Mapping)
     for name, group in groups.items():
         within = f"{where}: {shown(name)}"
         OBJECT.check(where, f"config_groups.{name}", group)

@@ -87,6 +87,7 @@ _EXPERTS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
+_HEADS = ("embedding_length", "attention.head_count", "attention.key_length")
 # What else may stand behind "ARCHITECTURE." and says nothing more.
 _HARMLESS = {
     "vocab_size", "rope.dimension_count", "attention.value_length", "attention.key_length_swa",
@@ -207,15 +208,12 @@ class Gguf(MaybeQuantized):
             if not key.startswith(prefix):
                 continue
             word = key.removeprefix(prefix)
+            windows = word == "attention.sliding_window_pattern" and row.window
             if word in _ROPE:
                 rope[_ROPE[word]] = _number(value)
             elif word in words:
                 yield words[word], _number(value)
-            elif (
-                word == "attention.sliding_window_pattern"
-                and row.window
-                and isinstance(value, list)
-            ):
+            elif windows and isinstance(value, list):
                 kinds = "full_attention", "sliding_attention"
                 yield "layer_types", [kinds[bool(narrow)] for narrow in value]
             elif word not in _HARMLESS and value not in (0, 0.0, False, []):
@@ -236,13 +234,8 @@ class Gguf(MaybeQuantized):
         if self.kind == "qwen3_moe":
             yield "norm_topk_prob", True
         if self.kind.startswith("gemma"):  # as llama.cpp has it: the 27B models differ
-            layers, width, heads, head = (
-                self.metadata.get(prefix + key)
-                for key in (
-                    *("block_count", "embedding_length", "attention.head_count"),
-                    "attention.key_length",
-                )
-            )
+            layers = self.metadata.get(f"{prefix}block_count")
+            width, heads, head = (self.metadata.get(prefix + key) for key in _HEADS)
             large = (self.kind, layers) in (("gemma2", 46), ("gemma3_text", 62))
             if type(width) is int and type(heads) is int and heads:
                 yield "query_pre_attn_scalar", width // heads if large else head
@@ -255,13 +248,8 @@ class Gguf(MaybeQuantized):
         if self.kind == "smollm3" and type(layers) is int:  # llama.cpp has no key for it
             yield "no_rope_layers", [int((i + 1) % 4 != 0) for i in range(layers)]
         if row.partial_rotary is not None:
-            rotated, width, heads, head = (
-                self.metadata.get(prefix + key)
-                for key in (
-                    *("rope.dimension_count", "embedding_length", "attention.head_count"),
-                    "attention.key_length",
-                )
-            )
+            rotated = self.metadata.get(f"{prefix}rope.dimension_count")
+            width, heads, head = (self.metadata.get(prefix + key) for key in _HEADS)
             head = head or (width // heads if width and heads else None)
             if rotated and head:
                 yield "partial_rotary_factor", rotated / head

@@ -58,7 +58,6 @@ class SavedModel(Checkpoint):
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError, with the key, if quantbench.json is damaged."""
         super().__init__(path)
-        assert self.folder is not None
         self.file = self.folder / SAVED
         content = read_json(self.file)
         if content.get("version") != VERSION:

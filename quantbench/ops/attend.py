@@ -29,14 +29,13 @@ def attend(
     all queries see (https://arxiv.org/abs/2309.17453). The result has query's dtype.
     """
     how = window, scale, softcap
-    if isinstance(key, Chunk) and isinstance(value, Chunk):
+    if isinstance(key, Chunk):
         return chunk_attention(
             query, key.own, value.own, key.past, value.past, positions, *how,
             key.overwritten, value.overwritten, sinks,
         )  # fmt: skip
-    if isinstance(key, Stored) and isinstance(value, Stored):
+    if isinstance(key, Stored):
         return _decode(query, key, value, positions, *how, sinks)
-    assert isinstance(key, Tensor) and isinstance(value, Tensor)
     positions = positions.to(query.device, non_blocking=True)
     return reference.attention(query, key, value, positions, positions, *how, sinks)
 
