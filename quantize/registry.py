@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from quantbench.errors import CheckpointError, KernelError
 from quantbench.quantize import schemes
-from quantbench.quantize.kernel import Kernel
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.scheme import Scheme
 from quantbench.quantize.spec import FullPrecision, Int8Embedding, Spec, Stored
@@ -202,7 +201,7 @@ class Quantizer:
         """A layer on the meta device as its kernel stores it; nothing is loaded."""
         kernel = self.kernel_for(name, layer)
         self.ran[kernel] += 1
-        row: Kernel = self.scheme.kernels[kernel]
+        row = self.scheme.kernels[kernel]
         return row.build(layer, self.spec) if row.takes_shapes else layer
 
     def kernel_for(self, name: str, layer: nn.Linear) -> str:
