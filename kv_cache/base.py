@@ -87,10 +87,6 @@ class KVCache(nn.Module):
         """Whether a new position may overwrite an older one."""
         return self.window is not None and self.slots == self.window
 
-    def store(self, positions: Tensor, key: Tensor, value: Tensor) -> None:
-        """`update` alone."""
-        self._write(positions, {"key": self.encode(key), "value": self.encode(value)})
-
     def _write(self, positions: Tensor, sides: dict[str, dict[str, Tensor]]) -> None:
         last = slice(-self.slots, None)  # if there are more positions than slots, the last ones
         slots = self._slots(positions[last])
@@ -116,12 +112,7 @@ class KVCache(nn.Module):
             buffer = self.key_codes
             shape = (*buffer.shape[:2], len(positions), self.head_dim)
             key, value = (torch.randn(shape, device=buffer.device).to(self.dtype) for _ in "kv")
-            self.store(positions, key, value)
-
-    def reset(self) -> None:
-        """Set all slots to zero."""
-        for buffer in self.buffers():
-            buffer.zero_()
+            self._write(positions, {"key": self.encode(key), "value": self.encode(value)})
 
     @property
     def nbytes(self) -> int:

@@ -92,13 +92,13 @@ def _chunk_attention(
         own, denominator = _flash_on_card(query, *sides, is_causal=True, scale=scale)
         own, denominator = own.reshape(folded.shape), denominator.reshape(folded.shape[:-1])
     else:
-        own, denominator = _attention(folded, key, value, _causal(S, window, query.device), *how)
+        own, denominator = _attention(folded, key, value, _causal(S, window, query.device), how)
     output = own.float()
     past = Stored(past_key, key_scale, format), Stored(past_value, value_scale, format)
     old = None
     if old_key is not None and old_value is not None:
         old = Stored(old_key, old_key_scale, format), Stored(old_value, old_value_scale, format)
-    for more, further in _over_past(folded, past, old, start, S, window, *how):
+    for more, further in _over_past(folded, past, old, start, S, window, how):
         total = torch.logaddexp(denominator, further)
         output = output * (denominator - total).exp()[..., None]
         output += more.float() * (further - total).exp()[..., None]
@@ -113,17 +113,11 @@ def _(query, *rest):
 
 
 Sides = tuple[Stored, Stored]  # keys and values
+How = tuple[float | None, float | None]  # scale and softcap
 
 
 def _over_past(
-    query: Tensor,
-    past: Sides,
-    old: Sides | None,
-    start: int,
-    S: int,
-    window: int | None,
-    scale: float | None,
-    softcap: float | None,
+    query: Tensor, past: Sides, old: Sides | None, start: int, S: int, window: int | None, how: How
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Attention of query (B, K, G · S, D), at S positions from `start` on, to the earlier
     positions.
@@ -137,36 +131,25 @@ def _over_past(
     if window is not None:
         oldest = max(oldest, start + 1 - window)
         seen_by_all = min(max(oldest, start + S - window), start)
-    reads_codes = _reads_codes(query, past[0].format, scale, softcap)
+    # A kernel that reads the cache as it is stored takes any number of queries per key head.
+    kernel = choose(query.device, query.shape[-1], 1, query.dtype, past[0].format, *how)
+    reads_codes = kernel.name == "cpu"
     if seen_by_all < start and reads_codes:
-        yield _over_slots(query, *past, seen_by_all % T, start - seen_by_all, scale, softcap)
+        yield _over_slots(query, past, seen_by_all % T, start - seen_by_all, how)
     # The chunk overwrites just those positions that not all of its queries see.
     first = 0 if old is None else start - T
     blocks = _blocks(old or past, first, oldest, seen_by_all, query.dtype)
     for keys, values, begin in blocks:
         assert window is not None  # or all positions are seen by all
         positions = torch.arange(begin, begin + keys.shape[2], device=query.device)
-        yield _attention(query, keys, values, _within(positions, start, S, window), scale, softcap)
+        yield _attention(query, keys, values, _within(positions, start, S, window), how)
     if not reads_codes:
         for keys, values, _ in _blocks(past, 0, seen_by_all, start, query.dtype):
-            yield _attention(query, keys, values, None, scale, softcap)
-
-
-def _reads_codes(query: Tensor, format: str, scale: float | None, softcap: float | None) -> bool:
-    """Whether there is a kernel that reads the cache as it is stored; it takes any number of
-    queries per key head."""
-    how = query.dtype, format, scale, softcap
-    return choose(query.device, query.shape[-1], 1, *how).name == "cpu"
+            yield _attention(query, keys, values, None, how)
 
 
 def _over_slots(
-    query: Tensor,
-    key: Stored,
-    value: Stored,
-    first: int,
-    count: int,
-    scale: float | None,
-    softcap: float | None,
+    query: Tensor, past: Sides, first: int, count: int, how: How
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (B, K, N, D), and the logarithm of its softmax's denominator (B, K, N),
     over the slots (first + i) % T for i < count, by the C++ kernel."""
@@ -175,7 +158,7 @@ def _over_slots(
     B, K, N, D = query.shape
     slots = (torch.full((B,), number) for number in (first, count))
     folded = query.reshape(B, K * N, D)
-    output, denominator = past_attention(folded, key, value, *slots, scale, softcap)
+    output, denominator = past_attention(folded, *past, *slots, *how)
     return output.view(B, K, N, D), denominator.view(B, K, N)
 
 
@@ -209,15 +192,11 @@ def _within(positions: Tensor, start: int, S: int, window: int) -> Tensor:
 
 
 def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    softcap: float | None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: How
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (B, K, G · S, D), and the logarithm of its softmax's denominator
     (B, K, G · S), over key and value (B, K, N, D). A mask (S, N) holds for each of the G heads."""
+    scale, softcap = how
     if mask is None and softcap is None and _card_takes(query):
         return _flash_on_card(query, key, value, is_causal=False, scale=scale)
     if mask is not None:

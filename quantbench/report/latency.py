@@ -39,17 +39,7 @@ NOTE = (
     "TTFT: time to first token; TPOT: time per output token, the mean of a run's steps; ITL: "
     "latency between two tokens."
 )
-FIELDS = (
-    "model",
-    "arm",
-    "ranks",
-    "sequence_length",
-    "batch_size",
-    "run",
-    "step",
-    "seconds",
-    "reason",
-)
+FIELDS = "model arm ranks sequence_length batch_size run step seconds reason".split()
 
 
 def report(results: Latencies) -> str:
