@@ -68,14 +68,11 @@ Forms = dict[str, tuple[tuple[type[nn.Module], str], dict[str, Form]]]
 
 def forms_of(linears: Mapping[str, nn.Module]) -> Forms:
     """The forms of an expert's linear layers."""
-
-    def form(linear: nn.Module) -> dict[str, Form]:
-        return {kind: Form.of(p.data) for kind, p in linear.named_parameters()}
-
-    return {
-        name: ((type(linear), linear.extra_repr()), form(linear))
-        for name, linear in linears.items()
-    }
+    forms: Forms = {}
+    for name, linear in linears.items():
+        own = {kind: Form.of(p.data) for kind, p in linear.named_parameters()}
+        forms[name] = (type(linear), linear.extra_repr()), own
+    return forms
 
 
 def with_parameters(linear: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
