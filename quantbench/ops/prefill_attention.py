@@ -46,23 +46,12 @@ def chunk_attention(
 
     It is an opaque op, because the number of blocks is known only when it runs.
     """
-    return torch.ops.quantbench.chunk_attention(
-        query,
-        key,
-        value,
-        past_key.codes,
-        past_key.scale,
-        past_value.codes,
-        past_value.scale,
-        past_key.format,
-        positions,
-        window,
-        scale,
-        softcap,
-        *([old_key.codes, old_key.scale] if old_key else [None, None]),
-        *([old_value.codes, old_value.scale] if old_value else [None, None]),
-        sinks,
-    )
+    past = past_key.codes, past_key.scale, past_value.codes, past_value.scale, past_key.format
+    how = positions, window, scale, softcap
+    old = (None,) * 4
+    if old_key is not None and old_value is not None:
+        old = old_key.codes, old_key.scale, old_value.codes, old_value.scale
+    return torch.ops.quantbench.chunk_attention(query, key, value, *past, *how, *old, sinks)
 
 
 @torch.library.custom_op(

@@ -204,21 +204,8 @@ def decode(
     Raises RuntimeError for a position that is not in the caches, for several tokens of a sequence
     that would wrap around in a sliding window's cache, and when another rank has ended or failed.
     """
-    return torch.ops.quantbench.cpu_decode(
-        x,
-        kept.handle,
-        hows,
-        kept.caches.format,
-        rotations,
-        positions,
-        len(x) if sequences is None else sequences,
-        shape.epsilon,
-        shape.heads,
-        shape.kv_heads,
-        shape.width,
-        norm,
-        output.weight,
-        output.bias,
-        shape.ranks,
-        list(vocabularies),
-    )
+    rows = len(x) if sequences is None else sequences
+    tokens = x, kept.handle, hows, kept.caches.format, rotations, positions, rows
+    sizes = shape.epsilon, shape.heads, shape.kv_heads, shape.width
+    head = norm, output.weight, output.bias, shape.ranks, list(vocabularies)
+    return torch.ops.quantbench.cpu_decode(*tokens, *sizes, *head)
