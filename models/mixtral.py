@@ -37,7 +37,12 @@ class Mixtral(Transformer):
         return compiles(self.config.mixture, device, elsewhere is not None)
 
     def prepare_to_compile(self) -> None:
-        stack_experts(self)
+        """The graph then computes no expert that no token takes."""
+        made: list[Stacked] = []
+        for module in self.modules():
+            if isinstance(module, MixtureOfExperts) and not (module.stacked or module.elsewhere):
+                module.stacked = Stacked.of(module.experts, made)
+                made += [module.stacked] if module.stacked else []
 
     def unread_bytes(self, rows: int) -> float:
         """One row reads k of X experts. Several rows are taken to choose independently and evenly:
@@ -48,15 +53,6 @@ class Mixtral(Transformer):
                 share = 1 - module.experts_per_token / len(module.experts)
                 unread += share**rows * sum(map(stored_bytes, module.experts.parameters()))
         return unread
-
-
-def stack_experts(model: nn.Module) -> None:
-    """Prepare a model for torch.compile: its graph then computes no expert that no token takes."""
-    made: list[Stacked] = []
-    for module in model.modules():
-        if isinstance(module, MixtureOfExperts) and not (module.stacked or module.elsewhere):
-            module.stacked = Stacked.of(module.experts, made)
-            made += [module.stacked] if module.stacked else []
 
 
 def elsewhere_of(model: nn.Module) -> "Outputs | None":
@@ -76,7 +72,7 @@ class MixtureOfExperts(nn.Module):
     # Computes the experts where their weights are not all in the modules (experts/tiers.py).
     elsewhere: Outputs | None = None
     expert: type[FeedForward] = FeedForward
-    # For a compiled graph (`stack_experts`); without it the graph computes all experts.
+    # For a compiled graph (`prepare_to_compile`); without it the graph computes all experts.
     stacked: Stacked | None = None
 
     def __init__(self, config: ModelConfig) -> None:
