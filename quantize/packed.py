@@ -50,10 +50,6 @@ class PackedWeight(TorchAOBaseTensor):
     ]
     optional_tensor_attribute_names = ["activation"]
 
-    plane0: Tensor
-    plane1: Tensor | None
-    plane2: Tensor | None
-
     def __new__(
         cls,
         plane0: Tensor,

@@ -105,6 +105,8 @@ class Quantizer:
     is never whole in memory. On the meta device it gives the right shapes and takes no memory.
     """
 
+    layers: dict[str, tuple[str, str]] | None = None  # (scheme, kernel), where layers differ
+
     def __init__(
         self,
         spec: Spec,
@@ -136,11 +138,6 @@ class Quantizer:
     def of_shapes(cls, spec: Spec, device: torch.device, dtype: torch.dtype) -> "Quantizer":
         """One that only quantizes, for sizes where no kernel can run."""
         return cls(spec, device, dtype, kernel=None)
-
-    @property
-    def layers(self) -> dict[str, tuple[str, str]] | None:
-        """(scheme, kernel) by layer where they differ from layer to layer: here they do not."""
-        return None
 
     def takes(self, module: nn.Module) -> bool:
         embedding = isinstance(self.spec, _EMBED) and isinstance(module, nn.Embedding)

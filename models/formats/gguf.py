@@ -159,9 +159,9 @@ class Gguf(MaybeQuantized):
         first = path if path.is_file() else _only_model(path)
         opened = GgufFile(first)
         self.metadata = opened.metadata
-        self._files = tuple(shards(first, opened.metadata))
+        self.files = tuple(shards(first, opened.metadata))
         self.name = re.sub(r"-\d{5}-of-\d{5}$", "", first.stem)
-        opened_files = [opened if file == first else GgufFile(file) for file in self._files]
+        opened_files = [opened if file == first else GgufFile(file) for file in self.files]
         self.blocks: dict[str, GgufTensor] = {}  # by the file's names
         for one in opened_files:
             for name in one.tensors.keys() & self.blocks.keys():
@@ -175,17 +175,13 @@ class Gguf(MaybeQuantized):
         with files.named("--checkpoint_path", path, CheckpointError), open(path, "rb") as file:
             return file.read(4) == MAGIC or path.suffix.lower() == ".gguf"
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return self._files
-
     @functools.cached_property
     def kind(self) -> str:
         """Hugging Face's model_type."""
         architecture = self.metadata.get("general.architecture")
         if architecture not in _KINDS:
             raise CheckpointError(
-                f"{self._files[0]}: architecture {shown(architecture)} is not supported; "
+                f"{self.files[0]}: architecture {shown(architecture)} is not supported; "
                 f"supported: {', '.join(_KINDS)}"
             )
         if architecture == "llama" and self.metadata.get("llama.expert_count"):
@@ -195,7 +191,7 @@ class Gguf(MaybeQuantized):
         return _KINDS[architecture]
 
     def config(self) -> ModelConfig:
-        return from_hugging_face(dict(self._described()), self.name, self._files[0])
+        return from_hugging_face(dict(self._described()), self.name, self.files[0])
 
     def _described(self) -> Iterator[tuple[str, Any]]:
         """Keys and values of the config.json that this model has. Raises CheckpointError."""
@@ -218,11 +214,11 @@ class Gguf(MaybeQuantized):
                 yield "layer_types", [kinds[bool(narrow)] for narrow in value]
             elif word not in _HARMLESS and value not in (0, 0.0, False, []):
                 raise CheckpointError(
-                    f"{self._files[0]}: metadata {shown(key)} is not understood, and it may change "
+                    f"{self.files[0]}: metadata {shown(key)} is not understood, and it may change "
                     "the result"
                 )
         if "token_embd.weight" not in self.blocks:
-            raise CheckpointError(f"{self._files[0]} lacks tensor token_embd.weight")
+            raise CheckpointError(f"{self.files[0]} lacks tensor token_embd.weight")
         yield "vocab_size", self.blocks["token_embd.weight"].shape[0]
         yield "tie_word_embeddings", "output.weight" not in self.blocks
         if row.window and not self.metadata.get(f"{prefix}attention.sliding_window"):
@@ -263,7 +259,7 @@ class Gguf(MaybeQuantized):
         elif rope["rope_type"] == "none":
             if extra := sorted(rope.keys() - {"rope_type", "original_max_position_embeddings"}):
                 raise CheckpointError(
-                    f"{self._files[0]}: {extra[0]} of rotary scaling is given, and no type of it"
+                    f"{self.files[0]}: {extra[0]} of rotary scaling is given, and no type of it"
                 )
             rope = {"rope_type": "default"}
         if "mscale_all_dim" in rope:
@@ -278,7 +274,7 @@ class Gguf(MaybeQuantized):
             ours = plain / scaled(plain, RopeScaling(factor, 1.0, 4.0, 8192))
             if divisors.shape == ours.shape and torch.allclose(divisors, ours, 1e-4):
                 return _LLAMA_3 | {"factor": factor}
-        raise CheckpointError(f"{self._files[0]}: {_TURNS} is no published scaling of Llama 3's")
+        raise CheckpointError(f"{self.files[0]}: {_TURNS} is no published scaling of Llama 3's")
 
     def _label(self) -> str | None:
         quantized = any(tensor.type in PACKED for tensor in self.blocks.values())
@@ -307,7 +303,7 @@ class Gguf(MaybeQuantized):
         weights = row.weights if "#" not in str(row.weights) else {}
         map_ = names.of_architecture(weights, found)
         interleaved = self.kind in _REORDERED or row.interleaved
-        return StackedTensors(self._files[0], found, map_, self.config(), interleaved, device)
+        return StackedTensors(self.files[0], found, map_, self.config(), interleaved, device)
 
     def _renamed(self, name: str, tensor: GgufTensor) -> dict[str, Stored]:
         """A tensor by Hugging Face's name; stacked experts are one each."""
@@ -337,7 +333,7 @@ class Gguf(MaybeQuantized):
     def _text(self) -> GgufTokenizer | None:
         if self.metadata.get("tokenizer.ggml.model") == "none":
             return None
-        return GgufTokenizer.of(self._files[0], self.metadata)
+        return GgufTokenizer.of(self.files[0], self.metadata)
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         return self._text.as_files() if self._text else {}
