@@ -85,7 +85,8 @@ class Tiers:
         """
         assert architecture.mixture is not None
         self.slow, self.device, self.policy = slow, device, policy
-        self.beneath, self.stages_beneath = beneath or (None, None)
+        self.beneath = beneath[0] if beneath else None
+        self.stages_beneath = beneath[1] if beneath else None
         self.mixture, self.keys = architecture.mixture, keys_of(architecture)
         self.layers: dict[int, TieredLayer] = {}
         self.fused: Fused | None = None  # for the fused step, which is the CPU's

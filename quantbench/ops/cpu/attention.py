@@ -38,15 +38,12 @@ def decode_attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Attention of one new token per row over the slots that its cache has filled.
+    """As ops.reference.decode_attention, for D a multiple of 8 up to 256 and at least one slot.
 
-    query (B, H, D), H a multiple of the cache's K heads, D a multiple of 8 up to 256; first and
-    count (B,) integers: row b sees the slots (first[b] + i) % T for i < count[b] (at least one).
-    A cache of fewer rows has B divided by them queries for each row, one behind the other.
-    The cache's rows and heads may have any stride; a head's slots must be contiguous. scale and
-    softcap: as in ops.attend. Returns (B, H, D) in query's dtype; sums and softmax are float32. The
-    first call in a process loads the C++ library, or builds it. Raises KernelError if that fails,
-    RuntimeError for other shapes or dtypes.
+    A cache of fewer rows has B divided by them queries for each row, one behind the other. The
+    cache's rows and heads may have any stride; a head's slots must be contiguous. The first call in
+    a process loads the C++ library, or builds it. Raises KernelError if that fails, RuntimeError
+    for other shapes or dtypes.
     """
     build.ready()
     return torch.ops.quantbench.cpu_decode_attention(
