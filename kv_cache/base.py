@@ -87,6 +87,10 @@ class KVCache(nn.Module):
         """Whether a new position may overwrite an older one."""
         return self.window is not None and self.slots == self.window
 
+    def store(self, positions: Tensor, key: Tensor, value: Tensor) -> None:
+        """`update` alone."""
+        self._write(positions, {"key": self.encode(key), "value": self.encode(value)})
+
     def _write(self, positions: Tensor, sides: dict[str, dict[str, Tensor]]) -> None:
         last = slice(-self.slots, None)  # if there are more positions than slots, the last ones
         slots = self._slots(positions[last])
@@ -112,7 +116,7 @@ class KVCache(nn.Module):
             buffer = self.key_codes
             shape = (*buffer.shape[:2], len(positions), self.head_dim)
             key, value = (torch.randn(shape, device=buffer.device).to(self.dtype) for _ in "kv")
-            self._write(positions, {"key": self.encode(key), "value": self.encode(value)})
+            self.store(positions, key, value)
 
     @property
     def nbytes(self) -> int:
