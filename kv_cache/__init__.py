@@ -20,8 +20,7 @@ class Caches(Mapping[str, "type[KVCache]"]):
         self.paths = paths
 
     def __getitem__(self, name: str) -> type[KVCache]:
-        kind: type[KVCache] = pkgutil.resolve_name(self.paths[name])
-        return kind
+        return pkgutil.resolve_name(self.paths[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.paths)

@@ -118,11 +118,6 @@ class KVCache(nn.Module):
             key, value = (torch.randn(shape, device=buffer.device).to(self.dtype) for _ in "kv")
             self.store(positions, key, value)
 
-    def reset(self) -> None:
-        """Set all slots to zero."""
-        for buffer in self.buffers():
-            buffer.zero_()
-
     @property
     def nbytes(self) -> int:
         """Bytes of this cache, from shapes alone, so on the meta device, too."""

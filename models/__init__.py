@@ -42,8 +42,7 @@ def load(
     # models/ may not import run/, which imports models/ (pyproject.toml): hence the import by name,
     # at the time of the call.
     load_quantized = pkgutil.resolve_name("quantbench.run.loading:load_quantized")
-    model: Transformer = load_quantized(checkpoint_path, device, precision, quantization)
-    return model
+    return load_quantized(checkpoint_path, device, precision, quantization)
 
 
 if __name__ == "models":  # imported in the checkout by its short name: be quantbench.models

@@ -45,13 +45,9 @@ def _is_positive(value: Any) -> bool:
         return False
 
 
-def _is_one_or_more(value: Any) -> bool:
-    return _is_positive(value) and value >= 1
-
-
 COUNT, LAYERS = whole(1), whole(1, MOST_LAYERS)
 POSITIVE = Accepts("a number above 0", _is_positive)
-STRETCH = Accepts("a number of at least 1", _is_one_or_more)
+STRETCH = Accepts("a number of at least 1", lambda value: _is_positive(value) and value >= 1)
 TRUTH = Accepts("true or false", lambda value: type(value) is bool)
 NAME = Accepts("a text", lambda value: isinstance(value, str))
 OBJECT = Accepts("an object with keys", lambda value: isinstance(value, Mapping))

@@ -209,13 +209,9 @@ class ModelConfig:
 
     def picked(self, layers: Sequence[int]) -> "ModelConfig":
         """The same model with only these of its layers, in this order."""
+        tests = self.full_layers.__contains__, self.no_rope_layers.__contains__, self._is_dense
         full, unrotated, dense = (
-            tuple(place for place, i in enumerate(layers) if test(i))
-            for test in (
-                self.full_layers.__contains__,
-                self.no_rope_layers.__contains__,
-                self._is_dense,
-            )
+            tuple(place for place, i in enumerate(layers) if test(i)) for test in tests
         )
         experts = self.mixture and replace(self.mixture, dense_layers=dense)
         places = {"full_layers": full, "no_rope_layers": unrotated}

@@ -52,11 +52,9 @@ class Form:
                 return dense  # of one element a dimension's stride is arbitrary:
             return dense.as_strided(self.shape, self.strides, dense.storage_offset())
         inner = {name: form.made_of(parts) for name, form in self.inner}
-        subclass: Any = self.kind
-        made: Tensor = subclass.__tensor_unflatten__(
+        return self.kind.__tensor_unflatten__(
             inner, self.attributes, torch.Size(self.shape), self.strides
         )
-        return made
 
     @property
     def _order(self) -> list[int]:
@@ -70,21 +68,18 @@ Forms = dict[str, tuple[tuple[type[nn.Module], str], dict[str, Form]]]
 
 def forms_of(linears: Mapping[str, nn.Module]) -> Forms:
     """The forms of an expert's linear layers."""
-
-    def form(linear: nn.Module) -> dict[str, Form]:
-        return {kind: Form.of(p.data) for kind, p in linear.named_parameters()}
-
-    return {
-        name: ((type(linear), linear.extra_repr()), form(linear))
-        for name, linear in linears.items()
-    }
+    forms: Forms = {}
+    for name, linear in linears.items():
+        own = {kind: Form.of(p.data) for kind, p in linear.named_parameters()}
+        forms[name] = (type(linear), linear.extra_repr()), own
+    return forms
 
 
 def with_parameters(linear: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     """A shallow copy of a layer with these tensors as its parameters; None for absent ones."""
-    made: Any = copy.copy(linear)
+    made = copy.copy(linear)
     made._parameters = dict.fromkeys(linear._parameters) | dict(weights)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def with_children(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:

@@ -178,12 +178,10 @@ def from_hugging_face(
         values["head_dim"] = head_width(values["dim"], values["num_heads"], where)
     values |= _windows(row, config, values, where)
     if row.experts:
-        layers = values["num_layers"]
         try:
-            experts = _mixture(config, row.experts, row.accepts, layers)
+            values["mixture"] = _mixture(config, row.experts, row.accepts, values["num_layers"])
         except CheckpointError as error:
             raise CheckpointError(f"{where}: {error}") from None
-        values["mixture"] = experts
     rope = _rope(config, where, theta, values.get("max_position"), row.partial_rotary)
     if (share := rope.pop("rotary_share")) != 1:
         values["rotary_dim"] = int(values["head_dim"] * share)
@@ -289,12 +287,8 @@ def _one_rope(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
 
 def _of_phi(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Phi-3's first files call longrope su or yarn."""
-    kinds = {
-        key: "longrope"
-        for key in ("type", "rope_type")
-        if isinstance(rope.get(key), str) and rope[key] in ("su", "yarn")
-    }
-    return {**rope, **kinds}
+    old = (key for key in ("type", "rope_type") if rope.get(key) in ("su", "yarn"))
+    return {**rope, **dict.fromkeys(old, "longrope")}
 
 
 def _rope(

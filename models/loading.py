@@ -109,9 +109,7 @@ def load_model(
             f"{checkpoint.folder} was saved with --precision {saved.precision}; give that one"
         )
     config = checkpoint.config()
-    depth = config.num_layers
-    if num_layers is not None:
-        config = config.with_layers(num_layers)
+    depth, config = config.num_layers, config.with_layers(num_layers)
     with torch.device("meta"):
         split = replace(split, whole=config) if split else None
         model, whole = build(config, split).to(precision), build(config).to(precision)
@@ -119,7 +117,11 @@ def load_model(
     tensors.check(whole, depth)
     stages = transform if isinstance(transform, Stages) else _OneStage(transform)
     loader = _Loader(model, whole, tensors, saved is not None, stages, saver, split, reads_whole)
-    sizes = {name: _bytes(module) for name, module in model.named_modules() if module._parameters}
+    sizes = {
+        name: sum(map(devices.stored_bytes, module.parameters()))
+        for name, module in model.named_modules()
+        if module._parameters
+    }
     if saved and config.tie_embeddings:  # packing both takes the most while there is nothing else
         sizes = {name: sizes[name] for name in dict.fromkeys(("tok_embeddings", "output", *sizes))}
     done, total, pool = 0, sum(sizes.values()), Pool()
@@ -231,10 +233,6 @@ def _inner(tensors: Tensors, name: str, like: Tensor) -> Tensor:
     names, attributes = like.__tensor_flatten__()
     inner = {part: _inner(tensors, f"{name}.{part}", getattr(like, part)) for part in names}
     return type(like).__tensor_unflatten__(inner, attributes, like.shape, like.stride())
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 def _parts(names: Iterable[str], whole_layers: bool) -> dict[str, list[str]]:

@@ -29,9 +29,7 @@ class Mixtral(Transformer):
     """The whole model; see models.llama.Transformer."""
 
     def block(self, number: int) -> Block:
-        experts = self.config.mixture
-        assert experts is not None
-        dense = experts.is_dense(number)
+        dense = self.config.mixture.is_dense(number)
         return Block(self.config, number, None if dense else MixtureOfExperts(self.config))
 
     def compiles(self) -> bool:
@@ -39,7 +37,12 @@ class Mixtral(Transformer):
         return compiles(self.config.mixture, device, elsewhere is not None)
 
     def prepare_to_compile(self) -> None:
-        stack_experts(self)
+        """The graph then computes no expert that no token takes."""
+        made: list[Stacked] = []
+        for module in self.modules():
+            if isinstance(module, MixtureOfExperts) and not (module.stacked or module.elsewhere):
+                module.stacked = Stacked.of(module.experts, made)
+                made += [module.stacked] if module.stacked else []
 
     def unread_bytes(self, rows: int) -> float:
         """One row reads k of X experts. Several rows are taken to choose independently and evenly:
@@ -50,15 +53,6 @@ class Mixtral(Transformer):
                 share = 1 - module.experts_per_token / len(module.experts)
                 unread += share**rows * sum(map(stored_bytes, module.experts.parameters()))
         return unread
-
-
-def stack_experts(model: nn.Module) -> None:
-    """Prepare a model for torch.compile: its graph then computes no expert that no token takes."""
-    made: list[Stacked] = []
-    for module in model.modules():
-        if isinstance(module, MixtureOfExperts) and not (module.stacked or module.elsewhere):
-            module.stacked = Stacked.of(module.experts, made)
-            made += [module.stacked] if module.stacked else []
 
 
 def elsewhere_of(model: nn.Module) -> "Outputs | None":
@@ -78,13 +72,12 @@ class MixtureOfExperts(nn.Module):
     # Computes the experts where their weights are not all in the modules (experts/tiers.py).
     elsewhere: Outputs | None = None
     expert: type[FeedForward] = FeedForward
-    # For a compiled graph (`stack_experts`); without it the graph computes all experts.
+    # For a compiled graph (`prepare_to_compile`); without it the graph computes all experts.
     stacked: Stacked | None = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         mixture = config.mixture
-        assert mixture is not None
         self.experts_per_token = mixture.experts_per_token
         self.router = Router(config.dim, mixture)
         self.experts = nn.ModuleList(
@@ -168,8 +161,7 @@ def tokens_per_expert(chosen: Tensor, experts: int) -> list[int]:
     On the meta device, which has no numbers, the assignments are spread evenly.
     """
     if not chosen.is_meta:
-        counts: list[int] = chosen.flatten().bincount(minlength=experts).tolist()
-        return counts
+        return chosen.flatten().bincount(minlength=experts).tolist()
     each, more = divmod(chosen.numel(), experts)
     return [each + (expert < more) for expert in range(experts)]
 

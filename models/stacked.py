@@ -78,9 +78,7 @@ def _compute(template: nn.Module, forms: Forms) -> Callable[..., Tensor]:
         for name, (_, kinds) in forms.items():
             weights = {kind: form.made_of(left) for kind, form in kinds.items()}
             linears[name] = with_parameters(template.get_submodule(name), weights)
-        y: Tensor = with_children(template, linears)(x)
-        return y
+        return with_children(template, linears)(x)
 
     # Dynamo cannot make tensor subclasses, which quantized weights are; AOTAutograd can.
-    allowed: Callable[..., Tensor] = torch.compiler.allow_in_graph(compute)
-    return allowed
+    return torch.compiler.allow_in_graph(compute)

@@ -73,10 +73,6 @@ def fused_weight(module: nn.Module) -> Tensor | None:
     return module.fused_weight if isinstance(module, KernelLinear) else None
 
 
-def nothing() -> None:
-    """Prepares a kernel that needs nothing."""
-
-
 @dataclass(frozen=True)
 class Kernel:
     """One way to multiply by a scheme's weights.
@@ -91,7 +87,7 @@ class Kernel:
     # (spec, device, in_features, out_features) -> why it cannot run this layer, or None.
     refuses: Callable[[Any, torch.device, int, int], str | None] = lambda *_: None
     # Loads what it needs, which may be compiled first; raises KernelError where that fails.
-    prepare: Callable[[], object] = nothing
+    prepare: Callable[[], object] = lambda: None
     # Whether `build` works on the meta device. If not, its weight's size is the PackedWeight's.
     takes_shapes: bool = False
     # spec -> whether the kernel rounds activations, whatever the PackedWeight says.

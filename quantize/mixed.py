@@ -57,12 +57,10 @@ class MixedQuantizer:
         if not self.takes(layer, name):
             return layer
         quantizer = self._of(name, layer)
-        if isinstance(layer, nn.Embedding):
-            self.layers[name] = str(quantizer.spec), "auto"
-            return quantizer.built(name, layer)
-        built = quantizer.built(name, layer)
-        kernel = quantizer.kernel_for(name, layer)  # the one built: those that failed are gone
-        self.ran[kernel] += 1
+        built, kernel = quantizer.built(name, layer), "auto"
+        if not isinstance(layer, nn.Embedding):
+            kernel = quantizer.kernel_for(name, layer)  # the one built: those that failed are gone
+            self.ran[kernel] += 1
         self.layers[name] = str(quantizer.spec), kernel
         return built
 

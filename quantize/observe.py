@@ -3,6 +3,7 @@ how far outputs are from exact ones."""
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -37,13 +38,10 @@ def observed(
         for name, layer in linears.items()
     }
 
-    def observing(name: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            sums[name] += statistic(inputs[0].float().flatten(0, -2))
+    def add(name: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        sums[name] += statistic(inputs[0].float().flatten(0, -2))
 
-        return hook
-
-    hooks = [layer.register_forward_pre_hook(observing(name)) for name, layer in linears.items()]
+    hooks = [layer.register_forward_pre_hook(partial(add, name)) for name, layer in linears.items()]
     try:
         run()
     finally:

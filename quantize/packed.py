@@ -50,10 +50,6 @@ class PackedWeight(TorchAOBaseTensor):
     ]
     optional_tensor_attribute_names = ["activation"]
 
-    plane0: Tensor
-    plane1: Tensor | None
-    plane2: Tensor | None
-
     def __new__(
         cls,
         plane0: Tensor,
@@ -87,39 +83,11 @@ class PackedWeight(TorchAOBaseTensor):
 
     @classmethod
     def make(
-        cls,
-        planes: list[Tensor],
-        scale: Tensor,
-        *,
-        format: str,
-        bits: int,
-        columns: int,
-        dtype: torch.dtype,
-        group_size: int | None = None,
-        zero: Tensor | None = None,
-        tensor_scale: Tensor | None = None,
-        outer: Tensor | None = None,
-        activation_scale: Tensor | None = None,
-        activation: str | None = None,
+        cls, planes: list[Tensor], scale: Tensor, *, columns: int, **fields: Any
     ) -> "PackedWeight":
         """A weight made of its parts; without a group_size it has one scale per row."""
-        named = dict(zip(PLANE_NAMES[1:], planes[1:], strict=False))
-        group_size = columns if group_size is None else group_size
-        return cls(
-            planes[0],
-            scale,
-            format,
-            bits,
-            group_size,
-            columns,
-            dtype,
-            **named,
-            zero=zero,
-            tensor_scale=tensor_scale,
-            outer=outer,
-            activation_scale=activation_scale,
-            activation=activation,
-        )
+        named = dict(zip(PLANE_NAMES, planes, strict=False))
+        return cls(scale=scale, columns=columns, **named, **{"group_size": columns} | fields)
 
     @classmethod
     def of(cls, parts: Packed, columns: int, dtype: torch.dtype) -> "PackedWeight":
@@ -153,11 +121,11 @@ class PackedWeight(TorchAOBaseTensor):
 
     def rows_of(self, ranges: Sequence[tuple[int, int]]) -> "PackedWeight":
         """The weight's rows in these ranges, one behind the other."""
+        return self.of_rows(lambda part: torch.cat([part[start:end] for start, end in ranges]))
 
-        def taken(tensor: Tensor) -> Tensor:
-            return torch.cat([tensor[start:end] for start, end in ranges])
-
-        return self.replaced(**{name: taken(getattr(self, name)) for name in _by_row(self)})
+    def of_rows(self, taken: Callable[[Tensor], Tensor]) -> "PackedWeight":
+        """The rows that `taken` takes of every inner tensor with a row for each of the weight's."""
+        return self.replaced(**{n: taken(part) for n, part in self.parts.by_row.items()})
 
     def columns_between(self, start: int, end: int) -> "PackedWeight":
         """The weight's columns from `start` to `end`, with the scales that they have in the whole.
@@ -240,15 +208,8 @@ def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     # F.embedding takes (indices, weight), aten.embedding (weight, indices).
     table, indices = args[:2] if isinstance(args[0], PackedWeight) else (args[1], args[0])
     flat = indices.flatten()
-    rows = table.replaced(
-        **{name: getattr(table, name)[flat] for name in _by_row(table)},
-    )
+    rows = table.of_rows(lambda part: part[flat])
     return rows.dequantize().unflatten(0, indices.shape)
-
-
-def _by_row(weight: PackedWeight) -> list[str]:
-    """The inner tensors that have a row for every row of the weight."""
-    return list(weight.parts.by_row)
 
 
 @PackedWeight.implements(aten._to_copy.default)
@@ -265,8 +226,8 @@ def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     weight, dim, start, end, step = fill_defaults(args, 5, [0, None, None, 1])
     if dim % 2 == 1:
         raise NotImplementedError("a PackedWeight can be sliced along its rows, not its columns")
-    rows = {n: func(getattr(weight, n), 0, start, end, step) for n in _by_row(weight)}
-    return return_and_correct_aliasing(func, args, kwargs, weight.replaced(**rows))
+    rows = weight.of_rows(lambda part: func(part, 0, start, end, step))
+    return return_and_correct_aliasing(func, args, kwargs, rows)
 
 
 @PackedWeight.implements(aten.index_select.default)
@@ -274,7 +235,7 @@ def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     weight, dim, index = args
     if dim % 2 == 1:
         raise NotImplementedError("a PackedWeight's rows can be selected, not its columns")
-    return weight.replaced(**{n: getattr(weight, n)[index] for n in _by_row(weight)})
+    return weight.of_rows(lambda part: part[index])
 
 
 @PackedWeight.implements(aten.split.Tensor)

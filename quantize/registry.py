@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from quantbench.errors import CheckpointError, KernelError
 from quantbench.quantize import schemes
-from quantbench.quantize.kernel import Kernel
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.scheme import Scheme
 from quantbench.quantize.spec import FullPrecision, Int8Embedding, Spec, Stored
@@ -106,6 +105,8 @@ class Quantizer:
     is never whole in memory. On the meta device it gives the right shapes and takes no memory.
     """
 
+    layers: dict[str, tuple[str, str]] | None = None  # (scheme, kernel), where layers differ
+
     def __init__(
         self,
         spec: Spec,
@@ -137,11 +138,6 @@ class Quantizer:
     def of_shapes(cls, spec: Spec, device: torch.device, dtype: torch.dtype) -> "Quantizer":
         """One that only quantizes, for sizes where no kernel can run."""
         return cls(spec, device, dtype, kernel=None)
-
-    @property
-    def layers(self) -> dict[str, tuple[str, str]] | None:
-        """(scheme, kernel) by layer where they differ from layer to layer: here they do not."""
-        return None
 
     def takes(self, module: nn.Module) -> bool:
         embedding = isinstance(self.spec, _EMBED) and isinstance(module, nn.Embedding)
@@ -202,7 +198,7 @@ class Quantizer:
         """A layer on the meta device as its kernel stores it; nothing is loaded."""
         kernel = self.kernel_for(name, layer)
         self.ran[kernel] += 1
-        row: Kernel = self.scheme.kernels[kernel]
+        row = self.scheme.kernels[kernel]
         return row.build(layer, self.spec) if row.takes_shapes else layer
 
     def kernel_for(self, name: str, layer: nn.Linear) -> str:

@@ -75,13 +75,8 @@ class Spec(Quantization):
 class Selection(Quantization):
     """A rule that chooses for each layer among `candidates` and full precision, by measuring."""
 
-    @property
-    def scheme(self) -> None:
-        return None
-
-    @property
-    def calibrated(self) -> bool:
-        return True
+    scheme = None
+    calibrated = True
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,7 @@ class QuantizeConfig(AOBaseConfig):
             raise KernelError(
                 f"--quantization {self.scheme}: {name} {reason}; a filter_fn can leave it out"
             )
-        weight = module.weight
-        assert isinstance(weight, torch.Tensor)
-        place = weight.device, weight.dtype
+        place = module.weight.device, module.weight.dtype
         if place not in self._quantizers:
             self._quantizers[place] = Quantizer(self.spec, *place, self.kernel)
         with torch.no_grad():
@@ -58,7 +56,8 @@ class QuantizeConfig(AOBaseConfig):
     def _refuses(self, module: nn.Module) -> str | None:
         """Why a module cannot be quantized whatever its shape, or None."""
         what = type(module).__name__
-        if isinstance(module, KernelLinear) or _has_packed_weight(module):
+        packed = isinstance(getattr(module, "weight", None), PackedWeight)
+        if packed or isinstance(module, KernelLinear):
             return f"is quantized already ({what})"
         if isinstance(module, nn.Embedding) and isinstance(self.spec, Int8Embedding):
             plain = nn.Embedding.forward
@@ -86,10 +85,6 @@ def _described(module: nn.Module) -> str:
     weight = getattr(module, "weight", None)
     shape = " x ".join(map(str, weight.shape)) if isinstance(weight, torch.Tensor) else "no"
     return f"a {type(module).__name__} with {shape} weights"
-
-
-def _has_packed_weight(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "weight", None), PackedWeight)
 
 
 def _become(module: nn.Module, built: nn.Module) -> None:

@@ -58,7 +58,8 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
             )
         return _format("hugging_face:HubModel")(Path(checkpoint_path))
     if not path.is_dir():
-        _refuse_irregular(path)
+        with files.named("--checkpoint_path", path, CheckpointError):
+            files.require_regular(path)  # no pipe, no device
     # Links are not followed: a linked file's config is in the folder of the link.
     path = Path(os.path.abspath(path))
     folder = path if path.is_dir() else path.parent
@@ -78,16 +79,8 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
 
 def saver_of(format: str) -> "type[Saver]":
     """What writes the folder of --save in a format of --format."""
-    kind: type[Saver] = pkgutil.resolve_name(f"{__name__}.{_SAVERS[format]}")
-    return kind
+    return pkgutil.resolve_name(f"{__name__}.{_SAVERS[format]}")
 
 
 def _format(name: str) -> type[Checkpoint]:
-    kind: type[Checkpoint] = pkgutil.resolve_name(f"{__name__}.{name}")
-    return kind
-
-
-def _refuse_irregular(path: Path) -> None:
-    """Raise CheckpointError for a pipe or a device."""
-    with files.named("--checkpoint_path", path, CheckpointError):
-        files.require_regular(path)
+    return pkgutil.resolve_name(f"{__name__}.{name}")

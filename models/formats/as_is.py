@@ -55,11 +55,10 @@ class AsIs:
         """How the file holds a parameter quantized; None where it does not, or where no form holds
         all that the parameter is made of."""
         tensors = self.stacked.tensors
-        found = [
+        forms = [
             tensors[piece].form if piece in tensors else None for piece in self.stacked.pieces(name)
         ]
-        forms = [form for form in found if form is not None]
-        return packed.common(forms) if forms and len(forms) == len(found) else None
+        return packed.common(forms) if all(forms) else None
 
     def read(self, name: str, like: Tensor, cut: Cut | None = None) -> Tensor:
         weight, _, part = name.partition(".weight.")
@@ -97,12 +96,10 @@ class AsIs:
     def _packed(self, name: str, rows: int) -> Packed:
         """A parameter (rows, K) with the file's numbers."""
         form, pieces = self._form(name), self.stacked.pieces(name)
-        assert form is not None
         shapes = self.stacked.shapes(name, torch.empty(rows, 0, device="meta"))
         weights = []
         for piece, (count, _) in zip(pieces, shapes, strict=True):
             stored = self.stacked.tensors[piece]
-            assert stored.packed is not None
             weight = stored.packed()
             found = len(weight.planes[0])
             if found != count:

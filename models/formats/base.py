@@ -66,6 +66,7 @@ class Checkpoint(ABC):
     saved: SavedScheme | None = None  # the scheme in which the file's weights are quantized
     given_up: str | None = None  # the label of that scheme, once it is read in full precision
     needs_tokenizer: ClassVar[bool] = True  # whether a folder without a tokenizer is refused
+    files: tuple[Path, ...]  # of the weights, downloaded if need be
 
     def __init__(self, path: Path) -> None:
         """path: absolute; one that `sniff` accepts."""
@@ -77,11 +78,6 @@ class Checkpoint(ABC):
     def sniff(cls, path: Path) -> bool:
         """Whether a path, that of a file or a folder, is in this format. Raises CheckpointError
         where it is, but is not whole."""
-
-    @property
-    @abstractmethod
-    def files(self) -> tuple[Path, ...]:
-        """The files of the weights, downloaded if need be."""
 
     @abstractmethod
     def config(self) -> ModelConfig:

@@ -30,7 +30,7 @@ from quantbench.ops.formats import TABLES, Packed
 
 METHOD = "bitsandbytes"
 _STATE = "weight.quant_state.bitsandbytes__"
-_NESTED = ("nested_absmax", "nested_quant_map")
+_NESTED = ("weight.nested_absmax", "weight.nested_quant_map")
 _FORMATS = {"nf4": "nf4", "fp4": "bnb-fp4"}  # in ops/formats.py
 _PER_STEP = 7.874015718698502e-3  # bitsandbytes' 1 / 127
 _CONFIG: dict[str, tuple[Any, ...]] = {
@@ -58,18 +58,12 @@ def label(config: dict[str, Any]) -> str:
 
 
 def layouts(config: dict[str, Any]) -> list[Layout]:
-    nested = tuple(f"weight.{end}" for end in _NESTED)
-    return [
-        *(
-            Layout(
-                (_STATE + kind, "weight", "weight.absmax", "weight.quant_map"),
-                functools.partial(_four_bit, kind),
-                nested,
-            )
-            for kind in _FORMATS
-        ),
-        Layout(("SCB", "weight"), _int8, ("weight_format",), _int8_floats),
+    ends = "weight", "weight.absmax", "weight.quant_map"
+    four_bits = [
+        Layout((_STATE + kind, *ends), functools.partial(_four_bit, kind), _NESTED)
+        for kind in _FORMATS
     ]
+    return [*four_bits, Layout(("SCB", "weight"), _int8, ("weight_format",), _int8_floats)]
 
 
 def _four_bit(kind: str, parts: Parts) -> Packed:
@@ -93,16 +87,15 @@ def _four_bit(kind: str, parts: Parts) -> Packed:
 
 def _largest(parts: Parts, blocks: int, state: dict[str, Any]) -> Tensor:
     """The largest number of each block, float32."""
-    ends = [f"weight.{end}" for end in _NESTED]
-    missing = [end for end in ends if end not in parts.stored]
-    if len(missing) == len(ends):
+    missing = [end for end in _NESTED if end not in parts.stored]
+    if len(missing) == len(_NESTED):
         return parts.tensor("weight.absmax", (torch.float32,), blocks)
     if missing or "nested_blocksize" not in state or "nested_offset" not in state:
         raise parts.error("weight.absmax", "its nested quantization is not whole")
     nested = -(-blocks // state["nested_blocksize"])
     scale, values = (
         parts.tensor(end, (torch.float32,), size)
-        for end, size in zip(ends, (nested, 256), strict=True)
+        for end, size in zip(_NESTED, (nested, 256), strict=True)
     )
     codes = parts.tensor("weight.absmax", (torch.uint8,), blocks)
     scale = scale.repeat_interleave(state["nested_blocksize"])[:blocks]

@@ -80,14 +80,11 @@ _WEIGHTS: dict[str, tuple[Any, ...]] = {
 
 def _are_targets(value: Any) -> bool:
     try:
-        return isinstance(value, list) and all(map(_compiled, value))
+        return isinstance(value, list) and all(
+            len(target) <= _LENGTH and regex.compile(target.removeprefix("re:")) for target in value
+        )
     except (regex.error, AttributeError, TypeError, RecursionError, ValueError):
         return False
-
-
-def _compiled(target: str) -> bool:
-    """Whether it is short enough; raises what regex raises for a pattern that it does not take."""
-    return len(target) <= _LENGTH and bool(regex.compile(target.removeprefix("re:")))
 
 
 _LENGTH, _SECONDS = 1000, 0.1  # of a target, and of comparing it with a layer's name
@@ -282,7 +279,6 @@ def check(config: Mapping[str, Any], where: str) -> None:
     require(where, config, _CONFIG, _HARMLESS)
     groups = config.get("config_groups")
     OBJECT.check(where, "config_groups", groups)
-    assert isinstance(groups, Mapping)
     for name, group in groups.items():
         within = f"{where}: {shown(name)}"
         OBJECT.check(where, f"config_groups.{name}", group)

@@ -23,6 +23,7 @@ class Dummy(Checkpoint):
 
     PREFIX = "dummy:"
     needs_tokenizer = False
+    files = ()
 
     def __init__(self, path: Path) -> None:
         """Raises UsageError for a name that is no preset, CheckpointError for a bad config.json."""
@@ -46,10 +47,6 @@ class Dummy(Checkpoint):
     @classmethod
     def sniff(cls, path: Path) -> bool:
         return str(path).startswith(cls.PREFIX)
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return ()
 
     def config(self) -> ModelConfig:
         return self._config

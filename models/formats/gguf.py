@@ -87,6 +87,7 @@ _EXPERTS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
+_HEADS = ("embedding_length", "attention.head_count", "attention.key_length")
 # What else may stand behind "ARCHITECTURE." and says nothing more.
 _HARMLESS = {
     "vocab_size", "rope.dimension_count", "attention.value_length", "attention.key_length_swa",
@@ -158,9 +159,9 @@ class Gguf(MaybeQuantized):
         first = path if path.is_file() else _only_model(path)
         opened = GgufFile(first)
         self.metadata = opened.metadata
-        self._files = tuple(shards(first, opened.metadata))
+        self.files = tuple(shards(first, opened.metadata))
         self.name = re.sub(r"-\d{5}-of-\d{5}$", "", first.stem)
-        opened_files = [opened if file == first else GgufFile(file) for file in self._files]
+        opened_files = [opened if file == first else GgufFile(file) for file in self.files]
         self.blocks: dict[str, GgufTensor] = {}  # by the file's names
         for one in opened_files:
             for name in one.tensors.keys() & self.blocks.keys():
@@ -174,17 +175,13 @@ class Gguf(MaybeQuantized):
         with files.named("--checkpoint_path", path, CheckpointError), open(path, "rb") as file:
             return file.read(4) == MAGIC or path.suffix.lower() == ".gguf"
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return self._files
-
     @functools.cached_property
     def kind(self) -> str:
         """Hugging Face's model_type."""
         architecture = self.metadata.get("general.architecture")
         if architecture not in _KINDS:
             raise CheckpointError(
-                f"{self._files[0]}: architecture {shown(architecture)} is not supported; "
+                f"{self.files[0]}: architecture {shown(architecture)} is not supported; "
                 f"supported: {', '.join(_KINDS)}"
             )
         if architecture == "llama" and self.metadata.get("llama.expert_count"):
@@ -194,7 +191,7 @@ class Gguf(MaybeQuantized):
         return _KINDS[architecture]
 
     def config(self) -> ModelConfig:
-        return from_hugging_face(dict(self._described()), self.name, self._files[0])
+        return from_hugging_face(dict(self._described()), self.name, self.files[0])
 
     def _described(self) -> Iterator[tuple[str, Any]]:
         """Keys and values of the config.json that this model has. Raises CheckpointError."""
@@ -207,24 +204,21 @@ class Gguf(MaybeQuantized):
             if not key.startswith(prefix):
                 continue
             word = key.removeprefix(prefix)
+            windows = word == "attention.sliding_window_pattern" and row.window
             if word in _ROPE:
                 rope[_ROPE[word]] = _number(value)
             elif word in words:
                 yield words[word], _number(value)
-            elif (
-                word == "attention.sliding_window_pattern"
-                and row.window
-                and isinstance(value, list)
-            ):
+            elif windows and isinstance(value, list):
                 kinds = "full_attention", "sliding_attention"
                 yield "layer_types", [kinds[bool(narrow)] for narrow in value]
             elif word not in _HARMLESS and value not in (0, 0.0, False, []):
                 raise CheckpointError(
-                    f"{self._files[0]}: metadata {shown(key)} is not understood, and it may change "
+                    f"{self.files[0]}: metadata {shown(key)} is not understood, and it may change "
                     "the result"
                 )
         if "token_embd.weight" not in self.blocks:
-            raise CheckpointError(f"{self._files[0]} lacks tensor token_embd.weight")
+            raise CheckpointError(f"{self.files[0]} lacks tensor token_embd.weight")
         yield "vocab_size", self.blocks["token_embd.weight"].shape[0]
         yield "tie_word_embeddings", "output.weight" not in self.blocks
         if row.window and not self.metadata.get(f"{prefix}attention.sliding_window"):
@@ -236,13 +230,8 @@ class Gguf(MaybeQuantized):
         if self.kind == "qwen3_moe":
             yield "norm_topk_prob", True
         if self.kind.startswith("gemma"):  # as llama.cpp has it: the 27B models differ
-            layers, width, heads, head = (
-                self.metadata.get(prefix + key)
-                for key in (
-                    *("block_count", "embedding_length", "attention.head_count"),
-                    "attention.key_length",
-                )
-            )
+            layers = self.metadata.get(f"{prefix}block_count")
+            width, heads, head = (self.metadata.get(prefix + key) for key in _HEADS)
             large = (self.kind, layers) in (("gemma2", 46), ("gemma3_text", 62))
             if type(width) is int and type(heads) is int and heads:
                 yield "query_pre_attn_scalar", width // heads if large else head
@@ -255,13 +244,8 @@ class Gguf(MaybeQuantized):
         if self.kind == "smollm3" and type(layers) is int:  # llama.cpp has no key for it
             yield "no_rope_layers", [int((i + 1) % 4 != 0) for i in range(layers)]
         if row.partial_rotary is not None:
-            rotated, width, heads, head = (
-                self.metadata.get(prefix + key)
-                for key in (
-                    *("rope.dimension_count", "embedding_length", "attention.head_count"),
-                    "attention.key_length",
-                )
-            )
+            rotated = self.metadata.get(f"{prefix}rope.dimension_count")
+            width, heads, head = (self.metadata.get(prefix + key) for key in _HEADS)
             head = head or (width // heads if width and heads else None)
             if rotated and head:
                 yield "partial_rotary_factor", rotated / head
@@ -275,7 +259,7 @@ class Gguf(MaybeQuantized):
         elif rope["rope_type"] == "none":
             if extra := sorted(rope.keys() - {"rope_type", "original_max_position_embeddings"}):
                 raise CheckpointError(
-                    f"{self._files[0]}: {extra[0]} of rotary scaling is given, and no type of it"
+                    f"{self.files[0]}: {extra[0]} of rotary scaling is given, and no type of it"
                 )
             rope = {"rope_type": "default"}
         if "mscale_all_dim" in rope:
@@ -290,7 +274,7 @@ class Gguf(MaybeQuantized):
             ours = plain / scaled(plain, RopeScaling(factor, 1.0, 4.0, 8192))
             if divisors.shape == ours.shape and torch.allclose(divisors, ours, 1e-4):
                 return _LLAMA_3 | {"factor": factor}
-        raise CheckpointError(f"{self._files[0]}: {_TURNS} is no published scaling of Llama 3's")
+        raise CheckpointError(f"{self.files[0]}: {_TURNS} is no published scaling of Llama 3's")
 
     def _label(self) -> str | None:
         quantized = any(tensor.type in PACKED for tensor in self.blocks.values())
@@ -319,7 +303,7 @@ class Gguf(MaybeQuantized):
         weights = row.weights if "#" not in str(row.weights) else {}
         map_ = names.of_architecture(weights, found)
         interleaved = self.kind in _REORDERED or row.interleaved
-        return StackedTensors(self._files[0], found, map_, self.config(), interleaved, device)
+        return StackedTensors(self.files[0], found, map_, self.config(), interleaved, device)
 
     def _renamed(self, name: str, tensor: GgufTensor) -> dict[str, Stored]:
         """A tensor by Hugging Face's name; stacked experts are one each."""
@@ -349,7 +333,7 @@ class Gguf(MaybeQuantized):
     def _text(self) -> GgufTokenizer | None:
         if self.metadata.get("tokenizer.ggml.model") == "none":
             return None
-        return GgufTokenizer.of(self._files[0], self.metadata)
+        return GgufTokenizer.of(self.files[0], self.metadata)
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         return self._text.as_files() if self._text else {}

@@ -58,37 +58,30 @@ def _float16(data: Tensor) -> Tensor:
     return data.contiguous().view(torch.float16)
 
 
-def _split(data: Tensor, *sizes: int) -> tuple[Tensor, ...]:
-    return data.split(sizes, -1)
-
-
-def _with_bit(low: Tensor, high: Tensor, bits: int) -> Tensor:
-    return low | high << bits
-
-
 def _q4(data: Tensor) -> Parts:
-    scale, codes = _split(data, 2, 16)
+    scale, codes = data.split((2, 16), -1)
     return _fields(codes, 4, 16), _float16(scale), None, None
 
 
 def _q4_1(data: Tensor) -> Parts:
-    scale, zero, codes = _split(data, 2, 2, 16)
+    scale, zero, codes = data.split((2, 2, 16), -1)
     return _fields(codes, 4, 16), _float16(scale), _float16(zero), None
 
 
 def _q5_0(data: Tensor) -> Parts:
-    scale, high, low = _split(data, 2, 4, 16)
-    return _with_bit(_fields(low, 4, 16), _fields(high, 1, 1), 4), _float16(scale), None, None
+    scale, high, low = data.split((2, 4, 16), -1)
+    codes = _fields(low, 4, 16) | _fields(high, 1, 1) << 4
+    return codes, _float16(scale), None, None
 
 
 def _q5_1(data: Tensor) -> Parts:
-    scale, zero, high, low = _split(data, 2, 2, 4, 16)
-    codes = _with_bit(_fields(low, 4, 16), _fields(high, 1, 1), 4)
+    scale, zero, high, low = data.split((2, 2, 4, 16), -1)
+    codes = _fields(low, 4, 16) | _fields(high, 1, 1) << 4
     return codes, _float16(scale), _float16(zero), None
 
 
 def _q8_0(data: Tensor) -> Parts:
-    scale, codes = _split(data, 2, 32)
+    scale, codes = data.split((2, 32), -1)
     return codes.contiguous().view(torch.int8), _float16(scale), None, None
 
 
@@ -100,21 +93,21 @@ def _outer(scale: Tensor, zero: Tensor | None = None) -> Tensor:
 
 
 def _q2_k(data: Tensor) -> Parts:
-    scales, codes, scale, zero = _split(data, 16, 64, 2, 2)
+    scales, codes, scale, zero = data.split((16, 64, 2, 2), -1)
     scales, zeros = scales & 15, scales >> 4
     return _fields(codes, 2, 32), scales.char(), zeros.char(), _outer(scale, zero)
 
 
 def _q3_k(data: Tensor) -> Parts:
-    high, low, scales, scale = _split(data, 32, 64, 12, 2)
-    scales = _with_bit(_fields(scales[..., :8], 4, 8), _fields(scales[..., 8:], 2, 4), 4)
-    codes = _with_bit(_fields(low, 2, 32), _fields(high, 1, 32), 2)
+    high, low, scales, scale = data.split((32, 64, 12, 2), -1)
+    scales = _fields(scales[..., :8], 4, 8) | _fields(scales[..., 8:], 2, 4) << 4
+    codes = _fields(low, 2, 32) | _fields(high, 1, 32) << 2
     return codes, scales.char() - 32, None, _outer(scale)
 
 
 def _scales_of_k(data: Tensor) -> tuple[Tensor, Tensor]:
     """8 scales and 8 zeros of 6 bits from 12 bytes."""
-    scales, zeros, rest = _split(data, 4, 4, 4)
+    scales, zeros, rest = data.split((4, 4, 4), -1)
     more_scales = rest & 15 | scales >> 6 << 4
     more_zeros = rest >> 4 | zeros >> 6 << 4
     first = torch.cat((scales & 63, more_scales), -1), torch.cat((zeros & 63, more_zeros), -1)
@@ -122,35 +115,35 @@ def _scales_of_k(data: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _q4_k(data: Tensor) -> Parts:
-    scale, zero, both, codes = _split(data, 2, 2, 12, 128)
+    scale, zero, both, codes = data.split((2, 2, 12, 128), -1)
     return _fields(codes, 4, 32), *_scales_of_k(both), _outer(scale, zero)
 
 
 def _q5_k(data: Tensor) -> Parts:
-    scale, zero, both, high, low = _split(data, 2, 2, 12, 32, 128)
-    codes = _with_bit(_fields(low, 4, 32), _fields(high, 1, 32), 4)
+    scale, zero, both, high, low = data.split((2, 2, 12, 32, 128), -1)
+    codes = _fields(low, 4, 32) | _fields(high, 1, 32) << 4
     return codes, *_scales_of_k(both), _outer(scale, zero)
 
 
 def _q6_k(data: Tensor) -> Parts:
-    low, high, scales, scale = _split(data, 128, 64, 16, 2)
-    codes = _with_bit(_fields(low, 4, 64), _fields(high, 2, 32), 4)
+    low, high, scales, scale = data.split((128, 64, 16, 2), -1)
+    codes = _fields(low, 4, 64) | _fields(high, 2, 32) << 4
     return codes, scales.contiguous().view(torch.int8), None, _outer(scale)
 
 
 def _iq4_xs(data: Tensor) -> Parts:
-    scale, high, low, codes = _split(data, 2, 2, 4, 128)
-    scales = _with_bit(_fields(low, 4, 1), _fields(high, 2, 1), 4)
+    scale, high, low, codes = data.split((2, 2, 4, 128), -1)
+    scales = _fields(low, 4, 1) | _fields(high, 2, 1) << 4
     return _fields(codes, 4, 16), scales.char() - 32, None, _outer(scale)
 
 
 def _mxfp4(data: Tensor) -> Parts:
-    scale, codes = _split(data, 1, 16)
+    scale, codes = data.split((1, 16), -1)
     return _fields(codes, 4, 16), scale.contiguous().view(torch.float8_e8m0fnu), None, None
 
 
 def _nvfp4(data: Tensor) -> Parts:
-    scale, codes = _split(data, 4, 32)
+    scale, codes = data.split((4, 32), -1)
     scale = (scale & 127).contiguous().view(torch.float8_e4m3fn)
     return _fields(codes, 4, 8), scale, None, None
 

@@ -43,7 +43,6 @@ class GgufTensor:
     """A tensor of a file, not read yet."""
 
     file: Path
-    name: str
     type: str  # of ggml: F32, Q4_K, …
     shape: tuple[int, ...]  # as torch has it: the last dimension is that of a row
     data: NDArray[np.uint8]  # its bytes, mapped: (…, bytes of a row)
@@ -187,7 +186,7 @@ class GgufFile:
             data = np.frombuffer(self._bytes, np.uint8, row * rows, start + offset)
             data = data.reshape(*shape[:-1], row)
             tensors[name] = GgufTensor(
-                self.path, name, kind.name, shape, data, self._bytes, start + offset
+                self.path, kind.name, shape, data, self._bytes, start + offset
             )
         return tensors
 

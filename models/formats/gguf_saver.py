@@ -122,7 +122,6 @@ class GgufSaver(Saver):
         writer.add_tokenizer_model(kind or "none")
         if kind is None:
             return
-        assert folder is not None
         pieces = {id: (f"[PAD{id}]", -1000.0, gguf.TokenType.UNUSED) for id in range(size)}
         if kind == "llama":
             vocabulary = gguf.vocab.SentencePieceVocab(folder)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.errors import CheckpointError
+from quantbench.models.accepted import NAME, NAMES, TRUTH
 from quantbench.models.tokenizer import Hints, JsonTokenizer, SentencePieceTokenizer, Tokenizer
 from quantbench.text import shown
 
@@ -82,7 +83,7 @@ class GgufTokenizer:
 
         kind = metadata.get("tokenizer.ggml.model")
         pre = metadata.get("tokenizer.ggml.pre", "default")
-        tokens = get("ggml.tokens", [], _texts)
+        tokens = get("ggml.tokens", [], NAMES.test)
         if not tokens:
             raise CheckpointError(f"{file} holds no tokenizer.ggml.tokens")
 
@@ -93,7 +94,7 @@ class GgufTokenizer:
             name: get(f"ggml.{name}_token_id", None, range(len(tokens)).__contains__)
             for name in ("bos", "eos", "eot", "eom")
         }
-        opens = get("ggml.add_bos_token", kind == "llama" or pre in _OPENS, _truth)
+        opens = get("ggml.add_bos_token", kind == "llama" or pre in _OPENS, TRUTH.test)
         bos, eos = (None if ids[name] is None else tokens[ids[name]] for name in ("bos", "eos"))
         ends = frozenset(ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None)
         types = get("ggml.token_type", [1] * len(tokens), numbers)
@@ -102,18 +103,18 @@ class GgufTokenizer:
                 raise CheckpointError(
                     f"{file}: tokenizer.ggml.pre {shown(pre)} is not read; {', '.join(_CUTS)} are"
                 )
-            merges = get("ggml.merges", [], _texts)
+            merges = get("ggml.merges", [], NAMES.test)
             name, data = "tokenizer.json", json.dumps(_json(tokens, types, merges, pre)).encode()
         elif kind == "llama":
             scores = get("ggml.scores", [0.0] * len(tokens), numbers)
-            prefix = get("ggml.add_space_prefix", True, _truth)
+            prefix = get("ggml.add_space_prefix", True, TRUTH.test)
             ids["bos"] = ids["bos"] if opens else None
             name, data = "tokenizer.model", _sentencepiece(tokens, types, scores, ids, prefix)
         else:
             raise CheckpointError(
                 f"{file}: tokenizer.ggml.model {shown(kind)} is not read; gpt2 and llama are"
             )
-        template = get("chat_template", None, lambda value: isinstance(value, str))
+        template = get("chat_template", None, NAME.test)
         return cls(file, name, data, len(tokens), Hints(bos, opens, eos, ends), template)
 
     def tokenizer(self, vocab_size: int) -> Tokenizer:
@@ -143,14 +144,6 @@ class GgufTokenizer:
             "tokenizer_config.json": json.dumps(notes).encode(),
             "generation_config.json": json.dumps({"eos_token_id": [*self.hints.eos_ids]}).encode(),
         }
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _truth(value: Any) -> bool:
-    return isinstance(value, bool)
 
 
 def _json(

@@ -40,7 +40,6 @@ class CompressedTensorsSaver(Saver):
         return None
 
     def __init__(self, folder: Path, scheme: SavedScheme, checkpoint: Checkpoint) -> None:
-        assert isinstance(checkpoint, HuggingFace) and checkpoint.folder is not None
         self.source = checkpoint._stacked()
         self.described = read_json(checkpoint.folder / self.last)
         self.groups: dict[str, dict[str, Any]] = {}  # by their text; with the layers as targets

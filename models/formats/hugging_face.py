@@ -49,7 +49,6 @@ class HuggingFace(MaybeQuantized):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        assert self.folder is not None
         index = self.folder / _INDEX
         if not os.path.lexists(index):
             return tuple(_weight_files(self.folder))
@@ -59,7 +58,6 @@ class HuggingFace(MaybeQuantized):
         return tuple(self.folder / shard for shard in shards)
 
     def config(self) -> ModelConfig:
-        assert self.folder is not None
         file = self.folder / "config.json"
         if not os.path.lexists(file):
             raise CheckpointError(f"{file} is missing")
@@ -68,7 +66,6 @@ class HuggingFace(MaybeQuantized):
     @functools.cached_property
     def _quantization(self) -> dict[str, Any]:
         """config.json's quantization_config; {} if it is missing."""
-        assert self.folder is not None
         file = self.folder / "config.json"
         return (read_json(file) if os.path.lexists(file) else {}).get("quantization_config") or {}
 
@@ -76,12 +73,10 @@ class HuggingFace(MaybeQuantized):
         if not self._quantization:
             return None
         self.config()  # which checks the method
-        label: str = METHODS[self._quantization["quant_method"]].label(self._quantization)
-        return label
+        return METHODS[self._quantization["quant_method"]].label(self._quantization)
 
     def _stacked(self, device: torch.device | str = "cpu") -> StackedTensors:
         files, folder = self.files, self.folder
-        assert folder is not None
         is_safetensors = files[0].suffix == ".safetensors"
         tensors = _joined(files, safetensors_file if is_safetensors else pickle_file)
         if is_safetensors and os.path.lexists(folder / _INDEX):

@@ -34,11 +34,9 @@ class Meta(Checkpoint):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        assert self.folder is not None
         return tuple(sorted(self.folder.glob("consolidated.*.pth")))
 
     def config(self) -> ModelConfig:
-        assert self.folder is not None
         config, params = self.folder / "config.json", self.folder / "params.json"
         if os.path.lexists(config):
             return read_config(config, self.name)
@@ -59,7 +57,6 @@ class Meta(Checkpoint):
             ) from None
 
     def tensors(self, device: torch.device | str = "cpu") -> StackedTensors:
-        assert self.folder is not None
         stored = self._stored()
         return StackedTensors(self.folder, stored, names.meta, self.config(), True, device)
 

@@ -91,12 +91,10 @@ def widened(weight: Packed, form: Form) -> Packed:
 
     codes = weight.planes[0] if weight.bits == 8 else unpack(weight.planes, weight.bits)
     if form.outer:
-        assert weight.outer is not None
         scale, zero, outer = weight.scale, weight.zero, weight.outer
         if weight.format == "int":  # s · (code - middle) is s · code + s · -middle
             middle = -float(1 << (weight.bits - 1))
             zero, outer = scale, torch.stack((outer[..., 0], outer[..., 0] * middle), -1)
-        assert zero is not None
         planes = pack(codes, form.bits)
         scale, zero = spread(scale), spread(zero)
         return Packed(planes, scale, zero, None, "uint", form.bits, form.group_size, outer)

@@ -122,23 +122,13 @@ def weights(tensors: Mapping[str, Stored], layouts: Sequence[Layout]) -> dict[st
 
 
 def _weight(layout: Layout, parts: Parts) -> Stored:
-    def packed() -> Packed:
-        weight = layout.packed(parts)
-        assert weight is not None
-        return weight
-
-    file = parts.stored[layout.ends[0]].file
+    file, packed = parts.stored[layout.ends[0]].file, functools.partial(layout.packed, parts)
     shapes = layout.packed(replace(parts, on_meta=True))
     form = Form.of(shapes) if shapes else None
     activation, static = layout.rounding(parts)
     form = form and replace(form, activation=activation, static=static)
-    if layout.floats:
-        read = functools.partial(layout.floats, parts)
-    else:
-
-        def read() -> Tensor:
-            return dequantize(packed())
-
+    floats = layout.floats
+    read = functools.partial(floats, parts) if floats else lambda: dequantize(packed())
     return Stored(file, read, form, packed if form else None)
 
 

@@ -58,7 +58,6 @@ class SavedModel(Checkpoint):
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError, with the key, if quantbench.json is damaged."""
         super().__init__(path)
-        assert self.folder is not None
         self.file = self.folder / SAVED
         content = read_json(self.file)
         if content.get("version") != VERSION:
@@ -82,7 +81,7 @@ class SavedModel(Checkpoint):
             self.experts = SavedExperts(given["sums"], given["modified"])
         for name in content["files"]:
             require_inside(self.file, name)
-        self._files = tuple(self.folder / name for name in content["files"])
+        self.files = tuple(self.folder / name for name in content["files"])  # no EXPERTS
         self._architecture = content.get("architecture")
 
     @classmethod
@@ -95,11 +94,6 @@ class SavedModel(Checkpoint):
                 f"{path} has no {SAVED}: its --save did not finish; save it again"
             )
         return False
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Without those of experts alone."""
-        return self._files
 
     def config(self) -> ModelConfig:
         try:

@@ -22,6 +22,7 @@ from quantbench.models.formats.saved import EXPERTS, VERSION, SavedExperts, inne
 
 INDEX = "model.safetensors.index.json"  # which file has which tensor, for transformers
 SHARD_BYTES = 1 << 29  # least size of a file, except the last
+Layers = dict[str, list[str]] | None  # as in SavedScheme
 
 
 class Saver:
@@ -102,10 +103,7 @@ class Saver:
         self.pending = {}
 
     def finish(
-        self,
-        architecture: ModelConfig,
-        layers: dict[str, list[str]] | None = None,
-        experts: SavedExperts | None = None,
+        self, architecture: ModelConfig, layers: Layers = None, experts: SavedExperts | None = None
     ) -> None:
         """Write the remaining tensors and the file `last`.
 
@@ -120,10 +118,7 @@ class Saver:
         os.replace(self.unfinished, self.folder / self.last)
 
     def _described(
-        self,
-        architecture: ModelConfig,
-        layers: dict[str, list[str]] | None,
-        experts: SavedExperts | None,
+        self, architecture: ModelConfig, layers: Layers, experts: SavedExperts | None
     ) -> dict[str, Any]:
         """What quantbench.json says; arguments as for `finish`."""
         scheme = dataclasses.replace(self.scheme, layers=layers or self.scheme.layers)

@@ -19,7 +19,6 @@ from scipy.optimize import least_squares
 from quantbench.errors import KernelError, QuantbenchError, UsageError
 from quantbench.estimate.counting import Count, Work
 from quantbench.estimate.datasheets import Datasheet, find
-from quantbench.estimate.exchanges import ring_seconds
 from quantbench.estimate.predict import Machine, Phase, Request, pass_of
 from quantbench.quantize.spec import parse_scheme
 from quantbench.text import counted
@@ -140,7 +139,7 @@ class Card(Machine):
         if count.collectives:
             link = self.sheet.link_among(request.tp)
             parts["links"] = bounds["the links between devices"] = sum(
-                calls * ring_seconds(one.kind, one.bytes, request.tp, link)
+                calls * link.ring_seconds(one.kind, one.bytes, request.tp)
                 for one, calls in count.collectives.items()
             )
         bound = max(bounds, key=lambda name: bounds[name])

@@ -3,8 +3,12 @@
     sheet = find("NVIDIA RTX A6000")
     sheet.peaks["float16"]          # operations per second, dense
     sheet.bandwidth                 # bytes per second
+    sheet.link_among(8).ring_seconds("all_reduce", 8192, ranks=8)
 
-The figures, their units and their sources are in datasheets.toml.
+The figures, their units and their sources are in datasheets.toml. How long an exchange among ranks
+takes is NCCL's own model, by which it chooses among its algorithms
+(https://github.com/NVIDIA/nccl, src/graph/tuning.cc, of June 2026): a fixed time, a time for each
+step around a ring, and the bytes that each rank sends over its link. Nothing was measured here.
 """
 
 import difflib
@@ -17,6 +21,12 @@ from typing import Any
 from quantbench.errors import UsageError
 
 T, G, MIB = 1e12, 1e9, 1 << 20
+# NCCL's seconds once, and for each step of the ring over NVLink and over PCIe; and the share of the
+# link's bandwidth that numbers have.
+PROTOCOLS = (
+    (6.6e-6, 0.6e-6, 1.0e-6, 0.5),  # LL: every 4 bytes with 4 bytes of flags
+    (8.4e-6, 3.4e-6, 5.7e-6, 1.0),  # Simple: chunks, and a wait for each
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,16 @@ class Link:
     def nvlink(self) -> bool:
         """Whether it is none of PCIe, over which a message takes longer to arrive."""
         return not self.name.startswith("PCIe")
+
+    def ring_seconds(self, kind: str, size: int, ranks: int) -> float:
+        """Seconds of one call, by the faster protocol. size: bytes of one rank's tensor. A sum goes
+        around the ring twice, to add up and to tell every rank, in parts of a rank's share."""
+        steps = (2 if kind == "all_reduce" else 1) * (ranks - 1)
+        sent = steps * size / (ranks if kind == "all_reduce" else 1)
+        return min(
+            once + steps * (nvlink if self.nvlink else pcie) + sent / (share * self.rate)
+            for once, nvlink, pcie, share in PROTOCOLS
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from locked pages on a separate stream, and its computing stream waits for an ev
 
 import itertools
 import os
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -89,13 +88,13 @@ class ByThreads(ToCPU):
         future = slot.coming
         if future is None:
             return
-        started = time.perf_counter()
+        started = self.waits.start()
         try:
             future.result()
         finally:
             if future.done():  # after Ctrl-C the copy is still under way
                 slot.coming = None
-            self.waits.total += time.perf_counter() - started
+            self.waits.stop(started)
 
 
 class BySystem(ToCPU):
@@ -117,17 +116,17 @@ class BySystem(ToCPU):
         for slot, _ in refused:
             slot.coming = None
         for slot, key in refused:
-            started = time.perf_counter()
+            started = self.waits.start()
             self.slow.read(key, slot.buffer)
-            self.waits.total += time.perf_counter() - started
+            self.waits.stop(started)
 
     def wait(self, slot: Slot) -> None:
         if slot.coming is None:
             return
-        started = time.perf_counter()
+        started = self.waits.start()
         while slot.coming not in self.over:
             self.over.update(self.queue.finished(at_least=1))
-        self.waits.total += time.perf_counter() - started
+        self.waits.stop(started)
         result, slot.coming = self.over.pop(slot.coming), None
         if result != self.slow.nbytes:
             error = OSError(-result, os.strerror(-result)) if result < 0 else None

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -81,18 +82,15 @@ def profile(
         raise UsageError(f"{text}: {len(tokens)} tokens are too few to count experts; give more")
     counts: list[list[int]] = []
 
-    def counter(layer: int) -> Callable[[Router, object, tuple[Tensor, Tensor]], None]:
-        def add(router: Router, _: object, output: tuple[Tensor, Tensor]) -> None:
-            more = tokens_per_expert(output[0], len(router.weight))
-            counts[layer] = [a + b for a, b in zip(counts[layer], more, strict=True)]
-
-        return add
+    def add(layer: int, router: Router, _: object, output: tuple[Tensor, Tensor]) -> None:
+        more = tokens_per_expert(output[0], len(router.weight))
+        counts[layer] = [a + b for a, b in zip(counts[layer], more, strict=True)]
 
     middle, done, halves = len(tokens) // 2, 0, []
     with contextlib.ExitStack() as hooks:
         for layer, router in enumerate(_by_layer(model)):
             if router is not None:
-                hooks.callback(router.register_forward_hook(counter(layer)).remove)
+                hooks.callback(router.register_forward_hook(partial(add, layer)).remove)
         for half in (tokens[:middle], tokens[middle:]):
             counts[:] = [[0] * experts for experts in routers.experts]
             for window in torch.split(half, context):

@@ -29,33 +29,18 @@ def attend(
     all queries see (https://arxiv.org/abs/2309.17453). The result has query's dtype.
     """
     how = window, scale, softcap
-    if isinstance(key, Chunk) and isinstance(value, Chunk):
+    if isinstance(key, Stored):  # one position: filled slots alone are read, once for all heads
+        rows, slots = query.shape[0], key.codes.shape[2]
+        end = positions.to(query.device, non_blocking=True) + 1
+        count = end.clamp(max=min(slots, window or slots))
+        first = torch.zeros_like(end) if window is None else (end - count) % slots
+        places = first.expand(rows), count.expand(rows)
+        y = decode_attention(key.kernel, query[:, :, 0], key, value, *places, scale, softcap, sinks)
+        return y[:, :, None]
+    if isinstance(key, Chunk):
         return chunk_attention(
             query, key.own, value.own, key.past, value.past, positions, *how,
             key.overwritten, value.overwritten, sinks,
         )  # fmt: skip
-    if isinstance(key, Stored) and isinstance(value, Stored):
-        return _decode(query, key, value, positions, *how, sinks)
-    assert isinstance(key, Tensor) and isinstance(value, Tensor)
     positions = positions.to(query.device, non_blocking=True)
     return reference.attention(query, key, value, positions, positions, *how, sinks)
-
-
-def _decode(
-    query: Tensor,
-    key: Stored,
-    value: Stored,
-    position: Tensor,
-    window: int | None,
-    scale: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """One position. Only the slots that are filled are read, once for all heads that share them."""
-    rows, slots = query.shape[0], key.codes.shape[2]
-    end = position.to(query.device, non_blocking=True) + 1
-    count = end.clamp(max=min(slots, window or slots))
-    first = torch.zeros_like(end) if window is None else (end - count) % slots
-    places = first.expand(rows), count.expand(rows)
-    y = decode_attention(key.kernel, query[:, :, 0], key, value, *places, scale, softcap, sinks)
-    return y[:, :, None]

@@ -89,23 +89,16 @@ def decode_attention(
             return attention.decode_attention(query, key, value, first, count, *how)
         output, denominator = attention.past_attention(query, key, value, first, count, *how)
         return reference.with_sinks(output, denominator, sinks).to(query.dtype)
-    if any(one is not None for one in (*how, sinks)):
-        return reference.decode_attention(query, key, value, first, count, *how, sinks)
-    return (_triton if kernel == "triton" else _torch)(query, key, value, first, count)
+    plain = all(one is None for one in (*how, sinks))
+    if plain and kernel == "triton":
+        from quantbench.ops.triton import attention as on_card
 
-
-def _triton(query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor) -> Tensor:
-    from quantbench.ops.triton.attention import decode_attention
-
-    return decode_attention(query, key, value, first, count)
-
-
-def _torch(query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor) -> Tensor:
-    if query.device.type != "cpu":
-        return reference.decode_attention(query, key, value, first, count)
-    return torch.ops.quantbench.torch_decode_attention(
-        query, key.codes, key.scale, value.codes, value.scale, first, count, key.format
-    )
+        return on_card.decode_attention(query, key, value, first, count)
+    if plain and query.device.type == "cpu":
+        return torch.ops.quantbench.torch_decode_attention(
+            query, key.codes, key.scale, value.codes, value.scale, first, count, key.format
+        )
+    return reference.decode_attention(query, key, value, first, count, *how, sinks)
 
 
 @torch.library.custom_op(
@@ -115,15 +108,8 @@ def _torch(query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tens
     "Tensor? value_scale, Tensor first, Tensor count, str format) -> Tensor",
 )
 def _torch_decode_attention(
-    query: Tensor,
-    key_codes: Tensor,
-    key_scale: Tensor | None,
-    value_codes: Tensor,
-    value_scale: Tensor | None,
-    first: Tensor,
-    count: Tensor,
-    format: str,
-) -> Tensor:
+    query, key_codes, key_scale, value_codes, value_scale, first, count, format
+):
     key, value = Stored(key_codes, key_scale, format), Stored(value_codes, value_scale, format)
     if not first.any():
         filled = int(count.max())

@@ -51,5 +51,4 @@ def unpack(planes: list[Tensor], bits: int) -> Tensor:
         part = torch.stack(fields, -1).flatten(-2) << shift
         codes = part if codes is None else codes | part
         shift += width
-    assert codes is not None
     return codes

@@ -46,23 +46,12 @@ def chunk_attention(
 
     It is an opaque op, because the number of blocks is known only when it runs.
     """
-    return torch.ops.quantbench.chunk_attention(
-        query,
-        key,
-        value,
-        past_key.codes,
-        past_key.scale,
-        past_value.codes,
-        past_value.scale,
-        past_key.format,
-        positions,
-        window,
-        scale,
-        softcap,
-        *([old_key.codes, old_key.scale] if old_key else [None, None]),
-        *([old_value.codes, old_value.scale] if old_value else [None, None]),
-        sinks,
-    )
+    past = past_key.codes, past_key.scale, past_value.codes, past_value.scale, past_key.format
+    how = positions, window, scale, softcap
+    old = (None,) * 4
+    if old_key is not None and old_value is not None:
+        old = old_key.codes, old_key.scale, old_value.codes, old_value.scale
+    return torch.ops.quantbench.chunk_attention(query, key, value, *past, *how, *old, sinks)
 
 
 @torch.library.custom_op(
@@ -74,24 +63,9 @@ def chunk_attention(
     "Tensor? old_value_scale, Tensor? sinks=None) -> Tensor",
 )
 def _chunk_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    past_key: Tensor,
-    key_scale: Tensor | None,
-    past_value: Tensor,
-    value_scale: Tensor | None,
-    format: str,
-    positions: Tensor,
-    window: int | None,
-    scale: float | None,
-    softcap: float | None,
-    old_key: Tensor | None,
-    old_key_scale: Tensor | None,
-    old_value: Tensor | None,
-    old_value_scale: Tensor | None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+    query, key, value, past_key, key_scale, past_value, value_scale, format, positions, window,
+    scale, softcap, old_key, old_key_scale, old_value, old_value_scale, sinks=None,
+):  # fmt: skip
     B, H, S, D = query.shape
     K, start, how = key.shape[1], int(positions[0]), (scale, softcap)
     all_seen = window is None or S <= window
@@ -107,13 +81,13 @@ def _chunk_attention(
         own, denominator = _flash_on_card(query, *sides, is_causal=True, scale=scale)
         own, denominator = own.reshape(folded.shape), denominator.reshape(folded.shape[:-1])
     else:
-        own, denominator = _attention(folded, key, value, _causal(S, window, query.device), *how)
+        own, denominator = _attention(folded, key, value, _causal(S, window, query.device), how)
     output = own.float()
     past = Stored(past_key, key_scale, format), Stored(past_value, value_scale, format)
     old = None
     if old_key is not None and old_value is not None:
         old = Stored(old_key, old_key_scale, format), Stored(old_value, old_value_scale, format)
-    for more, further in _over_past(folded, past, old, start, S, window, *how):
+    for more, further in _over_past(folded, past, old, start, S, window, how):
         total = torch.logaddexp(denominator, further)
         output = output * (denominator - total).exp()[..., None]
         output += more.float() * (further - total).exp()[..., None]
@@ -128,17 +102,11 @@ def _(query, *rest):
 
 
 Sides = tuple[Stored, Stored]  # keys and values
+How = tuple[float | None, float | None]  # scale and softcap
 
 
 def _over_past(
-    query: Tensor,
-    past: Sides,
-    old: Sides | None,
-    start: int,
-    S: int,
-    window: int | None,
-    scale: float | None,
-    softcap: float | None,
+    query: Tensor, past: Sides, old: Sides | None, start: int, S: int, window: int | None, how: How
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Attention of query (B, K, G · S, D), at S positions from `start` on, to the earlier
     positions.
@@ -152,36 +120,25 @@ def _over_past(
     if window is not None:
         oldest = max(oldest, start + 1 - window)
         seen_by_all = min(max(oldest, start + S - window), start)
-    reads_codes = _reads_codes(query, past[0].format, scale, softcap)
+    # A kernel that reads the cache as it is stored takes any number of queries per key head.
+    kernel = choose(query.device, query.shape[-1], 1, query.dtype, past[0].format, *how)
+    reads_codes = kernel.name == "cpu"
     if seen_by_all < start and reads_codes:
-        yield _over_slots(query, *past, seen_by_all % T, start - seen_by_all, scale, softcap)
+        yield _over_slots(query, past, seen_by_all % T, start - seen_by_all, how)
     # The chunk overwrites just those positions that not all of its queries see.
     first = 0 if old is None else start - T
     blocks = _blocks(old or past, first, oldest, seen_by_all, query.dtype)
     for keys, values, begin in blocks:
         assert window is not None  # or all positions are seen by all
         positions = torch.arange(begin, begin + keys.shape[2], device=query.device)
-        yield _attention(query, keys, values, _within(positions, start, S, window), scale, softcap)
+        yield _attention(query, keys, values, _within(positions, start, S, window), how)
     if not reads_codes:
         for keys, values, _ in _blocks(past, 0, seen_by_all, start, query.dtype):
-            yield _attention(query, keys, values, None, scale, softcap)
-
-
-def _reads_codes(query: Tensor, format: str, scale: float | None, softcap: float | None) -> bool:
-    """Whether there is a kernel that reads the cache as it is stored; it takes any number of
-    queries per key head."""
-    how = query.dtype, format, scale, softcap
-    return choose(query.device, query.shape[-1], 1, *how).name == "cpu"
+            yield _attention(query, keys, values, None, how)
 
 
 def _over_slots(
-    query: Tensor,
-    key: Stored,
-    value: Stored,
-    first: int,
-    count: int,
-    scale: float | None,
-    softcap: float | None,
+    query: Tensor, past: Sides, first: int, count: int, how: How
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (B, K, N, D), and the logarithm of its softmax's denominator (B, K, N),
     over the slots (first + i) % T for i < count, by the C++ kernel."""
@@ -190,7 +147,7 @@ def _over_slots(
     B, K, N, D = query.shape
     slots = (torch.full((B,), number) for number in (first, count))
     folded = query.reshape(B, K * N, D)
-    output, denominator = past_attention(folded, key, value, *slots, scale, softcap)
+    output, denominator = past_attention(folded, *past, *slots, *how)
     return output.view(B, K, N, D), denominator.view(B, K, N)
 
 
@@ -224,15 +181,11 @@ def _within(positions: Tensor, start: int, S: int, window: int) -> Tensor:
 
 
 def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    softcap: float | None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: How
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (B, K, G · S, D), and the logarithm of its softmax's denominator
     (B, K, G · S), over key and value (B, K, N, D). A mask (S, N) holds for each of the G heads."""
+    scale, softcap = how
     if mask is None and softcap is None and _card_takes(query):
         return _flash_on_card(query, key, value, is_causal=False, scale=scale)
     if mask is not None:

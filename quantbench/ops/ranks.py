@@ -34,8 +34,7 @@ class Ranks:
             return x
         wide = x.float() if x.device.type == "cpu" else x.contiguous()
         ops = torch.ops._c10d_functional
-        total: Tensor = ops.wait_tensor(ops.all_reduce(wide, "sum", self.group))
-        return total.to(x.dtype)
+        return ops.wait_tensor(ops.all_reduce(wide, "sum", self.group)).to(x.dtype)
 
     def gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
         """All ranks' x (…, K), in the order of ranks: (…, size · K).
@@ -61,8 +60,7 @@ class Ranks:
             return list(values)
         x = torch.tensor(values, dtype=torch.float64, device=device)
         ops = torch.ops._c10d_functional
-        summed: list[float] = ops.wait_tensor(ops.all_reduce(x, "sum", self.group)).tolist()
-        return summed
+        return ops.wait_tensor(ops.all_reduce(x, "sum", self.group)).tolist()
 
     def first(self, values: Sequence[float], device: torch.device | str = "cpu") -> list[float]:
         """Rank 0's values."""

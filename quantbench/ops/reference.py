@@ -17,17 +17,9 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
     It is an opaque op, which inductor does not compile: for one row inductor would compile for
     minutes and give a sum over weights that are unpacked one by one, thirty times slower.
     """
-    return torch.ops.quantbench.reference_linear(
-        x,
-        weight.planes,
-        weight.scale,
-        weight.zero,
-        weight.tensor_scale,
-        weight.outer,
-        weight.format,
-        weight.bits,
-        weight.group_size,
-    )
+    scales = weight.scale, weight.zero, weight.tensor_scale, weight.outer
+    how = weight.format, weight.bits, weight.group_size
+    return torch.ops.quantbench.reference_linear(x, weight.planes, *scales, *how)
 
 
 @torch.library.custom_op(
@@ -36,17 +28,7 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
     schema="(Tensor x, Tensor[] planes, Tensor scale, Tensor? zero, Tensor? tensor_scale, "
     "Tensor? outer, str format, int bits, int group_size) -> Tensor",
 )
-def _reference_linear(
-    x: Tensor,
-    planes: list[Tensor],
-    scale: Tensor,
-    zero: Tensor | None,
-    tensor_scale: Tensor | None,
-    outer: Tensor | None,
-    format: str,
-    bits: int,
-    group_size: int,
-) -> Tensor:
+def _reference_linear(x, planes, scale, zero, tensor_scale, outer, format, bits, group_size):
     packed = Packed(planes, scale, zero, tensor_scale, format, bits, group_size, outer)
     return F.linear(x.float(), dequantize(packed))
 
@@ -88,10 +70,11 @@ def attention(
         visible &= key_positions > query_positions[:, None] - window
     folded = query.reshape(B, K, H // K * S, D)
     visible = visible.repeat(H // K, 1)
-    if not plain:
+    if plain:
+        output = F.scaled_dot_product_attention(folded, key, value, visible, scale=scale)
+    else:
         sinks = folded_sinks(sinks, K, S)
-        return _capped(folded, key, value, visible, scale, softcap, sinks).view(B, H, S, D)
-    output = F.scaled_dot_product_attention(folded, key, value, visible, scale=scale)
+        output = _capped(folded, key, value, visible, scale, softcap, sinks)
     return output.view(B, H, S, D)
 
 
@@ -154,9 +137,9 @@ def decode_attention(
     visible = (slots - first[:, None]) % T < count[:, None]  # (B, T)
     folded = query.float().view(B, K, H // K, D)
     seen = visible[:, None, None]
-    if softcap is not None or sinks is not None:
+    if softcap is None and sinks is None:
+        y = F.scaled_dot_product_attention(folded, keys, values, seen, scale=scale)
+    else:
         sinks = folded_sinks(sinks, K, 1)
         y = _capped(folded, keys, values, seen, scale, softcap, sinks)
-        return y.reshape(B, H, D).to(query.dtype)
-    y = F.scaled_dot_product_attention(folded, keys, values, seen, scale=scale)
     return y.reshape(B, H, D).to(query.dtype)

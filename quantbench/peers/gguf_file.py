@@ -34,9 +34,6 @@ from quantbench.models.formats.gguf_writer import (
 from quantbench.models.loading import load_config, load_model
 
 MIXES = ("Q4_K_M",)  # that llama.cpp itself makes
-FILE_TYPES = {  # by what most of a file's numbers are
-    name: gguf.LlamaFileType[f"MOSTLY_{name}"] for name in ("BF16", "F16", "Q8_0", "Q6_K", "Q4_0")
-}
 FORMATS = ("BF16", "F16", "Q8_0", "Q6_K", "Q4_0", *MIXES)
 
 
@@ -75,7 +72,7 @@ def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None 
     writer, factors = gguf.GGUFWriter(None, llama_cpp(architecture)), rope_factors(architecture)
     describe(writer, architecture)
     _add_vocabulary(writer, architecture.vocab_size)
-    writer.add_file_type(FILE_TYPES[format])
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{format}"])  # what most of its numbers are
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, np.dtype("f4"), factors.nbytes)
     with torch.device("meta"):

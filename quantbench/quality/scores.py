@@ -106,13 +106,8 @@ class Scores:
         chosen = torch.ones(len(values)).bool() if chosen is None else chosen
         size = max(1, min(BLOCK, int(chosen.sum()) // 4))
         pairs = torch.stack([values.where(chosen, 0.0), chosen.double()])
-        blocks = torch.stack(
-            [
-                block.sum(1)
-                for part in torch.split(pairs, self._counts(), 1)
-                for block in torch.split(part, size, 1)
-            ]
-        )
+        parts = torch.split(pairs, self._counts(), 1)
+        blocks = torch.stack([b.sum(1) for part in parts for b in torch.split(part, size, 1)])
         sums, counts = blocks[blocks[:, 1] > 0].T.tolist()
         return block_mean(sums, counts)
 
@@ -154,16 +149,12 @@ def score(
         for number, passage in look:
             states, targets = full.hidden(number), torch.tensor(passage.ids[passage.first :])
             x = states.to(plan.device) if own else reader.hidden(passage)
-            pieces = zip(*(torch.split(rows, ROWS) for rows in (x, states, targets)), strict=True)
-            found = Scores(
-                [passage],
-                _joined(
-                    [
-                        compared(model.logits(q[None])[0], head(p[None])[0] if head else None, ids)
-                        for q, p, ids in pieces
-                    ]
-                ),
-            )
+            pieces = zip(*(torch.split(part, ROWS) for part in (x, states, targets)), strict=True)
+            rows = [
+                compared(model.logits(q[None])[0], head(p[None])[0] if head else None, ids)
+                for q, p, ids in pieces
+            ]
+            found = Scores([passage], _joined(rows))
             scores = scores + found if scores else found
             done += passage.predicted
             report(done, total)

@@ -10,9 +10,8 @@ from collections.abc import Collection
 from quantbench.errors import UsageError
 
 MAX_KL = 0.03  # the limit unless --max_kl gives another
-FIRST_TOKENS = (
-    512  # before the KL is first compared with the limit; each further look doubles the tokens
-)
+# Before the KL is first compared with the limit; each further look doubles the tokens.
+FIRST_TOKENS = 512
 MOST_TOKENS = 16384
 LEAST_TOKENS = 16  # of all texts together
 TOKENS = 4096  # at most, where many schemes are compared

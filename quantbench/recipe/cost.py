@@ -76,7 +76,7 @@ class Costs:
             quantizer = Quantizer(spec, device, precision)
             for name, shape in self.shapes.items():
                 if (shape, spec) not in by_shape:
-                    by_shape[shape, spec] = _bytes(name, shape, quantizer, precision)
+                    by_shape[shape, spec] = _bytes(name, shape, quantizer)
                 if cost := by_shape[shape, spec]:
                     self.of[name, str(spec)] = cost
         with torch.device("meta"):
@@ -120,9 +120,9 @@ def _timed_as(scheme: str) -> str:
     return str(replace(parse_scheme(scheme), way=""))
 
 
-def _bytes(name: str, shape: Shape, quantizer: Quantizer, precision: torch.dtype) -> Cost | None:
+def _bytes(name: str, shape: Shape, quantizer: Quantizer) -> Cost | None:
     with torch.device("meta"):
-        plain = nn.Linear(shape[1], shape[0], bias=False, dtype=precision)
+        plain = nn.Linear(shape[1], shape[0], bias=False, dtype=quantizer.dtype)
     try:
         layer = cast(nn.Linear, quantizer.quantized(name, plain))
         held = quantizer.stored(name, layer)

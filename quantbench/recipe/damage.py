@@ -195,14 +195,9 @@ def _through_block(
     at_x, *at_outputs = torch.autograd.grad(y, [x, *outputs], gradient)
     for (key, (given, _)), found in zip(seen.items(), at_outputs, strict=True):
         given, found = _by_text(given, len(x)), _by_text(found, len(x))
-        layer = cast(nn.Linear, block.get_submodule(key))
-        at_rows = functools.partial(_rows, found)
-        layers.add(f"{name}.{key}", layer, given, at_rows, hessians.get(key))
+        layer, of = cast(nn.Linear, block.get_submodule(key)), hessians.get(key)
+        layers.add(f"{name}.{key}", layer, given, lambda rows, found=found: found[..., rows], of)
     return at_x
-
-
-def _rows(gradient: Tensor, rows: Rows) -> Tensor:
-    return gradient[..., rows]
 
 
 def _by_text(x: Tensor, texts: int) -> Tensor:

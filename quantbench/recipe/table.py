@@ -23,21 +23,12 @@ def report(found: Found) -> str:
     for name, scheme in found.mixture.schemes:
         kind = ".".join(part for part in name.split(".")[-2:] if not part.isdigit())
         kinds.setdefault(kind, Counter())[str(scheme)] += 1
-    width = max(map(len, kinds))
-    return "\n".join(
-        [
-            f"{found.model}: {verdict(found)}",
-            "",
-            aligned(COLUMNS, [found.recipe, *found.uniform]),
-            "",
-            "The recipe, by kind of layer",
-            *(
-                f"  {kind:<{width}}  "
-                + ", ".join(f"{scheme} × {count}" for scheme, count in schemes.most_common())
-                for kind, schemes in kinds.items()
-            ),
-        ]
-    )
+    width, table = max(map(len, kinds)), aligned(COLUMNS, [found.recipe, *found.uniform])
+    lines = [f"{found.model}: {verdict(found)}", "", table, "", "The recipe, by kind of layer"]
+    for kind, schemes in kinds.items():
+        counts = ", ".join(f"{scheme} × {count}" for scheme, count in schemes.most_common())
+        lines.append(f"  {kind:<{width}}  {counts}")
+    return "\n".join(lines)
 
 
 def verdict(found: Found) -> str:

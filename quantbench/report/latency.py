@@ -29,7 +29,6 @@ from quantbench.run import energy, shown
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.text import counted, one_line
 
-Pairs = tuple[tuple[str, str], ...]
 INTERVAL, NO_INTERVAL = "95 % Interval", "none"
 NOT_REACHED = "not measured yet; --resume goes on"
 NOTE = (
@@ -39,17 +38,7 @@ NOTE = (
     "TTFT: time to first token; TPOT: time per output token, the mean of a run's steps; ITL: "
     "latency between two tokens."
 )
-FIELDS = (
-    "model",
-    "arm",
-    "ranks",
-    "sequence_length",
-    "batch_size",
-    "run",
-    "step",
-    "seconds",
-    "reason",
-)
+FIELDS = "model arm ranks sequence_length batch_size run step seconds reason".split()
 
 
 def report(results: Latencies) -> str:
@@ -62,7 +51,7 @@ def section(table: Table, plan: CellPlan) -> str:
     """One model, arm, number of ranks and sequence length."""
     every = cells(table, plan)
     tables = [
-        pairs_text(parameters(table, plan)),
+        documents.table(("Parameter", "Value"), parameters(table, plan), padded=True),
         rows_text(latency_rows(every)),
         rows_text(rate_rows(every, table.sequence_length)),
     ]
@@ -117,7 +106,7 @@ def cells(table: Table, plan: CellPlan) -> list[Cell]:
     ]
 
 
-def parameters(table: Table, plan: CellPlan) -> Pairs:
+def parameters(table: Table, plan: CellPlan) -> list[tuple[str, str]]:
     """Rows of the table of parameters: what describes a run."""
     rows = [
         ("Model", table.model or table.checkpoint),
@@ -140,7 +129,7 @@ def parameters(table: Table, plan: CellPlan) -> Pairs:
             ("Device", ran.device),
             ("Machine", ran.machine),
         ]
-    return tuple((what, _plain(value)) for what, value in rows)
+    return [(what, _plain(value)) for what, value in rows]
 
 
 def samples(results: Latencies) -> str:
@@ -179,11 +168,6 @@ def rows_text(rows: Sequence[Row]) -> str:
     return documents.table(
         ["Step", "Batch Size", *header], [_cells(row) for row in rows], padded=True
     )
-
-
-def pairs_text(pairs: Pairs) -> str:
-    """The table of parameters, as `rows_text`."""
-    return documents.table(("Parameter", "Value"), pairs, padded=True)
 
 
 def _cells(row: Row) -> list[str]:

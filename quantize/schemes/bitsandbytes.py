@@ -92,11 +92,6 @@ def _nearest(w: Tensor, table: str) -> tuple[Tensor, Tensor]:
     return pack(codes, 4)[0], largest
 
 
-def _swapped(codes: Tensor) -> Tensor:
-    """bitsandbytes keeps the first of two codes in a byte's high bits, we in its low ones."""
-    return (codes << 4) | (codes >> 4)
-
-
 def build(layer: nn.Linear, spec: BitsAndBytes) -> nn.Module:
     return Int8Linear.of(layer, spec) if spec.form == "int8" else FourBitLinear.of(layer, spec)
 
@@ -130,7 +125,9 @@ class FourBitLinear(KernelLinear):
     @classmethod
     def of(cls, layer: nn.Linear, spec: BitsAndBytes) -> nn.Module:
         packed = layer.weight.data
-        made = cls.like(layer, _swapped(packed.plane0).reshape(-1, 1))
+        # bitsandbytes keeps the first of two codes in a byte's high bits, we in its low ones.
+        swapped = (packed.plane0 << 4) | (packed.plane0 >> 4)
+        made = cls.like(layer, swapped.reshape(-1, 1))
         made.form = spec.form
         made.largest = nn.Parameter(packed.scale.reshape(-1), requires_grad=False)
         return made

@@ -22,7 +22,8 @@ from quantbench.answer.latency import (
     rate_rows,
 )
 from quantbench.errors import UsageError
-from quantbench.report.latency import NOT_REACHED, pairs_text, report, rows_text, samples
+from quantbench.report import documents
+from quantbench.report.latency import NOT_REACHED, report, rows_text, samples
 from quantbench.report.latency_pictures import BATCH, LATENCY, PROMPT, RANKS, draw, panels
 from quantbench.typed_json import from_json, to_json
 from tests.answer.latencies import ESTIMATE, MACHINE, latencies, measured, plan
@@ -84,7 +85,8 @@ def test_rows_by_hand():
 
 
 def test_a_character_of_two_columns_is_counted_as_two():
-    assert pairs_text((("Model", "模型 e\u0301"),)) == (
+    rows = [("Model", "模型 e\u0301")]
+    assert documents.table(("Parameter", "Value"), rows, padded=True) == (
         "| Parameter | Value  |\n|-----------|--------|\n| Model     | 模型 e\u0301 |"
     )
 

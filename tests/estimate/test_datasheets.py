@@ -4,7 +4,6 @@ import pytest
 
 from quantbench.errors import UsageError
 from quantbench.estimate.datasheets import DATASHEETS, find, known
-from quantbench.estimate.exchanges import ring_seconds
 
 # A sheet, and how people, shops and clouds name its card.
 NAMES = {
@@ -74,15 +73,15 @@ def test_a_card_of_another_size_is_not_taken_for_it(said):
 def test_a_short_sum_of_eight_cards_is_its_steps():
     """14 steps of 0.6 µs, 6.6 µs once, and 14 · 1 KB of 8 KB over half of 450 GB/s: 64 ns."""
     link = find("H100 SXM").link_among(8)
-    assert ring_seconds("all_reduce", 8192, 8, link) == pytest.approx(15.064e-6, rel=1e-3)
+    assert link.ring_seconds("all_reduce", 8192, 8) == pytest.approx(15.064e-6, rel=1e-3)
     # A gather has half of the steps, each with all of a rank's 8 KB.
-    assert ring_seconds("all_gather", 8192, 8, link) == pytest.approx(11.055e-6, rel=1e-3)
+    assert link.ring_seconds("all_gather", 8192, 8) == pytest.approx(11.055e-6, rel=1e-3)
 
 
 def test_a_long_sum_takes_the_whole_link():
     """64 MB: 8.4 µs, 14 steps of 3.4 µs, 14 · 8 MB at 450 GB/s; with flags 249 µs more."""
     link = find("H100 SXM").link_among(8)
-    assert ring_seconds("all_reduce", 64_000_000, 8, link) == pytest.approx(304.9e-6, rel=1e-3)
+    assert link.ring_seconds("all_reduce", 64_000_000, 8) == pytest.approx(304.9e-6, rel=1e-3)
 
 
 @pytest.mark.parametrize(

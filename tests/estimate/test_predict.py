@@ -10,7 +10,6 @@ from quantbench.estimate import cards
 from quantbench.estimate.cards import Card, Efficiency, card
 from quantbench.estimate.counting_models import count_model
 from quantbench.estimate.datasheets import find
-from quantbench.estimate.exchanges import ring_seconds
 from quantbench.estimate.fits import what_fits_into
 from quantbench.estimate.predict import LEFT_BEHIND, PROCESS, Machine, Phase, Request, predict
 from quantbench.models.mixture import Mixture
@@ -212,8 +211,8 @@ def test_eight_cards(name):
     config, card = preset(name), whole("H100 SXM")
     found = predict(Request(config, prompt=64, new_tokens=8, tp=8), card)
     link, count = card.sheet.link_among(8), 2 * config.num_layers + 1
-    links = count * ring_seconds("all_reduce", 2 * config.dim, 8, link)
-    links += ring_seconds("all_gather", 2 * config.vocab_size // 8, 8, link)
+    links = count * link.ring_seconds("all_reduce", 2 * config.dim, 8)
+    links += link.ring_seconds("all_gather", 2 * config.vocab_size // 8, 8)
     assert found.parts["token"]["links"] == pytest.approx(links)
     weights = found.memory["token"].weights
     assert weights == pytest.approx(2 * config.parameters() / 8, rel=0.02)

@@ -21,7 +21,7 @@ from quantbench.models.formats import EMBEDDED
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.models.loading import load_config, load_model
-from quantbench.models.mixtral import MixtureOfExperts, Router, stack_experts, tokens_per_expert
+from quantbench.models.mixtral import MixtureOfExperts, Router, tokens_per_expert
 from quantbench.models.mixture import compiles
 from quantbench.models.presets import PRESETS
 from quantbench.models.stacked import Stacked
@@ -267,13 +267,13 @@ def test_stacked_weights_are_those_of_the_experts(wide):
     """The stacks share the memory of the weights; a kernel that keeps more is not stacked."""
     made = load_model(str(wide))
     before = {name: weight.clone() for name, weight in made.named_parameters()}
-    stack_experts(made)
+    made.prepare_to_compile()
     mixture = made.layers[0].feed_forward
     assert all(torch.equal(before[name], weight) for name, weight in made.named_parameters())
     stacked, held = mixture.stacked, {p.data_ptr() for p in mixture.experts.parameters()}
     for stack in stacked.stacks:
         assert {stack[i].data_ptr() for i in range(len(stack))} <= held
-    stack_experts(made)
+    made.prepare_to_compile()
     assert mixture.stacked is stacked
     mixture.experts[1].w2.register_buffer("state", torch.zeros(1))
     assert Stacked.of(mixture.experts) is None

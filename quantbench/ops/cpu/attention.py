@@ -38,17 +38,14 @@ def decode_attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Attention of one new token per row over the slots that its cache has filled.
+    """As ops.reference.decode_attention, for D a multiple of 8 up to 256 and at least one slot.
 
-    query (B, H, D), H a multiple of the cache's K heads, D a multiple of 8 up to 256; first and
-    count (B,) integers: row b sees the slots (first[b] + i) % T for i < count[b] (at least one).
-    A cache of fewer rows has B divided by them queries for each row, one behind the other.
-    The cache's rows and heads may have any stride; a head's slots must be contiguous. scale and
-    softcap: as in ops.attend. Returns (B, H, D) in query's dtype; sums and softmax are float32. The
-    first call in a process loads the C++ library, or builds it. Raises KernelError if that fails,
-    RuntimeError for other shapes or dtypes.
+    A cache of fewer rows has B divided by them queries for each row, one behind the other. The
+    cache's rows and heads may have any stride; a head's slots must be contiguous. The first call in
+    a process loads the C++ library, or builds it. Raises KernelError if that fails, RuntimeError
+    for other shapes or dtypes.
     """
-    _ready()
+    build.ready()
     return torch.ops.quantbench.cpu_decode_attention(
         *_arguments(query, key, value, first, count, scale, softcap)
     )
@@ -69,7 +66,7 @@ def past_attention(
     read the same key head. Returns the output (B, K · N, D) and the logarithm of the softmax's
     denominator (B, K · N), both float32, so that attention over other slots can be joined to it.
     """
-    _ready()
+    build.ready()
     return torch.ops.quantbench.cpu_past_attention(
         *_arguments(query, key, value, first, count, scale, softcap)
     )
@@ -87,10 +84,3 @@ def _arguments(
     sides = key.codes, key.scale, value.codes, value.scale
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return query, *sides, first.long(), count.long(), key.format, scale, softcap or 0.0
-
-
-@torch.compiler.assume_constant_result
-def _ready() -> bool:
-    """Load the C++ library, outside of what torch.compile traces."""
-    build.load()
-    return True

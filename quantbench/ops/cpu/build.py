@@ -103,6 +103,13 @@ def load() -> ctypes.CDLL:
     return library
 
 
+@torch.compiler.assume_constant_result
+def ready() -> bool:
+    """Load the C++ library, outside of what torch.compile traces."""
+    load()
+    return True
+
+
 def isa() -> str:
     """The instruction set in use: one of ISAS."""
     return load().quantbench_isa().decode()

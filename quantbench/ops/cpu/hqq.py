@@ -28,7 +28,4 @@ def fit(w: Tensor, scale: Tensor, zero: Tensor, bits: int) -> tuple[Tensor, Tens
     Raises KernelError if the C++ kernels cannot be built.
     """
     build.load()
-    found: tuple[Tensor, Tensor] = torch.ops.quantbench.cpu_hqq(
-        w.contiguous(), scale.contiguous(), zero.contiguous(), bits
-    )
-    return found
+    return torch.ops.quantbench.cpu_hqq(w.contiguous(), scale.contiguous(), zero.contiguous(), bits)

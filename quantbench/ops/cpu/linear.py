@@ -46,22 +46,7 @@ def _(x, packed, rows):
 
 
 @torch.library.register_fake("quantbench::cpu_pack_linear")
-def _(
-    plane0,
-    plane1,
-    plane2,
-    scale,
-    zero,
-    outer,
-    table,
-    format,
-    columns,
-    bits,
-    scale_columns,
-    factor,
-    rounding,
-    zero_codes,
-):
+def _(plane0, plane1, plane2, scale, zero, outer, table, format, columns, bits, scale_columns, *_):
     """A tensor of the size that geometry() in linear/layout.cpp computes."""
     vectors = 3 if format == "2:4" else bits
     *_, block = _geometry(columns, vectors, scale_columns, scale, zero, outer)
@@ -93,16 +78,9 @@ def linear(x: Tensor, packed: Tensor, rows: int) -> Tensor:
     x is float32, bfloat16 or float16. If `pack` was given an activation, x is rounded first.
     Raises RuntimeError for another dtype, and for a tensor that `pack` did not make.
     """
-    _ready()
+    build.ready()
     flat = x.reshape(-1, x.shape[-1])
     return torch.ops.quantbench.cpu_linear(flat, packed, rows).view(*x.shape[:-1], rows)
-
-
-@torch.compiler.assume_constant_result
-def _ready() -> bool:
-    """Load the C++ library, outside of what torch.compile traces."""
-    build.load()
-    return True
 
 
 def refuses(weight: Packed, columns: int) -> str | None:

@@ -28,19 +28,12 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
     float32, bfloat16 or float16. Raises RuntimeError for anything else.
     """
-    _ready()
+    build.ready()
     flat = x.reshape(-1, x.shape[-1])
     if flat.shape[0] > MAX_ROWS and not _takes_many(x.dtype, x.shape[-1]):
         return F.linear(x, weight)
     y = torch.ops.quantbench.cpu_plain(flat, weight)
     return y.view(*x.shape[:-1], y.shape[-1])
-
-
-@torch.compiler.assume_constant_result
-def _ready() -> bool:
-    """Load the C++ library, outside of what torch.compile traces."""
-    build.load()
-    return True
 
 
 @torch.compiler.assume_constant_result

@@ -41,8 +41,7 @@ def open_memory(path: str, rank: int, size: int) -> int:
     function = build.load().quantbench_ranks_open
     function.restype = ctypes.c_int64
     function.argtypes = (ctypes.c_char_p, *[ctypes.c_int64] * 3)
-    handle: int = function(os.fsencode(path), rank, size, CAPACITY * torch.float32.itemsize)
-    return handle
+    return function(os.fsencode(path), rank, size, CAPACITY * torch.float32.itemsize)
 
 
 class SharedMemoryRanks(Ranks):

@@ -53,12 +53,8 @@ class Networks:
 
     def head(self) -> list[int]:
         """The width, then the bytes of each network's packed w13 and w2; 0 for plain ones."""
-        stored = [w[0] if w else None for w in (self.w13, self.w2)]
-        packed = [w is not None and w.dtype == torch.uint8 for w in stored]
-        sizes = [
-            w.numel() if p and w is not None else 0 for w, p in zip(stored, packed, strict=True)
-        ]
-        return [self.width, *sizes]
+        stored = [w[0] if w else torch.empty(0) for w in (self.w13, self.w2)]
+        return [self.width, *(w.numel() if w.dtype == torch.uint8 else 0 for w in stored)]
 
     def places(self) -> list[int]:
         """The addresses of each network's w13 and w2."""
@@ -208,21 +204,8 @@ def decode(
     Raises RuntimeError for a position that is not in the caches, for several tokens of a sequence
     that would wrap around in a sliding window's cache, and when another rank has ended or failed.
     """
-    return torch.ops.quantbench.cpu_decode(
-        x,
-        kept.handle,
-        hows,
-        kept.caches.format,
-        rotations,
-        positions,
-        len(x) if sequences is None else sequences,
-        shape.epsilon,
-        shape.heads,
-        shape.kv_heads,
-        shape.width,
-        norm,
-        output.weight,
-        output.bias,
-        shape.ranks,
-        list(vocabularies),
-    )
+    rows = len(x) if sequences is None else sequences
+    tokens = x, kept.handle, hows, kept.caches.format, rotations, positions, rows
+    sizes = shape.epsilon, shape.heads, shape.kv_heads, shape.width
+    head = norm, output.weight, output.bias, shape.ranks, list(vocabularies)
+    return torch.ops.quantbench.cpu_decode(*tokens, *sizes, *head)

@@ -45,14 +45,12 @@ _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 def decode_attention(
     query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor
 ) -> Tensor:
-    """Attention of one new token per row over the slots that its cache has filled.
+    """As ops.reference.decode_attention, for H up to 128 times the cache's K heads, D a multiple of
+    8 up to 256 and at least one slot.
 
-    query (B, H, D), H up to 128 times the cache's K heads, D a multiple of 8 up to 256; first and
-    count (B,) integers: row b sees the slots (first[b] + i) % T for i < count[b] (at least one).
-    A cache's rows and heads may lie apart; a head's slots follow one another. Returns (B, H, D) in
-    query's dtype. Sums and the softmax are float32; products are of the cache's numbers, as they
-    are, with queries and weights rounded to query's dtype, or to float16 where codes are 8 or 4
-    bits wide.
+    A cache's rows and heads may lie apart; a head's slots follow one another. Products are of the
+    cache's numbers, as they are, with queries and weights rounded to query's dtype, or to float16
+    where codes are 8 or 4 bits wide.
     """
     return torch.ops.quantbench.triton_decode_attention(
         query, key.codes, key.scale, value.codes, value.scale, first, count, key.format
@@ -66,15 +64,8 @@ def decode_attention(
     "Tensor? value_scale, Tensor first, Tensor count, str format) -> Tensor",
 )
 def triton_decode_attention(
-    query: Tensor,
-    key_codes: Tensor,
-    key_scale: Tensor | None,
-    value_codes: Tensor,
-    value_scale: Tensor | None,
-    first: Tensor,
-    count: Tensor,
-    format: str,
-) -> Tensor:
+    query, key_codes, key_scale, value_codes, value_scale, first, count, format
+):
     B, H, D = query.shape
     K, T = key_codes.shape[1:3]
     query = query if query.stride(-1) == 1 else query.contiguous()

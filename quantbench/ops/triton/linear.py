@@ -56,16 +56,9 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
     """
     weight, unit = weight.plain, columns_of_unit(weight, x.shape[-1])
     rows = x.reshape(-1, x.shape[-1] // unit, unit).transpose(1, 2).contiguous()
-    y = torch.ops.quantbench.triton_linear(
-        rows,
-        weight.planes,
-        weight.scale,
-        weight.zero,
-        weight.tensor_scale,
-        weight.format,
-        weight.bits,
-        weight.group_size,
-    )
+    scales = weight.scale, weight.zero, weight.tensor_scale
+    how = weight.format, weight.bits, weight.group_size
+    y = torch.ops.quantbench.triton_linear(rows, weight.planes, *scales, *how)
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
@@ -84,16 +77,7 @@ def columns_of_unit(weight: Packed, columns: int) -> int:
     schema="(Tensor x, Tensor[] planes, Tensor scale, Tensor? zero, Tensor? tensor_scale, "
     "str format, int bits, int group_size) -> Tensor",
 )
-def triton_linear(
-    x: Tensor,
-    planes: list[Tensor],
-    scale: Tensor,
-    zero: Tensor | None,
-    tensor_scale: Tensor | None,
-    format: str,
-    bits: int,
-    group_size: int,
-) -> Tensor:
+def triton_linear(x, planes, scale, zero, tensor_scale, format, bits, group_size):
     """(M, N) float32 from x (M, U, units); the rest is a Packed's fields."""
     M, unit, units = x.shape
     N = planes[0].shape[0]
