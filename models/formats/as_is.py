@@ -58,7 +58,7 @@ class AsIs:
         forms = [
             tensors[piece].form if piece in tensors else None for piece in self.stacked.pieces(name)
         ]
-        return packed.common(forms) if all(forms) else None
+        return packed.common(forms) if forms and all(forms) else None
 
     def read(self, name: str, like: Tensor, cut: Cut | None = None) -> Tensor:
         weight, _, part = name.partition(".weight.")
