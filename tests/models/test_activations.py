@@ -21,19 +21,17 @@ from torch import nn
 from quantbench import models
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.generate import Generator
-from quantbench.log.config import RunConfig
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_model
 from quantbench.quantize.activation import STATIC, rounded
 from quantbench.quantize.cpu import PackedLinear
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import Quantizer
-from quantbench.quantize.spec import AsIs, parse, refuse_format
+from quantbench.quantize.spec import parse, refuse_format
 from quantbench.run.cpu_step import why_not_fused
-from quantbench.run.loading import Loading
-from quantbench.run.plan import scheme_of
 from tests.models import hugging_face
 from tests.models.test_compressed import edit, scales
+from tests.run.test_loading import load
 
 TOKENS = torch.arange(5, 35)[None]
 INT8 = {"num_bits": 8, "strategy": "channel"}
@@ -123,10 +121,7 @@ def written(folder, label, family="llama-biased", **changes):
 
 
 def loaded(folder, **options):
-    config = RunConfig(checkpoint_path=str(folder), precision="float32", **options)
-    spec, checkpoint = scheme_of(config, AsIs(), open_checkpoint(str(folder)))
-    loading = Loading(config, spec, torch.device("cpu"), checkpoint=checkpoint)
-    return loading.load(lambda done, total: None, lambda line: None)
+    return load(checkpoint_path=str(folder), precision="float32", **options)[0]
 
 
 def logits(model):
@@ -213,14 +208,12 @@ def test_other_activations_keep_the_precision(label, changes, tmp_path):
 @pytest.mark.parametrize("label", FILES)
 def test_a_folder_is_saved_with_its_rounding(label, tmp_path):
     folder, _ = written(tmp_path, label)
-    expected = logits(loaded(folder, save=str(tmp_path / "saved")))
-    assert torch.equal(logits(models.load(str(tmp_path / "saved"))), expected)
-    spec, _ = scheme_of(
-        RunConfig(checkpoint_path=str(folder)), AsIs(), open_checkpoint(str(folder))
-    )
-    assert spec.rounds_activations
+    saved = str(tmp_path / "saved")
+    model, loading = load(checkpoint_path=str(folder), precision="float32", save=saved)
+    assert torch.equal(logits(models.load(saved)), logits(model))
+    assert loading.spec.rounds_activations
     with pytest.raises(UsageError, match=f"does not hold the numbers of {label};"):
-        refuse_format(spec, "compressed-tensors")
+        refuse_format(loading.spec, "compressed-tensors")
 
 
 GATE, UP = (f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up"))
@@ -248,9 +241,9 @@ def damage(value):
 )  # fmt: skip
 def test_bad_scales_are_one_clear_line(change, message, tmp_path):
     folder = changed(tmp_path, change)
-    for load in (models.load, load_model):
+    for reads in (models.load, load_model):
         with pytest.raises(CheckpointError) as error:
-            load(str(folder))
+            reads(str(folder))
         assert message in str(error.value) and "\n" not in str(error.value)
 
 

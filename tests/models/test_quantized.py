@@ -22,7 +22,6 @@ from torchao.quantization.utils import pack_tinygemm_scales_and_zeros
 from quantbench import models
 from quantbench.errors import CheckpointError
 from quantbench.generate import Generator
-from quantbench.log.config import RunConfig
 from quantbench.models.formats import hugging_face, open_checkpoint, quantized
 from quantbench.models.formats.tensor_files import safetensors_file
 from quantbench.models.loading import load_config, load_model
@@ -30,9 +29,8 @@ from quantbench.ops.formats import dequantize
 from quantbench.ops.ranks import Ranks
 from quantbench.quantize.spec import AsIs, Stored, parse_layer
 from quantbench.run.cutting import split_for
-from quantbench.run.loading import Loading
-from quantbench.run.plan import scheme_of
 from tests.models.hugging_face import saved
+from tests.run.test_loading import load
 
 TOKENS = torch.arange(5, 35)[None]
 
@@ -364,10 +362,7 @@ def test_a_folder_computes_as_its_floats(name, tmp_path):
 
 def test_a_folder_is_saved_with_its_numbers(tmp_path):
     path, folder = folder_of(random.choice(sorted(FORMATS)), tmp_path), tmp_path / "saved"
-    config = RunConfig(checkpoint_path=str(path), save=str(folder), precision="float32")
-    spec, checkpoint = scheme_of(config, AsIs(), open_checkpoint(str(path)))
-    loading = Loading(config, spec, torch.device("cpu"), checkpoint=checkpoint)
-    model = loading.load(lambda done, total: None, lambda line: None)
+    model, _ = load(checkpoint_path=str(path), save=str(folder), precision="float32")
     assert torch.equal(logits(model), logits(models.load(str(folder), precision=torch.float32)))
 
 
