@@ -6,13 +6,8 @@ import time
 
 import pytest
 import torch
+from compressed_tensors import quantization as ct
 from compressed_tensors.compressors import ModelCompressor
-from compressed_tensors.quantization import (
-    QuantizationArgs,
-    QuantizationConfig,
-    QuantizationScheme,
-    apply_quantization_config,
-)
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 from safetensors.torch import load_file, save_file
@@ -67,7 +62,7 @@ WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
 def test_numbers_are_those_of_the_package(how):
     """To the bit: both divide float32 numbers by the same scale. One row is zero, and one static
     scale is exceeded."""
-    args, x = QuantizationArgs(**ROUNDINGS[how]), torch.randn(2, 7, 256) * 3
+    args, x = ct.QuantizationArgs(**ROUNDINGS[how]), torch.randn(2, 7, 256) * 3
     x[1, 2] = 0
     static = torch.tensor(STATIC_SCALE) if how in STATIC else None
     if static is None:
@@ -98,12 +93,12 @@ def written(folder, label, family="llama-biased", **changes):
     """A folder of the package's, and the model that the package rounds as it computes."""
     weights, how, layout = FILES[label]
     theirs = hugging_face.model(family, **WIDE)
-    weights, given = QuantizationArgs(**weights), QuantizationArgs(**ROUNDINGS[how] | changes)
-    scheme = QuantizationScheme(
+    weights, given = ct.QuantizationArgs(**weights), ct.QuantizationArgs(**ROUNDINGS[how] | changes)
+    scheme = ct.QuantizationScheme(
         targets=["Linear"], weights=weights, input_activations=given, format=layout
     )
-    config = QuantizationConfig(config_groups={"g": scheme}, format=layout, ignore=["lm_head"])
-    apply_quantization_config(theirs, config, show_progress=False)
+    config = ct.QuantizationConfig(config_groups={"g": scheme}, format=layout, ignore=["lm_head"])
+    ct.apply_quantization_config(theirs, config, show_progress=False)
     for module in theirs.modules():
         if hasattr(module, "weight_scale"):
             if weights.strategy == "block":

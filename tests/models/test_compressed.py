@@ -6,13 +6,8 @@ import re
 
 import pytest
 import torch
+from compressed_tensors import quantization as ct
 from compressed_tensors.compressors import BaseCompressor, ModelCompressor
-from compressed_tensors.quantization import (
-    QuantizationArgs,
-    QuantizationConfig,
-    QuantizationScheme,
-    apply_quantization_config,
-)
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
@@ -41,8 +36,8 @@ def scales(weight, weights):
 
 def compress(folder, weights, layout):
     """Quantize the matrices of a folder, but for embedding, output and routers, by the package."""
-    weights = QuantizationArgs(**weights)
-    scheme = QuantizationScheme(targets=["Linear"], weights=weights, format=layout)
+    weights = ct.QuantizationArgs(**weights)
+    scheme = ct.QuantizationScheme(targets=["Linear"], weights=weights, format=layout)
     compressor = BaseCompressor.get_value_from_registry(layout)
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -52,7 +47,7 @@ def compress(folder, weights, layout):
             for kind, part in compressor.compress(parts, scheme).items():
                 tensors[name.removesuffix("weight") + kind] = part.contiguous()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    how = QuantizationConfig(
+    how = ct.QuantizationConfig(
         config_groups={"group_0": scheme}, format=layout, quantization_status="compressed"
     )
     edit(folder, quantization_config=how.model_dump(mode="json"))
@@ -107,13 +102,13 @@ def test_experts(tmp_path, family):
 def test_what_the_package_saves_as_a_whole(tmp_path):
     """Also the embedding and the output, each in its own number of bits."""
     theirs, folder = model("qwen-2"), tmp_path / "qwen-2"
-    groups = {"Linear": QuantizationArgs(**WEIGHTS["int8 per row"]),
-              "Embedding": QuantizationArgs(**WEIGHTS["int4 in groups"])}  # fmt: skip
-    apply_quantization_config(
+    groups = {"Linear": ct.QuantizationArgs(**WEIGHTS["int8 per row"]),
+              "Embedding": ct.QuantizationArgs(**WEIGHTS["int4 in groups"])}  # fmt: skip
+    ct.apply_quantization_config(
         theirs,
-        QuantizationConfig(
+        ct.QuantizationConfig(
             config_groups={
-                name: QuantizationScheme(targets=[name], weights=weights)
+                name: ct.QuantizationScheme(targets=[name], weights=weights)
                 for name, weights in groups.items()
             }
         ),
