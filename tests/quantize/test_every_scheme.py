@@ -23,6 +23,7 @@ from quantbench.quantize.kernels import TritonLinear
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import SCHEMES, Quantizer, available
 from quantbench.quantize.spec import SHOWN, parse
+from tests.ops.exact import UNIT
 
 CPU = torch.device("cpu")
 NAMES = [name for name in SHOWN if name != "none" and not parse(name).calibrated]
@@ -32,8 +33,6 @@ CASES = [
     for kernel, reason in available(parse(name), CPU, torch.bfloat16).items()
     if reason is None
 ]
-# The largest relative error of rounding to the dtype.
-UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 STOCK = ("torchao", "bitsandbytes")  # kernels that are not ours
 
 
