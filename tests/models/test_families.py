@@ -13,8 +13,8 @@ from quantbench.generate import Generator
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import frequencies
 from quantbench.models.loading import load_model
-from quantbench.ops.cpu import build as build_cpp
 from tests.models.hugging_face import CAPS
+from tests.ops.instructions import NEEDS_COMPILER
 
 LENGTH, ORIGINAL = 40, 16  # past every window and every original context
 WINDOW = {"sliding_window": 8}
@@ -121,10 +121,9 @@ def test_the_logits_are_hugging_faces(family, tmp_path):
         assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max(), chunk
 
 
+@NEEDS_COMPILER
 @pytest.mark.parametrize("family", ROWS)
 def test_in_cpp_or_on_modules_with_the_reason(family, tmp_path):
-    if reason := build_cpp.unavailable():
-        pytest.skip(reason)
     theirs, refusal = made(family), ROWS[family][2]
     theirs.save_pretrained(tmp_path)
     tokens = torch.randint(96, (2, LENGTH))

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from quantbench.ops.cpu import build, compiler
+from tests.ops.instructions import NEEDS_COMPILER
 
-pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+pytestmark = NEEDS_COMPILER
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 300  # each takes a few; a hang takes for ever

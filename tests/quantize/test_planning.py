@@ -13,10 +13,11 @@ from quantbench.errors import KernelError
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import Quantizer, available
 from quantbench.quantize.spec import parse_scheme
+from tests.ops.instructions import NEEDS_COMPILER
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+pytestmark = NEEDS_COMPILER
 
 
 @pytest.mark.parametrize(

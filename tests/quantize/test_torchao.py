@@ -12,16 +12,15 @@ from torchao.quantization import quantize_
 
 from quantbench import quantize
 from quantbench.errors import CheckpointError, KernelError, UsageError
-from quantbench.ops.cpu import build
 from quantbench.quantize.activation import rounded
 from quantbench.quantize.cpu import PackedLinear
 from quantbench.quantize.kernel import KernelLinear
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import Quantizer, available
 from quantbench.quantize.spec import SHOWN, parse_scheme
+from tests.ops.instructions import NEEDS_COMPILER
 
 CPU = torch.device("cpu")
-NEEDS_COMPILER = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
 # Every scheme with a kernel "cpu". -hqq has the formats of the names without it, and takes seconds
 # a layer; -wanda needs a calibration.
 NAMES = [
