@@ -1,5 +1,5 @@
-"""Families that are Llama with other numbers, against Hugging Face's models of drawn sizes; and
-rotary tables of every kind against transformers' own."""
+"""Every family through a cache, by modules and by a step in C++, against Hugging Face's models;
+and rotary tables of every kind against transformers' own."""
 
 import random
 
@@ -13,7 +13,7 @@ from quantbench.generate import Generator
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import frequencies
 from quantbench.models.loading import load_model
-from tests.models.hugging_face import CAPS
+from tests.models.hugging_face import CAPS, FAMILIES, LLAMAS, MIXTURES, model
 from tests.ops.instructions import NEEDS_COMPILER
 
 LENGTH, ORIGINAL = 40, 16  # past every window and every original context
@@ -78,7 +78,9 @@ ROWS = {
 
 
 def made(family: str):
-    """A random model of drawn sizes, its norms and biases included."""
+    """A random model, of drawn sizes if it is of ROWS; its norms and biases included."""
+    if family in FAMILIES:
+        return model(family)
     kind, more, _ = ROWS[family]
     width = 8 if "longrope" in family else random.choice((8, 16))
     sizes = {
@@ -90,23 +92,23 @@ def made(family: str):
     }  # fmt: skip
     config = AutoConfig.for_model(kind, **sizes | more)
     config._attn_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for name, parameter in model.requires_grad_(False).named_parameters():
+    drawn = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in drawn.requires_grad_(False).named_parameters():
         parameter.uniform_(0.5, 1.5) if "norm" in name else parameter.normal_(std=0.25)
-    return model
+    return drawn
 
 
-def by_pieces(model, tokens, chunk):
+def by_pieces(theirs, tokens, chunk):
     """Hugging Face's logits with its cache: some rotations depend on the length so far."""
     cache, logits = None, []
     for piece in tokens.split(chunk, 1):
-        out = model(piece, past_key_values=cache, use_cache=True)
+        out = theirs(piece, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         logits.append(out.logits)
     return torch.cat(logits, 1)
 
 
-@pytest.mark.parametrize("family", ROWS)
+@pytest.mark.parametrize("family", [*FAMILIES, *ROWS])
 def test_the_logits_are_hugging_faces(family, tmp_path):
     theirs = made(family)
     theirs.save_pretrained(tmp_path)
@@ -122,9 +124,9 @@ def test_the_logits_are_hugging_faces(family, tmp_path):
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("family", ROWS)
+@pytest.mark.parametrize("family", [*LLAMAS, *MIXTURES, *ROWS])
 def test_in_cpp_or_on_modules_with_the_reason(family, tmp_path):
-    theirs, refusal = made(family), ROWS[family][2]
+    theirs, refusal = made(family), ROWS[family][2] if family in ROWS else None
     theirs.save_pretrained(tmp_path)
     tokens = torch.randint(96, (2, LENGTH))
     generator = Generator(models.load(str(tmp_path)), 2, LENGTH)

@@ -1,6 +1,6 @@
 """Mixtures of experts: who computes what, how experts are quantized, saved, sized and reported.
 
-Their logits are compared with Hugging Face's in test_llama.py, with all other families'.
+Their logits are compared with Hugging Face's in test_families.py, with all other families'.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ def test_rows_of_the_parity_tests_route_differently(family, tmp_path):
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen-2-moe"])
 def test_an_expert_that_no_token_takes_is_not_computed(family, tmp_path):
-    """Two tokens choose at most four of six. The logits are compared in test_llama.py."""
+    """Two tokens choose at most four of six. The logits are compared in test_families.py."""
     ours, tokens, called = load_model(str(saved(family, tmp_path)[0])), TOKENS[:1, :2], set()
     for name, module in ours.named_modules():
         if name.rpartition(".")[0].endswith("experts"):
