@@ -36,7 +36,7 @@ def llama_3(kv_heads: int, **fields):
 LLAMAS = {
     "llama-2": config("llama", num_key_value_heads=4, rms_norm_eps=1e-5),
     "llama-3": llama_3(2),
-    "llama-3.1": llama_3(2, rope_scaling=LLAMA_3_1),
+    "llama-3.1": llama_3(2, rope_scaling=dict(LLAMA_3_1)),  # transformers adds to what it is given
     "llama-3.2": llama_3(1, rope_scaling=LLAMA_3_1 | {"factor": 32.0}, tie_word_embeddings=True),
     "llama-biased": config("llama", attention_bias=True, mlp_bias=True),
     "code-llama": config("llama", rope_theta=1000000.0),

@@ -6,7 +6,7 @@ from quantbench.errors import CheckpointError, UsageError
 from quantbench.models.formats.meta import from_params
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.presets import PRESETS, preset
-from tests.models.hugging_face import FAMILIES, model
+from tests.models.hugging_face import FAMILIES, LLAMA_3_1, model
 
 # What the model cards and Hugging Face's num_parameters() say.
 PUBLISHED = {
@@ -117,14 +117,9 @@ def test_absent_keys_mean_what_hugging_face_takes_them_for(kind):
 
 
 def test_the_old_and_the_new_spelling_of_rotary_scaling_are_one():
-    scaling = {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
+    scaling = {key: value for key, value in LLAMA_3_1.items() if key != "rope_type"}
     old = GOOD | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}}
-    new = GOOD | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}}
+    new = GOOD | {"rope_parameters": {"rope_theta": 5e5, **LLAMA_3_1}}
     assert from_hugging_face(old, "a") == from_hugging_face(new, "a")
 
 

@@ -18,17 +18,12 @@ from quantbench.errors import CheckpointError, QuantbenchError
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
+from tests.models.hugging_face import LLAMA_3_1
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "models" / "tiny"
 CONFIG = json.loads((TINY / "config.json").read_text())
-LLAMA_3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 512,
-}
+LLAMA_3 = LLAMA_3_1 | {"original_max_position_embeddings": 512}
 
 
 @pytest.fixture
