@@ -93,9 +93,6 @@ def changed(**changes):
 
 HALF = [list(layer) for layer in FIRST]
 DAMAGED = {  # a file, and a part of the message
-    "": "it is no JSON (line 1, column 1: Expecting value)",
-    changed()[:-20]: "it is no JSON (line 1, column ",
-    "[" * 100_000: "nested too deeply",
     "[1, 2]": "it holds no counts",
     "{}": "it holds no counts",
     changed(format=2): "its format is not 1",
@@ -120,16 +117,16 @@ IMPOSSIBLE = {
 }
 
 
-@pytest.mark.parametrize("text", [*DAMAGED, *IMPOSSIBLE, bytes(range(256))], ids=lambda t: t[:60])
+@pytest.mark.parametrize("text", [*DAMAGED, *IMPOSSIBLE], ids=lambda text: text[:60])
 def test_a_file_that_is_refused(text, tmp_path):
     path = tmp_path / "p.json"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.write_text(text)
     with pytest.raises(UsageError) as raised:
         from_file("--expert_placement", str(path), ROUTERS, 3)
     message = str(raised.value)
     assert message.startswith(f"--expert_placement {path}") and "\n" not in message
-    assert (DAMAGED | IMPOSSIBLE).get(text, "is no JSON") in message
-    if text not in IMPOSSIBLE:
+    assert (DAMAGED | IMPOSSIBLE)[text] in message
+    if text in DAMAGED:
         assert message.endswith("write it anew with quantbench experts profile")
         with pytest.raises(UsageError) as again:
             Popularity.load("--expert_placement", path)

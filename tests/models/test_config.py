@@ -203,12 +203,6 @@ def test_params_json_gives_the_preset(name, params, width):
         assert getattr(ours, field) == getattr(expected, field), field
 
 
-@pytest.mark.parametrize("count", [0, 33, -1])
-def test_cutting_to_layers_that_are_not_there(count):
-    with pytest.raises(UsageError, match=f"--num_layers {count}: .* has 32 layers"):
-        preset("Meta-Llama-3-8B").with_layers(count)
-
-
 def test_layers_of_a_kind_are_found_and_picked():
     theirs = FAMILIES["gemma-2"]
     config = from_hugging_face({"model_type": "gemma2", **theirs.to_dict()}, "gemma-2")

@@ -65,10 +65,8 @@ def test_forms_are_as_help_texts_have_them():
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("int8w0", "nearest: int8wo"),
         ("INT8WO", "nearest: int8wo"),
         ("nonee", "nearest: none"),
-        ("fp6x", "nearest: fp6"),
         ("int4wo", "nearest: int4wo-G[-{hqq,gptq,gptq-inorder,awq}]"),
         ("uintx-4", "nearest: uintx-4-8"),
         ("marlin", "nearest: sparse-marlin"),
