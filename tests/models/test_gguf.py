@@ -20,6 +20,7 @@ from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer
 from tests.models import hugging_face, test_families
 from tests.models.hugging_face import LLAMA_3_1, SIZES
+from tests.models.refused import refusal
 from tests.models.test_tokenizer import HARD_TEXTS
 
 LONG_CONTEXT = LLAMA_3_1 | {"original_max_position_embeddings": 8192}
@@ -371,9 +372,7 @@ DAMAGES = {
 def test_damage_is_said_in_one_line(message, tmp_path):
     path = written(tmp_path / "m.gguf", hugging_face.model("llama-2"), "llama")
     path.write_bytes(DAMAGES[message](path.read_bytes()))
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(str(path)).config()
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert message in refusal(CheckpointError, lambda: open_checkpoint(str(path)).config())
 
 
 STRANGE = {
