@@ -1,6 +1,7 @@
-"""Every family through a cache, by modules and by a step in C++, against Hugging Face's models;
-and rotary tables of every kind against transformers' own."""
+"""Every family against Hugging Face's models: without a cache and through one, by modules and by a
+step in C++; and rotary tables of every kind against transformers' own."""
 
+import dataclasses
 import random
 
 import pytest
@@ -13,7 +14,7 @@ from quantbench.generate import Generator
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import frequencies
 from quantbench.models.loading import load_model
-from tests.models.hugging_face import CAPS, FAMILIES, LLAMAS, MIXTURES, model
+from tests.models.hugging_face import CAPS, FAMILIES, LLAMAS, MIXTURES, model, saved
 from tests.ops.instructions import NEEDS_COMPILER
 
 LENGTH, ORIGINAL = 40, 16  # past every window and every original context
@@ -106,6 +107,34 @@ def by_pieces(theirs, tokens, chunk):
         cache = out.past_key_values
         logits.append(out.logits)
     return torch.cat(logits, 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_cache_the_logits_of_a_wrong_rotation_are_far_off(family, tmp_path):
+    """float32 sums in another order: 1e-4 of the logits' scale leaves room for nothing else. What a
+    wrong rotation or window costs is far more than the tolerance, so it cannot hide."""
+    path, theirs = saved(family, tmp_path)
+    ours = load_model(str(path))
+    tokens = torch.randint(160, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    expected = theirs(tokens).logits
+
+    def error():
+        return (ours(tokens) - expected).abs().max() / expected.abs().max()
+
+    assert error() <= 1e-4
+    ours.config = dataclasses.replace(ours.config, rope_theta=ours.config.rope_theta * 3)
+    assert error() > 1e-2
+
+
+@pytest.mark.parametrize("dtype, digits", [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
+def test_half_precision_is_as_close_as_its_rounding(dtype, digits, tmp_path):
+    path, theirs = saved("tiny-llama", tmp_path)
+    tokens = torch.arange(3, 23)[None]
+    expected = theirs.double()(tokens).logits
+    half = load_model(str(path), precision=dtype)
+    # some thirty roundings on the way, each of relative size `digits`, mostly cancelling
+    error = (half(tokens).double() - expected).norm() / expected.norm()
+    assert error <= 30 * digits
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *ROWS])

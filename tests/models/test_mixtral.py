@@ -232,7 +232,7 @@ def test_a_compiled_step_gives_hugging_faces_logits(family, backend, rows, tmp_p
     tokens, logits, _ = compiled_step(made, rows, backend)
     with torch.no_grad():
         expected = theirs(tokens).logits[:, -1]
-    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()  # as test_llama.py
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()  # as test_families.py
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -75,7 +75,7 @@ def granite(tmp_path, monkeypatch):
 
 @torch.no_grad()
 def test_a_file_and_a_row_compute_what_hugging_face_computes(granite):
-    """Prompt and steps, within the rounding of float32 that tests/models/test_llama.py allows."""
+    """Prompt and steps, within the rounding of float32 that test_families.py allows."""
     model, folder = granite
     ours = models.load(str(folder))
     tokens = torch.randint(SIZES["vocab_size"], (2, 12))

@@ -83,7 +83,7 @@ def exact(model, spec):
     return model.double()
 
 
-# Share of the largest output: float32 sums of 512 terms in two layers, as in test_llama.py.
+# Share of the largest output: float32 sums of 512 terms in two layers, as in test_families.py.
 BOUND = 1e-4
 
 
