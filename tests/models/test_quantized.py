@@ -31,6 +31,7 @@ from quantbench.quantize.spec import AsIs, Stored, parse_layer
 from quantbench.run.cutting import split_for
 from tests.models.hugging_face import saved
 from tests.models.refused import refusal
+from tests.ops.packed_weights import in_tiles
 from tests.run.test_loading import load
 
 TOKENS = torch.arange(5, 35)[None]
@@ -198,21 +199,6 @@ def int4(w, packing, size=None):
             codes.int(), (1, size), scale, offset, torch.int32, 0, 15
         )
     return *of_torchao(weight, config), expected.float()
-
-
-def in_tiles(codes):
-    """Words (N / 8, K / 128, 32, 4) of codes (N, K), as PyTorch's matrix_to_m16n8k16_Bint4_layout
-    (int4mm.cu) has them: a lane of 32 holds a row's columns 2 · (lane % 4) and the next one, and
-    those 8, 16 and 24 behind; codes of even columns come first."""
-    N, K = codes.shape
-    words = np.zeros((N // 8, K // 128, 32, 4), np.uint32)
-    for lane in range(32):
-        for word in range(4):
-            for place in range(8):
-                column = word * 32 + place % 4 * 8 + lane % 4 * 2 + place // 4
-                found = codes[lane // 4 :: 8, column::128].astype(np.uint32)
-                words[:, :, lane, word] |= found << np.uint32(4 * place)
-    return torch.from_numpy(words.view(np.int32))
 
 
 def about(name, weight):
