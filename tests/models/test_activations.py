@@ -32,18 +32,17 @@ from tests.run.test_loading import load
 TOKENS = torch.arange(5, 35)[None]
 INT8 = {"num_bits": 8, "strategy": "channel"}
 INT4 = {"num_bits": 4, "strategy": "group", "group_size": 32}
-FLOAT8 = INT8 | {"type": "float"}
-BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
+E4M3 = {"num_bits": 8, "type": "float"}
+FLOAT8 = INT8 | E4M3
+BLOCKS = E4M3 | {"strategy": "block", "block_structure": [128, 128]}
+TOKEN = {"strategy": "token", "dynamic": True}
 ROUNDINGS = {  # input_activations, by our name of the rounding
-    "int8": {"num_bits": 8, "strategy": "token", "dynamic": True},
+    "int8": {"num_bits": 8, **TOKEN},
     "int8-static": {"num_bits": 8, "strategy": "tensor"},
-    "float8-row": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
-    "float8-tensor": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": True},
-    "float8-static": {"num_bits": 8, "type": "float", "strategy": "tensor"},
-    "float8-128": {
-        **{"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128},
-        "dynamic": True,
-    },
+    "float8-row": E4M3 | TOKEN,
+    "float8-tensor": E4M3 | {"strategy": "tensor", "dynamic": True},
+    "float8-static": E4M3 | {"strategy": "tensor"},
+    "float8-128": E4M3 | {"strategy": "group", "group_size": 128, "dynamic": True},
 }
 FILES = {  # by the label in logs
     "w8a8": (INT8, "int8", "int-quantized"),

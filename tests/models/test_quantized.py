@@ -239,9 +239,11 @@ def of(layout, **weights):
     return lambda w: compressed(w, layout, **weights)
 
 
+BLOCKS = {"strategy": "block", "block_structure": [128, 128]}
 GROUPS = {"strategy": "group", "group_size": 32}
 ROWS = {"strategy": "channel"}
-FLOAT = {"type": "float", "num_bits": 8}
+TENSOR_GROUPS = {"strategy": "tensor_group", "group_size": 16}
+FLOAT, FLOAT_4 = ({"type": "float", "num_bits": bits} for bits in (8, 4))
 FORMATS = {  # the label in logs, if it does not depend on the draw, and what writes a layer
     "gptq": (None, gptq),
     "gptq, act-order": (None, lambda w: gptq(w, "act")),
@@ -264,17 +266,9 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
     "w8a8": ("w8a16", of("int-quantized", num_bits=8, **ROWS)),
     "w8a8, zeros": ("w8a16", of("int-quantized", num_bits=8, symmetric=False, **ROWS)),
     "float8 rows": ("fp8", of("float-quantized", **FLOAT, **ROWS)),
-    "float8 blocks": (
-        "fp8",
-        of("float-quantized", **FLOAT, strategy="block", block_structure=[128, 128]),
-    ),
-    "nvfp4": (
-        "nvfp4",
-        of(
-            "nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16
-        ),
-    ),
-    "mxfp4": ("mxfp4", of("mxfp4-pack-quantized", num_bits=4, type="float", **GROUPS)),
+    "float8 blocks": ("fp8", of("float-quantized", **FLOAT, **BLOCKS)),
+    "nvfp4": ("nvfp4", of("nvfp4-pack-quantized", **FLOAT_4, **TENSOR_GROUPS)),
+    "mxfp4": ("mxfp4", of("mxfp4-pack-quantized", **FLOAT_4, **GROUPS)),
 }
 NO_FORM = ("gptq, act-order",)
 

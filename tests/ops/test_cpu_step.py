@@ -175,16 +175,7 @@ def test_several_tokens_of_a_sequence(isa, name):
                 assert error(mine, right) < max(ALLOWED[dtype], 3 * own)
 
 
-SOME_OF_ALL = (
-    "none",
-    "int8wo",
-    "int8dq",
-    "int4wo-64",
-    "fp6",
-    "float8wo",
-    "bnb-nf4",
-    "sparse-marlin",
-)
+SOME_OF_ALL = "none int8wo int8dq int4wo-64 fp6 float8wo bnb-nf4 sparse-marlin".split()
 
 
 @pytest.mark.parametrize("scheme", SOME_OF_ALL)
