@@ -79,25 +79,18 @@ def test_what_is_chosen(given, expected):
 
 def test_every_candidate_gets_its_reason():
     refusal = "has in_features 48, no multiple of 32"
-    field = [
-        measured("none", 100),
-        measured("int8wo", 60),
-        measured("int8dq", 90),
-        measured("float8wo", 50, sqnr=31.84),
-        measured("float8dq-row", 131),
-        measured("int4wo-64", 98),
-        measured("int4wo-32", 1, reason=refusal),
+    rows = [
+        (measured("none", 100), "1.67 × the chosen's time"),
+        (measured("int8wo", 60), "chosen"),
+        (measured("int8dq", 90), "1.50 × the chosen's time"),
+        (measured("float8wo", 50, sqnr=31.84), "31.8 dB < 35 dB"),
+        (measured("float8dq-row", 131), "2.18 × the chosen's time"),
+        (measured("int4wo-64", 98), "1.63 × the chosen's time"),
+        (measured("int4wo-32", 1, reason=refusal), refusal),
     ]
-    chosen, judged = autoquant.decide(field, 35.0)
-    assert {str(one.spec): one.verdict for one in judged} == {
-        "none": "1.67 × the chosen's time",
-        "int8wo": "chosen",
-        "int8dq": "1.50 × the chosen's time",
-        "float8wo": "31.8 dB < 35 dB",
-        "float8dq-row": "2.18 × the chosen's time",
-        "int4wo-64": "1.63 × the chosen's time",
-        "int4wo-32": refusal,
-    }
+    chosen, judged = autoquant.decide([candidate for candidate, _ in rows], 35.0)
+    verdicts = {str(candidate.spec): verdict for candidate, verdict in rows}
+    assert {str(one.spec): one.verdict for one in judged} == verdicts
     text = autoquant.table([autoquant.Choice((32, 16), ["a", "b"], "batch 1", chosen, judged)])
     assert "32 × 16 (a and 1 more), batch 1 → int8wo (torchao): 1.67 × as fast as full" in text
     assert "60.0 µs (54.0 to 66.0)" in text and "0.0 GB/s" in text and refusal in text
