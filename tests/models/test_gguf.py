@@ -100,11 +100,15 @@ def written(path: Path, made, architecture: str, matrix="F32", metadata=()) -> P
         writer.add_tensor("rope_freqs.weight", divisors(_theta(config), scaling))
     for key, value in {**rotary(writer, config, prefix), **dict(metadata)}.items():
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    finish(writer)
+    return path
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def rotated(config) -> int:
@@ -264,10 +268,7 @@ def test_every_type_is_read_as_the_gguf_package_has_it(kind, tmp_path):
     drawn = torch.randint(0, 256, (3, 2 * size), dtype=torch.uint8).numpy()
     writer = gguf.GGUFWriter(tmp_path / "one.gguf", "llama")
     writer.add_tensor("x", drawn, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     tensor = GgufFile(tmp_path / "one.gguf").tensors["x"]
     with np.errstate(all="ignore"):
         expected = gguf.dequantize(drawn, kind)
@@ -292,10 +293,7 @@ def test_a_quantized_file_in_parts_is_one_model(tmp_path):
         writer.add_uint16("split.count", 2)
         for tensor in reader.tensors[number::2]:
             writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
     assert torch.equal(logits(folder, tokens), expected)
     parts[1].unlink()
     with pytest.raises(CheckpointError, match="lacks m-00002-of-00002.gguf"):

@@ -8,7 +8,7 @@ import gguf
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+from transformers import AutoModelForCausalLM
 
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
@@ -22,6 +22,7 @@ from quantbench.quantize.spec import parse
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
 from tests.models.hugging_face import saved
+from tests.models.test_compressed import read_by_transformers
 from tests.models.tiny_tokenizers import llama_3_json, tiktoken_file, tiktoken_ranks
 from tests.run.test_loading import load
 
@@ -61,12 +62,7 @@ def test_compressed_tensors(tmp_path, scheme):
     families = ["llama-3", "llama-3.2", "qwen-2", "llama-biased", "mixtral", "qwen-3-moe"]
     path, _ = saved(random.choice(families), tmp_path)
     expected = save(path, tmp_path / "given", scheme, "compressed-tensors")
-    theirs = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "given",
-        dtype=torch.float32,
-        quantization_config=CompressedTensorsConfig(dequantize=True),
-        attn_implementation="eager",
-    )
+    theirs = read_by_transformers(tmp_path / "given")
     assert_alike(theirs(TOKENS).logits, expected)
     assert_alike(load_model(str(tmp_path / "given"))(TOKENS), expected)
 

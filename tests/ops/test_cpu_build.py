@@ -18,6 +18,7 @@ import torch
 from quantbench import host
 from quantbench.errors import KernelError
 from quantbench.ops.cpu import build, compiler
+from tests.ops.instructions import NEEDS_COMPILER
 
 ROOT = Path(__file__).parents[2]
 # Exported, since it is called from outside.
@@ -197,11 +198,10 @@ def test_a_failed_build_is_tried_again(message, lasts, small, tmp_path, monkeypa
     assert build.built().exists()
 
 
+@NEEDS_COMPILER
 @pytest.mark.parametrize("flag", ["-Ofast", "-ffast-math", "-ffinite-math-only"])
 def test_sources_refuse_those_flags_themselves(flag, tmp_path):
     """For who compiles them by other means."""
-    if reason := build.unavailable():
-        pytest.skip(reason)
     command = [*compiler.command(), "-std=c++20", flag, f"-I{build.SOURCES}", "-fsyntax-only"]
     for header in ("linear/layout.h", "plain/plain.h", "step/rows.h", "attention/attention.h"):
         source = tmp_path / "source.cpp"
@@ -329,9 +329,8 @@ def test_processes_at_once_build_it_once(small, tmp_path):
     assert sum(error.count("Building") for _, error in ended) == 1
 
 
+@NEEDS_COMPILER
 def test_the_environment_names_an_instruction_set():
-    if reason := build.unavailable():
-        pytest.skip(reason)
     program = "from quantbench.ops.cpu import build; print(build.isa())"
 
     def run(isa: str) -> subprocess.CompletedProcess:
