@@ -21,18 +21,18 @@ PHASES = tuple(Phase({"layers": s}, "layers", "measured", 0.03) for s in (0.4, 0
 NAMES = {"prompt_seconds", "token_seconds", "tokens_per_second", "peak_memory_bytes"}
 
 
-def measured(step=0.05, **changes):
-    facts = dataclasses.replace(
-        FACTS,
-        architecture=CONFIG,
-        config=dataclasses.replace(FACTS.config, max_new_tokens=NEW),
-        prompt_tokens=128,
-        cache_size=139,
-        device=Device("cpu", "Invented CPU", 2),
-        weight_bytes=1_034_420_224,
-        step_weight_bytes=0,  # the same: the model has no experts
-        **changes,
-    )
+def measured(step=0.05, config=(), **changes):
+    """A run of which config and changes are other options and facts."""
+    usual = {
+        "architecture": CONFIG,
+        "config": dataclasses.replace(FACTS.config, max_new_tokens=NEW, **dict(config)),
+        "prompt_tokens": 128,
+        "cache_size": 139,
+        "device": Device("cpu", "Invented CPU", 2),
+        "weight_bytes": 1_034_420_224,
+        "step_weight_bytes": 0,  # the same: the model has no experts
+    }
+    facts = dataclasses.replace(FACTS, **usual | changes)
     sample = Sample(0.5, step * (NEW - 1), NEW / (0.5 + step * (NEW - 1)), 256.0, 1 / step)
     return Measured(facts, Ready(None, [1.0], True), None,
                     {"generate": {"resident": 2_000_000_000}}, [sample])  # fmt: skip
@@ -83,11 +83,9 @@ def test_the_machine_is_measured_for_a_report(monkeypatch):
     ids=str,
 )
 def test_what_has_no_estimate(changes, reason):
-    run = measured()
-    config = dataclasses.replace(run.facts.config, **changes.pop("config", {}))
-    facts = dataclasses.replace(run.facts, config=config, **changes)
-    report = report_of(dataclasses.replace(run, facts=facts), None, None)
-    assert reason in report.estimate.why_not and expected(facts, None) == Expected()
+    run = measured(**changes)
+    report = report_of(run, None, None)
+    assert reason in report.estimate.why_not and expected(run.facts, None) == Expected()
 
 
 def test_too_few_layers_or_too_little_memory_for_an_estimate(monkeypatch):
@@ -105,25 +103,21 @@ def test_too_few_layers_or_too_little_memory_for_an_estimate(monkeypatch):
 
 def test_a_card_is_estimated_by_its_data_sheet(monkeypatch):
     monkeypatch.setattr("quantbench.devices.last_level_cache", lambda device: None)
-    run = measured()
-    facts = dataclasses.replace(run.facts, device=Device("cuda", "NVIDIA L4"))
-    estimate = beside(dataclasses.replace(run, facts=facts), None, BANDWIDTH)
+    estimate = beside(measured(device=Device("cuda", "NVIDIA L4")), None, BANDWIDTH)
     assert "data sheet" in estimate.figures["token_seconds"].source
 
 
 def test_a_model_in_the_processor_s_caches_has_no_estimate(monkeypatch):
     """And nothing is read for it."""
     monkeypatch.setattr(module, "read_bandwidth", None)
-    facts = dataclasses.replace(
-        measured().facts, weight_bytes=20_000_000, step_weight_bytes=20_000_000
-    )
-    report = report_of(dataclasses.replace(measured(), facts=facts), None, None)
+    run = measured(weight_bytes=20_000_000, step_weight_bytes=20_000_000)
+    report = report_of(run, None, None)
     assert report.estimate.why_not == (
         "a step's weights, 20.00 MB, fit into the last-level cache of 33.55 MB, so that the speed "
         "of memory does not set its own"
     )
     assert report.reasons[-1] == f"no estimate: {report.estimate.why_not}"
-    assert expected(facts, None) == Expected()
+    assert expected(run.facts, None) == Expected()
 
 
 def test_what_is_expected_before_a_run():

@@ -13,6 +13,7 @@ from quantbench.estimate.cards import A5000, card
 from quantbench.estimate.predict import Request, predict
 from quantbench.log.record import Record
 from quantbench.models.presets import preset
+from tests.models.refused import refusal
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
 COMMAND = (
@@ -85,9 +86,7 @@ def test_shares_are_found_again_in_results(tmp_path, kind):
 def test_a_file_without_a_run_is_refused_in_a_line(tmp_path, content):
     path = tmp_path / "x.json"
     path.write_text(content)
-    with pytest.raises(QuantbenchError) as caught:
-        runs(str(path), "L4")
-    assert "no compiled run on a card" in str(caught.value) and "\n" not in str(caught.value)
+    assert "no compiled run on a card" in refusal(QuantbenchError, runs, str(path), "L4")
 
 
 def test_runs_of_an_a5000_for_an_a6000(tmp_path):

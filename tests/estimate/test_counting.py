@@ -301,44 +301,40 @@ def test_a_config_with_an_infinity_as_transformers_writes_it(tmp_path):
 # Transformers would take its own width, which 32 heads divide; the picture's model has one.
 WITHOUT_WIDTH = {k: v for k, v in LLAMA.items() if k != "hidden_size"} | {"num_attention_heads": 32}
 PICTURE = {"model_type": "clip_vision_model", "hidden_size": 64, "num_attention_heads": 4}
+OF_PICTURES = {"model_type": "qwen2_5_vl", "text_config": LLAMA | {"model_type": "qwen2_5_vl_text"}}
 BAD_CONFIGS = [
     ("{", "no config of transformers"),
     ("[]", "no config of transformers"),
     ("{}", "no config of transformers: it has no model_type"),
-    ('{"model_type": "nothing"}', "no config of transformers"),
-    ('{"model_type": "llama", "hidden_size": "wide"}', "config"),
-    ('{"model_type": "t5", "d_model": 64, "num_layers": 1}', "no causal language model of t5, and"),
-    (
-        json.dumps(LLAMA | {"num_key_value_heads": 3}),
-        "4 query heads cannot share 3 key/value heads",
-    ),
-    (json.dumps(LLAMA | {"num_attention_heads": 0}), "no config of transformers"),
-    (json.dumps(LLAMA | {"vocab_size": -1}), "vocab_size is -1; accepted is a whole number from 1"),
+    ({"model_type": "nothing"}, "no config of transformers"),
+    ({"model_type": "llama", "hidden_size": "wide"}, "config"),
+    ({"model_type": "t5", "d_model": 64, "num_layers": 1}, "no causal language model of t5, and"),
+    (LLAMA | {"num_key_value_heads": 3}, "4 query heads cannot share 3 key/value heads"),
+    (LLAMA | {"num_attention_heads": 0}, "no config of transformers"),
+    (LLAMA | {"vocab_size": -1}, "vocab_size is -1; accepted is a whole number from 1"),
     *(
-        (json.dumps(LLAMA | {"num_hidden_layers": layers}), "a whole number from 1 to 10000")
+        (LLAMA | {"num_hidden_layers": layers}, "a whole number from 1 to 10000")
         for layers in (0, -3, 1_000_000)
     ),
-    ('{"model_type": "gpt2", "n_embd": 64, "n_layer": 0}', "n_layer is 0; accepted is"),
-    ('{"model_type": "gpt2", "n_embd": 64}', "it does not say its number of layers"),
-    ('{"model_type": "llama"}', "it does not say its width (hidden_size), and transformers"),
+    ({"model_type": "gpt2", "n_embd": 64, "n_layer": 0}, "n_layer is 0; accepted is"),
+    ({"model_type": "gpt2", "n_embd": 64}, "it does not say its number of layers"),
+    ({"model_type": "llama"}, "it does not say its width (hidden_size), and transformers"),
     (
-        json.dumps({"model_type": "llava", "text_config": WITHOUT_WIDTH, "vision_config": PICTURE}),
+        {"model_type": "llava", "text_config": WITHOUT_WIDTH, "vision_config": PICTURE},
         "it does not say its width",
     ),
     (
-        json.dumps(
-            {"model_type": "qwen2_5_vl", "text_config": LLAMA | {"model_type": "qwen2_5_vl_text"}}
-        ),
+        OF_PICTURES,
         "config.json: transformers has no causal language model of qwen2_5_vl alone, and no other "
         "is counted; give the config.json of one of the same shape",
     ),
 ]
 
 
-@pytest.mark.parametrize(("text", "expected"), BAD_CONFIGS)
-def test_a_config_that_is_not_understood_is_one_line(tmp_path, text, expected):
+@pytest.mark.parametrize(("content", "expected"), BAD_CONFIGS)
+def test_a_config_that_is_not_understood_is_one_line(tmp_path, content, expected):
     path = tmp_path / "config.json"
-    path.write_text(text)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(QuantbenchError) as caught:
         count_config(path)
     assert expected in str(caught.value)

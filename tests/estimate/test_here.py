@@ -14,6 +14,7 @@ from quantbench.estimate.predict import Request, predict
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.mixture import Mixture
+from tests.models.refused import refusal
 
 MIB = 1 << 20
 SMALL = ModelConfig("small", 64, 12, 4, 2, 16, 96, 256, 256)
@@ -144,6 +145,5 @@ def test_a_model_that_is_loaded_is_cut_and_not_copied():
 
 def test_layers_that_do_not_fit_are_refused_in_a_line(monkeypatch):
     monkeypatch.setattr("quantbench.devices.free_memory", lambda device: MIB // 8)
-    with pytest.raises(MemoryShortage) as caught:
-        here(generator_of, "cpu").phases(Request(SMALL))
-    assert "out of memory: weights of " in str(caught.value) and "\n" not in str(caught.value)
+    line = refusal(MemoryShortage, lambda: here(generator_of, "cpu").phases(Request(SMALL)))
+    assert "out of memory: weights of " in line

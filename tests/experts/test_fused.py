@@ -2,9 +2,9 @@
 arrives, and how it ends when experts cannot be brought. More of its logits: test_tiers.py."""
 
 import random
-import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -30,21 +30,6 @@ from tests.experts.small import (
 )
 
 pytestmark = NEEDS_KERNELS
-
-
-def at_once(*actions):
-    """The results of functions that run in threads at the same time."""
-    results = [None] * len(actions)
-
-    def call(index):
-        results[index] = actions[index]()
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(actions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 def test_the_cache_is_that_of_a_simulation():
@@ -88,7 +73,8 @@ def test_two_decodes_at_once(tmp_path):
     tiers.hold(FAST, 14)
     first = torch.randint(4096, (1, 40))
     inputs = [first, first.flip(1)]
-    results = at_once(*(lambda each=each: decoded(model, each, "cpu-step") for each in inputs))
+    with ThreadPoolExecutor(2) as threads:
+        results = threads.map(lambda each: decoded(model, each, "cpu-step"), inputs)
     for each, result in zip(inputs, results, strict=True):
         assert torch.equal(result, decoded(whole(), each, "cpu-step"))
 
@@ -99,7 +85,8 @@ def test_two_generators_made_at_once_share_the_tables(tmp_path, monkeypatch):
     tiers.hold(FAST, 14)
     networks = tiers.fused._networks
     monkeypatch.setattr(tiers.fused, "_networks", lambda: time.sleep(0.01) or networks())
-    made = at_once(*[lambda: Generator(model, 1, 8)] * 2)
+    with ThreadPoolExecutor(2) as threads:
+        made = threads.map(lambda _: Generator(model, 1, 8), range(2))
     tables = [
         [p.data_ptr() for p in each.decoder.kept.parts if p.dtype == torch.int64] for each in made
     ]

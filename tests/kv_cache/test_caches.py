@@ -6,7 +6,6 @@ import random
 import pytest
 import torch
 
-from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES, base
 from quantbench.kv_cache.dense import DenseKVCache
 from quantbench.kv_cache.eight_bit import Float8KVCache, Int8KVCache
@@ -274,8 +273,3 @@ def test_dense_keeps_every_bit(dtype):
     cache = DenseKVCache(2, 3, 50, 80, dtype, "cpu")
     cache.update(torch.arange(50), x, -x)
     assert torch.equal(cache.key_codes, x) and torch.equal(cache.value_codes, -x)
-
-
-def test_int4_says_which_head_dim_it_takes():
-    with pytest.raises(UsageError, match="head_dim 80 is no multiple of 32; int8"):
-        Int4KVCache(1, 2, 24, 80, torch.float32, "cpu")

@@ -46,13 +46,3 @@ def nats(cache, windows):
 def test_perplexity_through_a_quantized_cache(windows, dense, cache, percent):
     difference = nats(cache, windows) - dense
     assert abs(math.expm1(difference.mean().item())) * 100 < percent
-
-
-def test_token_by_token_is_the_whole_text_at_once(windows, dense):
-    """A dense cache changes nothing: the same perplexity as the model's without one."""
-    model = load_model("tiny", precision=torch.bfloat16)
-    with torch.no_grad():
-        logits = torch.cat([model(window[None])[:, :-1] for window in windows]).float()
-    whole = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item()
-    # bfloat16 rounds in other places: 2**-8 of a logit, in both directions
-    assert dense.mean().item() == pytest.approx(whole, rel=1e-3)

@@ -3,19 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    OlmoeConfig,
-    Qwen2Config,
-    Qwen2MoeConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
 SIZES = {
     "hidden_size": 64,
@@ -35,67 +23,58 @@ LLAMA_3_1 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,  # short, so that the scaling shows in a short text
 }
+
+
+def config(model_type: str, **fields):
+    return AutoConfig.for_model(model_type, **SIZES | fields)
+
+
+def llama_3(kv_heads: int, **fields):
+    return config("llama", num_key_value_heads=kv_heads, rope_theta=500000.0, **fields)
+
+
 LLAMAS = {
-    "llama-2": LlamaConfig(**SIZES, num_key_value_heads=4, rms_norm_eps=1e-5),
-    "llama-3": LlamaConfig(**SIZES, num_key_value_heads=2, rope_theta=500000.0),
-    "llama-3.1": LlamaConfig(
-        **SIZES, num_key_value_heads=2, rope_theta=500000.0, rope_scaling=LLAMA_3_1
+    "llama-2": config("llama", num_key_value_heads=4, rms_norm_eps=1e-5),
+    "llama-3": llama_3(2),
+    "llama-3.1": llama_3(2, rope_scaling=dict(LLAMA_3_1)),  # transformers adds to what it is given
+    "llama-3.2": llama_3(1, rope_scaling=LLAMA_3_1 | {"factor": 32.0}, tie_word_embeddings=True),
+    "llama-biased": config("llama", attention_bias=True, mlp_bias=True),
+    "code-llama": config("llama", rope_theta=1000000.0),
+    "mistral-0.1": config("mistral", num_key_value_heads=2, sliding_window=8),
+    "mistral-0.3": config(
+        "mistral", num_key_value_heads=2, sliding_window=None, rope_theta=1000000.0
     ),
-    "llama-3.2": LlamaConfig(
-        **SIZES,
-        num_key_value_heads=1,
-        rope_theta=500000.0,
-        rope_scaling=LLAMA_3_1 | {"factor": 32.0},
-        tie_word_embeddings=True,
-    ),
-    "llama-biased": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
-    "code-llama": LlamaConfig(**SIZES, rope_theta=1000000.0),
-    "mistral-0.1": MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=8),
-    "mistral-0.3": MistralConfig(
-        **SIZES, num_key_value_heads=2, sliding_window=None, rope_theta=1000000.0
-    ),
-    "tiny-llama": LlamaConfig(**SIZES, num_key_value_heads=1),
-    "qwen-2": Qwen2Config(**SIZES, num_key_value_heads=2),
-    "qwen-3": Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True),
+    "tiny-llama": config("llama", num_key_value_heads=1),
+    "qwen-2": config("qwen2", num_key_value_heads=2),
+    "qwen-3": config("qwen3", num_key_value_heads=2, head_dim=32, tie_word_embeddings=True),
 }
-EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
-NARROW = EXPERTS | {"moe_intermediate_size": 32}
+MIXTURE = {"num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 2}
+NARROW = MIXTURE | {"moe_intermediate_size": 32}
 MIXTURES = {
-    "mixtral": MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=6),
-    "qwen-3-moe": Qwen3MoeConfig(
-        **SIZES, **NARROW, num_key_value_heads=2, head_dim=32, norm_topk_prob=True
+    "mixtral": config("mixtral", num_key_value_heads=2, num_local_experts=6),
+    "qwen-3-moe": config("qwen3_moe", **NARROW, head_dim=32, norm_topk_prob=True),
+    "qwen-3-moe-dense": config(
+        "qwen3_moe", **NARROW, head_dim=16, mlp_only_layers=[2], attention_bias=True
     ),
-    "qwen-3-moe-dense": Qwen3MoeConfig(
-        **SIZES,
-        **NARROW,
-        num_key_value_heads=2,
-        head_dim=16,
-        mlp_only_layers=[2],
-        attention_bias=True,
+    "qwen-2-moe": config(
+        "qwen2_moe", **NARROW, decoder_sparse_step=2, shared_expert_intermediate_size=48
     ),
-    "qwen-2-moe": Qwen2MoeConfig(
-        **SIZES,
-        **NARROW,
-        num_key_value_heads=2,
-        decoder_sparse_step=2,
-        shared_expert_intermediate_size=48,
-    ),
-    "olmoe": OlmoeConfig(**SIZES, **EXPERTS, num_key_value_heads=2),
+    "olmoe": config("olmoe", **MIXTURE),
 }
-GEMMA = SIZES | {"num_key_value_heads": 2, "head_dim": 32, "sliding_window": 8}
+GEMMA = {"num_key_value_heads": 2, "head_dim": 32, "sliding_window": 8}
 # The scale of scores is not that of the head's width; scores and logits reach their caps.
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 LAYERS_DIFFER = {
-    "gemma-2": Gemma2Config(
-        **GEMMA, query_pre_attn_scalar=24, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
-    ),
-    "gemma-3": Gemma3TextConfig(
-        **GEMMA | {"num_hidden_layers": 7}, query_pre_attn_scalar=32
-    ),
-    "qwen-2-windows": Qwen2Config(
-        **SIZES, num_key_value_heads=2, use_sliding_window=True, max_window_layers=1,
+    "gemma-2": config("gemma2", **GEMMA, **CAPS, query_pre_attn_scalar=24),
+    "gemma-3": config("gemma3_text", **GEMMA, num_hidden_layers=7, query_pre_attn_scalar=32),
+    "qwen-2-windows": config(
+        "qwen2",
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        max_window_layers=1,
         sliding_window=8,
     ),
-}  # fmt: skip
+}
 FAMILIES = LLAMAS | MIXTURES | LAYERS_DIFFER
 
 
@@ -103,10 +82,10 @@ def model(family: str, seed: int = 0, **changes):
     """A model whose every parameter is random: large enough that attention is far from uniform,
     biases and norms included, which Hugging Face would start at 0 and 1."""
     torch.manual_seed(seed)
-    config = FAMILIES[family]
-    config = type(config)(**config.to_dict() | changes) if changes else config
-    config._attn_implementation = "eager"
-    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    described = FAMILIES[family]
+    described = type(described)(**described.to_dict() | changes) if changes else described
+    described._attn_implementation = "eager"
+    made = AutoModelForCausalLM.from_config(described, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if "norm" in name:

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from quantbench import models
 from quantbench.errors import UsageError
 from quantbench.generate import Generator
-from quantbench.log.config import RunConfig
 from quantbench.models.formats import open_checkpoint, packed
 from quantbench.models.formats.gguf import Gguf
 from quantbench.models.formats.gguf_blocks import PACKED
@@ -21,10 +20,9 @@ from quantbench.models.loading import load_model
 from quantbench.ops.cpu import linear
 from quantbench.ops.formats import dequantize
 from quantbench.quantize.packed import PackedWeight
-from quantbench.quantize.spec import AsIs, Stored, parse, parse_layer, refuse_format
-from quantbench.run.loading import Loading
-from quantbench.run.plan import scheme_of
+from quantbench.quantize.spec import Stored, parse, parse_layer, refuse_format
 from tests.models.test_gguf import blocks, logits, written
+from tests.run.test_loading import load
 
 KINDS = sorted(PACKED)
 
@@ -139,20 +137,17 @@ def test_a_mixed_file_computes_as_its_floats(mix, tmp_path):
 def test_a_file_is_saved_and_loaded_with_its_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(Gguf, "tokenizer_files", lambda _: {})  # this file has none
     path, folder = mixed(tmp_path, "Q4_K_M"), tmp_path / "saved"
-    config = RunConfig(checkpoint_path=str(path), save=str(folder), precision="float32")
-    spec, checkpoint = scheme_of(config, AsIs(), open_checkpoint(str(path)))
+    model, loading = load(checkpoint_path=str(path), save=str(folder), precision="float32")
+    spec = loading.spec
     assert spec.name.startswith("gguf-") and str(spec) == "as-is"
-    loading = Loading(config, spec, torch.device("cpu"), checkpoint=checkpoint)
-    model = loading.load(lambda done, total: None, lambda line: None)
     again = models.load(str(folder), precision=torch.float32)
     tokens = torch.randint(3, 96, (1, 7))
     first, second = (Generator(one, 1, 64).forward(tokens, 0) for one in (model, again))
     assert torch.equal(first, second)
     saved = open_checkpoint(str(folder)).saved
     assert saved.label == spec.name
-    schemes = [
-        {name: how for name, (how, _) in one.layers.items()} for one in (saved, checkpoint.saved)
-    ]
+    files = saved, loading.checkpoint.saved
+    schemes = [{name: how for name, (how, _) in one.layers.items()} for one in files]
     assert schemes[0] == schemes[1]
 
 
@@ -160,13 +155,9 @@ def test_a_file_is_saved_and_loaded_with_its_numbers(tmp_path, monkeypatch):
 def test_a_file_is_given_back_to_the_bit(mix, tmp_path, monkeypatch):
     tied = random.choice((False, True))
     path, folder = mixed(tmp_path, mix, tie_word_embeddings=tied), tmp_path / "given"
-    config = RunConfig(
-        checkpoint_path=str(path), save=str(folder), format="gguf", precision="float32"
-    )
-    spec, checkpoint = scheme_of(config, AsIs(), open_checkpoint(str(path)))
-    refuse_format(spec, "gguf")
-    loading = Loading(config, spec, torch.device("cpu"), checkpoint=checkpoint)
-    loading.load(lambda done, total: None, lambda line: None)
+    how = {"save": str(folder), "format": "gguf", "precision": "float32"}
+    _, loading = load(checkpoint_path=str(path), **how)
+    refuse_format(loading.spec, "gguf")
     found, expected = (GgufFile(file).tensors for file in (folder / "given.gguf", path))
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():

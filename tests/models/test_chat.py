@@ -18,6 +18,12 @@ from tests.models.tiny_tokenizers import (
     write_folder,
 )
 
+MISTRAL = """
+{{- bos_token -}}
+{%- for m in messages -%}
+  {%- if m.role == 'user' -%}{{- '[INST] ' + m.content.strip() + ' [/INST]' -}}
+  {%- else -%}{{- ' ' + m.content + eos_token -}}{%- endif -%}
+{%- endfor -%}"""
 # The published formats.
 JINJA = {
     "llama-2": """
@@ -35,18 +41,8 @@ JINJA = {
 {%- if add_generation_prompt -%}
   {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
 {%- endif -%}""",
-    "mistral-v1": """
-{{- bos_token -}}
-{%- for m in messages -%}
-  {%- if m.role == 'user' -%}{{- '[INST] ' + m.content.strip() + ' [/INST]' -}}
-  {%- else -%}{{- ' ' + m.content + eos_token -}}{%- endif -%}
-{%- endfor -%}""",
-    "mistral-v3": """
-{{- bos_token -}}
-{%- for m in messages -%}
-  {%- if m.role == 'user' -%}{{- '[INST] ' + m.content.strip() + '[/INST]' -}}
-  {%- else -%}{{- ' ' + m.content + eos_token -}}{%- endif -%}
-{%- endfor -%}""",
+    "mistral-v1": MISTRAL,
+    "mistral-v3": MISTRAL.replace(" [/INST]", "[/INST]"),
 }
 CONTROL = ("[INST]", "[/INST]")
 LIBRARY = {"llama-3": "tiktoken"} | dict.fromkeys(

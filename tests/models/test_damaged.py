@@ -18,17 +18,13 @@ from quantbench.errors import CheckpointError, QuantbenchError
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
+from tests.models.hugging_face import LLAMA_3_1
+from tests.models.refused import refusal
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "models" / "tiny"
 CONFIG = json.loads((TINY / "config.json").read_text())
-LLAMA_3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 512,
-}
+LLAMA_3 = LLAMA_3_1 | {"original_max_position_embeddings": 512}
 
 
 @pytest.fixture
@@ -37,13 +33,6 @@ def copy(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     shutil.copytree(TINY, "mine", ignore=lambda *_: ["__pycache__"])
     return Path("mine")
-
-
-def refusal(act, *arguments):
-    with pytest.raises(CheckpointError) as raised:
-        act(*arguments)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
 
 
 def rope(**changes):
@@ -83,7 +72,7 @@ def test_a_config_of_wrong_types_names_file_and_key(copy):
         kind = {"model_type": "qwen2"} if key in OF_QWEN else {}
         kind |= {"model_type": "mistral"} if key == "sliding_window" else {}
         (copy / "config.json").write_text(json.dumps(CONFIG | kind | changes))
-        message = refusal(load_config, "mine")
+        message = refusal(CheckpointError, load_config, "mine")
         assert "config.json" in message and key in message, (key, value)
 
 
@@ -109,7 +98,7 @@ def test_params_json_of_wrong_types(tmp_path):
     }.items():
         for value in values:
             (tmp_path / "params.json").write_text(json.dumps(PARAMS | {key: value}))
-            message = refusal(load_config, str(tmp_path))
+            message = refusal(CheckpointError, load_config, str(tmp_path))
             assert "params.json" in message and key in message
 
 
@@ -127,14 +116,14 @@ def test_params_json_of_wrong_types(tmp_path):
 )
 def test_what_lies_beside_a_tokenizer(copy, file, content, key):
     (copy / file).write_text(json.dumps(content))
-    message = refusal(load_tokenizer, copy, 4096)
+    message = refusal(CheckpointError, load_tokenizer, copy, 4096)
     assert file in message and key in message
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 def test_json_nested_too_deeply(copy, name):
     (copy / name).write_text("[" * 100_000)
-    message = refusal(lambda: (load_config("mine"), load_tokenizer(copy, 4096)))
+    message = refusal(CheckpointError, lambda: (load_config("mine"), load_tokenizer(copy, 4096)))
     assert name in message and "nested too deeply" in message
 
 
@@ -164,7 +153,7 @@ def test_an_input_that_is_no_regular_file_is_named(copy, kind, says):
             path.mkdir()
         case _:
             path.symlink_to({"zero": "/dev/zero", "dangling": "nowhere", "loop": path.name}[kind])
-    message = refusal(lambda: (load_model("mine"), load_tokenizer(copy, 4096)))
+    message = refusal(CheckpointError, lambda: (load_model("mine"), load_tokenizer(copy, 4096)))
     assert path.name in message and says in message
 
 
@@ -174,7 +163,7 @@ def test_a_folder_whose_name_is_not_utf8(copy, form):
         pickled(copy, lambda tensor: tensor)
     name = os.fsdecode(b"caf\xe9")
     copy.rename(name)
-    message = refusal(load_model, name)
+    message = refusal(CheckpointError, load_model, name)
     assert "is not UTF-8; rename its folder" in message and "damaged" not in message
     result = CliRunner().invoke(generate, ["--checkpoint_path", name, "--device", "cpu"])
     line = result.stderr.splitlines()[-1]
@@ -203,7 +192,7 @@ def test_an_index_that_names_what_is_not_there_or_outside(copy, where, says):
     shutil.copy(copy / "model.safetensors", "outside.safetensors")
     where = os.path.abspath("outside.safetensors") if where == "absolute" else where
     sharded(copy, {"model.nothing.weight": where})
-    assert says in refusal(load_model, "mine")
+    assert says in refusal(CheckpointError, load_model, "mine")
 
 
 def test_an_index_of_files_in_a_folder_below_is_read(copy):
@@ -240,7 +229,7 @@ def test_tensors_without_dense_values(copy, form):
         "csr": lambda tensor: tensor.float().to_sparse_csr() if tensor.ndim == 2 else tensor,
     }
     pickled(copy, forms[form])
-    message = refusal(load_model, "mine")
+    message = refusal(CheckpointError, load_model, "mine")
     assert "pytorch_model.bin" in message and "dense tensors are read" in message
 
 
@@ -310,25 +299,14 @@ def test_a_quantbench_json_that_was_edited(saved, tmp_path):
         assert result.exit_code == 1
 
 
-SAVING = """
-import resource, sys
-limit = int(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-import signal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from quantbench.commands.generate import generate as main
-main(sys.argv[2:])
-"""
-
-
 def test_a_save_that_the_disk_is_too_small_for_can_be_repeated(tmp_path):
     # The disk ends within the tokenizer, within the weights, or within the weights' last bytes.
-    limit, exists = random.choice([(10, False), (100_000, True), (1_000_000, False)])
+    kibibytes, exists = random.choice([(1, False), (97, True), (976, False)])
     folder = tmp_path / "mine"
     if exists:
         folder.mkdir()
-    command = [sys.executable, "-c", SAVING, str(limit), *SAVE, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    command = ["bash", "-c", f'ulimit -f {kibibytes}; "$@"', "bash", sys.executable, "generate.py"]
+    done = subprocess.run([*command, *SAVE, str(folder)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: --save ") and "report it" not in last

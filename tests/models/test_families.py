@@ -1,25 +1,12 @@
-"""Families that are Llama with other numbers, against Hugging Face's models of drawn sizes; and
-rotary tables of every kind against transformers' own."""
+"""Every family against Hugging Face's models: without a cache and through one, by modules and by a
+step in C++; and rotary tables of every kind against transformers' own."""
 
+import dataclasses
 import random
 
 import pytest
 import torch
-from transformers import (
-    ArceeConfig,
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    Glm4Config,
-    GptOssConfig,
-    GraniteConfig,
-    LlamaConfig,
-    Ministral3Config,
-    Olmo2Config,
-    Olmo3Config,
-    Phi3Config,
-    SmolLM3Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quantbench import models
@@ -27,7 +14,8 @@ from quantbench.generate import Generator
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import frequencies
 from quantbench.models.loading import load_model
-from quantbench.ops.cpu import build as build_cpp
+from tests.models.hugging_face import CAPS, FAMILIES, LLAMAS, MIXTURES, model, saved
+from tests.ops.instructions import NEEDS_COMPILER
 
 LENGTH, ORIGINAL = 40, 16  # past every window and every original context
 WINDOW = {"sliding_window": 8}
@@ -51,7 +39,6 @@ BY_KIND = {
     "full_attention": YARN | {"rope_theta": 5e5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }
-CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 GEMMA_3 = {
     "query_pre_attn_scalar": 24,
     "rope_parameters": {
@@ -63,71 +50,96 @@ PARTIAL = {
     "rope_parameters": LONG | {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 0.5,
     "hidden_size": 64, "head_dim": 16,
 }  # fmt: skip
-# What cpu-step says of a family that it does not compute; None: it computes it.
+# transformers' name, fields, and what cpu-step says of a family that it does not compute; None: it
+# computes it.
 ROWS = {
-    "phi3": (Phi3Config, WINDOW, None),
-    "phi3 longrope": (Phi3Config, CONTEXT | {"rope_parameters": LONG}, "rotary scaling, longrope"),
-    "phi4 partial": (Phi3Config, {"partial_rotary_factor": 0.75}, None),
-    "phi4 longrope": (Phi3Config, CONTEXT | PARTIAL, "rotary scaling, longrope"),
-    "smollm3": (SmolLM3Config, {"num_hidden_layers": 5}, None),
-    "granite": (GraniteConfig, GRANITE, None),
-    "gpt_oss": (GptOssConfig, GPT_OSS, "a GptOss"),
-    "ministral3": (Ministral3Config, {"rope_parameters": HEATED}, "rotary scaling, yarn"),
-    "olmo2": (Olmo2Config, {}, None),
-    "olmo3": (Olmo3Config, WINDOW | {"num_hidden_layers": 5, "rope_parameters": BY_KIND}, None),
-    "arcee": (ArceeConfig, {"mlp_bias": True}, None),
-    "glm4": (Glm4Config, {}, None),
-    "gemma2": (Gemma2Config, WINDOW | {"query_pre_attn_scalar": 24} | CAPS, None),
-    "gemma3": (Gemma3TextConfig, WINDOW | {"num_hidden_layers": 7} | GEMMA_3, None),
-    "llama linear": (
-        LlamaConfig, {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}, None,
-    ),
+    "phi3": ("phi3", WINDOW, None),
+    "phi3 longrope": ("phi3", CONTEXT | {"rope_parameters": LONG}, "rotary scaling, longrope"),
+    "phi4 partial": ("phi3", {"partial_rotary_factor": 0.75}, None),
+    "phi4 longrope": ("phi3", CONTEXT | PARTIAL, "rotary scaling, longrope"),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5}, None),
+    "granite": ("granite", GRANITE, None),
+    "gpt_oss": ("gpt_oss", GPT_OSS, "a GptOss"),
+    "ministral3": ("ministral3", {"rope_parameters": HEATED}, "rotary scaling, yarn"),
+    "olmo2": ("olmo2", {}, None),
+    "olmo3": ("olmo3", WINDOW | {"num_hidden_layers": 5, "rope_parameters": BY_KIND}, None),
+    "arcee": ("arcee", {"mlp_bias": True}, None),
+    "glm4": ("glm4", {}, None),
+    "gemma2": ("gemma2", WINDOW | {"query_pre_attn_scalar": 24} | CAPS, None),
+    "gemma3": ("gemma3_text", WINDOW | {"num_hidden_layers": 7} | GEMMA_3, None),
+    "llama linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}, None),
     "llama dynamic": (
-        LlamaConfig,
+        "llama",
         {"max_position_embeddings": ORIGINAL,
          "rope_parameters": {"rope_type": "dynamic", "factor": 3.0}},
         "rotary scaling, dynamic",
     ),
-    "llama yarn": (LlamaConfig, {"rope_parameters": YARN}, None),
+    "llama yarn": ("llama", {"rope_parameters": YARN}, None),
 }  # fmt: skip
 
 
-def made(family: str, seed: int):
-    """A random model of drawn sizes, its norms and biases included."""
+def made(family: str):
+    """A random model, of drawn sizes if it is of ROWS; its norms and biases included."""
+    if family in FAMILIES:
+        return model(family)
     kind, more, _ = ROWS[family]
-    draw = random.Random(seed)
-    kv_heads = draw.choice((1, 2, 4))
-    width = 8 if "longrope" in family else draw.choice((8, 16))
+    width = 8 if "longrope" in family else random.choice((8, 16))
     sizes = {
         "hidden_size": 4 * width, "head_dim": width, "num_attention_heads": 4,
-        "num_key_value_heads": kv_heads, "intermediate_size": 32 * draw.randint(1, 3),
+        "num_key_value_heads": random.choice((1, 2, 4)),
+        "intermediate_size": 32 * random.randint(1, 3),
         "num_hidden_layers": 2, "vocab_size": 96, "max_position_embeddings": 256,
         "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
-    torch.manual_seed(seed)
-    config = kind(**sizes | more)
+    config = AutoConfig.for_model(kind, **sizes | more)
     config._attn_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for name, parameter in model.requires_grad_(False).named_parameters():
+    drawn = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in drawn.requires_grad_(False).named_parameters():
         parameter.uniform_(0.5, 1.5) if "norm" in name else parameter.normal_(std=0.25)
-    return model
+    return drawn
 
 
-def by_pieces(model, tokens, chunk):
+def by_pieces(theirs, tokens, chunk):
     """Hugging Face's logits with its cache: some rotations depend on the length so far."""
     cache, logits = None, []
     for piece in tokens.split(chunk, 1):
-        out = model(piece, past_key_values=cache, use_cache=True)
+        out = theirs(piece, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         logits.append(out.logits)
     return torch.cat(logits, 1)
 
 
-@pytest.mark.parametrize("family", ROWS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_cache_the_logits_of_a_wrong_rotation_are_far_off(family, tmp_path):
+    """float32 sums in another order: 1e-4 of the logits' scale leaves room for nothing else. What a
+    wrong rotation or window costs is far more than the tolerance, so it cannot hide."""
+    path, theirs = saved(family, tmp_path)
+    ours = load_model(str(path))
+    tokens = torch.randint(160, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    expected = theirs(tokens).logits
+
+    def error():
+        return (ours(tokens) - expected).abs().max() / expected.abs().max()
+
+    assert error() <= 1e-4
+    ours.config = dataclasses.replace(ours.config, rope_theta=ours.config.rope_theta * 3)
+    assert error() > 1e-2
+
+
+@pytest.mark.parametrize("dtype, digits", [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
+def test_half_precision_is_as_close_as_its_rounding(dtype, digits, tmp_path):
+    path, theirs = saved("tiny-llama", tmp_path)
+    tokens = torch.arange(3, 23)[None]
+    expected = theirs.double()(tokens).logits
+    half = load_model(str(path), precision=dtype)
+    # some thirty roundings on the way, each of relative size `digits`, mostly cancelling
+    error = (half(tokens).double() - expected).norm() / expected.norm()
+    assert error <= 30 * digits
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *ROWS])
 def test_the_logits_are_hugging_faces(family, tmp_path):
-    seed = random.randrange(2**31)
-    print("seed", seed)  # shown on failure
-    theirs = made(family, seed)
+    theirs = made(family)
     theirs.save_pretrained(tmp_path)
     ours, tokens = load_model(str(tmp_path)), torch.randint(96, (2, LENGTH))
     assert sum(p.numel() for p in theirs.parameters()) == ours.config.parameters()
@@ -140,13 +152,10 @@ def test_the_logits_are_hugging_faces(family, tmp_path):
         assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max(), chunk
 
 
-@pytest.mark.parametrize("family", ROWS)
+@NEEDS_COMPILER
+@pytest.mark.parametrize("family", [*LLAMAS, *MIXTURES, *ROWS])
 def test_in_cpp_or_on_modules_with_the_reason(family, tmp_path):
-    if reason := build_cpp.unavailable():
-        pytest.skip(reason)
-    seed, refusal = random.randrange(2**31), ROWS[family][2]
-    print("seed", seed)
-    theirs = made(family, seed)
+    theirs, refusal = made(family), ROWS[family][2] if family in ROWS else None
     theirs.save_pretrained(tmp_path)
     tokens = torch.randint(96, (2, LENGTH))
     generator = Generator(models.load(str(tmp_path)), 2, LENGTH)
@@ -181,8 +190,7 @@ def test_rotary_tables_are_transformers(kind, length):
     if family == "phi3":
         sizes |= {"original_max_position_embeddings": ORIGINAL}
         parts |= {"partial_rotary_factor": share}
-    kinds = {"phi3": Phi3Config, "llama": LlamaConfig}
-    theirs = kinds[family](**sizes, rope_parameters=parts)
+    theirs = AutoConfig.for_model(family, **sizes, rope_parameters=parts)
     table, factor = ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", seq_len=length)
     ours = from_hugging_face(theirs.to_dict(), "tables")
     found = frequencies(ours, torch.device("cpu"), 0, length)

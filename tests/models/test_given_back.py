@@ -8,7 +8,7 @@ import gguf
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+from transformers import AutoModelForCausalLM
 
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
@@ -19,23 +19,22 @@ from quantbench.models.loading import load_model
 from quantbench.quantize.mixed import quantizer_of
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.spec import parse
-from quantbench.run.loading import Loading, load
+from quantbench.run import loading
 from quantbench.run.plan import make_plan
 from tests.models.hugging_face import saved
+from tests.models.test_compressed import read_by_transformers
 from tests.models.tiny_tokenizers import llama_3_json, tiktoken_file, tiktoken_ranks
+from tests.run.test_loading import load
 
 TOKENS = torch.arange(5, 35)[None]
 
 
-def save(path, folder, scheme, format, **options):
+def save(path, folder, scheme, format, precision="float32"):
     """Save a model; the logits of its weights, activations not rounded."""
-    config = RunConfig(
-        checkpoint_path=str(path), quantization=scheme, save=str(folder), format=format,
-        device="cpu", **{"precision": "float32"} | options,
-    )  # fmt: skip
-    spec, device = parse(scheme), torch.device("cpu")
-    Loading(config, spec, device).load(lambda done, total: None, lambda line: None)
-    quantizer = quantizer_of(spec, device, getattr(torch, config.precision), "auto")
+    how = {"save": str(folder), "format": format, "precision": precision}
+    load(checkpoint_path=str(path), quantization=scheme, **how)
+    dtype = getattr(torch, precision)
+    quantizer = quantizer_of(parse(scheme), torch.device("cpu"), dtype, "auto")
 
     def dequantized(name, module):
         layer = quantizer.quantized(name, module)
@@ -43,15 +42,14 @@ def save(path, folder, scheme, format, **options):
             layer.weight = nn.Parameter(layer.weight.dequantize(), requires_grad=False)
         return layer
 
-    precision = getattr(torch, config.precision)
-    return load_model(str(path), precision=precision, transform=dequantized)(TOKENS)
+    return load_model(str(path), precision=dtype, transform=dequantized)(TOKENS)
 
 
 def save_as_is(path, folder, format, precision="float16"):
     config = RunConfig(checkpoint_path=str(path), save=str(folder), format=format, device="cpu",
                        precision=precision, num_samples=1, max_new_tokens=1,
                        prefill_size=2)  # fmt: skip
-    load(make_plan(config), lambda done, total: None, lambda line: None)
+    loading.load(make_plan(config), lambda done, total: None, lambda line: None)
 
 
 def assert_alike(logits, expected):
@@ -64,12 +62,7 @@ def test_compressed_tensors(tmp_path, scheme):
     families = ["llama-3", "llama-3.2", "qwen-2", "llama-biased", "mixtral", "qwen-3-moe"]
     path, _ = saved(random.choice(families), tmp_path)
     expected = save(path, tmp_path / "given", scheme, "compressed-tensors")
-    theirs = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "given",
-        dtype=torch.float32,
-        quantization_config=CompressedTensorsConfig(dequantize=True),
-        attn_implementation="eager",
-    )
+    theirs = read_by_transformers(tmp_path / "given")
     assert_alike(theirs(TOKENS).logits, expected)
     assert_alike(load_model(str(tmp_path / "given"))(TOKENS), expected)
 

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_config, load_model
-from quantbench.models.mixtral import Router
 from quantbench.models.tokenizer import load_tokenizer
+from tests.models.test_mixtral import routed
 
 HERE = EMBEDDED
 TEXT = (HERE / "heldout.txt").read_text()
@@ -76,12 +76,7 @@ def test_held_out_text_is_predicted_better_than_by_xz_and_by_the_mixture_no_wors
 
 
 def test_every_layer_uses_all_experts_and_not_equally(tokens):
-    model, chosen = load_model("tiny_moe"), []
-    for module in model.modules():
-        if isinstance(module, Router):
-            module.register_forward_hook(lambda *a: chosen.append(a[2][0]))
-    model(torch.tensor([tokens[:1000]]))
-    for of_layer in chosen:
+    for of_layer in routed(load_model("tiny_moe"), torch.tensor([tokens[:1000]])):
         shares = of_layer.flatten().bincount(minlength=8) / of_layer.numel()
         # 2000 even assignments would scatter by 0.007 around 0.125
         assert shares.min() > 0 and shares.max() - shares.min() > 0.03

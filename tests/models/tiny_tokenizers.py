@@ -64,62 +64,35 @@ def tiktoken_file(ranks: dict[bytes, int]) -> bytes:
 def llama_2_json(model: bytes) -> dict:
     """The sentencepiece model as Llama 2's tokenizer.json writes it."""
     from sentencepiece import SentencePieceProcessor
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
     sp = SentencePieceProcessor(model_proto=model)
     pieces = [sp.id_to_piece(id) for id in range(sp.vocab_size())]
-    normal = [id for id in range(len(pieces)) if not sp.is_byte(id) and not sp.is_control(id)]
     vocabulary = {piece: id for id, piece in enumerate(pieces)}
     merges = []  # a piece's rank is its id, so merges come in the order of what they make
-    for id in normal:
-        piece = pieces[id]
+    for id, piece in enumerate(pieces):
+        if sp.is_byte(id) or sp.is_control(id) or sp.is_unknown(id):
+            continue
         pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
-        known = [(a, b) for a, b in pairs if a in vocabulary and b in vocabulary]
-        merges += [[a, b] for a, b in known if not sp.is_unknown(id)]
-    special = [id for id in range(len(pieces)) if sp.is_control(id) or sp.is_unknown(id)]
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {
-        "version": "1.0",
-        "added_tokens": [
-            {"id": id, "content": pieces[id], "special": True} | flags for id in special
-        ],
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                {"type": "Prepend", "prepend": "▁"},
-                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-            ],
-        },
-        "pre_tokenizer": None,
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [
-                {"SpecialToken": {"id": "<s>", "type_id": 0}},
-                {"Sequence": {"id": "A", "type_id": 0}},
-            ],
-            "pair": [
-                {"Sequence": {"id": "A", "type_id": 0}},
-                {"Sequence": {"id": "B", "type_id": 1}},
-            ],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
-        },
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-            ],
-        },
-        "model": {
-            "type": "BPE",
-            "unk_token": "<unk>",
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "vocab": vocabulary,
-            "merges": merges,
-        },
-    }
+        merges += [(a, b) for a, b in pairs if a in vocabulary and b in vocabulary]
+    bpe = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
+    made = Tokenizer(models.BPE(vocabulary, merges, **bpe))
+    made.add_special_tokens(
+        [piece for id, piece in enumerate(pieces) if sp.is_control(id) or sp.is_unknown(id)]
+    )
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    made.post_processor = processors.TemplateProcessing("<s> $A", "$A $B:1", [("<s>", 1)])
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", left=1),
+        ]
+    )
+    return json.loads(made.to_str())
 
 
 def llama_3_json(tiktoken_path: Path, special: list[str]) -> str:

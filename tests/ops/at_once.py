@@ -1,7 +1,7 @@
 """Calls from two threads at the same time."""
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -9,17 +9,10 @@ import torch
 
 def check(function: Callable[..., torch.Tensor], problems: Sequence[Any], times: int) -> None:
     """function(*problem) is the same to the bit whether or not another thread is in it."""
+
+    def same(problem: Any, alone: torch.Tensor) -> bool:
+        return all(torch.equal(function(*problem), alone) for _ in range(times))
+
     alone = [function(*problem) for problem in problems]
-    wrong = []
-
-    def repeat(index: int) -> None:
-        for _ in range(times):
-            if not torch.equal(function(*problems[index]), alone[index]):
-                wrong.append(index)
-
-    threads = [threading.Thread(target=repeat, args=(index,)) for index in range(len(problems))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(len(problems)) as threads:
+        assert all(threads.map(same, problems, alone))

@@ -21,7 +21,7 @@ from quantbench.ops.cpu import build
 from quantbench.ops.kv import Stored, dequantize
 from tests import seeds
 from tests.ops.exact import DTYPES, UNIT, Exact, attention
-from tests.ops.instructions import use
+from tests.ops.instructions import MARKS, use
 
 # B, H, K, T, D: groups of 1 to 33 query heads; head_dims of one line, of no whole line, of many.
 SHAPES = [
@@ -179,9 +179,7 @@ TRITON = Kernel(
     "triton", "triton", lambda: pytest.importorskip("triton"), triton_allowed, "cpu", 90, 2, True
 )
 ON_GPU = Kernel("triton", "triton-gpu", allowed=triton_allowed, device="cuda", draws=40)
-on_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton runs on the GPU here")
-MARKS = {"triton": [on_gpu], "triton-gpu": [pytest.mark.gpu]}
 KERNELS = [
-    pytest.param(kernel, id=kernel.label, marks=MARKS.get(kernel.label, []))
+    pytest.param(kernel, id=kernel.label, marks=MARKS.get(kernel.label, ()))
     for kernel in (*CPU, TORCH, TRITON, ON_GPU)
 ]

@@ -11,6 +11,9 @@ from quantbench.ops.cpu import build
 from tests import coverage_of_machine
 
 NEEDS_COMPILER = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton runs on the GPU here")
+# Where a kernel is tested, by its label: Triton's in its interpreter, or on a GPU.
+MARKS = {"triton": NO_GPU, "triton-gpu": pytest.mark.gpu}
 before: list[str] = []  # the instruction set that the process had, once a test has used another
 
 

@@ -25,7 +25,7 @@ from quantbench.ops.formats import OUTER, Packed, dequantize
 from quantbench.ops.packing import columns_per_unit
 from quantbench.quantize.activation import rounded
 from tests.ops.exact import DTYPES, UNIT
-from tests.ops.instructions import use
+from tests.ops.instructions import MARKS, use
 from tests.ops.packed_weights import FORMATS, OF_FILES, packed
 
 # Forms whose weight is not packed: scheme none.
@@ -338,19 +338,8 @@ TRITON = Kernel("triton", triton_multiply, triton_allowed, float32, of_packed, *
 ON_GPU = Kernel("triton-gpu", triton_multiply, triton_allowed, float32, of_packed, device="cuda")
 SAME = "avx512"  # linear layers run the loops of avx2 there
 CPU = [kernel for isa in build.ISAS if isa != SAME for kernel in cpu_kernels(isa)]
-
-
-def row(kernel: Kernel) -> object:
-    """A parameter of pytest, with what it needs."""
-    marks = []
-    if kernel is TRITON:
-        marks = [
-            pytest.mark.skipif(torch.cuda.is_available(), reason="Triton runs on the GPU here")
-        ]
-    if kernel is ON_GPU:
-        marks = [pytest.mark.gpu]
-    return pytest.param(kernel, marks=marks, id=kernel.name)
-
-
-KERNELS = [row(kernel) for kernel in (*CPU, REFERENCE, TRITON, ON_GPU)]
+KERNELS = [
+    pytest.param(kernel, id=kernel.name, marks=MARKS.get(kernel.name, ()))
+    for kernel in (*CPU, REFERENCE, TRITON, ON_GPU)
+]
 FORMS = [*FORMATS, FULL_PRECISION]

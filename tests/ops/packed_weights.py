@@ -5,6 +5,7 @@ A form is (format, bits, columns per group; None for one scale per row).
 
 import random
 
+import numpy as np
 import torch
 
 from quantbench.ops.formats import OUTER, Packed
@@ -88,3 +89,18 @@ def _planes(format: str, bits: int, N: int, K: int) -> list[torch.Tensor]:
         return [noise(K // 4), (places[..., 0] | places[..., 1] << 4).to(torch.uint8)]
     planes = [noise(K * width // 8) for width in PLANES[bits]]
     return [planes[0].view(torch.int8)] if bits == 8 else planes
+
+
+def in_tiles(codes: np.ndarray) -> torch.Tensor:
+    """Words (N / 8, K / 128, 32, 4) of codes (N, K), as PyTorch's matrix_to_m16n8k16_Bint4_layout
+    (int4mm.cu) has them: a lane of 32 holds a row's columns 2 · (lane % 4) and the next one, and
+    those 8, 16 and 24 behind; codes of even columns come first."""
+    N, K = codes.shape
+    words = np.zeros((N // 8, K // 128, 32, 4), np.uint32)
+    for lane in range(32):
+        for word in range(4):
+            for place in range(8):
+                column = word * 32 + place % 4 * 8 + lane % 4 * 2 + place // 4
+                found = codes[lane // 4 :: 8, column::128].astype(np.uint32)
+                words[:, :, lane, word] |= found << np.uint32(4 * place)
+    return torch.from_numpy(words.view(np.int32))

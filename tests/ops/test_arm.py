@@ -6,6 +6,7 @@ Shapes, weights and x are drawn and packed here (linear_contract.py): a packed w
 every machine. The program in the emulator (arm.cpp) has the library's sources, but not torch.
 """
 
+import dataclasses
 import shutil
 import struct
 import subprocess
@@ -20,17 +21,7 @@ from quantbench.ops.formats import Packed
 from tests import seeds
 from tests.ops.exact import DTYPES
 from tests.ops.instructions import NEEDS_COMPILER
-from tests.ops.linear_contract import (
-    ACTIVATIONS,
-    FORMS,
-    FULL_PRECISION,
-    Kernel,
-    check,
-    cpu_allowed,
-    draw,
-    of_cpu,
-    plain_allowed,
-)
+from tests.ops.linear_contract import FORMS, FULL_PRECISION, check, cpu_kernels, draw, of_cpu
 from tests.ops.packed_weights import packed
 
 PROGRAMS = ("aarch64-linux-gnu-g++", "qemu-aarch64")
@@ -95,11 +86,8 @@ def kernels(request, program):
             y = process.stdout.read(M * N * x.itemsize)
             return torch.frombuffer(bytearray(y), dtype=x.dtype).view(M, N)
 
-        own = {"dtype": lambda x: x.dtype, "rows": (*range(1, 18), 49), "most_columns": 400}
-        yield (
-            Kernel("arm", multiply, cpu_allowed, takes=of_cpu, activations=ACTIVATIONS, **own),
-            Kernel("arm-plain", multiply, plain_allowed, takes=lambda f: not of_cpu(f), **own),
-        )
+        own = {"multiply": multiply, "rows": (*range(1, 18), 49), "most_columns": 400}
+        yield [dataclasses.replace(kernel, **own) for kernel in cpu_kernels(request.param)]
         process.stdin.close()
 
 

@@ -18,9 +18,17 @@ import torch
 from quantbench import host
 from quantbench.errors import KernelError
 from quantbench.ops.cpu import build, compiler
+from tests.ops.instructions import NEEDS_COMPILER
 
 ROOT = Path(__file__).parents[2]
-SOURCE = 'extern "C" int answer() { return 42; }\n'
+# Exported, since it is called from outside.
+SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
+PROGRAM = """
+import ctypes, pathlib, sys
+from quantbench.ops.cpu import build
+build.SOURCES = pathlib.Path(sys.argv[1])
+print(ctypes.CDLL(str(build.built())).answer())
+"""
 
 
 @pytest.fixture
@@ -190,11 +198,10 @@ def test_a_failed_build_is_tried_again(message, lasts, small, tmp_path, monkeypa
     assert build.built().exists()
 
 
+@NEEDS_COMPILER
 @pytest.mark.parametrize("flag", ["-Ofast", "-ffast-math", "-ffinite-math-only"])
 def test_sources_refuse_those_flags_themselves(flag, tmp_path):
     """For who compiles them by other means."""
-    if reason := build.unavailable():
-        pytest.skip(reason)
     command = [*compiler.command(), "-std=c++20", flag, f"-I{build.SOURCES}", "-fsyntax-only"]
     for header in ("linear/layout.h", "plain/plain.h", "step/rows.h", "attention/attention.h"):
         source = tmp_path / "source.cpp"
@@ -266,13 +273,7 @@ def test_no_more_compilers_than_cores_and_memory(monkeypatch, tmp_path):
 
 def test_a_build_that_is_terminated_leaves_nothing(small, tmp_path, monkeypatch):
     path = wrapper(tmp_path, monkeypatch, 'case "$*" in *-c*) sleep 60;; esac')
-    program = (
-        "import pathlib, sys\n"
-        "from quantbench.ops.cpu import build\n"
-        "build.SOURCES = pathlib.Path(sys.argv[1])\n"
-        "build.built()\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program, str(small)], cwd=ROOT)
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(small)], cwd=ROOT)
     while not calls(path):
         assert process.poll() is None
         time.sleep(0.05)
@@ -318,17 +319,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(small, tmp_path):
 
 
 def test_processes_at_once_build_it_once(small, tmp_path):
-    program = (
-        "import ctypes, pathlib, sys\n"
-        "from quantbench.ops.cpu import build\n"
-        "build.SOURCES = pathlib.Path(sys.argv[1])\n"
-        "print(ctypes.CDLL(str(build.built())).answer())\n"
-    )
-    # What is built must be called from outside, so it is exported.
-    (small / "one.cpp").write_text(
-        SOURCE.replace("int", '__attribute__((visibility("default"))) int')
-    )
-    command = [sys.executable, "-c", program, str(small)]
+    command = [sys.executable, "-c", PROGRAM, str(small)]
     pipe = subprocess.PIPE
     running = [
         subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) for _ in range(2)
@@ -338,9 +329,8 @@ def test_processes_at_once_build_it_once(small, tmp_path):
     assert sum(error.count("Building") for _, error in ended) == 1
 
 
+@NEEDS_COMPILER
 def test_the_environment_names_an_instruction_set():
-    if reason := build.unavailable():
-        pytest.skip(reason)
     program = "from quantbench.ops.cpu import build; print(build.isa())"
 
     def run(isa: str) -> subprocess.CompletedProcess:

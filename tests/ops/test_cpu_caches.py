@@ -55,25 +55,22 @@ def stored_by_a_step(name, heads):
     D, width, dtype = 16, 16, heads.dtype
     cache = CACHES[name](1, K, 2, E, dtype, "cpu")
     ones = torch.ones(D, dtype=dtype)
-    queries = torch.zeros(K * E, dtype=dtype)
+
+    def zeros(rows, columns, bias=None):
+        return step.Linear(torch.zeros(rows, columns, dtype=dtype), bias)
+
+    bias = torch.cat([torch.zeros(K * E, dtype=dtype), heads.flatten(), heads.flatten()])
+    norms = "attention_norm query_norm key_norm post_norm ffn_norm ffn_post_norm".split()
     layer = step.Layer(
-        attention_norm=None,
-        wqkv=step.Linear(  # whatever x is, the result is the bias
-            torch.zeros(3 * K * E, D, dtype=dtype),
-            torch.cat([queries, heads.flatten(), heads.flatten()]),
-        ),
-        query_norm=None,
-        key_norm=None,
-        wo=step.Linear(torch.zeros(D, K * E, dtype=dtype), None),
-        post_norm=None,
-        ffn_norm=None,
-        w13=step.Linear(torch.zeros(2 * width, D, dtype=dtype), None),
-        w2=step.Linear(torch.zeros(D, width, dtype=dtype), None),
-        ffn_post_norm=None,
+        **dict.fromkeys(norms),
+        wqkv=zeros(3 * K * E, D, bias),  # whatever x is, the result is the bias
+        wo=zeros(D, K * E),
+        w13=zeros(2 * width, D),
+        w2=zeros(D, width),
     )
     hows = torch.tensor([dataclasses.astuple(step.How(False, 0, 0, 1.0))], dtype=torch.float64)
     caches = step.Caches(list(cache.buffers()), cache.format)
-    shape, output = step.Shape(K, K, width, 1e-5), step.Linear(torch.zeros(1, D, dtype=dtype), None)
+    shape, output = step.Shape(K, K, width, 1e-5), zeros(1, D)
     rotations = torch.stack((torch.zeros(1, E // 2), torch.ones(1, E // 2)))  # by nothing
     how = (rotations, torch.tensor([1]), shape, ones.float(), output, [1])
     step.decode(ones[None], step.Kept(layer.parts(), caches), hows, *how)

@@ -15,9 +15,10 @@ import torch
 from quantbench.ops.cpu import build, linear
 from quantbench.ops.formats import Packed
 from quantbench.ops.packing import unpack
+from tests.ops.instructions import NEEDS_COMPILER
 from tests.ops.packed_weights import FORMATS, name, packed
 
-pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+pytestmark = NEEDS_COMPILER
 
 # Fields of the header → where they lie, and as what.
 FIELDS = {

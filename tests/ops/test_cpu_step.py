@@ -13,15 +13,14 @@ from quantbench.models import build
 from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.models.mixture import Mixture
 from quantbench.ops import formats
-from quantbench.ops.cpu import build as cpu_build
 from quantbench.ops.cpu import step
 from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import parse
 from tests import seeds
 from tests.ops.exact import DTYPES
-from tests.ops.instructions import use
+from tests.ops.instructions import NEEDS_COMPILER, use
 
-pytestmark = pytest.mark.skipif(bool(cpu_build.unavailable()), reason=str(cpu_build.unavailable()))
+pytestmark = NEEDS_COMPILER
 
 ISAS = ("portable", "avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx")
 # Bound on a model's outputs, in norm, against float64 on the same weights: two layers of some ten
@@ -176,16 +175,7 @@ def test_several_tokens_of_a_sequence(isa, name):
                 assert error(mine, right) < max(ALLOWED[dtype], 3 * own)
 
 
-SOME_OF_ALL = (
-    "none",
-    "int8wo",
-    "int8dq",
-    "int4wo-64",
-    "fp6",
-    "float8wo",
-    "bnb-nf4",
-    "sparse-marlin",
-)
+SOME_OF_ALL = "none int8wo int8dq int4wo-64 fp6 float8wo bnb-nf4 sparse-marlin".split()
 
 
 @pytest.mark.parametrize("scheme", SOME_OF_ALL)

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from quantbench.ops.cpu import build, compiler
+from tests.ops.instructions import NEEDS_COMPILER
 
-pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+pytestmark = NEEDS_COMPILER
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 300  # each takes a few; a hang takes for ever
@@ -84,14 +85,10 @@ PROGRAMS = {
 def test_a_step_gives_the_same_bits_and_ends(case):
     threads, program, arguments, environment = PROGRAMS[case]
     wanted = f"torch.set_num_threads({threads})\nassert torch.get_num_threads() == {threads}\n"
-    done = subprocess.run(
-        [sys.executable, "-c", START + wanted + program, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "4", **environment},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    command = [sys.executable, "-c", START + wanted + program, *arguments]
+    env = {**os.environ, "OMP_NUM_THREADS": "4", **environment}
+    how = {"cwd": ROOT, "env": env, "capture_output": True, "text": True}
+    done = subprocess.run(command, **how, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
 
 

@@ -11,7 +11,7 @@ from torchao.prototype.custom_fp_utils import _floatx_unpacked_to_f32
 from torchao.prototype.mx_formats.mx_tensor import MXTensor
 
 from quantbench.ops.formats import TABLES, Packed, dequantize, e3m2, expand
-from quantbench.ops.packing import PLANES, columns_per_unit, pack, unpack
+from quantbench.ops.packing import columns_per_unit, pack, unpack
 from tests.ops.packed_weights import FORMATS, name, packed
 
 ONE = torch.ones(1, 1)
@@ -150,12 +150,3 @@ def test_unpack_undoes_pack(data):
     assert torch.equal(unpack(planes, bits), codes)
     assert sum(plane.numel() for plane in planes) * 8 == codes.numel() * bits
     assert all(plane.is_contiguous() and plane.dtype == torch.uint8 for plane in planes)
-
-
-@pytest.mark.parametrize("bits", PLANES)
-def test_widths_add_up_and_rows_can_be_cut_apart(bits):
-    assert sum(PLANES[bits]) == bits
-    assert all(columns_per_unit(bits) * width % 8 == 0 for width in PLANES[bits])
-    codes = torch.randint(0, 1 << bits, (4, 16), dtype=torch.uint8)
-    cut = [plane[1:3] for plane in pack(codes, bits)]
-    assert torch.equal(unpack(cut, bits), codes[1:3])

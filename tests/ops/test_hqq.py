@@ -7,6 +7,9 @@ from quantbench.ops import hqq
 from quantbench.ops.cpu import hqq as cpp
 from tests.ops.instructions import NEEDS_COMPILER
 
+BOTH = pytest.mark.parametrize(
+    "implementation", [hqq, pytest.param(cpp, marks=NEEDS_COMPILER)], ids=["torch", "cpp"]
+)
 SIZES = [(1, 8), (2, 64), (3, 32), (4, 64), (4, 256), (7, 16)]  # bits, columns of a group
 
 
@@ -52,9 +55,7 @@ def test_a_group_does_not_know_of_others_nor_of_threads(threads):
     assert same(whole, cpp.fit(w, scale, zero, 4))
 
 
-@pytest.mark.parametrize(
-    "implementation", [hqq, pytest.param(cpp, marks=NEEDS_COMPILER)], ids=["torch", "cpp"]
-)
+@BOTH
 def test_by_hand(implementation):
     """Two codes for four zeros, three times 1.25 and 2: best are 0 and the others' mean, 1.4375;
     the range has 0 and 2. Weights that the range fits exactly keep it."""
@@ -63,9 +64,7 @@ def test_by_hand(implementation):
     assert scale.tolist() == [[1.4375], [2]] and zero.tolist() == [[1.4375], [5]]
 
 
-@pytest.mark.parametrize(
-    "implementation", [hqq, pytest.param(cpp, marks=NEEDS_COMPILER)], ids=["torch", "cpp"]
-)
+@BOTH
 def test_numbers_that_are_none_disturb_only_their_group(implementation):
     w = torch.randn(4, 64)
     pair = of_range(w, 4, 32)

@@ -16,6 +16,7 @@ from quantbench.ops.formats import Packed, dequantize
 from tests.ops import attention_contract, exact, linear_contract
 from tests.ops.exact import DTYPES
 from tests.ops.gpu_compiler import SHARED_MEMORY, compile_for_gpus
+from tests.ops.instructions import MARKS
 from tests.ops.linear_contract import Case
 from tests.ops.packed_weights import FORMATS, name, packed
 
@@ -24,10 +25,8 @@ pytest.importorskip("triton")
 from quantbench.ops.triton import attention  # noqa: E402
 from quantbench.ops.triton.linear import linear, product  # noqa: E402
 
-IN_INTERPRETER = pytest.param(
-    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="Triton runs on the GPU here")
-)
-DEVICES = [IN_INTERPRETER, pytest.param("cuda", marks=pytest.mark.gpu)]
+WHERE = {"cpu": "triton", "cuda": "triton-gpu"}
+DEVICES = [pytest.param(device, marks=MARKS[label]) for device, label in WHERE.items()]
 ON_EVERY_DEVICE = pytest.mark.parametrize("device", DEVICES)
 CACHE_FORMATS = pytest.mark.parametrize("format", CACHES)
 multiplied = partial(linear_contract.check, linear_contract.TRITON)

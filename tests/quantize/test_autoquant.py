@@ -16,15 +16,6 @@ from quantbench.errors import CheckpointError, KernelError
 from quantbench.models.loading import load_model
 from quantbench.ops.cpu import build
 from quantbench.quantize import autoquant, race
-from quantbench.quantize.autoquant import (
-    Candidate,
-    Choice,
-    Sample,
-    by_shape,
-    choose,
-    decide,
-    table,
-)
 from quantbench.quantize.mixed import MixedQuantizer, by_name
 from quantbench.quantize.observe import decibels
 from quantbench.quantize.race import Timing
@@ -45,13 +36,13 @@ def quick(monkeypatch):
 
 def sample(N=96, K=64, bias=False, dtype=torch.bfloat16, name="layer", rows=80):
     layer = nn.Linear(K, N, bias=bias).to(dtype).requires_grad_(False)
-    return Sample(name, layer, torch.randn(rows, K).to(dtype))
+    return autoquant.Sample(name, layer, torch.randn(rows, K).to(dtype))
 
 
 def measured(name, microseconds, sqnr=45.0, reason=None):
     seconds = microseconds * 1e-6
     timing = None if reason else Timing(seconds, 0.9 * seconds, 1.1 * seconds, 20)
-    return Candidate(parse(name), "torchao", reason, timing, 1000, sqnr)
+    return autoquant.Candidate(parse(name), "torchao", reason, timing, 1000, sqnr)
 
 
 def of(choice, name):
@@ -80,7 +71,7 @@ CASES = {
 def test_what_is_chosen(given, expected):
     field = [measured(*one) for one in given]
     for order in (field, field[::-1]):
-        chosen, judged = decide(order, 35.0)
+        chosen, judged = autoquant.decide(order, 35.0)
         assert str(chosen.spec) == expected
         assert [one.seconds for one in judged] == sorted(one.seconds for one in judged)
         assert [one for one in judged if one.verdict.startswith("chosen")] == [chosen]
@@ -88,33 +79,26 @@ def test_what_is_chosen(given, expected):
 
 def test_every_candidate_gets_its_reason():
     refusal = "has in_features 48, no multiple of 32"
-    field = [
-        measured("none", 100),
-        measured("int8wo", 60),
-        measured("int8dq", 90),
-        measured("float8wo", 50, sqnr=31.84),
-        measured("float8dq-row", 131),
-        measured("int4wo-64", 98),
-        measured("int4wo-32", 1, reason=refusal),
+    rows = [
+        (measured("none", 100), "1.67 × the chosen's time"),
+        (measured("int8wo", 60), "chosen"),
+        (measured("int8dq", 90), "1.50 × the chosen's time"),
+        (measured("float8wo", 50, sqnr=31.84), "31.8 dB < 35 dB"),
+        (measured("float8dq-row", 131), "2.18 × the chosen's time"),
+        (measured("int4wo-64", 98), "1.63 × the chosen's time"),
+        (measured("int4wo-32", 1, reason=refusal), refusal),
     ]
-    chosen, judged = decide(field, 35.0)
-    assert {str(one.spec): one.verdict for one in judged} == {
-        "none": "1.67 × the chosen's time",
-        "int8wo": "chosen",
-        "int8dq": "1.50 × the chosen's time",
-        "float8wo": "31.8 dB < 35 dB",
-        "float8dq-row": "2.18 × the chosen's time",
-        "int4wo-64": "1.63 × the chosen's time",
-        "int4wo-32": refusal,
-    }
-    text = table([Choice((32, 16), ["a", "b"], "batch 1", chosen, judged)])
+    chosen, judged = autoquant.decide([candidate for candidate, _ in rows], 35.0)
+    verdicts = {str(candidate.spec): verdict for candidate, verdict in rows}
+    assert {str(one.spec): one.verdict for one in judged} == verdicts
+    text = autoquant.table([autoquant.Choice((32, 16), ["a", "b"], "batch 1", chosen, judged)])
     assert "32 × 16 (a and 1 more), batch 1 → int8wo (torchao): 1.67 × as fast as full" in text
     assert "60.0 µs (54.0 to 66.0)" in text and "0.0 GB/s" in text and refusal in text
 
 
 def test_without_full_precision_there_is_no_choice():
     with pytest.raises(KernelError, match="full precision: no compiler"):
-        decide([measured("none", 1, reason="no compiler"), measured("int8wo", 10)], 35.0)
+        autoquant.decide([measured("none", 1, reason="no compiler"), measured("int8wo", 10)], 35.0)
 
 
 # ----------------------------------------------------------------------------------------- quality
@@ -139,7 +123,7 @@ def test_the_noise_of_int8_weights_is_what_theory_says():
     theory = 10 * math.log10(12 * 127.5**2 / largest)
     one = sample(256, K, dtype=torch.float32)
     nn.init.normal_(one.layer.weight)
-    (made,) = choose([one], AutoQuant(), 1, 35.0)
+    (made,) = autoquant.choose([one], AutoQuant(), 1, 35.0)
     assert of(made, "int8wo (torchao)").sqnr == pytest.approx(theory, abs=1)
     # float32 sums of K products: 2^-24 each, growing as √K at most: 120 dB and more.
     assert of(made, "none (torch)").sqnr > 110
@@ -153,11 +137,11 @@ def test_the_worst_layer_of_a_shape_counts():
     fired = []
     good.layer.register_forward_pre_hook(lambda layer, x: fired.append(x))
     for both in ([good, bad], [bad, good]):
-        (made,) = choose(both, AutoQuant(), 7, 35.0)
+        (made,) = autoquant.choose(both, AutoQuant(), 7, 35.0)
         assert of(made, "int8wo (torchao)").verdict.endswith("dB < 35 dB")
         assert of(made, "int8wo (torchao)").sqnr < 20
         assert set(made.layers) == {"good", "bad"}
-    (made,) = choose([good], AutoQuant(), 7, 35.0)
+    (made,) = autoquant.choose([good], AutoQuant(), 7, 35.0)
     assert of(made, "int8wo (torchao)").sqnr > 35
     assert not fired  # layers are timed without the hooks that recorded their inputs
 
@@ -175,7 +159,7 @@ def test_a_small_layer_from_end_to_end(monkeypatch, compile):
     reports = []
     two = [sample(bias=True), sample(bias=True, name="twin")]
     how = {"report": lambda *progress: reports.append(progress), "compile": compile}
-    (made,) = choose(two, selection, 2, 35.0, **how)
+    (made,) = autoquant.choose(two, selection, 2, 35.0, **how)
     assert made.shape == (96, 64) and made.layers == ["layer", "twin"] and reports == [(1, 1)]
     assert "64 of its rows" in made.setting
     schemes = {str(one.spec) for one in made.candidates}
@@ -187,7 +171,7 @@ def test_a_small_layer_from_end_to_end(monkeypatch, compile):
     if not compile:
         assert 20 < of(made, "float8wo (torchao)").sqnr < 40
         assert 15 < of(made, "int4wo-64 (torchao)").sqnr < 30
-    assert all(unit in table([made]) for unit in ("µs", "MB", "GB/s", "dB", "batch 2"))
+    assert all(unit in autoquant.table([made]) for unit in ("µs", "MB", "GB/s", "dB", "batch 2"))
 
 
 class Broken(nn.Linear):
@@ -264,7 +248,7 @@ def test_a_kernel_that_is_wrong_only_when_it_decodes_is_never_chosen(monkeypatch
     kernels = SCHEMES[type(parse("int8wo"))].kernels
     wrong = dataclasses.replace(kernels["torchao"], build=build)
     monkeypatch.setitem(kernels, "torchao", wrong)
-    (made,) = choose([sample()], AutoQuant(), 1, 35.0)
+    (made,) = autoquant.choose([sample()], AutoQuant(), 1, 35.0)
     one = of(made, "int8wo (torchao)")
     assert one.sqnr > 35 and one.verdict.startswith("wrong: decode's output")
     assert made.chosen is not one
@@ -293,9 +277,9 @@ def test_slow_kernels_take_part_only_where_they_are_named(monkeypatch):
     assert not any(kernel in ("reference", "triton") for _, kernel in found)
     assert {kernel for _, kernel in kernels(kernel="reference")} == {"cpu", "torch", "reference"}
     with pytest.raises(KernelError, match="--kernel bitsandbytes: none of autoquant's schemes"):
-        choose([sample()], AutoQuant(), 1, 35.0, kernel="bitsandbytes")
+        autoquant.choose([sample()], AutoQuant(), 1, 35.0, kernel="bitsandbytes")
     monkeypatch.setattr("quantbench.ops.cpu.build.refusal", lambda: "no compiler")
-    (made,) = choose([sample()], AutoQuant(), 1, 35.0)
+    (made,) = autoquant.choose([sample()], AutoQuant(), 1, 35.0)
     assert of(made, "none (torch)").timing and of(made, "int8wo (torchao)").timing
     assert "no compiler" in of(made, "float8dq-row (cpu)").verdict
     assert not any(one.kernel == "reference" for one in made.candidates)
@@ -305,9 +289,9 @@ def test_layers_that_a_scheme_or_a_kernel_refuses(monkeypatch):
     # Kernel cpu would take every shape.
     monkeypatch.setattr("quantbench.ops.cpu.build.refusal", lambda: "no compiler")
     odd = sample(40, 100)  # in_features is no multiple of 16, 32 or 64
-    (made,) = choose([odd], AutoQuant(int4=True), 1, 35.0)
+    (made,) = autoquant.choose([odd], AutoQuant(int4=True), 1, 35.0)
     assert str(made.chosen) == "none (torch)"
-    text = table([made])
+    text = autoquant.table([made])
     assert "has to be a multiple of 16" in text
     assert "has in_features 100, no multiple of 64" in text
 
@@ -316,7 +300,7 @@ def test_a_candidate_that_fails_is_left_out(monkeypatch):
     kernels = SCHEMES[type(parse("int8wo"))].kernels
     broken = dataclasses.replace(kernels["torchao"], build=lambda layer, spec: Broken(64, 96))
     monkeypatch.setitem(kernels, "torchao", broken)
-    (made,) = choose([sample()], AutoQuant(), 1, 35.0)
+    (made,) = autoquant.choose([sample()], AutoQuant(), 1, 35.0)
     assert of(made, "int8wo (torchao)").verdict == "RuntimeError: no such instruction"
     assert of(made, "none (torch)").timing
 
@@ -339,11 +323,12 @@ def test_each_layer_gets_its_shape_s_choice():
     schemes = ["int8wo", "none", "float8wo", "int8dq", "int4wo-64"]
     distinct = dict.fromkeys(names.values())
     kernels = ["torch" if scheme == "none" else "torchao" for scheme in schemes]
-    made = [Candidate(*how) for how in zip(map(parse, schemes), kernels, strict=True)]
-    choices = [Choice(shape, [], "", one, []) for shape, one in zip(distinct, made, strict=True)]
-    auto = MixedQuantizer(by_shape(choices), CPU, torch.float32)
+    made = [autoquant.Candidate(*how) for how in zip(map(parse, schemes), kernels, strict=True)]
+    pairs = zip(distinct, made, strict=True)
+    choices = [autoquant.Choice(shape, [], "", one, []) for shape, one in pairs]
+    auto = MixedQuantizer(autoquant.by_shape(choices), CPU, torch.float32)
     mine, _ = logits(auto)
-    expected = {name: by_shape(choices)[shape] for name, shape in names.items()}
+    expected = {name: autoquant.by_shape(choices)[shape] for name, shape in names.items()}
     assert auto.layers == {name: (str(spec), kernel) for name, (spec, kernel) in expected.items()}
     assert auto.ran == Counter(kernel for _, kernel in expected.values())
     # The same, put together layer by layer from the schemes' own quantizers.
@@ -384,7 +369,7 @@ def test_a_saved_kernel_that_cannot_run_here_is_replaced_and_reported():
 def test_on_a_gpu(compile, monkeypatch):
     monkeypatch.setattr(devices, "last_level_cache", REAL_CACHE)
     one = sample(512, 1024)
-    one = Sample("layer", one.layer.cuda(), one.activations.cuda())
-    (made,) = choose([one], AutoQuant(int4=True), 1, 35.0, compile=compile)
+    one = autoquant.Sample("layer", one.layer.cuda(), one.activations.cuda())
+    (made,) = autoquant.choose([one], AutoQuant(int4=True), 1, 35.0, compile=compile)
     timed = {one.kernel for one in made.candidates if one.timing}
     assert {"torch", "torchao", "triton"} <= timed

@@ -16,6 +16,7 @@ from quantbench.quantize.activation import rounded
 from quantbench.quantize.registry import SCHEMES, Quantizer, kernels_for
 from quantbench.quantize.schemes import int4, int8
 from quantbench.quantize.spec import parse
+from tests.ops.packed_weights import in_tiles
 
 CUDA = torch.device("cuda")
 TORCHAO = ["torchao", "triton", "reference"]
@@ -62,23 +63,10 @@ def test_int8dq_hands_torchaos_product_17_rows_or_more(rows, monkeypatch):
 
 
 def packed_by_tinygemm(bytes_, inner_tiles):
-    """matrix_to_m16n8k16_Bint4_layout of PyTorch's aten/src/ATen/native/cuda/int4mm.cu, line by
-    line: (N, K / 2) uint8, the first of two codes in the high bits."""
+    """(N, K / 2) uint8, the first of two codes in the high bits, as CUDA packs them."""
     assert inner_tiles == 8 and bytes_.is_contiguous()
-    N, half = bytes_.shape
-    out = torch.zeros(N // 8, half // 64, 32, 4, dtype=torch.int64)
-    v = bytes_.long().tolist()
-    for tile in range(N // 8):
-        for outer in range(half // 64):
-            for t in range(32):
-                row = v[8 * tile + t // 4]
-                for inner in range(0, 8, 2):
-                    base = (outer * 8 + inner) * 8
-                    k = base + t % 4, base + t % 4 + 4, base + 8 + t % 4, base + 8 + t % 4 + 4
-                    low = sum((row[k[i]] & 0xF) << (16 + 4 * i) for i in range(4))
-                    high = sum((row[k[i]] >> 4) << (4 * i) for i in range(4))
-                    out[tile, outer, t, inner // 2] = low | high
-    return out.to(torch.int32)
+    codes = torch.stack((bytes_ >> 4, bytes_ & 15), -1).flatten(1)
+    return in_tiles(codes.numpy())
 
 
 @pytest.mark.parametrize("rows", [64, 70])

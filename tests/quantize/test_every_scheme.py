@@ -23,6 +23,8 @@ from quantbench.quantize.kernels import TritonLinear
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import SCHEMES, Quantizer, available
 from quantbench.quantize.spec import SHOWN, parse
+from tests.models.refused import refusal
+from tests.ops.exact import UNIT
 
 CPU = torch.device("cpu")
 NAMES = [name for name in SHOWN if name != "none" and not parse(name).calibrated]
@@ -32,8 +34,6 @@ CASES = [
     for kernel, reason in available(parse(name), CPU, torch.bfloat16).items()
     if reason is None
 ]
-# The largest relative error of rounding to the dtype.
-UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 STOCK = ("torchao", "bitsandbytes")  # kernels that are not ours
 
 
@@ -279,9 +279,7 @@ def test_norms_and_biases_that_are_not_finite_are_refused_by_name(name):
     biased = torch.nn.Linear(64, 64, dtype=torch.float16)
     biased.bias.data[1] = math.nan
     for module in (norm, biased):
-        with pytest.raises(CheckpointError) as raised:
-            quantizer("layers.0.part", module)
-        assert str(raised.value) == (
+        assert refusal(CheckpointError, quantizer, "layers.0.part", module) == (
             "layers.0.part has 1 weights that are NaN or infinite: fetch the checkpoint again or "
             "give --precision bfloat16"
         )
@@ -296,9 +294,8 @@ def test_norms_and_biases_that_are_not_finite_are_refused_by_name(name):
     ],
 )
 def test_a_kernel_that_cannot_run_says_why_and_what_can(name, kernel, message):
-    with pytest.raises(KernelError) as raised:
-        Quantizer(parse(name), CPU, torch.bfloat16, kernel)
-    assert message in str(raised.value) and "\n" not in str(raised.value)
+    how = parse(name), CPU, torch.bfloat16, kernel
+    assert message in refusal(KernelError, Quantizer, *how)
 
 
 @pytest.mark.parametrize("name", ["bnb-int8", "bnb-nf4", "bnb-fp4"])

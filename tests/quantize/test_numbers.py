@@ -5,16 +5,9 @@ import bitsandbytes.functional as bnb
 import pytest
 import torch
 from torch import nn
+from torchao import quantization as ao
 from torchao.prototype.mx_formats.inference_workflow import NVFP4WeightOnlyConfig
 from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
-from torchao.quantization import (
-    Float8WeightOnlyConfig,
-    Int8DynamicActivationIntxWeightConfig,
-    Int8WeightOnlyConfig,
-    PerGroup,
-    PerRow,
-    quantize_,
-)
 from torchao.quantization.quant_primitives import (
     MappingType,
     _choose_qparams_and_quantize_affine_hqq,
@@ -40,7 +33,7 @@ def theirs(config, weight):
     """What torchao's own config makes of the weight: its product with the identity."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], False, dtype=weight.dtype)
     layer.weight = nn.Parameter(weight.clone(), requires_grad=False)
-    quantize_(layer, config)
+    ao.quantize_(layer, config)
     return layer.weight
 
 
@@ -71,8 +64,8 @@ def test_int4wo_is_torchaos(group_size):
 
 
 BY_ROW = {
-    "int8wo": Int8WeightOnlyConfig(granularity=PerRow(), set_inductor_config=False),
-    "float8wo": Float8WeightOnlyConfig(set_inductor_config=False),
+    "int8wo": ao.Int8WeightOnlyConfig(granularity=ao.PerRow(), set_inductor_config=False),
+    "float8wo": ao.Float8WeightOnlyConfig(set_inductor_config=False),
 }
 
 
@@ -86,9 +79,9 @@ def test_8_bits_a_row_are_torchaos(name):
 
 def test_int8dq_int4wo_is_torchaos():
     weight = gaussian(dtype=torch.float32)
-    config = Int8DynamicActivationIntxWeightConfig(
+    config = ao.Int8DynamicActivationIntxWeightConfig(
         weight_dtype=torch.int4,
-        weight_granularity=PerGroup(32),
+        weight_granularity=ao.PerGroup(32),
         weight_mapping_type=MappingType.SYMMETRIC,
     )
     made, ours = theirs(config, weight), packed("int8dq-int4wo-32", weight)

@@ -13,10 +13,11 @@ from quantbench.errors import KernelError
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import Quantizer, available
 from quantbench.quantize.spec import parse_scheme
+from tests.ops.instructions import NEEDS_COMPILER
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
+pytestmark = NEEDS_COMPILER
 
 
 @pytest.mark.parametrize(
@@ -27,13 +28,8 @@ pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unav
     ],
 )
 def test_planning_leaves_no_library_behind(command, tmp_path):
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    words, env = [sys.executable, *command], os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "cpu" in done.stdout and "Building" not in done.stderr
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".so", ".o")]

@@ -15,6 +15,7 @@ from quantbench.models.formats.names import hugging_face
 from quantbench.models.loading import load_config
 from quantbench.quantize import recipe
 from quantbench.quantize.recipe_formats import FORMATS, exported, imported
+from tests.models.refused import refusal
 
 SHAPES = load_config("tiny").linear_shapes()
 SCHEMES = {"layers.0.*": "none", "layers.*.wqkv": "int8wo", "*": "int4wo-64"}
@@ -124,6 +125,4 @@ def test_what_others_write(format, text, layer, scheme):
     ],
 )
 def test_what_cannot_be_read_is_one_line(format, text, why):
-    with pytest.raises(UsageError) as error:
-        imported(text, format, SHAPES, hugging_face)
-    assert why in str(error.value) and "\n" not in str(error.value)
+    assert why in refusal(UsageError, imported, text, format, SHAPES, hugging_face)

@@ -3,12 +3,10 @@ becomes than half a step of its own group's range. Nothing here reads a scale of
 
 import pytest
 import torch
-from torch import nn
 
-from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import SHOWN, parse_scheme
+from tests.quantize.test_numbers import packed
 
-CPU = torch.device("cpu")
 # A least-squares fit (-hqq, -gptq) gives up outliers: test_numbers holds it against the plain
 # scheme. 2:4 sparsity zeros weights on purpose: below.
 NAMES = [n for n in SHOWN if n != "none" and "marlin" not in n and not parse_scheme(n).way]
@@ -85,13 +83,6 @@ def drawn(kind):
     return torch.randn(32, 256) + 3 * (kind == "off-centre")
 
 
-def dequantized(name, w):
-    layer = nn.Linear(w.shape[1], w.shape[0], False)
-    layer.weight = nn.Parameter(w, requires_grad=False)
-    made = Quantizer.of_shapes(parse_scheme(name), CPU, torch.float32).quantized("layer", layer)
-    return made.weight.data.dequantize()
-
-
 KINDS = ("gaussian", "heavy-tailed", "off-centre")
 
 
@@ -100,7 +91,7 @@ KINDS = ("gaussian", "heavy-tailed", "off-centre")
 def test_no_weight_is_further_than_half_a_step_of_its_groups_range(name, kind):
     w = drawn(kind)
     limit = allowed(name, w)
-    error = (dequantized(name, w) - w).abs()
+    error = (packed(name, w).dequantize() - w).abs()
     error = error.view(limit.shape if limit.shape[-1] > 1 else (*limit.shape[:-1], -1))
     assert (error <= limit * (1 + 1e-4) + 1e-7).all()
     # And no step is smaller than it has to be: of 8192 errors within half a step the largest is
@@ -116,7 +107,7 @@ def test_sparse_marlin_keeps_two_of_four_by_size_with_a_scale_of_what_it_keeps(k
     least_kept = fours.abs().sort(-1).values[..., 2:3]
     kept = torch.where(fours.abs() >= least_kept, fours, 0.0).view(w.shape)
     assert ((kept != 0).view(fours.shape).sum(-1) == 2).all()  # no two are equal
-    made = dequantized("sparse-marlin", w)
+    made = packed("sparse-marlin", w).dequantize()
     assert (made[kept == 0] == 0).all()
     groups = kept.view(32, -1, 64)
     error = made.view(groups.shape) - groups

@@ -12,16 +12,16 @@ from torchao.quantization import quantize_
 
 from quantbench import quantize
 from quantbench.errors import CheckpointError, KernelError, UsageError
-from quantbench.ops.cpu import build
 from quantbench.quantize.activation import rounded
 from quantbench.quantize.cpu import PackedLinear
 from quantbench.quantize.kernel import KernelLinear
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import Quantizer, available
 from quantbench.quantize.spec import SHOWN, parse_scheme
+from tests.models.refused import refusal
+from tests.ops.instructions import NEEDS_COMPILER
 
 CPU = torch.device("cpu")
-NEEDS_COMPILER = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
 # Every scheme with a kernel "cpu". -hqq has the formats of the names without it, and takes seconds
 # a layer; -wanda needs a calibration.
 NAMES = [
@@ -83,7 +83,7 @@ def exact(model, spec):
     return model.double()
 
 
-# Share of the largest output: float32 sums of 512 terms in two layers, as in test_llama.py.
+# Share of the largest output: float32 sums of 512 terms in two layers, as in test_families.py.
 BOUND = 1e-4
 
 
@@ -239,10 +239,7 @@ class Own(nn.Linear):
 
 
 def refused(model, name="int4wo-64", error=KernelError, **options):
-    with pytest.raises(error) as raised:
-        quantize_(model, quantize.config(name), **options)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
+    return refusal(error, lambda: quantize_(model, quantize.config(name), **options))
 
 
 def test_what_cannot_be_quantized_is_named():

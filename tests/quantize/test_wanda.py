@@ -1,5 +1,6 @@
 """Pruning by |weight| · norm, worked by hand and on random layers."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -8,12 +9,22 @@ from quantbench.quantize.observe import observed, squares
 from quantbench.quantize.pruning import prune
 
 
-def test_the_two_of_four_with_the_largest_products_stay():
-    layer = nn.Linear(4, 2, bias=False)
-    layer.weight.data = torch.tensor([[1.0, -2.0, 3.0, 4.0], [4.0, 3.0, -2.0, 1.0]])
-    # products: 10, 6, 3, 4  and  40, 9, 2, 1
-    prune(layer, torch.tensor([10.0, 3.0, 1.0, 1.0]).square())
-    assert layer.weight.tolist() == [[1.0, -2.0, 0.0, 0.0], [4.0, 3.0, 0.0, 0.0]]
+@pytest.mark.parametrize(
+    "weight, squares, expected",
+    [
+        # products with the norms: 10, 6, 3, 4  and  40, 9, 2, 1
+        ([[1, -2, 3, 4], [4, 3, -2, 1]], [100, 9, 1, 1], [[1, -2, 0, 0], [4, 3, 0, 0]]),
+        # norms, not their squares, decide: those would keep the last two
+        ([[9, 9, 2, 2]], [1, 1, 16, 16], [[9, 9, 0, 0]]),
+        # a layer without inputs is pruned by its weights alone
+        ([[1, 4, -3, 2]], [0, 0, 0, 0], [[0, 4, -3, 0]]),
+    ],
+)
+def test_the_two_of_four_with_the_largest_products_stay(weight, squares, expected):
+    layer = nn.Linear(4, len(weight), bias=False)
+    layer.weight.data = torch.tensor(weight).float()
+    prune(layer, torch.tensor(squares).float())
+    assert layer.weight.tolist() == expected
 
 
 def test_norms_are_those_of_everything_that_was_fed():
@@ -22,14 +33,6 @@ def test_norms_are_those_of_everything_that_was_fed():
     rows = torch.cat([x.flatten(0, 1) for x in fed])
     torch.testing.assert_close(sums.sqrt(), rows.double().norm(dim=0).float())
     assert not layer._forward_pre_hooks
-
-
-def test_norms_not_their_squares_decide():
-    """|w| · norm keeps the first two columns, |w| · norm² would keep the last two."""
-    layer = nn.Linear(4, 1, bias=False)
-    layer.weight.data = torch.tensor([[9.0, 9.0, 2.0, 2.0]])
-    prune(layer, torch.tensor([1.0, 1.0, 16.0, 16.0]))
-    assert layer.weight.tolist() == [[9.0, 9.0, 0.0, 0.0]]
 
 
 def test_blocks_of_rows_are_pruned_as_the_whole(monkeypatch):
@@ -45,10 +48,3 @@ def test_blocks_of_rows_are_pruned_as_the_whole(monkeypatch):
     best = importance.topk(2, -1).indices
     kept = torch.zeros_like(importance, dtype=torch.bool).scatter_(-1, best, True).flatten(-2)
     assert torch.equal(whole.weight, weight * kept)
-
-
-def test_a_layer_without_inputs_is_pruned_by_its_weights_alone():
-    layer = nn.Linear(4, 1, bias=False)
-    layer.weight.data = torch.tensor([[1.0, 4.0, -3.0, 2.0]])
-    prune(layer, torch.zeros(4))
-    assert layer.weight.tolist() == [[0.0, 4.0, -3.0, 0.0]]
