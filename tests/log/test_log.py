@@ -58,13 +58,6 @@ def written_by(path):
     return [(words[0], int(words[1])) for words in prompts]
 
 
-def test_append_makes_the_file_and_adds_whole_lines(tmp_path):
-    path = tmp_path / "benchmarks.txt"
-    log.append(path, LINE)
-    log.append(str(path), LINE)
-    assert path.read_text() == f"{LINE}\n{LINE}\n"
-
-
 @pytest.mark.parametrize("several", ["a\nb", "a\rb", "a\n"])
 def test_more_than_one_line_is_refused(tmp_path, several):
     with pytest.raises(LogError):

@@ -156,20 +156,6 @@ def test_bash_reads_the_repro_line_as_the_same_words(prompt, locale):
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        r"a 'b c' "
-        r'"d \" \\ e" f\ g ',
-        "  spaced\tout  ''  \"\" x''y",
-        "'a'\"b\"c",
-        "a\u00a0b '\n'",
-    ],
-)
-def test_ordinary_quoting_splits_as_shlex_does(command):
-    assert split(command) == shlex.split(command)
-
-
-@pytest.mark.parametrize(
     "command, words",
     [
         (r"$'a\tb\x41\101\u00e9\U0001F999\e\'\\\q'", ["a\tbAAé🦙\x1b'\\\\q"]),
@@ -210,6 +196,10 @@ def test_an_option_glued_to_a_number_is_taken_apart(command, apart):
 @pytest.mark.parametrize(
     "command",
     [
+        r"""a 'b c' "d \" \\ e" f\ g """,
+        "  spaced\tout  ''  \"\" x''y",
+        "'a'\"b\"c",
+        "a\u00a0b '\n'",
         "--prompt '8192--kv_cache_quantization'",
         "--prompt 8192--kv_cache_quantization",
         "--prompt '--cache_size 8192--kv_cache_quantization'",
@@ -219,7 +209,7 @@ def test_an_option_glued_to_a_number_is_taken_apart(command, apart):
         "--cache_size 8192",
     ],
 )
-def test_nothing_else_is_taken_apart(command):
+def test_all_else_is_split_as_shlex_does(command):
     assert split(command) == shlex.split(command)
     assert not has_glued_option(command)
 
@@ -232,8 +222,6 @@ def test_nothing_else_is_taken_apart(command):
         ("--seed " + "9" * 6000, "--seed takes"),
         ("--prompt=\0", "--prompt takes text without NUL characters"),
         ("--prompt=\ud800", "--prompt takes text"),
-        ("--prompt --compile", "--prompt=VALUE"),
-        ("--complie", "did you mean --compile?"),
         ("--help", "no such option"),
     ],
 )
@@ -307,17 +295,12 @@ def test_a_click_command_receives_the_same_config(given, command_class):
     assert received == [given, given]
 
 
-def test_the_command_raises_what_parse_raises_and_its_help_gives_each_option_one_line():
+def test_the_help_of_a_command_gives_each_option_one_line():
     @click.command(cls=Command)
     @options()
     def main(**values):
         raise AssertionError("not reached")
 
-    with pytest.raises(UsageError, match="did you mean --compile"):
-        CliRunner().invoke(main, ["--complie"], catch_exceptions=False)
-    with pytest.raises(UsageError, match="--prompt=VALUE"):
-        words = ["--prompt", "--compile"]
-        CliRunner().invoke(main, words, catch_exceptions=False)
     shown = CliRunner().invoke(main, ["--help"], terminal_width=100).output.splitlines()
     for field in dataclasses.fields(RunConfig):
         (row,) = [line for line in shown if re.match(rf"  --{field.name}( |$)", line)]
