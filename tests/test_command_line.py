@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from quantbench import generate
 from quantbench.__main__ import commands
 from tests import seeds
 
@@ -92,16 +91,6 @@ def test_debug_gives_a_traceback_wherever_it_stands(line):
         *before, last = result.stderr.splitlines()
         assert result.exit_code == code and last.startswith("error: ") and message in last
         assert before[0] == "Traceback (most recent call last):" and message in before[-1]
-
-
-def test_dashes_are_underscores(monkeypatch):
-    monkeypatch.setattr(generate, "run", lambda config, scheme, started: print(config))
-    words = ("--max_new_tokens=7", "--kv_cache", "int8", "--dtype=float32", "--write_result=none")
-    underscored = ended("generate", *words)
-    dashed = ended("generate", *(word.replace("_", "-") for word in words))
-    assert underscored.exit_code == 0 and "max_new_tokens=7" in underscored.stdout
-    assert "precision='float32'" in underscored.stdout
-    assert dashed.stdout == underscored.stdout
 
 
 def test_where_windows_lacks_modules_there_is_one_line(tmp_path):

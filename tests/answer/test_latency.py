@@ -7,9 +7,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from click.testing import CliRunner
 
-from quantbench.__main__ import commands
 from quantbench.answer.latency import (
     Cell,
     Latencies,
@@ -239,13 +237,3 @@ def test_damaged_results_are_one_line(tmp_path, line, message):
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
         load(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def tables(*words):
-    return CliRunner().invoke(commands, ["latency", "tables", *map(str, words)])
-
-
-def test_the_command(tmp_path):
-    measured({"none": 1.0, "int8wo": 0.8}, tmp_path)
-    done = tables(tmp_path)
-    assert done.exit_code == 0 and done.stdout == report(load(tmp_path))

@@ -199,7 +199,6 @@ def test_two_folders_and_numbers_of_ranks(folders):
     [
         ("--target longer", "sequence lengths 100 and 300"),
         ("--target more", "decodes 3 tokens and the target 5: not the same work"),
-        ("--target ranks --target_tp 4", "no table of 4 ranks; there are tables of 1, 2 ranks"),
     ],
 )
 def test_tables_of_other_work_are_refused(folders, line, message):

@@ -67,9 +67,6 @@ def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
     again = run("--from", folder, "--max_kl", "0.01")
     assert again.exit_code == 0 and not world.journal
     assert again.stdout.startswith("Use int8wo: ") and "KL above 0.01: fp6" in again.stdout
-    other = run("--from", folder, "--checkpoint_path", "dummy:Llama-3.2-1B")
-    assert "holds results of tiny, not of --checkpoint_path 'dummy:Llama" in one_line(other)
-    assert other.exception.exit_code == 2
     none = run("--from", folder, "--max_memory", "2B")
     assert "needs --max_memory 0.01MB" in one_line(none) and none.exception.exit_code == 1
 

@@ -59,24 +59,15 @@ def decoded(pool, size, *arguments):
     return first, name
 
 
-@pytest.mark.parametrize("family", hugging_face.LLAMAS)
+EXPERTS = ("mixtral", "qwen-2-moe", "qwen-3-moe-dense")
+
+
+@pytest.mark.parametrize("family", [*hugging_face.LLAMAS, *EXPERTS])
 def test_a_step_of_every_family(pool, memory, tmp_path, family):
     """One row, whose products a team shares, and two."""
     folder, oracle = hugging_face.saved(family, tmp_path)
-    for size, rows in ((2, 1), (4, 2)):
-        tokens = TOKENS[:rows]
-        logits, name = decoded(
-            pool, size, f"{memory}{size}", tokens, {"checkpoint_path": str(folder)}
-        )
-        assert name == "cpu-step"
-        agree(logits, oracle(torch.tensor(tokens)).logits)
-
-
-@pytest.mark.parametrize("family", ["mixtral", "qwen-2-moe", "qwen-3-moe-dense"])
-def test_a_step_of_experts(pool, memory, tmp_path, family):
-    folder, oracle = hugging_face.saved(family, tmp_path)
-    for size, rows in ((2, 2), (4, 1)):
-        given = (TOKENS[:rows], {"checkpoint_path": str(folder)})
+    for size, rows in ((2, 2), (4, 1)) if family in EXPERTS else ((2, 1), (4, 2)):
+        given = TOKENS[:rows], {"checkpoint_path": str(folder)}
         logits, name = decoded(pool, size, f"{memory}{size}", *given)
         assert name == "cpu-step"
         agree(logits, oracle(torch.tensor(TOKENS[:rows])).logits)

@@ -23,13 +23,6 @@ from tests.parallel import work
 from tests.parallel.work import TOKENS, TOLERANCE, WIDE, agree
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_logits_of_the_embedded_model(pool, size):
-    alone = work.logits(ALONE, "tiny", TOKENS)
-    for shared in pool.run(size, work.logits, "tiny", TOKENS):
-        agree(shared, alone)
-
-
 @pytest.mark.parametrize("family", hugging_face.FAMILIES)
 def test_logits_of_every_family(pool, tmp_path, family):
     folder, oracle = hugging_face.saved(family, tmp_path)
