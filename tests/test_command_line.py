@@ -3,17 +3,15 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
 from tests import seeds
+from tests.programs import python, ran
 
-ROOT = Path(__file__).parent.parent
 WANTED = (
     "generate ab recommend quality replay readme roofline growth peers schemes caches log".split()
 )
@@ -65,7 +63,7 @@ def test_help_needs_no_torch():
         "    shown = CliRunner().invoke(commands, [name, '--help'])\n"
         "    print(name, shown.exit_code, 'torch' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", text)
     lines = done.stdout.splitlines()
     assert len(lines) >= len(WANTED), done.stderr
     assert all(line.endswith(" 0 False") for line in lines), done.stdout
@@ -101,7 +99,7 @@ def test_where_windows_lacks_modules_there_is_one_line(tmp_path):
         "os.name = 'nt'\n"
         "quantbench.__main__.commands.main(['generate'], prog_name='quantbench')\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", text)
     assert done.returncode == 1
     assert done.stderr.startswith("error: quantbench needs Linux or macOS; on Windows")
     assert done.stderr.count("\n") == 1
@@ -144,9 +142,7 @@ def test_bash_is_offered(tmp_path):
             f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}\n"
             '_quantbench_completion quantbench; printf "%s\\n" "${COMPREPLY[@]}"'
         )
-        done = subprocess.run(
-            ["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
-        )
+        done = ran("bash", "-c", script, env=environment)
         assert done.returncode == 0, done.stderr
         assert set(done.stdout.split()) == offered, line
 
@@ -161,5 +157,5 @@ def test_a_command_that_keeps_what_it_has_ends_with_sigterm_s_code():
         "    except KeyboardInterrupt: click.echo('kept')\n"
         "keep.main([])\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", text)
     assert (done.returncode, done.stdout) == (143, "kept\n"), done.stderr

@@ -7,13 +7,12 @@ tests/models/test_registry.py adds an architecture.
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.programs import ROOT, python
+
 ROOMS = ("kv_cache", "models", "quantbench", "quantize")
 # int8wo with 41 levels instead of 256.
 SPELLING = """
@@ -113,14 +112,8 @@ def inserted(file: Path, place: str, text: str) -> None:
     file.write_text(before + text.lstrip("\n") + after)
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-    )
+def run(folder, *command):
+    return python(*command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)})
 
 
 def test_a_scheme_and_a_cache_generate_text(copy):

@@ -6,8 +6,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,8 +23,8 @@ from quantbench.models.loading import load_model
 from quantbench.ops.cpu import build
 from quantbench.run.loading import Loading
 from tests import fake_counter, seeds
+from tests.programs import ROOT, python, started
 
-ROOT = Path(__file__).parent.parent
 TINY = ROOT / "models" / "tiny"
 REFERENCE = ROOT / "tests" / "data" / "torchao_llama_log.txt"
 SHORT = ["--num_samples", "2", "--max_new_tokens", "5"]
@@ -403,10 +401,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(broken):
     def full():
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, size + 20))
 
-    result = subprocess.run(
-        [sys.executable, ROOT / "generate.py", *SHORT],
-        capture_output=True, text=True, preexec_fn=full,
-    )  # fmt: skip
+    result = python(ROOT / "generate.py", *SHORT, cwd=broken, preexec_fn=full)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in result.stderr
@@ -414,12 +409,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(broken):
 
 
 def test_an_interrupt_is_one_line_and_no_log(broken):
-    run = subprocess.Popen(
-        [sys.executable, ROOT / "generate.py", "--num_samples", "100000"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # A shell's background job ignores Ctrl-C, and whatever it starts inherits that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    run = started(ROOT / "generate.py", "--num_samples", "100000", cwd=broken)
     while "Sample 1 of 100000" not in (line := run.stderr.readline()):
         assert line, "ended before the first sample"
     run.send_signal(signal.SIGINT)

@@ -5,7 +5,6 @@ import dataclasses
 import os
 import re
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -23,8 +22,8 @@ from quantbench.log.config import RunConfig, option_table, split
 from quantbench.log.options import parse
 from quantbench.quantize.kernel import KernelLinear
 from quantbench.run.plan import make_plan
+from tests.programs import ROOT, git, ran
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 OTHERS = [(ROOT / name).read_text() for name in ("CONTRIBUTING.md", "SKILL.md")]
@@ -48,16 +47,13 @@ def clone(tmp_path_factory):
 
 def make(folder, *arguments):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(
-        ["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    return ran("make", *arguments, cwd=folder, env=environment)
 
 
 def test_make_demo(clone):
     """On one layer, to be short: it recommends a scheme, and leaves the tree clean."""
-    identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
     for command in (["init", "-q"], ["add", "--all"], ["commit", "-q", "-m", "a fresh clone"]):
-        subprocess.run(["git", *identity, *command], cwd=clone, check=True)
+        git(clone, *command)
     done = make(
         clone,
         "demo",
@@ -79,8 +75,7 @@ def test_make_demo(clone):
     assert {r.mod for r in records} == {model}
     assert "Warning" not in done.stdout + done.stderr
     assert not re.search(r"Traceback|WARNING|W\d{4} ", done.stdout + done.stderr)
-    status = ["git", "status", "--porcelain"]
-    assert subprocess.run(status, cwd=clone, capture_output=True, text=True).stdout == ""
+    assert git(clone, "status", "--porcelain") == ""
 
 
 def demo_of(announced):

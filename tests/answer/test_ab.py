@@ -8,7 +8,6 @@ import random
 import re
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,6 +23,8 @@ from quantbench.answer.interval import Interval
 from quantbench.bench import store as stores
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import make_arms, of_one_model
+from quantbench.bench.process import Process
+from quantbench.bench.worker import NeverFits, Worker
 from quantbench.commands import ab as command
 from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
@@ -36,13 +37,12 @@ from quantbench.quality.types import SameModel
 from tests import fake_counter
 from tests.bench.world import Behaviour, World
 from tests.models.test_gguf import tokenizer_of_tiny, written
+from tests.programs import ROOT, alive, children, started, wait_for
 
-ROOT = Path(__file__).parent.parent.parent
 SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--max_minutes", "10")
 SHORT += ("--half_width", "90%")  # ends as soon as there are intervals
 ENDLESS = ("--half_width", "0.01%", "--processes", "1", "--max_minutes", "1000")
 QUICK = ("--max_new_tokens", "4", "--tokens", "0")
-COMPARE = (sys.executable, "-m", "quantbench", "ab")
 SEARCH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SEARCH, "OMP_NUM_THREADS": "1"}
 
@@ -59,15 +59,7 @@ def ended():
 
 
 def start(folder, *arguments):
-    process = subprocess.Popen(
-        [*COMPARE, *arguments],
-        cwd=folder,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=_interruptible,
-    )
+    process = started("-m", "quantbench", "ab", *arguments, cwd=folder, env=ENVIRONMENT)
     STARTED.append(process)
     return process
 
@@ -77,11 +69,6 @@ def exit_code(*words):
     with pytest.raises(SystemExit) as ended:
         commands.main(["ab", *words], standalone_mode=False)
     return ended.value.code
-
-
-def _interruptible():
-    """Shells start what runs in the background deaf to Ctrl-C, and that is inherited."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process):
@@ -249,10 +236,6 @@ def test_a_finished_comparison_is_not_repeated(done, monkeypatch, capsys):
 # ------------------------------------------------------------------------- kills
 
 
-def children(pid):
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def processor_seconds(pid):
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -262,20 +245,6 @@ def spent_in_a_second(pid):
     before = processor_seconds(pid)
     time.sleep(1)
     return processor_seconds(pid) - before
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(condition, seconds=300):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.1)
 
 
 def turns_in(folder, arm=0):
@@ -333,8 +302,6 @@ def test_ctrl_c_and_sigterm_end_with_the_results_so_far(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_worker_that_waits_burns_nothing():
-    from quantbench.bench.process import Process
-
     worker = Process()
     try:
         worker.ask("load", argv=["--max_new_tokens", "8"])
@@ -437,7 +404,7 @@ def test_the_reference_is_the_first_file_in_full_precision(files_of_tiny):
     )
 
 
-class Worker:
+class FakeWorker:
     """As a worker that knows four schemes; of their plans, those in `refused` cannot be made."""
 
     refused: tuple[str, ...] = ()
@@ -462,12 +429,12 @@ class Worker:
 def all_arms(monkeypatch, *refused):
     """The first names of --arms all, together with --arm int8wo."""
     begun = []
-    monkeypatch.setattr(command, "Process", Worker)
-    monkeypatch.setattr(Worker, "refused", refused)
-    monkeypatch.setattr(Worker, "closed", [])
+    monkeypatch.setattr(command, "Process", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "refused", refused)
+    monkeypatch.setattr(FakeWorker, "closed", [])
     monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
     exit_code("--arms", "all", *INT8)
-    assert Worker.closed
+    assert FakeWorker.closed
     return [arm.name for arm in begun[0][0].arms]
 
 
@@ -481,8 +448,6 @@ def test_every_scheme_that_runs_here_is_an_arm(monkeypatch, capsys):
 
 
 def test_the_worker_knows_what_runs_here():
-    from quantbench.bench.worker import Worker
-
     schemes = Worker().schemes(["--device", "cpu"])
     assert {"none", "int8wo", "fp6", "uintx-2-64", "autoquant"} <= set(schemes)
     only = Worker().schemes(["--device", "cpu", "--kernel", "reference"])
@@ -491,8 +456,6 @@ def test_the_worker_knows_what_runs_here():
 
 def test_the_energy_of_an_arm_is_counted_before_its_samples(monkeypatch):
     """Samples that are timed are not repeated for it."""
-    from quantbench.bench.worker import Worker
-
     looks = fake_counter.install(monkeypatch)
     worker = Worker()
     worker.load(["--device", "cpu", "--max_new_tokens", "4", "--checkpoint_path", "tiny"])
@@ -504,8 +467,6 @@ def test_the_energy_of_an_arm_is_counted_before_its_samples(monkeypatch):
 
 def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypatch):
     """The arm waits for room that its neighbours hold, and fails if that would not do."""
-    from quantbench.bench.worker import NeverFits, Worker
-
     monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 300_000_000)
     arguments = ["--device", "cpu", "--cache_size", "100000"]  # 512 MB of bfloat16 keys and values
     with pytest.raises(MemoryShortage):

@@ -3,10 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -20,8 +16,8 @@ from quantbench.log.options import parse
 from quantbench.typed_json import from_json, to_json
 from tests.answer.latencies import measured as made_up
 from tests.answer.latencies import plan
+from tests.programs import started, wait_for
 
-ROOT = Path(__file__).parents[2]
 SMALL = ("--batch_sizes", "1,3", "--decode_length", "3", "--runs", "4", "--device", "cpu")
 
 
@@ -83,16 +79,13 @@ def test_a_complete_folder_is_written_again(measured):
 def test_ctrl_c_keeps_what_there_is(tmp_path):
     folder = tmp_path / "out"
     words = ("--arm", "--quantization none", "--runs", "1000000")
-    command = [sys.executable, "-m", "quantbench", "latency", *SMALL, *words, "--output", folder]
-    running = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-    deadline, samples = time.monotonic() + 300, folder / "samples.jsonl"
-    while time.monotonic() < deadline and running.poll() is None:
-        if samples.exists() and '"kind": "decode"' in samples.read_text():
-            break
-        time.sleep(0.05)
+    running = started("-m", "quantbench", "latency", *SMALL, *words, "--output", folder)
+    samples = folder / "samples.jsonl"
+
+    def has_steps():
+        return samples.exists() and '"kind": "decode"' in samples.read_text()
+
+    wait_for(lambda: has_steps() or running.poll() is not None)
     running.send_signal(signal.SIGINT)
     stdout, stderr = running.communicate(timeout=300)
     assert running.returncode == 0 and "Traceback" not in stderr

@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from quantbench.log.options import parse
 from quantbench.log.reading import config_of
 from quantbench.typed_json import to_json
 from tests.bench.facts import arm_facts
+from tests.programs import git
 from tests.refusals import one_line
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
@@ -141,17 +141,6 @@ for line in sys.stdin:
     answer = {"did": did} if did is not None else {"failed": "no such thing", "kind": "other"}
     print(json.dumps(answer), flush=True)
 """
-
-
-def git(folder, *arguments):
-    settings = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-    done = subprocess.run(
-        ["git", "-C", str(folder), *settings, *arguments],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return done.stdout.strip()
 
 
 @pytest.fixture(scope="module")

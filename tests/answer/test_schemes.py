@@ -1,17 +1,14 @@
 """quantbench schemes: the table of schemes, and its messages for wrong input."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
 from quantbench.quantize.spec import SHOWN
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import python
 
 
 def run(*arguments):
@@ -20,10 +17,7 @@ def run(*arguments):
 
 
 def test_the_command_lists_every_scheme_with_bits_and_kernel():
-    done = subprocess.run(
-        [sys.executable, "-m", "quantbench", "schemes", "--device", "cpu"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+    done = python("-m", "quantbench", "schemes", "--device", "cpu")
     assert done.returncode == 0 and done.stderr == ""
     head, *rows = done.stdout.split("\n\n")[0].splitlines()
     assert head.split() == ["scheme", "bits/weight", "GGUF", "kernel", "in", "words"]

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,8 +18,8 @@ from quantbench.log.config import RunConfig, repro
 from quantbench.log.reading import config_of
 from quantbench.log.reading import read as read_log
 from quantbench.log.record import Record
+from tests.programs import python, started
 
-ROOT = Path(__file__).parents[2]
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
 RECORD = Record.parse(REFERENCE.read_text().splitlines()[2])
 LINE = dataclasses.replace(RECORD, repro=repro(RunConfig(device="cpu", compile=True))).render()
@@ -43,13 +41,11 @@ def line(count, words=1):
 
 
 def start(code, *arguments):
-    command = [sys.executable, "-c", WRITER + code, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return started("-c", WRITER + code, *arguments, stderr=None)
 
 
-def check(*arguments):
-    command = [sys.executable, "-m", "quantbench", "log", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def check(path):
+    return python("-m", "quantbench", "log", "check", path)
 
 
 def written_by(path):
@@ -342,7 +338,7 @@ def test_names_that_are_not_utf8_go_through_the_file(tmp_path):
 
 
 def test_check_of_the_reference_log():
-    result = check("check", REFERENCE)
+    result = check(REFERENCE)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == (
         "29 records, all intact; 10 repro commands lacked a space, which was inserted\n"
@@ -352,7 +348,7 @@ def test_check_of_the_reference_log():
 def test_check_names_every_bad_line(tmp_path):
     path = tmp_path / "log"
     path.write_text(f"llama 2\n{LINE}\n\n{LINE.replace('tok/s=', 'tok/s= ')}\n{LINE[:60]}\n")
-    result = check("check", path)
+    result = check(path)
     assert result.returncode == 1
     one, two, last = result.stdout.splitlines()
     assert one.startswith(f"{path}:4: column 23: ") and two.startswith(f"{path}:5: column 60: ")
@@ -362,6 +358,6 @@ def test_check_names_every_bad_line(tmp_path):
 def test_check_of_an_empty_and_of_a_single_record(tmp_path):
     path = tmp_path / "log"
     path.write_text("")
-    assert check("check", path).stdout == "0 records, intact\n"
+    assert check(path).stdout == "0 records, intact\n"
     path.write_text(LINE)
-    assert check("check", path).stdout == "1 record, intact\n"
+    assert check(path).stdout == "1 record, intact\n"

@@ -4,8 +4,6 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,11 +22,11 @@ from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of
 from quantbench.run.sizes import size_of
 from tests.models.small import small_checkpoint
+from tests.programs import python
 
 CPU = torch.device("cpu")
 TOKENS = torch.arange(3, 40)[None]
 MAPS = Path("/proc/self/maps")
-ROOT = Path(__file__).parents[2]
 ENVIRONMENT = dict(os.environ)  # before a test has its cache folder, which keeps the C++ kernels
 
 
@@ -213,8 +211,8 @@ def test_loading_never_holds_the_full_precision_model(tmp_path):
     drawn = random.sample(STREAMED, 4)
     jobs = [f"layer_by_layer:{scheme}" for scheme in drawn]
     jobs.append(f"everything_first:{WHOLE}")
-    command = [sys.executable, "-m", "tests.run.loading_peak", small, path, *jobs]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    command = ["-m", "tests.run.loading_peak", small, path, *jobs]
+    done = python(*command, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"job"')]
     measured = {line["job"]: line for line in lines}
