@@ -36,13 +36,6 @@ def run(*arguments, **options):
     return CliRunner().invoke(main, list(arguments), **options)
 
 
-@pytest.fixture
-def in_tmp(tmp_path, monkeypatch):
-    """A new working directory, so that the test has its own benchmarks.txt."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 # ---------------------------------------------------------------------------------- runs
 
 

@@ -28,14 +28,13 @@ SHORT = ("--num_samples", "1", "--max_new_tokens", "2", "--device", "cpu")
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(in_tmp, monkeypatch):
     """A folder with a log, texts, and files of other kinds."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     Path("benchmarks.txt").write_text(f"{LINE}\n")
     Path("trace.json").write_text('{\n  "schemaVersion": 1, "traceEvents": []}\n')
     Path("prose.txt").write_text("Once upon a time\n" * 40)
-    return tmp_path
+    return in_tmp
 
 
 OUTPUTS = ("write_result", "output_json_path", "profile", "memory_profile", "save")
@@ -168,9 +167,8 @@ def test_a_trace_that_the_disk_is_too_small_for_is_an_error(place, option):
     assert not list(place.glob("*trace*")) and not list(place.glob(".*trace*"))
 
 
-def test_options_of_some_schemes_stay_with_those_that_take_them(tmp_path, monkeypatch):
+def test_options_of_some_schemes_stay_with_those_that_take_them(in_tmp):
     """One arm of the comparison is calibrated, and another has a least SQNR."""
-    monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("Once upon a time\n")
     common = RunConfig(calibration_text="text.txt", min_sqnr=20.0)
     schemes = ("int8wo", "sparse-marlin-wanda", "autoquant")

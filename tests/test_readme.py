@@ -272,8 +272,7 @@ quantbench doctor --json doctor.json
 """.splitlines()  # noqa: E501
 
 
-def test_commands_in_the_documents_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_commands_in_the_documents_run(in_tmp):
     assert set(RUN) <= set(COMMANDS)
     for command in RUN:
         words = words_of(re.sub(r"path/to/\S+|\bDIR\b", "tiny", command))

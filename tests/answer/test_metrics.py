@@ -162,8 +162,7 @@ def command(*words):
 
 
 @pytest.fixture
-def folders(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folders(in_tmp, tmp_path):
     both = {"none": 1.0, "int8wo": 0.8}
     measured(both, tmp_path / "both", sequence_lengths=[100, 200])
     measured({"none": 0.5}, tmp_path / "new", seed=1, model="other `1 B`")

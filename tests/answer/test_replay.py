@@ -63,10 +63,9 @@ def short_run(tmp_path_factory):
 
 
 @pytest.fixture
-def short_log(short_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "benchmarks.txt").write_text(short_run)
-    return tmp_path / "benchmarks.txt"
+def short_log(short_run, in_tmp):
+    (in_tmp / "benchmarks.txt").write_text(short_run)
+    return in_tmp / "benchmarks.txt"
 
 
 def test_then_and_now(short_log):

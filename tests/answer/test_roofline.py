@@ -314,8 +314,7 @@ def test_new_points_take_the_place_of_old_ones():
     assert len(found) == len(old) and new[0] in found and old[0] not in found
 
 
-def test_growth_measures_one_point(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_growth_measures_one_point(in_tmp):
     given = ["--over", "layers", "--values", "1", "--checkpoint_path", "tiny", "--schemes", "none"]
     files = ["--json", "growth.json", "--chart", "growth.svg"]
     result = run(growth, *given, *files, "--cycles", "1", "--max_new_tokens", "4")

@@ -21,6 +21,7 @@ from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.sizes import check_memory, kv_cache_bytes, size_of
 
+pytestmark = pytest.mark.usefixtures("in_tmp")
 CPU = torch.device("cpu")
 # GB that torchao's log of 2024 shows, for Llama-2-7b and Meta-Llama-3-8B; within 1.5 %.
 PUBLISHED = {
@@ -194,11 +195,6 @@ def test_layers_without_the_window_take_every_position():
 
 
 # ---------------------------------------------------------------------------------- --dry_run
-
-
-@pytest.fixture(autouse=True)
-def in_tmp(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def dry_run(*arguments):
