@@ -4,6 +4,7 @@ many tests begin with."""
 
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,16 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A new working directory, so that the test has its own benchmarks.txt."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def kernel_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Writes what the kernel shows of a machine: texts by path. There are no other such files."""
+    monkeypatch.setattr("quantbench.host.ROOT", tmp_path)
+
+    def write(texts: dict[str, object]) -> None:
+        for path, text in texts.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(f"{text}\n")
+
+    return write

@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from quantbench import host
 from quantbench.log import about
 from tests.programs import ROOT, python
 
@@ -24,10 +23,8 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd\n"
         (ARM, {0, 1}, "(NEON)"),
     ],
 )
-def test_the_processor(tmp_path, monkeypatch, text, cores, said):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "cpuinfo").write_text(text)
-    monkeypatch.setattr(host, "ROOT", tmp_path)
+def test_the_processor(kernel_files, monkeypatch, text, cores, said):
+    kernel_files({"proc/cpuinfo": text})
     monkeypatch.setattr(about.os, "sched_getaffinity", lambda process: cores, raising=False)
     assert said in about.processor()
 
