@@ -57,14 +57,6 @@ def test_temperature_zero_is_the_argmax_and_top_k_may_exceed_the_vocabulary():
     assert sample(ties, GREEDY).tolist() == [[1]]  # the first of them
 
 
-def test_greedy_tokens_are_those_of_the_whole_sequence_without_cache():
-    made = tiny()
-    tokens = made.generate(PROMPT, 12).tokens
-    sequence = torch.cat([PROMPT, tokens], 1)
-    logits = made.model(sequence)
-    assert torch.equal(logits[:, 4:-1].argmax(-1), tokens)
-
-
 def test_a_seed_repeats_a_sample_and_another_seed_does_not():
     made = tiny(Sampling(temperature=1.0, top_k=200))
 
