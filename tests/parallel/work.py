@@ -19,23 +19,16 @@ from quantbench.run.cutting import split_for
 from quantbench.run.decoding import choose
 from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of
+from tests.models.small import SMALL
 from tests.ops.small_step import fail_allocation
 
 TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]
 # Sums of some hundred products in another order: float32's rounding, amplified by a few layers.
 TOLERANCE = 1e-5
-WIDE = {  # wide enough for groups of 256 columns on two ranks
-    "model_type": "llama",
-    "hidden_size": 256,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 128,
-    "intermediate_size": 768,  # three groups of 256: one rank gets two of them
-    "vocab_size": 101,
-    "max_position_embeddings": 64,
-    "attention_bias": True,
-}
+# Wide enough for groups of 256 columns on two ranks. The network has three such groups: one rank
+# gets two of them.
+WIDE = SMALL | {"num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 128}
+WIDE |= {"intermediate_size": 768, "vocab_size": 101, "attention_bias": True}
 
 
 def agree(shared: Tensor, alone: Tensor) -> None:
