@@ -62,13 +62,6 @@ def test_the_report_is_what_tables_prints(measured):
     assert latency("tables", folder).stdout == done.stdout
 
 
-def test_metrics_compares_two_arms(measured):
-    _, folder = measured
-    words = ["metrics", "--baseline", f"{folder}:none", "--target", f"{folder}:int8wo"]
-    done = CliRunner().invoke(commands, words)
-    assert done.exit_code == 0 and "multi-user" in done.stdout.lower(), done.output
-
-
 def test_a_complete_folder_is_written_again(measured):
     done, folder = measured
     (folder / "report.md").unlink()

@@ -82,15 +82,6 @@ def test_share_of_the_limit_is_that_of_each_cycle(measured):
     assert int8.speed_up.value == pytest.approx(2.5, rel=0.15) and none.speed_up is None
 
 
-def test_one_arm_alone_is_held_against_the_limit(measured):
-    world = World.of(Behaviour(0.05))
-    results = measured(world, "none", cycles=9)
-    (row,) = decode_limit.rows(results)
-    assert results.ended == "answered" and row.cycles == 18
-    assert row.limit_share.low < row.step_bytes / 1e9 / 0.05 < row.limit_share.high
-    assert row.speed_up is None
-
-
 def test_fewer_than_eight_cycles_give_no_interval(measured):
     results = measured(
         World.of(Behaviour(0.05), Behaviour(0.02)), "none", "fp6", processes=1, cycles=7

@@ -26,7 +26,7 @@ from tests.programs import python
 
 CPU = torch.device("cpu")
 TOKENS = torch.arange(3, 40)[None]
-MAPS = Path("/proc/self/maps")
+
 ENVIRONMENT = dict(os.environ)  # before a test has its cache folder, which keeps the C++ kernels
 
 
@@ -64,18 +64,6 @@ def logits(model):
 # ---------------------------------------------------------------------------------- save, reload
 
 
-def test_a_saved_model_has_the_same_logits_bit_for_bit(small, tmp_path):
-    for scheme in [*random.sample(SHOWN, len(SHOWN) // 3), "autoquant"]:
-        folder = str(tmp_path / f"saved-{scheme}")
-        model, first = load(checkpoint_path=small(), quantization=scheme, save=folder)
-        again, second = load(checkpoint_path=folder)
-        assert torch.equal(logits(model), logits(again)), scheme
-        assert first.kernels == second.kernels and str(second.spec) == scheme
-        assert weight_bytes(model) == weight_bytes(again)
-    if MAPS.exists():  # pages of a file that stays mapped would count as memory
-        assert "quantized-0" not in MAPS.read_text()
-
-
 @pytest.mark.parametrize("scheme", ["none", "int8wo", "embed-int8"])
 def test_a_tied_output_is_saved_and_kept_once(small, tmp_path, scheme):
     folder = tmp_path / "saved"
@@ -93,16 +81,6 @@ def test_a_tied_output_is_saved_and_kept_once(small, tmp_path, scheme):
     if scheme == "embed-int8":
         table, output = again.tok_embeddings.weight, again.output.weight
         assert table.plane0.data_ptr() == output.qdata.data_ptr()
-
-
-@pytest.mark.parametrize("precision", ["float16", "float32"])
-def test_other_precisions_survive_too(small, tmp_path, precision):
-    folder = str(tmp_path / "saved")
-    scheme = random.choice(["int4wo-64", "fp6", "uintx-3-32", "bnb-nf4"])
-    options = {"quantization": scheme, "precision": precision}
-    model, _ = load(checkpoint_path=small(), save=folder, **options)
-    again, _ = load(checkpoint_path=folder, precision=precision)
-    assert torch.equal(logits(model), logits(again))
 
 
 def test_a_saved_model_brings_its_tokenizer_and_says_what_it_is(tmp_path):

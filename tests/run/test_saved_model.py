@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from quantbench.run.plan import make_plan
 from tests.models.small import small_checkpoint
 
 TOKENS = torch.arange(3, 20)[None]
+MAPS = Path("/proc/self/maps")
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +70,8 @@ def test_read_back_it_is_the_same_model(arm, reads, scheme):
     again, second = facts(*arm(quantization=scheme))
     assert torch.equal(logits, again) and first == second
     assert reads == ([False, False] if scheme == "none" else [False, True])
+    if MAPS.exists():  # pages of a file that stays mapped would count as memory
+        assert "quantized-0" not in MAPS.read_text()
 
 
 def test_another_kernel_reads_the_same_numbers(arm, reads):

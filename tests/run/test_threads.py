@@ -4,8 +4,6 @@ import pytest
 
 from quantbench import host
 from quantbench.errors import UsageError
-from quantbench.log.config import RunConfig, argv
-from quantbench.log.options import parse
 from quantbench.run.environment import choose_threads as choose
 from quantbench.run.environment import first_number
 
@@ -100,12 +98,6 @@ def test_more_threads_than_cores_are_warned_of(count, cores, said):
 def test_where_the_system_does_not_say_torch_decides():
     assert choose(None, None, {}).count is None and choose(None, None, {}).recorded is None
     assert choose(3, None, {}).count == 3 and choose(3, None, {}).warning() is None
-
-
-def test_the_option_is_written_only_where_it_was_given():
-    assert "--threads" not in argv(RunConfig())
-    assert parse(["--threads", "2"]).threads == 2
-    assert argv(RunConfig(threads=2))[-2:] == ["--threads", "2"]
 
 
 @pytest.mark.parametrize("text", ["4", " 4 ", "4,2", "4 , 2"])
