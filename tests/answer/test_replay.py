@@ -207,24 +207,24 @@ def test_a_commit_that_cannot_be_taken_is_one_line(inside, commit, reason):
     assert reason in one_line(run("log.txt", "--all", "--dummy", "--against", commit))
 
 
-def test_a_commit_that_does_not_run_is_one_line(inside):
-    result = run("log.txt", "--all", "--dummy", "--against", "broken")
-    assert result.exit_code == 1
-    (failed,) = [line for line in result.stderr.splitlines() if line.startswith("failed: ")]
-    assert "that commit does not run it: " in failed and failed.endswith("g++ says no")
+UNBUILT = "that commit's C++ kernels do not build here, as the present ones do: "
 
 
-def test_a_commit_whose_kernels_do_not_build_is_not_measured_without_them(inside):
-    """It would run on torch's kernels, and anything would be faster than that."""
-    result = run("log.txt", "--all", "--dummy", "--device", "cpu", "--against", "unbuilt")
-    assert result.exit_code == 1
-    name = git(inside, "rev-parse", "--short", "unbuilt")
+@pytest.mark.parametrize(
+    "commit, reason",
+    [
+        ("broken", "that commit does not run it: "),
+        ("unbuilt", f"{UNBUILT}step.cpp:7: error: "),
+    ],
+)
+def test_a_commit_that_does_not_run_or_build_is_not_measured(inside, commit, reason):
+    """Without its kernels it would run on torch's, and anything would be faster than that."""
+    result = run("log.txt", "--all", "--dummy", "--device", "cpu", "--against", commit)
+    assert result.exit_code == 1 and "speed now" not in result.stdout
+    name = git(inside, "rev-parse", "--short", commit)
     (failed,) = [line for line in result.stderr.splitlines() if line.startswith("failed: ")]
-    assert failed.endswith(
-        f"--against {name}: that commit's C++ kernels do not build here, as the present ones do: "
-        "step.cpp:7: error: g++ says no"
-    )
-    assert "speed now" not in result.stdout
+    assert f"--against {name}: " in failed and reason in failed
+    assert failed.endswith("g++ says no")
 
 
 def test_where_nothing_builds_both_are_measured_without_kernels(inside, monkeypatch):

@@ -95,12 +95,14 @@ def test_a_rank_that_is_killed_is_the_answer(three_ranks):
     assert failure.value.kind == "dead"
 
 
-def test_ranks_that_lack_memory_say_so(three_ranks):
-    with pytest.raises(WorkerFailed, match=r"^rank \d of 3: 60 GB are needed$") as failure:
-        three_ranks.ask("lack")
-    assert failure.value.kind == "memory"
-
-
-def test_what_every_rank_refuses_is_a_usage_error(three_ranks):
-    with pytest.raises(UsageError, match="^no such scheme$"):
-        three_ranks.ask("refuse")
+@pytest.mark.parametrize(
+    ("do", "message", "kind"),
+    [
+        ("lack", r"^rank \d of 3: 60 GB are needed$", "memory"),
+        ("refuse", "^no such scheme$", "usage"),  # by every rank
+    ],
+)
+def test_ranks_that_refuse_say_why(three_ranks, do, message, kind):
+    with pytest.raises(WorkerFailed, match=message) as failure:
+        three_ranks.ask(do)
+    assert failure.value.kind == kind
