@@ -192,17 +192,6 @@ def test_what_does_not_fit_is_not_loaded(in_tmp, monkeypatch):
     assert "--cache_size 1000 is the largest that fits" in line
 
 
-def test_a_sliding_window_s_cache_is_its_window(in_tmp):
-    config = json.loads((TINY / "config.json").read_text())
-    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
-    Path("window.json").write_text(json.dumps(config | {"sliding_window": 16}))
-    options = ["--checkpoint_path", "dummy:window.json", "--prefill_size", "40"]
-    details, result = detailed(*SHORT, *options, "--prefill_chunk", "24")
-    assert details["cache_size"] == 45
-    assert details["kv_cache_bytes"] == 5 * 2 * 16 * 256 * 2  # 16 positions of 4 heads of 64
-    assert "KV cache: 0.08 MB, dense, 45 positions" in result.stderr
-
-
 def test_without_a_compiler_it_runs_and_says_what_it_runs_on(in_tmp, monkeypatch):
     monkeypatch.setenv("CXX", "nonexistent")
     monkeypatch.setattr(build, "load", build.load.__wrapped__)

@@ -139,24 +139,6 @@ def test_caches_of_every_kind_compile_in_one_process():
             )
 
 
-@CACHE
-@pytest.mark.parametrize("window", [None, 11])
-def test_a_prompt_in_chunks_is_the_prompt_at_once(cache, window):
-    """The same greedy tokens in float32, and what the caches hold, whatever the chunk."""
-    model = small_model(window)
-    prompt = torch.randint(100, (2, 23))
-    tokens, kept = [], []
-    for at_once in (None, 1, 2, 5, 7, 11, 22, 23, 24):
-        made = Generator(model, 2, 40, cache, prefill_chunk=at_once)
-        tokens.append(made.generate(prompt, 8).tokens)
-        kept.append([buffer.float() for buffer in made.caches[-1].buffers()])
-    assert all(torch.equal(tokens[0], other) for other in tokens[1:])
-    for buffers in kept[1:]:
-        for one, other in zip(kept[0], buffers, strict=True):
-            # a number between two codes may go to either, and an int4 byte holds two of them
-            assert ((one - other).abs() <= 1e-4).float().mean() > 0.99
-
-
 @pytest.mark.parametrize(
     ("device", "rows", "size"),
     [("cpu", 1, 512), ("cpu", 8, 64), ("cpu", 100, 32), ("cuda", 4, 2048), ("cuda", 32, 256)],

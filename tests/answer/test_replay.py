@@ -200,7 +200,6 @@ def test_a_slowdown_is_shown_beside_the_old_commit(inside, commit, tolerance, co
     [
         ("nowhere", "--against 'nowhere': there is no such commit"),
         ("empty", "--against empty: that commit has no quantbench.bench.worker"),
-        ("--all", "the option '--all' follows"),
     ],
 )
 def test_a_commit_that_cannot_be_taken_is_one_line(inside, commit, reason):
