@@ -271,30 +271,6 @@ def test_only_what_old_logs_always_wrote_is_written_at_its_default():
     )
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        RunConfig(compile=True, prompt="it's\n--here", cache_size=7, temperature=0, seed=5),
-        RunConfig(prompt="--compile", quantization="int8wo", prefill_size=9, debug=True),
-        RunConfig(),
-    ],
-)
-@pytest.mark.parametrize("command_class", [Command, click.Command])
-def test_a_click_command_receives_the_same_config(given, command_class):
-    received = []
-
-    @click.command(cls=command_class)
-    @options()
-    def main(**values):
-        received.append(RunConfig(**values))
-
-    result = CliRunner().invoke(main, argv(given), catch_exceptions=False)
-    assert result.exit_code == 0
-    dashed = [re.sub("_", "-", word) if word.startswith("--") else word for word in argv(given)]
-    assert CliRunner().invoke(main, dashed, catch_exceptions=False).exit_code == 0
-    assert received == [given, given]
-
-
 def test_the_help_of_a_command_gives_each_option_one_line():
     @click.command(cls=Command)
     @options()
