@@ -12,7 +12,7 @@ from quantbench.commands.readme import BLOCKS, readme
 from quantbench.errors import UsageError
 from quantbench.log.origin import git_commit
 from quantbench.report.doc_tables import TABLES
-from quantbench.report.documents import rewritten, table
+from quantbench.report.documents import rewritten
 from quantbench.typed_json import omitted
 
 ROOT = Path(__file__).parents[2]
@@ -279,7 +279,3 @@ def test_what_a_command_printed(in_tmp):
     text = f"```\narm  tok/s\nnone 1.00\n```\n\n{CAPTION}"
     assert TABLES["printed"](["demo.txt", "demo.json"]) == text
     assert TABLES["about"](["demo.json"]) == CAPTION
-
-
-def test_a_table_is_markdown():
-    assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
