@@ -62,14 +62,7 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp
 
 
 @settings(deadline=None)  # a busy machine is not a failure
-@given(
-    NUMBERS,
-    NUMBERS,
-    NUMBERS,
-    NUMBERS,
-    NAMES | st.just("a, mod: b, device: y repro: z"),
-    *[st.booleans()] * 3,
-)
+@given(*[NUMBERS] * 4, NAMES | st.just("a, mod: b, device: y repro: z"), *[st.booleans()] * 3)
 def test_any_record_reads_back_within_its_two_decimals(a, b, c, d, mod, kv_quant, fast, prefill):
     record = dataclasses.replace(
         RECORD,
