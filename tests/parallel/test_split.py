@@ -137,8 +137,8 @@ def test_both_numbers_of_ranks_save_the_same(pool, tmp_path):
 
 @pytest.mark.parametrize("kv_cache", ["dense", "int8"])
 def test_decoding_through_caches(pool, kv_cache):
-    logits, tokens, _ = work.steps(ALONE, TOKENS[0], kv_cache, "modules", "tiny", "int8wo")
-    for shared, drawn, _ in pool.run(2, work.steps, TOKENS[0], kv_cache, "auto", "tiny", "int8wo"):
+    logits, tokens = work.steps(ALONE, TOKENS[0], kv_cache, "modules", "tiny", "int8wo")
+    for shared, drawn in pool.run(2, work.steps, TOKENS[0], kv_cache, "auto", "tiny", "int8wo"):
         agree(shared, logits)
         assert torch.equal(drawn, tokens)
 

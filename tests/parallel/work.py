@@ -75,8 +75,8 @@ def _numbers(weight: Tensor) -> Tensor:
 
 def steps(
     ranks: Ranks, tokens: list[int], kv_cache: str, decoder: str, *model_and_scheme: str
-) -> tuple[Tensor, Tensor, str]:
-    """Logits of a prompt in chunks and of two steps after it, drawn tokens, and the decoder."""
+) -> tuple[Tensor, Tensor]:
+    """Logits of a prompt in chunks and of two steps after it, and drawn tokens."""
     _, model = load(ranks, *model_and_scheme)
     sampling = Sampling(temperature=0.8, top_k=50)
     generator = Generator(model, 1, 64, kv_cache, decoder, prefill_chunk=4, sampling=sampling)
@@ -85,7 +85,7 @@ def steps(
     pieces += [generator.forward(prompt[:, :1], len(tokens) + i) for i in range(2)]
     torch.manual_seed(0)
     drawn = generator.generate(prompt, 6).tokens
-    return torch.cat(pieces, 1), drawn, generator.decoder.name
+    return torch.cat(pieces, 1), drawn
 
 
 def sharing(ranks: Ranks, path: str) -> Ranks:
