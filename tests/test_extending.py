@@ -88,13 +88,9 @@ def greet(name: str) -> None:
 def copy(tmp_path_factory):
     """The tree with a scheme, a cache and a command more."""
     folder = tmp_path_factory.mktemp("copy")
+    ignored = shutil.ignore_patterns("__pycache__", "train*")
     for room in ROOMS:
-        shutil.copytree(
-            ROOT / room,
-            folder / room,
-            symlinks=True,
-            ignore=shutil.ignore_patterns("__pycache__", "train*"),
-        )
+        shutil.copytree(ROOT / room, folder / room, symlinks=True, ignore=ignored)
     for file in ROOT.glob("*.py"):
         shutil.copy(file, folder)
     (folder / "quantize/schemes/coarse.py").write_text(SCHEME)
@@ -118,12 +114,9 @@ def run(folder, *command):
 
 def test_a_scheme_and_a_cache_generate_text(copy):
     options = "--device cpu --precision float32 --num_samples 1 --max_new_tokens 6 --temperature 0"
-    ended = run(
-        copy,
-        "generate.py",
-        *("--quantization", "coarse", "--kv_cache", "half", *options.split()),
-        *("--write_result", "log.txt", "--output_json_path", "runs.jsonl"),
-    )
+    words = ("--quantization", "coarse", "--kv_cache", "half", *options.split())
+    words += ("--write_result", "log.txt", "--output_json_path", "runs.jsonl")
+    ended = run(copy, "generate.py", *words)
     assert ended.returncode == 0, ended.stderr
     result = json.loads((copy / "runs.jsonl").read_text())
     assert (result["scheme"], result["kv_cache"]) == ("coarse", "half")

@@ -54,11 +54,8 @@ def test_make_demo(clone):
     """On one layer, to be short: it recommends a scheme, and leaves the tree clean."""
     for command in (["init", "-q"], ["add", "--all"], ["commit", "-q", "-m", "a fresh clone"]):
         git(clone, *command)
-    done = make(
-        clone,
-        "demo",
-        "DEMO_ARGS=--num_layers 1 --max_minutes 4 --processes 1 --half_width 50% --tokens 512",
-    )
+    short = "--num_layers 1 --max_minutes 4 --processes 1 --half_width 50% --tokens 512"
+    done = make(clone, "demo", f"DEMO_ARGS={short}")
     assert done.returncode == 0, done.stderr
     schemes, model = demo_of(done.stderr)
     for scheme in schemes:

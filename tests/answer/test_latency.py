@@ -140,13 +140,12 @@ def test_the_table_of_parameters(made):
 def test_a_report_with_estimates(made):
     """A prompt of 0.1 s and steps of 0.03 s."""
     average, steps = (latency_rows(made.tables[0].cells[:1])[n].values["average"] for n in (0, 1))
+    text = report(made)
     assert (
         "- batch size 1: estimated before (and the error): prompt 100 ms "
         f"({100 / average - 1:+.0%}), a step 30 ms ({30 / steps - 1:+.0%})\n"
-    ) in report(made)
-    assert "batch size 1: at most 0.5 J a new token (no counter; power limit × time is" in report(
-        made
-    )
+    ) in text
+    assert "batch size 1: at most 0.5 J a new token (no counter; power limit × time is" in text
 
 
 def test_every_sample_is_in_the_csv(made):
@@ -207,11 +206,8 @@ def test_a_folder_is_read_back(tmp_path):
     assert found.tables == latencies(slownesses, **given).tables and found.ended == "complete"
     assert from_json(Latencies, to_json(found)) == found  # results.json
     keys = [table.key for table in found.tables]
-    assert keys[:3] == [
-        ("tiny", "none", 1, 100),
-        ("tiny", "none", 2, 100),
-        ("tiny", "int8wo", 1, 100),
-    ]
+    arms = (("none", 1), ("none", 2), ("int8wo", 1))
+    assert keys[:3] == [("tiny", arm, ranks, 100) for arm, ranks in arms]
 
 
 def turn(**changes):

@@ -124,10 +124,8 @@ def test_schemes_that_cannot_satisfy_the_memory_are_not_measured(world):
     assert world.asked("load")[:4] == [0, 1, 2, 3]  # the baseline even so
     result = run(*SMALL, "--max_memory", "6.9MB")
     assert "exceed --max_memory 6.90 MB: int8wo (" in result.stderr
-    result = run(*SMALL, "--max_memory", "1MB")
-    assert "--max_memory 1.00 MB: the smallest scheme for this model, uintx-2-64" in one_line(
-        result
-    )
+    line = one_line(run(*SMALL, "--max_memory", "1MB"))
+    assert "--max_memory 1.00 MB: the smallest scheme for this model, uintx-2-64" in line
 
 
 NEEDS = {"none": 16 * GB, "int8wo": 8 * GB, "int4wo-64": 4 * GB, "fp6": 6 * GB}

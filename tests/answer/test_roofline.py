@@ -83,9 +83,8 @@ def test_share_of_the_limit_is_that_of_each_cycle(measured):
 
 
 def test_fewer_than_eight_cycles_give_no_interval(measured):
-    results = measured(
-        World.of(Behaviour(0.05), Behaviour(0.02)), "none", "fp6", processes=1, cycles=7
-    )
+    world = World.of(Behaviour(0.05), Behaviour(0.02))
+    results = measured(world, "none", "fp6", processes=1, cycles=7)
     for row in decode_limit.rows(results):
         assert row.limit_share.value > 0 and row.limit_share.low is None
     json.dumps(to_json(results))  # as --json writes it

@@ -200,9 +200,8 @@ def test_an_arm_that_does_not_fit_beside_the_baseline_is_loaded_alone(measure, c
     world = World.of(alone, alone)
     world.slowness = lambda now: 1 + (now - 1000) / 3000
     results, _ = measure([], world=world, processes=4)
-    assert (
-        "does not fit into memory with the others: each is loaded alone" in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "does not fit into memory with the others: each is loaded alone" in said
     assert world.order()[:3] == [0, 1, 0]
     found = Compared(results)
     assert len({turn.cycle for turn in results.arms[1].turns}) == results.arms[1].processes
