@@ -4,7 +4,6 @@ import dataclasses
 import os
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import click
@@ -28,6 +27,7 @@ from quantbench.log.config import (
 from quantbench.log.kinds import Choice, Number, Room, Switch, Text, Whole
 from quantbench.log.options import options, parse
 from quantbench.run.checks import check_options
+from tests.programs import ran
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
 COMMANDS = [
@@ -139,12 +139,8 @@ NASTY = [
 @pytest.mark.parametrize("prompt", NASTY)
 def test_bash_reads_the_repro_line_as_the_same_words(prompt, locale):
     config = RunConfig(prompt=prompt, checkpoint_path=prompt or "tiny", compile=True)
-    printed = subprocess.run(
-        ["bash", "-c", f"printf '%s\\0' {repro(config)}"],
-        env={**os.environ, "LC_ALL": locale},
-        capture_output=True,
-        check=True,
-    ).stdout
+    command, environment = f"printf '%s\\0' {repro(config)}", {**os.environ, "LC_ALL": locale}
+    printed = ran("bash", "-c", command, env=environment, text=False, check=True).stdout
     words = [os.fsdecode(word) for word in printed.split(b"\0")[:-1]]
     assert words == ["python", "generate.py", *argv(config)]
     assert parse(words[2:]) == config

@@ -9,7 +9,6 @@ from torch import Tensor
 from quantbench.generate import Generator, Sampling
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import open_checkpoint
-from quantbench.models.llama import Transformer
 from quantbench.ops.cpu import ranks as shared_memory
 from quantbench.ops.cpu.ranks import CAPACITY
 from quantbench.ops.ranks import Ranks
@@ -161,11 +160,6 @@ def compiled_step(ranks: Ranks, memory: str, path: str) -> tuple[Tensor, Tensor]
     arguments = torch.tensor([[5]]), torch.tensor([0])
     with torch.no_grad():
         return step(*arguments), plain.step(*arguments)
-
-
-def weight_bytes(ranks: Ranks, path: str) -> int:
-    model: Transformer = load(ranks, path)[1]
-    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def save(ranks: Ranks, path: str, quantization: str, folder: str) -> None:
