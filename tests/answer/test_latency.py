@@ -152,11 +152,8 @@ def test_every_sample_is_in_the_csv(made):
     rows = list(csv.DictReader(io.StringIO(samples(made))))
     for table in made.tables:
         for cell in table.cells:
-            lines = [
-                row
-                for row in rows
-                if (row["arm"], row["batch_size"]) == (table.arm, str(cell.batch_size))
-            ]
+            own = (table.arm, str(cell.batch_size))
+            lines = [row for row in rows if (row["arm"], row["batch_size"]) == own]
             assert len(lines) == 3 * len(cell.samples)
             for row in lines:
                 sample = cell.samples[int(row["run"]) - 1]

@@ -120,9 +120,8 @@ def test_the_stock_arm_is_in_the_row_of_ours(measured):
     world = World.of(*map(Behaviour, (0.1, 0.05, 0.075, 0.04)))
     world.slowness = lambda now: 1 + (now - 1000) / 50
     results = measured(world, "none", "int8wo", "int8wo torchao", "fp6")
-    results.arms[2].facts = replace(
-        results.arms[2].facts, run=replace(results.arms[2].facts.run, decoder="modules")
-    )
+    stock = results.arms[2].facts
+    results.arms[2].facts = replace(stock, run=replace(stock.run, decoder="modules"))
     none, int8, fp6 = with_stock(results)
     assert int8.stock.arm == "int8wo, torchao" and fp6.stock is fp6.over_stock is none.stock is None
     assert int8.over_stock.low < 1.5 < int8.over_stock.high

@@ -38,9 +38,8 @@ def test_names_alone_need_no_torch_and_three_are_marked(monkeypatch):
     assert [row.split()[1] for row in rows if row.startswith("*")] == ["int8wo", "fp6", "int4wo-64"]
     gguf = {row[2:].split()[0]: row[2:].split()[1] for row in rows}
     assert list(gguf) == [*SHOWN, "autoquant", "autoquant-int4"]
-    assert (
-        gguf["none"] == "BF16" and gguf["uintx-3-64-hqq"] == "Q3_K" and gguf["bnb-int8"] == "Q8_0"
-    )
+    types = {"none": "BF16", "uintx-3-64-hqq": "Q3_K", "bnb-int8": "Q8_0"}
+    assert {name: gguf[name] for name in types} == types
     assert max(map(len, rows)) <= 120
 
 
