@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 from pathlib import Path
@@ -22,7 +23,7 @@ from quantbench.models.loading import load_model
 from quantbench.ops.cpu import build
 from quantbench.run.loading import Loading
 from tests import fake_counter, seeds
-from tests.programs import ROOT, started
+from tests.programs import ROOT, python, started
 from tests.test_refusals import only_error
 
 TINY = ROOT / "models" / "tiny"
@@ -327,6 +328,19 @@ def test_bad_input_is_one_line_and_no_log(broken, monkeypatch, arguments, code, 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     result = run(*arguments.split(), code=code)
     assert message in only_error(result)
+    assert Path("benchmarks.txt").read_text() == REFERENCE.read_text()
+
+
+def test_a_full_disk_leaves_the_log_as_it_was(broken):
+    size = os.path.getsize("benchmarks.txt")
+
+    def full():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, size + 20))
+
+    result = python(ROOT / "generate.py", *SHORT, cwd=broken, preexec_fn=full)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in result.stderr
     assert Path("benchmarks.txt").read_text() == REFERENCE.read_text()
 
 

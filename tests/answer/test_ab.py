@@ -319,6 +319,16 @@ NAMES = ("none", "int8wo", "fp6")
 NONE, INT8 = ("--arm", "--quantization none"), ("--arm", "--quantization int8wo")
 
 
+def test_a_text_shorter_than_a_window(tmp_path):
+    (tmp_path / "short.txt").write_text("def f(x):\n    return x\n")
+    (tmp_path / "benchmarks.txt").write_text("the log\n")
+    process = start(tmp_path, *NONE, *INT8, "--text", "short.txt", "--output", "out")
+    code, stdout, stderr = finish(process)
+    assert code == 2 and stdout == "" and "quality takes 16 tokens or more" in stderr
+    assert [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert (tmp_path / "benchmarks.txt").read_text() == "the log\n"
+
+
 def test_arms_of_other_models_are_compared_when_asked(monkeypatch):
     begun = []
     monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
