@@ -1,8 +1,11 @@
 """What every test needs: its packages, a seed (seeds.py), an account of what the machine lets run
-(coverage_of_machine.py), Triton's interpreter where no GPU is, and the order of the files."""
+(coverage_of_machine.py), Triton's interpreter where no GPU is, the order of the files, and what
+many tests begin with."""
 
 import importlib.util
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +69,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-messages", action="store_true", help="write tests/messages.txt anew")
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new working directory, so that the test has its own benchmarks.txt."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def kernel_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Writes what the kernel shows of a machine: texts by path. There are no other such files."""
+    monkeypatch.setattr("quantbench.host.ROOT", tmp_path)
+
+    def write(texts: dict[str, object]) -> None:
+        for path, text in texts.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(f"{text}\n")
+
+    return write

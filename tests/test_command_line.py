@@ -3,18 +3,15 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from quantbench import generate
 from quantbench.__main__ import commands
 from tests import seeds
+from tests.programs import python, ran
 
-ROOT = Path(__file__).parent.parent
 WANTED = (
     "generate ab recommend quality replay readme roofline growth peers schemes caches log".split()
 )
@@ -66,7 +63,7 @@ def test_help_needs_no_torch():
         "    shown = CliRunner().invoke(commands, [name, '--help'])\n"
         "    print(name, shown.exit_code, 'torch' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", text)
     lines = done.stdout.splitlines()
     assert len(lines) >= len(WANTED), done.stderr
     assert all(line.endswith(" 0 False") for line in lines), done.stdout
@@ -94,16 +91,6 @@ def test_debug_gives_a_traceback_wherever_it_stands(line):
         assert before[0] == "Traceback (most recent call last):" and message in before[-1]
 
 
-def test_dashes_are_underscores(monkeypatch):
-    monkeypatch.setattr(generate, "run", lambda config, scheme, started: print(config))
-    words = ("--max_new_tokens=7", "--kv_cache", "int8", "--dtype=float32", "--write_result=none")
-    underscored = ended("generate", *words)
-    dashed = ended("generate", *(word.replace("_", "-") for word in words))
-    assert underscored.exit_code == 0 and "max_new_tokens=7" in underscored.stdout
-    assert "precision='float32'" in underscored.stdout
-    assert dashed.stdout == underscored.stdout
-
-
 def test_where_windows_lacks_modules_there_is_one_line(tmp_path):
     """No module of the commands needs fcntl or resource to be imported; running them says why."""
     text = (
@@ -112,7 +99,7 @@ def test_where_windows_lacks_modules_there_is_one_line(tmp_path):
         "os.name = 'nt'\n"
         "quantbench.__main__.commands.main(['generate'], prog_name='quantbench')\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", text)
     assert done.returncode == 1
     assert done.stderr.startswith("error: quantbench needs Linux or macOS; on Windows")
     assert done.stderr.count("\n") == 1
@@ -155,9 +142,7 @@ def test_bash_is_offered(tmp_path):
             f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}\n"
             '_quantbench_completion quantbench; printf "%s\\n" "${COMPREPLY[@]}"'
         )
-        done = subprocess.run(
-            ["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
-        )
+        done = ran("bash", "-c", script, env=environment)
         assert done.returncode == 0, done.stderr
         assert set(done.stdout.split()) == offered, line
 
@@ -172,5 +157,5 @@ def test_a_command_that_keeps_what_it_has_ends_with_sigterm_s_code():
         "    except KeyboardInterrupt: click.echo('kept')\n"
         "keep.main([])\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", text)
     assert (done.returncode, done.stdout) == (143, "kept\n"), done.stderr

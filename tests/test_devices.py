@@ -7,61 +7,51 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quantbench import devices, host
+from quantbench import devices
 from quantbench.run.facts import Measured, Ready, Sample
 from quantbench.run.shown import table
 from tests.bench.facts import FACTS
 
 GB = 10**9
 CPU = torch.device("cpu")
-MEMINFO = "MemTotal:  32000000 kB\nMemFree:  1000000 kB\nMemAvailable:  20000000 kB\n"
+TOTAL = "MemTotal:  32000000 kB\n"
+MEMINFO = {"proc/meminfo": f"{TOTAL}MemFree:  1000000 kB\nMemAvailable:  20000000 kB\n"}
 STATISTICS = "anon 1000000000\nactive_file 1500000000\ninactive_file 500000000\nslab 9\n"
 OLD_STATISTICS = "active_file 7\ninactive_file 7\ntotal_active_file {0}\ntotal_inactive_file {0}\n"
 
 
-@pytest.fixture
-def files(tmp_path, monkeypatch):
-    """Writes the files of a machine; none are there otherwise."""
-    monkeypatch.setattr(host, "ROOT", tmp_path)
-    group_folder, old_folder = (tmp_path / f"sys/fs/cgroup{name}" for name in ("", "/memory"))
-    old_folder.mkdir(parents=True)
-    (tmp_path / "proc").mkdir()
-    names = {group_folder: ("max", "current", "stat"),
-             old_folder: ("limit_in_bytes", "usage_in_bytes", "stat")}  # fmt: skip
+def group(*texts):
+    """A control group's limit, use and statistics."""
+    paths = (f"sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat"))
+    return dict(zip(paths, texts, strict=False))
 
-    def write(meminfo=None, group=None, old_group=None):
-        if meminfo is not None:
-            (tmp_path / "proc/meminfo").write_text(meminfo)
-        for folder, texts in ((group_folder, group), (old_folder, old_group)):
-            for name, text in zip(names[folder], texts or (), strict=False):
-                (folder / f"memory.{name}").write_text(str(text))
 
-    return write
+def old_group(limit, used):
+    """The same of version 1, with files of 2 GB."""
+    texts = {"limit_in_bytes": limit, "usage_in_bytes": used, "stat": OLD_STATISTICS.format(GB)}
+    return {f"sys/fs/cgroup/memory/memory.{name}": text for name, text in texts.items()}
 
 
 @pytest.mark.parametrize(
     ("given", "free"),
     [
         ({}, None),
-        ({"meminfo": MEMINFO}, 20_480_000_000),
-        ({"meminfo": "MemTotal:  32000000 kB\n"}, None),
-        ({"meminfo": MEMINFO, "group": ("max\n", "5\n", STATISTICS)}, 20_480_000_000),
+        (MEMINFO, 20_480_000_000),
+        ({"proc/meminfo": TOTAL}, None),
+        (MEMINFO | group("max", "5", STATISTICS), 20_480_000_000),
         # 8 GB, 3 of them used, 2 of these for files
-        ({"meminfo": MEMINFO, "group": (8 * GB, 3 * GB, STATISTICS)}, 7 * GB),
-        ({"meminfo": MEMINFO, "group": (64 * GB, 3 * GB, STATISTICS)}, 20_480_000_000),
-        ({"group": (8 * GB, 3 * GB, STATISTICS)}, 7 * GB),
-        ({"group": (8 * GB, 3 * GB, "anon 5\n")}, 5 * GB),
-        ({"group": (3 * GB, 6 * GB, STATISTICS)}, 0),
-        ({"meminfo": MEMINFO, "group": (8 * GB,)}, 20_480_000_000),
-        ({"meminfo": MEMINFO, "old_group": (8 * GB, 3 * GB, OLD_STATISTICS.format(GB))}, 7 * GB),
-        (
-            {"meminfo": MEMINFO, "old_group": (2**63 - 4096, 3 * GB, OLD_STATISTICS.format(GB))},
-            20_480_000_000,
-        ),
+        (MEMINFO | group(8 * GB, 3 * GB, STATISTICS), 7 * GB),
+        (MEMINFO | group(64 * GB, 3 * GB, STATISTICS), 20_480_000_000),
+        (group(8 * GB, 3 * GB, STATISTICS), 7 * GB),
+        (group(8 * GB, 3 * GB, "anon 5"), 5 * GB),
+        (group(3 * GB, 6 * GB, STATISTICS), 0),
+        (MEMINFO | group(8 * GB), 20_480_000_000),
+        (MEMINFO | old_group(8 * GB, 3 * GB), 7 * GB),
+        (MEMINFO | old_group(2**63 - 4096, 3 * GB), 20_480_000_000),
     ],
 )
-def test_free_memory_of_the_cpu(files, given, free):
-    files(**given)
+def test_free_memory_of_the_cpu(kernel_files, given, free):
+    kernel_files(given)
     assert devices.free_memory(CPU) == free
 
 

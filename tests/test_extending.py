@@ -7,13 +7,12 @@ tests/models/test_registry.py adds an architecture.
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.programs import ROOT, python
+
 ROOMS = ("kv_cache", "models", "quantbench", "quantize")
 # int8wo with 41 levels instead of 256.
 SPELLING = """
@@ -89,13 +88,9 @@ def greet(name: str) -> None:
 def copy(tmp_path_factory):
     """The tree with a scheme, a cache and a command more."""
     folder = tmp_path_factory.mktemp("copy")
+    ignored = shutil.ignore_patterns("__pycache__", "train*")
     for room in ROOMS:
-        shutil.copytree(
-            ROOT / room,
-            folder / room,
-            symlinks=True,
-            ignore=shutil.ignore_patterns("__pycache__", "train*"),
-        )
+        shutil.copytree(ROOT / room, folder / room, symlinks=True, ignore=ignored)
     for file in ROOT.glob("*.py"):
         shutil.copy(file, folder)
     (folder / "quantize/schemes/coarse.py").write_text(SCHEME)
@@ -113,24 +108,15 @@ def inserted(file: Path, place: str, text: str) -> None:
     file.write_text(before + text.lstrip("\n") + after)
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-    )
+def run(folder, *command):
+    return python(*command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)})
 
 
 def test_a_scheme_and_a_cache_generate_text(copy):
     options = "--device cpu --precision float32 --num_samples 1 --max_new_tokens 6 --temperature 0"
-    ended = run(
-        copy,
-        "generate.py",
-        *("--quantization", "coarse", "--kv_cache", "half", *options.split()),
-        *("--write_result", "log.txt", "--output_json_path", "runs.jsonl"),
-    )
+    words = ("--quantization", "coarse", "--kv_cache", "half", *options.split())
+    words += ("--write_result", "log.txt", "--output_json_path", "runs.jsonl")
+    ended = run(copy, "generate.py", *words)
     assert ended.returncode == 0, ended.stderr
     result = json.loads((copy / "runs.jsonl").read_text())
     assert (result["scheme"], result["kv_cache"]) == ("coarse", "half")

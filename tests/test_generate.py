@@ -6,8 +6,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,24 +23,26 @@ from quantbench.models.loading import load_model
 from quantbench.ops.cpu import build
 from quantbench.run.loading import Loading
 from tests import fake_counter, seeds
+from tests.programs import ROOT, python, started
+from tests.test_refusals import only_error
 
-ROOT = Path(__file__).parent.parent
 TINY = ROOT / "models" / "tiny"
 REFERENCE = ROOT / "tests" / "data" / "torchao_llama_log.txt"
 SHORT = ["--num_samples", "2", "--max_new_tokens", "5"]
-GREEDY = [*("--num_samples", "1", "--max_new_tokens", "6", "--num_layers", "1"),
-          *("--precision", "float32", "--temperature", "0")]  # fmt: skip
 
 
-def run(*arguments, **options):
-    return CliRunner().invoke(main, list(arguments), **options)
+def run(*arguments, code=0, **options):
+    """What the command prints, and that it ends with this code."""
+    result = CliRunner().invoke(main, list(arguments), **options)
+    assert result.exit_code == code, (arguments, result.output)
+    return result
 
 
-@pytest.fixture
-def in_tmp(tmp_path, monkeypatch):
-    """A new working directory, so that the test has its own benchmarks.txt."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def detailed(*arguments):
+    """What the command writes as JSON, and what it prints."""
+    result = run(*arguments, "--output_json_path", "runs.jsonl")
+    (details,) = map(json.loads, Path("runs.jsonl").read_text().splitlines())
+    return details, result
 
 
 # ---------------------------------------------------------------------------------- runs
@@ -50,20 +50,16 @@ def in_tmp(tmp_path, monkeypatch):
 
 def test_a_run_appends_one_line_that_repeats_it(in_tmp):
     first = run(*SHORT, "--quantization", "int8wo", "--prompt", "def f(x):")
-    assert first.exit_code == 0, first.stderr
     assert "def f(x):" in first.stdout and "int8wo" in first.stdout
     (_, record), *others = reading.read("benchmarks.txt").records
     assert not others and record.quant == "int8wo" and record.mod == "tiny"
     again = run(*split(record.repro)[2:])
-    assert again.exit_code == 0
     assert len(reading.read("benchmarks.txt").records) == 2
     assert again.stdout.split("scheme")[0] == first.stdout.split("scheme")[0]  # the same text
 
 
 def test_the_json_holds_what_the_line_was_made_of(in_tmp):
-    result = run(*SHORT, "--output_json_path", "runs.jsonl", "--batch_size", "3")
-    assert result.exit_code == 0, result.stderr
-    (details,) = [json.loads(line) for line in Path("runs.jsonl").read_text().splitlines()]
+    details, result = detailed(*SHORT, "--batch_size", "3")
     record = Record.parse(Path("benchmarks.txt").read_text().splitlines()[0])
     samples = details["samples"]
     for sample in samples:
@@ -92,18 +88,15 @@ def test_the_json_has_the_energy_of_a_sample_or_why_not(in_tmp, monkeypatch):
     words = (*SHORT, "--output_json_path", "runs.jsonl", "--write_result", "none")
     with monkeypatch.context() as patched:
         fake_counter.install(patched)
-        result = run(*words, "--batch_size", "3")
-    assert result.exit_code == 0, result.stderr
+        run(*words, "--batch_size", "3")
     monkeypatch.setattr("quantbench.run.energy.POWERCAP", Path("/none"))
-    assert run(*words).exit_code == 0
+    run(*words)
     assert not Path("benchmarks.txt").exists()
     counted, alone = map(json.loads, Path("runs.jsonl").read_text().splitlines())
     assert counted["joules_per_token"] == pytest.approx(1.5 / 15)
     used = counted["energy"]
     assert used.pop("seconds") > 0
-    assert used == {
-        "counter": "a fake", "joules": 1.5, "idle_watts": 0.0, "repeats": 2,
-    }  # fmt: skip
+    assert used == {"counter": "a fake", "joules": 1.5, "idle_watts": 0.0, "repeats": 2}
     assert len(counted["samples"]) == 2
     assert alone["joules_per_token"] is None
     assert alone["energy"] == {"why_not": f"{NO_COUNTER} (there is no RAPL counter in /none)"}
@@ -117,7 +110,6 @@ def test_compiled_run_as_the_old_log_has_it(in_tmp, monkeypatch):
         "--max_new_tokens 20 --top_k 200 --temperature 0.8 --num_layers 1"
     )
     result = run(*split(command)[2:])
-    assert result.exit_code == 0, result.stderr
     assert "Compiling" in result.stderr and "ppended one line" in result.stderr
     assert re.search(r"to the first token: [\d.]+ s; to token 3, compilation", result.stderr)
     record = Record.parse(Path("benchmarks.txt").read_text().splitlines()[0])
@@ -135,8 +127,7 @@ def test_old_commands_run(in_tmp, monkeypatch):
             words[words.index(option) + 1] = value
         commands.add(" ".join(word for word in words if not word.startswith("--compile")))
     for command in seeds.sample(sorted(commands), 8):
-        result = run(*command.split())
-        assert result.exit_code == 0, (command, result.stderr)
+        run(*command.split())
         _, record = reading.read("benchmarks.txt").records[-1]
         for option in ("--kv_cache_quantization", "--linear_causal_mask"):
             assert (option in record.repro) == (option in command)
@@ -146,7 +137,6 @@ def test_old_commands_run(in_tmp, monkeypatch):
 def test_a_saved_model_runs_without_saying_its_scheme(in_tmp):
     saved = run(*SHORT, "--quantization", "fp6", "--save", "mine", "--temperature", "0")
     again = run(*SHORT, "--checkpoint_path", "mine", "--temperature", "0")
-    assert saved.exit_code == again.exit_code == 0, again.stderr
     assert "Saved to mine: --checkpoint_path mine loads it" in saved.stderr
     assert saved.stdout.split("scheme")[0] == again.stdout.split("scheme")[0]  # the same text
     first, second = [record for _, record in reading.read("benchmarks.txt").records]
@@ -154,37 +144,32 @@ def test_a_saved_model_runs_without_saying_its_scheme(in_tmp):
     assert "--quantization fp6 --checkpoint_path mine" in second.repro
     assert first.model_size == second.model_size and second.mod == "mine"
     for scheme, code in (("int8wo", 2), ("none", 2), ("fp6", 0)):
-        asked = run("--checkpoint_path", "mine", "--quantization", scheme, "--dry_run")
-        assert asked.exit_code == code and (code == 0 or "mine was saved as fp6" in asked.stderr)
+        asked = run("--checkpoint_path", "mine", "--quantization", scheme, "--dry_run", code=code)
+        assert code == 0 or "mine was saved as fp6" in asked.stderr
     assert len(reading.read("benchmarks.txt").records) == 2
 
 
 def test_autoquant_shows_what_it_chose_from(in_tmp):
     result = run(*SHORT, "--quantization", "autoquant")
-    assert result.exit_code == 0, result.stderr
     for part in ("768 × 256 (layers.0.attention.wqkv)", "int8wo", "dB", "µs", "chosen"):
         assert part in result.stderr
 
 
 def test_a_deep_context_is_recorded_and_repeated(in_tmp):
     options = ["--context_depth", "300", "--prefill_chunk", "4", "--kv_cache", "int4"]
-    result = run(*SHORT, *options, "--output_json_path", "runs.jsonl", "--prefill_size", "9")
-    assert result.exit_code == 0, result.stderr
+    details, result = detailed(*SHORT, *options, "--prefill_size", "9")
     assert "Filling 300 positions" in result.stderr
     assert result.stdout.startswith("scheme")  # what follows a random context is not shown
     record = Record.parse(Path("benchmarks.txt").read_text().splitlines()[0])
     assert record.kv_quant
     config = parse(split(record.repro)[2:])
     assert (config.context_depth, config.prefill_chunk, config.kv_cache) == (300, 4, "int4")
-    details = json.loads(Path("runs.jsonl").read_text())
     assert details["cache_size"] == 300 + 9 + 5
     # 5 layers of keys and values, 4 heads of 64: half a byte a number, and 2 bytes for every 32
     assert details["kv_cache_bytes"] == 5 * 2 * 4 * 314 * (32 + 2 * 2)
     assert details["kv_cache"] == "int4" and details["attention_kernel"] in ("cpu", "torch")
-    again = run(*split(record.repro)[2:])
-    assert again.exit_code == 0, again.stderr
-    second = reading.read("benchmarks.txt").records[1][1]
-    assert second.repro == record.repro
+    run(*split(record.repro)[2:])
+    assert reading.read("benchmarks.txt").records[1][1].repro == record.repro
 
 
 def test_memory_is_told_before_anything_is_loaded(in_tmp):
@@ -200,45 +185,27 @@ def test_what_does_not_fit_is_not_loaded(in_tmp, monkeypatch):
     loaded = []
     monkeypatch.setattr(devices, "free_memory", lambda device: 12_716_032 + 1000 * 5120 + 5119)
     monkeypatch.setattr(Loading, "load", lambda *_: loaded.append(1))
-    result = run(*SHORT, "--cache_size", "1001")
-    assert result.exit_code == 1 and not loaded and not Path("benchmarks.txt").exists()
+    result = run(*SHORT, "--cache_size", "1001", code=1)
+    assert not loaded and not Path("benchmarks.txt").exists()
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: out of memory: weights of 12.72 MB and a KV cache of 5.13 MB")
     assert "--cache_size 1000 is the largest that fits" in line
-
-
-def test_a_sliding_window_s_cache_is_its_window(in_tmp):
-    config = json.loads((TINY / "config.json").read_text())
-    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
-    Path("window.json").write_text(json.dumps(config | {"sliding_window": 16}))
-    options = ["--checkpoint_path", "dummy:window.json", "--prefill_size", "40"]
-    result = run(*SHORT, *options, "--output_json_path", "runs.jsonl", "--prefill_chunk", "24")
-    assert result.exit_code == 0, result.stderr
-    details = json.loads(Path("runs.jsonl").read_text())
-    assert details["cache_size"] == 45
-    assert details["kv_cache_bytes"] == 5 * 2 * 16 * 256 * 2  # 16 positions of 4 heads of 64
-    assert "KV cache: 0.08 MB, dense, 45 positions" in result.stderr
 
 
 def test_without_a_compiler_it_runs_and_says_what_it_runs_on(in_tmp, monkeypatch):
     monkeypatch.setenv("CXX", "nonexistent")
     monkeypatch.setattr(build, "load", build.load.__wrapped__)
     monkeypatch.setattr(build, "refusal", build.refusal.__wrapped__)
-    result = run(*SHORT, "--output_json_path", "runs.jsonl")
-    assert result.exit_code == 0, result.stderr
+    details, result = detailed(*SHORT)
     (line,) = [line for line in result.stderr.splitlines() if "which is slow" in line]
-    assert (
-        "plain torch" in line
-        and "which is slow: the C++ kernels need a C++ compiler: $CXX is 'nonexistent'" in line
-    )
-    details = json.loads(Path("runs.jsonl").read_text())
+    assert "plain torch" in line
+    assert "which is slow: the C++ kernels need a C++ compiler: $CXX is 'nonexistent'" in line
     assert (details["attention_kernel"], details["decoder"]) == ("torch", "modules")
 
 
 def test_a_dummy_needs_no_tokenizer(in_tmp):
-    result = run(*SHORT, "--checkpoint_path", f"dummy:{TINY / 'config.json'}", "--precision",
-                 "float16")  # fmt: skip
-    assert result.exit_code == 0, result.stderr
+    model = f"dummy:{TINY / 'config.json'}"
+    result = run(*SHORT, "--checkpoint_path", model, "--precision", "float16")
     assert reading.read("benchmarks.txt").records[0][1].dtype == "torch.float16"
     assert result.stdout.startswith("scheme")  # what random weights write is not shown
 
@@ -263,46 +230,21 @@ def test_a_dummy_needs_no_tokenizer(in_tmp):
 )  # fmt: skip
 def test_the_decoder_that_ran_is_recorded(in_tmp, options, decoder, reason):
     short = ["--num_samples", "1", "--max_new_tokens", "3", "--num_layers", "1"]
-    result = run(*short, *options.split(), "--output_json_path", "runs.jsonl")
-    assert result.exit_code == 0, result.stderr
-    details = json.loads(Path("runs.jsonl").read_text())
+    details, result = detailed(*short, *options.split())
     assert (details["decoder"], details["decoder_reason"]) == (decoder, reason)
     assert decoder in result.stdout.splitlines()[-1]
-    asked = run(*short, *options.split(), "--decoder", "cpu-step", "--write_result", "none")
-    if reason is None:
-        assert asked.exit_code == 0, asked.stderr
-    else:
-        assert asked.exit_code == 1
-        assert asked.stderr.splitlines()[-1] == (
-            f"error: --decoder cpu-step: {reason}; auto takes what can run"
-        )
-
-
-@pytest.mark.parametrize(
-    "form, compiled",  # fp4 is nf4 with another table
-    [("fp4", ""), ("int8", ""), ("nf4", "--compile"), ("int8", "--compile_prefill")],
-)
-def test_bitsandbytes_writes_what_the_reference_writes(in_tmp, form, compiled):
-    """Prompt and steps, on bitsandbytes' own CPU kernels. In float32 and greedily: the kernels
-    differ by roundings of float32, 1.8e-5 for int8."""
-    common = [*GREEDY, "--quantization", f"bnb-{form}"]
-    ran = run(*common, "--kernel", "bitsandbytes", *compiled.split())
-    assert ran.exit_code == 0, ran.stderr
-    expected = run(*common, "--kernel", "reference")
-    text, table = ran.stdout.split("scheme", 1)
-    assert "bitsandbytes" in table and "modules" in table
-    assert text == expected.stdout.split("scheme", 1)[0] and text.strip()
+    named = ("--decoder", "cpu-step", "--write_result", "none")
+    last = run(*short, *options.split(), *named, code=1 if reason else 0).stderr.splitlines()[-1]
+    assert not reason or last == f"error: --decoder cpu-step: {reason}; auto takes what can run"
 
 
 def test_profiles_are_traces(in_tmp):
     result = run(*SHORT, "--profile", "trace.json", "--memory_profile", "memory.json")
-    assert result.exit_code == 0, result.stderr
     trace, memory = (json.loads(Path(f).read_text()) for f in ("trace.json", "memory.json"))
     assert any("quantbench::" in event.get("name", "") for event in trace["traceEvents"])
     five = result.stderr.split("operation", 1)[1].splitlines()[1:6]
     assert len(five) == 5
     assert all(re.search(r" \d+  +[\d.]+ ms +\d+%$", line) for line in five)
-    assert "USDT" not in result.stderr and "profiler_start" not in result.stderr
     assert any(event.get("name") == "[memory]" for event in memory["traceEvents"])
 
 
@@ -310,7 +252,6 @@ def test_a_conversation_shows_its_speed_and_begins_anew(in_tmp):
     """After /reset the same line gets the same answer as at first: nothing of the first is left."""
     result = run("--interactive", "--temperature", "0", "--max_new_tokens", "12",
                  input="def read(path):\n/reset\ndef read(path):\n/what\n")  # fmt: skip
-    assert result.exit_code == 0, result.stderr
     first, *others = result.stdout.split("> ")[1:]
     assert others[1] == first.rstrip("\n") + "\n" or others[1] == first
     assert len(re.findall(r"^12 tokens, the first after [\d.]+ s, then [\d.]+ tok/s$",
@@ -325,7 +266,6 @@ def test_a_chat_of_two_turns_is_its_whole_text_at_once(in_tmp):
     options = ["--interactive", "--temperature", "0", "--max_new_tokens", "9"]
     chat = run(*options, "--checkpoint_path", "Llama-2-7b-chat-hf", "--precision", "float32",
                input="def read(path):\nclass Reader:\n")  # fmt: skip
-    assert chat.exit_code == 0, chat.stderr
 
     tokenizer = sentencepiece.SentencePieceProcessor(str(TINY / "tokenizer.model"))
     model, ids, answers = load_model("tiny"), [], []
@@ -344,7 +284,6 @@ def test_a_chat_of_two_turns_is_its_whole_text_at_once(in_tmp):
 def test_a_conversation_ends_when_the_context_is_full(in_tmp):
     result = run("--interactive", "--cache_size", "24", "--max_new_tokens", "15",
                  input="def read(path):\n" * 5)  # fmt: skip
-    assert result.exit_code == 0
     assert "The context is full: it has 24 positions; --cache_size" in result.stderr
 
 
@@ -381,19 +320,14 @@ BAD = [  # arguments, exit code, what the line says
                  marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")),
     ("--checkpoint_path truncated", 1, "model.safetensors is damaged"),
     ("--checkpoint_path without_tokenizer", 1, "tokenizer.model"),
-    ("--cache_size 99999999999999", 1, "is the largest that fits; --kv_cache int8 or fp8 or int4"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments, code, message", BAD)
 def test_bad_input_is_one_line_and_no_log(broken, monkeypatch, arguments, code, message):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    result = run(*arguments.split())
-    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert result.exit_code == code, result.output
-    assert len(lines) == 1 and message in lines[0]
-    assert "Traceback" not in result.output
-    assert result.stderr.splitlines()[-1] == lines[0]
+    result = run(*arguments.split(), code=code)
+    assert message in only_error(result)
     assert Path("benchmarks.txt").read_text() == REFERENCE.read_text()
 
 
@@ -403,10 +337,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(broken):
     def full():
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, size + 20))
 
-    result = subprocess.run(
-        [sys.executable, ROOT / "generate.py", *SHORT],
-        capture_output=True, text=True, preexec_fn=full,
-    )  # fmt: skip
+    result = python(ROOT / "generate.py", *SHORT, cwd=broken, preexec_fn=full)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in result.stderr
@@ -414,12 +345,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(broken):
 
 
 def test_an_interrupt_is_one_line_and_no_log(broken):
-    run = subprocess.Popen(
-        [sys.executable, ROOT / "generate.py", "--num_samples", "100000"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # A shell's background job ignores Ctrl-C, and whatever it starts inherits that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    run = started(ROOT / "generate.py", "--num_samples", "100000", cwd=broken)
     while "Sample 1 of 100000" not in (line := run.stderr.readline()):
         assert line, "ended before the first sample"
     run.send_signal(signal.SIGINT)

@@ -6,16 +6,14 @@
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
+from tests.programs import ROOT, python, ran
 
-ROOT = Path(__file__).parent.parent
 KERNELS = ROOT / "quantbench" / "ops" / "cpu" / "src"
 SHORT = ("generate", "kv_cache", "models", "quantize")  # at the top, and linked from quantbench/
 
@@ -38,12 +36,12 @@ assert models is quantbench.models and generate is quantbench.generate
 assert kv_cache.dense is quantbench.kv_cache.dense and quantize is quantbench.quantize
 assert models.load and generate.Generator and quantize.config("int8wo")
 """
-    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", text)
     assert done.returncode == 0, done.stderr
 
 
 def test_no_file_names_a_folder_of_somebodys_machine():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    listed = ran("git", "ls-files")
     if listed.returncode:
         pytest.skip("needs git: the tree is no checkout")
     read = (".py", ".cpp", ".h", ".md", ".toml", ".txt", ".json", "Makefile", "run")
@@ -80,7 +78,7 @@ def test_the_fast_tests_are_files_that_exist():
     """`make test-fast` names them; pytest refuses to run any if a file is missing."""
     print_them = "show: ; @echo $(FAST_TESTS)"
     command = ["make", "-s", "--eval", print_them, "show"]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = ran(*command, check=True).stdout
     assert len(shown.split()) > 5
     assert [name for name in shown.split() if not (ROOT / name).exists()] == []
 
@@ -90,8 +88,7 @@ def test_each_command_of_the_gpu_report_ends_in_time_is_right_and_is_not_repeate
     command = ["make", "-n", "gpu-report", "CARD=card", f"GPU_FOLDER={tmp_path}"]
 
     def planned() -> str:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        return done.stdout.replace("\\\n", "")
+        return ran(*command, check=True).stdout.replace("\\\n", "")
 
     lines = [line for line in planned().splitlines() if " -m quantbench " in line]
     assert len(lines) > 15

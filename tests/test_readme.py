@@ -5,7 +5,6 @@ import dataclasses
 import os
 import re
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -23,8 +22,8 @@ from quantbench.log.config import RunConfig, option_table, split
 from quantbench.log.options import parse
 from quantbench.quantize.kernel import KernelLinear
 from quantbench.run.plan import make_plan
+from tests.programs import ROOT, git, ran
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 OTHERS = [(ROOT / name).read_text() for name in ("CONTRIBUTING.md", "SKILL.md")]
@@ -48,21 +47,15 @@ def clone(tmp_path_factory):
 
 def make(folder, *arguments):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(
-        ["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    return ran("make", *arguments, cwd=folder, env=environment)
 
 
 def test_make_demo(clone):
     """On one layer, to be short: it recommends a scheme, and leaves the tree clean."""
-    identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
     for command in (["init", "-q"], ["add", "--all"], ["commit", "-q", "-m", "a fresh clone"]):
-        subprocess.run(["git", *identity, *command], cwd=clone, check=True)
-    done = make(
-        clone,
-        "demo",
-        "DEMO_ARGS=--num_layers 1 --max_minutes 4 --processes 1 --half_width 50% --tokens 512",
-    )
+        git(clone, *command)
+    short = "--num_layers 1 --max_minutes 4 --processes 1 --half_width 50% --tokens 512"
+    done = make(clone, "demo", f"DEMO_ARGS={short}")
     assert done.returncode == 0, done.stderr
     schemes, model = demo_of(done.stderr)
     for scheme in schemes:
@@ -79,8 +72,7 @@ def test_make_demo(clone):
     assert {r.mod for r in records} == {model}
     assert "Warning" not in done.stdout + done.stderr
     assert not re.search(r"Traceback|WARNING|W\d{4} ", done.stdout + done.stderr)
-    status = ["git", "status", "--porcelain"]
-    assert subprocess.run(status, cwd=clone, capture_output=True, text=True).stdout == ""
+    assert git(clone, "status", "--porcelain") == ""
 
 
 def demo_of(announced):
@@ -277,8 +269,7 @@ quantbench doctor --json doctor.json
 """.splitlines()  # noqa: E501
 
 
-def test_commands_in_the_documents_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_commands_in_the_documents_run(in_tmp):
     assert set(RUN) <= set(COMMANDS)
     for command in RUN:
         words = words_of(re.sub(r"path/to/\S+|\bDIR\b", "tiny", command))

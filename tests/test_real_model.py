@@ -4,8 +4,6 @@ The oracle is transformers' Llama with the weights that the gguf package dequant
 """
 
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from quantbench.log.config import split
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_model
 from quantbench.quantize.spec import parse
+from tests.programs import python
 
 FILE = files.cache_folder() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "The capital of France is"
@@ -92,8 +91,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 
 
 def test_loading_takes_little_more_memory_than_the_file_has():
-    command = [sys.executable, "-c", MEASURE, str(FILE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = python("-c", MEASURE, FILE, check=True)
     assert int(done.stdout) < 1.1 * FILE.stat().st_size
 
 

@@ -36,13 +36,9 @@ def of_text(text="def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    retu
 def model_draft(generator, quantization, shared):
     """The embedded model in fewer bits."""
     caches = generator.caches if shared else None
-    size, how = generator.cache_size, generator.sampling
-    own = Generator(
-        load("tiny", precision=torch.float32, quantization=quantization),
-        cache_size=size,
-        sampling=how,
-        caches=caches,
-    )
+    how = generator.sampling
+    model = load("tiny", precision=torch.float32, quantization=quantization)
+    own = Generator(model, cache_size=generator.cache_size, sampling=how, caches=caches)
     likely = lambda logits: generate.likely(logits, how)  # noqa: E731
     return ModelDraft(own.forward, likely, generate.draw, generator.device, shared)
 

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +10,7 @@ import pytest
 from tests import coverage_of_machine, seeds
 from tests.conftest import LONGEST, pytest_collection_modifyitems
 from tests.ops import check_syntax
-
-ROOT = Path(__file__).parent.parent
+from tests.programs import ROOT, python
 
 DRAWS = """
 import os
@@ -71,11 +68,9 @@ def run(tmp_path):
     def pytest_of(plugin, text, options=(), names=("",), **environment):
         (tmp_path / "test_it.py").write_text(text)
         (tmp_path / "pytest.ini").touch()
-        command = [sys.executable, "-m", "pytest", f"-p{plugin}", f"--rootdir={tmp_path}", *options]
-        done = subprocess.run(
-            [*command, *(f"{tmp_path}/test_it.py{name}" for name in names)],
-            cwd=ROOT, env={**without_ours(), **environment}, capture_output=True, text=True,
-        )  # fmt: skip
+        command = ["-m", "pytest", f"-p{plugin}", f"--rootdir={tmp_path}", *options]
+        chosen = (f"{tmp_path}/test_it.py{name}" for name in names)
+        done = python(*command, *chosen, env={**without_ours(), **environment})
         return done.returncode, done.stdout + done.stderr
 
     return pytest_of

@@ -64,15 +64,6 @@ def test_what_is_no_such_value(value, message):
         from_json(Whole, value)
 
 
-NO_JSON = {name: data for name, data in BAD_JSON.items() if name != "digits"}
-
-
-@pytest.mark.parametrize("data", NO_JSON.values(), ids=NO_JSON)
-def test_no_json_is_one_value_error(data):
-    with pytest.raises(ValueError, match="^it is no JSON [(].+[)]$"):
-        parsed(data)
-
-
 def test_a_number_of_thousands_of_digits_is_infinite():
     """As 1e400 is: the reader of the value refuses it by its key."""
     assert parsed(BAD_JSON["digits"]) == [math.inf] and parsed(b"-" + b"9" * 400) == -math.inf

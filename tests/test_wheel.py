@@ -7,8 +7,6 @@ has the packages which the wheel declares, and no other.
 import json
 import os
 import shutil
-import subprocess
-import sys
 import venv
 import zipfile
 from email import message_from_bytes
@@ -18,14 +16,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parent.parent
+from tests.programs import ROOT, git, python, ran
+
 HIDDEN = (".*", "__pycache__", "build", "demo", "docs", "tests", "*.egg-info")
 # Files of the current folder, named as ours are, which must not be imported.
 THEIRS = ("cli", "compare", "errors", "files", "generate", "models", "run", "text")
-
-
-def done(*command, **settings):
-    return subprocess.run(command, capture_output=True, text=True, **settings)
 
 
 def needed(requirements):
@@ -64,8 +59,8 @@ def environment(folder, wheel):
             if not link.exists():
                 link.symlink_to(Path(distribution.locate_file(name)).resolve())
     options = ("--quiet", "--no-index", "--disable-pip-version-check")
-    command = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install")
-    pip = done(*command, *options, wheel)
+    command = ("-m", "pip", "--python", folder / "bin" / "python", "install")
+    pip = python(*command, *options, wheel)
     assert pip.returncode == 0, pip.stderr
     return folder / "bin"
 
@@ -81,7 +76,7 @@ def tree(tmp_path_factory):
 def wheel(tree, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
-    pip = done(sys.executable, "-m", "pip", "wheel", *options, "-w", folder, tree)
+    pip = python("-m", "pip", "wheel", *options, "-w", folder, tree)
     assert pip.returncode == 0, pip.stderr
     return next(folder.glob("*.whl"))
 
@@ -92,9 +87,8 @@ def installed(wheel, tmp_path_factory):
     repository = tmp_path_factory.mktemp("repository")
     programs = environment(repository / "environment", wheel)
     if shutil.which("git"):
-        identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
         for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "everything"]):
-            assert done("git", *identity, *words, cwd=repository).returncode == 0
+            git(repository, *words)
     return programs
 
 
@@ -109,7 +103,7 @@ def elsewhere(tmp_path):
 def run(installed, folder, program, *arguments):
     unset = ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    result = done(installed / program, *map(str, arguments), cwd=folder, env=environment)
+    result = ran(installed / program, *arguments, cwd=folder, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     return result.stdout
@@ -128,7 +122,7 @@ def test_every_file_that_the_programs_need_is_in_it(wheel):
     """Modules, C++ sources, the embedded model, and all other files in their folders."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    listed = done("git", "ls-files", cwd=ROOT)
+    listed = ran("git", "ls-files")
     if listed.returncode:
         pytest.skip("needs git: the tree is no checkout")
     outside = ("tests/", "docs/", ".")

@@ -8,7 +8,6 @@ import random
 import re
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,6 +23,8 @@ from quantbench.answer.interval import Interval
 from quantbench.bench import store as stores
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import make_arms, of_one_model
+from quantbench.bench.process import Process
+from quantbench.bench.worker import NeverFits, Worker
 from quantbench.commands import ab as command
 from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
@@ -36,13 +37,12 @@ from quantbench.quality.types import SameModel
 from tests import fake_counter
 from tests.bench.world import Behaviour, World
 from tests.models.test_gguf import tokenizer_of_tiny, written
+from tests.programs import ROOT, alive, children, started, wait_for
 
-ROOT = Path(__file__).parent.parent.parent
 SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--max_minutes", "10")
 SHORT += ("--half_width", "90%")  # ends as soon as there are intervals
 ENDLESS = ("--half_width", "0.01%", "--processes", "1", "--max_minutes", "1000")
 QUICK = ("--max_new_tokens", "4", "--tokens", "0")
-COMPARE = (sys.executable, "-m", "quantbench", "ab")
 SEARCH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SEARCH, "OMP_NUM_THREADS": "1"}
 
@@ -59,15 +59,7 @@ def ended():
 
 
 def start(folder, *arguments):
-    process = subprocess.Popen(
-        [*COMPARE, *arguments],
-        cwd=folder,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=_interruptible,
-    )
+    process = started("-m", "quantbench", "ab", *arguments, cwd=folder, env=ENVIRONMENT)
     STARTED.append(process)
     return process
 
@@ -77,11 +69,6 @@ def exit_code(*words):
     with pytest.raises(SystemExit) as ended:
         commands.main(["ab", *words], standalone_mode=False)
     return ended.value.code
-
-
-def _interruptible():
-    """Shells start what runs in the background deaf to Ctrl-C, and that is inherited."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process):
@@ -166,9 +153,8 @@ def test_it_ends_with_an_answer(done):
         for words in (choice["line"], choice["run"]):
             assert words in stdout and words in report
     (excluded,) = [line for line in results["answer"]["remarks"] if line.startswith("Excluded")]
-    assert (
-        "KL above 0.03: uintx-2-64" in excluded and "failed: none, cache_size=2, none" in excluded
-    )
+    assert "KL above 0.03: uintx-2-64" in excluded
+    assert "failed: none, cache_size=2, none" in excluded
 
 
 def shown(results):
@@ -249,10 +235,6 @@ def test_a_finished_comparison_is_not_repeated(done, monkeypatch, capsys):
 # ------------------------------------------------------------------------- kills
 
 
-def children(pid):
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def processor_seconds(pid):
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -262,20 +244,6 @@ def spent_in_a_second(pid):
     before = processor_seconds(pid)
     time.sleep(1)
     return processor_seconds(pid) - before
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(condition, seconds=300):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.1)
 
 
 def turns_in(folder, arm=0):
@@ -333,8 +301,6 @@ def test_ctrl_c_and_sigterm_end_with_the_results_so_far(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_worker_that_waits_burns_nothing():
-    from quantbench.bench.process import Process
-
     worker = Process()
     try:
         worker.ask("load", argv=["--max_new_tokens", "8"])
@@ -403,9 +369,8 @@ def test_files_of_one_model(files_of_tiny, tmp_path, monkeypatch, capsys):
     assert sentence in stdout.splitlines()
     assert sentence in (tmp_path / "out" / "report.md").read_text()
     records = read_log(tmp_path / "benchmarks.txt").records
-    assert [config_of(record).checkpoint_path for _, record in records] == [
-        f"{files_of_tiny}/Q4_0.gguf", f"{files_of_tiny}/Q8_0.gguf",
-    ]  # fmt: skip
+    logged = [config_of(record).checkpoint_path for _, record in records]
+    assert logged == [f"{files_of_tiny}/{kind}.gguf" for kind in ("Q4_0", "Q8_0")]
     monkeypatch.chdir(tmp_path)
     code, (stdout, stderr) = exit_code("--resume", "out"), capsys.readouterr()
     assert code == 0 and "loading" not in stderr and sentence in stdout.splitlines()
@@ -421,23 +386,19 @@ def test_the_reference_is_the_first_file_in_full_precision(files_of_tiny):
     texts = [f"--checkpoint_path {path} --kv_cache int8" for path in paths]
     texts += ["--checkpoint_path tiny --quantization fp6"]
     arms = make_arms(RunConfig(), texts, ("checkpoint_path",))
-    named, reference = of_one_model(
-        RunConfig(), arms, SimpleNamespace(answer=lambda *_, **__: found)
-    )
+    worker = SimpleNamespace(answer=lambda *_, **__: found)
+    named, reference = of_one_model(RunConfig(), arms, worker)
     assert [arm.name for arm in named] == [
         "Q4_0, gguf-Q4_0, kv_cache=int8", "tiny, none, kv_cache=int8",
         "Q8_0, gguf-Q8_0, kv_cache=int8", "tiny, fp6",
     ]  # fmt: skip
     assert [arm.config for arm in named] == [arm.config for arm in arms]
     config = parse(reference.argv)
-    assert (config.checkpoint_path, config.quantization, config.kv_cache) == (
-        "tiny",
-        "none",
-        "dense",
-    )
+    assert (config.checkpoint_path, config.quantization) == ("tiny", "none")
+    assert config.kv_cache == "dense"
 
 
-class Worker:
+class FakeWorker:
     """As a worker that knows four schemes; of their plans, those in `refused` cannot be made."""
 
     refused: tuple[str, ...] = ()
@@ -462,12 +423,12 @@ class Worker:
 def all_arms(monkeypatch, *refused):
     """The first names of --arms all, together with --arm int8wo."""
     begun = []
-    monkeypatch.setattr(command, "Process", Worker)
-    monkeypatch.setattr(Worker, "refused", refused)
-    monkeypatch.setattr(Worker, "closed", [])
+    monkeypatch.setattr(command, "Process", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "refused", refused)
+    monkeypatch.setattr(FakeWorker, "closed", [])
     monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
     exit_code("--arms", "all", *INT8)
-    assert Worker.closed
+    assert FakeWorker.closed
     return [arm.name for arm in begun[0][0].arms]
 
 
@@ -481,8 +442,6 @@ def test_every_scheme_that_runs_here_is_an_arm(monkeypatch, capsys):
 
 
 def test_the_worker_knows_what_runs_here():
-    from quantbench.bench.worker import Worker
-
     schemes = Worker().schemes(["--device", "cpu"])
     assert {"none", "int8wo", "fp6", "uintx-2-64", "autoquant"} <= set(schemes)
     only = Worker().schemes(["--device", "cpu", "--kernel", "reference"])
@@ -491,8 +450,6 @@ def test_the_worker_knows_what_runs_here():
 
 def test_the_energy_of_an_arm_is_counted_before_its_samples(monkeypatch):
     """Samples that are timed are not repeated for it."""
-    from quantbench.bench.worker import Worker
-
     looks = fake_counter.install(monkeypatch)
     worker = Worker()
     worker.load(["--device", "cpu", "--max_new_tokens", "4", "--checkpoint_path", "tiny"])
@@ -504,8 +461,6 @@ def test_the_energy_of_an_arm_is_counted_before_its_samples(monkeypatch):
 
 def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypatch):
     """The arm waits for room that its neighbours hold, and fails if that would not do."""
-    from quantbench.bench.worker import NeverFits, Worker
-
     monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 300_000_000)
     arguments = ["--device", "cpu", "--cache_size", "100000"]  # 512 MB of bfloat16 keys and values
     with pytest.raises(MemoryShortage):

@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -22,6 +21,7 @@ from quantbench.report.tables import remarks, tables
 from tests.answer.example_results import ARMS, HOSTILE, example_results
 from tests.answer.test_estimated_rows import with_figures
 from tests.bench.world import Behaviour, World
+from tests.programs import ran
 
 
 class Text(HTMLParser):
@@ -100,10 +100,8 @@ def test_a_browser_shows_every_picture(report):
     if not browser:
         pytest.skip("needs chromium (apt: chromium)")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=9999"]
-    shown = subprocess.run(
-        [*command, "--enable-logging=stderr", "--dump-dom", report.as_uri()],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    command += ["--enable-logging=stderr", "--dump-dom", report.as_uri()]
+    shown = ran(*command, timeout=120)
     assert shown.stdout.count("<img") == 4
     assert "CONSOLE" not in shown.stderr
 

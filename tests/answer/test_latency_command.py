@@ -3,10 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -20,8 +16,8 @@ from quantbench.log.options import parse
 from quantbench.typed_json import from_json, to_json
 from tests.answer.latencies import measured as made_up
 from tests.answer.latencies import plan
+from tests.programs import started, wait_for
 
-ROOT = Path(__file__).parents[2]
 SMALL = ("--batch_sizes", "1,3", "--decode_length", "3", "--runs", "4", "--device", "cpu")
 
 
@@ -66,13 +62,6 @@ def test_the_report_is_what_tables_prints(measured):
     assert latency("tables", folder).stdout == done.stdout
 
 
-def test_metrics_compares_two_arms(measured):
-    _, folder = measured
-    words = ["metrics", "--baseline", f"{folder}:none", "--target", f"{folder}:int8wo"]
-    done = CliRunner().invoke(commands, words)
-    assert done.exit_code == 0 and "multi-user" in done.stdout.lower(), done.output
-
-
 def test_a_complete_folder_is_written_again(measured):
     done, folder = measured
     (folder / "report.md").unlink()
@@ -83,16 +72,13 @@ def test_a_complete_folder_is_written_again(measured):
 def test_ctrl_c_keeps_what_there_is(tmp_path):
     folder = tmp_path / "out"
     words = ("--arm", "--quantization none", "--runs", "1000000")
-    command = [sys.executable, "-m", "quantbench", "latency", *SMALL, *words, "--output", folder]
-    running = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-    deadline, samples = time.monotonic() + 300, folder / "samples.jsonl"
-    while time.monotonic() < deadline and running.poll() is None:
-        if samples.exists() and '"kind": "decode"' in samples.read_text():
-            break
-        time.sleep(0.05)
+    running = started("-m", "quantbench", "latency", *SMALL, *words, "--output", folder)
+    samples = folder / "samples.jsonl"
+
+    def has_steps():
+        return samples.exists() and '"kind": "decode"' in samples.read_text()
+
+    wait_for(lambda: has_steps() or running.poll() is not None)
     running.send_signal(signal.SIGINT)
     stdout, stderr = running.communicate(timeout=300)
     assert running.returncode == 0 and "Traceback" not in stderr
@@ -108,15 +94,11 @@ def test_ctrl_c_keeps_what_there_is(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("0", "takes numbers from 1 to"),
         ("1,2,1", "has 1 twice"),
-        ("1,two", "given: 'two' in '1,two'"),
         ("1,,2", "given: ''"),
         ("-1", "given: '-1'"),
-        ("1e3", "given: '1e3'"),
         ("٣", "with commas between them"),
-        ("²", "with commas between them"),
-        ("9" * 5000, "with commas between them"),
+        ("0", "takes numbers from 1 to"),
         ("99999999", "takes numbers from 1 to"),
         (",".join(map(str, range(1, 1002))), "1001 numbers"),
     ],
@@ -147,9 +129,8 @@ def test_a_plan_from_a_command_line():
     arms = ("--quantization none", "--quantization int8wo --kernel reference")
     made = make_plan(RunConfig(compile=True), arms, ("tiny",), "1", "100", "4, 1,2", runs=3)
     assert [arm.name for arm in made.arms] == ["none", "int8wo, kernel=reference"]
-    assert parse(made.arms[1].argv) == RunConfig(
-        compile=True, quantization="int8wo", kernel="reference"
-    )
+    second = RunConfig(compile=True, quantization="int8wo", kernel="reference")
+    assert parse(made.arms[1].argv) == second
     assert (made.batch_sizes, made.runs, made.decode_length) == ([4, 1, 2], 3, 8)
     assert from_json(CellPlan, to_json(made)) == made
     assert [cell.place.batch_size for cell in made.cells] == [1, 1, 2, 2, 4, 4]

@@ -162,8 +162,7 @@ def command(*words):
 
 
 @pytest.fixture
-def folders(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folders(in_tmp, tmp_path):
     both = {"none": 1.0, "int8wo": 0.8}
     measured(both, tmp_path / "both", sequence_lengths=[100, 200])
     measured({"none": 0.5}, tmp_path / "new", seed=1, model="other `1 B`")
@@ -199,7 +198,6 @@ def test_two_folders_and_numbers_of_ranks(folders):
     [
         ("--target longer", "sequence lengths 100 and 300"),
         ("--target more", "decodes 3 tokens and the target 5: not the same work"),
-        ("--target ranks --target_tp 4", "no table of 4 ranks; there are tables of 1, 2 ranks"),
     ],
 )
 def test_tables_of_other_work_are_refused(folders, line, message):

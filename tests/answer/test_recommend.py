@@ -268,11 +268,9 @@ def test_what_is_not_given_stays():
 def test_a_tune_takes_the_setting_with_the_fewest_changes():
     none = {"kl": None, "error": None}
     rows = [baseline(), arm("a", 2.0, 4, **none), arm("b", 2.005, 4, **none)]
-    answer = tuned(rows, Limits(), best(rows), [0, 1, 2])
-    assert answer.choices[0].arm == "a" and answer.choices[0].line.startswith(
-        "Take a: decodes 2.00 ×"
-    )
-    assert "not told apart from b" in answer.choices[0].line
+    choice = tuned(rows, Limits(), best(rows), [0, 1, 2]).choices[0]
+    assert choice.arm == "a" and choice.line.startswith("Take a: decodes 2.00 ×")
+    assert "not told apart from b" in choice.line
 
 
 def test_a_tune_keeps_the_default_unless_another_is_shown_to_be_faster():

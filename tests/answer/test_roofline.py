@@ -82,19 +82,9 @@ def test_share_of_the_limit_is_that_of_each_cycle(measured):
     assert int8.speed_up.value == pytest.approx(2.5, rel=0.15) and none.speed_up is None
 
 
-def test_one_arm_alone_is_held_against_the_limit(measured):
-    world = World.of(Behaviour(0.05))
-    results = measured(world, "none", cycles=9)
-    (row,) = decode_limit.rows(results)
-    assert results.ended == "answered" and row.cycles == 18
-    assert row.limit_share.low < row.step_bytes / 1e9 / 0.05 < row.limit_share.high
-    assert row.speed_up is None
-
-
 def test_fewer_than_eight_cycles_give_no_interval(measured):
-    results = measured(
-        World.of(Behaviour(0.05), Behaviour(0.02)), "none", "fp6", processes=1, cycles=7
-    )
+    world = World.of(Behaviour(0.05), Behaviour(0.02))
+    results = measured(world, "none", "fp6", processes=1, cycles=7)
     for row in decode_limit.rows(results):
         assert row.limit_share.value > 0 and row.limit_share.low is None
     json.dumps(to_json(results))  # as --json writes it
@@ -130,9 +120,8 @@ def test_the_stock_arm_is_in_the_row_of_ours(measured):
     world = World.of(*map(Behaviour, (0.1, 0.05, 0.075, 0.04)))
     world.slowness = lambda now: 1 + (now - 1000) / 50
     results = measured(world, "none", "int8wo", "int8wo torchao", "fp6")
-    results.arms[2].facts = replace(
-        results.arms[2].facts, run=replace(results.arms[2].facts.run, decoder="modules")
-    )
+    stock = results.arms[2].facts
+    results.arms[2].facts = replace(stock, run=replace(stock.run, decoder="modules"))
     none, int8, fp6 = with_stock(results)
     assert int8.stock.arm == "int8wo, torchao" and fp6.stock is fp6.over_stock is none.stock is None
     assert int8.over_stock.low < 1.5 < int8.over_stock.high
@@ -222,19 +211,23 @@ def message(result):
     return f"{result.output} {result.exception}"
 
 
-def roofline_of(folder, part, *arguments):
-    """What the command writes as JSON about one layer of a small model, and what it prints. Five
-    linear layers have two shapes: every shape is compiled for every kernel."""
-    small = small_checkpoint(folder, intermediate_size=256, vocab_size=512)
-    given = ["--checkpoint_path", small, "--device", "cpu", "--schemes", "int8wo", "--parts", part]
+SHORT = ("--processes", "1", "--max_new_tokens", "4")
+TWO_SHAPES = {"intermediate_size": 256, "vocab_size": 512}  # of five linear layers
+
+
+def roofline_of(folder, part, *arguments, scheme="int8wo", **changes):
+    """What the command writes as JSON about a small model, and what it prints."""
+    small = small_checkpoint(folder, **changes)
+    given = ["--checkpoint_path", small, "--device", "cpu", "--schemes", scheme, "--parts", part]
     path = folder / "roofline.json"
-    result = run(roofline, *given, "--num_layers", "1", *arguments, "--json", str(path))
+    result = run(roofline, *given, *arguments, "--json", str(path))
     assert result.exit_code == 0, message(result)
     return json.loads(path.read_text())[part], result.output
 
 
 def test_roofline_of_a_small_model_s_layers(tmp_path):
-    rows, shown = roofline_of(tmp_path, "layers")
+    """Every shape is compiled for every kernel."""
+    rows, shown = roofline_of(tmp_path, "layers", "--num_layers", "1", **TWO_SHAPES)
     assert [(row["layer"], row["scheme"]) for row in rows] == [
         (layer, scheme)
         for layer in ("wqkv, w13, output 512 × 256", "wo, w2 256 × 256")
@@ -255,8 +248,8 @@ def test_roofline_of_a_small_model_s_layers(tmp_path):
 def test_roofline_of_a_small_model(tmp_path, monkeypatch):
     """Eager, which saves half a minute: tests of the generator compile these kernels."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    short = ("--cycles", "2", "--processes", "1", "--max_new_tokens", "4")
-    (none, int8), shown = roofline_of(tmp_path, "model", *short)
+    given = ("--num_layers", "1", "--cycles", "2", *SHORT)
+    (none, int8), shown = roofline_of(tmp_path, "model", *given, **TWO_SHAPES)
     assert none["limit_tok_s"] == pytest.approx(none["bandwidth"] / none["step_bytes"])
     assert int8["weight_bytes"] < none["weight_bytes"]
     assert int8["stock"]["kernel"] == "torchao" and int8["over_stock"][0] > 0
@@ -268,14 +261,10 @@ def test_the_limit_of_a_mixture_is_of_the_experts_that_are_chosen(tmp_path, monk
     """Two layers of 4 experts, of which a token takes 2: 3 matrices of 256 × 128 bfloat16 each. The
     cache of 2 · 2 · 2 heads of 64 has a few hundred positions at most."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
-    model = small_checkpoint(tmp_path, model_type="qwen3_moe", **sizes)
-    path = tmp_path / "roofline.json"
-    given = ["--checkpoint_path", model, "--device", "cpu", "--schemes", "none", "--parts", "model"]
-    short = ["--cycles", "1", "--processes", "1", "--max_new_tokens", "4", "--only_ours"]
-    result = run(roofline, *given, *short, "--json", str(path))
-    assert result.exit_code == 0, message(result)
-    (row,) = json.loads(path.read_text())["model"]
+    sizes = {"model_type": "qwen3_moe", "moe_intermediate_size": 128}
+    sizes |= {"num_experts": 4, "num_experts_per_tok": 2}
+    given = ("--cycles", "1", *SHORT, "--only_ours")
+    (row,), _ = roofline_of(tmp_path, "model", *given, scheme="none", **sizes)
     chosen = row["weight_bytes"] - 2 * 2 * 3 * 256 * 128 * 2
     assert chosen <= row["step_bytes"] <= chosen + 500 * 2 * 2 * 2 * 64 * 2
     assert row["limit_tok_s"] == pytest.approx(row["bandwidth"] / row["step_bytes"])
@@ -314,8 +303,7 @@ def test_new_points_take_the_place_of_old_ones():
     assert len(found) == len(old) and new[0] in found and old[0] not in found
 
 
-def test_growth_measures_one_point(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_growth_measures_one_point(in_tmp):
     given = ["--over", "layers", "--values", "1", "--checkpoint_path", "tiny", "--schemes", "none"]
     files = ["--json", "growth.json", "--chart", "growth.svg"]
     result = run(growth, *given, *files, "--cycles", "1", "--max_new_tokens", "4")

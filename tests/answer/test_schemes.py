@@ -1,17 +1,14 @@
 """quantbench schemes: the table of schemes, and its messages for wrong input."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from quantbench.__main__ import commands
 from quantbench.quantize.spec import SHOWN
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import python
 
 
 def run(*arguments):
@@ -20,10 +17,7 @@ def run(*arguments):
 
 
 def test_the_command_lists_every_scheme_with_bits_and_kernel():
-    done = subprocess.run(
-        [sys.executable, "-m", "quantbench", "schemes", "--device", "cpu"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+    done = python("-m", "quantbench", "schemes", "--device", "cpu")
     assert done.returncode == 0 and done.stderr == ""
     head, *rows = done.stdout.split("\n\n")[0].splitlines()
     assert head.split() == ["scheme", "bits/weight", "GGUF", "kernel", "in", "words"]
@@ -44,9 +38,8 @@ def test_names_alone_need_no_torch_and_three_are_marked(monkeypatch):
     assert [row.split()[1] for row in rows if row.startswith("*")] == ["int8wo", "fp6", "int4wo-64"]
     gguf = {row[2:].split()[0]: row[2:].split()[1] for row in rows}
     assert list(gguf) == [*SHOWN, "autoquant", "autoquant-int4"]
-    assert (
-        gguf["none"] == "BF16" and gguf["uintx-3-64-hqq"] == "Q3_K" and gguf["bnb-int8"] == "Q8_0"
-    )
+    types = {"none": "BF16", "uintx-3-64-hqq": "Q3_K", "bnb-int8": "Q8_0"}
+    assert {name: gguf[name] for name in types} == types
     assert max(map(len, rows)) <= 120
 
 

@@ -21,23 +21,17 @@ def test_nothing_to_say_of_an_arm_that_runs_as_it_should():
 @pytest.mark.parametrize(
     ("facts", "share", "said"),
     [
-        (
-            {"decoder": "modules", "decoder_reason": "the KV cache is int8"},
-            None,
-            "a step is not one op (decoder modules): the KV cache is int8",
-        ),
+        ({"decoder": "modules", "decoder_reason": "the KV cache is int8"}, None,
+         "a step is not one op (decoder modules): the KV cache is int8"),
         ({"attention_reason": "no compiler"}, None, "attention runs on plain torch: no compiler"),
         ({"config": RunConfig(), "decoder": "modules"}, None, "nothing is compiled"),
         ({"kernel": "cpu, torchao"}, None, "not every layer's shape fits"),
-        (
-            {"kernel": "reference", "kernels": {"cpu": "no compiler", "reference": None}},
-            None,
-            "no other kernel here (cpu: no compiler)",
-        ),
+        ({"kernel": "reference", "kernels": {"cpu": "no compiler", "reference": None}}, None,
+         "no other kernel here (cpu: no compiler)"),
         ({}, 0.6, "memory-bound: it reads its weights at 60%"),
         ({}, 0.39, "not memory-bound: it reads its weights at 39%"),
     ],
-)
+)  # fmt: skip
 def test_each_reason(facts, share, said):
     row = replace(ROW, bandwidth_share=share)
     arm = arm_facts(**({"config": COMPILED} | facts))

@@ -137,11 +137,6 @@ def test_every_cell_is_measured_and_each_model_loaded_once(measure):
     assert measured.tables[0].ran.decoder == "modules; cpu-step at batch size 1"
 
 
-def test_a_disturbed_cycle_is_repeated(measure):
-    measured, results, _ = measure(batch_sizes=[1], happens={"disturbed": lambda cycle: cycle == 2})
-    assert results.repeated == {2} and len(cells(measured)[1].samples) == 4
-
-
 def test_larger_batches_than_one_out_of_memory_are_not_tried(measure):
     happens = {"out_of_memory": {("none", 100, 2)}}
     measured, _, world = measure(sequence_lengths=[100, 200], happens=happens)

@@ -15,7 +15,6 @@ from quantbench import host
 from quantbench.bench import store as stores
 from quantbench.bench.answers import Planned
 from quantbench.bench.grid import DEFAULT, group, read_grid, said
-from quantbench.bench.process import WorkerFailed
 from quantbench.bench.worker import Worker
 from quantbench.commands import tune as command
 from quantbench.errors import QuantbenchError, UsageError
@@ -26,7 +25,7 @@ from quantbench.run import identity
 from quantbench.run.environment import choose_threads
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
-from tests.bench.world import Behaviour, FakeProcess, World
+from tests.bench.world import Behaviour, World
 from tests.refusals import one_line
 
 COMMON = RunConfig(max_new_tokens="4")
@@ -166,11 +165,12 @@ def plans(monkeypatch):
 
 @pytest.fixture
 def measured(monkeypatch, plans):
-    """Tune in a world whose settings take these seconds a token, the default first."""
+    """Tune in a world whose settings take these seconds a token, the default first; None fails."""
 
     def measured(seconds, *words, seed=0, between=0.002):
-        behaviours = [Behaviour(each, between=between, noise=0.002) for each in seconds]
-        World(behaviours, seed=seed).install(monkeypatch)
+        usual = Behaviour(between=between, noise=0.002)
+        own = ({"seconds": each} if each else {"fails_to_load": True} for each in seconds)
+        World([dataclasses.replace(usual, **each) for each in own], seed=seed).install(monkeypatch)
         return run("--device", "cpu", "--write_result", "none", "--max_new_tokens", "8", *words)
 
     return measured
@@ -218,22 +218,13 @@ def test_a_tune_goes_on_with_its_answer(measured, tmp_path):
     assert [arm.processes for arm in stores.load(tmp_path / "out").arms] == [2] * 4
 
 
-def test_a_setting_that_fails_is_the_exit_code_after_the_answer(measured, plans, monkeypatch):
+def test_a_setting_that_fails_is_the_exit_code_after_the_answer(measured, plans):
     """A setting whose plan shows that it cannot run is named before, and has not failed."""
-    before = FakeProcess.load
-
-    def load(self, argv, **more):
-        if parse(argv).threads == 1:
-            raise WorkerFailed("no such thing", "refused")
-        return before(self, argv, **more)
-
-    monkeypatch.setattr(FakeProcess, "load", load)
-    result = measured((1.0, 1.0, 0.5, 1.0), *GRID, "-o", "answer")
+    result = measured((1.0, None, 0.5, 1.0), *GRID, "-o", "answer")
     assert "Take threads=2: " in result.stdout and result.exit_code == 1
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: 'threads=1' failed: no such thing; the others were compared")
 
-    monkeypatch.setattr(FakeProcess, "load", before)
     plans(lambda number, argv: NO_ROOM if number == 3 else Planned({"argv": " ".join(argv)}))
     result = measured((1.0, 1.0, 0.5, 1.0), *GRID, "-o", "answer")
     assert "threads=3 cannot run: no room" in result.stderr and result.exit_code == 0

@@ -1,7 +1,6 @@
 """What a worker answers, as whoever asked it gets it."""
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from quantbench.bench import ranks
 from quantbench.bench.process import Process, WorkerFailed
 from quantbench.errors import UsageError
+from tests.programs import wait_for
 
 ANSWER = "import sys; input(); print(sys.argv[1], flush=True); sys.stdin.read()"
 
@@ -76,38 +76,33 @@ def three_ranks(tmp_path, monkeypatch):
     process.close()
 
 
-def until(condition):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_every_rank_carries_out_a_request_and_the_first_one_answers(three_ranks, tmp_path):
     assert three_ranks.ask("who") == "rank 0 of 3"
     three_ranks.ask("write", folder=str(tmp_path))
-    until(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)))
+    wait_for(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)))
     assert three_ranks.ask("who") == "rank 0 of 3"
     processes = [int((tmp_path / str(rank)).read_text()) for rank in range(3)]
     three_ranks.close()
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
-    until(lambda: not list(tmp_path.glob("quantbench-ranks-*")))  # nothing is left behind
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
+    wait_for(lambda: not list(tmp_path.glob("quantbench-ranks-*")))  # nothing is left behind
 
 
 def test_a_rank_that_is_killed_is_the_answer(three_ranks):
     with pytest.raises(WorkerFailed, match=r"^rank 1 of 3 was killed \(SIGKILL\)") as failure:
         three_ranks.ask("die", rank="1")
         three_ranks.ask("who")  # rank 0 may have answered before the other one died
-        until(lambda: three_ranks.ask("who") is None)
+        wait_for(lambda: three_ranks.ask("who") is None)
     assert failure.value.kind == "dead"
 
 
-def test_ranks_that_lack_memory_say_so(three_ranks):
-    with pytest.raises(WorkerFailed, match=r"^rank \d of 3: 60 GB are needed$") as failure:
-        three_ranks.ask("lack")
-    assert failure.value.kind == "memory"
-
-
-def test_what_every_rank_refuses_is_a_usage_error(three_ranks):
-    with pytest.raises(UsageError, match="^no such scheme$"):
-        three_ranks.ask("refuse")
+@pytest.mark.parametrize(
+    ("do", "message", "kind"),
+    [
+        ("lack", r"^rank \d of 3: 60 GB are needed$", "memory"),
+        ("refuse", "^no such scheme$", "usage"),  # by every rank
+    ],
+)
+def test_ranks_that_refuse_say_why(three_ranks, do, message, kind):
+    with pytest.raises(WorkerFailed, match=message) as failure:
+        three_ranks.ask(do)
+    assert failure.value.kind == kind

@@ -14,6 +14,7 @@ from quantbench.bench.store import Store, Turn
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from tests.answer.latencies import plan
+from tests.programs import wait_for
 
 NODES = [{"CPU": 8.0}, {"CPU": 4.0, "memory": 1e9}]
 CARDS = [{"CPU": 16.0, "GPU": 4.0}, {"CPU": 16.0, "GPU": 1.0}]
@@ -87,9 +88,7 @@ def test_a_node_that_is_killed_in_the_middle(cluster, tmp_path):
     kept, said = Store(begin(made), tmp_path / "out"), []
 
     def kill():
-        deadline = time.monotonic() + 200
-        while time.monotonic() < deadline and not (tmp_path / "slow" / "journal").exists():
-            time.sleep(0.05)
+        wait_for((tmp_path / "slow" / "journal").exists, 200)
         time.sleep(0.5)
         name = (tmp_path / "slow" / "journal").read_text().split()[0]
         cluster.remove_node(nodes[name], allow_graceful=False)

@@ -1,15 +1,13 @@
 """A worker's peak memory is that of generate.py: it has imported next to nothing else."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from quantbench.bench.process import Process
+from tests.programs import python
 
-ROOT = Path(__file__).parents[2]
 OPTIONS = ["--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu"]
 # `finish` starts when the peak has been read.
 GENERATE = """
@@ -53,8 +51,7 @@ OF_PYTHON = {"_queue", "queue"}
 
 @pytest.fixture(scope="module")
 def of_generate():
-    words = [sys.executable, "-c", GENERATE, *OPTIONS, "--write_result", "none"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", GENERATE, *OPTIONS, "--write_result", "none")
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("modules "))
     return set(json.loads(line.partition(" ")[2]))

@@ -1,16 +1,11 @@
 """What a file of measurements says of the machine and the command that made it."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from quantbench import host
 from quantbench.log import about
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, python
 
 XEON = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Processor @ 2.60GHz
@@ -28,10 +23,8 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd\n"
         (ARM, {0, 1}, "(NEON)"),
     ],
 )
-def test_the_processor(tmp_path, monkeypatch, text, cores, said):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "cpuinfo").write_text(text)
-    monkeypatch.setattr(host, "ROOT", tmp_path)
+def test_the_processor(kernel_files, monkeypatch, text, cores, said):
+    kernel_files({"proc/cpuinfo": text})
     monkeypatch.setattr(about.os, "sched_getaffinity", lambda process: cores, raising=False)
     assert said in about.processor()
 
@@ -67,8 +60,7 @@ def test_a_process_knows_the_module_that_it_runs(tmp_path):
         "from quantbench.log.about import about\nprint(about().command)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-m", "package.tool", "--only", "a b"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = python("-m", "package.tool", "--only", "a b", cwd=tmp_path, env=environment)
     assert done.stdout == "python -m package.tool --only 'a b'\n", done.stderr
 
 

@@ -2,31 +2,18 @@
 
 import re
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, git, python
+
 TELL = "from quantbench.log.origin import git_commit; print(git_commit())"
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
 
-def git(folder, *arguments):
-    identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
-    done = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
 def told(folder):
-    done = subprocess.run(
-        [sys.executable, "-c", TELL], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+    return python("-c", TELL, cwd=folder, check=True).stdout.strip()
 
 
 def copy(folder):

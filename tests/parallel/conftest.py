@@ -1,9 +1,8 @@
 """The ranks of all tests in this folder, and a model that they share."""
 
-import json
-
 import pytest
 
+from tests.models.small import small_checkpoint
 from tests.parallel.ranks import Pool
 from tests.parallel.work import WIDE
 
@@ -17,6 +16,4 @@ def pool(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wide")
-    (folder / "config.json").write_text(json.dumps(WIDE))
-    return f"dummy:{folder}"
+    return small_checkpoint(tmp_path_factory.mktemp("wide"), **WIDE)

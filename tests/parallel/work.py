@@ -9,7 +9,6 @@ from torch import Tensor
 from quantbench.generate import Generator, Sampling
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import open_checkpoint
-from quantbench.models.llama import Transformer
 from quantbench.ops.cpu import ranks as shared_memory
 from quantbench.ops.cpu.ranks import CAPACITY
 from quantbench.ops.ranks import Ranks
@@ -19,23 +18,16 @@ from quantbench.run.cutting import split_for
 from quantbench.run.decoding import choose
 from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of
+from tests.models.small import SMALL
 from tests.ops.small_step import fail_allocation
 
 TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]
 # Sums of some hundred products in another order: float32's rounding, amplified by a few layers.
 TOLERANCE = 1e-5
-WIDE = {  # wide enough for groups of 256 columns on two ranks
-    "model_type": "llama",
-    "hidden_size": 256,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 128,
-    "intermediate_size": 768,  # three groups of 256: one rank gets two of them
-    "vocab_size": 101,
-    "max_position_embeddings": 64,
-    "attention_bias": True,
-}
+# Wide enough for groups of 256 columns on two ranks. The network has three such groups: one rank
+# gets two of them.
+WIDE = SMALL | {"num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 128}
+WIDE |= {"intermediate_size": 768, "vocab_size": 101, "attention_bias": True}
 
 
 def agree(shared: Tensor, alone: Tensor) -> None:
@@ -82,8 +74,8 @@ def _numbers(weight: Tensor) -> Tensor:
 
 def steps(
     ranks: Ranks, tokens: list[int], kv_cache: str, decoder: str, *model_and_scheme: str
-) -> tuple[Tensor, Tensor, str]:
-    """Logits of a prompt in chunks and of two steps after it, drawn tokens, and the decoder."""
+) -> tuple[Tensor, Tensor]:
+    """Logits of a prompt in chunks and of two steps after it, and drawn tokens."""
     _, model = load(ranks, *model_and_scheme)
     sampling = Sampling(temperature=0.8, top_k=50)
     generator = Generator(model, 1, 64, kv_cache, decoder, prefill_chunk=4, sampling=sampling)
@@ -92,7 +84,7 @@ def steps(
     pieces += [generator.forward(prompt[:, :1], len(tokens) + i) for i in range(2)]
     torch.manual_seed(0)
     drawn = generator.generate(prompt, 6).tokens
-    return torch.cat(pieces, 1), drawn, generator.decoder.name
+    return torch.cat(pieces, 1), drawn
 
 
 def sharing(ranks: Ranks, path: str) -> Ranks:
@@ -168,11 +160,6 @@ def compiled_step(ranks: Ranks, memory: str, path: str) -> tuple[Tensor, Tensor]
     arguments = torch.tensor([[5]]), torch.tensor([0])
     with torch.no_grad():
         return step(*arguments), plain.step(*arguments)
-
-
-def weight_bytes(ranks: Ranks, path: str) -> int:
-    model: Transformer = load(ranks, path)[1]
-    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def save(ranks: Ranks, path: str, quantization: str, folder: str) -> None:

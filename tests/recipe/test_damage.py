@@ -85,16 +85,8 @@ def test_gptqs_share_of_the_damage_is_that_of_loaded_models(tiny):
 
 def test_damage_of_the_embedding(tiny):
     model, ids, found = tiny
-    changed = with_scheme_of_table(model)
+    changed = with_scheme(model, "tok_embeddings", "embed-int8")
     assert 0.5 < found["tok_embeddings", "embed-int8"] / true_kl(model, changed, ids) < 2
-
-
-def with_scheme_of_table(model):
-    changed = copy.deepcopy(model)
-    quantizer = Quantizer.of_shapes(parse_scheme("embed-int8"), CPU, torch.float32)
-    table = quantizer.quantized("tok_embeddings", model.tok_embeddings)
-    changed.tok_embeddings.weight.data = table.weight.data.dequantize()
-    return changed
 
 
 def test_every_expert_has_its_damage():

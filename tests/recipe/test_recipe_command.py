@@ -44,8 +44,7 @@ def quick(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("words, rival", [("", "int4wo-64-gptq"), ("--uncalibrated", "int4wo-64")])
-def test_bits_are_kept_and_the_recipe_is_better(words, rival, quick, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_bits_are_kept_and_the_recipe_is_better(words, rival, quick, in_tmp):
     result = ran("--bits", "4.5", "--output", "mix.json", *words.split())
     assert result.exit_code == 0, result.output
     assert "take the recipe: its KL is" in result.stdout
@@ -141,9 +140,8 @@ def test_both_run_before_the_recipe_is_taken(budget, expected, tmp_path, monkeyp
     assert re.match(expected, capsys.readouterr().out)
 
 
-def test_the_frontier_is_below_uniform_schemes_and_files(quick, tmp_path, monkeypatch):
+def test_the_frontier_is_below_uniform_schemes_and_files(quick, in_tmp):
     """A file of int4wo-64: at its bits and at others."""
-    monkeypatch.chdir(tmp_path)
     config = RunConfig(quantization="int4wo-64", device="cpu", save="saved")
     load(make_plan(config), lambda done, total: None, lambda line: None)
     words = "recipe frontier saved --device cpu --bits 3.5 --json new.json --chart new.svg"

@@ -12,7 +12,7 @@ from quantbench.commands.readme import BLOCKS, readme
 from quantbench.errors import UsageError
 from quantbench.log.origin import git_commit
 from quantbench.report.doc_tables import TABLES
-from quantbench.report.documents import rewritten, table
+from quantbench.report.documents import rewritten
 from quantbench.typed_json import omitted
 
 ROOT = Path(__file__).parents[2]
@@ -29,12 +29,6 @@ CAPTION = "<sub>2 cores of X, torch 2.13.0; 2026-11-22, commit 0123456: `quantbe
 
 def run(*arguments):
     return CliRunner().invoke(readme, list(arguments))
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def save(name, **fields):
@@ -82,7 +76,7 @@ def test_only_what_lies_between_the_markers_changes():
         ("<!-- readme: printed a.txt -->\n<!-- end -->\n", "is printed FILE JSON; given: a.txt"),
     ],
 )
-def test_bad_input_is_one_line_and_changes_nothing(folder, text, reason):
+def test_bad_input_is_one_line_and_changes_nothing(in_tmp, text, reason):
     Path("D.md").write_text(text)
     Path("list.json").write_text("[]")
     Path("torn.json").write_text('{"about": ')
@@ -93,11 +87,11 @@ def test_bad_input_is_one_line_and_changes_nothing(folder, text, reason):
     assert Path("D.md").read_text() == text
 
 
-def test_a_folder_without_documents(folder):
+def test_a_folder_without_documents(in_tmp):
     assert "no README.md and no docs/*.md here" in str(run("--check").exception)
 
 
-def test_check_tells_what_is_stale(folder):
+def test_check_tells_what_is_stale(in_tmp):
     Path("docs").mkdir()
     Path("docs/c.md").write_text("<!-- readme: cache_bytes -->\n<!-- end -->\n")
     result = run("--check")
@@ -111,7 +105,7 @@ def test_check_tells_what_is_stale(folder):
     "commit, why",
     [("0123456789", "which git does not know"), (f"{HEAD}-dirty", "which has changes of its own")],
 )
-def test_check_refuses_figures_of_no_commit(folder, commit, why):
+def test_check_refuses_figures_of_no_commit(in_tmp, commit, why):
     Path("D.md").write_text("<!-- readme: about a.json -->\n<!-- end -->\n")
     for given, code in ((commit, 1), (HEAD, 0)):
         Path("a.json").write_text(json.dumps({"about": ABOUT | {"commit": given}}))
@@ -158,7 +152,7 @@ TABLES_OF_ROWS = {
 
 
 @pytest.mark.parametrize("kind", TABLES_OF_ROWS)
-def test_tables_of_a_commands_rows(folder, kind):
+def test_tables_of_a_commands_rows(in_tmp, kind):
     rows = TABLES_OF_ROWS[kind]
     save("rows.json", **{"model" if kind == "roofline" else "rows": [row for row, _ in rows]})
     cells, caption = shown(kind, "rows.json")
@@ -168,7 +162,7 @@ def test_tables_of_a_commands_rows(folder, kind):
         assert "| KL, nats, on 78,541 tokens |" in TABLES[kind](["rows.json"])
 
 
-def test_speeds(folder):
+def test_speeds(in_tmp):
     none = {"arm": "none", "verdict": "baseline", "tok_s": 14.0, "decode_tok_s": 15.14}
     int8wo = {
         "arm": "int8wo, kv_cache=int8",
@@ -196,7 +190,7 @@ def test_speeds(folder):
 
 
 @pytest.mark.parametrize("kl, is_marked", [(0.49, False), (0.51, True), (float("nan"), True)])
-def test_a_scheme_whose_text_is_broken_is_marked(folder, kl, is_marked):
+def test_a_scheme_whose_text_is_broken_is_marked(in_tmp, kl, is_marked):
     row = {"arm": "uintx-2-64", "verdict": "faster", "tok_s": 25.0, "kl": kl}
     save("ab.json", rows=[{"arm": "none", "verdict": "baseline", "tok_s": 14.0}, row])
     ((name, *_),) = shown("speeds", "ab.json", "uintx-2-64")[0]
@@ -255,7 +249,7 @@ def test_every_command_is_described():
     assert "And of [generate's options](options.md): Model, Speed, Sample, Cache" in text
 
 
-def test_a_budget_is_counted_from_shapes(folder):
+def test_a_budget_is_counted_from_shapes(in_tmp):
     save("q.json", rows=[QUALITY | {"scheme": name, "kl": kl} for name, kl in
                          (("fp6", 0.0163), ("none", 0.0), ("uintx-2-64", 1.75))])  # fmt: skip
     rows, _ = shown("budget", "TinyLlama-1.1B-Chat-v1.0", "2048", "q.json")
@@ -279,13 +273,9 @@ def test_no_table_with_figures_is_typed_by_hand():
         assert cells == [], path.name
 
 
-def test_what_a_command_printed(folder):
+def test_what_a_command_printed(in_tmp):
     Path("demo.txt").write_text("arm  tok/s\nnone 1.00\n\n")
     save("demo.json")
     text = f"```\narm  tok/s\nnone 1.00\n```\n\n{CAPTION}"
     assert TABLES["printed"](["demo.txt", "demo.json"]) == text
     assert TABLES["about"](["demo.json"]) == CAPTION
-
-
-def test_a_table_is_markdown():
-    assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"

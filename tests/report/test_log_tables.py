@@ -41,10 +41,8 @@ LINES = [
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(in_tmp):
     Path("benchmarks.txt").write_text("title\n" + "\n".join(LINES) + "\n")
-    return tmp_path
 
 
 def tables(text):

@@ -2,9 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +14,9 @@ from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
 from quantbench.run import compiling
 from tests.models.small import small_model
+from tests.programs import python
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[2]
 
 
 def test_what_it_gives_torch_compile_is_taken():
@@ -46,8 +43,7 @@ def test_inductor_takes_a_compiler_of_several_words(words, tmp_path):
     folders = {"XDG_CACHE_HOME": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch")}
     # What the C++ kernels were built with does not matter here: they are not built again.
     environment = {**os.environ, **folders, "CXX": words, "CXXFLAGS": "-ffast-math"}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = python("-c", program, env=environment)
     expected = "torch.compile needs a C++ compiler" if words == "nope" else "tensor(371.8282)"
     assert done.stdout.startswith(expected), done.stdout + done.stderr
 

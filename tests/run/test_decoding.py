@@ -1,7 +1,6 @@
 """Which decoder takes which model: every reason to refuse, on models that differ in one thing."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -105,20 +104,6 @@ def test_a_model_that_differs_in_one_part_is_refused(name, change, reason):
     assert (made.decoder.name, made.decoder.reason) == ("modules", reason)
     with pytest.raises(KernelError, match="^--decoder cpu-step: "):
         Generator(model, 1, 8, decoder="cpu-step")
-
-
-@pytest.mark.parametrize("variable, value", [("CXXFLAGS", "-ffast-math"), ("CXX", "/nope/c++")])
-def test_without_the_library_the_reason_is_the_compiler_s(variable, value, monkeypatch):
-    model = small_model()  # what its layers are does not matter then
-    monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(build, "_library", lambda: Path("/nowhere"))
-    for cached in (build.load, build.refusal):  # earlier tests have loaded the library
-        monkeypatch.setattr(build, cached.__name__, cached.__wrapped__)
-    reason = build.unavailable()
-    assert reason and variable in reason
-    with pytest.raises(KernelError) as refused:
-        decoding.name_of("cpu-step", model, [], 1)
-    assert str(refused.value) == f"--decoder cpu-step: {reason}; auto takes what can run"
 
 
 def test_the_option_takes_the_decoders_that_there_are():

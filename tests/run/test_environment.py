@@ -4,10 +4,7 @@ import gc
 import json
 import os
 import re
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,8 +21,8 @@ from quantbench.run.environment import (
 )
 from quantbench.run.plan import make_plan
 from tests.models.small import small_checkpoint, small_model
+from tests.programs import python
 
-ROOT = Path(__file__).parents[2]
 OPTIONS = ["--num_samples", "1", "--max_new_tokens", "2", "--device", "cpu"]
 UNSET = ("THP_MEM_ALLOC_ENABLE", "KMP_BLOCKTIME", "TORCH_WARM_POOL", "OMP_NUM_THREADS")
 
@@ -42,11 +39,9 @@ def generated(tmp_path):
 
     def run(*options, **variables):
         json_path, log_path = tmp_path / "runs.jsonl", tmp_path / "log.txt"
-        outputs = ["--output_json_path", str(json_path), "--write_result", str(log_path)]
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "generate.py"), *OPTIONS, *options, *outputs],
-            env={**os.environ, **variables}, capture_output=True, text=True,
-        )  # fmt: skip
+        outputs = ["--output_json_path", json_path, "--write_result", log_path]
+        words = ["generate.py", *OPTIONS, *options, *outputs]
+        done = python(*words, env={**os.environ, **variables})
         assert done.returncode == 0, done.stderr
         facts = json.loads(json_path.read_text().splitlines()[-1])
         return facts, reading.read(str(log_path)).records[-1][1], done.stderr

@@ -21,6 +21,7 @@ from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.sizes import check_memory, kv_cache_bytes, size_of
 
+pytestmark = pytest.mark.usefixtures("in_tmp")
 CPU = torch.device("cpu")
 # GB that torchao's log of 2024 shows, for Llama-2-7b and Meta-Llama-3-8B; within 1.5 %.
 PUBLISHED = {
@@ -112,25 +113,19 @@ def test_the_line_worked_by_hand():
 @pytest.mark.parametrize(
     ("options", "free", "message"),
     [
-        (
-            {},
-            4 * 10**9,
+        ({}, 4 * 10**9,
             "out of memory: weights of 2.47 GB and a KV cache of 4.29 GB for 131072 positions need "
             "6.77 GB, and cpu has 4.00 GB free; "
             f"--cache_size {(4 * 10**9 - WEIGHTS) // POSITION['dense']} is the largest that fits; "
-            "--kv_cache int8 or fp8 or int4 makes it smaller",
-        ),
+            "--kv_cache int8 or fp8 or int4 makes it smaller"),
         ({"kv_cache": "fp8"}, 4 * 10**9, "fits; --kv_cache int4 makes it smaller"),
         ({"kv_cache": "int4"}, 3 * 10**9, " is the largest that fits"),
         ({}, 2 * 10**9, "not even the weights fit: a --quantization makes them smaller"),
-        (
-            {"batch_size": 100_000},
-            4 * 10**9,
-            "the weights fit, but no position of a KV cache with them",
-        ),
+        ({"batch_size": 100_000}, 4 * 10**9,
+            "the weights fit, but no position of a KV cache with them"),
         ({"quantization": "autoquant"}, 10**9, "--cache_size 30517 is the largest that fits"),
     ],
-)
+)  # fmt: skip
 def test_what_is_said_where_it_does_not_fit(options, free, message):
     with pytest.raises(MemoryShortage) as shortage:
         memory(131072, free, **options)
@@ -194,11 +189,6 @@ def test_layers_without_the_window_take_every_position():
 
 
 # ---------------------------------------------------------------------------------- --dry_run
-
-
-@pytest.fixture(autouse=True)
-def in_tmp(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def dry_run(*arguments):

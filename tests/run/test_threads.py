@@ -4,27 +4,10 @@ import pytest
 
 from quantbench import host
 from quantbench.errors import UsageError
-from quantbench.log.config import RunConfig, argv
-from quantbench.log.options import parse
 from quantbench.run.environment import choose_threads as choose
 from quantbench.run.environment import first_number
 
 EIGHT = range(8)
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """Writes the files that the kernel shows; without them nothing is limited."""
-
-    def write(siblings=None, **files):
-        for number, text in (siblings or {}).items():
-            files[f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"] = text
-        for path, text in files.items():
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).write_text(f"{text}\n")
-        monkeypatch.setattr(host, "ROOT", tmp_path)
-
-    return write
 
 
 PAIRS = {number: f"{number % 4},{number % 4 + 4}" for number in EIGHT}
@@ -41,8 +24,9 @@ PAIRS = {number: f"{number % 4},{number % 4 + 4}" for number in EIGHT}
         ({0: "0", 1: "1"}, [1], 1),
     ],
 )
-def test_cores_of_the_affinity_mask_count_once(machine, siblings, allowed, expected):
-    machine(siblings)
+def test_cores_of_the_affinity_mask_count_once(kernel_files, siblings, allowed, expected):
+    path = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    kernel_files({path.format(number): text for number, text in siblings.items()})
     assert host.cores(allowed) == expected
 
 
@@ -70,8 +54,8 @@ QUOTAS = [  # cores, then the kernel's files
 
 
 @pytest.mark.parametrize(("expected", "files"), QUOTAS)
-def test_the_quota_of_cpu_time_is_rounded_up(machine, expected, files):
-    machine({}, **files)
+def test_the_quota_of_cpu_time_is_rounded_up(kernel_files, expected, files):
+    kernel_files(files)
     assert host.cores(EIGHT) == expected
 
 
@@ -114,12 +98,6 @@ def test_more_threads_than_cores_are_warned_of(count, cores, said):
 def test_where_the_system_does_not_say_torch_decides():
     assert choose(None, None, {}).count is None and choose(None, None, {}).recorded is None
     assert choose(3, None, {}).count == 3 and choose(3, None, {}).warning() is None
-
-
-def test_the_option_is_written_only_where_it_was_given():
-    assert "--threads" not in argv(RunConfig())
-    assert parse(["--threads", "2"]).threads == 2
-    assert argv(RunConfig(threads=2))[-2:] == ["--threads", "2"]
 
 
 @pytest.mark.parametrize("text", ["4", " 4 ", "4,2", "4 , 2"])

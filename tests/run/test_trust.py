@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 
 import pytest
@@ -14,6 +12,7 @@ from quantbench.run.machine import Counters, MachineUse, judge, together
 from quantbench.run.shown import remarks, table
 from quantbench.run.why import held_back
 from tests.bench.facts import FACTS
+from tests.programs import python
 
 QUIET = MachineUse(10.0, 2, 2.0, 0.05, 0.0, 3)
 BUSY = MachineUse(10.0, 2, 1.1, 1.4, 0.0, 4000)
@@ -69,7 +68,7 @@ def test_the_counters_tell_this_process_from_others():
     """Another process computes for 0.6 s, and then this process does."""
     spin = "import time; end = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
     before = Counters.read()
-    subprocess.run([sys.executable, "-c", spin], check=True)
+    python("-c", spin, check=True)
     between = Counters.read()
     end = time.process_time() + 0.3
     while time.process_time() < end:
@@ -126,11 +125,8 @@ def test_one_op_is_not_told_to_compile():
 def test_steady_is_not_said_of_samples(tmp_path):
     """The JSON of a real run has every figure, and what is printed says the same."""
     arguments = ["--compile", "--num_samples", "3", "--max_new_tokens", "4"]
-    arguments += ["--write_result", "none"]
-    done = subprocess.run(
-        [sys.executable, "generate.py", *arguments, "--output_json_path", str(tmp_path / "j")],
-        capture_output=True, text=True,
-    )  # fmt: skip
+    arguments += ["--write_result", "none", "--output_json_path", tmp_path / "j"]
+    done = python("generate.py", *arguments)
     assert done.returncode == 0, done.stderr
     details = json.loads((tmp_path / "j").read_text())
     trust = judge(

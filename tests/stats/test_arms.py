@@ -12,12 +12,12 @@ from quantbench.stats.sequence import FIRST
 FLOOR = Floor()
 
 
-def session(generator, effects, cycles=100, noise=0.05, between=0.015):
-    """The baseline and arms with these log ratios, two processes each."""
-    process = np.arange(cycles) * 2 // cycles
+def session(generator, effects, cycles=100, noise=0.05, between=0.015, processes=2):
+    """The baseline and arms with these log ratios, restarted together."""
+    process = np.arange(cycles) * processes // cycles
     found = []
     for effect in (0.0, *effects):
-        logs = effect + generator.normal(0, between, 2)[process]
+        logs = effect + generator.normal(0, between, processes)[process]
         logs = logs + generator.normal(0, noise, cycles)
         found.append(Turns(np.arange(cycles), process, 0.01 * np.exp(logs)))
     return found[0], dict(enumerate(found[1:], start=1))

@@ -6,17 +6,12 @@ import pytest
 from quantbench.stats import Floor, Turns
 from quantbench.stats.paired import contrast
 from quantbench.stats.processes import updated
+from tests.stats import test_arms
 
 
 def session(generator, between, arms=3, cycles=200, noise=0.01, processes=2):
-    """The baseline and its arms, restarted together."""
-    process = np.arange(cycles) * processes // cycles
-    found = []
-    for _ in range(arms + 1):
-        own = generator.normal(0, between, processes)[process]
-        seconds = np.exp(own + generator.normal(0, noise, cycles))
-        found.append(Turns(np.arange(cycles), process, seconds))
-    return found[0], dict(enumerate(found[1:], start=1))
+    """The baseline and arms as fast as it is, restarted together."""
+    return test_arms.session(generator, (0.0,) * arms, cycles, noise, between, processes)
 
 
 def floor_after(baseline, arms, prior=Floor()):  # noqa: B008

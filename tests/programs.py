@@ -1,0 +1,55 @@
+"""Programs that tests start: those that end by themselves, and those that are watched and ended."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def ran(*words: object, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """A program that has ended; it ran in the repository's root, if `cwd` says nothing else."""
+    given = {"cwd": ROOT, "capture_output": True, "text": True, **settings}
+    return subprocess.run(list(map(str, words)), **given)
+
+
+def python(*words: object, **settings: Any) -> subprocess.CompletedProcess[str]:
+    return ran(sys.executable, *words, **settings)
+
+
+def git(folder: Path, *words: str) -> str:
+    """What git prints in that folder, as somebody whose commits it takes."""
+    settings = ("user.name=somebody", "user.email=somebody@example.org", "commit.gpgsign=false")
+    given = [word for setting in settings for word in ("-c", setting)]
+    return ran("git", *given, *words, cwd=folder, check=True).stdout.strip()
+
+
+def started(*words: object, **settings: Any) -> subprocess.Popen[str]:
+    """A Python program that runs on, and that Ctrl-C ends: what a shell starts in the background is
+    deaf to it, and so is what the tests start then."""
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    given["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen([sys.executable, *map(str, words)], **given | settings)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs or waits; a process whose parent has not read its end does neither."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
