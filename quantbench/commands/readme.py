@@ -1,7 +1,7 @@
 """quantbench readme: the tables of README.md and docs/, from committed data.
 
 quantbench readme            # rewrites every block between two markers
-quantbench readme --check    # exit code 1: that would change something, or figures are of no commit
+quantbench readme --check    # exit code 1: something would change, or figures are of changed code
 
 A block is `<!-- readme: NAME FILE … -->`, and ends at `<!-- end -->`: report/documents.py.
 Its NAME is a key of BLOCKS; its FILE is a log, or JSON that a command wrote into docs/data/.
@@ -33,13 +33,13 @@ COMMIT = re.compile(r'"(?:git_)?commit": "([0-9a-f]{7,})(-dirty)?"')
 @click.option("--check", is_flag=True, help="Change nothing; exit with 1 if something would change")
 def readme(documents: tuple[str, ...], check: bool) -> None:
     """Rewrite the tables of DOCUMENTS from the data that they name [README.md docs/*.md]."""
-    new, homeless = {}, dict[str, None]()
+    new, doubts = {}, dict[str, None]()
     for document in [Path(name) for name in documents] or _default():
         old = files.read_text("cannot read", document, LogError)
         text = rewritten(str(document), old, BLOCKS)
         if text != old:
             new[document] = (old, text)
-        homeless |= dict.fromkeys(_of_no_commit(text))
+        doubts |= dict.fromkeys(_doubts(text))
     if check:
         for document, texts in new.items():
             before, after = (text.splitlines() for text in texts)
@@ -47,25 +47,28 @@ def readme(documents: tuple[str, ...], check: bool) -> None:
             click.echo(
                 "\n".join(difflib.unified_diff(before, after, str(document), label, lineterm=""))
             )
-        for line in homeless:
-            click.echo(f"error: {line}", err=True)
+        for line in doubts:
+            click.echo(line, err=True)
         if new:
             click.echo("error: stale; quantbench readme rewrites it", err=True)
-        sys.exit(bool(new or homeless))
+        sys.exit(bool(new or any(line.startswith("error: ") for line in doubts)))
     for document, (_, text) in new.items():
         files.write_text("cannot write", document, text)
     for document in new:  # last: stdout may be closed
         click.echo(f"Rewrote {document}")
 
 
-def _of_no_commit(document: str) -> Iterator[str]:
-    """Lines about the data that a document names: of code with changes, or of an unknown commit."""
+def _doubts(document: str) -> Iterator[str]:
+    """Lines about the data that a document names: of code that was never committed, an error, or of
+    a commit that git does not know, as when a branch was squashed after they were measured."""
     for path in [word for block in BEGIN.finditer(document) for word in block["words"].split()]:
         if path.endswith(".json"):
             for digits, dirty in COMMIT.findall(files.read_text("cannot read", path, LogError)):
-                if dirty or not knows(digits):
-                    why = "has changes of its own" if dirty else "git does not know"
-                    yield f"{path} is of commit {digits[:7]}, which {why}; run its command again"
+                named = f"{path} is of commit {digits[:7]}"
+                if dirty:
+                    yield f"error: {named} with changes; commit them, and run its command again"
+                elif not knows(digits):
+                    yield f"note: {named}, which git does not know"
 
 
 def _default() -> list[Path]:

@@ -196,8 +196,12 @@ def _through_block(
     for (key, (given, _)), found in zip(seen.items(), at_outputs, strict=True):
         given, found = _by_text(given, len(x)), _by_text(found, len(x))
         layer, of = cast(nn.Linear, block.get_submodule(key)), hessians.get(key)
-        layers.add(f"{name}.{key}", layer, given, lambda rows, found=found: found[..., rows], of)
+        layers.add(f"{name}.{key}", layer, given, functools.partial(_rows, found), of)
     return at_x
+
+
+def _rows(gradient: Tensor, rows: Rows) -> Tensor:
+    return gradient[..., rows]
 
 
 def _by_text(x: Tensor, texts: int) -> Tensor:
