@@ -79,7 +79,7 @@ def whole_runs(results: Results, number: int) -> Turns | None:
     the turns until the next prompt. Per token of `max_new_tokens`, like in the log."""
     arm = results.arms[number]
     prompts, steps = results.turns(number, "prompt"), results.turns(number, "decode")
-    run = arm.run
+    run = arm.facts.run if arm.facts else None
     new = run.config.max_new_tokens if run else 1 + max((turn.tokens for turn in steps), default=0)
     if not prompts or new == 1:
         return turns_of(prompts or steps)

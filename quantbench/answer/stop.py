@@ -126,5 +126,5 @@ def _coarser(arm: ArmResult, than: ArmResult) -> bool:
 
 def _bytes(results: Results, number: int) -> float:
     """Weights and KV cache of an arm; infinite where they are not known."""
-    run = results.arms[number].run
-    return run.weight_bytes + run.kv_cache_bytes if run else math.inf
+    facts = results.arms[number].facts
+    return facts.run.weight_bytes + facts.run.kv_cache_bytes if facts and facts.run else math.inf

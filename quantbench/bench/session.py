@@ -222,7 +222,7 @@ class Session:
             self.pool.probe(self.results.cycles, every)
         for _ in range(self.warmups):
             self._measuring(every, 1)
-            self.noise.cycle(self.store, None, every, self.kinds, self.pool.turn)
+            self._cycle(every, None, self.kinds)
         fixed = self.results.settings.cycles is not None
         ends = self.clock() + (self._left() if fixed else seconds)
         taken, asked, least = 0, 0, 1 if fixed else LEAST_CYCLES
@@ -235,13 +235,16 @@ class Session:
             if self.probe:
                 self.pool.probe(number, order)
             kinds = [k for k in self.kinds if k == "decode" or taken % prompts == 0]
-            taken += self.noise.cycle(self.store, number, order, kinds, self.pool.turn)
+            taken += self._cycle(order, number, kinds)
             wanting = [n for n in wanting if n in self.pool.loaded]
             if taken >= least and self.clock() > ends:
                 break
             # Statistics take the time of turns, so only a tenth more turns ask the rule again.
             if fixed or taken >= max(LEAST_CYCLES, asked + (before + taken) / 10):
                 wanting, asked = self.rule.wanting(self.results, wanting, taken), taken
+
+    def _cycle(self, arms: Sequence[int], number: int | None, kinds: Sequence[Kind]) -> bool:
+        return self.noise.cycle(self.store, number, arms, kinds, self.pool.turn)
 
     def _apart_cycles(self, arms: Sequence[int]) -> int:
         """Cycles from one prompt to the next: a prompt takes as long as the turns between."""

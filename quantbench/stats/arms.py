@@ -37,6 +37,7 @@ class Interval:
     low: float
     high: float
     cycles: int
+    processes: int  # of the arm
     noise: float  # standard deviation of the log ratio of one cycle
     floor: float  # the part of the half-width that processes cause, as a logarithm
 
@@ -71,6 +72,7 @@ def intervals(
             low=math.exp(mean - width),
             high=math.exp(mean + width) if mean + width < LARGEST_LOG else math.inf,
             cycles=one.cycles,
+            processes=len({segment.process for segment in one.segments}),
             noise=one.noise,
             floor=part,
         )

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,18 +15,20 @@ import torch.nn.functional as F
 from quantbench.errors import CheckpointError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED, open_checkpoint
+from quantbench.models.llama import weight_bytes
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
 from quantbench.ops.cpu import build
-from quantbench.quantize.spec import parse
+from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of
+from quantbench.run.sizes import size_of
 from tests.models.small import small_checkpoint
-from tests.programs import python
 
 CPU = torch.device("cpu")
 TOKENS = torch.arange(3, 40)[None]
-
+MAPS = Path("/proc/self/maps")
+ROOT = Path(__file__).parents[2]
 ENVIRONMENT = dict(os.environ)  # before a test has its cache folder, which keeps the C++ kernels
 
 
@@ -62,6 +66,18 @@ def logits(model):
 # ---------------------------------------------------------------------------------- save, reload
 
 
+def test_a_saved_model_has_the_same_logits_bit_for_bit(small, tmp_path):
+    for scheme in [*random.sample(SHOWN, len(SHOWN) // 3), "autoquant"]:
+        folder = str(tmp_path / f"saved-{scheme}")
+        model, first = load(checkpoint_path=small(), quantization=scheme, save=folder)
+        again, second = load(checkpoint_path=folder)
+        assert torch.equal(logits(model), logits(again)), scheme
+        assert first.kernels == second.kernels and str(second.spec) == scheme
+        assert weight_bytes(model) == weight_bytes(again)
+    if MAPS.exists():  # pages of a file that stays mapped would count as memory
+        assert "quantized-0" not in MAPS.read_text()
+
+
 @pytest.mark.parametrize("scheme", ["none", "int8wo", "embed-int8"])
 def test_a_tied_output_is_saved_and_kept_once(small, tmp_path, scheme):
     folder = tmp_path / "saved"
@@ -79,6 +95,16 @@ def test_a_tied_output_is_saved_and_kept_once(small, tmp_path, scheme):
     if scheme == "embed-int8":
         table, output = again.tok_embeddings.weight, again.output.weight
         assert table.plane0.data_ptr() == output.qdata.data_ptr()
+
+
+@pytest.mark.parametrize("precision", ["float16", "float32"])
+def test_other_precisions_survive_too(small, tmp_path, precision):
+    folder = str(tmp_path / "saved")
+    scheme = random.choice(["int4wo-64", "fp6", "uintx-3-32", "bnb-nf4"])
+    options = {"quantization": scheme, "precision": precision}
+    model, _ = load(checkpoint_path=small(), save=folder, **options)
+    again, _ = load(checkpoint_path=folder, precision=precision)
+    assert torch.equal(logits(model), logits(again))
 
 
 def test_a_saved_model_brings_its_tokenizer_and_says_what_it_is(tmp_path):
@@ -187,8 +213,8 @@ def test_loading_never_holds_the_full_precision_model(tmp_path):
     drawn = random.sample(STREAMED, 4)
     jobs = [f"layer_by_layer:{scheme}" for scheme in drawn]
     jobs.append(f"everything_first:{WHOLE}")
-    command = ["-m", "tests.run.loading_peak", small, path, *jobs]
-    done = python(*command, env=ENVIRONMENT)
+    command = [sys.executable, "-m", "tests.run.loading_peak", small, path, *jobs]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"job"')]
     measured = {line["job"]: line for line in lines}
@@ -206,6 +232,15 @@ def test_loading_never_holds_the_full_precision_model(tmp_path):
 
 
 # ---------------------------------------------------------------------------------- sizes, kernels
+
+
+def test_sizes_from_shapes_are_those_of_the_loaded_model(small):
+    path = small(num_hidden_layers=3)
+    schemes = [name for name in SHOWN if not name.endswith(("hqq", "gptq"))]
+    for scheme in random.sample(schemes, len(schemes) // 3):
+        model, loading = load(checkpoint_path=path, quantization=scheme)
+        size = size_of(load_config(path), parse(scheme), CPU, torch.bfloat16)
+        assert size.model_bytes == weight_bytes(model) and size.kernel == loading.kernels
 
 
 def test_layers_that_the_best_kernel_refuses_get_another_and_it_is_said(small, monkeypatch):

@@ -77,7 +77,7 @@ def test_few_cycles_have_no_interval():
     [(0.5, 0.55, "faster"), (1.05, 1.0, "no difference shown"), (2.2, 2.0, "slower")],
 )
 def test_the_nearer_end(ratio, nearer, verdict):
-    found = Interval(ratio, ratio / 1.1, ratio * 1.1, 100, 0.05, 0.0)
+    found = Interval(ratio, ratio / 1.1, ratio * 1.1, 100, 2, 0.05, 0.0)
     assert (found.nearer, found.verdict) == (pytest.approx(nearer), verdict)
 
 
