@@ -80,7 +80,7 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def kernel_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Writes what the kernel shows of a machine: texts by path. There are no other such files."""
+    """Writes the files in which the kernel describes a machine, by path; hides the real ones."""
     monkeypatch.setattr("quantbench.host.ROOT", tmp_path)
 
     def write(texts: dict[str, object]) -> None:

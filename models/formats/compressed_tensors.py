@@ -117,7 +117,7 @@ _NAMED = {"": "a16", "int8": "a8", "float8": "afp8"}  # in labels
 
 def written(weight: Packed) -> dict[str, Tensor]:
     """A weight of 4 or 8 bits without zero points, by the ends of its tensors' names: "_packed",
-    "_scale" and "_shape" come behind X.weight; of float8, "" stands for X.weight itself."""
+    "_scale" and "_shape" follow X.weight; a float8 weight is X.weight itself, its end ""."""
     plane, scale = weight.planes[0], weight.scale
     if weight.format == "fp8":
         return {"": plane, "_scale": scale}

@@ -33,13 +33,13 @@ COMMIT = re.compile(r'"(?:git_)?commit": "([0-9a-f]{7,})(-dirty)?"')
 @click.option("--check", is_flag=True, help="Change nothing; exit with 1 if something would change")
 def readme(documents: tuple[str, ...], check: bool) -> None:
     """Rewrite the tables of DOCUMENTS from the data that they name [README.md docs/*.md]."""
-    new, doubts = {}, dict[str, None]()
+    new, measured = {}, set[tuple[str, str, str]]()
     for document in [Path(name) for name in documents] or _default():
         old = files.read_text("cannot read", document, LogError)
         text = rewritten(str(document), old, BLOCKS)
         if text != old:
             new[document] = (old, text)
-        doubts |= dict.fromkeys(_doubts(text))
+        measured |= set(_commits(text))
     if check:
         for document, texts in new.items():
             before, after = (text.splitlines() for text in texts)
@@ -47,28 +47,29 @@ def readme(documents: tuple[str, ...], check: bool) -> None:
             click.echo(
                 "\n".join(difflib.unified_diff(before, after, str(document), label, lineterm=""))
             )
-        for line in doubts:
-            click.echo(line, err=True)
+        changed = sorted((path, digits) for path, digits, dirty in measured if dirty)
+        for path, digits in changed:
+            why = f"{path} is of commit {digits[:7]} with changes"
+            click.echo(f"error: {why}; commit them, and run its command again", err=True)
+        for path, digits, dirty in sorted(measured):
+            if not dirty and not knows(digits):  # as when a branch was squashed since
+                click.echo(f"note: {path} is of commit {digits[:7]}, which git does not know",
+                           err=True)  # fmt: skip
         if new:
             click.echo("error: stale; quantbench readme rewrites it", err=True)
-        sys.exit(bool(new or any(line.startswith("error: ") for line in doubts)))
+        sys.exit(bool(new or changed))
     for document, (_, text) in new.items():
         files.write_text("cannot write", document, text)
     for document in new:  # last: stdout may be closed
         click.echo(f"Rewrote {document}")
 
 
-def _doubts(document: str) -> Iterator[str]:
-    """Lines about the data that a document names: of code that was never committed, an error, or of
-    a commit that git does not know, as when a branch was squashed after they were measured."""
+def _commits(document: str) -> Iterator[tuple[str, str, str]]:
+    """Of the data that a document names: file, commit, and "-dirty" where the code had changes."""
     for path in [word for block in BEGIN.finditer(document) for word in block["words"].split()]:
         if path.endswith(".json"):
             for digits, dirty in COMMIT.findall(files.read_text("cannot read", path, LogError)):
-                named = f"{path} is of commit {digits[:7]}"
-                if dirty:
-                    yield f"error: {named} with changes; commit them, and run its command again"
-                elif not knows(digits):
-                    yield f"note: {named}, which git does not know"
+                yield path, digits, dirty
 
 
 def _default() -> list[Path]:

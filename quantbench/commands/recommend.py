@@ -46,7 +46,7 @@ from quantbench.typed_json import to_json
 
 UNUSED = (*shared.UNUSED, "quantization", "compile", "checkpoint_path")
 OF_EARLIER = ("earlier", "checkpoints", "share", "debug", *vars(Limits()))
-EARLIER = "--from measures nothing: give only limits, --share and --checkpoint_path besides"
+EARLIER = "--from measures nothing: give limits, --share and --checkpoint_path alone"
 
 
 @click.command(cls=Command)

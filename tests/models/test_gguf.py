@@ -341,7 +341,7 @@ def test_sentencepiece_out_of_a_file_is_the_same(tmp_path):
 
 
 def put(new: bytes, at: int = 0, behind: bytes = b""):
-    """Damage: new bytes in the place of as many others, `at` bytes behind the first such name."""
+    """Damage: overwrites len(new) bytes, from `at` bytes after the first `behind` on."""
 
     def damage(content: bytes) -> bytes:
         start = content.index(behind) + len(behind) + at

@@ -40,7 +40,7 @@ inline bool in_bf16(const Part& part) {
 
 constexpr float NEVER = -__builtin_inff();  // the score of a slot that is not there
 
-// The largest magnitude of some numbers; NaN if one is NaN or infinite.
+// The largest magnitude among numbers; NaN if any is NaN or infinite.
 struct Magnitude {
   Vector most = all(0), odd = all(0);
   void add(Vector x) { most = larger(most, larger(x, all(0) - x)), odd = multiply_add(x, all(0), odd); }
