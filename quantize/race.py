@@ -30,6 +30,9 @@ DEVICE_COPIES = 8  # at least, outside the CPU: one product is too short to be t
 GRAPH_PASSES = 16  # over all copies in a CUDA graph: 128 products, against a launch of some 10 µs
 MAX_COPY_BYTES = 1 << 30  # some virtual machines report caches of hundreds of megabytes
 CACHE_IF_UNKNOWN = 32 << 20
+# As many layers alike as the largest Llama has. Where so many small ones fit into the cache, those of
+# the model do, too; a cache of 300 MB took ten thousands of copies of the embedded model's.
+MOST_COPIES = 128
 
 Call = Callable[[nn.Module, Tensor], Tensor]
 Run = Callable[[], float]  # -> seconds of one product
@@ -162,9 +165,11 @@ def _run(call: Call, rotation: list[nn.Module], x: Tensor, compile: bool) -> Run
 
 def copies(size: int, cache: int, free: int, least: int = 1) -> int:
     """How many copies of each layer to make: all together they fill the cache twice, since a round
-    reads every copy once. size: bytes of one copy of each. At most a quarter of `free` bytes."""
+    reads every copy once, unless that takes more than MOST_COPIES or a quarter of `free` bytes.
+    size: bytes of one copy of each."""
     wanted = max(least, math.ceil(2 * cache / max(1, size)))
-    return max(1, min(wanted, min(free // 4, least * MAX_COPY_BYTES) // max(1, size)))
+    room = min(free // 4, least * MAX_COPY_BYTES) // max(1, size)
+    return max(1, min(wanted, room, MOST_COPIES))
 
 
 def module_bytes(module: nn.Module) -> int:
