@@ -30,8 +30,7 @@ DEVICE_COPIES = 8  # at least, outside the CPU: one product is too short to be t
 GRAPH_PASSES = 16  # over all copies in a CUDA graph: 128 products, against a launch of some 10 µs
 MAX_COPY_BYTES = 1 << 30  # some virtual machines report caches of hundreds of megabytes
 CACHE_IF_UNKNOWN = 32 << 20
-# As many layers alike as the largest Llama has. Where so many small ones fit into the cache, those of
-# the model do, too; a cache of 300 MB took ten thousands of copies of the embedded model's.
+# As many layers alike as the largest Llama has: where these fit into the cache, so do the model's.
 MOST_COPIES = 128
 
 Call = Callable[[nn.Module, Tensor], Tensor]

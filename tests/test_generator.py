@@ -127,7 +127,7 @@ def test_decode_compiles_once_for_every_position(compilations, monkeypatch):
 def test_caches_of_every_kind_compile_in_one_process():
     """Numbers that differ between them must not become variables of a graph. Prompts in chunks are
     compiled over int8."""
-    model = small_model()
+    model = small_model(layers=1)
     for cache in CACHES:
         chunks = {"compile_prefill": True, "prefill_chunk": 8} if cache == "int8" else {}
         plain = Generator(model, 1, 64, cache)

@@ -22,13 +22,13 @@ SMALL: dict[str, Any] = {
 }
 
 
-def small_model(window: int | None = None) -> Transformer:
-    """Two layers, four heads over two key heads of 32; random weights, 256 positions."""
+def small_model(window: int | None = None, layers: int = 2) -> Transformer:
+    """Layers of four heads over two key heads of 32; random weights, 256 positions."""
     config = dataclasses.replace(
         PRESETS["Llama-3.2-1B"],
         name="small",
         dim=64,
-        num_layers=2,
+        num_layers=layers,
         num_heads=4,
         num_kv_heads=2,
         head_dim=32,

@@ -230,8 +230,8 @@ def test_each_row_at_its_own_position(isa):
 def test_any_number_of_threads_gives_the_same_bits(
     isa, pieces, scheme, request, same_for_any_threads
 ):
-    """Wherever a piece of a dense layer or of an expert starts and ends. The prompt has one token, for
-    torch, which multiplies more than 16 rows, gives others with AMX."""
+    """Wherever a piece of a dense layer or of an expert starts and ends. Prompts have one token:
+    more than 16 rows are torch's, whose bits differ with AMX."""
     use(isa)
     if pieces == "small":
         request.getfixturevalue("small_pieces")

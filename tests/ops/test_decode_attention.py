@@ -318,7 +318,7 @@ def test_two_calls_at_once():
 
 @ON_EVERY_KERNEL
 def test_compiles_once_however_the_position_moves(kernel):
-    torch._dynamo.reset()  # of the last kernel: `step` is one function to it, and eight graphs its limit
+    torch._dynamo.reset()  # `step` is one function to it, and at most eight graphs
     kernel.begin()
     given = problem(2, 8, 2, 70, 64, torch.bfloat16, "int8", device=kernel.device)
     query, *sides = given
