@@ -4,12 +4,13 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from quantbench.bench import ranks
 from quantbench.errors import QuantbenchError, UsageError
@@ -20,6 +21,8 @@ COMMAND = (sys.executable, "-m", "quantbench.bench.worker")
 ROOT = Path(__file__).parents[2]
 INSTALLED = not (ROOT / "generate.py").exists()  # in a checkout it is next to the package
 PATIENCE = 5  # seconds for ranks to end
+# Where these exist a worker is started anew: drivers do not survive a fork.
+CARDS = Path("/dev/nvidiactl"), Path("/dev/kfd")
 T = TypeVar("T")
 
 
@@ -49,6 +52,75 @@ def environment() -> dict[str, str]:
     return {**variables, "PYTHONPATH": os.pathsep.join(search)}
 
 
+class Template:
+    """The process of bench/template.py. It ends with this one."""
+
+    running: "Template | None" = None
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self.variables = variables  # libraries have read them
+        self.requests, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            self.process = subprocess.Popen(
+                (sys.executable, "-m", "quantbench.bench.template", str(number)),
+                pass_fds=[number],
+                env=variables,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+
+
+class Forked:
+    """A worker that a template has forked: what Process needs of a subprocess.Popen."""
+
+    returncode: int | None = None
+
+    def __init__(self, template: Template, stderr: IO[bytes]) -> None:
+        """Raises OSError if the template has ended."""
+        (stdin, own_stdin), (own_stdout, stdout), (own_end, end) = os.pipe(), os.pipe(), os.pipe()
+        self.stdin, self.stdout = os.fdopen(own_stdin, "w"), os.fdopen(own_stdout)
+        self.end = os.fdopen(own_end)
+        try:
+            given = [stdin, stdout, stderr.fileno(), end]
+            socket.send_fds(template.requests, [json.dumps(os.getcwd()).encode()], given)
+        finally:
+            for descriptor in (stdin, stdout, end):
+                os.close(descriptor)
+        number = self.end.readline()
+        if not number:
+            raise OSError("the template has ended")
+        self.pid = int(number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            with self.end:
+                status = self.end.readline()
+            self.returncode = os.waitstatus_to_exitcode(int(status)) if status else -signal.SIGKILL
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def forked(stderr: IO[bytes]) -> Forked | None:
+    """A worker with the variables of today; None where it has to be started anew."""
+    variables = environment()
+    if sys.platform != "linux" or any(card.exists() for card in CARDS):
+        return None
+    if Template.running is None or Template.running.variables != variables:
+        Template.running = Template(variables)
+    try:
+        return Forked(Template.running, stderr)
+    except OSError:
+        Template.running = None
+        return None
+
+
 class Process:
     """One worker. Its stderr goes to a temporary file."""
 
@@ -57,7 +129,8 @@ class Process:
         self.is_ranks = ranks.MODULE in command
         # In a separate session, so that Ctrl-C on the terminal reaches only this process, which
         # then ends the worker and every compiler that the worker started.
-        self.spawned = subprocess.Popen(
+        fork = forked(self.stderr) if tuple(command) == COMMAND else None
+        self.spawned = fork or subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,12 +1,16 @@
 """What a worker answers, as whoever asked it gets it."""
 
+import contextlib
+import os
+import re
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from quantbench.bench import ranks
-from quantbench.bench.process import Process, WorkerFailed
+from quantbench.bench import process, ranks
+from quantbench.bench.process import Forked, Process, Template, WorkerFailed
 from quantbench.errors import UsageError
 from tests.programs import wait_for
 
@@ -22,8 +26,8 @@ def worker():
         return started[-1]
 
     yield start
-    for process in started:
-        process.close()
+    for each in started:
+        each.close()
 
 
 @pytest.mark.parametrize(("kind", "code"), [("usage", 2), ("memory", 1), ("other", 1)])
@@ -33,6 +37,44 @@ def test_only_wrong_options_are_a_usage_error(worker, kind, code):
         worker(f'{{"failed": "too large", "kind": "{kind}"}}').ask("load")
     assert (failure.value.kind, failure.value.exit_code) == (kind, code)
     assert isinstance(failure.value, UsageError) == (code == UsageError.exit_code)
+
+
+# ---------------------------------------------------------------------------------- forks
+
+
+@pytest.fixture
+def opened():
+    """Makes workers, which the test's end closes."""
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(Process()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems fork no workers")
+def test_a_fork_is_what_a_new_process_is(opened, monkeypatch, tmp_path):
+    """In its folder, with its variables and as much memory; and whatever ends it is said."""
+    monkeypatch.setattr(process, "CARDS", ())
+    monkeypatch.chdir(tmp_path)
+    first, second = opened(), opened()
+    Template.running.process.kill()
+    anew = opened()
+    assert isinstance(second.spawned, Forked) and not isinstance(anew.spawned, Forked)
+    schemes, resident, maps = [], [], []
+    for worker in (first, second, anew):
+        schemes.append(worker.ask("schemes", argv=[]))
+        place = Path(f"/proc/{worker.pid}")
+        resident.append(int(re.search(r"VmRSS:\s+(\d+)", (place / "status").read_text())[1]))
+        maps.append((place / "maps").read_text())
+        assert (place / "cwd").resolve() == tmp_path and os.getsid(worker.pid) == worker.pid
+    assert schemes[0] == schemes[1] == schemes[2]
+    assert resident[0] == pytest.approx(resident[2], rel=0.1)
+    assert maps[0] != maps[1]  # addresses
+    first.kill()
+    with pytest.raises(WorkerFailed, match=r"^killed \(SIGKILL\)"):
+        first.ask("schemes", argv=[])
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    named = opened()
+    assert isinstance(named.spawned, Forked)
+    assert b"OMP_WAIT_POLICY=passive" in Path(f"/proc/{named.pid}/environ").read_bytes()
 
 
 # ---------------------------------------------------------------------------------- ranks
