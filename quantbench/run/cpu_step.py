@@ -27,7 +27,7 @@ from quantbench.models.llama import (
     rotation_factors,
 )
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts, elsewhere_of
-from quantbench.models.tensor_parallel import kind_of, split_of
+from quantbench.models.split import kind_of, split_of
 from quantbench.ops.cpu import build, step
 from quantbench.ops.kv import WRITTEN_BY_STEPS
 from quantbench.quantize.activation import RoundedAcross
