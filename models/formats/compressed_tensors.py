@@ -42,7 +42,6 @@ from quantbench.models.formats.quantized import (
     integers,
     require,
     scales,
-    static_scale,
     stream,
 )
 from quantbench.ops.formats import Packed, dequantize
@@ -145,13 +144,13 @@ def layouts(config: Mapping[str, Any]) -> list[Layout]:
     plain = functools.partial(_plain, _block(config))
     hows = [_rounding(group) for group in config["config_groups"].values()]
 
-    def rounding(parts: Parts) -> tuple[str, float | None]:
-        how = hows[0] if len(set(hows)) == 1 else _rounding(_group_of(config, parts))
-        return how, static_scale(parts, ("input_scale",)) if how.endswith("static") else None
+    def rounding(parts: Parts) -> str:
+        return hows[0] if len(set(hows)) == 1 else _rounding(_group_of(config, parts))
 
+    how: dict[str, Any] = {"optional": optional, "rounding": rounding, "static": ("input_scale",)}
     return [
-        Layout(("weight_packed", "weight_scale"), _packed, optional, _packed_floats, rounding),
-        Layout(("weight_scale", "weight"), plain, optional, rounding=rounding),
+        Layout(("weight_packed", "weight_scale"), _packed, floats=_packed_floats, **how),
+        Layout(("weight_scale", "weight"), plain, **how),
     ]
 
 

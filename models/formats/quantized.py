@@ -84,8 +84,10 @@ class Layout:
     optional: tuple[str, ...] = ()
     # Reads it in float32, where that is not what dequantizing gives bit for bit.
     floats: Callable[[Parts], Tensor] | None = None
-    # How activations are rounded, by its name in quantize.spec.Stored, and a static scale.
-    rounding: Callable[[Parts], tuple[str, float | None]] = lambda parts: ("", None)
+    # How activations are rounded, by its name in quantize.spec.Stored; and the ends of tensors that
+    # may have the scale of a static rounding.
+    rounding: Callable[[Parts], str] = lambda parts: ""
+    static: tuple[str, ...] = ()
 
 
 def weights(tensors: Mapping[str, Stored], layouts: Sequence[Layout]) -> dict[str, Stored]:
@@ -122,8 +124,9 @@ def _weight(layout: Layout, parts: Parts) -> Stored:
     file, packed = parts.stored[layout.ends[0]].file, functools.partial(layout.packed, parts)
     shapes = layout.packed(replace(parts, on_meta=True))
     form = Form.of(shapes) if shapes else None
-    activation, static = layout.rounding(parts)
-    form = form and replace(form, activation=activation, static=static)
+    how = layout.rounding(parts)
+    static = static_scale(parts, layout.static) if how.endswith("static") else None
+    form = form and replace(form, activation=how, static=static)
     floats = layout.floats
     read = functools.partial(floats, parts) if floats else lambda: dequantize(packed())
     return Stored(file, read, form, packed if form else None)
