@@ -9,17 +9,8 @@ can be cut apart, and K columns take K · bits / 8 bytes.
 import torch
 from torch import Tensor
 
-# Widths of a code's planes, lowest bits first.
-PLANES = {
-    1: (1,),
-    2: (2,),
-    3: (2, 1),
-    4: (4,),
-    5: (4, 1),
-    6: (4, 2),
-    7: (4, 2, 1),
-    8: (8,),
-}
+# Widths of the planes of codes of so many bits, lowest bits first: 7: (4, 2, 1).
+PLANES = {bits: tuple(width for width in (8, 4, 2, 1) if bits & width) for bits in range(1, 9)}
 
 
 def columns_per_unit(bits: int) -> int:
