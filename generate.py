@@ -40,12 +40,12 @@ from quantbench.log.config import RunConfig
 from quantbench.models.llama import Transformer
 from quantbench.progress import progress, say
 from quantbench.quantize.spec import Selection, Spec
-from quantbench.run import compiling, decoding, loading, measure, sizes
+from quantbench.run import decoding, loading, measure, sizes
 from quantbench.run.decoding import Decoder
 from quantbench.run.environment import without_collections
 from quantbench.run.facts import Generation, make_record
 from quantbench.run.plan import Plan, begin, make_plan
-from quantbench.run.speculate import Drafter, Lookup, ModelDraft, Speculator
+from quantbench.run.speculate import Drafter, Lookup, ModelDraft, Speculator, load_draft
 from quantbench.typed_json import to_json
 
 if TYPE_CHECKING:
@@ -91,29 +91,21 @@ def draw(weights: Tensor, tokens: Tensor) -> Tensor:
     return tokens.gather(-1, (weights / noise).argmax(-1, keepdim=True))
 
 
-def read_chunk(
-    model: Transformer, tokens: Tensor, positions: Tensor, caches: Sequence[KVCache]
-) -> Tensor:
-    """The last layer's output (B, S, D) for a chunk (B, S) of a prompt at positions (S,)."""
-    return model.hidden(tokens, positions, caches)
-
-
 def prefill(
     model: Transformer,
     chunks: Iterator[tuple[Tensor, Tensor]],
     caches: Sequence[KVCache],
     how: Sampling,
-    read: Callable[..., Tensor] = read_chunk,
+    read: Callable[..., Tensor] = Transformer.hidden,
 ) -> Tensor:
-    """Read a prompt in chunks (tokens, positions). Returns the next token (B, 1)."""
+    """Read a prompt in chunks (tokens, positions). Returns the next token (B, 1).
+
+    read: of the model, a chunk (B, S), its positions (S,) and the caches, what the last layer
+    returns (B, S, D).
+    """
     for tokens, positions in chunks:
         x = read(model, tokens, positions, caches)
     return sample(model.logits(x[:, -1]), how)
-
-
-def step_logits(decoder: Decoder, token: Tensor, position: Tensor) -> Tensor:
-    """Logits (B, V) after one token of every row, (B, 1), at position (1,)."""
-    return decoder.step(token, position)
 
 
 def decode_one_token(
@@ -121,14 +113,16 @@ def decode_one_token(
     token: Tensor,
     position: Tensor,
     how: Sampling,
-    logits_of: Callable[..., Tensor] = step_logits,
+    step: Callable[..., Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Read one token of every row, (B, 1), at position (1,). Returns the next token and position.
+    step: the compiled method of the decoder; its own if not given.
 
     The shapes are the same in every step, so it is compiled once. Inputs and outputs stay on the
     device, so the CPU need not wait for an accelerator between steps.
     """
-    return sample(logits_of(decoder, token, position), how), position + 1
+    logits = step(decoder, token, position) if step else decoder.step(token, position)
+    return sample(logits, how), position + 1
 
 
 # ---------------------------------------------------------------------------------- the loop
@@ -177,6 +171,7 @@ class Generator:
         config, weight = model.config, model.tok_embeddings.weight
         self.model, self.device, self.batch_size = model, weight.device, batch_size
         self.sampling = sampling or Sampling()
+        self.likely, self.draw = functools.partial(likely, how=self.sampling), draw
         self.cache_size = cache_size or min(config.max_position, LARGEST_DEFAULT_CACHE)
         self.prefill_chunk = prefill_chunk
         if kv_cache not in CACHES:
@@ -187,20 +182,20 @@ class Generator:
         self.caches = caches or decoding.caches_of(kind, config, batch_size, self.cache_size, *how)
         compile_decode = compile_decode and model.compiles()
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
-        compile_decode = compile_decode and not self.decoder.one_op
+        # Around a single op torch.compile would only add its own overhead.
+        compile_decode = compile_decode and self.decoder.name != decoding.FUSED
         compile_prefill = compile_prefill and config.mixture is None
         self.compiles = compile_decode or compile_prefill  # whether anything is compiled
         self.speculator: Speculator | None = None
 
-        options = compiling.options(self.device) if self.compiles else {}
-        self.step_logits: Callable[..., Tensor] = step_logits
+        options = decoding.compile_options(self.device) if self.compiles else {}
+        self.step: Callable[..., Tensor] = type(self.decoder).step
         self.decode_one_token: Callable[..., tuple[Tensor, Tensor]] = decode_one_token
-        self.read_chunk: Callable[..., Tensor] = read_chunk
+        self.read_chunk: Callable[..., Tensor] = type(model).hidden
         if compile_decode:
-            self.step_logits = torch.compile(step_logits, fullgraph=True, options=options)
+            self.step = torch.compile(self.step, fullgraph=True, options=options)
             if self.device.type == "cpu":  # inductor takes seconds for a draw of microseconds
-                draw = functools.partial(decode_one_token, logits_of=self.step_logits)
-                self.decode_one_token = draw
+                self.decode_one_token = functools.partial(decode_one_token, step=self.step)
             else:
                 self.decode_one_token = torch.compile(
                     decode_one_token, fullgraph=True, options=options
@@ -208,12 +203,10 @@ class Generator:
         if compile_prefill:
             if self.device.type != "cpu":  # no CUDA graphs: they have one length, prompts many
                 options = {}
-            self.read_chunk = compiling.for_any_length(
-                torch.compile(read_chunk, fullgraph=True, options=options)
-            )
-        if any_rows and self.compiles:
-            self.decode_one_token = compiling.for_any_rows(self.decode_one_token)
-            self.read_chunk = compiling.for_any_rows(self.read_chunk)
+            compiled = torch.compile(self.read_chunk, fullgraph=True, options=options)
+            self.read_chunk = decoding.for_any(compiled, length=True, rows=any_rows)
+        if any_rows and compile_decode:
+            self.decode_one_token = decoding.for_any(self.decode_one_token, rows=True)
 
     def speculate(self, drafter: Drafter) -> None:
         """Let `stream` read drafted tokens. Raises UsageError for more than one row, and for a
@@ -227,8 +220,7 @@ class Generator:
                 f"speculation: the sliding window has {slots} positions, fewer than the "
                 f"{self.cache_size} of the caches"
             )
-        functions = self.forward, functools.partial(likely, how=self.sampling), draw
-        self.speculator = Speculator(*functions, drafter, self.cache_size, self.device)
+        self.speculator = Speculator(self, drafter)
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
@@ -240,7 +232,7 @@ class Generator:
         """
         self._check(tokens, start)
         if self.decoder.takes(tokens):
-            step = self.step_logits(self.decoder, tokens, self._position(start))
+            step = self.step(self.decoder, tokens, self._position(start))
             return step.reshape(*tokens.shape, -1).clone()
         pieces = [
             self.model.logits(self.read_chunk(self.model, *chunk, self.caches))
@@ -269,7 +261,7 @@ class Generator:
         if self.speculator:
             self.speculator.begin(prompt, start)
             for number in self.speculator.after(int(token)):
-                yield torch.tensor([[number]], device=self.device)
+                yield self.tensor([[number]])
             end = self.cache_size
         for now in itertools.count(end):
             self._check(token, now)
@@ -325,6 +317,10 @@ class Generator:
         for chunk in torch.split(tokens, size, dim=1):
             yield chunk, torch.arange(start, start + chunk.shape[1])
             start += chunk.shape[1]
+
+    def tensor(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Tokens by rows, on the device."""
+        return torch.tensor(tokens, device=self.device)
 
     def _position(self, number: int) -> Tensor:
         return torch.full((1,), number, device=self.device)
@@ -410,18 +406,15 @@ def drafter_of(plan: Plan, generator: Generator) -> Drafter:
     """What --speculate names; a model is loaded, and drafts for itself into the same caches."""
     if plan.config.speculate == "lookup":
         return Lookup()
-    from quantbench.run import drafts
-
-    is_self, how = plan.config.speculate == "self", generator.sampling
+    is_self = plan.config.speculate == "self"
     draft = Generator(
-        drafts.load(plan),
+        load_draft(plan),
         cache_size=generator.cache_size,
         kv_cache=plan.kv_cache,
-        sampling=how,
+        sampling=generator.sampling,
         caches=generator.caches if is_self else None,
     )
-    drawn_from = functools.partial(likely, how=how)
-    return ModelDraft(draft.forward, drawn_from, draw, generator.device, is_self)
+    return ModelDraft(draft, is_self)
 
 
 def finish(config: RunConfig, report: "Report") -> None:

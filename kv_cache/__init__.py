@@ -6,27 +6,18 @@ Classes are named, not imported: the command line reads the names, and needs no 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections import UserDict
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quantbench.kv_cache.base import KVCache
 
 
-class Caches(Mapping[str, "type[KVCache]"]):
+class Caches(UserDict[str, Any]):
     """Classes by name, each imported when it is asked for."""
 
-    def __init__(self, paths: Mapping[str, str]) -> None:
-        self.paths = paths
-
     def __getitem__(self, name: str) -> type[KVCache]:
-        return pkgutil.resolve_name(self.paths[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.paths)
-
-    def __len__(self) -> int:
-        return len(self.paths)
+        return pkgutil.resolve_name(super().__getitem__(name))
 
 
 CACHES = Caches(

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from quantbench.ops.kv import Chunk, Stored, dequantize
 
-Shape = tuple[int, int, int, int]
 FILLED_AT_ONCE = 4096  # positions for which `fill` draws random numbers at a time
 
 
@@ -22,7 +21,7 @@ class KVCache(nn.Module):
     B rows, K key/value heads, T slots, D head_dim. T is the number of positions, but at most
     `window`, if there is one: then a query attends only to the last `window` positions, and a new
     position overwrites the oldest. A kind of cache defines what it stores for keys and values
-    (`allocate`, `encode`), and the `format` in which kernels read it.
+    (`encode`), and the `format` in which kernels read it.
     """
 
     format: ClassVar[str]  # of ops/kv.py; any other is read as codes · scale, by plain torch
@@ -47,19 +46,16 @@ class KVCache(nn.Module):
         self.kernel = kernel
         self.slots = min(max_seq_length, window or max_seq_length)
         self.window, self.head_dim, self.dtype = window, head_dim, dtype
-        shape = (max_batch_size, kv_heads, self.slots, head_dim)
+        shape = (max_batch_size, kv_heads, self.slots)
+        stored = self.encode(torch.zeros(1, 1, 1, head_dim, dtype=dtype, device="cpu"))
         for name in ("key", "value"):
-            for part, buffer in self.allocate(shape, dtype, device).items():
+            for part, like in stored.items():
+                buffer = torch.zeros(*shape, like.shape[-1], dtype=like.dtype, device=device)
                 self.register_buffer(f"{name}_{part}", buffer, persistent=False)
 
-    def allocate(
-        self, shape: Shape, dtype: torch.dtype, device: torch.device | str
-    ) -> dict[str, Tensor]:
-        """Zeros for the "codes", and the "scale" if the format has one, of (B, K, T, D) numbers."""
-        raise NotImplementedError
-
     def encode(self, x: Tensor) -> dict[str, Tensor]:
-        """The codes and the scale of keys or values x (B, K, S, D), by the names of `allocate`."""
+        """The "codes", and the "scale" if the format has one, of keys or values x (B, K, S, D); of
+        each a tensor (B, K, S, …)."""
         raise NotImplementedError
 
     def update(

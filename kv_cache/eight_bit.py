@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quantbench.kv_cache.base import KVCache, Shape, inverse
+from quantbench.kv_cache.base import KVCache, inverse
 
 
 class EightBitKVCache(KVCache):
@@ -14,14 +14,6 @@ class EightBitKVCache(KVCache):
 
     code_dtype: ClassVar[torch.dtype]
     largest: ClassVar[int]  # the largest number that a code can hold
-
-    def allocate(
-        self, shape: Shape, dtype: torch.dtype, device: torch.device | str
-    ) -> dict[str, Tensor]:
-        return {
-            "codes": torch.zeros(shape, dtype=self.code_dtype, device=device),
-            "scale": torch.zeros((*shape[:3], 1), dtype=dtype, device=device),
-        }
 
     def encode(self, x: Tensor) -> dict[str, Tensor]:
         """The scale is rounded to x's dtype before x is divided by it, so that codes are chosen for

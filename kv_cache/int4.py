@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from quantbench.errors import UsageError
-from quantbench.kv_cache.base import KVCache, Shape, inverse
+from quantbench.kv_cache.base import KVCache, inverse
 from quantbench.ops.kv import INT4_GROUP
 from quantbench.ops.packing import pack
 
@@ -19,21 +19,12 @@ class Int4KVCache(KVCache):
 
     format = "int4"
 
-    def allocate(
-        self, shape: Shape, dtype: torch.dtype, device: torch.device | str
-    ) -> dict[str, Tensor]:
-        *rest, D = shape
-        if D % INT4_GROUP:
-            raise UsageError(
-                f"--kv_cache int4: the model's head_dim {D} is no multiple of {INT4_GROUP}; int8 "
-                "and fp8 take any"
-            )
-        return {
-            "codes": torch.zeros((*rest, D // 2), dtype=torch.uint8, device=device),
-            "scale": torch.zeros((*rest, D // INT4_GROUP), dtype=dtype, device=device),
-        }
-
     def encode(self, x: Tensor) -> dict[str, Tensor]:
+        if x.shape[-1] % INT4_GROUP:
+            raise UsageError(
+                f"--kv_cache int4: the model's head_dim {x.shape[-1]} is no multiple of "
+                f"{INT4_GROUP}; int8 and fp8 take any"
+            )
         groups = x.float().unflatten(-1, (-1, INT4_GROUP))
         extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
         scale = (extreme / -8).to(x.dtype)

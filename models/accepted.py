@@ -7,7 +7,8 @@ COUNT.check("model/config.json", "hidden_size", "256")
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from quantbench.errors import CheckpointError
 from quantbench.text import shown
@@ -51,15 +52,45 @@ STRETCH = Accepts("a number of at least 1", lambda value: _is_positive(value) an
 TRUTH = Accepts("true or false", lambda value: type(value) is bool)
 NAME = Accepts("a text", lambda value: isinstance(value, str))
 OBJECT = Accepts("an object with keys", lambda value: isinstance(value, Mapping))
-NUMBERS = Accepts(
-    "a list of layers' numbers, from 0",
-    lambda value: isinstance(value, list | tuple) and all(whole(0).test(layer) for layer in value),
-)
-FACTORS = Accepts(
-    "a list of numbers above 0",
-    lambda value: isinstance(value, list) and all(map(_is_positive, value)),
-)
-NAMES = Accepts(
-    "a list of texts",
-    lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
-)
+
+
+def list_of(accepts: Accepts, words: str, length: int | None = None) -> Accepts:
+    """Accepts lists whose every item is accepted; words: for error messages."""
+
+    def test(value: Any) -> bool:
+        fits = isinstance(value, list | tuple) and length in (None, len(value))
+        return fits and all(map(accepts.test, value))
+
+    return Accepts(words, test)
+
+
+NUMBERS = list_of(whole(0), "a list of layers' numbers, from 0")
+FACTORS = list_of(POSITIVE, "a list of numbers above 0")
+NAMES = list_of(NAME, "a list of texts")
+_BY_TYPE: dict[Any, Accepts] = {
+    **{int: COUNT, float: POSITIVE, bool: TRUTH, str: NAME},
+    **{tuple[int, ...]: NUMBERS, tuple[float, ...]: FACTORS},
+}
+
+
+def by_field(kind: type, **others: Accepts) -> dict[str, Accepts]:
+    """What each field of a dataclass may hold by its type, except for those in `others`. A field
+    that may be None accepts that, too."""
+    return {name: _of_type(hint) for name, hint in get_type_hints(kind).items()} | others
+
+
+def _of_type(hint: Any) -> Accepts:
+    if NoneType in get_args(hint):
+        (some,) = (_of_type(one) for one in get_args(hint) if one is not NoneType)
+        return Accepts(some.words, lambda value: value is None or some.test(value))
+    of_class = Accepts(f"a {hint.__name__}", lambda value: isinstance(value, hint))
+    return _BY_TYPE.get(hint, of_class)
+
+
+def check_fields(where: object, accepted: Mapping[str, Accepts], value: object) -> None:
+    """Raise CheckpointError for a field that holds what `by_field` does not accept; lists, which
+    JSON has for tuples, become tuples."""
+    for key, accepts in accepted.items():
+        accepts.check(where, key, getattr(value, key))
+        if isinstance(getattr(value, key), list):
+            object.__setattr__(value, key, tuple(getattr(value, key)))

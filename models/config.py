@@ -9,14 +9,13 @@ from typing import Any
 
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.models.accepted import (
-    COUNT,
     LAYERS,
-    NAME,
-    NUMBERS,
     POSITIVE,
     STRETCH,
-    TRUTH,
     Accepts,
+    by_field,
+    check_fields,
+    list_of,
 )
 from quantbench.models.mixture import Mixture
 
@@ -45,22 +44,13 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         where = "rotary scaling"
-        STRETCH.check(where, "factor", self.factor)
+        check_fields(where, SCALING_FIELDS, self)
         if self.kind not in ROPE_KINDS:
             raise CheckpointError(
                 f"{where} {self.kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}"
             )
-        for key in ("short_factors", "long_factors"):
-            object.__setattr__(self, key, tuple(getattr(self, key)))  # JSON has lists
-            for value in getattr(self, key):
-                POSITIVE.check(where, key, value)
         if self.kind == "longrope" and not (self.short_factors and self.long_factors):
             raise CheckpointError(f"{where}: longrope lacks its short or long factors")
-        for key in ("low_freq_factor", "high_freq_factor", "attention_factor"):
-            POSITIVE.check(where, key, getattr(self, key))
-        for key in ("beta_fast", "beta_slow"):
-            POSITIVE.check(where, key, getattr(self, key))
-        COUNT.check(where, "original_max_position", self.original_max_position)
         if self.high_freq_factor <= self.low_freq_factor:
             raise CheckpointError(
                 f"{where}: high_freq_factor is {self.high_freq_factor}; accepted is a number above "
@@ -74,6 +64,8 @@ class RopeScaling:
 
 
 ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn", "longrope")
+_NOT_NEGATIVE = Accepts("a number of at least 0", lambda value: value == 0 or POSITIVE.test(value))
+SCALING_FIELDS = by_field(RopeScaling, factor=STRETCH, temperature=_NOT_NEGATIVE)
 
 
 @dataclass(frozen=True)
@@ -135,12 +127,8 @@ class ModelConfig:
     extras: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        for key, accepts in _FIELDS.items():
-            if getattr(self, key) is not None or key not in MAY_BE_NONE:
-                accepts.check(self.name, key, getattr(self, key))
+        check_fields(self.name, FIELDS, self)
         object.__setattr__(self, "extras", tuple(map(tuple, self.extras)))  # JSON has lists
-        object.__setattr__(self, "full_layers", tuple(self.full_layers))
-        object.__setattr__(self, "no_rope_layers", tuple(self.no_rope_layers))
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
                 f"{self.name}: {self.num_heads} query heads cannot share "
@@ -276,37 +264,13 @@ class ModelConfig:
         return (self.num_layers - dense) * (rows * self.dim + biases)
 
 
-_PAIRS = Accepts(
-    "a list of pairs, a key and its value",
-    lambda value: (
-        isinstance(value, list | tuple)
-        and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value)
-        and all(isinstance(key, str) for key, _ in value)
-    ),
+_PAIR = Accepts(
+    "",
+    lambda pair: isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str),
 )
-_FIELDS = {
-    "name": NAME,
-    "extras": _PAIRS,
-    **dict.fromkeys(("full_layers", "no_rope_layers"), NUMBERS),
-    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_divisor"), POSITIVE),
-    **dict.fromkeys(("pre_norms", "squared_relu"), TRUTH),
-    "rotary_dim": COUNT,
-    "num_layers": LAYERS,
-    **dict.fromkeys(("dim", "num_heads", "num_kv_heads", "head_dim", "ffn_dim"), COUNT),
-    **dict.fromkeys(("vocab_size", "max_position", "sliding_window"), COUNT),
-    **dict.fromkeys(("norm_eps", "rope_theta", "window_rope_theta"), POSITIVE),
-    **dict.fromkeys(("attention_scale", "attention_softcap", "logit_softcap"), POSITIVE),
-    **dict.fromkeys(("tie_embeddings", "qkv_bias", "attention_out_bias", "post_norms"), TRUTH),
-    **dict.fromkeys(("mlp_bias", "qk_norm", "joint_qk_norm", "attention_sinks"), TRUTH),
-    "rope_scaling": Accepts("a RopeScaling", lambda value: isinstance(value, RopeScaling)),
-    "mixture": Accepts("a Mixture", lambda value: isinstance(value, Mixture)),
-}
+_PAIRS = list_of(_PAIR, "a list of pairs, a key and its value")
+FIELDS = by_field(ModelConfig, num_layers=LAYERS, extras=_PAIRS)  # what each may hold
 _BEYOND_LLAMA = (
     *("pre_norms", "post_norms", "rotary_dim", "no_rope_layers", "squared_relu"),
     *("embedding_multiplier", "residual_multiplier", "logits_divisor", "attention_sinks"),
 )
-MAY_BE_NONE = {
-    "rotary_dim",
-    *("sliding_window", "rope_scaling", "mixture"),
-    *("window_rope_theta", "attention_scale", "attention_softcap", "logit_softcap"),
-}

@@ -13,18 +13,15 @@ from typing import Any
 from quantbench.errors import CheckpointError
 from quantbench.models.accepted import (
     COUNT,
-    FACTORS,
-    LAYERS,
     NAME,
     NAMES,
     OBJECT,
     POSITIVE,
-    STRETCH,
     TRUTH,
     Accepts,
     whole,
 )
-from quantbench.models.config import MAY_BE_NONE, ModelConfig, RopeScaling
+from quantbench.models.config import FIELDS, SCALING_FIELDS, ModelConfig, RopeScaling
 from quantbench.models.mixture import Mixture
 from quantbench.models.registry import ARCHITECTURES, Architecture
 from quantbench.text import shown
@@ -63,59 +60,41 @@ _FIXED = {
 }
 # What each key may hold. For an optional key null means the same as leaving it out.
 _ACCEPTED = {
-    "model_type": NAME,
-    "num_hidden_layers": LAYERS,
-    **dict.fromkeys(("hidden_size", "num_attention_heads", "intermediate_size"), COUNT),
-    **dict.fromkeys(("vocab_size", "num_key_value_heads", "head_dim"), COUNT),
-    **dict.fromkeys(("max_position_embeddings", "sliding_window"), COUNT),
-    **dict.fromkeys(("rms_norm_eps", "rope_theta", "partial_rotary_factor"), POSITIVE),
-    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias"), TRUTH),
-    "use_sliding_window": TRUTH,
+    **{key: FIELDS[field] for key, field in (_REQUIRED | _OPTIONAL).items()},
+    "sliding_window": COUNT,
+    **dict.fromkeys(("rope_theta", "partial_rotary_factor"), POSITIVE),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window"), TRUTH),
     "max_window_layers": whole(0),
     "layer_types": NAMES,
-    "hidden_act": NAME,
-    "rope_scaling": OBJECT,
-    "rope_parameters": OBJECT,
+    **dict.fromkeys(("model_type", "hidden_act"), NAME),
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), OBJECT),
 }
-_ROPE_ACCEPTED = {
-    **dict.fromkeys(("type", "rope_type"), NAME),
-    **dict.fromkeys(("rope_theta", "partial_rotary_factor"), POSITIVE),
-    "factor": STRETCH,
-    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), POSITIVE),
-    "original_max_position_embeddings": COUNT,
-    **dict.fromkeys(("attention_factor", "beta_fast", "beta_slow"), POSITIVE),
-    **dict.fromkeys(("mscale", "mscale_all_dim", "llama_4_scaling_beta"), POSITIVE),
-    "truncate": TRUTH,
-    **dict.fromkeys(("short_factor", "long_factor"), FACTORS),
+_ORIGINAL = "original_max_position_embeddings"
+# By rope_type the keys that it must have and those that it may have: fields of RopeScaling, …
+_ROPE_KEYS: dict[str, tuple[set[str], set[str]]] = {
+    "llama3": ({"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL}, set()),
+    "linear": ({"factor"}, set()),
+    "dynamic": ({"factor"}, set()),
+    "yarn": (
+        {"factor", _ORIGINAL},
+        {"attention_factor", "beta_fast", "beta_slow", "truncate", "llama_4_scaling_beta"},
+    ),
+    "longrope": ({_ORIGINAL, "short_factor", "long_factor"}, {"factor", "attention_factor"}),
 }
-_LLAMA_3_ROPE = {
-    "factor": "factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_max_position_embeddings": "original_max_position",
-}
-_STRETCHED = {"factor": "factor"}
-_ORIGINAL = {"original_max_position_embeddings": "original_max_position"}
-_YARN_OPTIONAL = {
-    "attention_factor": "attention_factor",
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-    "truncate": "truncate",
+_ROPE_FIELDS = {  # … of these names, where they are not those of the keys
+    _ORIGINAL: "original_max_position",
+    "short_factor": "short_factors",
+    "long_factor": "long_factors",
     "llama_4_scaling_beta": "temperature",
 }
-# By rope_type the keys that it must have and those that it may have, with fields of RopeScaling.
-_ROPE_KEYS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
-    "llama3": (_LLAMA_3_ROPE, {}),
-    "linear": (_STRETCHED, {}),
-    "dynamic": (_STRETCHED, {}),
-    "yarn": (_STRETCHED | _ORIGINAL, _YARN_OPTIONAL),
-    "longrope": (
-        _ORIGINAL | {"short_factor": "short_factors", "long_factor": "long_factors"},
-        _STRETCHED | {"attention_factor": "attention_factor"},
-    ),
+_ROPE_ACCEPTED = {
+    **SCALING_FIELDS,
+    **{key: SCALING_FIELDS[field] for key, field in _ROPE_FIELDS.items()},
+    **dict.fromkeys(("type", "rope_type"), NAME),
+    **dict.fromkeys(("rope_theta", "partial_rotary_factor"), POSITIVE),
+    **dict.fromkeys(("mscale", "mscale_all_dim", "llama_4_scaling_beta"), POSITIVE),
 }
 _YARN_MSCALES = {"mscale", "mscale_all_dim", "max_position_embeddings"}
-
 
 # Keys that describe experts. transformers 5 writes num_local_experts for Qwen's num_experts.
 _EXPERT_KEYS = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), COUNT)
@@ -154,8 +133,8 @@ def from_hugging_face(
     config = _one_rope(config, where)
     given_rope = config.get("rope_parameters") or config.get("rope_scaling")
     if kind == "phi3" and isinstance(given_rope, Mapping):
-        original = {"original_max_position_embeddings": 4096}  # as its config class has it
-        config = {**original, **config, "rope_parameters": _of_phi(given_rope)}
+        # As its config class has it.
+        config = {_ORIGINAL: 4096, **config, "rope_parameters": _of_phi(given_rope)}
     accepted = _understood(row, config, where)
     missing = [key for key in (*_REQUIRED, *row.required) if config.get(key) is None]
     if missing:
@@ -164,10 +143,10 @@ def from_hugging_face(
 
     values: dict[str, Any] = {"norm_eps": 1e-6, **row.defaults}
     theta = values.pop("rope_theta", 10000.0)
-    sets = {**_REQUIRED, **_OPTIONAL}.items()
-    values |= {field: config[key] for key, field in sets if config.get(key) is not None}
-    for key, fields in row.fields.items():
-        value, null = config.get(key), key in config and MAY_BE_NONE.issuperset(fields)
+    sets = {key: (field,) for key, field in (_REQUIRED | _OPTIONAL).items()}
+    for key, fields in {**sets, **row.fields}.items():
+        value = config.get(key)
+        null = key in config and all(FIELDS[field].test(None) for field in fields)
         if value is not None or null:
             values |= {
                 field: row.converted[field](value) if field in row.converted else value
@@ -195,7 +174,8 @@ def from_hugging_face(
 
 def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> dict[str, Accepts]:
     """What each key may hold. Raises CheckpointError for a key that is not understood."""
-    accepted = _ACCEPTED | dict(row.extras) | dict(row.accepts)
+    accepted = _ACCEPTED | {key: FIELDS[fields[0]] for key, fields in row.fields.items()}
+    accepted |= {**row.extras, **row.accepts}
     if row.experts:
         accepted |= _EXPERT_KEYS
     harmless = _HARMLESS.union(row.harmless, _EXPERTS_HARMLESS if row.experts else ())
@@ -208,7 +188,7 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
             raise CheckpointError(
                 f"{where}: {key} {given} is not supported; only {fixed[key]!r} is"
             )
-        known = any(key in keys for keys in (_REQUIRED, _OPTIONAL, harmless, fixed, accepted))
+        known = any(key in keys for keys in (harmless, fixed, accepted))
         if not known and value is not None and not key.startswith("_"):
             raise CheckpointError(
                 f"{where}: config key {shown(key)} is not understood, and it may change the result"
@@ -324,21 +304,23 @@ def _rope(
     keys, optional = _ROPE_KEYS[kind]
     notes = _YARN_MSCALES if kind == "yarn" else set()
     if kind == "dynamic":
-        rope["original_max_position_embeddings"] = context
-        keys = keys | _ORIGINAL
-    beside = config.get("original_max_position_embeddings")
+        rope[_ORIGINAL] = context
+        keys = keys | {_ORIGINAL}
+    beside = config.get(_ORIGINAL)
     if kind == "longrope" and beside is not None:  # as in transformers it comes first
-        rope["original_max_position_embeddings"] = beside
-    missing = keys.keys() - rope.keys()
-    unknown = rope.keys() - keys.keys() - optional.keys() - notes
+        rope[_ORIGINAL] = beside
+    missing = keys - rope.keys()
+    unknown = rope.keys() - keys - optional - notes
     if missing or unknown:
         wrong = _listed(sorted(missing or unknown))
         verb = "lacks" if missing else "has keys that are not understood:"
         raise CheckpointError(f"{where}: {kind} rotary scaling {verb} {wrong}")
-    for key in keys:
+    for key in sorted(keys):
         _ROPE_ACCEPTED[key].check(where, key, rope[key])
     fields = {
-        field: rope[key] for key, field in (keys | optional).items() if rope.get(key) is not None
+        _ROPE_FIELDS.get(key, key): rope[key]
+        for key in keys | optional
+        if rope.get(key) is not None
     }
     if kind == "longrope" and "factor" not in fields:
         fields["factor"] = (context or 1) / fields["original_max_position"]

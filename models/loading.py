@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 Transform = Callable[[str, nn.Module], nn.Module]
 _LAYER = re.compile(r"layers\.\d+(?=\.)")
+PIECE = 64 << 20  # bytes of memory that weights share
+LARGEST = 16 << 20  # bytes of a weight that is moved: the system gives larger ones huge pages
+LINE = 64  # bytes; each weight is aligned to a cache line
+KEPT = 1 << 20  # bytes of weights that were moved away, after which malloc returns their memory
 
 
 @runtime_checkable
@@ -91,8 +95,6 @@ def load_model(
 
     Raises CheckpointError for a tensor that is missing, superfluous, damaged or of a wrong shape.
     """
-    from quantbench.models.pool import Pool
-
     if isinstance(checkpoint, str):
         checkpoint = open_checkpoint(checkpoint)
     if checkpoint.saved and not isinstance(transform, Stages):
@@ -188,11 +190,8 @@ class _Loader:
             cut = None if split is None or self.reads_whole(name) else split.cut(full_name)
             weight = self._embedding() if tied and (split is None or cut is not None) else None
             if weight is None:
-                like = self.whole.get_parameter(full_name)
-                weight = self.tensors.read(
-                    "tok_embeddings.weight" if tied else full_name, like, cut
-                )
-                weight = weight.to(like.dtype)
+                source = "tok_embeddings.weight" if tied else full_name
+                weight = self.tensors.read(source, self.whole.get_parameter(full_name), cut)
             module.register_parameter(kind, self._parameter(full_name, weight))
 
     def _packed(self, name: str) -> nn.Module:
@@ -245,3 +244,44 @@ def _parts(names: Iterable[str], whole_layers: bool) -> dict[str, list[str]]:
         layer = _LAYER.match(name)
         parts.setdefault(layer[0] if layer and whole_layers else name, []).append(name)
     return parts
+
+
+class Pool:
+    """Pieces of the CPU's memory that are filled with weights, side by side, so that these lie in
+    huge pages.
+
+    The CPU finds a page of 2 MB in its tables as fast as one of 4 KB, so a kernel that reads
+    weights from memory waits less (docs/LOG.md). The system gives such pages to whole, aligned 2 MB
+    alone: a matrix of 1.6 MB, as experts have them, gets none, and one of 3 MB one at most.
+    """
+
+    def __init__(self) -> None:
+        self.free = torch.empty(0, dtype=torch.uint8, device="cpu")  # the newest piece's rest
+        self.moved = 0  # bytes since malloc returned memory
+
+    def move(self, module: nn.Module) -> None:
+        """Copy the module's parameters into the pool; they stay the same Parameters.
+
+        What is large, elsewhere than on the CPU or in a tensor subclass stays where it is.
+        """
+        for parameter in module.parameters():
+            weight = parameter.data
+            size = weight.numel() * weight.element_size()
+            moves = type(weight) is Tensor and weight.device.type == "cpu" and size <= LARGEST
+            if moves and weight.is_contiguous():
+                parameter.data = self._take(size).view(weight.dtype).view(weight.shape)
+                parameter.data.copy_(weight)
+                self.moved += size
+        if self.moved > KEPT:  # or the heap would grow by holes: loading peaked 80 MB higher
+            devices.return_freed()
+            self.moved = 0
+
+    def _take(self, size: int) -> Tensor:
+        lines = -(-size // LINE) * LINE
+        if lines > len(self.free):
+            self.free = torch.empty(PIECE, dtype=torch.uint8, device="cpu")
+        # numpy gives each weight a separate storage. To torch.compile, parts of one
+        # storage are aliases, and a region that is compiled once for all layers takes none.
+        taken = torch.from_numpy(self.free[:size].numpy())
+        self.free = self.free[lines:]
+        return taken

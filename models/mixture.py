@@ -6,14 +6,7 @@ Mixture(num_experts=8, experts_per_token=2, expert_dim=14336)       # Mixtral-8x
 from dataclasses import dataclass
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import COUNT, NUMBERS, TRUTH, whole
-
-_ACCEPTED = {
-    **dict.fromkeys(("num_experts", "experts_per_token", "expert_dim"), COUNT),
-    **dict.fromkeys(("normalized", "router_bias"), TRUTH),
-    "shared_dim": whole(0),
-    "dense_layers": NUMBERS,
-}
+from quantbench.models.accepted import by_field, check_fields, whole
 
 
 @dataclass(frozen=True)
@@ -34,9 +27,7 @@ class Mixture:
     dense_layers: tuple[int, ...] = ()  # layers that have one feed-forward network and no experts
 
     def __post_init__(self) -> None:
-        for key, accepts in _ACCEPTED.items():
-            accepts.check("mixture of experts", key, getattr(self, key))
-        object.__setattr__(self, "dense_layers", tuple(self.dense_layers))  # JSON has lists
+        check_fields("mixture of experts", _ACCEPTED, self)
         if self.experts_per_token > self.num_experts:
             raise CheckpointError(
                 f"mixture of experts: a token goes through {self.experts_per_token} experts, and "
@@ -52,6 +43,9 @@ class Mixture:
         independently and evenly: X · (1 − (1 − k/X)^tokens)."""
         left = (1 - self.experts_per_token / self.num_experts) ** tokens
         return self.num_experts * (1 - left)
+
+
+_ACCEPTED = by_field(Mixture, shared_dim=whole(0))
 
 
 def compiles(mixture: Mixture | None, device: str, two_tiers: bool) -> bool:

@@ -43,7 +43,6 @@ _QWEN_2 = _QWEN | {"qkv_bias": True}
 _QWEN_3 = _QWEN | {"qk_norm": True, "head_dim": 128}
 _MIXTRAL = {"rope_theta": 1000000.0}
 _PHI = {"norm_eps": 1e-5}
-_SMOL = {"rope_theta": 5000000.0, "norm_eps": 1e-6, "tie_embeddings": True}
 _OLMO_2 = {
     "rope_theta": 500000.0, "norm_eps": 1e-6, "qk_norm": True, "joint_qk_norm": True,
     "pre_norms": False, "post_norms": True,
@@ -61,7 +60,6 @@ _GEMMA_3 = {
     "attention_scale": 256**-0.5, "rope_theta": 1000000.0, "window_rope_theta": 10000.0,
     "architecture": "gemma",
 }  # fmt: skip
-_OLMOE = {"qk_norm": True, "joint_qk_norm": True}
 
 # From the config.json with which each model was published on the Hugging Face hub. All names in a
 # row have the same architecture.
@@ -110,7 +108,7 @@ _ROWS = {
         _llama(5120, 40, 40, 10, 17920, 100352, 16384, rope_theta=250000.0, **_PHI),
     ("SmolLM3-3B",):
         _llama(2048, 36, 16, 4, 11008, 128256, 65536, no_rope_layers=tuple(range(3, 36, 4)),
-               **_SMOL),
+               rope_theta=5000000.0, norm_eps=1e-6, tie_embeddings=True),
     ("AFM-4.5B",):
         _llama(2560, 36, 20, 4, 18432, 128005, 65536, squared_relu=True,
                rope_scaling=_yarn(20.0, 4096)),
@@ -157,7 +155,7 @@ _ROWS = {
                mixture=Mixture(60, 4, 1408, normalized=False, shared_dim=5632), **_QWEN_2),
     ("OLMoE-1B-7B-0924", "OLMoE-1B-7B-0924-Instruct"):
         _llama(2048, 16, 16, 16, 1024, 50304, 4096,
-               mixture=Mixture(64, 8, 1024, normalized=False), **_OLMOE),
+               mixture=Mixture(64, 8, 1024, normalized=False), qk_norm=True, joint_qk_norm=True),
 }
 # fmt: on
 PRESETS = {name: replace(row, name=name) for names, row in _ROWS.items() for name in names}

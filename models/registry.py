@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import COUNT, NAMES, NUMBERS, POSITIVE, TRUTH, Accepts
+from quantbench.models.accepted import COUNT, NUMBERS, POSITIVE, TRUTH, Accepts
 
 if TYPE_CHECKING:
     from quantbench.models.config import ModelConfig
@@ -47,6 +47,7 @@ def first_even_if_used(number: int, config: Mapping[str, Any]) -> bool:
 
 
 ATTENTION_BIAS = {"attention_bias": ("qkv_bias", "attention_out_bias")}
+BIASES = ATTENTION_BIAS | {"mlp_bias": ("mlp_bias",)}
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Architecture:
     window: HasWindow | None = None
     # Values of fields from those of the keys that set them.
     converted: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    # What keys may hold that no other architecture has.
+    # What keys may hold that no other architecture has, and that set no field alone.
     accepts: Mapping[str, Accepts] = field(default_factory=dict)
     # A mixture of experts: what it means that one of its keys is absent.
     experts: Mapping[str, Any] = field(default_factory=dict)
@@ -79,12 +80,16 @@ class Architecture:
     # The share of a head that rotates, if absent; None: the key is understood as 1 alone.
     partial_rotary: float | None = None
     required: tuple[str, ...] = ()  # keys beyond those that every architecture has
-    splits: bool = False  # whether ranks can share it, cut as models/split.py says
 
     @property
     def name(self) -> str:
         """The name of its file in models/, which is ModelConfig.architecture."""
         return self.model.partition(":")[0].rpartition(".")[2]
+
+    @property
+    def splits(self) -> bool:
+        """Whether ranks can share it, cut as models/split.py says."""
+        return self.model in (LLAMA, MIXTRAL)
 
 
 LLAMA, MIXTRAL = "quantbench.models.llama:Transformer", "quantbench.models.mixtral:Mixtral"
@@ -96,6 +101,10 @@ MIXTRAL_EXPERTS: NameTable = {
         "block_sparse_moe.experts.#.w3",
     ),
     "feed_forward.experts.#.w2": ("block_sparse_moe.experts.#.w2",),
+}
+NORMS_BEHIND: NameTable = {
+    "attention_post_norm": ("post_attention_layernorm",),
+    "ffn_post_norm": ("post_feedforward_layernorm",),
 }
 GEMMA_DEFAULTS = {
     "num_kv_heads": 4, "head_dim": 256, "sliding_window": 4096, "tie_embeddings": True,
@@ -109,21 +118,13 @@ GEMMAS: dict[str, Any] = {
         "final_logit_softcapping": ("logit_softcap",),
         "rope_local_base_freq": ("window_rope_theta",),
     },
-    "accepts": {
-        **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping"), POSITIVE),
-        **dict.fromkeys(("final_logit_softcapping", "rope_local_base_freq"), POSITIVE),
-    },
     "converted": {"attention_scale": lambda width: width**-0.5},
     "fixed": {
         **dict.fromkeys(("hidden_act", "hidden_activation"), "gelu_pytorch_tanh"),
         "use_bidirectional_attention": False,
         "sliding_window_pattern": 6,
     },
-    "weights": {
-        "attention_post_norm": ("post_attention_layernorm",),
-        "ffn_norm": ("pre_feedforward_layernorm",),
-        "ffn_post_norm": ("post_feedforward_layernorm",),
-    },
+    "weights": {**NORMS_BEHIND, "ffn_norm": ("pre_feedforward_layernorm",)},
 }
 NORMALIZED = {"norm_topk_prob": TRUTH}
 QWEN_KEYS = NORMALIZED | {
@@ -138,12 +139,6 @@ def unrotated(rotates: list[int]) -> tuple[int, ...]:
     return tuple(i for i, one in enumerate(rotates) if not one)
 
 
-OLMO: dict[str, Any] = {
-    "weights": {
-        "attention_post_norm": ("post_attention_layernorm",),
-        "ffn_post_norm": ("post_feedforward_layernorm",),
-    }
-}
 OLMO_DEFAULTS = {
     "max_position": 2048, "norm_eps": 1e-5, "qk_norm": True, "joint_qk_norm": True,
     "pre_norms": False, "post_norms": True,
@@ -156,13 +151,12 @@ GRANITE_KEYS = {
 }
 # fmt: off
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(LLAMA, {"max_position": 2048}, splits=True,
-        fields={**ATTENTION_BIAS, "mlp_bias": ("mlp_bias",)}),
-    "mistral": Architecture(LLAMA, window=every_layer, splits=True,
+    "llama": Architecture(LLAMA, {"max_position": 2048}, fields=BIASES),
+    "mistral": Architecture(LLAMA, window=every_layer,
         defaults={"max_position": 131072, "num_kv_heads": 8, "sliding_window": 4096}),
-    "qwen2": Architecture(LLAMA, window=last_if_used, splits=True,
+    "qwen2": Architecture(LLAMA, window=last_if_used,
         defaults={"max_position": 32768, "num_kv_heads": 32, "qkv_bias": True}),
-    "qwen3": Architecture(LLAMA, fields=ATTENTION_BIAS, window=last_if_used, splits=True,
+    "qwen3": Architecture(LLAMA, fields=ATTENTION_BIAS, window=last_if_used,
         defaults={"max_position": 32768, "num_kv_heads": 32, "head_dim": 128, "qk_norm": True}),
     "gemma2": Architecture(GEMMA, window=lambda number, _: number % 2 == 0, **GEMMAS,
         defaults={**GEMMA_DEFAULTS, "max_position": 8192, "attention_softcap": 50.0,
@@ -170,20 +164,20 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3_text": Architecture(GEMMA, window=lambda number, _: (number + 1) % 6 != 0, **GEMMAS,
         defaults={**GEMMA_DEFAULTS, "max_position": 131072, "rope_theta": 1e6, "qk_norm": True,
                   "window_rope_theta": 1e4}),
-    "mixtral": Architecture(MIXTRAL, window=every_layer, splits=True, weights=MIXTRAL_EXPERTS,
+    "mixtral": Architecture(MIXTRAL, window=every_layer, weights=MIXTRAL_EXPERTS,
         defaults={"max_position": 131072, "num_kv_heads": 8, "norm_eps": 1e-5,
                   "rope_theta": 1000000.0},
         experts={"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}),
-    "olmoe": Architecture(MIXTRAL, fields=ATTENTION_BIAS, splits=True,
+    "olmoe": Architecture(MIXTRAL, fields=ATTENTION_BIAS,
         defaults={"norm_eps": 1e-5, "max_position": 4096, "qk_norm": True, "joint_qk_norm": True},
         experts={"num_experts": 64, "num_experts_per_tok": 8}, accepts=NORMALIZED),
-    "qwen2_moe": Architecture(MIXTRAL, fields={"qkv_bias": ("qkv_bias",)}, splits=True,
-        window=first_even_if_used,
+    "qwen2_moe": Architecture(MIXTRAL, window=first_even_if_used,
+        fields={"qkv_bias": ("qkv_bias",)},
         defaults={"max_position": 32768, "num_kv_heads": 16, "qkv_bias": True},
         experts={"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
                  "shared_expert_intermediate_size": 5632},
-        accepts={**QWEN_KEYS, "shared_expert_intermediate_size": COUNT, "qkv_bias": TRUTH}),
-    "qwen3_moe": Architecture(MIXTRAL, fields=ATTENTION_BIAS, window=if_used, splits=True,
+        accepts={**QWEN_KEYS, "shared_expert_intermediate_size": COUNT}),
+    "qwen3_moe": Architecture(MIXTRAL, fields=ATTENTION_BIAS, window=if_used,
         defaults={"max_position": 32768, "num_kv_heads": 4, "qk_norm": True},
         experts={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         accepts=QWEN_KEYS),
@@ -199,37 +193,31 @@ ARCHITECTURES: dict[str, Architecture] = {
         weights={"feed_forward.router": ("mlp.router",),
                  "attention.sinks": ("self_attn.sinks",)}),
     "phi3": Architecture(LLAMA, {"max_position": 4096, "norm_eps": 1e-5}, window=every_layer,
-        splits=True, partial_rotary=1.0, accepts={"original_max_position_embeddings": COUNT},
+        partial_rotary=1.0, accepts={"original_max_position_embeddings": COUNT},
         harmless=("resid_pdrop", "embd_pdrop"),
         weights={"attention.wqkv": ("self_attn.qkv_proj",),
                  "feed_forward.w13": ("mlp.gate_up_proj",)}),
-    "smollm3": Architecture(LLAMA, splits=True,
+    "smollm3": Architecture(LLAMA,
         defaults={"max_position": 32768, "num_kv_heads": 4, "rope_theta": 2e6,
                   "tie_embeddings": True},
-        fields={**ATTENTION_BIAS, "mlp_bias": ("mlp_bias",), "no_rope_layers": ("no_rope_layers",)},
-        accepts={"no_rope_layers": NUMBERS, "layer_types": NAMES},
+        fields={**BIASES, "no_rope_layers": ("no_rope_layers",)},
         harmless=("no_rope_layer_interval",), required=("no_rope_layers",),
         converted={"no_rope_layers": unrotated},
         fixed={"use_sliding_window": False, "sliding_window": None}),
-    "granite": Architecture(LLAMA, splits=True,
-        defaults={"max_position": 2048, "attention_scale": 1.0},
-        fields={**ATTENTION_BIAS, "mlp_bias": ("mlp_bias",), **GRANITE_KEYS},
-        accepts=dict.fromkeys(GRANITE_KEYS, POSITIVE)),
-    "ministral3": Architecture(LLAMA, window=every_layer, splits=True,
-        required=("rope_parameters",),
+    "granite": Architecture(LLAMA, {"max_position": 2048, "attention_scale": 1.0},
+        fields={**BIASES, **GRANITE_KEYS}),
+    "ministral3": Architecture(LLAMA, window=every_layer, required=("rope_parameters",),
         defaults={"max_position": 262144, "num_kv_heads": 8, "head_dim": 128, "norm_eps": 1e-5}),
-    "olmo2": Architecture(LLAMA, OLMO_DEFAULTS, fields=ATTENTION_BIAS, splits=True, **OLMO),
-    "olmo3": Architecture(LLAMA, window=lambda number, _: (number + 1) % 4 != 0, splits=True,
+    "olmo2": Architecture(LLAMA, OLMO_DEFAULTS, fields=ATTENTION_BIAS, weights=NORMS_BEHIND),
+    "olmo3": Architecture(LLAMA, window=lambda number, _: (number + 1) % 4 != 0,
         defaults={**OLMO_DEFAULTS, "sliding_window": 4096, "rope_theta": 5e5,
                   "window_rope_theta": 5e5},
         fields={**ATTENTION_BIAS, "rope_theta": ("window_rope_theta",),
-                "rope_local_base_freq": ("window_rope_theta",)},
-        accepts={"rope_local_base_freq": POSITIVE}, **OLMO),
-    "arcee": Architecture(LLAMA, splits=True, fixed={"hidden_act": "relu2"},
+                "rope_local_base_freq": ("window_rope_theta",)}, weights=NORMS_BEHIND),
+    "arcee": Architecture(LLAMA, fields=BIASES, fixed={"hidden_act": "relu2"},
         defaults={"max_position": 4096, "norm_eps": 1e-5, "squared_relu": True},
-        fields={**ATTENTION_BIAS, "mlp_bias": ("mlp_bias",)},
         weights={"feed_forward.w13": ("mlp.up_proj",)}),
-    "glm4": Architecture(LLAMA, splits=True, interleaved=True, partial_rotary=0.5,
+    "glm4": Architecture(LLAMA, interleaved=True, partial_rotary=0.5,
         defaults={"max_position": 131072, "num_kv_heads": 2, "head_dim": 128,
                   "norm_eps": 1.5625e-7, "qkv_bias": True, "post_norms": True},
         fields={"attention_bias": ("qkv_bias",)},
@@ -261,6 +249,6 @@ def build(config: ModelConfig, split: Split | None = None) -> Transformer:
     kind: type[Transformer] = pkgutil.resolve_name(of_config(config).model)
     if split is None:
         return kind(config)
-    from quantbench.models.tensor_parallel import build_share
+    from quantbench.models.split import build_share
 
     return build_share(kind, split)

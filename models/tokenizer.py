@@ -28,6 +28,8 @@ from quantbench.typed_json import parsed
 
 # Where a tokenizer may lie, best first; original/ is where Hugging Face keeps Meta's Llama 3 files.
 FILES = ("tokenizer.json", "tokenizer.model", "original/tokenizer.model")
+_CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+_ENDS = ("generation_config.json", "config.json")  # have the ids that end a generation
 # The special tokens that end a text in the families we run, whether or not a config lists them.
 ENDINGS = ("</s>", "<|end_of_text|>", "<|eot_id|>")
 LLAMA_3_BEGINNING = "<|begin_of_text|>"
@@ -42,14 +44,20 @@ def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
     `vocab_size` is how many ids the model has an embedding for. Raises CheckpointError where there
     is no tokenizer, where it cannot be read, or where it makes ids that the model does not have.
     """
+    folder = folder.parent if folder.is_file() else folder
+    best = next((name for name in FILES if os.path.lexists(folder / name)), None)
+    if best is None:
+        raise CheckpointError(f"no tokenizer in {folder}: looked for {', '.join(FILES)}")
+    names = (name for name in (best, _CONFIG, *_ENDS, _TEMPLATE) if os.path.lexists(folder / name))
+    return tokenizer_of(folder, {name: _read(folder / name) for name in names}, vocab_size)
+
+
+def tokenizer_of(folder: Path, content: Mapping[str, bytes], vocab_size: int) -> "Tokenizer":
+    """As `load_tokenizer`, of files with this content, by their names in `folder`."""
     from quantbench.models import tiktoken_file  # which has a child of Tokenizer
 
-    if folder.is_file():
-        folder = folder.parent
-    path = next((folder / name for name in FILES if os.path.lexists(folder / name)), None)
-    if path is None:
-        raise CheckpointError(f"no tokenizer in {folder}: looked for {', '.join(FILES)}")
-    data, hints = _read(path), Hints.of(folder)
+    name = next(name for name in FILES if name in content)
+    path, data, hints = folder / name, content[name], Hints.of(folder, content)
     if path.suffix == ".json":
         tokenizer: Tokenizer = JsonTokenizer(path, data, hints, vocab_size)
     elif tiktoken_file.LINE.match(data):
@@ -65,7 +73,7 @@ def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
             f"{path} has {tokenizer.size} ids, but the model only {vocab_size}:"
             " use the tokenizer that came with this checkpoint"
         )
-    tokenizer.chat_template = chat_template(folder)
+    tokenizer.chat_template = _chat_template(folder, content)
     return tokenizer
 
 
@@ -286,14 +294,14 @@ class Hints:
     eos_ids: frozenset[int]
 
     @classmethod
-    def of(cls, folder: Path) -> "Hints":
-        """From those of three files that `folder` has. Raises CheckpointError for a bad one."""
-        file = folder / "tokenizer_config.json"
-        tokenizer, ids = _read_json(file), set[int]()
+    def of(cls, folder: Path, content: Mapping[str, bytes]) -> "Hints":
+        """From those of three files that there are. Raises CheckpointError for a bad one."""
+        file = folder / _CONFIG
+        tokenizer, ids = _json(folder, content, _CONFIG), set[int]()
         if (add_bos := tokenizer.get("add_bos_token")) is not None:
             TRUTH.check(file, "add_bos_token", add_bos)
-        for name in ("generation_config.json", "config.json"):
-            given = _read_json(folder / name).get("eos_token_id")
+        for name in _ENDS:
+            given = _json(folder, content, name).get("eos_token_id")
             listed = given if isinstance(given, list) else [] if given is None else [given]
             if not all(type(id) is int for id in listed):
                 raise CheckpointError(
@@ -304,19 +312,18 @@ class Hints:
         return cls(bos, add_bos, eos, frozenset(ids))
 
 
-def chat_template(folder: Path) -> str | None:
+def _chat_template(folder: Path, content: Mapping[str, bytes]) -> str | None:
     """The Jinja text of chat_template.jinja or of tokenizer_config.json; None if it has neither.
 
     Raises CheckpointError for a template that is no text.
     """
-    path, file = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    if os.path.lexists(path):
-        return _read(path).decode("utf-8", "replace")
-    given = _read_json(file).get("chat_template")
+    if _TEMPLATE in content:
+        return content[_TEMPLATE].decode("utf-8", "replace")
+    given = _json(folder, content, _CONFIG).get("chat_template")
     if isinstance(given, list):  # several, by name
         named = [item for item in given if isinstance(item, dict)]
         given = next((i.get("template") for i in named if i.get("name") == "default"), None)
-    return _text(file, "chat_template", given)
+    return _text(folder / _CONFIG, "chat_template", given)
 
 
 def _text(file: Path, key: str, token: Any) -> str | None:
@@ -338,13 +345,11 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not os.path.lexists(path):
-        return {}
+def _json(folder: Path, content: Mapping[str, bytes], name: str) -> dict[str, Any]:
     try:
-        content = parsed(_read(path))
+        value = parsed(content.get(name, "{}"))
     except ValueError as error:
-        raise CheckpointError(files.refusal("cannot read", path, error)) from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a JSON object")
-    return content
+        raise CheckpointError(files.refusal("cannot read", folder / name, error)) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{folder / name} holds a {type(value).__name__}, not a JSON object")
+    return value

@@ -1,7 +1,7 @@
-"""A class per kind of device: memory in bytes, its peak, prompts' chunks, compile options, names.
+"""Devices: memory in bytes, its peak, prompts' chunks, compile options, names.
 
 devices.resolve("auto")                 # the first accelerator present, or the CPU
-devices.free_memory(device)             # and so on: each asks the device's class in KINDS
+devices.free_memory(device)
 """
 
 import contextlib
@@ -10,7 +10,9 @@ import os
 import platform
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,116 +24,50 @@ from quantbench.errors import UsageError
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 STATUS = Path("/proc/self/status")
 CLEAR_REFERENCES = Path("/proc/self/clear_refs")
+LEAST_CHUNK = 32  # prompt tokens of a row
 
 
-class Device:
-    """A kind of device. The methods are those of cuda and xpu, whose modules in torch are alike."""
+@dataclass(frozen=True)
+class Kind:
+    """How a kind of device is given work."""
 
     # Prompt tokens of a row per forward pass, and of all rows together: enough to keep the device
     # busy, and few enough that the activations take little memory. Float32 sums of an 8 B Llama's
     # widest layer take 115 KB a token.
-    chunk, tokens = 2048, 8192
-    least_chunk = 32
-    compile_options: Mapping[str, Any] = {}  # of torch.compile, for a decoding step
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-    @property
-    def module(self) -> Any:
-        """Its module in torch, such as torch.cuda."""
-        return getattr(torch, self.kind)
-
-    def count(self) -> int:
-        """Devices of this kind that are present."""
-        return self.module.device_count() if self.module.is_available() else 0
-
-    def synchronize(self) -> None:
-        self.module.synchronize()
-
-    def prefill_chunk(self, rows: int) -> int:
-        return max(min(self.chunk, self.tokens // max(1, rows)), self.least_chunk)
-
-    def free_memory(self, device: torch.device) -> int | None:
-        unused = self.module.memory_reserved(device) - self.module.memory_allocated(device)
-        return self.module.mem_get_info(device)[0] + unused
-
-    def reset_peak_memory(self, device: torch.device) -> None:
-        self.module.reset_peak_memory_stats(device)
-
-    def peak_memory(self, device: torch.device) -> dict[str, int]:
-        return {
-            "reserved": self.module.max_memory_reserved(device),
-            "allocated": self.module.max_memory_allocated(device),
-        }
-
-    def describe(self, device: torch.device) -> dict[str, str | int]:
-        return {"name": self.module.get_device_name(device)}
+    chunk: int = 2048
+    tokens: int = 8192
+    compile_options: Mapping[str, Any] = field(default_factory=dict)  # for a decoding step
 
 
-class Cuda(Device):
+# Accelerators in the order in which "auto" takes them.
+KINDS = {
     # CUDA graphs remove the cost of launching each kernel.
-    compile_options = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
-
-    def describe(self, device: torch.device) -> dict[str, str | int]:
-        driver = host.read(Path("/proc/driver/nvidia/version")).partition("\n")[0]
-        return super().describe(device) | {"driver": driver or "unknown"}
-
-
-class Mps(Device):
-    chunk = 1024
-
-    def free_memory(self, device: torch.device) -> int | None:
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-
-    def reset_peak_memory(self, device: torch.device) -> None:
-        """torch counts no peak for mps."""
-
-    def peak_memory(self, device: torch.device) -> dict[str, int]:
-        return {"reserved": torch.mps.driver_allocated_memory()}
-
-    def describe(self, device: torch.device) -> dict[str, str | int]:
-        return {"name": _processor(), "threads": torch.get_num_threads()}
+    "cuda": Kind(
+        compile_options={"triton.cudagraphs": True, "coordinate_descent_tuning": True},
+    ),
+    "xpu": Kind(),
+    "mps": Kind(chunk=1024),
+    "cpu": Kind(
+        # The system would have to clear and hand out the memory of larger activations in every
+        # layer. Those of a 1 B Llama take 40 MB.
+        chunk=512,
+        tokens=512,
+        # Precompiling the header takes 9 s and saves less than 1 s for each of a step's few
+        # kernels. Inductor's freezing and max-autotune are not used: they made steps 17 % faster,
+        # but took twice the memory and eight times the compilation time (docs/LOG.md).
+        compile_options={"cpp_cache_precompile_headers": False},
+    ),
+}
 
 
-class Cpu(Device):
-    # The system would have to clear and hand out the memory of larger activations in every layer.
-    # Those of a 1 B Llama take 40 MB.
-    chunk = tokens = 512
-    # Precompiling the header takes 9 s and saves less than 1 s for each of a step's few kernels.
-    # Inductor's freezing and max-autotune are not used: they made steps 17 % faster, but took twice
-    # the memory and eight times the compilation time (docs/LOG.md).
-    compile_options = {"cpp_cache_precompile_headers": False}
-
-    def count(self) -> int:
-        return 1
-
-    def synchronize(self) -> None:
-        """A call returns when its work is done."""
-
-    def free_memory(self, device: torch.device) -> int | None:
-        return host.free_memory()
-
-    def reset_peak_memory(self, device: torch.device) -> None:
-        with contextlib.suppress(OSError):  # refused: peak_memory reports resident_since_start
-            CLEAR_REFERENCES.write_text("5")  # 5 resets the peak resident set (man 5 proc)
-
-    def peak_memory(self, device: torch.device) -> dict[str, int]:
-        if peak := re.search(r"^VmHWM:\s*(\d+)", host.read(STATUS), re.M):
-            kind = "resident" if can_reset_peak() else "resident_since_start"
-            return {kind: int(peak[1]) * 1024}
-        import resource  # here, because Windows has none: importing this module must not fail there
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return {"resident_since_start": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-
-    def describe(self, device: torch.device) -> dict[str, str | int]:
-        return {"name": _processor(), "threads": torch.get_num_threads()}
+def _torch_of(kind: str) -> Any:
+    """A kind's module in torch, such as torch.cuda. Those of cuda and xpu are alike."""
+    return getattr(torch, kind)
 
 
-CPU = Cpu("cpu")
-ACCELERATORS = {"cuda": Cuda("cuda"), "xpu": Device("xpu"), "mps": Mps("mps")}
-KINDS: dict[str, Device] = {"cpu": CPU, **ACCELERATORS}
+def _count(kind: str) -> int:
+    """Devices of this kind that are present."""
+    return _torch_of(kind).device_count() if _torch_of(kind).is_available() else 0
 
 
 def resolve(name: str) -> torch.device:
@@ -139,17 +75,17 @@ def resolve(name: str) -> torch.device:
 
     Raises UsageError, with the names of the devices present, for any other.
     """
-    present = [kind for kind, accelerator in ACCELERATORS.items() if accelerator.count()]
+    present = [kind for kind in KINDS if _count(kind)]
     if name == "auto":
-        return torch.device(present[0] if present else "cpu")
-    accepted = ", ".join(["auto", "cpu", *present])
+        return torch.device(present[0])
+    accepted = ", ".join(["auto", "cpu", *present[:-1]])
     try:
         device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"--device {name!r} is no device; here there are {accepted}") from None
     if device.type not in KINDS:
         raise UsageError(f"--device {name!r} is not supported; here there are {accepted}")
-    count = KINDS[device.type].count()
+    count = _count(device.type)
     if not count:
         raise UsageError(f"--device {name}: torch finds no {device.type} here; use {accepted}")
     if (device.index or 0) >= count:
@@ -159,17 +95,59 @@ def resolve(name: str) -> torch.device:
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all work that was issued to it."""
-    KINDS[device.type].synchronize()
+    which = () if device.type == "mps" else (device,)
+    _torch_of(device.type).synchronize(*which)
+
+
+def moment(device: torch.device) -> Any:
+    """This moment, for `seconds_between`. On CUDA work has only been launched when a call returns:
+    there it is an event behind that work, to be read when the device is done."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(earlier: Any, later: Any) -> float:
+    """Seconds from one `moment` of a device to another."""
+    return later - earlier if isinstance(later, float) else earlier.elapsed_time(later) / 1e3
+
+
+class Stopwatch:
+    """How long pieces of work take on a device. They need not be done when `stop` is called."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pairs: list[tuple[Any, Any]] = []
+
+    def start(self) -> Any:
+        return moment(self.device)
+
+    def stop(self, started: Any) -> None:
+        self.pairs.append((started, moment(self.device)))
+
+    def seconds(self) -> float:
+        """Of all pieces since the last call; waits for the device."""
+        if self.pairs:
+            synchronize(self.device)
+        pairs, self.pairs = self.pairs, []
+        return sum(seconds_between(*pair) for pair in pairs)
 
 
 def prefill_chunk(device: torch.device, rows: int) -> int:
     """Prompt tokens of each of `rows` rows per forward pass."""
-    return KINDS[device.type].prefill_chunk(rows)
+    kind = KINDS[device.type]
+    return max(min(kind.chunk, kind.tokens // max(1, rows)), LEAST_CHUNK)
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak that `peak_memory` reports. On Linux this resets the kernel's VmHWM."""
-    KINDS[device.type].reset_peak_memory(device)
+    """Reset the peak that `peak_memory` reports. torch counts none for mps."""
+    if device.type == "cpu":
+        with contextlib.suppress(OSError):  # refused: peak_memory reports resident_since_start
+            CLEAR_REFERENCES.write_text("5")  # 5 resets the peak resident set (man 5 proc)
+    elif device.type != "mps":
+        _torch_of(device.type).reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
@@ -179,7 +157,18 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     process. Where the system does not allow a reset (macOS, some sandboxes) it is
     "resident_since_start", the peak since the process started, which is never less.
     """
-    return KINDS[device.type].peak_memory(device)
+    if device.type == "mps":
+        return {"reserved": torch.mps.driver_allocated_memory()}
+    if device.type != "cpu":
+        module = _torch_of(device.type)
+        reserved, allocated = module.max_memory_reserved, module.max_memory_allocated
+        return {"reserved": reserved(device), "allocated": allocated(device)}
+    if peak := re.search(r"^VmHWM:\s*(\d+)", host.read(STATUS), re.M):
+        return {"resident" if can_reset_peak() else "resident_since_start": int(peak[1]) * 1024}
+    import resource  # here, because Windows has none: importing this module must not fail there
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"resident_since_start": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -188,7 +177,13 @@ def free_memory(device: torch.device) -> int | None:
     Linux: MemAvailable, or what is left of the control group's limit if that is less. CUDA and xpu:
     what the driver reports free, plus what torch has reserved and does not use.
     """
-    return KINDS[device.type].free_memory(device)
+    if device.type == "cpu":
+        return host.free_memory()
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    module = _torch_of(device.type)
+    unused = module.memory_reserved(device) - module.memory_allocated(device)
+    return module.mem_get_info(device)[0] + unused
 
 
 def last_level_cache(device: torch.device, root: Path = CACHES) -> int | None:
@@ -206,7 +201,14 @@ def last_level_cache(device: torch.device, root: Path = CACHES) -> int | None:
 
 def describe(device: torch.device) -> dict[str, str | int]:
     """The device's name, its driver's version where there is one, and torch's thread count."""
-    return KINDS[device.type].describe(device)
+    if device.type in ("cpu", "mps"):
+        name = host.cpuinfo("model name") or platform.processor() or platform.machine()
+        return {"name": name, "threads": torch.get_num_threads()}
+    name = _torch_of(device.type).get_device_name(device)
+    if device.type != "cuda":
+        return {"name": name}
+    driver = host.read(Path("/proc/driver/nvidia/version")).partition("\n")[0]
+    return {"name": name, "driver": driver or "unknown"}
 
 
 def can_reset_peak() -> bool:
@@ -256,7 +258,3 @@ def return_freed() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
-
-
-def _processor() -> str:
-    return host.cpuinfo("model name") or platform.processor() or platform.machine()

@@ -107,7 +107,7 @@ def form(spec: type[Quantization]) -> str:
 
 def every(spec: type[Q]) -> Iterator[Q]:
     """The spec with each combination of its choices."""
-    fields = [field.name for field in _spelt(spec)]
+    fields = _spelt(spec)
     for each in itertools.product(*(spec.choices.get(f, (False, True)) for f in fields)):
         yield spec(**dict(zip(fields, each, strict=True)))
 
@@ -132,20 +132,21 @@ def regex(spec: type[Quantization], strict: bool = True) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{(\w+)\}", alternatives, optional))
 
 
-def values(spec: type[Quantization], match: re.Match[str]) -> dict[str, Any]:
-    """The fields that a match of the (strict) regex spells."""
-    return {
-        field.name: next(v for v in spec.choices[field.name] if str(v) == (match[field.name] or ""))
-        if field.name in spec.choices
-        else match[field.name] is not None
+def parsed(spec: type[Q], name: str) -> Q | None:
+    """What the name spells; None where it is none of the spec's."""
+    match = regex(spec).fullmatch(name)
+    if match is None:
+        return None
+    fields = {
+        field: next(v for v in spec.choices[field] if str(v) == (match[field] or ""))
+        if field in spec.choices
+        else match[field] is not None
         for field in _spelt(spec)
     }
+    return spec(**fields)
 
 
-def _spelt(spec: type[Quantization]) -> list[dataclasses.Field[Any]]:
+def _spelt(spec: type[Quantization]) -> list[str]:
     """The fields that are part of a name."""
-    return [
-        field
-        for field in dataclasses.fields(spec)
-        if re.search(rf"[{{-]{field.name}\b", spec.pattern)
-    ]
+    words = re.findall(r"\w+", spec.pattern)
+    return [field.name for field in dataclasses.fields(spec) if field.name in words]

@@ -90,8 +90,8 @@ class Kernel:
     prepare: Callable[[], object] = lambda: None
     # Whether `build` works on the meta device. If not, its weight's size is the PackedWeight's.
     takes_shapes: bool = False
-    # spec -> whether the kernel rounds activations, whatever the PackedWeight says.
-    rounds: Callable[[Any], bool] = lambda spec: False
+    # Whether the kernel rounds activations where the spec does, whatever the PackedWeight says.
+    rounds: bool = False
     # (device, rows of x) -> its place among the scheme's kernels, the smallest first. Kernels of
     # the same place keep the scheme's order.
     rank: Callable[[torch.device, int], int] = lambda *_: 0

@@ -2,10 +2,10 @@
 
 import importlib.util
 import os
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quantbench.ops.formats import Packed
@@ -13,13 +13,6 @@ from quantbench.quantize import cpu
 from quantbench.quantize.kernel import Kernel, KernelLinear, RoundingLinear
 from quantbench.quantize.packages import PACKAGES
 from quantbench.quantize.packed import PackedWeight, product
-
-
-class ReferenceLinear(KernelLinear):
-    """Plain torch (ops/reference.py), which F.linear calls for every PackedWeight."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
 
 
 class TritonLinear(RoundingLinear):
@@ -59,17 +52,14 @@ class TritonLinear(RoundingLinear):
         return product(linear, x, weight, self.activation, self.bias, self.activation_scale)
 
 
-class TorchaoLinear(KernelLinear):
-    """torchao's product: the weight is one of its tensor subclasses, which F.linear calls."""
+def by_torchao(
+    converted: Callable[[PackedWeight, Any], Tensor], kind: type[KernelLinear] = KernelLinear
+) -> Callable[[nn.Linear, Any], nn.Module]:
+    """A kernel's `build`, for torchao's product: F.linear calls it for torchao's tensor subclasses.
 
-    @classmethod
-    def of(cls, layer: nn.Linear, spec: Any) -> nn.Module:
-        return cls.like(layer, cls.converted(layer.weight.data, spec))
-
-    @staticmethod
-    def converted(weight: PackedWeight, spec: Any) -> Tensor:
-        """torchao's tensor subclass with the same numbers, (N, K)."""
-        raise NotImplementedError
+    converted: (weight (N, K), spec) -> torchao's tensor subclass with the same numbers.
+    """
+    return lambda layer, spec: kind.like(layer, converted(layer.weight.data, spec))
 
 
 def our_kernels(**others: Kernel) -> dict[str, Kernel]:
@@ -79,7 +69,7 @@ def our_kernels(**others: Kernel) -> dict[str, Kernel]:
         "cpu": cpu.PACKED,
         **others,
         "triton": Kernel(TritonLinear.of, no_triton),
-        "reference": Kernel(ReferenceLinear.of),
+        "reference": Kernel(KernelLinear.of),  # ops/reference.py: F.linear of every PackedWeight
         **PACKAGES,
     }
 

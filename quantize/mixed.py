@@ -36,6 +36,7 @@ class MixedQuantizer:
         for spec, kernel in set(chosen.values()):
             runs = kernel is None or available(spec, device, dtype).get(kernel, "unknown") is None
             made[spec, kernel] = Quantizer(spec, device, dtype, kernel if runs else "auto")
+            made[spec, kernel].ran, made[spec, kernel].layers = self.ran, self.layers
         self._quantizers = {key: made[how] for key, how in chosen.items()}
 
     def __call__(self, name: str, module: nn.Module) -> nn.Module:
@@ -54,22 +55,11 @@ class MixedQuantizer:
 
     def built(self, name: str, layer: nn.Module) -> nn.Module:
         """The layer in its kernel's form."""
-        if not self.takes(layer, name):
-            return layer
-        quantizer = self._of(name, layer)
-        built, kernel = quantizer.built(name, layer), "auto"
-        if not isinstance(layer, nn.Embedding):
-            kernel = quantizer.kernel_for(name, layer)  # the one built: those that failed are gone
-            self.ran[kernel] += 1
-        self.layers[name] = str(quantizer.spec), kernel
-        return built
+        return self._of(name, layer).built(name, layer) if self.takes(layer, name) else layer
 
     def stored(self, name: str, layer: nn.Linear) -> nn.Module:
         """A layer on the meta device as its kernel stores it; nothing is loaded."""
-        quantizer = self._of(name, layer)
-        built = quantizer.stored(name, layer)
-        self.ran[quantizer.kernel_for(name, layer)] += 1
-        return built
+        return self._of(name, layer).stored(name, layer)
 
     def of(self, name: str) -> Quantizer | None:
         """The quantizer of the layer of this name; None where the shape decides."""

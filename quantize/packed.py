@@ -1,6 +1,6 @@
 """The tensor subclass that every quantized weight is kept in, and saved as.
 
-    weight = PackedWeight.make(planes, scale, format="fp6", bits=6, group_size=K, dtype=x.dtype)
+    weight = PackedWeight.make(w, planes, scale, "fp6", 6)      # what w (N, K) becomes
     F.linear(x, weight, bias)           # ops/reference.py's product, slow
     weight.dequantize()                 # (N, K) in weight.dtype
 
@@ -83,18 +83,27 @@ class PackedWeight(TorchAOBaseTensor):
 
     @classmethod
     def make(
-        cls, planes: list[Tensor], scale: Tensor, *, columns: int, **fields: Any
+        cls,
+        w: Tensor,
+        planes: list[Tensor],
+        scale: Tensor,
+        format: str,
+        bits: int,
+        group_size: int | None = None,
+        zero: Tensor | None = None,
+        tensor_scale: Tensor | None = None,
+        outer: Tensor | None = None,
     ) -> "PackedWeight":
-        """A weight made of its parts; without a group_size it has one scale per row."""
-        named = dict(zip(PLANE_NAMES, planes, strict=False))
-        return cls(scale=scale, columns=columns, **named, **{"group_size": columns} | fields)
+        """What a weight w (N, K) becomes; without a group_size it has one scale per row."""
+        columns = w.shape[1]
+        codes = format, bits, group_size or columns
+        return cls.of(Packed(planes, scale, zero, tensor_scale, *codes, outer), columns, w.dtype)
 
     @classmethod
     def of(cls, parts: Packed, columns: int, dtype: torch.dtype) -> "PackedWeight":
         """The weight (N, columns) of these parts."""
-        fields = {name: getattr(parts, name) for name in ("zero", "tensor_scale", "outer")}
-        how = {"format": parts.format, "bits": parts.bits, "group_size": parts.group_size}
-        return cls.make(parts.planes, parts.scale, columns=columns, dtype=dtype, **fields, **how)
+        codes = {name: getattr(parts, name) for name in ("format", "bits", "group_size")}
+        return cls(columns=columns, dtype=dtype, **codes, **parts.tensors)
 
     def _stable_hash_for_caching(self) -> str:
         """What compiled code depends on, for torch's cache of it: not the numbers.

@@ -57,9 +57,9 @@ FORMATS: dict[str, dict[s.Quantization, Any]] = {  # what each says of a scheme
     "gptqmodel": {
         s.Int8WeightOnly(): {"bits": 8, "group_size": -1, "sym": True},
         **{
-            x: {"bits": getattr(x, "bits", 4), "group_size": x.group_size, "sym": False}
+            x: {"bits": x.bits, "group_size": x.group_size, "sym": False}
             for x in _GROUPED
-            if getattr(x, "bits", 4) in (2, 3, 4) and x.group_size > 8 and not x.rounds_activations
+            if x.bits in (2, 3, 4) and x.group_size > 8 and not x.rounds_activations
         },
     },
     "llama.cpp": {x: x.gguf.lower() for x in s.every_spec() if x.gguf != "-"},

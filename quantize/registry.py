@@ -105,7 +105,8 @@ class Quantizer:
     is never whole in memory. On the meta device it gives the right shapes and takes no memory.
     """
 
-    layers: dict[str, tuple[str, str]] | None = None  # (scheme, kernel), where layers differ
+    # (scheme, kernel) of each layer built, where layers differ
+    layers: dict[str, tuple[str, str]] | None = None
 
     def __init__(
         self,
@@ -180,11 +181,13 @@ class Quantizer:
         """
         if isinstance(layer, nn.Embedding):
             self._embedding = layer
+            self._note(name, "auto")
         if not self.takes(layer) or isinstance(layer, nn.Embedding):
             return layer
         kernel = self.kernel_for(name, layer)
         while not self._is_prepared(kernel):
             kernel = self.kernel_for(name, layer)
+        self._note(name, kernel)
         self.ran[kernel] += 1
         table, weight = self._table, layer.weight.data
         both = table is not None and isinstance(weight, PackedWeight) and not weight.is_meta
@@ -193,6 +196,10 @@ class Quantizer:
         if tied and (share := getattr(built, "share", None)):  # a PackedLinear's
             share(self._embedding)
         return built
+
+    def _note(self, name: str, kernel: str) -> None:
+        if self.layers is not None:
+            self.layers[name] = str(self.spec), kernel
 
     def stored(self, name: str, layer: nn.Linear) -> nn.Module:
         """A layer on the meta device as its kernel stores it; nothing is loaded."""
@@ -208,7 +215,8 @@ class Quantizer:
         for kernel in self.kernels:
             row = self.scheme.kernels[kernel]
             reason = row.refuses(self.spec, self.device, *shape)
-            if reason is None and row.rounds(self.spec) and not _rounds_here(layer):
+            rounds = row.rounds and self.spec.rounds_activations
+            if reason is None and rounds and not _rounds_here(layer):
                 reason = "rounds activations by the columns of one rank alone"
             if reason is None:
                 return kernel

@@ -20,8 +20,9 @@ GPU_BLOCK_ELEMENTS = 1 << 24
 class Scheme:
     """How a spec is carried out; each file of quantize/schemes/ has a table of them, SCHEMES."""
 
-    # (weight (N, K), spec) -> the PackedWeight; it works on the meta device too.
-    quantize: Callable[[Tensor, Any], PackedWeight]
+    # (weight (N, K), spec) -> the PackedWeight; it works on the meta device too. It is given some
+    # rows at a time, unless it needs all.
+    quantize_rows: Callable[[Tensor, Any], PackedWeight]
     # The kernels by name, fastest first, as far as can be said in general.
     kernels: dict[str, Kernel]
     # (spec, in_features) -> why the scheme cannot take such a layer, on any kernel, or None.
@@ -29,6 +30,12 @@ class Scheme:
     # spec -> whether the numbers of a row depend on the weight's other rows. If not, some rows can
     # be quantized without the others.
     needs_all_rows: Callable[[Any], bool] = lambda spec: False
+
+    def quantize(self, w: Tensor, spec: Any) -> PackedWeight:
+        """What a weight (N, K) becomes."""
+        if self.needs_all_rows(spec):
+            return self.quantize_rows(w, spec)
+        return in_row_blocks(lambda rows: self.quantize_rows(rows, spec), w)
 
 
 def rows_at_once(w: Tensor) -> int:

@@ -160,6 +160,7 @@ class Int4WeightOnly(Spec):
         *("int4wo-64-hqq", "int4wo-64-gptq", "int4wo-256-hqq"),
     )
     choices = {"group_size": GROUP_SIZES, "way": ("", "hqq", "gptq", "gptq-inorder", "awq")}
+    bits = 4
     group_size: int = 64
 
     @property
@@ -177,6 +178,7 @@ class Int8DynamicActivationInt4Weight(Spec):
     formats = ("compressed-tensors", "gguf")
     choices = {"group_size": GROUP_SIZES, "way": ("", "gptq", "gptq-inorder", "awq")}
     rounds_activations = True
+    bits = 4
     group_size: int = 32
 
     def fits(self, format: str) -> bool:
@@ -384,8 +386,8 @@ def named(name: str, option: str = "--quantization") -> Spec | Selection:
     """What `name`, given to `option`, spells; UsageError, with every valid form and the nearest, if
     nothing."""
     for spec in _ALL:
-        if match := grammar.regex(spec).fullmatch(name):
-            return spec(**grammar.values(spec, match))
+        if found := grammar.parsed(spec, name):
+            return found
     # For a right form with a wrong number the error lists the right numbers.
     for spec in _ALL:
         if match := grammar.regex(spec, strict=False).fullmatch(name):
@@ -414,8 +416,7 @@ def parse_scheme(name: str) -> Spec:
 
 def parse_layer(name: str) -> Spec:
     """The scheme of one layer of a file: as `parse_scheme`, or how the file stores it."""
-    match = grammar.regex(Stored).fullmatch(name)
-    return Stored(**grammar.values(Stored, match)) if match else parse_scheme(name)
+    return grammar.parsed(Stored, name) or parse_scheme(name)
 
 
 def refuse_format(spec: Quantization, format: str) -> None:

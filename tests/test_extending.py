@@ -39,9 +39,7 @@ from quantbench.quantize.spec import Coarse
 def quantize(w, spec):
     scale = w.abs().amax(1, keepdim=True).float() / 20
     codes = (w / scale).round().char()
-    return PackedWeight.make(
-        [codes], scale, format="int", bits=8, columns=w.shape[1], dtype=w.dtype
-    )
+    return PackedWeight.make(w, [codes], scale, "int", 8)
 
 
 SCHEMES = {Coarse: Scheme(quantize, our_kernels())}
@@ -50,16 +48,11 @@ SCHEMES = {Coarse: Scheme(quantize, our_kernels())}
 CACHE = '''
 """Keys and values as float16 numbers, whatever the model's dtype is."""
 
-import torch
-
 from quantbench.kv_cache.base import KVCache
 
 
 class HalfKVCache(KVCache):
     format = "half"
-
-    def allocate(self, shape, dtype, device):
-        return {"codes": torch.zeros(shape, dtype=torch.float16, device=device)}
 
     def encode(self, x):
         return {"codes": x.half()}

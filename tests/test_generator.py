@@ -17,8 +17,8 @@ from quantbench.generate import Generator, Sampling, sample
 from quantbench.kv_cache import CACHES
 from quantbench.log.config import RunConfig
 from quantbench.models.loading import load_model
+from quantbench.ops import attend as chunk
 from quantbench.ops import attention as decode
-from quantbench.ops import prefill_attention as chunk
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse

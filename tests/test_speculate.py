@@ -12,9 +12,8 @@ from quantbench.errors import UsageError
 from quantbench.generate import Generator, Sampling
 from quantbench.log.config import RunConfig
 from quantbench.models import load
-from quantbench.run import drafts
 from quantbench.run.plan import make_plan
-from quantbench.run.speculate import Lookup, ModelDraft, judge
+from quantbench.run.speculate import Lookup, ModelDraft, judge, load_draft
 from tests import seeds
 
 WORDS = "one two three four five six seven one two three four five six seven one two three".split()
@@ -36,11 +35,9 @@ def of_text(text="def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    retu
 def model_draft(generator, quantization, shared):
     """The embedded model in fewer bits."""
     caches = generator.caches if shared else None
-    how = generator.sampling
     model = load("tiny", precision=torch.float32, quantization=quantization)
-    own = Generator(model, cache_size=generator.cache_size, sampling=how, caches=caches)
-    likely = lambda logits: generate.likely(logits, how)  # noqa: E731
-    return ModelDraft(own.forward, likely, generate.draw, generator.device, shared)
+    how = {"sampling": generator.sampling, "caches": caches}
+    return ModelDraft(Generator(model, cache_size=generator.cache_size, **how), shared)
 
 
 DRAFTERS = {
@@ -137,7 +134,7 @@ def test_what_speculation_refuses(model):
     options = {"quantization": "int8wo", "draft_quantization": "int8wo"}
     plan = make_plan(RunConfig(speculate="self", **options))
     with pytest.raises(UsageError, match="reads 100% of the bytes"):
-        drafts.load(plan)
+        load_draft(plan)
     plan = make_plan(RunConfig(speculate="draft", draft_checkpoint="dummy:Qwen3-0.6B"))
     with pytest.raises(UsageError, match="number of tokens"):
-        drafts.load(plan)
+        load_draft(plan)

@@ -30,8 +30,8 @@ FORMATS = ("saved:SavedModel", "hugging_face:HuggingFace", "meta:GptFast", "meta
 _SAVERS = {  # by --format
     "quantbench": "saver:Saver",
     "compressed-tensors": "given_back:CompressedTensorsSaver",
-    "torchao": "torchao_saver:TorchaoSaver",
-    "gguf": "gguf_saver:GgufSaver",
+    "torchao": "given_back:TorchaoSaver",
+    "gguf": "gguf_writer:GgufSaver",
 }
 EMBEDDED = Path(__file__).parent.parent / "tiny"
 # Models in the source tree, by the names that --checkpoint_path takes.

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import OBJECT, Accepts
+from quantbench.models.accepted import OBJECT, Accepts, list_of
 from quantbench.models.formats.quantized import (
     BLOCK,
     Layout,
@@ -42,7 +42,6 @@ from quantbench.models.formats.quantized import (
     integers,
     require,
     scales,
-    static_scale,
     stream,
 )
 from quantbench.ops.formats import Packed, dequantize
@@ -78,19 +77,17 @@ _WEIGHTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _are_targets(value: Any) -> bool:
+def _is_target(value: Any) -> bool:
     try:
-        return isinstance(value, list) and all(
-            len(target) <= _LENGTH and regex.compile(target.removeprefix("re:")) for target in value
-        )
+        return len(value) <= _LENGTH and bool(regex.compile(value.removeprefix("re:")))
     except (regex.error, AttributeError, TypeError, RecursionError, ValueError):
         return False
 
 
 _LENGTH, _SECONDS = 1000, 0.1  # of a target, and of comparing it with a layer's name
-_TARGETS = Accepts(
+_TARGETS = list_of(
+    Accepts("", _is_target),
     f"a list of names of layers, or of patterns behind re:, of at most {_LENGTH} characters",
-    _are_targets,
 )
 # Which weights are quantized, and the size of a group, show in the tensors themselves.
 _HARMLESS = {
@@ -147,13 +144,13 @@ def layouts(config: Mapping[str, Any]) -> list[Layout]:
     plain = functools.partial(_plain, _block(config))
     hows = [_rounding(group) for group in config["config_groups"].values()]
 
-    def rounding(parts: Parts) -> tuple[str, float | None]:
-        how = hows[0] if len(set(hows)) == 1 else _rounding(_group_of(config, parts))
-        return how, static_scale(parts, ("input_scale",)) if how.endswith("static") else None
+    def rounding(parts: Parts) -> str:
+        return hows[0] if len(set(hows)) == 1 else _rounding(_group_of(config, parts))
 
+    how: dict[str, Any] = {"optional": optional, "rounding": rounding, "static": ("input_scale",)}
     return [
-        Layout(("weight_packed", "weight_scale"), _packed, optional, _packed_floats, rounding),
-        Layout(("weight_scale", "weight"), plain, optional, rounding=rounding),
+        Layout(("weight_packed", "weight_scale"), _packed, floats=_packed_floats, **how),
+        Layout(("weight_scale", "weight"), plain, **how),
     ]
 
 
@@ -299,11 +296,8 @@ def _weights(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    for weights in _weights(config):
-        if weights.get("block_structure"):
-            rows, columns = weights["block_structure"]
-            return rows, columns
-    return None
+    found = (weights.get("block_structure") for weights in _weights(config))
+    return next(((rows, columns) for rows, columns in filter(None, found)), None)
 
 
 def label(config: Mapping[str, Any]) -> str:

@@ -24,7 +24,6 @@ from quantbench.models.formats.quantized import (
     eight_bit,
     require,
     scales,
-    static_scale,
 )
 from quantbench.ops.formats import Packed
 
@@ -56,16 +55,13 @@ def label(config: dict[str, Any]) -> str:
 
 def layouts(config: dict[str, Any]) -> list[Layout]:
     block, how = config.get("weight_block_size"), _rounding(config)
-
-    def rounding(parts: Parts) -> tuple[str, float | None]:
-        return how, static_scale(parts, _ACTIVATIONS) if how == "float8-static" else None
-
     return [
         Layout(
             (end, "weight"),
             functools.partial(_packed, end, block),
             _ACTIVATIONS,
-            rounding=rounding,
+            rounding=lambda parts: how,
+            static=_ACTIVATIONS,
         )
         for end in ("weight_scale_inv", "weight_scale")
     ]

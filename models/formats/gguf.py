@@ -2,8 +2,9 @@
 
     checkpoint = Gguf(Path("model-Q4_K_M.gguf"))
 
-Metadata is translated into the words of Hugging Face's config.json, and tensors get Hugging Face's
-names, so that models/hugging_face.py checks the one and formats/stacked.py the other.
+Metadata is translated into the words of Hugging Face's config.json, and Hugging Face's names of
+tensors into the file's, so that models/hugging_face.py checks the one and formats/stacked.py the
+other.
 """
 
 import functools
@@ -13,42 +14,40 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from torch import Tensor
 
 from quantbench import files
 from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig, RopeScaling
-from quantbench.models.formats import names
-from quantbench.models.formats.as_is import MaybeQuantized
+from quantbench.models.formats import gguf_tokenizer, names
 from quantbench.models.formats.gguf_blocks import PACKED
-from quantbench.models.formats.gguf_file import MAGIC, GgufFile, GgufTensor, shards
-from quantbench.models.formats.gguf_tokenizer import GgufTokenizer
-from quantbench.models.formats.stacked import StackedTensors
+from quantbench.models.formats.gguf_file import (
+    MAGIC,
+    STACKED,
+    GgufFile,
+    GgufTensor,
+    name_in_file,
+    shards,
+)
+from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors
 from quantbench.models.formats.tensor_files import Stored
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import scaled
 from quantbench.models.registry import ARCHITECTURES, Architecture
-from quantbench.models.tokenizer import ByteTokenizer, Tokenizer
+from quantbench.models.tokenizer import ByteTokenizer, Tokenizer, tokenizer_of
 from quantbench.text import shown
 
-# general.architecture → model_type; "llama" is Mistral's and, with experts, Mixtral's, too.
+# general.architecture → model_type; "llama" is Mistral's and, with experts, Mixtral's, too; "olmo2"
+# with a window is OLMo 3's.
 _KINDS = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "gemma2": "gemma2",
+    **{kind: kind for kind in ("llama", "qwen2", "qwen3", "gemma2", "olmoe", "phi3", "smollm3")},
+    **{kind: kind for kind in ("granite", "olmo2", "arcee", "glm4")},
     "gemma3": "gemma3_text",
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
-    "olmoe": "olmoe",
-    "phi3": "phi3",
-    "smollm3": "smollm3",
-    "granite": "granite",
     "mistral3": "ministral3",
-    "olmo2": "olmo2",  # and OLMo 3, with a window
-    "arcee": "arcee",
-    "glm4": "glm4",
 }
 # Whose rows of queries and keys llama.cpp's converter reorders: it rotates neighbouring ones.
 _REORDERED = {"llama", "mixtral", "smollm3", "granite", "ministral3", "arcee"}
@@ -94,47 +93,6 @@ _HARMLESS = {
     "attention.value_length_swa", "expert_weights_scale", "rope.scaling.type",
     "rope.scaling.finetuned",
 }  # fmt: skip
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.#.gate_proj",
-    "ffn_up_exps": "mlp.experts.#.up_proj",
-    "ffn_down_exps": "mlp.experts.#.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-_NORMS_BEHIND = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_GEMMA = _NORMS_BEHIND | {"ffn_norm": "pre_feedforward_layernorm"}
-_LAYERS = {  # of a model_type, where they are not as in _LAYER
-    "gemma2": _GEMMA,
-    "gemma3_text": _GEMMA,
-    "olmo2": _NORMS_BEHIND,
-    "olmo3": _NORMS_BEHIND,
-    "phi3": {"ffn_up": "mlp.gate_up_proj"},
-    "glm4": {
-        "ffn_up": "mlp.gate_up_proj",
-        "post_attention_norm": "post_self_attn_layernorm",
-        "post_ffw_norm": "post_mlp_layernorm",
-    },
-}
-_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _TURNS = "rope_freqs.weight"  # what llama 3's rotary scaling divides frequencies by
 # What longrope divides them by.
 _LONG = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
@@ -150,8 +108,6 @@ _LLAMA_3 = {
 
 class Gguf(MaybeQuantized):
     """A file, or the folder of the one model that it holds."""
-
-    needs_tokenizer = True
 
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError for a damaged file, or a folder of several models."""
@@ -283,8 +239,6 @@ class Gguf(MaybeQuantized):
     @property
     def _mix(self) -> str:
         """What the file calls its mix of types: Q4_K_M."""
-        import gguf
-
         try:
             name = gguf.LlamaFileType(self.metadata.get("general.file_type")).name
         except ValueError:
@@ -295,52 +249,40 @@ class Gguf(MaybeQuantized):
         return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
     def _stacked(self, device: torch.device | str = "cpu") -> StackedTensors:
+        config, row = self.config(), ARCHITECTURES[self.kind]
+        kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+        kind = kinds.get(self.metadata["general.architecture"], gguf.MODEL_ARCH.LLAMA)
+        table = gguf.get_tensor_name_map(kind, config.num_layers)
+        in_hugging_face = names.of_architecture(row.weights)
+
+        def in_file(name: str) -> tuple[str, ...]:
+            return tuple(name_in_file(table, part) for part in in_hugging_face(name))
+
         found: dict[str, Stored] = {}
         for name, tensor in self.blocks.items():
-            if name not in (_TURNS, *_LONG):
-                found |= self._renamed(name, tensor)
-        row = ARCHITECTURES[self.kind]
-        weights = row.weights if "#" not in str(row.weights) else {}
-        map_ = names.of_architecture(weights, found)
+            if STACKED in name:
+                experts = range(tensor.shape[0])
+                found |= {f"{name}[{i}]": self._stored(name, tensor.expert(i)) for i in experts}
+            elif name not in (_TURNS, *_LONG):
+                found[name] = self._stored(name, tensor)
         interleaved = self.kind in _REORDERED or row.interleaved
-        return StackedTensors(self.files[0], found, map_, self.config(), interleaved, device)
+        return StackedTensors(self.files[0], found, in_file, config, interleaved, device)
 
-    def _renamed(self, name: str, tensor: GgufTensor) -> dict[str, Stored]:
-        """A tensor by Hugging Face's name; stacked experts are one each."""
-
-        def stored(one: GgufTensor) -> Stored:
-            kind = PACKED.get(one.type) if len(one.shape) == 2 else None
-            return Stored(one.file, one.read, kind and kind.form, one.packed if kind else None)
-
+    def _stored(self, name: str, tensor: GgufTensor) -> Stored:
         if self.kind.startswith("gemma") and name.endswith("norm.weight"):
-            found = Stored(tensor.file, lambda: tensor.read() - 1)  # llama.cpp adds 1 beforehand
-        else:
-            found = stored(tensor)
-        stem, _, kind = name.rpartition(".")
-        block = _BLOCK.fullmatch(name)
-        if not block:
-            return {f"{_TOP.get(stem, stem)}.{kind}": found}
-        layer = _LAYER | _LAYERS.get(self.kind, {})
-        known = f"model.layers.{block[1]}.{layer.get(block[2], block[2])}.{kind}"
-        if "#" not in known:
-            return {known: found}
-        return {
-            known.replace("#", str(number)): stored(tensor.expert(number))
-            for number in range(tensor.shape[0])
-        }
-
-    @functools.cached_property
-    def _text(self) -> GgufTokenizer | None:
-        if self.metadata.get("tokenizer.ggml.model") == "none":
-            return None
-        return GgufTokenizer.of(self.files[0], self.metadata)
+            return Stored(tensor.file, lambda: tensor.read() - 1)  # llama.cpp adds 1 beforehand
+        kind = PACKED.get(tensor.type) if len(tensor.shape) == 2 else None
+        return Stored(tensor.file, tensor.read, kind and kind.form, tensor.packed if kind else None)
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
-        return self._text.as_files() if self._text else {}
+        return gguf_tokenizer.tokenizer_files(self.files[0], self.metadata)
 
     def tokenizer(self, vocab_size: int) -> Tokenizer:
         """The file's; a ByteTokenizer where the file says that it has none."""
-        return self._text.tokenizer(vocab_size) if self._text else ByteTokenizer(vocab_size)
+        content = self.tokenizer_files()
+        if not content:
+            return ByteTokenizer(vocab_size)
+        return tokenizer_of(self.files[0], content, vocab_size)
 
 
 def _number(value: Any) -> Any:

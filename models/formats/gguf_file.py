@@ -13,12 +13,14 @@ import contextlib
 import functools
 import math
 import mmap
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -34,6 +36,8 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # struct's letter by type
 _STRING, _ARRAY = 8, 9
+STACKED = "_exps"  # in names of tensors: all experts' matrices
+_EXPERT = re.compile(r"(?<=\.experts)\.(\d+)")
 _LEAST_TENSOR = 24  # bytes that the description of a tensor takes at least
 _PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "BF16": np.int16}
 
@@ -73,8 +77,6 @@ class GgufTensor:
             self.mapped.madvise(mmap.MADV_DONTNEED, page, self.start + self.data.nbytes - page)
 
     def _numbers(self) -> Tensor:
-        import gguf
-
         if kind := _PLAIN.get(self.type):
             values = torch.from_numpy(self.data.view(kind).reshape(self.shape).copy())
             return values.view(torch.bfloat16) if self.type == "BF16" else values
@@ -156,8 +158,6 @@ class GgufFile:
         return name, shape, self._scalar("I"), self._scalar("Q")
 
     def _placed(self, found: list[tuple[str, tuple[int, ...], int, int]]) -> dict[str, GgufTensor]:
-        import gguf
-
         alignment = self.metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment <= 0 or alignment % 8:
             raise self._damaged(f"general.alignment {shown(alignment)} is no multiple of 8")
@@ -194,8 +194,6 @@ class GgufFile:
 @functools.cache
 def _is_read(kind: str) -> bool:
     """Whether the gguf package knows what a type's blocks mean."""
-    import gguf
-
     number = gguf.GGMLQuantizationType[kind]
     try:
         gguf.dequantize(np.zeros(gguf.GGML_QUANT_SIZES[number][1], np.uint8), number)
@@ -221,3 +219,14 @@ def shards(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
     if missing := [name for name in names if not (path.parent / name).is_file()]:
         raise CheckpointError(f"{path.parent} lacks {missing[0]}, a part of {path.name}")
     return [path.parent / name for name in names]
+
+
+def name_in_file(table: Any, name: str) -> str:
+    """The file's name of a tensor that Hugging Face calls `name`; `name` where it has none. Expert
+    3's part of a tensor that holds all experts is NAME[3].
+
+    table: the gguf package's, of an architecture.
+    """
+    expert = _EXPERT.search(name)
+    found = table.get_name(_EXPERT.sub("", name), try_suffixes=(".weight", ".bias")) or name
+    return f"{found}[{expert[1]}]" if expert else found

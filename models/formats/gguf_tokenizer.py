@@ -7,19 +7,15 @@ that models/tokenizer.py has one class for each kind, whatever file it comes fro
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quantbench.errors import CheckpointError
 from quantbench.models.accepted import NAME, NAMES, TRUTH
-from quantbench.models.tokenizer import Hints, JsonTokenizer, SentencePieceTokenizer, Tokenizer
+from quantbench.models.tiktoken_file import LLAMA_3_SPLIT
 from quantbench.text import shown
 
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type, as sentencepiece numbers them
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
@@ -32,8 +28,8 @@ _CUTS: dict[str, tuple[str | None, bool, bool]] = {
     "gpt-2": (None, False, False),
     "smollm": (None, True, False),
     "olmo": (None, False, True),
-    "llama-bpe": (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}", False, False),
-    "qwen2": (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}", False, True),
+    "llama-bpe": (LLAMA_3_SPLIT, False, False),
+    "qwen2": (LLAMA_3_SPLIT.replace("{1,3}", ""), False, True),
     "tekken": (_TEKKEN, False, False),
 }
 _WHOLE_FIRST = ("llama-bpe", "tekken")  # a piece that is a token is not merged from its bytes
@@ -60,90 +56,62 @@ def cut_of(described: Mapping[str, Any]) -> str | None:
     return next((name for name in names if _CUTS[name] == cut), None)
 
 
-@dataclass(frozen=True)
-class GgufTokenizer:
-    """A tokenizer as files that its library reads."""
+def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of a folder from which models/tokenizer.py makes the tokenizer; none where the
+    metadata says that there is none.
 
-    file: Path  # the GGUF file, for messages
-    name: str  # tokenizer.json or tokenizer.model
-    data: bytes  # its content
-    count: int  # tokens
-    hints: Hints
-    chat_template: str | None
+    file: the GGUF file, for messages. Raises CheckpointError for a kind that is not read, or
+    metadata that cannot be one.
+    """
 
-    @classmethod
-    def of(cls, file: Path, metadata: Mapping[str, Any]) -> "GgufTokenizer":
-        """Raises CheckpointError for a kind that is not read, or metadata that cannot be one."""
+    def get(key: str, default: Any, fits: Callable[[Any], bool]) -> Any:
+        value = metadata.get(f"tokenizer.{key}", default)
+        if value is not None and not fits(value):
+            raise CheckpointError(f"{file}: tokenizer.{key} is {shown(value)}: not accepted")
+        return value
 
-        def get(key: str, default: Any, fits: Callable[[Any], bool]) -> Any:
-            value = metadata.get(f"tokenizer.{key}", default)
-            if value is not None and not fits(value):
-                raise CheckpointError(f"{file}: tokenizer.{key} is {shown(value)}: not accepted")
-            return value
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind == "none":
+        return {}
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    tokens = get("ggml.tokens", [], NAMES.test)
+    if not tokens:
+        raise CheckpointError(f"{file} holds no tokenizer.ggml.tokens")
 
-        kind = metadata.get("tokenizer.ggml.model")
-        pre = metadata.get("tokenizer.ggml.pre", "default")
-        tokens = get("ggml.tokens", [], NAMES.test)
-        if not tokens:
-            raise CheckpointError(f"{file} holds no tokenizer.ggml.tokens")
+    def numbers(value: Any) -> bool:
+        return isinstance(value, list) and len(value) == len(tokens)
 
-        def numbers(value: Any) -> bool:
-            return isinstance(value, list) and len(value) == len(tokens)
-
-        ids = {
-            name: get(f"ggml.{name}_token_id", None, range(len(tokens)).__contains__)
-            for name in ("bos", "eos", "eot", "eom")
-        }
-        opens = get("ggml.add_bos_token", kind == "llama" or pre in _OPENS, TRUTH.test)
-        bos, eos = (None if ids[name] is None else tokens[ids[name]] for name in ("bos", "eos"))
-        ends = frozenset(ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None)
-        types = get("ggml.token_type", [1] * len(tokens), numbers)
-        if kind == "gpt2":
-            if pre not in _CUTS:
-                raise CheckpointError(
-                    f"{file}: tokenizer.ggml.pre {shown(pre)} is not read; {', '.join(_CUTS)} are"
-                )
-            merges = get("ggml.merges", [], NAMES.test)
-            name, data = "tokenizer.json", json.dumps(_json(tokens, types, merges, pre)).encode()
-        elif kind == "llama":
-            scores = get("ggml.scores", [0.0] * len(tokens), numbers)
-            prefix = get("ggml.add_space_prefix", True, TRUTH.test)
-            ids["bos"] = ids["bos"] if opens else None
-            name, data = "tokenizer.model", _sentencepiece(tokens, types, scores, ids, prefix)
-        else:
+    ids = {
+        name: get(f"ggml.{name}_token_id", None, range(len(tokens)).__contains__)
+        for name in ("bos", "eos", "eot", "eom")
+    }
+    opens = get("ggml.add_bos_token", kind == "llama" or pre in _OPENS, TRUTH.test)
+    bos, eos = (None if ids[name] is None else tokens[ids[name]] for name in ("bos", "eos"))
+    template = get("chat_template", None, NAME.test)
+    notes = {"bos_token": bos, "add_bos_token": opens, "eos_token": eos, "chat_template": template}
+    ends = [ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None]
+    types = get("ggml.token_type", [1] * len(tokens), numbers)
+    if kind == "gpt2":
+        if pre not in _CUTS:
             raise CheckpointError(
-                f"{file}: tokenizer.ggml.model {shown(kind)} is not read; gpt2 and llama are"
+                f"{file}: tokenizer.ggml.pre {shown(pre)} is not read; {', '.join(_CUTS)} are"
             )
-        template = get("chat_template", None, NAME.test)
-        return cls(file, name, data, len(tokens), Hints(bos, opens, eos, ends), template)
-
-    def tokenizer(self, vocab_size: int) -> Tokenizer:
-        """Raises CheckpointError for one with more tokens than the model."""
-        if self.count > vocab_size:
-            raise CheckpointError(
-                f"{self.file} has {self.count} tokens, but the model only {vocab_size}"
-            )
-        made: Tokenizer
-        if self.name == "tokenizer.json":
-            made = JsonTokenizer(self.file, self.data, self.hints, vocab_size)
-        else:
-            made = SentencePieceTokenizer(self.file, self.data, self.hints)
-        made.chat_template = self.chat_template
-        return made
-
-    def as_files(self) -> dict[str, bytes]:
-        """The files of a folder from which models/tokenizer.py makes the same tokenizer."""
-        notes = {
-            "bos_token": self.hints.bos_token,
-            "add_bos_token": self.hints.add_bos,
-            "eos_token": self.hints.eos_token,
-            "chat_template": self.chat_template,
-        }
-        return {
-            self.name: self.data,
-            "tokenizer_config.json": json.dumps(notes).encode(),
-            "generation_config.json": json.dumps({"eos_token_id": [*self.hints.eos_ids]}).encode(),
-        }
+        merges = get("ggml.merges", [], NAMES.test)
+        name, data = "tokenizer.json", json.dumps(_json(tokens, types, merges, pre)).encode()
+    elif kind == "llama":
+        scores = get("ggml.scores", [0.0] * len(tokens), numbers)
+        prefix = get("ggml.add_space_prefix", True, TRUTH.test)
+        ids["bos"] = ids["bos"] if opens else None
+        name, data = "tokenizer.model", _sentencepiece(tokens, types, scores, ids, prefix)
+    else:
+        raise CheckpointError(
+            f"{file}: tokenizer.ggml.model {shown(kind)} is not read; gpt2 and llama are"
+        )
+    return {
+        name: data,
+        "tokenizer_config.json": json.dumps(notes).encode(),
+        "generation_config.json": json.dumps({"eos_token_id": ends}).encode(),
+    }
 
 
 def _json(

@@ -1,11 +1,16 @@
-"""A model's description and weights as a GGUF file has them, which llama.cpp reads
-(github.com/ggml-org/ggml, docs/gguf.md).
+"""--save --format gguf: a model as one GGUF file, which llama.cpp loads
+(github.com/ggml-org/ggml, docs/gguf.md); and what such a file says of any model.
 
+Weights in full precision become BF16, F16 or F32, symmetric ones in groups of 32 Q4_0 or Q8_0. How
+a scheme rounds activations is not written. A GGUF file as it is keeps its blocks, of any type.
 Llama models and Mixtrals are written as architecture "llama", Qwen3-MoE as "qwen3moe".
 """
 
+import os
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -15,14 +20,148 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quantbench.models.config import ModelConfig
+from quantbench.models.formats.base import Checkpoint, NotSaved, SavedScheme, read_json
+from quantbench.models.formats.gguf import Gguf
+from quantbench.models.formats.gguf_blocks import blocks, encoded
+from quantbench.models.formats.gguf_file import STACKED, GgufTensor, name_in_file
+from quantbench.models.formats.gguf_tokenizer import cut_of
 from quantbench.models.formats.names import hugging_face
+from quantbench.models.formats.saver import Saver
 from quantbench.models.llama import scaled
-from quantbench.ops.formats import Packed
-from quantbench.ops.packing import unpack
+from quantbench.models.tokenizer import FILES
 
-ELEMENTS_AT_ONCE = 1 << 17  # of a matrix: its float32 copies stay in the second-level cache
-ROUTER, STACKED = "ffn_gate_inp", "_exps"  # in names of tensors
+FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # by --precision
 UNSUPPORTED = ("sliding_window", "qkv_bias", "attention_out_bias", "mlp_bias", "joint_qk_norm")
+
+
+class GgufSaver(Saver):
+    """Writes NAME.gguf into the folder NAME; the checkpoint is one that is not refused."""
+
+    @staticmethod
+    def refuses(checkpoint: Checkpoint) -> str | None:
+        if strange := not_written(checkpoint.config()):
+            return (
+                f"{checkpoint.name} has {strange}; only plain Llama models, Mixtrals and "
+                "Qwen3-MoEs are written"
+            )
+        folder, known = checkpoint.tokenizer_folder, isinstance(checkpoint, Gguf)
+        has_tokenizer = folder and any((folder / name).is_file() for name in FILES)
+        if has_tokenizer and not known and not _tokenizer_kind(checkpoint):
+            return (
+                f"the tokenizer of {checkpoint.name} is neither a sentencepiece model nor a "
+                "byte-level BPE that llama.cpp has a name for"
+            )
+        return None
+
+    def __init__(self, folder: Path, scheme: SavedScheme, checkpoint: Checkpoint) -> None:
+        config = checkpoint.config()
+        super().__init__(folder, scheme, None)
+        self.last = f"{folder.absolute().name or 'model'}.gguf"
+        self.checkpoint, self.tensors = checkpoint, Tensors(config)
+        self.writer = gguf.GGUFWriter(None, llama_cpp(config), use_temp_file=True)
+        # The file's own blocks: fused layers may have another form in memory.
+        self.kept: Mapping[str, GgufTensor] | None = None
+        if isinstance(checkpoint, Gguf) and checkpoint.saved:
+            self.kept = checkpoint.blocks
+        # The header, which comes first, is known last.
+        self._write(folder, self._open)
+
+    def _open(self, folder: Path) -> None:
+        self.writer.temp_file = tempfile.TemporaryFile(dir=folder)
+
+    def add(self, name: str, module: nn.Module) -> None:
+        for key, weights in self.tensors.of(name, module):
+            if self.kept is not None:
+                if key in self.kept:  # a tied output is not
+                    kept = self.kept[key]
+                    self._add(key, kept.data, gguf.GGMLQuantizationType[kept.type])
+                continue
+            data, kind = zip(*(self._data(key, weight) for weight in weights), strict=True)
+            stack = np.stack(data) if STACKED in key else data[0]
+            self._add(key, stack, kind[0])
+
+    def _add(self, key: str, data: NDArray[Any], kind: gguf.GGMLQuantizationType) -> None:
+        self._write(self.folder, lambda _: self.writer.add_tensor(key, data, raw_dtype=kind))
+
+    def _data(self, key: str, weight: Tensor) -> tuple[NDArray[Any], gguf.GGMLQuantizationType]:
+        packed = getattr(weight, "parts", None)
+        if packed is None:
+            kind = float_type(key, weight, FLOATS[str(self.scheme.precision)])
+            rows = encoded(weight.cpu(), kind)
+            return (rows[0] if weight.ndim == 1 else rows), kind
+        try:
+            data, kind = blocks(packed)
+        except ValueError as error:
+            self.clear()
+            raise NotSaved(f"--format gguf: {key}: {error}") from None
+        return data.cpu().numpy(), kind
+
+    def finish(self, architecture: ModelConfig, *_: object) -> None:
+        describe(self.writer, architecture)
+        self._describe_tokenizer(architecture.vocab_size)
+        mix = getattr(self.checkpoint, "metadata", {}).get("general.file_type")
+        if self.kept is not None and mix is not None:
+            self.writer.add_file_type(mix)
+        factors = rope_factors(architecture)
+        if factors is not None:
+            self._add("rope_freqs.weight", factors, gguf.GGMLQuantizationType.F32)
+        self._write(self.unfinished, self._put_together)
+        os.replace(self.unfinished, self.folder / self.last)
+
+    def _put_together(self, file: Path) -> None:
+        self.writer.write_header_to_file(file)
+        self.writer.write_kv_data_to_file()
+        self.writer.write_tensors_to_file()
+        self.writer.close()
+
+    def _describe_tokenizer(self, size: int) -> None:
+        """size: of the vocabulary; ids without a token are padding."""
+        writer, folder = self.writer, self.checkpoint.tokenizer_folder
+        kind = _tokenizer_kind(self.checkpoint)
+        if isinstance(self.checkpoint, Gguf):
+            for key, value in self.checkpoint.metadata.items():
+                if key.startswith("tokenizer."):
+                    type = gguf.GGUFValueType.get_type(value)
+                    if type == gguf.GGUFValueType.INT32:
+                        type = gguf.GGUFValueType.UINT32  # ids of tokens
+                    writer.add_key_value(key, value, type)
+            return
+        writer.add_tokenizer_model(kind or "none")
+        if kind is None:
+            return
+        pieces = {id: (f"[PAD{id}]", -1000.0, gguf.TokenType.UNUSED) for id in range(size)}
+        if kind == "llama":
+            vocabulary = gguf.vocab.SentencePieceVocab(folder)
+            pieces |= dict(enumerate(vocabulary.all_tokens()))
+            first = vocabulary.sentencepiece_tokenizer.encode("a", out_type=str)[0]
+            writer.add_add_space_prefix(first.startswith("\u2581"))
+        else:
+            described = read_json(folder / "tokenizer.json")
+            writer.add_tokenizer_pre(cut_of(described))
+            vocabulary, added = described["model"]["vocab"], described.get("added_tokens", [])
+            pieces |= {id: (token, 0.0, gguf.TokenType.NORMAL) for token, id in vocabulary.items()}
+            kinds = gguf.TokenType.USER_DEFINED, gguf.TokenType.CONTROL
+            pieces |= {one["id"]: (one["content"], 0.0, kinds[one["special"]]) for one in added}
+        tokens, scores, types = zip(*(pieces[id] for id in range(size)), strict=True)
+        writer.add_token_list(tokens)
+        writer.add_token_scores(scores)
+        writer.add_token_types(types)
+        special_tokens = gguf.SpecialVocab(folder, load_merges=kind == "gpt2", n_vocab=size)
+        special_tokens.add_to_gguf(writer, quiet=True)
+
+
+def _tokenizer_kind(checkpoint: Checkpoint) -> str | None:
+    """GGUF's word for a tokenizer of which a file can be written; None: there is none."""
+    folder = checkpoint.tokenizer_folder
+    if folder and (folder / "tokenizer.json").is_file():
+        if cut_of(read_json(folder / "tokenizer.json")):
+            return "gpt2"
+    model = folder / "tokenizer.model" if folder else None
+    is_sentencepiece = model and model.is_file() and model.read_bytes()[:1] == b"\n"
+    return "llama" if is_sentencepiece else None
+
+
+# -------------------------------------------------------------------------------------- description
 
 
 def not_written(architecture: ModelConfig) -> str | None:
@@ -108,11 +247,8 @@ class Tensors:
         if name == "output" and self.config.tie_embeddings and type(module.weight.data) is Tensor:
             return
         for part, tensor in as_hugging_face(name, module.weight, self.config):
-            merged = re.sub(r"\.experts\.\d+", ".experts", part)
-            key = self.names.get_name(merged, try_suffixes=(".weight",))
-            if key is None:
-                raise ValueError(f"the gguf package has no name for {part}")
-            if self.config.mixture and STACKED in key:
+            key, _, is_expert = name_in_file(self.names, part).partition("[")
+            if is_expert:
                 stack = self.experts.setdefault(key, [])
                 stack.append(tensor)
                 if len(stack) == self.config.mixture.num_experts:
@@ -130,62 +266,6 @@ def _neighbours(weight: Tensor, head_dim: int) -> Tensor:
     return rows.reshape(-1, 2, head_dim // 2).transpose(1, 2).flatten()
 
 
-# ----------------------------------------------------------------------------------------- formats
-
-
 def float_type(name: str, tensor: Tensor, type: str) -> gguf.GGMLQuantizationType:
     """`type`, but for norms and routers."""
-    return gguf.GGMLQuantizationType["F32" if tensor.dim() == 1 or ROUTER in name else type]
-
-
-def encoded(tensor: Tensor, kind: gguf.GGMLQuantizationType) -> NDArray[Any]:
-    """A tensor (…, K) of floats in the file's bytes, (rows, bytes of a row)."""
-    rows = tensor.reshape(-1, tensor.shape[-1])
-    some = torch.split(rows, max(1, ELEMENTS_AT_ONCE // rows.shape[1]))
-    quantize = q6_k if kind.name == "Q6_K" else lambda x: gguf.quants.quantize(x, kind)
-    return np.concatenate([quantize(part.float().numpy()) for part in some])
-
-
-def blocks(weight: Packed) -> tuple[Tensor, gguf.GGMLQuantizationType]:
-    """A symmetric weight (N, K) of 4 or 8 bits in groups of 32 as Q4_0 or Q8_0, with its own
-    numbers: uint8 (N, bytes of a row).
-
-    Raises ValueError where float16 does not hold a scale.
-    """
-    if weight.bits == 8:
-        codes = weight.planes[0].view(torch.uint8).unflatten(-1, (-1, 32))
-        used, kind = codes.any(-1), gguf.GGMLQuantizationType.Q8_0
-    else:
-        unpacked = unpack(weight.planes, 4).unflatten(-1, (-1, 2, 16))
-        codes, used = unpacked[..., 0, :] | unpacked[..., 1, :] << 4, (unpacked != 8).any((-1, -2))
-        kind = gguf.GGMLQuantizationType.Q4_0
-    scale = weight.scale.half()
-    if (used & (scale.float() != weight.scale.float())).any():
-        raise ValueError("float16 does not hold its scales")
-    return torch.cat((scale[..., None].view(torch.uint8), codes), -1).flatten(1), kind
-
-
-def q6_k(rows: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """float32 (N, K), K a multiple of 256, as Q6_K: bytes (N, K / 256 · 210). The gguf package
-    reads this format, and does not write it.
-
-    256 weights lie together: the lower four bits of each, the upper two, an int8 scale for every
-    16, and a float16 by which these are multiplied. The weight of a group that is farthest from 0
-    becomes -32, so that its neighbours' range is used whole.
-    """
-    groups = rows.reshape(-1, 16, 16)
-    largest = np.take_along_axis(groups, np.abs(groups).argmax(-1, keepdims=True), -1)[..., 0]
-    wanted = largest / -32
-    d = (np.abs(wanted).max(-1, keepdims=True) / 127).astype(np.float16)
-    step = d.astype(np.float32)
-    scales = np.round(np.divide(wanted, step, out=np.zeros_like(wanted), where=step != 0))
-    scales = scales.clip(-128, 127)
-    step = (step * scales)[..., None]
-    codes = np.round(np.divide(groups, step, out=np.zeros_like(groups), where=step != 0))
-    codes = (codes.clip(-32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
-    low, high = codes & 15, codes >> 4
-    lower = low[:, :, :2] | low[:, :, 2:] << 4
-    upper = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
-    parts = (lower, upper, scales.astype(np.int8).view(np.uint8), d.view(np.uint8))
-    blocks = np.concatenate([part.reshape(len(groups), -1) for part in parts], axis=1)
-    return blocks.reshape(len(rows), -1)
+    return gguf.GGMLQuantizationType["F32" if tensor.dim() == 1 or "ffn_gate_inp" in name else type]

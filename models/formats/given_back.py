@@ -1,9 +1,11 @@
-"""--save --format compressed-tensors: a quantized model as transformers and vLLM load it.
+"""--save --format compressed-tensors: a quantized model as transformers and vLLM load it; and
+--format torchao: an int8wo model as transformers loads it.
 
 The folder is the Hugging Face folder that the model came from, with quantized layers as
 compressed_tensors.py reads them. How a scheme rounds activations is not written: who loads the
 folder multiplies by the same weights, and keeps activations in --precision. A checkpoint whose file
-says how is refused (quantize.spec.Stored.fits).
+says how is refused (quantize.spec.Stored.fits). Tensors of torchao are named as in torchao.py; the
+metadata of a file says which class they make.
 """
 
 import json
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 
 from quantbench.models.config import ModelConfig
-from quantbench.models.formats import compressed_tensors
+from quantbench.models.formats import compressed_tensors, torchao
 from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json
 from quantbench.models.formats.hugging_face import HuggingFace
 from quantbench.models.formats.saver import INDEX, Saver
@@ -105,4 +107,40 @@ class CompressedTensorsSaver(Saver):
             "format": forms.pop() if len(forms) == 1 else "mixed-precision",
             "config_groups": {f"group_{i}": one for i, one in enumerate(groups)},
             "ignore": ignored,
+        }
+
+
+class TorchaoSaver(CompressedTensorsSaver):
+    """Writes int8 weights with one scale for each row, in torchao's Int8Tensor."""
+
+    @staticmethod
+    def refuses(checkpoint: Checkpoint) -> str | None:
+        if checkpoint.config().mixture:
+            return f"{checkpoint.name} is a mixture of experts, whose layers transformers stacks"
+        return CompressedTensorsSaver.refuses(checkpoint)
+
+    def _add_packed(self, part: str, packed: Packed) -> None:
+        from torchao.quantization import Int8Tensor
+
+        codes, scale = packed.planes[0].cpu(), packed.scale.cpu()
+        self.pending[part] = Int8Tensor(codes, scale, [1, codes.shape[1]], self.precision)
+
+    def _flush(self) -> None:
+        from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+        names = [*json.loads(self.metadata.get("tensor_names", "[]")), *self.pending]
+        self.pending, metadata = flatten_tensor_state_dict(self.pending)
+        # transformers reads the names of all files' tensors from the last file.
+        self.metadata |= metadata | {"tensor_names": json.dumps(names)}
+        super()._flush()
+
+    def _quantization(self) -> dict[str, Any]:
+        from torchao.core.config import config_to_dict
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        return {
+            "quant_method": torchao.METHOD,
+            "quant_type": {"default": config_to_dict(Int8WeightOnlyConfig(version=2))},
+            "include_input_output_embeddings": True,
+            "modules_to_not_convert": self.floats,
         }

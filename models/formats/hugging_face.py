@@ -22,9 +22,8 @@ from quantbench.models.formats import (
     quantized,
     torchao,
 )
-from quantbench.models.formats.as_is import MaybeQuantized
 from quantbench.models.formats.base import read_json, require_inside
-from quantbench.models.formats.stacked import StackedTensors
+from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors
 from quantbench.models.formats.tensor_files import Stored, pickle_file, safetensors_file
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.registry import ARCHITECTURES

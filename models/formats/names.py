@@ -49,11 +49,12 @@ def hugging_face(name: str) -> tuple[str, ...]:
     return _translate(name, _HUGGING_FACE, _HUGGING_FACE_TOP, "model.layers")
 
 
-def of_architecture(weights: Layers, tensors: Iterable[str]) -> NameMap:
+def of_architecture(weights: Layers, tensors: Iterable[str] | None = None) -> NameMap:
     """Like `hugging_face`, with the names `weights` for some parameters of a layer, if the
-    checkpoint's `tensors` have any of them."""
+    checkpoint's `tensors`, where these are given, have any of them."""
     stems = {part.partition("#")[0] for parts in weights.values() for part in parts}
-    if not any(f".{stem}" in name for name in tensors for stem in stems):
+    known = tensors is None or any(f".{stem}" in name for name in tensors for stem in stems)
+    if not known:
         return hugging_face
     layers = _HUGGING_FACE | dict(weights)
     return lambda name: _translate(name, layers, _HUGGING_FACE_TOP, "model.layers")

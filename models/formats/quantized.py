@@ -20,17 +20,14 @@ import torch
 from torch import Tensor
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import COUNT, Accepts
+from quantbench.models.accepted import COUNT, list_of
 from quantbench.models.formats.packed import Form
 from quantbench.models.formats.tensor_files import Stored
 from quantbench.ops.formats import Packed, dequantize
-from quantbench.ops.packing import pack
+from quantbench.ops.packing import pack, unpack
 from quantbench.text import shown
 
-BLOCK = Accepts(
-    "a list of two sizes",
-    lambda value: isinstance(value, list) and len(value) == 2 and all(map(COUNT.test, value)),
-)
+BLOCK = list_of(COUNT, "a list of two sizes", 2)
 HINT = "or give the full-precision checkpoint and --quantization"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -87,8 +84,10 @@ class Layout:
     optional: tuple[str, ...] = ()
     # Reads it in float32, where that is not what dequantizing gives bit for bit.
     floats: Callable[[Parts], Tensor] | None = None
-    # How activations are rounded, by its name in quantize.spec.Stored, and a static scale.
-    rounding: Callable[[Parts], tuple[str, float | None]] = lambda parts: ("", None)
+    # How activations are rounded, by its name in quantize.spec.Stored; and the ends of tensors that
+    # may have the scale of a static rounding.
+    rounding: Callable[[Parts], str] = lambda parts: ""
+    static: tuple[str, ...] = ()
 
 
 def weights(tensors: Mapping[str, Stored], layouts: Sequence[Layout]) -> dict[str, Stored]:
@@ -125,8 +124,9 @@ def _weight(layout: Layout, parts: Parts) -> Stored:
     file, packed = parts.stored[layout.ends[0]].file, functools.partial(layout.packed, parts)
     shapes = layout.packed(replace(parts, on_meta=True))
     form = Form.of(shapes) if shapes else None
-    activation, static = layout.rounding(parts)
-    form = form and replace(form, activation=activation, static=static)
+    how = layout.rounding(parts)
+    static = static_scale(parts, layout.static) if how.endswith("static") else None
+    form = form and replace(form, activation=how, static=static)
     floats = layout.floats
     read = functools.partial(floats, parts) if floats else lambda: dequantize(packed())
     return Stored(file, read, form, packed if form else None)
@@ -160,16 +160,12 @@ def stream(data: Tensor, bits: int) -> Tensor:
     """Codes of some bits, uint8, from integers along the last dimension: code i has its lowest bit
     at bit i · bits."""
     data = data.contiguous().view(torch.uint8)
-    if bits == 8:
-        return data
     if 8 % bits == 0:
-        fields = [data >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)]
-    else:
-        word = data.unflatten(-1, (-1, bits)).to(torch.int64)
-        word = (word << torch.arange(0, 8 * bits, 8, device=word.device)).sum(-1)
-        fields = [(word >> shift & ((1 << bits) - 1)).to(torch.uint8)
-                  for shift in range(0, 8 * bits, bits)]  # fmt: skip
-    return torch.stack(fields, -1).flatten(-2)
+        return unpack([data], bits)
+    word = data.unflatten(-1, (-1, bits)).to(torch.int64)
+    word = (word << torch.arange(0, 8 * bits, 8, device=word.device)).sum(-1)
+    fields = [word >> shift & ((1 << bits) - 1) for shift in range(0, 8 * bits, bits)]
+    return torch.stack(fields, -1).flatten(-2).to(torch.uint8)
 
 
 def integers(codes: Tensor, bits: int, scale: Tensor, zero: Tensor | None) -> Packed:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from quantbench.errors import CheckpointError
 from quantbench.models import SAVED
-from quantbench.models.accepted import NAME, NAMES, OBJECT, Accepts, whole
+from quantbench.models.accepted import NAME, NAMES, OBJECT, Accepts, list_of, whole
 from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json, require_inside
 from quantbench.models.formats.tensor_files import Stored, safetensors_file
@@ -119,20 +119,16 @@ class SavedModel(Checkpoint):
 _PRECISION = Accepts(
     "bfloat16, float16 or float32", ("bfloat16", "float16", "float32").__contains__
 )
-_TEXTS = Accepts(
-    "an object of texts",
-    lambda value: isinstance(value, dict) and all(isinstance(v, str) for v in value.values()),
-)
-_SUMS = Accepts(
-    "a list of whole numbers",
-    lambda value: isinstance(value, list) and all(type(number) is int for number in value),
-)
+_TEXTS = Accepts("an object of texts", lambda value: _holds(value, NAME))
+_SUMS = list_of(whole(0, 1 << 32), "a list of whole numbers")
 _LAYERS = Accepts(
     "an object with a scheme and a kernel for each layer",
-    lambda value: (
-        isinstance(value, dict) and all(NAMES.test(v) and len(v) == 2 for v in value.values())
-    ),
+    lambda value: _holds(value, list_of(NAME, "", 2)),
 )
+
+
+def _holds(value: Any, accepts: Accepts) -> bool:
+    return isinstance(value, dict) and all(map(accepts.test, value.values()))
 
 
 @dataclass
@@ -188,16 +184,13 @@ def architecture(fields: Any, name: str) -> ModelConfig:
     Raises CheckpointError for fields that are missing, unknown or impossible.
     """
     OBJECT.check(name, "architecture", fields)
+    made: dict[str, Any] = {"name": name}
     try:
-        scaling, experts = fields["rope_scaling"], fields.get("mixture")
-        for key, value in (("rope_scaling", scaling), ("mixture", experts)):
-            if value is not None:
-                OBJECT.check(name, key, value)
-        made = {
-            "rope_scaling": None if scaling is None else RopeScaling(**scaling),
-            "mixture": None if experts is None else Mixture(**experts),
-        }
-        return ModelConfig(**{**fields, "name": name, **made})
+        for key, kind in (("rope_scaling", RopeScaling), ("mixture", Mixture)):
+            if fields.get(key) is not None:
+                OBJECT.check(name, key, fields[key])
+                made[key] = kind(**fields[key])
+        return ModelConfig(**{**fields, **made})
     except (TypeError, KeyError):
         raise CheckpointError(
             f"{name}: its architecture is damaged; save the model again"

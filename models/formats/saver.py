@@ -154,10 +154,8 @@ class Saver:
         with contextlib.suppress(OSError):
             for name in (*TOKENIZER_FILES, *written):
                 (self.folder / name).unlink(missing_ok=True)
-            for name in TOKENIZER_FILES:
-                if (self.folder / name).parent != self.folder:
-                    with contextlib.suppress(OSError):
-                        (self.folder / name).parent.rmdir()
+            with contextlib.suppress(OSError):
+                (self.folder / "original").rmdir()  # of a tokenizer
             self.unfinished.unlink(missing_ok=True)
             if self.is_new:
                 self.folder.rmdir()

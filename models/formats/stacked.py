@@ -1,8 +1,18 @@
-"""Floating-point weights of published checkpoints: found by name, checked, stacked, reordered."""
+"""Weights of published checkpoints: found by name, checked, stacked, reordered. What a file holds
+quantized is read as floats, or kept with the file's own numbers.
 
+    checkpoint.tensors().read("layers.0.attention.wqkv.weight", like)           # floats
+    checkpoint.tensors().read("layers.0.attention.wqkv.weight.plane0", like)    # the file's codes
+
+A loader reads each tensor inside a packed weight by its name, as from a model that --save wrote.
+"""
+
+import copy
+import functools
 import re
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -10,18 +20,24 @@ from torch import Tensor
 
 from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig
+from quantbench.models.formats import packed
+from quantbench.models.formats.base import Checkpoint, SavedScheme
 from quantbench.models.formats.names import NameMap
+from quantbench.models.formats.packed import Form
 from quantbench.models.formats.tensor_files import Stored
 from quantbench.models.llama import Transformer
+from quantbench.models.registry import build
 from quantbench.models.split import Cut
+from quantbench.ops.formats import Packed
 
+FULL_PRECISION = ["none", "auto"]
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Tensors that checkpoints hold and that follow from the config.
 _DERIVED = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs|freqs_cis|causal_mask")
-_LAYER_NUMBER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
+_LAYER_NUMBER = re.compile(r"(?:(?:model\.)?layers|blk)\.(\d+)\.")
 
 
-@dataclass(frozen=True)
+@dataclass
 class StackedTensors:
     """Reads a parameter from the tensors that it is made of, one or several."""
 
@@ -31,6 +47,8 @@ class StackedTensors:
     config: ModelConfig
     interleaved: bool  # whether q and k rows have rotary pairs (2i, 2i + 1), as in Meta's order
     device: torch.device | str = "cpu"
+    # What the packed weight read last is made of, and its tensors: a tied output is the embedding.
+    _held: tuple[tuple[str, ...], dict[str, Tensor]] = field(default=((), {}))
 
     def check(self, model: Transformer, depth: int) -> None:
         needed = {piece for name, _ in model.named_parameters() for piece in self.pieces(name)}
@@ -41,15 +59,20 @@ class StackedTensors:
         for extra in sorted(self.tensors.keys() - needed):
             layer = _LAYER_NUMBER.match(extra)
             is_cut_off = layer and model.config.num_layers <= int(layer[1]) < depth
-            is_derived = _DERIVED.fullmatch(extra) or self._is_zero_bias(extra)
-            if not (is_cut_off or is_derived or self._is_tied_output(extra)):
+            is_harmless = is_cut_off or _DERIVED.fullmatch(extra)
+            if not (is_harmless or self._is_zero_bias(extra) or self._is_tied_output(extra)):
                 raise CheckpointError(
                     f"{self.tensors[extra].file} has tensor {extra}, which the model would not "
                     "read; is its config.json the right one?"
                 )
 
     def read(self, name: str, like: Tensor, cut: Cut | None = None) -> Tensor:
+        weight, _, part = name.partition(".weight.")
+        if part:
+            return self._part(f"{weight}.weight", part, like)
         names = self.pieces(name)
+        for piece in names:
+            self._check_floats(piece)
         # Each is a view of the mapped file, so what is cut away is not read.
         pieces = [self.piece(piece) for piece in names]
         for piece_name, piece, shape in zip(names, pieces, self.shapes(name, like), strict=True):
@@ -68,7 +91,7 @@ class StackedTensors:
             weight = pieces[0].clone(memory_format=torch.contiguous_format)
         if (order := self.rotary_order(name, heads)) is not None:
             weight[: len(order)] = weight[order]
-        return weight.to(self.device)
+        return weight.to(self.device).to(like.dtype)
 
     def rotary_order(self, name: str, heads: Sequence[int]) -> Tensor | None:
         """Which row of a checkpoint's queries and keys, stacked, each of ours is; None: the same,
@@ -121,7 +144,7 @@ class StackedTensors:
 
     def _is_zero_bias(self, name: str) -> bool:
         """Whether `name` is a bias of zeros: AutoGPTQ gives one to layers that have none."""
-        return name.endswith("_proj.bias") and not self.piece(name).any()
+        return name.endswith(".bias") and not self.piece(name).any()
 
     def _is_tied_output(self, name: str) -> bool:
         """Whether `name` is the output layer of a tied checkpoint, equal to the embedding."""
@@ -129,6 +152,78 @@ class StackedTensors:
             return False
         (embedding,) = self.names("tok_embeddings.weight")
         return torch.equal(self.piece(name), self.piece(embedding))
+
+    # ------------------------------------------------------------------ with the file's numbers
+
+    def layers(self, model: Transformer) -> dict[str, list[str]]:
+        """(scheme, kernel) of every linear layer and embedding by its name; none at all where the
+        file holds everything in full precision."""
+        names = [name for name, p in model.named_parameters() if p.ndim == 2]
+        forms = {name.removesuffix(".weight"): self._form(name) for name in names}
+        if not any(forms.values()):
+            return {}
+        return {
+            name: [str(form), "auto"] if form else FULL_PRECISION for name, form in forms.items()
+        }
+
+    def in_full_precision(self) -> "StackedTensors":
+        """The same numbers, which are read as floats alone."""
+        floats = {name: replace(x, form=None, packed=None) for name, x in self.tensors.items()}
+        return replace(self, tensors=floats)
+
+    def _form(self, name: str) -> Form | None:
+        """How the file holds a parameter quantized; None where it does not, or where no form holds
+        all that the parameter is made of."""
+        found = [self.tensors.get(piece) for piece in self.pieces(name)]
+        forms = [stored.form if stored else None for stored in found]
+        return packed.common(forms) if all(forms) else None
+
+    def _check_floats(self, piece: str) -> None:
+        """Raise CheckpointError for a tensor that is read as floats since no form holds all of its
+        parameter, though activations are rounded for it."""
+        form = self.tensors[piece].form if piece in self.tensors else None
+        if form is not None and form.activation:
+            raise CheckpointError(
+                f"{self.tensors[piece].file}: {piece} rounds activations ({form.activation}) in "
+                "another way than the others that are one matrix with it here; give "
+                "--quantization none or a scheme"
+            )
+
+    def _part(self, name: str, part: str, like: Tensor) -> Tensor:
+        """A tensor inside a packed parameter."""
+        pieces = self.pieces(name)
+        if self._held[0] != pieces:
+            form = self._form(name)
+            parts = self._packed(name, form, len(like)).tensors
+            if form is not None and form.static is not None:
+                parts["activation_scale"] = torch.tensor(form.static)
+            self._held = pieces, {key: one.to(self.device) for key, one in parts.items()}
+        tensor = self._held[1][part]
+        if tensor.shape != like.shape:
+            raise CheckpointError(
+                f"{self.where}: {name.removesuffix('.weight')} has a {part} of shape "
+                f"{tuple(tensor.shape)}; the config says {tuple(like.shape)}"
+            )
+        return tensor
+
+    def _packed(self, name: str, form: Form | None, rows: int) -> Packed:
+        """A parameter (rows, K) with the file's numbers."""
+        shapes = self.shapes(name, torch.empty(rows, 0, device="meta"))
+        weights = []
+        for piece, (count, _) in zip(self.pieces(name), shapes, strict=True):
+            stored = self.tensors[piece]
+            weight = stored.packed()
+            found = len(weight.planes[0])
+            if found != count:
+                raise CheckpointError(
+                    f"{stored.file}: tensor {piece} has {found} rows; the config says {count}"
+                )
+            weights.append(weight if stored.form == form else packed.widened(weight, form))
+        weight, order = packed.stacked(weights), self.rotary_order(name, self.heads)
+        if order is None:
+            return weight
+        order = torch.cat((order, torch.arange(len(order), rows)))
+        return weight.with_rows({name: part[order] for name, part in weight.by_row.items()})
 
 
 def _half_split(head_dim: int, rotary_dim: int, interleaved: bool) -> list[int]:
@@ -141,3 +236,42 @@ def _half_split(head_dim: int, rotary_dim: int, interleaved: bool) -> list[int]:
     first, second = (rows[::2], rows[1::2]) if interleaved else (rows[:half], rows[half:])
     middle = (rotary_dim + head_dim) // 2
     return [*first, *range(rotary_dim, middle), *second, *range(middle, head_dim)]
+
+
+class MaybeQuantized(Checkpoint):
+    """A checkpoint whose file may hold weights quantized. They stay so, unless in_full_precision is
+    asked for."""
+
+    _as_is = True
+
+    @abstractmethod
+    def _label(self) -> str | None:
+        """What logs call the file's quantization; None where it has none."""
+
+    @abstractmethod
+    def _stacked(self, device: torch.device | str = "cpu") -> StackedTensors:
+        """The weights."""
+
+    @functools.cached_property
+    def saved(self) -> SavedScheme | None:  # type: ignore[override]
+        label = self._label() if self._as_is else None
+        if not label:
+            return None
+        config = self.config()
+        with torch.device("meta"):
+            model = build(config)
+        layers = self._stacked().layers(model)
+        return SavedScheme("as-is", None, layers, label) if layers else None
+
+    def in_full_precision(self) -> Checkpoint:
+        if self.saved is None:
+            return self
+        other = copy.copy(self)
+        other.given_up = self.saved.label
+        other.__dict__.pop("saved", None)
+        other._as_is = False
+        return other
+
+    def tensors(self, device: torch.device | str = "cpu") -> StackedTensors:
+        stacked = self._stacked(device)
+        return stacked if self.saved else stacked.in_full_precision()

@@ -25,6 +25,7 @@ The layout of `preshuffled` belongs to a kernel of another package, and is not r
 
 import functools
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -41,11 +42,10 @@ from quantbench.models.formats.quantized import (
     integers,
     require,
     scales,
-    stream,
 )
 from quantbench.models.formats.tensor_files import metadata
 from quantbench.ops.formats import Packed
-from quantbench.ops.packing import pack
+from quantbench.ops.packing import of_tinygemm
 from quantbench.text import shown
 
 METHOD = "torchao"
@@ -71,21 +71,16 @@ _HARMLESS = {
 
 def check(config: dict[str, Any], where: str) -> None:
     require(where, config, _CONFIG, _HARMLESS)
-    if _kind(config) not in _LABELS:
-        raise CheckpointError(
-            f"{where}: quant_type {shown(_kind(config))} is not read; {', '.join(_LABELS)} are, "
-            f"{HINT}"
-        )
-    if "Intx" in _kind(config) and _dtype(config) not in _BITS:
-        raise CheckpointError(
-            f"{where}: weight_dtype {shown(_dtype(config))} is not read; {', '.join(_BITS)} are, "
-            f"{HINT}"
-        )
-    if "Int4" in _kind(config) and _packing(config) not in _PACKINGS:
-        raise CheckpointError(
-            f"{where}: int4_packing_format {shown(_packing(config))} is not read; "
-            f"{', '.join(_PACKINGS)} are, {HINT}"
-        )
+    known: list[tuple[str, str, Iterable[str]]] = [("quant_type", _kind(config), _LABELS)]
+    if "Intx" in _kind(config):
+        known.append(("weight_dtype", _dtype(config), _BITS))
+    if "Int4" in _kind(config):
+        known.append(("int4_packing_format", _packing(config), _PACKINGS))
+    for key, value, accepted in known:
+        if value not in accepted:
+            raise CheckpointError(
+                f"{where}: {key} {shown(value)} is not read; {', '.join(accepted)} are, {HINT}"
+            )
     if _kind(config) == "Int4WeightOnlyConfig":
         COUNT.check(where, "group_size", _described(config, "_data", "group_size"))
     tile = _described(config, "_data", "int4_tile_packed_ntile")
@@ -179,9 +174,6 @@ def _by_group(parts: Parts, codes: Tensor, zeros: tuple[torch.dtype, ...]) -> tu
 
 
 def _tile_packed_to_4d(parts: Parts) -> Packed:
-    """A tile has 8 rows and 128 columns. Lane l of its 32 holds row l // 4; there, code c of word w
-    is that of column 32 · w + 8 · (c % 4) + 2 · (l % 4) + c // 4. From
-    matrix_to_m16n8k16_Bint4_layout in PyTorch's aten/src/ATen/native/cuda/int4mm.cu."""
     words = parts.tensor(_VALUES, (torch.int32,), None, None, 32, 4)
     tiles, padded, shape = words.shape[0], words.shape[1] * 128, _shape(parts)
     rows, columns = shape or (0, 0)
@@ -192,10 +184,9 @@ def _tile_packed_to_4d(parts: Parts) -> Packed:
     whole = group_size in (32, 64, 128, 256) and len(both) * group_size == padded
     if not whole or columns % group_size:
         raise parts.error(_BOTH, f"the weight has {columns} columns, in the file {padded}")
-    codes = stream(words, 4).view(tiles, -1, 8, 4, 4, 2, 4)  # tile, row, l % 4, w, c // 4, c % 4
-    codes = codes.permute(0, 2, 1, 4, 6, 3, 5).reshape(tiles * 8, padded)[:rows, :columns]
+    plane = of_tinygemm(words.contiguous())[:rows, : columns // 2].contiguous()
     scale, zero = both[: columns // group_size, :rows].transpose(0, 1).unbind(-1)
-    return _int4(pack(codes, 4)[0], scale.contiguous(), zero.contiguous(), "int")
+    return _int4(plane, scale.contiguous(), zero.contiguous(), "int")
 
 
 def _shape(parts: Parts) -> list[int] | None:

@@ -213,10 +213,9 @@ class Worker:
         from quantbench.run.turns import Clock
 
         clock = Clock(self.plan.device)
-        generation = self.one_sample(index, after_token=clock.tick)
-        sample = dataclasses.replace(generation, experts=None).sample(len(self.plan.prompt))
+        _, sample = self.one_sample(index, after_token=clock.tick)
         return TimedSample(
-            **vars(sample),
+            **vars(dataclasses.replace(sample, experts=None)),
             token_seconds=[round(seconds, 7) for seconds in clock.intervals()],
             peak_memory_bytes=measure.of_all_ranks(
                 self.plan, devices.peak_memory(self.plan.device)

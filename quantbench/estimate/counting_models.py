@@ -196,7 +196,7 @@ class _CountedCache:
     Decoding reads the stored keys and values once for all heads that share them. In a prompt the
     chunk's own keys and values are read as they come, those before it as they are stored. On the
     CPU all pairs of the chunk with itself are computed and half of them masked
-    (ops/prefill_attention.py); flash attention on other devices leaves them out.
+    (ops/attend.py); flash attention on other devices leaves them out.
     """
 
     recorder: Recorder

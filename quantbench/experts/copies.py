@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quantbench.devices import Stopwatch
 from quantbench.experts import aio
 from quantbench.experts.slow import File, Key, SlowTier, pages
-from quantbench.experts.stopwatch import OfCard, OfProcess
 from quantbench.quantize.kernel import fused_weight
 
 THREADS = 2  # that read at the same time
+CPU = torch.device("cpu")
 
 
 class Slot:
@@ -74,10 +75,8 @@ class ToCPU:
 
 
 class ByThreads(ToCPU):
-    """Threads of this process copy."""
-
     def __init__(self, slow: SlowTier) -> None:
-        self.slow, self.waits = slow, OfProcess()
+        self.slow, self.waits = slow, Stopwatch(CPU)
         self.pool = ThreadPoolExecutor(THREADS, "experts")
 
     def begin(self, pairs: Pairs) -> None:
@@ -102,7 +101,7 @@ class BySystem(ToCPU):
 
     def __init__(self, slow: File, file: int, queue: aio.Queue) -> None:
         """file: the disk's file, opened with O_DIRECT."""
-        self.slow, self.file, self.queue, self.waits = slow, file, queue, OfProcess()
+        self.slow, self.file, self.queue, self.waits = slow, file, queue, Stopwatch(CPU)
         self.tickets = itertools.count()
         self.over: dict[int, int] = {}  # results of reads that `wait` has not taken, by ticket
 
@@ -134,13 +133,11 @@ class BySystem(ToCPU):
 
 
 class OnStream:
-    """A CUDA stream copies."""
-
     def __init__(self, slow: SlowTier, device: torch.device) -> None:
         self.slow, self.device = slow, device
         cuda: Any = torch.cuda  # whose classes have no types
         self.stream = cuda.Stream(device)
-        self.waits = OfCard(device)  # in which the computing stream waited
+        self.waits = Stopwatch(device)  # in which the computing stream waited
 
     def begin(self, pairs: Pairs) -> None:
         for slot, key in pairs:

@@ -2,7 +2,7 @@
 
     table = fused.table(layer, experts)     # an argument of the step's op, in the place of W2
     with fused.stepping():                  # one step at a time
-        step.decode(…)
+        decoder.step(…)
 
 The op reads the address of each expert in its layer's table; zero: the expert is not in fast
 memory. While all experts that it needs are there, it calls nothing. Otherwise it calls back from
@@ -63,7 +63,7 @@ class Fused:
         with self.store.lock:
             if layer.number not in self.tables:
                 used = torch.zeros(self.every, dtype=torch.int64)
-                moving = step.Moving(self.turn, used, layer.number)
+                moving = self.turn.data_ptr(), used.data_ptr(), layer.number
                 made = replace(experts, networks=self._networks(), moving=moving).table()
                 self.tables[layer.number] = made
                 layer.used = _numbers(used)

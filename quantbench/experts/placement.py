@@ -127,7 +127,6 @@ class HitRates:
 
     @property
     def gain(self) -> float:
-        """Popularity's hit rate less uniform's."""
         return self.popularity - self.uniform
 
     @property

@@ -22,8 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from quantbench.devices import Stopwatch
 from quantbench.errors import KernelError
-from quantbench.experts import copies, stopwatch
+from quantbench.experts import copies
 from quantbench.experts.copies import Slot
 from quantbench.experts.fused import Fused
 from quantbench.experts.layer import TieredLayer
@@ -94,7 +95,7 @@ class Tiers:
         # Held for a layer by the model's modules, and for a step by the fused one.
         self.lock = threading.Lock()
         self.traffic = Traffic()
-        self.stopwatch = stopwatch.of(device)  # of the layers' experts, by the model's modules
+        self.stopwatch = Stopwatch(device)  # of the layers' experts, by the model's modules
         self.arrivals = 0  # slots of the landing: experts that can be fetched at a time
         self.landing: list[Slot] = []  # those of them that are free
         self.skeleton: nn.Module = nn.Identity()  # an expert without weights

@@ -1,6 +1,6 @@
 """What the two tiers did: a few counters, and sentences about them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from quantbench.text import counted, size
@@ -50,25 +50,6 @@ class Phases:
 
     prompt: Traffic  # and the first new token
     decode: Traffic  # of the other new tokens
-
-
-class Watch:
-    """Counts what tiers do for one sample; it is to be called after each new token."""
-
-    def __init__(self, count: Callable[[], Traffic], after_token: Callable[[], object]) -> None:
-        """count: Tiers.counted. after_token: called after each token, too."""
-        self.count, self.after_token = count, after_token
-        self.marks = [count()]  # at the start, and after the prompt
-
-    def __call__(self) -> None:
-        if len(self.marks) == 1:
-            self.marks.append(self.count())
-        self.after_token()
-
-    def phases(self) -> Phases:
-        """What was counted until now."""
-        start, prompted = self.marks
-        return Phases(prompted.since(start), self.count().since(prompted))
 
 
 @dataclass(frozen=True)

@@ -102,9 +102,7 @@ class Packed:
             middle = scale * float(1 << (self.bits - 1))
             zero = middle if zero is None else zero + middle
         format = "int" if self.format == "uint" else self.format
-        return Packed(
-            self.planes, scale, zero, self.tensor_scale, format, self.bits, self.group_size
-        )
+        return replace(self, scale=scale, zero=zero, format=format, outer=None)
 
 
 def _is_code(zero: Tensor | None) -> bool:

@@ -105,7 +105,6 @@ def _least_squares(groups: Tensor, bits: int, scale: Tensor, zero: Tensor) -> tu
 
 
 def _error(groups: Tensor, bits: int, scale: Tensor, zero: Tensor) -> Tensor:
-    """The squared error of every group."""
     numbers = _codes(groups, bits, scale, zero) * scale.float()[..., None] + zero.float()[..., None]
     return _sum((numbers - groups).square())
 

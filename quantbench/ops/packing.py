@@ -9,17 +9,8 @@ can be cut apart, and K columns take K · bits / 8 bytes.
 import torch
 from torch import Tensor
 
-# Widths of a code's planes, lowest bits first.
-PLANES = {
-    1: (1,),
-    2: (2,),
-    3: (2, 1),
-    4: (4,),
-    5: (4, 1),
-    6: (4, 2),
-    7: (4, 2, 1),
-    8: (8,),
-}
+# Widths of the planes of codes of so many bits, lowest bits first: 7: (4, 2, 1).
+PLANES = {bits: tuple(width for width in (8, 4, 2, 1) if bits & width) for bits in range(1, 9)}
 
 
 def columns_per_unit(bits: int) -> int:
@@ -52,3 +43,18 @@ def unpack(planes: list[Tensor], bits: int) -> Tensor:
         codes = part if codes is None else codes | part
         shift += width
     return codes
+
+
+def of_tinygemm(tiles: Tensor) -> Tensor:
+    """Codes in tinygemm's layout (N / 8, K / 128, 32, 4) int32 as a plane (N, K / 2) of 4 bits.
+
+    A tensor core's thread has of 32 columns those at 2 q, 2 q + 1 and, 8, 16 and 24 behind, the
+    same: the first of each two in an int32's low 16 bits, the second in its high ones
+    (matrix_to_m16n8k16_Bint4_layout in PyTorch's aten/src/ATen/native/cuda/int4mm.cu).
+    """
+    threads = tiles.view(torch.uint8).view(*tiles.shape[:2], 8, 4, 4, 2, 2)
+    first, second = threads.unbind(5)  # (N / 8, K / 128, row, q, 32 columns, 16 columns)
+    near = (first & 15) | (second << 4)
+    far = (first >> 4) | (second & 0xF0)  # 8 columns behind
+    both = torch.stack((near, far), -1)
+    return both.permute(0, 2, 1, 4, 5, 6, 3).reshape(8 * len(tiles), -1)

@@ -65,39 +65,48 @@ def attention(
     plain = softcap is None and sinks is None
     if H == K and plain and key_positions is query_positions and (window or S) >= S:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
-    visible = key_positions <= query_positions[:, None]
-    if window is not None:
-        visible &= key_positions > query_positions[:, None] - window
     folded = query.reshape(B, K, H // K * S, D)
-    visible = visible.repeat(H // K, 1)
+    mask = visible(query_positions, key_positions, window).repeat(H // K, 1)
     if plain:
-        output = F.scaled_dot_product_attention(folded, key, value, visible, scale=scale)
+        output = F.scaled_dot_product_attention(folded, key, value, mask, scale=scale)
     else:
-        sinks = folded_sinks(sinks, K, S)
-        output = _capped(folded, key, value, visible, scale, softcap, sinks)
+        parts = with_denominator(folded, key, value.float(), mask, scale, softcap)
+        output = with_sinks(*parts, folded_sinks(sinks, K, S)).to(query.dtype)
     return output.view(B, H, S, D)
 
 
-def capped_scores(query: Tensor, key: Tensor, scale: float | None, softcap: float | None) -> Tensor:
-    """Scores (…, S, T) float32 of query (…, S, D) and key (…, T, D). In 16 bits they could
-    overflow, and the rounding error of a large score would change its weight noticeably."""
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = (query.float() * factor) @ key.float().mT
-    return scores if softcap is None else softcap * (scores / softcap).tanh()
+def visible(query_positions: Tensor, key_positions: Tensor, window: int | None) -> Tensor:
+    """(S, T): whether a query at one of the positions (S,) sees a key at one of (T,)."""
+    mask = key_positions <= query_positions[:, None]
+    if window is not None:
+        mask &= key_positions > query_positions[:, None] - window
+    return mask
 
 
-def _capped(
+def with_denominator(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    visible: Tensor,
+    mask: Tensor | None,
     scale: float | None,
     softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    scores = capped_scores(query, key, scale, softcap).masked_fill(~visible, -math.inf)
-    output = scores.softmax(-1) @ value.float()
-    return with_sinks(output, scores.logsumexp(-1), sinks).to(query.dtype)
+) -> tuple[Tensor, Tensor]:
+    """Attention of query (…, S, D) over key and value (…, T, D), where a mask (S, T) allows it, in
+    value's dtype; and the logarithm of its softmax's denominator (…, S).
+
+    Scores are float32. In 16 bits they could overflow, and the rounding error of a large score
+    would change its weight noticeably.
+    """
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query.float() * factor) @ key.float().mT
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, -math.inf)
+    denominator = scores.logsumexp(-1)
+    weights = (scores - denominator[..., None]).exp()
+    weights = weights.masked_fill_(denominator.isneginf()[..., None], 0)  # that see no key
+    return weights.to(value.dtype) @ value, denominator
 
 
 def folded_sinks(sinks: Tensor | None, K: int, S: int) -> Tensor | None:
@@ -134,12 +143,11 @@ def decode_attention(
     keys, values = dequantize_kv(key), dequantize_kv(value)
     K, T = keys.shape[1:3]
     slots = torch.arange(T, device=query.device)
-    visible = (slots - first[:, None]) % T < count[:, None]  # (B, T)
     folded = query.float().view(B, K, H // K, D)
-    seen = visible[:, None, None]
+    mask = ((slots - first[:, None]) % T < count[:, None])[:, None, None]  # (B, 1, 1, T)
     if softcap is None and sinks is None:
-        y = F.scaled_dot_product_attention(folded, keys, values, seen, scale=scale)
+        y = F.scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
     else:
-        sinks = folded_sinks(sinks, K, 1)
-        y = _capped(folded, keys, values, seen, scale, softcap, sinks)
+        parts = with_denominator(folded, keys, values, mask, scale, softcap)
+        y = with_sinks(*parts, folded_sinks(sinks, K, 1))
     return y.reshape(B, H, D).to(query.dtype)

@@ -20,12 +20,11 @@ from quantbench import files
 from quantbench.errors import LogError, UsageError
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
-from quantbench.models.formats.gguf_file import GgufFile
+from quantbench.models.formats.gguf_blocks import encoded
+from quantbench.models.formats.gguf_file import STACKED, GgufFile
 from quantbench.models.formats.gguf_writer import (
-    STACKED,
     Tensors,
     describe,
-    encoded,
     float_type,
     llama_cpp,
     not_written,

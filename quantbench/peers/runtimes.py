@@ -38,7 +38,7 @@ from quantbench.models.loading import load_config, load_model
 from quantbench.ops.cpu import build
 from quantbench.peers import gguf_file
 from quantbench.peers.arms import Work
-from quantbench.run import compiling
+from quantbench.run.decoding import compile_options
 
 CPU = torch.device("cpu")
 ROUNDED = "activations rounded to 8 bits where weights are quantized, cache in float16"
@@ -218,7 +218,7 @@ class HuggingFace(Stepwise):
         self.step: Callable[..., Any] = self.model
         if compiled:
             on_cpu = self.device.type == "cpu"
-            options = build.options_of_inductor() if on_cpu else compiling.options(self.device)
+            options = build.options_of_inductor() if on_cpu else compile_options(self.device)
             self.step = torch.compile(self.model, fullgraph=True, dynamic=False, options=options)
         self.about = (
             f"transformers {transformers.__version__}, torch {torch.__version__}; weights, "

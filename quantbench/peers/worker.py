@@ -64,7 +64,7 @@ class PeerWorker:
 
     def get_ready(self) -> ArmFacts:
         """Compile and warm up."""
-        seconds, steady = warm_up(self._sample_seconds)
+        seconds, steady = warm_up(lambda index: self.sample(index).seconds)
         return ArmFacts(
             device=self.work.device,
             weight_bytes=self.runtime.weight_bytes,
@@ -80,10 +80,6 @@ class PeerWorker:
             prefill, steps = self.runtime.prompt(), self.runtime.decode(new - 1)
         sample = Sample.of(prefill, math.fsum(steps), prompt, new)
         return TimedSample(**vars(sample), token_seconds=steps[1:])
-
-    def _sample_seconds(self, index: int) -> float:
-        sample = self.sample(index)
-        return sample.prefill_seconds + sample.decode_seconds
 
     def turn(self, kind: str, tokens: int) -> TurnTime:
         """kind: prompt, or decode of `tokens` tokens, after one that does not count."""

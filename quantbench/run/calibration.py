@@ -132,7 +132,6 @@ class Calibration:
         self.positions = torch.arange(self.x.shape[1])
 
     def __call__(self, name: str, part: nn.Module) -> None:
-        """Calibrate the part of this name."""
         if name == "tok_embeddings":
             with torch.device("meta"):
                 model = build(self.architecture)

@@ -22,24 +22,25 @@ from quantbench.run import environment
 EXPERTS = ("expert_placement", "expert_policy", "expert_prefetch", "expert_folder")
 FILES = ("write_result", "output_json_path", "profile", "memory_profile")
 INPUTS = ("checkpoint_path", "calibration_text", "expert_placement")
-# Options that would have no effect with another option, the key: a run refuses them.
-IGNORED = {
-    "interactive": (
-        *("prompt", "prefill_size", "context_depth", "output_json_path"),
-        *("profile", "memory_profile", "dry_run"),
-    ),
-    "dry_run": ("output_json_path", "profile", "memory_profile", "save"),
-    "expert_memory": ("format",),
-    "prefill_size": ("prompt",),
-}
-# The beginning of the message for a pair of options, if it is not "--A goes without it: leave out".
-INSTEAD = {
-    ("interactive", "context_depth"): "--interactive begins at the beginning: leave out",
-    ("expert_memory", "format"): "--expert_memory keeps experts in its own form: leave out",
-    ("prefill_size", "prompt"): "--prefill_size is a random prompt: leave it out, or",
-}
-
-
+# Options that the first one refuses: they would have no effect with it, or cannot go with it.
+APART = "--{option} goes without it: leave out --{other}"
+ALONE = "--{option} runs in one process: leave out --tp {config.tp}"
+OWN_FORM = "--expert_memory keeps experts in its own form: leave out --format"
+SPECULATION = "--speculate {config.speculate} is for one"
+CONFLICTS = (
+    ("interactive", "prompt prefill_size output_json_path profile memory_profile dry_run", APART),
+    ("interactive", "context_depth", "--interactive begins at the beginning: leave out --{other}"),
+    ("interactive", "batch_size", "--interactive holds one conversation: leave --{other} at 1"),
+    ("interactive", "tp", ALONE),
+    ("dry_run", "output_json_path profile memory_profile save", APART),
+    ("dry_run", "tp", ALONE),
+    ("expert_memory", "format", OWN_FORM),
+    ("expert_memory", "tp", "--expert_memory is for one process: leave out --tp"),
+    ("prefill_size", "prompt", "--prefill_size is a random prompt: leave it out, or --prompt"),
+    ("speculate", "batch_size", SPECULATION + " row: leave out --{other}"),
+    ("speculate", "tp", SPECULATION + " process: leave out --{other}"),
+    ("speculate", "expert_memory", SPECULATION + " memory: leave out --{other}"),
+)
 # Options that only some schemes take: whether a scheme does, and the message for the others.
 OF_SCHEMES: Mapping[str, tuple[Callable[[Quantization], bool], str]] = {
     "calibration_text": (
@@ -76,17 +77,17 @@ def check_options(config: RunConfig) -> Spec | Selection:
     spec = parse(config.quantization)
     for name in unused(config):
         raise UsageError(OF_SCHEMES[name][1].format(spec))
-    _refuse_ignored(config)
+    _check_ranks(config)
+    for option, others, message in CONFLICTS:
+        for other in filter(config.differs, others.split() if config.differs(option) else ()):
+            raise UsageError(message.format(option=option, other=other, config=config))
     if config.differs("format"):
         if not config.save:
             raise UsageError(f"--format {config.format} is what --save DIR writes: give --save")
         if not isinstance(config.quantization, Unsaid):  # else the checkpoint decides
             refuse_format(spec, config.format)
-    _check_ranks(config)
     _check_experts(config)
     _check_speculation(config)
-    if config.interactive and config.batch_size != 1:
-        raise UsageError("--interactive holds one conversation: leave --batch_size at 1")
     check_inputs(config)
     return spec
 
@@ -111,22 +112,12 @@ def _check_ranks(config: RunConfig) -> None:
         raise UsageError(
             f"--tp {config.tp}: torchrun has started {where.size} ranks; leave out --tp"
         )
-    if config.expert_memory is not None and (where or config.tp > 1):
+    if where is not None and config.expert_memory is not None:
         raise UsageError("--expert_memory is for one process: leave out --tp")
-    if config.tp == 1:
-        return
-    for option in ("interactive", "dry_run"):
-        if getattr(config, option):
-            raise UsageError(f"--{option} runs in one process: leave out --tp {config.tp}")
 
 
 def _check_speculation(config: RunConfig) -> None:
     kind = config.speculate
-    if kind != "off":
-        one = (("batch_size", "one row"), ("tp", "one process"), ("expert_memory", "one memory"))
-        for name, what in one:
-            if config.differs(name):
-                raise UsageError(f"--speculate {kind} is for {what}: leave out --{name}")
     if kind == "draft" and config.draft_checkpoint is None:
         raise UsageError("--speculate draft: --draft_checkpoint names the model that drafts")
     takers = {"draft_checkpoint": ("draft",), "draft_quantization": ("self", "draft")}
@@ -151,14 +142,6 @@ def _check_experts(config: RunConfig) -> None:
         )
     if config.expert_folder is not None:
         files.check_folder("--expert_folder", config.expert_folder)
-
-
-def _refuse_ignored(config: RunConfig) -> None:
-    for option, ignored in IGNORED.items():
-        for name in ignored if config.differs(option) else ():
-            if config.differs(name):
-                because = INSTEAD.get((option, name), f"--{option} goes without it: leave out")
-                raise UsageError(f"{because} --{name}")
 
 
 def _check_outputs(config: RunConfig) -> None:

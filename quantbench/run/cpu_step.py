@@ -5,7 +5,7 @@ any part that it does not know (`why_not_fused`).
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, cast
 
@@ -27,7 +27,7 @@ from quantbench.models.llama import (
     rotation_factors,
 )
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts, elsewhere_of
-from quantbench.models.tensor_parallel import kind_of, split_of
+from quantbench.models.split import kind_of, split_of
 from quantbench.ops.cpu import build, step
 from quantbench.ops.kv import WRITTEN_BY_STEPS
 from quantbench.quantize.activation import RoundedAcross
@@ -55,27 +55,34 @@ GATES = (F.silu, gelu, None)  # in the order of `Gate` in step/rows.h; None: no 
 class CpuStep:
     """A decoding step, embeddings to logits, in one op. `model` must not be refused."""
 
-    name, one_op = "cpu-step", True
+    name = "cpu-step"
     reason: str | None = None
 
     def __init__(self, model: Transformer, caches: list[KVCache]) -> None:
         layers = cast("list[Block]", list(model.layers))
-        self.model, self.moving = model, _moving(model)
-        # Tables of experts in `parts` hold addresses of weights, which `model` keeps valid; where
-        # experts are in two tiers, `moving` does.
-        parts = [p for layer in layers for p in fused_layer(layer, self.moving).parts()]
-        self.rotations, tables = rotations_of(model)
-        hows = map(_how, layers, caches, tables)
-        self.hows = torch.tensor([dataclasses.astuple(how) for how in hows], dtype=torch.float64)
+        self.model, experts = model, cast("TieredLayer | None", elsewhere_of(model))
+        # What brings experts into fast memory while a step runs; None: all of them stay there.
+        self.moving = experts.store.fused if experts else None
         self.wraps = any(cache.wraps for cache in caches)
-        buffers = [buffer for cache in caches for buffer in cache.buffers()]
-        self.kept = step.Kept(parts, step.Caches(buffers, caches[0].format))
-        self.norm, self.output = cast("Tensor", _norm(model.norm)), _linear(model.output)
+        rotations, tables = rotations_of(model)
         split, config = split_of(model), model.config
-        heads = config.num_heads, config.num_kv_heads
-        ranks = split.ranks.memory if split else 0  # that share the model
-        self.shape = step.Shape(*heads, config.ffn_dim, config.norm_eps, ranks)
-        self.vocabularies = split.vocabularies if split else [model.output.out_features]
+        self.op = step.Step(
+            # Tables of experts hold addresses of weights, which `model` keeps valid; where experts
+            # are in two tiers, `moving` does.
+            parts=[part for layer in layers for part in parts_of(layer, self.moving)],
+            caches=[buffer for cache in caches for buffer in cache.buffers()],
+            format=caches[0].format,
+            hows=torch.tensor([*map(_how, layers, caches, tables)], dtype=torch.float64),
+            rotations=rotations,
+            norm=cast("Tensor", _norm(model.norm)),
+            output=_linear(model.output),
+            vocabularies=split.vocabularies if split else [model.output.out_features],
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            width=config.ffn_dim,
+            epsilon=config.norm_eps,
+            ranks=split.ranks.memory if split else 0,
+        )
 
     def takes(self, tokens: Tensor) -> bool:
         several = tokens.shape[1] > 1  # of a row: a sliding window's cache would wrap
@@ -89,28 +96,9 @@ class CpuStep:
         if count > 1:
             positions = (position[:, None] + torch.arange(count)).expand(rows, count).flatten()
         with self.moving.stepping() if self.moving else nullcontext():
-            logits = step.decode(
-                self.model.embed(tokens).flatten(0, 1),
-                self.kept,
-                self.hows,
-                self.rotations,
-                positions,
-                self.shape,
-                self.norm,
-                self.output,
-                self.vocabularies,
-                rows,
-            )
+            logits = self.op(self.model.embed(tokens).flatten(0, 1), positions, rows)
         logits = self.model.bounded(logits)
         return logits if count == 1 else logits.view(rows, count, -1)
-
-
-def _moving(model: Transformer) -> "Fused | None":
-    """What brings experts into fast memory while a step runs; None: all of them stay there."""
-    layer = elsewhere_of(model)
-    if layer is None:
-        return None
-    return cast("Fused | None", getattr(cast("TieredLayer", layer).store, "fused", None))
 
 
 # ---------------------------------------------------------------------------------- what refuses
@@ -118,72 +106,71 @@ def _moving(model: Transformer) -> "Fused | None":
 
 def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
     """The first reason why the step cannot be one op (cpu-step), or None if it can."""
+    return next(_reasons(model, caches, rows), None)
+
+
+def _reasons(model: Transformer, caches: Sequence[KVCache], rows: int) -> Iterator[str]:
+    """Each reason holds for a model that all before it have not refused."""
     split = split_of(model)
     if split is not None and not split.ranks.memory:
-        return "the ranks share no memory, and the op sums through it"
+        yield "the ranks share no memory, and the op sums through it"
     device = model.tok_embeddings.weight.device.type
     if device not in ("cpu", "meta"):  # meta: shapes of weights on the CPU
-        return f"the model is on {device}, and the op is C++ for the CPU"
+        yield f"the model is on {device}, and the op is C++ for the CPU"
     # On the meta device a run is only planned, and nothing is built.
     if reason := build.refusal() if device == "cpu" else build.unavailable():
-        return reason
+        yield reason
     if kind_of(model) not in (Transformer, Gemma, Mixtral):
-        return f"the model is a {type(model).__name__}, and the op computes a Transformer"
+        yield f"the model is a {type(model).__name__}, and the op computes a Transformer"
     if rows > step.MAX_FUSED_ROWS:
-        return f"there are {rows} rows, and the op is for {step.MAX_FUSED_ROWS} at most"
-    if reason := _unknown_field(model.config):
-        return reason
+        yield f"there are {rows} rows, and the op is for {step.MAX_FUSED_ROWS} at most"
+    yield from _unknown_fields(model.config)
     for number, layer in enumerate(model.layers):
-        if reason := _unknown_part(layer, model.config.norm_eps):
-            return f"layers.{number}{reason}"
+        for reason in _unknown_parts(layer, model.config.norm_eps):
+            yield f"layers.{number}{reason}"
     if reason := _not_this_norm(model.norm, model.config.norm_eps):
-        return f"norm{reason}"
+        yield f"norm{reason}"
     if fused_weight(model.output) is None:
-        return f"output{_not_in_cpp(model.output)}"
-    return _unknown_cache(caches)
-
-
-def _unknown_cache(caches: Sequence[KVCache]) -> str | None:
+        yield f"output{_not_in_cpp(model.output)}"
     for cache in caches:
         if cache.kernel != "cpu":
-            return f"attention over the KV cache runs on {cache.kernel}, not on the C++ kernel"
+            yield f"attention over the KV cache runs on {cache.kernel}, not on the C++ kernel"
         # A contributed class may encode differently, whatever the format in which it is read.
         known = cache.format in WRITTEN_BY_STEPS and type(cache) is CACHES.get(cache.format)
         if not known or cache.format != caches[0].format:
-            return f"the KV cache is a {type(cache).__name__}, which the op cannot write"
-    return None
+            yield f"the KV cache is a {type(cache).__name__}, which the op cannot write"
 
 
-def _unknown_field(config: ModelConfig) -> str | None:
+def _unknown_fields(config: ModelConfig) -> Iterator[str]:
     for field in dataclasses.fields(config):
         if field.name not in UNDERSTOOD and getattr(config, field.name) != field.default:
-            return f"the op does not know what {field.name} means, which the model has"
+            yield f"the op does not know what {field.name} means, which the model has"
     scaling = config.rope_scaling
     if scaling is not None and not scaling.is_table:
-        return f"the op does not know the model's rotary scaling, {scaling.kind}"
-    return None
+        yield f"the op does not know the model's rotary scaling, {scaling.kind}"
 
 
-def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
-    """The first part of a layer that is not as in models/llama.py: its name, and what it is."""
+def _unknown_parts(layer: nn.Module, epsilon: float) -> Iterator[str]:
+    """The parts of a layer that are not as in models/llama.py: their names, and what they are."""
     if type(layer) is not Block:
-        return f" is a {type(layer).__name__}, no Block"
+        yield f" is a {type(layer).__name__}, no Block"
+        return
     if type(layer.attention) is not Attention:
-        return f".attention is a {type(layer.attention).__name__}, no Attention"
+        yield f".attention is a {type(layer.attention).__name__}, no Attention"
     ffn: nn.Module = layer.feed_forward
     if isinstance(ffn, MixtureOfExperts):
-        if reason := _unknown_experts(ffn):
-            return f".feed_forward{reason}"
+        for unknown in _unknown_experts(ffn):
+            yield f".feed_forward{unknown}"
     elif type(ffn) is not FeedForward:
-        return f".feed_forward is a {type(ffn).__name__}, no FeedForward"
+        yield f".feed_forward is a {type(ffn).__name__}, no FeedForward"
     elif _activation(ffn) not in GATES:
         name = getattr(ffn.activation, "__name__", ffn.activation)
-        return f".feed_forward goes through {name}, which the op does not know"
+        yield f".feed_forward goes through {name}, which the op does not know"
     for name, norm in layer.named_modules():
         absent = not name.endswith("norm") or type(norm) is nn.Identity
         joint = isinstance(norm, JointNorm) and norm.ranks.size == 1 and norm.epsilon == epsilon
         if not absent and not joint and (reason := _not_this_norm(norm, epsilon)):
-            return f".{name}{reason}"
+            yield f".{name}{reason}"
     networks = [f"feed_forward.experts.{i}" for i in range(len(getattr(ffn, "experts", ())))]
     networks += ["feed_forward.shared"] if hasattr(ffn, "shared") else []
     networks = networks or ["feed_forward"]
@@ -191,24 +178,22 @@ def _unknown_part(layer: nn.Module, epsilon: float) -> str | None:
     for name in ("attention.wqkv", "attention.wo", *matrices):
         linear = layer.get_submodule(name)
         if fused_weight(linear) is None:
-            return f".{name}{_not_in_cpp(linear)}"
-    return None
+            yield f".{name}{_not_in_cpp(linear)}"
 
 
-def _unknown_experts(mixture: MixtureOfExperts) -> str | None:
+def _unknown_experts(mixture: MixtureOfExperts) -> Iterator[str]:
     if {_activation(cast("FeedForward", expert)) for expert in mixture.experts} != {F.silu}:
-        return ".experts have another gate than SiLU, which the op does not know"
+        yield ".experts have another gate than SiLU, which the op does not know"
     if mixture.router.bias is not None:
-        return ".router has a bias, and the op adds none"
+        yield ".router has a bias, and the op adds none"
     for matrix in ("w13", "w2"):
         layers = [expert.get_submodule(matrix) for expert in mixture.experts]
         shared = [mixture.shared.get_submodule(matrix)] if hasattr(mixture, "shared") else []
         if any(getattr(layer, "bias", None) is not None for layer in (*layers, *shared)):
-            return ".experts have biases, and the op adds none"
+            yield ".experts have biases, and the op adds none"
         weights = [fused_weight(layer) for layer in layers]
         if len({(w.dtype, w.numel()) for w in weights if w is not None}) > 1:
-            return ".experts are stored in different ways, and the op reads one"
-    return None
+            yield ".experts are stored in different ways, and the op reads one"
 
 
 def _not_this_norm(norm: nn.Module, epsilon: float) -> str | None:
@@ -232,8 +217,9 @@ def _not_in_cpp(linear: nn.Module) -> str:
 # ---------------------------------------------------------------------------------- its arguments
 
 
-def fused_layer(layer: Block, moving: "Fused | None") -> step.Layer:
-    """A layer's weights as the C++ op takes them. The layer must be one that it does not refuse.
+def parts_of(layer: Block, moving: "Fused | None") -> list[Tensor]:
+    """A layer's tensors in the order of `Part` in step/step.h; an empty one for each that is
+    missing. The layer must be one that the op does not refuse.
 
     moving: where the model's experts are in two tiers of memory.
     """
@@ -242,18 +228,13 @@ def fused_layer(layer: Block, moving: "Fused | None") -> step.Layer:
         w13, w2 = _mixture(ffn, moving)
     else:
         w13, w2 = _linear(ffn.w13), _linear(ffn.w2)
-    return step.Layer(
-        attention_norm=_norm(layer.attention_norm),
-        wqkv=_linear(attention.wqkv),
-        query_norm=_norm(attention.q_norm),
-        key_norm=_norm(attention.k_norm),
-        wo=_linear(attention.wo),
-        post_norm=_norm(layer.attention_post_norm),
-        ffn_norm=_norm(layer.ffn_norm),
-        w13=w13,
-        w2=w2,
-        ffn_post_norm=_norm(layer.ffn_post_norm),
+    parts = (
+        *(_norm(layer.attention_norm), *_linear(attention.wqkv)),
+        *(_norm(attention.q_norm), _norm(attention.k_norm)),
+        *(*_linear(attention.wo), _norm(layer.attention_post_norm)),
+        *(_norm(layer.ffn_norm), *w13, *w2, _norm(layer.ffn_post_norm)),
     )
+    return [torch.empty(0) if part is None else part for part in parts]
 
 
 def _how(layer: Block, cache: KVCache, rotation: int) -> step.How:
@@ -270,7 +251,7 @@ def _activation(network: FeedForward) -> object:
 
 
 def rotations_of(model: Transformer) -> tuple[Tensor, list[int]]:
-    """The tables of step.decode's `rotations`, and which of them each layer rotates by."""
+    """The tables of `Step.rotations`, and which of them each layer rotates by."""
     layers, device = sorted(set(model.rotated_as)), model.tok_embeddings.weight.device
     tables = [
         torch.stack([part(model.config, device, i) for i in layers])

@@ -65,6 +65,7 @@ class RankStages:
         """whole: whether all layers are quantized whole, to be saved. saved: whether the checkpoint
         holds quantized numbers."""
         self.stages, self.split, self.whole, self.saved = stages, split, whole, saved
+        self.quantized = stages.quantized  # of the whole layer, or of what was read of it
         # Parts by (address of the whole, cut): an output that shares the embedding's weight goes on
         # sharing it.
         self._parts: dict[tuple[int, Cut], nn.Parameter] = {}
@@ -83,10 +84,6 @@ class RankStages:
         if quantizer.scheme.needs_all_rows(spec):
             return True
         return cut.dim == 1 and has_row_scales(spec)
-
-    def quantized(self, name: str, module: nn.Module) -> nn.Module:
-        """The layer with its weights quantized: the whole layer, or this rank's part of it."""
-        return self.stages.quantized(name, module)
 
     def built(self, name: str, layer: nn.Module) -> nn.Module:
         """This rank's part of the layer, in the form that its kernel takes."""

@@ -8,17 +8,22 @@ logits = decoder.step(tokens, position)     # (B, 1), (1,) -> (B, V)
 decoder.name, decoder.reason                # "modules", "the model is on cuda, …"
 """
 
-from collections.abc import Sequence
-from typing import Protocol, cast
+import os
+import platform
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from quantbench import devices
 from quantbench.errors import KernelError
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, Transformer
 from quantbench.ops import attention
+from quantbench.ops.cpu import build
+from quantbench.run import cpu_step
 
 DECODERS = FUSED, MODULES = "cpu-step", "modules"  # fastest first
 
@@ -28,7 +33,6 @@ class Decoder(Protocol):
 
     name: str  # a key of DECODERS
     reason: str | None  # why it is not cpu-step; None if it is
-    one_op: bool  # whether a step is a single op: then torch.compile would only add its overhead
 
     def takes(self, tokens: Tensor) -> bool:
         """Whether tokens (B, S) are few enough for a step; of each row one always is."""
@@ -49,8 +53,6 @@ def choose(
     picked, reason = name_of(name, model, caches, rows)
     if picked == MODULES:
         return Modules(model, list(caches), reason, compiled)
-    from quantbench.run import cpu_step  # the C++ kernels, which other devices never read
-
     return cpu_step.CpuStep(model, list(caches))
 
 
@@ -61,8 +63,6 @@ def name_of(
     model and the caches may be on the meta device, where they stand for a model on the CPU."""
     if name not in ("auto", *DECODERS):
         raise KernelError(f"--decoder {name}: there are auto, {', '.join(DECODERS)}")
-    from quantbench.run import cpu_step
-
     refusal = cpu_step.why_not_fused(model, caches, rows)
     if refusal and name == FUSED:
         raise KernelError(f"--decoder {name}: {refusal}; auto takes what can run")
@@ -72,7 +72,7 @@ def name_of(
 class Modules:
     """The model's own modules. If `compiled`, one layer is compiled and called for every layer."""
 
-    name, one_op = MODULES, False
+    name = MODULES
 
     def __init__(
         self, model: Transformer, caches: list[KVCache], reason: str | None, compiled: bool
@@ -140,3 +140,38 @@ def caches_of(
         kind(*shape, dtype, device, spec.window, kernel)
         for spec in config.layers[: layers or config.num_layers]
     ]
+
+
+# ---------------------------------------------------------------------------------- compiling
+
+
+def compile_options(device: torch.device) -> dict[str, Any]:
+    """The `options` of torch.compile for a decoding step on `device`."""
+    chosen = dict(devices.KINDS[device.type].compile_options)
+    if device.type != "cpu":
+        return chosen
+    # No worker processes for Triton kernels: they would take the cores from the C++ compiler.
+    os.environ.setdefault("TORCH_WARM_POOL", "0")
+    chosen |= build.options_of_inductor()
+    # For each instruction set of the CPU, inductor compiles a file to see whether the compiler
+    # supports it: 8 s on two cores. The compiler that built the C++ kernels supports them all.
+    if platform.machine() == "x86_64" and build.refusal() is None:
+        chosen["cpp.vec_isa_ok"] = True
+    return chosen
+
+
+def for_any(
+    compiled: Callable[..., Any], length: bool = False, rows: bool = False
+) -> Callable[..., Any]:
+    """A compiled function of a model, tokens (B, S), and positions, so that what is compiled serves
+    every other S (length), or every other B above 1 (rows); B = 1 has code of its own."""
+
+    def call(model: object, tokens: Tensor, positions: Tensor, *rest: Any) -> Any:
+        if length:
+            torch._dynamo.maybe_mark_dynamic(tokens, 1)
+            torch._dynamo.maybe_mark_dynamic(positions, 0)
+        if rows and tokens.shape[0] > 1:
+            torch._dynamo.maybe_mark_dynamic(tokens, 0)
+        return compiled(model, tokens, positions, *rest)
+
+    return call

@@ -5,7 +5,7 @@ import torch
 from quantbench.errors import KernelError
 from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
 from quantbench.run.plan import Plan
-from quantbench.run.sizes import kv_cache_bytes, size_of
+from quantbench.run.sizes import kv_cache_bytes, size_of, slow_bytes
 from quantbench.text import aligned
 from quantbench.text import size as size_text
 
@@ -23,11 +23,7 @@ def report(plan: Plan, free: int | None) -> str:
     else:
         how = config.kernel, config.batch_size
         size = size_of(architecture, scheme, device, precision, *how)
-        slow = 0
-        if config.expert_memory is not None:
-            from quantbench.run.tiers import slow_bytes
-
-            slow = slow_bytes(config, architecture, scheme, device, precision)
+        slow = slow_bytes(config, architecture, scheme, device, precision)
         need = size.memory_bytes - slow + cached
         bits = f"{size.bits_per_weight:.2f} on average in the quantized linear layers"
         embedding = f"{size.embedding_bytes / 1e9:.2f} GB, not part of model_size"

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quantbench.experts.traffic import PhaseFigures, Phases, TwoTiers, total
 from quantbench.log.config import RunConfig, repro
@@ -68,40 +68,23 @@ class Generation:
     tokens: Tensor  # the new ones, (B, N) int64
     prefill_seconds: float  # for the prompt and the first new token
     decode_seconds: float  # for the other N - 1 tokens
-    machine: MachineUse | None = None  # meanwhile; None: not measured
-    experts: Phases | None = None  # what two tiers of experts did; None: there is one
     speculation: Speculation | None = None  # None: every token took a step
-
-    @property
-    def seconds(self) -> float:
-        return self.prefill_seconds + self.decode_seconds
-
-    def sample(self, prompt_tokens: int) -> Sample:
-        """prompt_tokens: of one row."""
-        new_tokens = self.tokens.shape[1]
-        return dataclasses.replace(
-            Sample.of(self.prefill_seconds, self.decode_seconds, prompt_tokens, new_tokens),
-            machine=self.machine,
-            experts=self.experts,
-            speculation=self.speculation,
-        )
 
 
 class OneSample(Protocol):
-    """A function that takes sample number `index`, drawn with the seed --seed + index."""
+    """A function that takes sample number `index`, drawn with the seed --seed + index; returns the
+    new tokens (B, N), too."""
 
     def __call__(
         self,
         index: int,
         tokens: int | None = None,
         after_token: Callable[[], object] = lambda: None,
-    ) -> Generation: ...
+    ) -> tuple[Tensor, Sample]: ...
 
 
 @dataclass(frozen=True)
 class Device:
-    """The device of a run."""
-
     type: str  # cpu, cuda, …
     name: str  # the processor's
     threads: int | None = omitted()  # torch's; None on an accelerator
@@ -180,21 +163,28 @@ class Sample:
     tok_s: float  # new tokens ÷ total seconds, prefill included
     prefill_tok_s: float  # prompt tokens ÷ prefill_seconds
     decode_tok_s: float | None  # new tokens but the first ÷ decode_seconds; None if there is one
-    # What used the cores meanwhile. Left out of the JSON of a sample that has no such figures.
+    # Left out of the JSON of a sample that has no such figures.
     _: dataclasses.KW_ONLY
-    machine: MachineUse | None = omitted()
-    experts: Phases | None = omitted()
-    speculation: Speculation | None = omitted()
+    machine: MachineUse | None = omitted()  # what used the cores meanwhile
+    experts: Phases | None = omitted()  # what two tiers of experts did; None: there is one
+    speculation: Speculation | None = omitted()  # None: every token took a step
+
+    @property
+    def seconds(self) -> float:
+        return self.prefill_seconds + self.decode_seconds
 
     @staticmethod
-    def of(prefill: float, decode: float, prompt_tokens: int, new_tokens: int) -> Sample:
-        """prefill, decode: seconds. Tokens are those of one row."""
+    def of(
+        prefill: float, decode: float, prompt_tokens: int, new_tokens: int, **also: Any
+    ) -> Sample:
+        """prefill, decode: seconds. Tokens are those of one row. also: the other fields."""
         return Sample(
             prefill,
             decode,
             tok_s=new_tokens / (prefill + decode),
             prefill_tok_s=prompt_tokens / prefill,
             decode_tok_s=(new_tokens - 1) / decode if new_tokens > 1 else None,
+            **also,
         )
 
 
@@ -235,8 +225,6 @@ def speculation_of(samples: Sequence[Sample]) -> Speculation | None:
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of a run."""
-
     facts: Facts
     ready: Ready
     text: str | None  # of the last sample's first row; None if it is random

@@ -109,13 +109,24 @@ class Running:
         self.size = size
         self.folder = Path(tempfile.mkdtemp(prefix="quantbench-ranks-"))
         theirs, self.lifeline = os.pipe()
+        shared = {
+            "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+            **os.environ,
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size)),
+            STORE: str(self.folder / "store"),
+            LIFELINE: str(theirs),
+        }
         self.processes: list[subprocess.Popen[bytes]] = []
         for rank in range(size):
             null = subprocess.DEVNULL if rank else None
+            own = {
+                **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
+                RANK_REPORTS: str(self.folder / f"{rank}.report"),
+            }
             with open(self.folder / f"{rank}.stderr", "wb") as stderr:
                 process = subprocess.Popen(
                     command,
-                    env=variables_of(rank, size, self.folder) | {LIFELINE: str(theirs)},
+                    env=shared | own,
                     pass_fds=[theirs],
                     stdin=null if stdin is None else stdin,
                     stdout=null,
@@ -168,17 +179,3 @@ class Running:
         stderr = (self.folder / f"{rank}.stderr").read_text(errors="replace").strip()
         last = f": {stderr.splitlines()[-1]}" if stderr else ""
         return f"{who} ended {how}{last}; nothing was logged"
-
-
-def variables_of(rank: int, size: int, folder: Path) -> dict[str, str]:
-    """The environment of a rank on this machine."""
-    return {
-        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
-        **os.environ,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(size),
-        STORE: str(folder / "store"),
-        RANK_REPORTS: str(folder / f"{rank}.report"),
-    }

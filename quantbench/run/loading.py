@@ -42,8 +42,6 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that was loaded and quantized."""
-
     model: Transformer
     kernels: str  # of the linear layers: "torchao (88 layers), reference (1 layer)"
     peak_memory: dict[str, int]  # while loading: bytes by kind, as devices.peak_memory gives them
@@ -73,7 +71,9 @@ def load(
         if config.expert_memory is not None:
             from quantbench.run.tiers import open_tiers, settle
 
-            loading.tiers = open_tiers(plan, loading.known_quantizer, say)
+            quantizer = getattr(loading, "quantizer", None)  # none before autoquant has measured
+            known = quantizer if isinstance(quantizer, Quantizer) else None
+            loading.tiers = open_tiers(plan, known, say)
         model = loading.load(report, say)
     except TierError:  # a disk that is full, for example
         if loading.saver:
@@ -206,12 +206,6 @@ class Loading:
         started = time.perf_counter()
         yield
         self.quantize_seconds += time.perf_counter() - started
-
-    @property
-    def known_quantizer(self) -> Quantizer | None:
-        """The quantizer, where it is known before weights are read."""
-        quantizer = getattr(self, "quantizer", None)
-        return quantizer if isinstance(quantizer, Quantizer) else None
 
     @property
     def kernels(self) -> str:

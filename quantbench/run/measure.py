@@ -7,7 +7,6 @@ measured = measure(plan, generator, loaded, one_sample, ready)      # takes the 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 import time
@@ -19,7 +18,7 @@ import torch
 
 from quantbench import devices
 from quantbench.errors import QuantbenchError
-from quantbench.experts.traffic import Watch
+from quantbench.experts.traffic import Phases, Traffic
 from quantbench.log.config import RunConfig
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.llama import step_bytes, weight_bytes
@@ -30,7 +29,6 @@ from quantbench.run.energy import Energy, NotCounted, energy_of
 from quantbench.run.facts import (
     Device,
     Facts,
-    Generation,
     Measured,
     OneSample,
     Parallel,
@@ -176,23 +174,32 @@ def sampler(plan: Plan, generator: Generator) -> OneSample:
 
     def one_sample(
         index: int, tokens: int | None = None, after_token: Callable[[], object] = lambda: None
-    ) -> Generation:
+    ) -> tuple[torch.Tensor, Sample]:
         torch.manual_seed(config.seed + index)  # a sample does not depend on the warm-up's length
-        count = config.max_new_tokens if tokens is None else tokens
-        watch = Watch(tiers.counted, after_token) if tiers else None
+        new_tokens = config.max_new_tokens if tokens is None else tokens
+        counts = [tiers.counted()] if tiers else []  # at the start, after the prompt, at the end
+
+        def count_and_call() -> None:
+            if tiers and len(counts) == 1:
+                counts.append(tiers.counted())
+            after_token()
+
         before = machine.Counters.read()
-        own = generator.generate(prompt, count, config.context_depth, watch or after_token)
+        own = generator.generate(prompt, new_tokens, config.context_depth, count_and_call)
         use = machine.Counters.read().since(before)
+        counts += [tiers.counted()] if tiers else []
         # All ranks take rank 0's seconds, so that they agree when they are warm.
         own_seconds = own.prefill_seconds, own.decode_seconds
         prefill, decode = plan.ranks.first(own_seconds, plan.device)
         (cores,) = plan.ranks.total([use.own_cores], plan.device)
-        return dataclasses.replace(
-            own,
-            prefill_seconds=prefill,
-            decode_seconds=decode,
+        return own.tokens, Sample.of(
+            prefill,
+            decode,
+            len(plan.prompt),
+            new_tokens,
             machine=use.of_processes(cores),
-            experts=watch.phases() if watch else None,
+            experts=Phases(*map(Traffic.since, counts[1:], counts)) if counts else None,
+            speculation=own.speculation,
         )
 
     return one_sample
@@ -224,7 +231,7 @@ def get_ready(
             line += f"; to token {tokens}, compilation included: {arrivals[-1] - since:.1f} s"
         say(line)
     tokens = min(WARM_UP_TOKENS, config.max_new_tokens)
-    seconds, steady = warm_up(lambda index: one_sample(index, tokens).seconds)
+    seconds, steady = warm_up(lambda index: one_sample(index, tokens)[1].seconds)
     return Ready(
         compile_seconds=first_seconds if compiles else None,
         warm_ups=seconds,
@@ -284,10 +291,10 @@ def take(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int]]:
     config, samples, last_line = plan.config, [], -math.inf
     tokens: list[int] = []
     for number in range(1, config.num_samples + 1):
-        generation = one_sample(number - 1)
-        tokens = generation.tokens[0].tolist()
-        samples.append(generation.sample(len(plan.prompt)))
+        new, sample = one_sample(number - 1)
+        tokens = new[0].tolist()
+        samples.append(sample)
         if config.num_samples <= 10 or time.monotonic() > last_line + QUIET_SECONDS:
             last_line = time.monotonic()
-            say(f"Sample {number} of {config.num_samples}: {samples[-1].tok_s:.2f} tok/s")
+            say(f"Sample {number} of {config.num_samples}: {sample.tok_s:.2f} tok/s")
     return samples, tokens

@@ -8,6 +8,7 @@ from, and a stamp of each file. Where these are not what they would be now, the 
 anew. Where it cannot be written, the model is loaded all the same.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -44,12 +45,19 @@ def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
     lies_there = isinstance(plan.spec, FullPrecision) or plan.checkpoint.saved is not None
     if folder is None or lies_there or plan.split is not None:
         return load_anew(plan, report, say)
-    told = facts(plan)
-    if _read(folder / FACTS) == {"facts": told, "files": _stamps(folder)}:
-        try:
+    known, written = facts(plan), None
+
+    def contents() -> object:
+        """What FACTS holds when the folder is whole."""
+        stamps = [_stamp(file) for file in sorted(folder.glob("*")) if file.name != FACTS]
+        return {"facts": known, "files": stamps}
+
+    with contextlib.suppress(OSError, ValueError):
+        written = json.loads((folder / FACTS).read_text())
+    if written == contents():
+        # Whatever is wrong with it, the original is there.
+        with contextlib.suppress(CheckpointError, KernelError):
             return load_anew(plan, report, say, saved=SavedModel(folder))
-        except (CheckpointError, KernelError):  # whatever it is, the original is there
-            pass
     from quantbench.models.formats.saver import Saver  # a full-precision arm needs none
 
     try:
@@ -59,8 +67,7 @@ def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
         for file in folder.iterdir():
             with open(file, "rb") as opened:
                 os.fsync(opened.fileno())  # or it would be written while samples are taken
-        content = {"facts": told, "files": _stamps(folder)}
-        (folder / FACTS).write_text(json.dumps(content) + "\n")
+        (folder / FACTS).write_text(json.dumps(contents()) + "\n")
         return loaded
     except (NotSaved, OSError) as error:
         reason = f"{folder}: {error.strerror}" if isinstance(error, OSError) else str(error)
@@ -90,17 +97,6 @@ def _stamp(file: Path) -> list[object]:
     except OSError:
         return [str(file)]
     return [str(file.resolve()), status.st_size, status.st_mtime_ns]
-
-
-def _stamps(folder: Path) -> list[list[object]]:
-    return [_stamp(file) for file in sorted(folder.glob("*")) if file.name != FACTS]
-
-
-def _read(file: Path) -> object:
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _make_empty(folder: Path, needed: int) -> None:

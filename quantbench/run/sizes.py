@@ -14,12 +14,15 @@ from torch import nn
 
 from quantbench.devices import stored_bytes
 from quantbench.errors import KernelError, MemoryShortage, UsageError
+from quantbench.experts.layout import whole_pages
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import CacheFactory
 from quantbench.log.config import RunConfig
+from quantbench.log.kinds import room_bytes
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer, weight_bytes
+from quantbench.models.mixtral import MixtureOfExperts
 from quantbench.quantize.spec import AsIs, Selection, Spec
 from quantbench.run.environment import place
 from quantbench.run.plan import Plan, kv_cache
@@ -28,8 +31,6 @@ from quantbench.text import size as size_text
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a quantized model."""
-
     model_bytes: int  # all weights but the embedding table
     embedding_bytes: int  # the embedding table
     memory_bytes: int  # both; a tied output that shares the table's memory counts once
@@ -124,6 +125,49 @@ def size_of(
     )
 
 
+def expert_bytes(
+    architecture: ModelConfig,
+    spec: Spec,
+    device: torch.device,
+    precision: torch.dtype,
+    kernel: str = "auto",
+) -> int:
+    """Bytes of one expert of a mixture, as its kernels hold it. Raises KernelError as `size_of`."""
+    model = shapes_of(architecture, spec, device, precision, kernel).model
+    mixtures = (module for module in model.modules() if isinstance(module, MixtureOfExperts))
+    return sum(map(stored_bytes, next(mixtures).experts[0].parameters()))
+
+
+def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
+    """For how many experts of so many bytes --expert_memory has room.
+
+    free: bytes for them, where it is "auto".
+    """
+    asked = config.expert_memory
+    assert asked is not None
+    if asked.isdigit():
+        return int(asked)
+    room = room_bytes(asked)
+    return int((free if room is None else room) // whole_pages(nbytes))
+
+
+def slow_bytes(
+    config: RunConfig,
+    architecture: ModelConfig,
+    spec: Spec,
+    device: torch.device,
+    precision: torch.dtype,
+) -> int:
+    """Bytes of the experts that --expert_memory leaves in slow memory alone, at most."""
+    mixture = architecture.mixture
+    if config.expert_memory is None or mixture is None:
+        return 0
+    nbytes = expert_bytes(architecture, spec, device, precision, config.kernel)
+    layers = sum(not mixture.is_dense(layer) for layer in range(architecture.num_layers))
+    least = mixture.experts_per_token * nbytes  # what "auto" takes where there is nothing more
+    return max(0, layers * mixture.num_experts - expert_slots(config, nbytes, least)) * nbytes
+
+
 # ---------------------------------------------------------------------------------- does it fit
 
 
@@ -157,12 +201,9 @@ def check_memory(
     precision, name = getattr(torch, config.precision), kv_cache(config)
     weights = slow = 0
     if spec.scheme:
-        size = size_of(architecture, spec.scheme, device, precision, config.kernel)
-        if config.expert_memory is not None:
-            from quantbench.run.tiers import slow_bytes
-
-            slow = slow_bytes(config, architecture, spec.scheme, device, precision)
-        weights = size.memory_bytes - slow
+        how = architecture, spec.scheme, device, precision
+        slow = slow_bytes(config, *how)
+        weights = size_of(*how, config.kernel).memory_bytes - slow
 
     def cached(positions: int, kind: CacheFactory = CACHES[name]) -> int:
         return kv_cache_bytes(architecture, config.batch_size, positions, precision, kind)

@@ -1,6 +1,6 @@
 """Speculative decoding: tokens that something cheap drafts are read in one pass of the model.
 
-    speculator = Speculator(forward, likely, draw, Lookup(), positions)
+    speculator = Speculator(generator, Lookup())
     for token in speculator.after(first): ...
 
 A drafted token x is accepted with probability min(1, p(x) / q(x)), where p is the model's
@@ -15,16 +15,29 @@ from how often such drafts were accepted so far: as many as give the most tokens
 none.
 """
 
+import dataclasses
+import itertools
+import operator
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig, Unsaid
+from quantbench.models.llama import Transformer
+from quantbench.models.tokenizer import other_encoding
+from quantbench.progress import progress, say
+from quantbench.run import loading, sizes
 from quantbench.run.facts import Speculation
+from quantbench.run.plan import Plan, make_plan
+
+if TYPE_CHECKING:
+    from quantbench.generate import Generator
 
 MOST = 15  # drafted tokens in a pass: cpu-step has 16 rows, one for the token before them
 SIZES = (1, 2, 4, 8, 16)  # tokens of the passes that are timed; others lie between two of them
@@ -32,7 +45,6 @@ TIMED = 5  # passes of each size
 FORGOTTEN = 0.97  # weight of a judged draft after the next one: texts change
 EVERY = 16  # passes without a draft, after which a model that drafts gets another chance
 
-Forward = Callable[[Tensor, int], Tensor]  # tokens (1, S), position of the first -> (1, S, V)
 Likely = tuple[Tensor, Tensor]  # probabilities and tokens of those that may be drawn, both (N, k)
 
 
@@ -44,9 +56,6 @@ class Drafter(Protocol):
 
     def draft(self, history: Sequence[int], count: int) -> tuple[list[int], Likely | None]:
         """So many of the tokens just offered, and what they were drawn from: None if certain."""
-
-    def judged(self, accepted: int) -> None:
-        """How many of the tokens just drafted were accepted."""
 
 
 class Lookup:
@@ -78,49 +87,36 @@ class Lookup:
             text.append(text[i])
         return text[:count], None
 
-    def judged(self, accepted: int) -> None:
-        pass
-
 
 class ModelDraft:
     """Drafts with another model of the same tokens, or with the same weights in fewer bits."""
 
     levels = 1
 
-    def __init__(
-        self,
-        forward: Forward,
-        likely: Callable[[Tensor], Likely],
-        draw: Callable[[Tensor, Tensor], Tensor],
-        device: torch.device,
-        shared: bool,
-    ) -> None:
-        """forward: of the drafting model. shared: whether it writes to the model's own caches, so
+    def __init__(self, generator: "Generator", shared: bool) -> None:
+        """generator: of the drafting model. shared: whether it writes to the model's own caches, so
         that a pass of the model replaces its keys and values."""
-        self.forward, self.likely, self.draw = forward, likely, draw
-        self.device, self.shared = device, shared
+        self.generator, self.shared = generator, shared
         self.read: list[int] = []  # tokens whose keys and values its caches hold
 
     def offer(self, history: Sequence[int], most: int) -> list[int]:
         return [0] * most
 
     def draft(self, history: Sequence[int], count: int) -> tuple[list[int], Likely]:
-        self.start = len(history)
-        known = len(history) - 1 if self.shared else _common(self.read, history)
-        known = min(known, len(history) - 1)
+        known = len(history) - 1
+        if not self.shared:  # where they begin to differ, a drafted token was not accepted
+            same = map(operator.eq, self.read, history)
+            known = min(known, sum(itertools.takewhile(bool, same)))
         new, tokens, likely = list(history[known:]), [], []
         for _ in range(count):
-            logits = self.forward(torch.tensor([new], device=self.device), known)[:, -1]
+            logits = self.generator.forward(self.generator.tensor([new]), known)[:, -1]
             known += len(new)
-            likely.append(self.likely(logits))
-            new = [int(self.draw(*likely[-1]))]
+            likely.append(self.generator.likely(logits))
+            new = [int(self.generator.draw(*likely[-1]))]
             tokens += new
         self.read = [*history, *tokens[:-1]]
         probabilities, drawn_from = (torch.cat(part) for part in zip(*likely, strict=True))
         return tokens, (probabilities, drawn_from)
-
-    def judged(self, accepted: int) -> None:
-        del self.read[self.start + accepted :]
 
 
 class Odds:
@@ -140,19 +136,8 @@ class Odds:
 class Speculator:
     """The loop of `Generator.stream` for one row, with a draft."""
 
-    def __init__(
-        self,
-        forward: Forward,
-        likely: Callable[[Tensor], Likely],
-        draw: Callable[[Tensor, Tensor], Tensor],
-        drafter: Drafter,
-        positions: int,
-        device: torch.device,
-    ) -> None:
-        """likely: of logits (N, V), the tokens that may be drawn. draw: (…, k), (…, k) -> (…, 1),
-        a token by its weight. positions: of the caches."""
-        self.forward, self.likely, self.draw = forward, likely, draw
-        self.drafter, self.positions, self.device = drafter, positions, device
+    def __init__(self, generator: "Generator", drafter: Drafter) -> None:
+        self.generator, self.drafter, self.positions = generator, drafter, generator.cache_size
         self.odds, self.counted = Odds(drafter.levels), Speculation()
         self.history: list[int] = []  # tokens in the caches, and the newest one
         self.seconds: list[float] = []  # of a pass of 1, 2, … tokens
@@ -179,17 +164,13 @@ class Speculator:
         count = self._best(offered)
         drafts, drawn_from = self.drafter.draft(history, count) if count else ([], None)
         self._without = 0 if drafts else self._without + 1
-        tokens = torch.tensor([[history[-1], *drafts]], device=self.device)
-        probabilities, likely = self.likely(self.forward(tokens, start)[0])
+        tokens = self.generator.tensor([[history[-1], *drafts]])
+        probabilities, likely = self.generator.likely(self.generator.forward(tokens, start)[0])
         target = probabilities.cpu(), likely.cpu()  # to wait for the device once
-        accepted, last = judge(drafts, target, drawn_from, self.draw)
+        accepted, last = judge(drafts, target, drawn_from, self.generator.draw)
         new = [*drafts[:accepted], last]
-        if drafts:
-            self.drafter.judged(accepted)
-        elif offered and self.drafter.levels > 1:  # it costs nothing to see whether it was right
-            drafts = self.drafter.draft(history, 1)[0]
-            self.odds.see(offered[0], drafts == new)
-            drafts = []
+        if not drafts and offered and self.drafter.levels > 1:  # seeing if it was right is free
+            self.odds.see(offered[0], self.drafter.draft(history, 1)[0] == new)
         verdicts = [True] * accepted + [False] * (accepted < len(drafts))
         for level, was_accepted in zip(offered, verdicts, strict=False):
             self.odds.see(level, was_accepted)
@@ -215,28 +196,20 @@ class Speculator:
 
     def _time(self) -> None:
         """Time passes behind the newest token, at positions that later ones write again."""
-        start = len(self.history) - 1
-        room = self.positions - start
-        seconds = {
-            size: self._median(lambda: self.forward(self._newest(size), start))  # noqa: B023
-            for size in SIZES
-            if size <= room
-        }
+        room = self.positions - len(self.history) + 1
+        seconds = {size: self._median(self.generator, size) for size in SIZES if size <= room}
         every = range(1, MOST + 2)
         self.seconds = np.interp(every, list(seconds), list(seconds.values())).tolist()
         if isinstance(self.drafter, ModelDraft):
-            draft = self.drafter
-            self.draft_seconds = self._median(lambda: draft.forward(self._newest(1), start))
-            draft.read = []
+            self.draft_seconds = self._median(self.drafter.generator, 1)
+            self.drafter.read = []
 
-    def _newest(self, count: int) -> Tensor:
-        return torch.tensor([self.history[-1:] * count], device=self.device)
-
-    def _median(self, work: Callable[[], Tensor]) -> float:
-        taken = []
+    def _median(self, generator: "Generator", count: int) -> float:
+        """Seconds of a pass of `count` times the newest token."""
+        tokens, taken = generator.tensor([self.history[-1:] * count]), []
         for _ in range(TIMED + 1):  # the first does not count
             started = time.perf_counter()
-            work().sum().item()  # the device is done
+            generator.forward(tokens, len(self.history) - 1).sum().item()  # the device is done
             taken.append(time.perf_counter() - started)
         return statistics.median(taken[1:])
 
@@ -266,7 +239,58 @@ def judge(
     return len(drafts), int(draw(target[0][-1], target[1][-1]))
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+# ---------------------------------------------------------------------------- a model that drafts
+
+SELF = "int4wo-64"  # what drafts for the same weights in more bits
+MOST_COST = 0.8  # of weights that draft for themselves: bytes of a drafted token ÷ those of a step
+
+
+def load_draft(plan: Plan) -> Transformer:
+    """The model that drafts. Raises UsageError for one that cannot pay, or that has other
+    tokens."""
+    draft = make_plan(draft_config(plan.config))
+    if plan.config.speculate == "self":
+        _refuse_cost(plan, draft)
+    elif different := _other_tokens(plan, draft):
+        raise UsageError(
+            f"--draft_checkpoint {plan.config.draft_checkpoint}: its {different} is not that of "
+            f"{plan.config.checkpoint_path}"
+        )
+    with progress(f"Loading the draft, {draft.name} as {draft.spec.name}") as report:
+        return loading.load(draft, report, say).model
+
+
+def draft_config(config: RunConfig) -> RunConfig:
+    """The options of the model that drafts."""
+    default = SELF if config.speculate == "self" else Unsaid(RunConfig.quantization)
+    own = ("speculate", "draft_quantization", "draft_checkpoint", "save", "format", "kernel")
+    return dataclasses.replace(
+        config.without(own),
+        quantization=config.draft_quantization or default,
+        checkpoint_path=config.draft_checkpoint or config.checkpoint_path,
+        num_layers=None if config.draft_checkpoint else config.num_layers,
+    )
+
+
+def _other_tokens(plan: Plan, draft: Plan) -> str | None:
+    """What differs between the tokens of two models; None if nothing does."""
+    if plan.architecture.vocab_size != draft.architecture.vocab_size:
+        return "number of tokens"
+    different = other_encoding(plan.tokenizer, draft.tokenizer, [plan.config.prompt])
+    return different and different[0]
+
+
+def _refuse_cost(plan: Plan, draft: Plan) -> None:
+    """Raise UsageError for a draft of too many bits. autoquant's are not known beforehand."""
+    bytes_of = [
+        sizes.size_of(p.architecture, p.spec.scheme, p.device, p.precision).model_bytes
+        for p in (plan, draft)
+        if p.spec.scheme
+    ]
+    cost = bytes_of[-1] / bytes_of[0]
+    if len(bytes_of) == 2 and cost > MOST_COST:
+        raise UsageError(
+            f"--speculate self: {draft.spec.name} reads {cost:.0%} of the bytes that "
+            f"{plan.spec.name} does, so a drafted token pays only if more than {cost:.0%} of them "
+            "are accepted; take a --draft_quantization of fewer bits, or --speculate lookup"
+        )

@@ -5,39 +5,54 @@ model = load_model(…, transform=tiers.after(quantizer))
 settle(plan, tiers, model, say)             # some experts are in fast memory now
 """
 
-from collections.abc import Callable
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from quantbench import devices, files
-from quantbench.devices import stored_bytes
 from quantbench.errors import UsageError
-from quantbench.experts import trial
-from quantbench.experts.layout import whole_pages
+from quantbench.experts.layout import Layout
 from quantbench.experts.placement import PLACEMENTS, Fast, from_file, place
 from quantbench.experts.popularity import Routers, find
 from quantbench.experts.routing import identity, routers_of
-from quantbench.experts.slow import Memory, SlowTier, Unusable, new_file
-from quantbench.experts.tiers import POLICIES, Policy, Tiers
+from quantbench.experts.slow import (
+    File,
+    Key,
+    Memory,
+    SlowTier,
+    Unusable,
+    new_file,
+    pages,
+    saved_file,
+)
+from quantbench.experts.tiers import POLICIES, Policy, Tiers, keys_of
 from quantbench.log.config import RunConfig
-from quantbench.log.kinds import room_bytes
+from quantbench.models import build
 from quantbench.models.config import ModelConfig
+from quantbench.models.formats.base import Tensors
+from quantbench.models.formats.saved import SavedModel
 from quantbench.models.llama import Transformer
-from quantbench.models.loading import Stages
+from quantbench.models.loading import Stages, read_packed
 from quantbench.models.mixtral import MixtureOfExperts
 from quantbench.quantize.mixed import quantizer_of
 from quantbench.quantize.registry import Quantizer
-from quantbench.quantize.spec import Spec
 from quantbench.run import decoding
 from quantbench.run.plan import Plan
-from quantbench.run.saved_experts import SavedTier, open_saved
-from quantbench.run.sizes import kv_cache_bytes, shapes_of
+from quantbench.run.sizes import expert_bytes, expert_slots, kv_cache_bytes
 from quantbench.text import counted, size
 
 Say = Callable[[str], None]
 RESERVE = 0.1  # share of the free memory that --expert_memory auto leaves free
 CPU = torch.device("cpu")
+# The policy `auto` is the faster of these two, by the median of so many steps of each; before them
+# one of each that does not count.
+CANDIDATES = (POLICIES["cache"], POLICIES["compute_there"])
+STEPS = 12
+POSITIONS = len(CANDIDATES) * (1 + STEPS)  # of all steps
 
 
 def check(plan: Plan) -> None:
@@ -69,31 +84,67 @@ def open_tiers(plan: Plan, quantizer: Quantizer | None, say: Say) -> Tiers:
     rest = plan.architecture, device, policy_of(config), _beneath(plan)
     if device.type != "cpu":
         return Tiers(Memory(pinned=True), *rest)
-    if saved := _saved(plan, quantizer, say):
-        tiers = Tiers(saved.slow, *rest)
-        tiers.are_stored(saved.linears)
-        return tiers
+    if plan.checkpoint.saved is not None and not (config.expert_folder or config.save):
+        try:
+            slow, linears = open_saved(plan, quantizer)
+            tiers = Tiers(slow, *rest)
+            tiers.are_stored(linears)
+            return tiers
+        except Unusable as reason:
+            say(
+                f"{reason}: experts are written into {_folder(config)} until the run ends; "
+                "generate.py --save with --expert_memory writes them once"
+            )
     if config.save and not config.expert_folder:
         return Tiers(new_file(Path(config.save), kept=True), *rest)
     return Tiers(new_file(_folder(config)), *rest)
 
 
-def _saved(plan: Plan, quantizer: Quantizer | None, say: Say) -> SavedTier | None:
-    """The experts that --save wrote into the checkpoint folder, without --expert_folder."""
-    config = plan.config
-    if config.expert_folder or config.save or plan.checkpoint.saved is None:
-        return None
+@torch.no_grad()
+def open_saved(plan: Plan, quantizer: Quantizer | None) -> tuple[File, dict[str, nn.Module]]:
+    """The experts that --save has left beside the plan's checkpoint, and one's linear layers by
+    their names in it.
+
+    The file holds experts in the form of one kernel. So the first and the last expert are quantized
+    and packed as this run does it, from the shards of the same folder, and compared with its bytes.
+    quantizer: the run's; it notes its kernels for all of these experts, which it will not see.
+    Raises Unusable, CheckpointError, KernelError.
+    """
+    checkpoint = plan.checkpoint
+    if not isinstance(checkpoint, SavedModel) or not checkpoint.experts or quantizer is None:
+        raise Unusable(f"{plan.config.checkpoint_path} holds no file of them")
+    every, keys = keys_of(checkpoint.config()), keys_of(plan.architecture)
+    weights, compared = checkpoint.tensors(), dict.fromkeys((keys[0], keys[-1]))
+    experts = {key: _packed(plan, quantizer, weights, key) for key in compared}
+    layout = Layout.of(experts[keys[0]])
+    packed, stored = pages(layout.nbytes), pages(layout.nbytes)
     try:
-        if quantizer and (saved := open_saved(plan, quantizer)):
-            return saved
-        reason = f"{config.checkpoint_path} holds no file of them"
-    except Unusable as unusable:
-        reason = str(unusable)
-    say(
-        f"{reason}: experts are written into {_folder(config)} until the run ends; generate.py "
-        "--save with --expert_memory writes them once"
-    )
-    return None
+        slow = saved_file(checkpoint.file.parent, checkpoint.experts, every, layout.nbytes)
+        for key, linears in experts.items():
+            layout.write(linears, packed)
+            slow.read(key, stored)
+            if not torch.equal(packed, stored):
+                raise Unusable(f"{slow.where} has another form than this run's kernels read")
+    except Unusable:
+        quantizer.ran.clear()
+        raise
+    for kernel in quantizer.ran:
+        quantizer.ran[kernel] *= len(keys) // len(compared)
+    return slow, experts[keys[0]]
+
+
+def _packed(plan: Plan, quantizer: Quantizer, weights: Tensors, key: Key) -> dict[str, nn.Module]:
+    """An expert's linear layers as this run's kernels hold them, read from the shards."""
+    with torch.device("meta"):
+        model = build(plan.architecture.one_of_each_kind()).to(plan.precision)
+    mixture = next(module for module in model.modules() if isinstance(module, MixtureOfExperts))
+    name = f"layers.{key[0]}.feed_forward.experts.{key[1]}"
+    linears = {}
+    for part, module in mixture.experts[0].named_children():
+        layer = quantizer.quantized(f"{name}.{part}", module)
+        read_packed(weights, f"{name}.{part}", layer)
+        linears[part] = quantizer.built(f"{name}.{part}", layer)
+    return linears
 
 
 def _folder(config: RunConfig) -> Path:
@@ -113,48 +164,6 @@ def _beneath(plan: Plan) -> tuple[SlowTier, Stages] | None:
 
 
 # ---------------------------------------------------------------------------------- how many
-
-
-def expert_bytes(
-    architecture: ModelConfig,
-    spec: Spec,
-    device: torch.device,
-    precision: torch.dtype,
-    kernel: str = "auto",
-) -> int:
-    """Bytes of one expert of a mixture, as its kernels hold it. Raises KernelError as `size_of`."""
-    model = shapes_of(architecture, spec, device, precision, kernel).model
-    mixtures = (module for module in model.modules() if isinstance(module, MixtureOfExperts))
-    return sum(map(stored_bytes, next(mixtures).experts[0].parameters()))
-
-
-def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
-    """For how many experts of so many bytes --expert_memory has room.
-
-    free: bytes for them, where it is "auto".
-    """
-    asked = config.expert_memory
-    assert asked is not None
-    if asked.isdigit():
-        return int(asked)
-    room = room_bytes(asked)
-    return int((free if room is None else room) // whole_pages(nbytes))
-
-
-def slow_bytes(
-    config: RunConfig,
-    architecture: ModelConfig,
-    spec: Spec,
-    device: torch.device,
-    precision: torch.dtype,
-) -> int:
-    """Bytes of the experts that --expert_memory leaves in slow memory alone, at most."""
-    mixture = architecture.mixture
-    assert mixture is not None
-    nbytes = expert_bytes(architecture, spec, device, precision, config.kernel)
-    layers = sum(not mixture.is_dense(layer) for layer in range(architecture.num_layers))
-    least = mixture.experts_per_token * nbytes  # what "auto" takes where there is nothing more
-    return max(0, layers * mixture.num_experts - expert_slots(config, nbytes, least)) * nbytes
 
 
 def policy_of(config: RunConfig) -> Policy:
@@ -245,9 +254,44 @@ def _faster(plan: Plan, tiers: Tiers, model: Transformer) -> Policy:
     config, how = plan.config, (plan.precision, plan.device)
     rows = config.batch_size
     kernel = decoding.attention_of(plan.cache, model.config, *how).name
-    own = decoding.caches_of(plan.cache, model.config, rows, trial.POSITIONS, *how, kernel)
+    own = decoding.caches_of(plan.cache, model.config, rows, POSITIONS, *how, kernel)
     decoder = decoding.choose(config.decoder, model, own, rows)
-    return trial.faster(tiers, decoder.step, plan.prompt, rows)
+    return faster(tiers, decoder.step, plan.prompt, rows)
+
+
+@torch.no_grad()
+def faster(
+    tiers: Tiers, step: Callable[[Tensor, Tensor], object], prompt: Sequence[int], rows: int
+) -> Policy:
+    """The policy whose steps take less time. Results do not depend on it.
+
+    Steps of both policies alternate, over the tokens of the run's own prompt, so that both meet the
+    same routing and the same machine. Before a step that computes in place, the system drops the
+    experts' pages from its page cache: the policy is chosen for a machine whose memory is used up,
+    where --expert_memory is all that experts have.
+
+    step: takes tokens (rows, 1) and a position (1,), on the tiers' device. prompt: token numbers,
+    which are taken again and again. Raises TierError.
+    """
+    tokens = torch.tensor(prompt).repeat(-(-POSITIONS * rows // len(prompt)))
+    tokens = tokens[: POSITIONS * rows].view(POSITIONS, rows, 1).to(tiers.device)
+    before, policy = tiers.counted(), tiers.policy
+    seconds: dict[Policy, list[float]] = {candidate: [] for candidate in CANDIDATES}
+    try:
+        for position, token in enumerate(tokens):
+            tiers.policy = CANDIDATES[position % len(CANDIDATES)]
+            if not tiers.policy.fetches:
+                tiers.slow.drop()
+            started = time.perf_counter()
+            step(token, torch.tensor([position], device=tiers.device))
+            devices.synchronize(tiers.device)
+            seconds[tiers.policy].append(time.perf_counter() - started)
+    finally:
+        tiers.slow.drop()  # what the last steps read would count as free memory
+        tiers.policy = policy
+        tiers.counted()
+        tiers.traffic = before
+    return min(CANDIDATES, key=lambda candidate: statistics.median(seconds[candidate][1:]))
 
 
 def placed(config: RunConfig, routers: Routers, capacity: int) -> Fast:

@@ -24,27 +24,24 @@ def trace(config: RunConfig, device: torch.device, once: Callable[[], object], w
     it. Raises LogError if a file cannot be written in full; an older file of that name then stays
     unchanged.
     """
-    profile, memory_profile = config.profile, config.memory_profile
-    if not write:
-        for _ in filter(None, (profile, memory_profile)):
+    for option in ("profile", "memory_profile"):
+        path, of_memory = getattr(config, option), option == "memory_profile"
+        if not path:
+            continue
+        if not write:
             once()
-        return
-    if memory_profile and device.type == "cuda":
-        torch.cuda.memory._record_memory_history()
-        once()
-        _write("--memory_profile", memory_profile, torch.cuda.memory._dump_snapshot)
-        torch.cuda.memory._record_memory_history(enabled=None)
-        say(f"Wrote {memory_profile}; open it at https://docs.pytorch.org/memory_viz")
-    traces = {"--profile": profile}
-    if device.type != "cuda":
-        traces["--memory_profile"] = memory_profile
-    for option, path in traces.items():
-        if path:
-            with torch.profiler.profile(profile_memory=option == "--memory_profile") as events:
+        elif of_memory and device.type == "cuda":
+            torch.cuda.memory._record_memory_history()
+            once()
+            _write(option, path, torch.cuda.memory._dump_snapshot)
+            torch.cuda.memory._record_memory_history(enabled=None)
+            say(f"Wrote {path}; open it at https://docs.pytorch.org/memory_viz")
+        else:
+            with torch.profiler.profile(profile_memory=of_memory) as events:
                 once()
             _write(option, path, events.export_chrome_trace)
             say(f"Wrote {path}; open it in https://ui.perfetto.dev")
-            if option == "--profile":
+            if not of_memory:
                 say(longest_operations(events))
 
 
@@ -77,12 +74,12 @@ def _write(option: str, path: str, export: Callable[[str], object]) -> None:
             export(str(file))
             if not file.is_file() or not _is_whole(file):
                 raise LogError(
-                    f"{option} {path}: the trace could not be written in full; is the disk full?"
+                    f"--{option} {path}: the trace could not be written in full; is the disk full?"
                 )
         finally:
             file.with_name(f"{file.name}.tmp").unlink(missing_ok=True)  # left by the profiler
 
-    files.replace(option, path, write)
+    files.replace(f"--{option}", path, write)
 
 
 def _is_whole(file: Path) -> bool:

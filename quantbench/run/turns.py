@@ -68,27 +68,15 @@ class Turns:
 
 
 class Clock:
-    """`tick` after each token; `intervals` once the device is done.
-
-    The CPU works in step with us, so its clock is ours. On CUDA a step has only been issued when
-    `tick` is called: an event is put behind it, and read when all is over.
-    """
+    """`tick` after each token; `intervals` once the device is done."""
 
     def __init__(self, device: torch.device) -> None:
-        self.events = device.type == "cuda"
+        self.device = device
         self.ticks: list[Any] = []
 
     def tick(self) -> None:
-        if self.events:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self.ticks.append(event)
-        else:
-            self.ticks.append(time.perf_counter())
+        self.ticks.append(devices.moment(self.device))
 
     def intervals(self) -> list[float]:
         """Seconds from each tick to the next."""
-        pairs = itertools.pairwise(self.ticks)
-        if self.events:
-            return [earlier.elapsed_time(later) / 1000 for earlier, later in pairs]
-        return [later - earlier for earlier, later in pairs]
+        return [devices.seconds_between(*pair) for pair in itertools.pairwise(self.ticks)]

@@ -18,7 +18,7 @@ from quantbench.ops.packing import pack
 from quantbench.quantize.kernel import Kernel, KernelLinear
 from quantbench.quantize.kernels import our_kernels
 from quantbench.quantize.packed import PackedWeight
-from quantbench.quantize.scheme import Scheme, in_row_blocks, multiple_refuses
+from quantbench.quantize.scheme import Scheme, multiple_refuses
 from quantbench.quantize.spec import BitsAndBytes
 
 BLOCK = 64
@@ -40,8 +40,8 @@ def quantize(w: Tensor, spec: BitsAndBytes) -> PackedWeight:
     bnb-int8 weights beyond float16.
     """
     if spec.form == "int8":
-        return in_row_blocks(_quantize_int8, w).replaced(activation="int8-bitsandbytes")
-    return in_row_blocks(lambda rows: _quantize_4bit(rows, spec.form), w)
+        return _quantize_int8(w).replaced(activation="int8-bitsandbytes")
+    return _quantize_4bit(w, "nf4" if spec.form == "nf4" else "bnb-fp4")
 
 
 def _quantize_int8(w: Tensor) -> PackedWeight:
@@ -50,27 +50,17 @@ def _quantize_int8(w: Tensor) -> PackedWeight:
     if not w.is_meta and not largest.isfinite().all():
         raise CheckpointError("bnb-int8 takes float16 weights; here a weight is beyond 65504")
     codes = (half * (127 / largest)).nan_to_num_(0).round_().to(torch.int8)  # rows of zeros
-    return PackedWeight.make(
-        [codes], largest / 127, format="int", bits=8, columns=w.shape[1], dtype=w.dtype
-    )
+    return PackedWeight.make(w, [codes], largest / 127, "int", 8)
 
 
-def _quantize_4bit(w: Tensor, form: str) -> PackedWeight:
+def _quantize_4bit(w: Tensor, format: str) -> PackedWeight:
     N, K = w.shape
     if w.is_meta:
         codes = w.new_empty((N, K // 2), dtype=torch.uint8)
         largest = w.new_empty((N, K // BLOCK), dtype=torch.float32)
     else:
-        codes, largest = _nearest(w, "nf4" if form == "nf4" else "bnb-fp4")
-    return PackedWeight.make(
-        [codes.reshape(N, K // 2)],
-        largest.reshape(N, K // BLOCK),
-        format="nf4" if form == "nf4" else "bnb-fp4",
-        bits=4,
-        columns=K,
-        dtype=w.dtype,
-        group_size=BLOCK,
-    )
+        codes, largest = _nearest(w, format)
+    return PackedWeight.make(w, [codes], largest, format, 4, BLOCK)
 
 
 def _nearest(w: Tensor, table: str) -> tuple[Tensor, Tensor]:
@@ -150,7 +140,5 @@ def _refuses(spec: BitsAndBytes, in_features: int) -> str | None:
     return None if spec.form == "int8" else multiple_refuses(BLOCK)(spec, in_features)
 
 
-KERNELS = our_kernels(
-    bitsandbytes=Kernel(build, _unavailable, prepare=load, rounds=lambda spec: spec.form == "int8")
-)
+KERNELS = our_kernels(bitsandbytes=Kernel(build, _unavailable, prepare=load, rounds=True))
 SCHEMES = {BitsAndBytes: Scheme(quantize, KERNELS, _refuses)}

@@ -11,7 +11,7 @@ from torchao.quantization.quantize_.workflows.float8.float8_tensor import (
 
 from quantbench.quantize.activation import E4M3_MAX
 from quantbench.quantize.kernel import Kernel
-from quantbench.quantize.kernels import TorchaoLinear, our_kernels
+from quantbench.quantize.kernels import by_torchao, our_kernels
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.scheme import Scheme, in_row_blocks
 from quantbench.quantize.spec import Float8DynamicActivation, Float8WeightOnly, Spec
@@ -19,7 +19,7 @@ from quantbench.quantize.spec import Float8DynamicActivation, Float8WeightOnly, 
 
 def quantize(w: Tensor, spec: Spec) -> PackedWeight:
     """e4m3 = w / scale, scale = max|w| / 448 of the row, float32."""
-    return in_row_blocks(lambda rows: _quantize(rows, rows.abs().amax(1, keepdim=True)), w)
+    return _quantize(w, w.abs().amax(1, keepdim=True))
 
 
 def quantize_dynamic(w: Tensor, spec: Float8DynamicActivation) -> PackedWeight:
@@ -35,32 +35,25 @@ def quantize_dynamic(w: Tensor, spec: Float8DynamicActivation) -> PackedWeight:
 def _quantize(w: Tensor, amax: Tensor) -> PackedWeight:
     scale = amax.float().clamp(min=1e-12) / E4M3_MAX
     codes = _quantize_affine_float8(w, scale, torch.float8_e4m3fn)
-    return PackedWeight.make(
-        [codes], scale, format="fp8", bits=8, columns=w.shape[1], dtype=w.dtype
+    return PackedWeight.make(w, [codes], scale, "fp8", 8)
+
+
+def _tensor(weight: PackedWeight, spec: Spec) -> Float8Tensor:
+    block = [1, weight.columns]
+    return Float8Tensor(weight.plane0, weight.scale, block_size=block, dtype=weight.dtype)
+
+
+def _dynamic_tensor(weight: PackedWeight, spec: Float8DynamicActivation) -> Float8Tensor:
+    by_row = spec.granularity == "row"
+    granularity = PerRow() if by_row else PerTensor()
+    return Float8Tensor(
+        weight.plane0,
+        weight.scale if by_row else weight.scale[:1].clone(),
+        block_size=[1, weight.columns] if by_row else list(weight.shape),
+        mm_config=Float8MMConfig(use_fast_accum=True),
+        act_quant_kwargs=QuantizeTensorToFloat8Kwargs(granularity=granularity),
+        dtype=weight.dtype,
     )
-
-
-class WeightOnlyLinear(TorchaoLinear):
-    @staticmethod
-    def converted(weight: PackedWeight, spec: Spec) -> Float8Tensor:
-        block = [1, weight.columns]
-        return Float8Tensor(weight.plane0, weight.scale, block_size=block, dtype=weight.dtype)
-
-
-class DynamicLinear(TorchaoLinear):
-    @staticmethod
-    def converted(weight: PackedWeight, spec: Float8DynamicActivation) -> Float8Tensor:
-        by_row = spec.granularity == "row"
-        return Float8Tensor(
-            weight.plane0,
-            weight.scale if by_row else weight.scale[:1].clone(),
-            block_size=[1, weight.columns] if by_row else list(weight.shape),
-            mm_config=Float8MMConfig(use_fast_accum=True),
-            act_quant_kwargs=QuantizeTensorToFloat8Kwargs(
-                granularity=PerRow() if by_row else PerTensor()
-            ),
-            dtype=weight.dtype,
-        )
 
 
 def _unavailable(
@@ -80,10 +73,10 @@ def _refuses(spec: Spec, device: torch.device, in_features: int, out_features: i
 
 
 DYNAMIC_KERNELS = our_kernels(
-    torchao=Kernel(DynamicLinear.of, _unavailable, _refuses, rounds=lambda spec: True)
+    torchao=Kernel(by_torchao(_dynamic_tensor), _unavailable, _refuses, rounds=True)
 )
 SCHEMES = {
-    Float8WeightOnly: Scheme(quantize, our_kernels(torchao=Kernel(WeightOnlyLinear.of))),
+    Float8WeightOnly: Scheme(quantize, our_kernels(torchao=Kernel(by_torchao(_tensor)))),
     Float8DynamicActivation: Scheme(
         quantize_dynamic,
         DYNAMIC_KERNELS,

@@ -14,7 +14,7 @@ from torchao.prototype.mx_formats.nvfp4_tensor import (
 )
 
 from quantbench.quantize.kernel import Kernel
-from quantbench.quantize.kernels import TorchaoLinear, our_kernels
+from quantbench.quantize.kernels import by_torchao, our_kernels
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.scheme import Scheme, in_row_blocks, multiple_refuses
 from quantbench.quantize.spec import MxFloat4, NvFloat4, Spec
@@ -24,10 +24,6 @@ MX_COLUMNS, NV_COLUMNS = 32, 16
 
 def quantize_mx(w: Tensor, spec: Spec) -> PackedWeight:
     """Scales are rounded up to the power of two that saturates nothing."""
-    return in_row_blocks(_quantize_mx, w)
-
-
-def _quantize_mx(w: Tensor) -> PackedWeight:
     stock = MXTensor.to_mx(
         w.float().contiguous(),
         torch.float4_e2m1fn_x2,
@@ -53,24 +49,12 @@ def _quantize_nv(w: Tensor, tensor_scale: Tensor) -> PackedWeight:
 def _packed(
     w: Tensor, codes: Tensor, scale: Tensor, columns: int, tensor_scale: Tensor | None
 ) -> PackedWeight:
-    return PackedWeight.make(
-        [codes.view(torch.uint8).reshape(w.shape[0], -1)],
-        scale.reshape(w.shape[0], -1),
-        format="fp4",
-        bits=4,
-        columns=w.shape[1],
-        dtype=w.dtype,
-        group_size=columns,
-        tensor_scale=tensor_scale,
-    )
+    plane, scale = (part.reshape(w.shape[0], -1) for part in (codes.view(torch.uint8), scale))
+    return PackedWeight.make(w, [plane], scale, "fp4", 4, columns, tensor_scale=tensor_scale)
 
 
-class NvLinear(TorchaoLinear):
-    @staticmethod
-    def converted(weight: PackedWeight, spec: Spec) -> NVFP4Tensor:
-        return NVFP4Tensor(
-            weight.plane0, weight.scale, NV_COLUMNS, weight.dtype, weight.tensor_scale
-        )
+def _nv_tensor(weight: PackedWeight, spec: Spec) -> NVFP4Tensor:
+    return NVFP4Tensor(weight.plane0, weight.scale, NV_COLUMNS, weight.dtype, weight.tensor_scale)
 
 
 def _unavailable(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -80,7 +64,7 @@ def _unavailable(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | 
 
 
 # torchao dequantizes the weights at each step, as reference does: it comes last.
-NV_KERNELS = {**our_kernels(), "torchao": Kernel(NvLinear.of, _unavailable)}
+NV_KERNELS = {**our_kernels(), "torchao": Kernel(by_torchao(_nv_tensor), _unavailable)}
 SCHEMES = {
     MxFloat4: Scheme(quantize_mx, our_kernels(), multiple_refuses(MX_COLUMNS)),
     NvFloat4: Scheme(

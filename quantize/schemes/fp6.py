@@ -11,7 +11,7 @@ from torchao.prototype.custom_fp_utils import _f32_to_floatx_unpacked
 from quantbench.ops.packing import pack
 from quantbench.quantize.kernels import our_kernels
 from quantbench.quantize.packed import PackedWeight
-from quantbench.quantize.scheme import Scheme, in_row_blocks, multiple_refuses
+from quantbench.quantize.scheme import Scheme, multiple_refuses
 from quantbench.quantize.spec import Float6
 
 E3M2_MAX = 28.0
@@ -19,18 +19,12 @@ E3M2_MAX = 28.0
 
 def quantize(w: Tensor, spec: Float6) -> PackedWeight:
     """The nearest E3M2 number, ties to even, to w / scale; scale = max|w| / 28 of the row."""
-    return in_row_blocks(_quantize, w)
-
-
-def _quantize(w: Tensor) -> PackedWeight:
     w32 = w.float()
     scale = w32.abs().amax(1, keepdim=True) / E3M2_MAX
     inverse = torch.where(scale > 0, 1 / scale, 0.0)
     scaled = (w32 * inverse.clamp(max=torch.finfo(torch.float32).max)).clamp(-E3M2_MAX, E3M2_MAX)
     codes = _f32_to_floatx_unpacked(scaled, ebits=3, mbits=2)
-    return PackedWeight.make(
-        pack(codes, 6), scale, format="fp6", bits=6, columns=w.shape[1], dtype=w.dtype
-    )
+    return PackedWeight.make(w, pack(codes, 6), scale, "fp6", 6)
 
 
 SCHEMES = {Float6: Scheme(quantize, our_kernels(), multiple_refuses(4))}

@@ -4,6 +4,8 @@ torchao has two layouts that need no extra package: tinygemm's for the CPU and f
 made from the PackedWeight here, so the numbers are the same whichever kernel runs.
 """
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,27 +18,21 @@ from torchao.quantization.quant_primitives import (
 )
 
 from quantbench.ops.formats import Packed
-from quantbench.ops.packing import pack, unpack
-from quantbench.quantize.kernel import Kernel
-from quantbench.quantize.kernels import TorchaoLinear, no_triton, our_kernels
+from quantbench.ops.packing import of_tinygemm, pack, unpack
+from quantbench.quantize.kernel import Kernel, KernelLinear
+from quantbench.quantize.kernels import by_torchao, no_triton, our_kernels
 from quantbench.quantize.packed import PackedWeight, product
-from quantbench.quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks
-from quantbench.quantize.schemes.uintx import grouped
+from quantbench.quantize.scheme import Scheme, groups_refuse, in_range
+from quantbench.quantize.schemes.uintx import quantize
 from quantbench.quantize.spec import Int4WeightOnly, Int8DynamicActivationInt4Weight
 
 ROWS_OF_A_BLOCK = 64 * 32  # tinygemm's CPU layout interleaves 64 rows at a time
 CUBLAS_ROWS = 64  # of x: from here on our Triton kernel unpacks weights for cuBLAS
 
 
-def quantize(w: Tensor, spec: Int4WeightOnly) -> PackedWeight:
-    """Weights (N, K) as uintx-4 has them; scale and zero are (N, K // group_size), 16 bits."""
-    return in_row_blocks(lambda rows: grouped(rows, 4, spec.group_size, bool(spec.way)), w)
-
-
 def quantize_dynamic(w: Tensor, spec: Int8DynamicActivationInt4Weight) -> PackedWeight:
     """Symmetric 4-bit weights; activations rounded to int8 per token, with a zero point."""
-    packed = in_row_blocks(lambda rows: symmetric(rows, spec.group_size), w)
-    return packed.replaced(activation="int8-asymmetric")
+    return symmetric(w, spec.group_size).replaced(activation="int8-asymmetric")
 
 
 def symmetric(w: Tensor, group_size: int) -> PackedWeight:
@@ -48,34 +44,26 @@ def symmetric(w: Tensor, group_size: int) -> PackedWeight:
         wide, MappingType.SYMMETRIC, block, torch.int8, **limits, eps=1e-6, scale_dtype=dtype
     )
     codes = quantize_affine(wide, block, scale.to(wide.dtype), zero, torch.int8, **limits) + 8
-    return PackedWeight.make(
-        pack(codes.to(torch.uint8), 4),
-        scale.reshape(w.shape[0], -1),
-        format="int",
-        bits=4,
-        columns=w.shape[1],
-        dtype=w.dtype,
-        group_size=group_size,
-    )
+    planes, scale = pack(codes.to(torch.uint8), 4), scale.reshape(w.shape[0], -1)
+    return PackedWeight.make(w, planes, scale, "int", 4, group_size)
 
 
 def _tinygemm(layer: nn.Linear, spec: Int4WeightOnly) -> nn.Module:
-    on_cuda = layer.weight.device.type == "cuda"
-    return (CudaLinear if on_cuda else CpuLinear).of(layer, spec)
+    if layer.weight.device.type == "cuda":
+        return CudaLinear.of(layer, spec)
+    return KernelLinear.like(layer, _cpu_tensor(layer.weight.data))
 
 
-class CpuLinear(TorchaoLinear):
-    @staticmethod
-    def converted(weight: PackedWeight, spec: Int4WeightOnly) -> Int4OpaqueTensor:
-        planes = weight.plane0.split(ROWS_OF_A_BLOCK)
-        # The conversion takes int32 codes, eight times the size: some rows at a time.
-        packed = [
-            torch.ops.aten._convert_weight_to_int4pack_for_cpu(unpack([plane], 4).int(), 1)
-            for plane in planes
-        ]
-        scale_and_zero = _together(weight.scale, weight.zero, weight.dtype)
-        block = [1, weight.group_size]
-        return Int4OpaqueTensor(torch.cat(packed), scale_and_zero, block, weight.shape)
+def _cpu_tensor(weight: PackedWeight) -> Int4OpaqueTensor:
+    planes = weight.plane0.split(ROWS_OF_A_BLOCK)
+    # The conversion takes int32 codes, eight times the size: some rows at a time.
+    packed = [
+        torch.ops.aten._convert_weight_to_int4pack_for_cpu(unpack([plane], 4).int(), 1)
+        for plane in planes
+    ]
+    scale_and_zero = _together(weight.scale, weight.zero, weight.dtype)
+    block = [1, weight.group_size]
+    return Int4OpaqueTensor(torch.cat(packed), scale_and_zero, block, weight.shape)
 
 
 def _together(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
@@ -83,12 +71,13 @@ def _together(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.stack((scale, zero), -1).transpose(0, 1).to(dtype).contiguous()
 
 
-class CudaLinear(TorchaoLinear):
+class CudaLinear(KernelLinear):
     """tinygemm for a few rows. It converts the weights anew for every 16: a prompt's rows are
     multiplied by cuBLAS, as our Triton kernel does it."""
 
-    @staticmethod
-    def converted(weight: PackedWeight, spec: Int4WeightOnly) -> Int4TilePackedTo4dTensor:
+    @classmethod
+    def of(cls, layer: nn.Linear, spec: Int4WeightOnly) -> nn.Module:
+        weight = cast(PackedWeight, layer.weight.data)
         rows, columns = weight.shape
         to_rows, to_columns = -rows % 8, -columns % 1024  # what the layout wants multiples of
         # In the layout the first of two codes has a byte's high bits, here the low; 0x88 is zero.
@@ -100,7 +89,8 @@ class CudaLinear(TorchaoLinear):
         )
         packed = torch.ops.aten._convert_weight_to_int4pack(padded, 8)
         block = [1, weight.group_size]
-        return Int4TilePackedTo4dTensor(packed, scale_and_zero, block, weight.shape)
+        tiles = Int4TilePackedTo4dTensor(packed, scale_and_zero, block, weight.shape)
+        return cls.like(layer, tiles)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[:-1].numel() < CUBLAS_ROWS or no_triton(None, x.device, x.dtype):
@@ -109,25 +99,10 @@ class CudaLinear(TorchaoLinear):
 
         tiles = self.weight
         N, K, group_size = *tiles.shape, tiles.block_size[1]
-        plane = plane_of(tiles.qdata)[:N, : K // 2]
+        plane = of_tinygemm(tiles.qdata)[:N, : K // 2]
         scale, zero = tiles.scale_and_zero[: K // group_size, :N].permute(2, 1, 0)
         weight = Packed([plane], scale, zero, None, "int", 4, group_size)
         return product(linear, x, weight, None, self.bias)
-
-
-def plane_of(tiles: Tensor) -> Tensor:
-    """Codes in tinygemm's layout (N / 8, K / 128, 32, 4) int32 as a plane (N, K / 2) of packing.py.
-
-    A tensor core's thread has of 32 columns those at 2 q, 2 q + 1 and, 8, 16 and 24 behind, the
-    same: the first of each two in an int32's low 16 bits, the second in its high ones
-    (matrix_to_m16n8k16_Bint4_layout in PyTorch's aten/src/ATen/native/cuda/int4mm.cu).
-    """
-    threads = tiles.view(torch.uint8).view(*tiles.shape[:2], 8, 4, 4, 2, 2)
-    first, second = threads.unbind(5)  # (N / 8, K / 128, row, q, 32 columns, 16 columns)
-    near = (first & 15) | (second << 4)
-    far = (first >> 4) | (second & 0xF0)  # 8 columns behind
-    both = torch.stack((near, far), -1)
-    return both.permute(0, 2, 1, 4, 5, 6, 3).reshape(8 * len(tiles), -1)
 
 
 def _unavailable(spec: Int4WeightOnly, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -150,28 +125,25 @@ def _refuses(
     return None
 
 
-class DynamicLinear(TorchaoLinear):
+def _dynamic_tensor(
+    weight: PackedWeight, spec: Int8DynamicActivationInt4Weight
+) -> IntxUnpackedToInt8Tensor:
     """torchao keeps these weights a byte each and multiplies by what they dequantize to."""
-
-    @staticmethod
-    def converted(
-        weight: PackedWeight, spec: Int8DynamicActivationInt4Weight
-    ) -> IntxUnpackedToInt8Tensor:
-        return IntxUnpackedToInt8Tensor(
-            unpack([weight.plane0], 4).to(torch.int8) - 8,
-            weight.scale.to(weight.dtype),
-            torch.zeros_like(weight.scale, dtype=torch.int8),
-            torch.int4,
-            (1, weight.group_size),
-            weight.dtype,
-            "int8_asym_per_token",
-        )
+    return IntxUnpackedToInt8Tensor(
+        unpack([weight.plane0], 4).to(torch.int8) - 8,
+        weight.scale.to(weight.dtype),
+        torch.zeros_like(weight.scale, dtype=torch.int8),
+        torch.int4,
+        (1, weight.group_size),
+        weight.dtype,
+        "int8_asym_per_token",
+    )
 
 
 KERNELS = our_kernels(torchao=Kernel(_tinygemm, _unavailable, _refuses))
 # torchao's kernel for int8 activations dequantizes the weights at each step, as reference does,
 # from twice the bytes: it is there to compare with, and last.
-DYNAMIC_KERNELS = {**our_kernels(), "torchao": Kernel(DynamicLinear.of, rounds=lambda spec: True)}
+DYNAMIC_KERNELS = {**our_kernels(), "torchao": Kernel(by_torchao(_dynamic_tensor), rounds=True)}
 SCHEMES = {
     Int4WeightOnly: Scheme(quantize, KERNELS, groups_refuse),
     Int8DynamicActivationInt4Weight: Scheme(quantize_dynamic, DYNAMIC_KERNELS, groups_refuse),

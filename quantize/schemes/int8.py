@@ -9,10 +9,10 @@ from torchao.quantization.quantize_.workflows.int8.int8_tensor import (
     QuantizeTensorToInt8Kwargs,
 )
 
-from quantbench.quantize.kernel import Kernel
-from quantbench.quantize.kernels import TorchaoLinear, our_kernels
+from quantbench.quantize.kernel import Kernel, KernelLinear
+from quantbench.quantize.kernels import by_torchao, our_kernels
 from quantbench.quantize.packed import PackedWeight
-from quantbench.quantize.scheme import Scheme, in_range, in_row_blocks
+from quantbench.quantize.scheme import Scheme, in_range
 from quantbench.quantize.spec import Int8DynamicActivation, Int8Embedding, Int8WeightOnly, Spec
 
 LEAST_INT_MM_ROWS = 17
@@ -20,14 +20,8 @@ LEAST_INT_MM_ROWS = 17
 
 def quantize(w: Tensor, spec: Spec) -> PackedWeight:
     """Symmetric, one float32 scale per row: int8 = round(w / scale), scale = max|w| / 127.5."""
-    return in_row_blocks(_quantize, w)
-
-
-def _quantize(w: Tensor) -> PackedWeight:
     theirs = Int8Tensor.from_hp(in_range(w), PerRow())
-    return PackedWeight.make(
-        [theirs.qdata], theirs.scale, format="int", bits=8, columns=w.shape[1], dtype=w.dtype
-    )
+    return PackedWeight.make(w, [theirs.qdata], theirs.scale, "int", 8)
 
 
 def quantize_dynamic(w: Tensor, spec: Spec) -> PackedWeight:
@@ -35,18 +29,12 @@ def quantize_dynamic(w: Tensor, spec: Spec) -> PackedWeight:
     return quantize(w, spec).replaced(activation="int8")
 
 
-def _int8_tensor(ours: PackedWeight, activation: QuantizeTensorToInt8Kwargs | None) -> Int8Tensor:
-    block = [1, ours.columns]
-    return Int8Tensor(ours.plane0, ours.scale, block, ours.dtype, act_quant_kwargs=activation)
+def _tensor(ours: PackedWeight, spec: Spec) -> Int8Tensor:
+    how = QuantizeTensorToInt8Kwargs(granularity=PerRow()) if spec.rounds_activations else None
+    return Int8Tensor(ours.plane0, ours.scale, [1, ours.columns], ours.dtype, act_quant_kwargs=how)
 
 
-class WeightOnlyLinear(TorchaoLinear):
-    @staticmethod
-    def converted(weight: PackedWeight, spec: Spec) -> Int8Tensor:
-        return _int8_tensor(weight, None)
-
-
-class DynamicLinear(TorchaoLinear):
+class DynamicLinear(KernelLinear):
     """Hands torchao's kernel rows: (B, S, K) goes in as (B · S, K).
 
     Compiled for one token, torchao's int8dq calls torch._int_mm on a (1, K) view whose row stride
@@ -54,10 +42,6 @@ class DynamicLinear(TorchaoLinear):
     2.13: errors of 1e4 times the result). A row that is two-dimensional from the start keeps its
     stride. On CUDA torch._int_mm takes no fewer than LEAST_INT_MM_ROWS: zeros make up for others.
     """
-
-    @staticmethod
-    def converted(weight: PackedWeight, spec: Spec) -> Int8Tensor:
-        return _int8_tensor(weight, QuantizeTensorToInt8Kwargs(granularity=PerRow()))
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -88,15 +72,15 @@ def _unavailable(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | 
 
 
 WEIGHT_ONLY = Scheme(
-    quantize, our_kernels(torchao=Kernel(WeightOnlyLinear.of, _unavailable, _refuses))
+    quantize, our_kernels(torchao=Kernel(by_torchao(_tensor), _unavailable, _refuses))
 )
 # On CUDA Triton comes before torchao's product, but for batches as large as that takes: int8 tensor
 # cores read each weight once for all of them.
 _DYNAMIC = our_kernels(
     torchao=Kernel(
-        DynamicLinear.of,
+        by_torchao(_tensor, DynamicLinear),
         _unavailable,
-        rounds=lambda spec: True,
+        rounds=True,
         rank=lambda device, rows: -(device.type == "cuda" and rows >= LEAST_INT_MM_ROWS),
     )
 )

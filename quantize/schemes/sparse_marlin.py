@@ -13,7 +13,7 @@ from quantbench.ops.packing import pack
 from quantbench.quantize.kernels import our_kernels
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.pruning import kept_of_four
-from quantbench.quantize.scheme import Scheme, in_row_blocks, multiple_refuses
+from quantbench.quantize.scheme import Scheme, multiple_refuses
 from quantbench.quantize.schemes.int4 import symmetric
 from quantbench.quantize.spec import SparseMarlin
 
@@ -22,21 +22,10 @@ COLUMNS_PER_SCALE = 64
 
 def quantize(w: Tensor, spec: SparseMarlin) -> PackedWeight:
     """Keep the two largest of every four columns; q from -8 to 7, scale = max|w| / 7.5, 16 bits."""
-    return in_row_blocks(_quantize, w)
-
-
-def _quantize(w: Tensor) -> PackedWeight:
     kept, places = _two_largest(w)
     dense = symmetric(kept, COLUMNS_PER_SCALE // 2)
-    return PackedWeight.make(
-        [dense.plane0, *pack(places, 2)],
-        dense.scale,
-        format="2:4",
-        bits=4,
-        columns=w.shape[1],
-        dtype=w.dtype,
-        group_size=COLUMNS_PER_SCALE,
-    )
+    planes = [dense.plane0, *pack(places, 2)]
+    return PackedWeight.make(w, planes, dense.scale, "2:4", 4, COLUMNS_PER_SCALE)
 
 
 def _two_largest(w: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,20 +28,17 @@ def quantize(w: Tensor, spec: Stored) -> PackedWeight:
     group_size = spec.group_size or columns
     groups = columns // group_size
     codes = {"int": "int8", "fp8": "e4m3"}.get(spec.format, "uint8") if spec.bits == 8 else "uint8"
-    return PackedWeight.make(
+    packed = PackedWeight.make(
+        w,
         [part(codes, rows, columns * width // 8) for width in PLANES[spec.bits]],
         part(spec.scale, rows, groups),
-        format=spec.format,
-        bits=spec.bits,
-        columns=columns,
-        dtype=w.dtype,
-        group_size=group_size,
+        *(spec.format, spec.bits, group_size),
         zero=None if spec.zero == "none" else part(spec.zero, rows, groups),
         tensor_scale=part("float32") if spec.whole else None,
         outer=part("float16", rows, columns // OUTER, 2) if spec.outer else None,
-        activation=spec.activation or None,
-        activation_scale=part("float32") if spec.activation in STATIC else None,
     )
+    static = part("float32") if spec.activation in STATIC else None
+    return packed.replaced(activation=spec.activation or None, activation_scale=static)
 
 
 def _refuses(spec: Stored, in_features: int) -> str | None:

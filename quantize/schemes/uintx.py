@@ -20,36 +20,24 @@ from quantbench.ops.cpu import hqq as in_cpp
 from quantbench.ops.packing import pack
 from quantbench.quantize.kernels import our_kernels
 from quantbench.quantize.packed import PackedWeight
-from quantbench.quantize.scheme import Scheme, groups_refuse, in_range, in_row_blocks
-from quantbench.quantize.spec import UintX
+from quantbench.quantize.scheme import Scheme, groups_refuse, in_range
+from quantbench.quantize.spec import Int4WeightOnly, UintX
 
 # The scale of a group of equal weights, which has no range. About torchao's 1e-6, but this and its
 # multiples are exact in 16 bits, so that zeros stay zeros.
 SMALLEST_SCALE = 2.0**-20
 
 
-def quantize(w: Tensor, spec: UintX) -> PackedWeight:
-    return in_row_blocks(lambda rows: grouped(rows, spec.bits, spec.group_size, bool(spec.way)), w)
-
-
-def grouped(w: Tensor, bits: int, group_size: int, fit: bool) -> PackedWeight:
+def quantize(w: Tensor, spec: UintX | Int4WeightOnly) -> PackedWeight:
     """Weights (N, K) in groups along K; scale and zero are (N, K // group_size), 16 bits each."""
+    bits, group_size = spec.bits, spec.group_size
     dtype = torch.float16 if w.dtype == torch.float16 else torch.bfloat16
     most = torch.finfo(dtype).max
     scale, zero = (x.clamp(max=most).to(dtype) for x in _from_range(w, bits, group_size))
-    if fit and not w.is_meta:
+    if spec.way and not w.is_meta:
         scale, zero = _fitted(w, scale, zero, bits)
     codes = _codes(w, bits, group_size, scale, zero).to(torch.uint8)
-    return PackedWeight.make(
-        pack(codes, bits),
-        scale,
-        format="int",
-        bits=bits,
-        columns=w.shape[1],
-        dtype=w.dtype,
-        group_size=group_size,
-        zero=zero,
-    )
+    return PackedWeight.make(w, pack(codes, bits), scale, "int", bits, group_size, zero)
 
 
 def _from_range(w: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:

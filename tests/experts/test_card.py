@@ -6,8 +6,9 @@ import itertools
 import pytest
 import torch
 
-from quantbench.experts import stopwatch, trial
+from quantbench.devices import Stopwatch
 from quantbench.experts.tiers import POLICIES
+from quantbench.run import tiers as tiers_of_a_run
 from tests.experts.small import hold_some, logits, tiered, whole
 
 CARDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -64,7 +65,7 @@ def test_auto_takes_the_faster_policy_and_leaves_no_count(device, monkeypatch):
     model, tiers = over_ram(device)
     tiers.hold([{0}, {1, 2}, set(), set(), {7}], 8)
     clock = [0.0]
-    monkeypatch.setattr(trial.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(tiers_of_a_run.time, "perf_counter", lambda: clock[0])
     for slower, faster in (("cache", "compute_there"), ("compute_there", "cache")):
         before, policies, seen = tiers.counted(), [], []
 
@@ -74,14 +75,14 @@ def test_auto_takes_the_faster_policy_and_leaves_no_count(device, monkeypatch):
             clock[0] += 1.0 + (tiers.policy.name == slower)
             model(tokens)
 
-        assert trial.faster(tiers, step, [5, 6, 7, 8, 9], 2).name == faster
+        assert tiers_of_a_run.faster(tiers, step, [5, 6, 7, 8, 9], 2).name == faster
         assert policies == ["cache", "compute_there"] * 13 and seen[:3] == [[5, 6], [7, 8], [9, 5]]
         assert tiers.policy is POLICIES["cache"] and tiers.counted() == before
 
 
 @pytest.mark.parametrize("device", CARDS)
 def test_a_stopwatch_adds_up_what_was_between_starts_and_stops(device):
-    watch = stopwatch.of(torch.device(device))
+    watch = Stopwatch(torch.device(device))
     assert watch.seconds() == 0
     x = torch.randn(500, 500, device=device)
     for _ in range(3):

@@ -11,15 +11,16 @@ from click.testing import CliRunner
 from quantbench import devices
 from quantbench.commands.generate import generate
 from quantbench.errors import UsageError
-from quantbench.experts import tiers, trial
+from quantbench.experts import tiers
 from quantbench.experts.layout import whole_pages
 from quantbench.experts.popularity import Popularity, Routers
 from quantbench.experts.tiers import POLICIES
 from quantbench.log import config as log_config
 from quantbench.log.options import parse
 from quantbench.run import loading
+from quantbench.run import tiers as tiers_of_a_run
 from quantbench.run.plan import make_plan
-from quantbench.run.tiers import expert_bytes
+from quantbench.run.sizes import expert_bytes
 from tests.experts.small import CPU, REFUSAL, when_held
 from tests.models.refused import refusal
 from tests.test_refusals import only_error
@@ -83,7 +84,7 @@ def test_what_is_printed_and_in_json(place):
 
 @pytest.mark.parametrize("faster", ["cache", "compute_there"])
 def test_auto_follows_the_faster_policy_and_says_which(faster, place, monkeypatch):
-    monkeypatch.setattr(trial, "faster", lambda *arguments: POLICIES[faster])
+    monkeypatch.setattr(tiers_of_a_run, "faster", lambda *arguments: POLICIES[faster])
     record, said = record_of("--expert_memory 12")
     where, steps = record["experts"], record["expert_steps"]["traffic"]
     assert (where["policy"], where["followed"]) == ("auto", faster)

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from quantbench.devices import Stopwatch
 from quantbench.errors import QuantbenchError
 from quantbench.experts import aio, copies
 from quantbench.experts.copies import BySystem, ByThreads
 from quantbench.experts.fused import Fused
 from quantbench.experts.slow import Memory, new_file, pages
-from quantbench.experts.stopwatch import OfProcess
 from quantbench.experts.tiers import POLICIES
 from quantbench.generate import Generator
 from tests.experts.small import (
@@ -88,7 +88,7 @@ def test_two_generators_made_at_once_share_the_tables(tmp_path, monkeypatch):
     with ThreadPoolExecutor(2) as threads:
         made = threads.map(lambda _: Generator(model, 1, 8), range(2))
     tables = [
-        [p.data_ptr() for p in each.decoder.kept.parts if p.dtype == torch.int64] for each in made
+        [p.data_ptr() for p in each.decoder.op.parts if p.dtype == torch.int64] for each in made
     ]
     assert tables[0] and tables[0] == tables[1]
 
@@ -138,7 +138,7 @@ class Late:
     """Copies that are made at the last moment: until then a slot holds rubbish."""
 
     def __init__(self, slow):
-        self.slow, self.waited, self.waits = slow, 0, OfProcess()
+        self.slow, self.waited, self.waits = slow, 0, Stopwatch(torch.device("cpu"))
 
     def begin(self, pairs):
         for slot, key in pairs:

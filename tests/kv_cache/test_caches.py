@@ -10,7 +10,7 @@ from quantbench.kv_cache import CACHES, base
 from quantbench.kv_cache.dense import DenseKVCache
 from quantbench.kv_cache.eight_bit import Float8KVCache, Int8KVCache
 from quantbench.kv_cache.int4 import Int4KVCache
-from quantbench.ops import prefill_attention as chunk
+from quantbench.ops import attend as chunk
 from quantbench.ops.attend import attend
 from quantbench.ops.cpu.build import unavailable
 from quantbench.ops.kv import dequantize

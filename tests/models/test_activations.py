@@ -163,10 +163,9 @@ def test_w8a8_is_packed_as_int8dq(tmp_path):
     found = loaded(folder, kernel="cpu").layers[0].attention.wo
     tensors = load_file(folder / "model.safetensors")
     stem = "model.layers.0.self_attn.o_proj.weight"
-    weight = PackedWeight.make(
-        [tensors[stem]], tensors[f"{stem}_scale"], format="int", bits=8, columns=128,
-        dtype=torch.float32, activation="int8",
-    )  # fmt: skip
+    codes, scale = tensors[stem], tensors[f"{stem}_scale"]
+    weight = PackedWeight.make(codes.float(), [codes], scale, "int", 8)
+    weight = weight.replaced(activation="int8")
     layer = nn.Linear(128, 128, bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     quantizer = Quantizer(parse("int8dq"), torch.device("cpu"), torch.float32, "cpu")

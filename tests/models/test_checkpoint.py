@@ -20,8 +20,7 @@ from transformers import AutoModelForCausalLM
 from quantbench.errors import CheckpointError
 from quantbench.models.formats import names, open_checkpoint, tensor_files
 from quantbench.models.formats.dummy import PERIOD
-from quantbench.models.loading import load_config, load_model
-from quantbench.models.pool import Pool
+from quantbench.models.loading import Pool, load_config, load_model
 from tests.models.hugging_face import SIZES, saved
 from tests.models.refused import refusal
 

@@ -1,7 +1,6 @@
 """A decoding step of a few small layers, for tests that run it in a separate process."""
 
 import ctypes
-import dataclasses
 
 import torch
 
@@ -22,8 +21,8 @@ class SmallStep:
 
         missing, how = torch.zeros(0), step.How(False, 0, 0, HEAD_DIM**-0.5)
         frequencies = 10.0 ** -torch.linspace(0, 4, HEAD_DIM // 2)
-        self.rotations = torch.stack((frequencies, torch.ones(HEAD_DIM // 2)))[:, None]
-        self.hows = torch.tensor([dataclasses.astuple(how)] * LAYERS, dtype=torch.float64)
+        rotations = torch.stack((frequencies, torch.ones(HEAD_DIM // 2)))[:, None]
+        hows = torch.tensor([how] * LAYERS, dtype=torch.float64)
         qkv = (HEADS + 2 * KV_HEADS) * HEAD_DIM
         self.weights, self.caches = [], []
         for _ in range(LAYERS):
@@ -35,21 +34,13 @@ class SmallStep:
                 *(random(DIM, WIDTH), missing, missing),
             ]
             self.caches += [torch.zeros(rows, KV_HEADS, SLOTS, HEAD_DIM) for _ in range(2)]
-        self.kept = step.Kept(self.weights, step.Caches(self.caches, "dense"))
-        self.x, self.output = random(rows, DIM), random(DIM, DIM)
+        self.x, output = random(rows, DIM), step.Linear(random(DIM, DIM), None)
+        ending, sizes = (torch.ones(DIM), output, [DIM]), (HEADS, KV_HEADS, WIDTH, 1e-5)
+        self.op = step.Step(self.weights, self.caches, "dense", hows, rotations, *ending, *sizes)
 
     def run(self, position: int) -> torch.Tensor:
         """The logits after x at this position, whose keys and values the layers store."""
-        return torch.ops.quantbench.cpu_decode(
-            self.x,
-            self.kept.handle,
-            self.hows,
-            "dense",
-            self.rotations,
-            torch.tensor([position]),
-            *(len(self.x), 1e-5, HEADS, KV_HEADS, WIDTH),
-            *(torch.ones(DIM), self.output, None, 0, [DIM]),
-        )
+        return self.op(self.x, torch.tensor([position]))
 
     def sequence(self) -> torch.Tensor:
         """One position after another: (SLOTS · rows, DIM). The same again when called again."""

@@ -54,26 +54,24 @@ def stored_by_a_step(name, heads):
     K, E = heads.shape
     D, width, dtype = 16, 16, heads.dtype
     cache = CACHES[name](1, K, 2, E, dtype, "cpu")
-    ones = torch.ones(D, dtype=dtype)
+    missing, ones = torch.empty(0), torch.ones(D, dtype=dtype)
 
-    def zeros(rows, columns, bias=None):
-        return step.Linear(torch.zeros(rows, columns, dtype=dtype), bias)
+    def zeros(rows, columns):
+        return torch.zeros(rows, columns, dtype=dtype)
 
+    # Whatever x is, queries, keys and values are the bias.
     bias = torch.cat([torch.zeros(K * E, dtype=dtype), heads.flatten(), heads.flatten()])
-    norms = "attention_norm query_norm key_norm post_norm ffn_norm ffn_post_norm".split()
-    layer = step.Layer(
-        **dict.fromkeys(norms),
-        wqkv=zeros(3 * K * E, D, bias),  # whatever x is, the result is the bias
-        wo=zeros(D, K * E),
-        w13=zeros(2 * width, D),
-        w2=zeros(D, width),
-    )
-    hows = torch.tensor([dataclasses.astuple(step.How(False, 0, 0, 1.0))], dtype=torch.float64)
-    caches = step.Caches(list(cache.buffers()), cache.format)
-    shape, output = step.Shape(K, K, width, 1e-5), zeros(1, D)
+    parts = [
+        *(missing, zeros(3 * K * E, D), bias, missing, missing),
+        *(zeros(D, K * E), missing, missing),
+        *(missing, zeros(2 * width, D), missing, zeros(D, width), missing, missing),
+    ]
+    hows = torch.tensor([step.How(False, 0, 0, 1.0)], dtype=torch.float64)
     rotations = torch.stack((torch.zeros(1, E // 2), torch.ones(1, E // 2)))  # by nothing
-    how = (rotations, torch.tensor([1]), shape, ones.float(), output, [1])
-    step.decode(ones[None], step.Kept(layer.parts(), caches), hows, *how)
+    ending = ones.float(), step.Linear(zeros(1, D), None), [1]
+    sizes = K, K, width, 1e-5
+    run = step.Step(parts, list(cache.buffers()), cache.format, hows, rotations, *ending, *sizes)
+    run(ones[None], torch.tensor([1]))
     return cache
 
 
@@ -185,14 +183,13 @@ def test_what_does_not_fit_is_an_error():
     decoder = Generator(model, 1, 8, "int4", decoder="cpu-step").decoder
     x = torch.randn(1, 96).bfloat16()
 
-    def run(index=0, tensor=decoder.kept.caches.tensors[0], format="int4", drop=0):
-        tensors = list(decoder.kept.caches.tensors)
+    def run(index=0, tensor=decoder.op.caches[0], format="int4", drop=0):
+        tensors = list(decoder.op.caches)
         tensors[index] = tensor
-        caches = step.Caches(tensors[drop:], format)
-        return decoder_step(decoder, x, caches=caches)
+        return decoder_step(decoder, x, caches=tensors[drop:], format=format)
 
     assert run().shape == (1, 50)
-    codes, scale = decoder.kept.caches.tensors[:2]
+    codes, scale = decoder.op.caches[:2]
     wrong = (
         ({"format": "int3"}, "stores no keys and values as int3"),
         ({"format": "int8"}, r"as int8 has to be \(B, 2, 8, 32\) of its format's dtype"),

@@ -13,7 +13,6 @@ from quantbench.models import build
 from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.models.mixture import Mixture
 from quantbench.ops import formats
-from quantbench.ops.cpu import step
 from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import parse
 from tests import seeds
@@ -355,40 +354,31 @@ def refuses(run, table):
             run(**given)
 
 
-def decoder_step(decoder, x, positions=(0,), parts=None, caches=None, **changed):
+def decoder_step(decoder, x, positions=(0,), sequences=None, **changed):
     """A step of a CpuStep, some of its arguments changed."""
-    kept = step.Kept(parts or decoder.kept.parts, caches or decoder.kept.caches)
-    given = {
-        "kept": kept,
-        "hows": decoder.hows,
-        "rotations": decoder.rotations,
-        "shape": decoder.shape,
-        "norm": decoder.norm,
-        "output": decoder.output,
-        "vocabularies": decoder.vocabularies,
-    } | changed
-    return step.decode(x, positions=torch.tensor(positions), **given)
+    op = dataclasses.replace(decoder.op, **changed)
+    return op(x, torch.tensor(positions), sequences)
 
 
 def test_experts_that_do_not_fit_together_are_an_error():
     model = built(MODELS["some experts"], torch.float32)
     decoder = Generator(model, 1, 8, decoder="cpu-step").decoder
-    parts = 14  # of a layer, as step.Layer.parts gives them
+    parts = 14  # of a layer, in the order of `Part` in step/step.h
     router, gate, table = parts + 9, parts + 10, parts + 11
 
     def run(index, part):
-        given = list(decoder.kept.parts)
+        given = list(decoder.op.parts)
         given[index] = part
         return decoder_step(decoder, torch.randn(1, 96), parts=given)
 
-    whole = decoder.kept.parts[table]
+    whole = decoder.op.parts[table]
     assert run(table, whole).shape == (1, 50)
     narrow = whole.clone()
     narrow[2] = 0
     wrong = [
-        (router, decoder.kept.parts[router][:4], "the table of 4 experts"),
-        (router, decoder.kept.parts[router].double(), "a router has to be"),
-        (gate, decoder.kept.parts[gate][:95], "96 numbers of x's dtype"),
+        (router, decoder.op.parts[router][:4], "the table of 4 experts"),
+        (router, decoder.op.parts[router].double(), "a router has to be"),
+        (gate, decoder.op.parts[gate][:95], "96 numbers of x's dtype"),
         (gate, torch.empty(0), "a shared expert and its gate go together"),
         (table, whole[:5], "the table of 5 experts has 5 numbers"),
         (table, narrow, "the table of 5 experts"),
@@ -405,27 +395,24 @@ def test_what_it_does_not_take_is_an_error():
         return decoder_step(decoder, x, **changed)
 
     assert run().shape == (1, 50)
-    wide = dataclasses.replace(
-        decoder.kept.caches, tensors=[t.float() for t in decoder.kept.caches.tensors]
-    )
-    narrow = dataclasses.replace(decoder.shape, width=100)
-    short = dataclasses.replace(decoder.output, bias=torch.zeros(49).bfloat16())
+    wide = [tensor.float() for tensor in decoder.op.caches]
+    short = decoder.op.output._replace(bias=torch.zeros(49).bfloat16())
     several = {"x": x.expand(2, -1).contiguous(), "sequences": 1}
-    wraps = decoder.hows + torch.tensor([1, 0, 0, 0, 0, 0])
+    wraps = decoder.op.hows + torch.tensor([1, 0, 0, 0, 0, 0])
     wrong = (
         ({"x": x.double()}, "dtype|float32"),
         ({"x": x[:, None]}, r"\(B, D\)"),
         ({"vocabularies": [40]}, r"a weight is \(50, 96\), not \(40, 96\)"),
         ({"vocabularies": [25, 25]}, "there are 2 vocabularies"),
         ({"output": short}, "50 numbers of x's dtype"),
-        ({"rotations": decoder.rotations.double()}, "rotations"),
-        ({"rotations": decoder.rotations[0]}, "rotations"),
-        ({"rotations": decoder.rotations[..., :7].contiguous()}, "cache"),
-        ({"hows": decoder.hows[1:]}, "28 tensors and 6 numbers for 2 layers"),
-        ({"hows": decoder.hows.float()}, "for 2 layers"),
-        ({"hows": decoder.hows + torch.tensor([0, 1, 0, 0, 0, 0])}, "no such rotation or gate"),
-        ({"hows": decoder.hows + torch.tensor([0, 0, 3, 0, 0, 0])}, "no such rotation or gate"),
-        ({"norm": decoder.norm.bfloat16()}, "96 float32 numbers"),
+        ({"rotations": decoder.op.rotations.double()}, "rotations"),
+        ({"rotations": decoder.op.rotations[0]}, "rotations"),
+        ({"rotations": decoder.op.rotations[..., :7].contiguous()}, "cache"),
+        ({"hows": decoder.op.hows[1:]}, "28 tensors and 6 numbers for 2 layers"),
+        ({"hows": decoder.op.hows.float()}, "for 2 layers"),
+        ({"hows": decoder.op.hows + torch.tensor([0, 1, 0, 0, 0, 0])}, "no such rotation or gate"),
+        ({"hows": decoder.op.hows + torch.tensor([0, 0, 3, 0, 0, 0])}, "no such rotation or gate"),
+        ({"norm": decoder.op.norm.bfloat16()}, "96 float32 numbers"),
         ({"positions": (8,)}, "position 8 is not in a cache of 8"),
         ({"positions": (-1,)}, "position -1"),
         ({"positions": (0, 1)}, r"\(B,\) or \(1,\) int64"),
@@ -438,7 +425,7 @@ def test_what_it_does_not_take_is_an_error():
         (several | {"positions": (3,)}, "row 1 is at position 3, but follows"),
         (several | {"positions": (3, 5)}, "row 1 is at position 5, but follows"),
         (several | {"positions": (7, 8), "hows": wraps}, "position 8 would overwrite what others"),
-        ({"shape": narrow}, r"a weight is \(400, 96\), not \(200, 96\)"),
+        ({"width": 100}, r"a weight is \(400, 96\), not \(200, 96\)"),
         ({"caches": wide}, "of x's dtype"),
     )
     refuses(run, wrong)

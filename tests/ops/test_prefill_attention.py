@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from quantbench.kv_cache import CACHES
-from quantbench.ops import prefill_attention as chunk
+from quantbench.ops import attend as chunk
 from quantbench.ops.attend import attend
 from quantbench.ops.attention import Choice
 from quantbench.ops.cpu.build import ISAS, unavailable
-from quantbench.ops.kv import Stored, dequantize
-from quantbench.ops.prefill_attention import chunk_attention
+from quantbench.ops.kv import Chunk, Stored, dequantize
 from tests import seeds
 from tests.memory import allocated
 from tests.ops.attention_contract import integer_products
@@ -36,7 +35,7 @@ def path(request, monkeypatch):
     elif reason := unavailable():
         pytest.skip(reason)
     if request.param == "any device":
-        monkeypatch.setattr(chunk, "_flash", lambda *given: chunk._plain(*given, None))
+        monkeypatch.setattr(chunk, "_flash", lambda *given: chunk.with_denominator(*given, None))
     if request.param == "card":
 
         def flash(query, key, value, is_causal, scale):
@@ -76,9 +75,9 @@ def problem(B, H, K, D, start, S, dtype=torch.float32):
 def check(query, own_key, own_value, key, value, slots, format="dense", window=None, device="cpu"):
     """Against all positions there were, as the format reads them back, and the chunk's own."""
     start, S, dtype = key.shape[2], query.shape[2], query.dtype
-    sides = [x.to(device) for x in (query, own_key, own_value)]
-    stored = [moved(past(x, slots, format), device) for x in (key, value)]
-    y = chunk_attention(*sides, *stored, torch.arange(start, start + S), window)
+    pairs = (own_key, key), (own_value, value)
+    sides = [Chunk(own.to(device), moved(past(x, slots, format), device)) for own, x in pairs]
+    y = attend(query.to(device), *sides, torch.arange(start, start + S), window)
     assert y.is_contiguous()
     y = y.cpu()
 
@@ -178,9 +177,9 @@ def test_any_number_of_threads_gives_the_same_bits(path, same_for_any_threads):
     query, own_key, own_value, key, value = problem(2, 8, 2, 64, 3000, 70, torch.bfloat16)
     positions = torch.arange(3000, 3070)
     for format in CACHES:
-        stored = [past(x, 3100, format) for x in (key, value)]
-        given = query, own_key, own_value, *stored, positions
-        same_for_any_threads(lambda given=given: chunk_attention(*given))
+        pairs = (own_key, key), (own_value, value)
+        given = query, *(Chunk(own, past(x, 3100, format)) for own, x in pairs), positions
+        same_for_any_threads(lambda given=given: attend(*given))
 
 
 @pytest.mark.parametrize("path", ["card"], indirect=True)

@@ -123,12 +123,7 @@ def test_a_compiled_layer_is_the_layer(device):
     from quantbench.quantize.packed import PackedWeight
 
     parts = packed(("int", 5, 32), 24, 64, zero=True, device=device)
-    weight = PackedWeight.make(
-        parts.planes,
-        parts.scale,
-        zero=parts.zero,
-        **{"format": "int", "bits": 5, "columns": 64, "group_size": 32, "dtype": torch.bfloat16},
-    )
+    weight = PackedWeight.of(parts, 64, torch.bfloat16)
     layer = torch.nn.Linear(64, 24, dtype=torch.bfloat16, device=device)
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
     layer = TritonLinear.of(layer, None)

@@ -25,7 +25,7 @@ from quantbench.commands import peers
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import open_checkpoint
-from quantbench.models.formats.gguf_writer import q6_k
+from quantbench.models.formats.gguf_blocks import q6_k
 from quantbench.models.loading import load_config, load_model
 from quantbench.peers.arms import make_arms, of_runtimes, seconds_before
 from quantbench.peers.gguf_file import FORMATS, MIXES, check, weight_bytes, write

@@ -82,7 +82,7 @@ def test_a_prompt_of_int4wo_is_no_product_of_tinygemms(rows, monkeypatch):
         aten.impl("_convert_weight_to_int4pack", packed_by_tinygemm, "CPU")
         made = int4.CudaLinear.of(layer, parse("int4wo-64"))
     assert made.weight.qdata.shape == (3, 8, 32, 4)
-    assert torch.equal(int4.plane_of(made.weight.qdata)[:N, : K // 2], weight.plane0)
+    assert torch.equal(int4.of_tinygemm(made.weight.qdata)[:N, : K // 2], weight.plane0)
     x = torch.randn(1, rows, K, dtype=torch.bfloat16)
     exact = x.double() @ dequantize(weight.parts).double().T + layer.bias
     # Each weight is rounded to bfloat16 once, sums in float32, the result once.

@@ -12,7 +12,7 @@ from quantbench.generate import Generator
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
-from quantbench.run import compiling
+from quantbench.run import decoding
 from tests.models.small import small_model
 from tests.programs import python
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 def test_what_it_gives_torch_compile_is_taken():
     x = torch.randn(100)
-    compiled = torch.compile(lambda x: x.exp() + 1, options=compiling.options(CPU))
+    compiled = torch.compile(lambda x: x.exp() + 1, options=decoding.compile_options(CPU))
     torch.testing.assert_close(compiled(x), x.exp() + 1)
 
 
@@ -32,8 +32,8 @@ def test_inductor_takes_a_compiler_of_several_words(words, tmp_path):
         pytest.skip(reason)
     program = (
         "import torch\nfrom quantbench.cli import explained\n"
-        "from quantbench.run import compiling\n"
-        "options = compiling.options(torch.device('cpu'))\n"
+        "from quantbench.run import decoding\n"
+        "options = decoding.compile_options(torch.device('cpu'))\n"
         "x = torch.ones(100)\n"
         "try:\n"
         "    print(torch.compile(lambda x: x.exp() + 1, options=options)(x).sum())\n"
@@ -50,7 +50,7 @@ def test_inductor_takes_a_compiler_of_several_words(words, tmp_path):
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
 def test_accelerators_are_left_alone(kind):
-    assert "cpp.vec_isa_ok" not in compiling.options(torch.device(kind))
+    assert "cpp.vec_isa_ok" not in decoding.compile_options(torch.device(kind))
 
 
 class Seen(Exception):

@@ -34,7 +34,7 @@ def test_its_samples_are_short(asked, taken):
     def one_sample(index, tokens=None, after_token=lambda: None):
         counts.append(tokens)
         after_token()
-        return SimpleNamespace(seconds=1.0)
+        return None, SimpleNamespace(seconds=1.0)
 
     config = RunConfig(max_new_tokens=asked)
     ready = measure.get_ready(config, torch.device("cpu"), one_sample, compiles=False)

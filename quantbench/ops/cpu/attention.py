@@ -45,10 +45,8 @@ def decode_attention(
     a process loads the C++ library, or builds it. Raises KernelError if that fails, RuntimeError
     for other shapes or dtypes.
     """
-    build.ready()
-    return torch.ops.quantbench.cpu_decode_attention(
-        *_arguments(query, key, value, first, count, scale, softcap)
-    )
+    given = _arguments(query, key, value, first, count, scale, softcap)
+    return torch.ops.quantbench.cpu_decode_attention(*given)
 
 
 def past_attention(
@@ -66,21 +64,12 @@ def past_attention(
     read the same key head. Returns the output (B, K · N, D) and the logarithm of the softmax's
     denominator (B, K · N), both float32, so that attention over other slots can be joined to it.
     """
+    given = _arguments(query, key, value, first, count, scale, softcap)
+    return torch.ops.quantbench.cpu_past_attention(*given)
+
+
+def _arguments(query, key, value, first, count, scale, softcap):
     build.ready()
-    return torch.ops.quantbench.cpu_past_attention(
-        *_arguments(query, key, value, first, count, scale, softcap)
-    )
-
-
-def _arguments(
-    query: Tensor,
-    key: Stored,
-    value: Stored,
-    first: Tensor,
-    count: Tensor,
-    scale: float | None,
-    softcap: float | None,
-) -> tuple[Tensor | str | float | None, ...]:
     sides = key.codes, key.scale, value.codes, value.scale
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return query, *sides, first.long(), count.long(), key.format, scale, softcap or 0.0

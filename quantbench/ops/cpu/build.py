@@ -15,6 +15,7 @@ and ctypes it cost 7 µs, a millisecond for the 150 ops of a step.
 import ctypes
 import functools
 import hashlib
+import json
 import os
 import platform
 import re
@@ -32,9 +33,10 @@ from quantbench.errors import KernelError, LogError
 from quantbench.ops.cpu import compiler
 
 SOURCES = Path(__file__).parent / "src"
-ISAS = compiler.instruction_sets(platform.machine())
+ISAS = ("portable", *compiler.MACHINES.get(platform.machine(), ()))
 MAX_LIBRARIES = 3  # of a checkout that stay in the cache: the newest
 MIN_STACK_BYTES = 1 << 20  # of a thread; a product's buffers take about 270 KB of it
+USES = "checkouts.json"  # in the cache
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -135,7 +137,7 @@ def built() -> Path:
     changed.
     """
     library = _library()
-    if _intact(library) and library.name in _names(_index(library.parent)):
+    if _intact(library) and library.name in _uses(library.parent).get(str(SOURCES), ()):
         return library
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -235,16 +237,12 @@ def _intact(library: Path) -> bool:
     return _digest(data[:-DIGEST_BYTES]) == data[-DIGEST_BYTES:]
 
 
-def _index(folder: Path) -> Path:
-    """This checkout's index file: the path of its sources, then its libraries, the newest last."""
-    return folder / f"checkout-{_digest(str(SOURCES).encode()).hex()[:16]}"
-
-
-def _names(index: Path) -> list[str]:
+def _uses(folder: Path) -> dict[str, list[str]]:
+    """Each checkout's libraries by the path of its sources, the newest last."""
     try:
-        return index.read_text().splitlines()[1:]
-    except OSError:
-        return []
+        return json.loads((folder / USES).read_text())
+    except (OSError, ValueError):
+        return {}
 
 
 def _forget_old(library: Path) -> None:
@@ -252,15 +250,11 @@ def _forget_old(library: Path) -> None:
 
     A checkout whose sources no longer exist loses all of its libraries.
     """
-    folder, index = library.parent, _index(library.parent)
-    names = [name for name in _names(index) if name != library.name] + [library.name]
-    index.write_text("\n".join([str(SOURCES), *names[-MAX_LIBRARIES:]]) + "\n")
-    used = set()
-    for checkout in folder.glob("checkout-*"):
-        if Path(checkout.read_text().splitlines()[0]).exists():
-            used.update(_names(checkout))
-        else:
-            names += _names(checkout)
-            checkout.unlink()
-    for name in set(names) - used:
+    folder, uses = library.parent, _uses(library.parent)
+    before = {name for names in uses.values() for name in names}
+    own = [name for name in uses.get(str(SOURCES), ()) if name != library.name]
+    uses[str(SOURCES)] = [*own, library.name][-MAX_LIBRARIES:]
+    uses = {sources: names for sources, names in uses.items() if Path(sources).exists()}
+    (folder / USES).write_text(json.dumps(uses))
+    for name in before.difference(*uses.values()):
         (folder / name).unlink(missing_ok=True)

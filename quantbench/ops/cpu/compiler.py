@@ -7,6 +7,7 @@ and so are all that MACHINES lists after it: those of younger processors.
 """
 
 import contextlib
+import itertools
 import os
 import platform
 import re
@@ -15,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ import torch
 from quantbench import host
 from quantbench.errors import KernelError
 
+Words = tuple[str, ...]  # a program and its first arguments, or options
 TORCH = Path(torch.__file__).resolve().parent  # the same for all checkouts that share it
 FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi"),
@@ -39,37 +41,44 @@ AVX512 = (
 )
 AVX512VNNI = (*AVX512, "-mavx512vnni")
 AVX512BF16 = (*AVX512VNNI, "-mavx512bf16")
+AMX = (*AVX512BF16, "-mavx512vbmi", *(f"-mamx-{part}" for part in ("tile", "bf16", "int8")))
 DOTPROD = "-march=armv8.2-a+dotprod"
-INSTRUCTIONS = {
-    "portable": (),
-    "avx2": AVX2,
-    "avx512": AVX512,
-    "avx512vnni": AVX512VNNI,
-    "avx512bf16": AVX512BF16,
-    "amx": (*AVX512BF16, "-mavx512vbmi", *(f"-mamx-{part}" for part in ("tile", "bf16", "int8"))),
-    "avxvnni": (*AVX2, "-mavxvnni"),
-    "neon-dotprod": (DOTPROD,),
-    "neon-i8mm": (f"{DOTPROD}+i8mm",),
+# The instruction sets of each machine: the flags, and what is compiled to see whether the compiler
+# and the assembler support one.
+MACHINES: Mapping[str, Mapping[str, tuple[Words, str]]] = {
+    "x86_64": {
+        "avx2": (AVX2, "__m256i f(__m256i a) { return _mm256_add_epi8(a, a); }"),
+        "avx512": (AVX512, "__m512i f(__m512i a) { return _mm512_add_epi8(a, a); }"),
+        "avx512vnni": (AVX512VNNI, "__m512i f(__m512i a) { return _mm512_dpbusd_epi32(a, a, a); }"),
+        "avx512bf16": (
+            AVX512BF16,
+            "__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }",
+        ),
+        "amx": (
+            AMX,
+            "void f() { _tile_dpbf16ps(0, 1, 2); _tile_dpbsud(0, 1, 2); _tile_release(); }",
+        ),
+        "avxvnni": (
+            (*AVX2, "-mavxvnni"),
+            "__m256i f(__m256i a) { return _mm256_dpbusd_avx_epi32(a, a, a); }",
+        ),
+    },
+    "aarch64": {
+        "neon-dotprod": (
+            (DOTPROD,),
+            "int32x4_t f(int32x4_t a, int8x16_t b) { return vdotq_s32(a, b, b); }",
+        ),
+        "neon-i8mm": (
+            (f"{DOTPROD}+i8mm",),
+            "int32x4_t f(int32x4_t a, int8x16_t b) { return vmmlaq_s32(a, b, b); }",
+        ),
+    },
 }
-MACHINES = {
-    "x86_64": ("avx2", "avx512", "avx512vnni", "avx512bf16", "amx", "avxvnni"),
-    "aarch64": ("neon-dotprod", "neon-i8mm"),
-}
+HEADERS = {"x86_64": "immintrin.h", "aarch64": "arm_neon.h"}
 _VARIANTS = re.compile(r"^// Variants: (.*)$", re.MULTILINE)
 # For the sources in a folder. hqq rounds products before it adds them, so that all instruction sets
 # give the same bits.
 FLAGS_OF_FOLDERS = {"hqq": ("-ffp-contract=off",)}
-# Compiled to see whether the compiler and the assembler support an instruction set.
-PROBES = {
-    "avx2": "__m256i f(__m256i a) { return _mm256_add_epi8(a, a); }",
-    "avx512": "__m512i f(__m512i a) { return _mm512_add_epi8(a, a); }",
-    "avx512vnni": "__m512i f(__m512i a) { return _mm512_dpbusd_epi32(a, a, a); }",
-    "avx512bf16": "__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }",
-    "amx": "void f() { _tile_dpbf16ps(0, 1, 2); _tile_dpbsud(0, 1, 2); _tile_release(); }",
-    "avxvnni": "__m256i f(__m256i a) { return _mm256_dpbusd_avx_epi32(a, a, a); }",
-    "neon-dotprod": "int32x4_t f(int32x4_t a, int8x16_t b) { return vdotq_s32(a, b, b); }",
-    "neon-i8mm": "int32x4_t f(int32x4_t a, int8x16_t b) { return vmmlaq_s32(a, b, b); }",
-}
 # These flags remove additions that are there to round, and tests for NaN: see src/common/variant.h.
 FAST_MATH = {
     *("-Ofast", "-ffast-math", "-funsafe-math-optimizations", "-fassociative-math"),
@@ -82,9 +91,6 @@ PASSING = ("Killed", "No space left", "annot allocate memory", "out of memory")
 
 class Passing(KernelError):
     """A failed build that may succeed the next time, because the machine was the cause."""
-
-
-Words = tuple[str, ...]  # a program and its first arguments
 
 
 def command() -> Words | None:
@@ -132,7 +138,7 @@ def unavailable() -> str | None:
 def identity(compiler: Words) -> list[str]:
     """Everything about the compiler and its flags on which the library depends."""
     parts = [torch.__version__, platform.machine(), *compiler, version(compiler), *flags()]
-    return [*parts, repr(INSTRUCTIONS), repr(FLAGS_OF_FOLDERS), repr(PROBES)]
+    return [*parts, repr(MACHINES), repr(FLAGS_OF_FOLDERS)]
 
 
 def version(compiler: Words) -> str:
@@ -150,8 +156,6 @@ def _own_flags() -> list[str]:
 
 @dataclass(frozen=True)
 class Unit:
-    """A source, compiled once."""
-
     source: Path
     variant: str | None  # the instruction set, where the source has variants
     options: Words  # in addition to `flags`
@@ -161,72 +165,49 @@ class Unit:
         return f"{self.source.parent.name}-{self.source.stem}-{self.variant}.o"
 
 
-def instruction_sets(machine: str) -> tuple[str, ...]:
-    return ("portable", *MACHINES.get(machine, ()))
-
-
 def units(sources: Path, machine: str | None = None) -> list[Unit]:
     """What is compiled of the folder `sources` for a machine, the one that this is if None."""
-    sets, made = instruction_sets(machine or platform.machine()), []
+    sets, made = MACHINES.get(machine or platform.machine(), {}), []
     for source in sorted(sources.rglob("*.cpp")):
         named = _VARIANTS.search(source.read_text())
         own = (*FLAGS_OF_FOLDERS.get(source.parent.name, ()), f"-I{sources}")
-        for variant in filter(sets.__contains__, named[1].split()) if named else [None]:
-            define = f"-DVARIANT={variant.replace('-', '_')}" if variant else None
-            extra = (*INSTRUCTIONS[variant], define) if variant else ()
-            made.append(Unit(source, variant, (*extra, *own)))
+        for variant in named[1].split() if named else [None]:
+            if variant in (None, "portable") or variant in sets:
+                options = sets[variant][0] if variant in sets else ()
+                define = [f"-DVARIANT={variant.replace('-', '_')}"] if variant else []
+                made.append(Unit(source, variant, (*options, *define, *own)))
     return made
 
 
 def library(compiler: Words, sources: Path, scratch: Path) -> Path:
     """Compile all sources into one library in the folder `scratch`. Raises KernelError."""
-    processes = _Processes(scratch)
-    with ThreadPoolExecutor(jobs()) as pool, processes.ended_with_this_one():
-        every = units(sources)
-        used = {unit.variant for unit in every}
-        wanted = [name for name in MACHINES.get(platform.machine(), ()) if name in used]
-        known = ["portable", *_known(compiler, wanted, processes, pool)]
-        defined = f'-DQUANTBENCH_BUILT=" {" ".join(known)} "'
+    processes, target = _Processes(compiler, scratch), scratch / "kernels.so"
+    every = units(sources)
+    used = {unit.variant for unit in every}
+    wanted = [name for name in MACHINES.get(platform.machine(), ()) if name in used]
+    with ThreadPoolExecutor(jobs()) as pool:
+        try:
+            pairs = zip(wanted, pool.map(processes.know, wanted), strict=True)
+            known = [
+                "portable",
+                *(name for name, _ in itertools.takewhile(lambda pair: pair[1], pairs)),
+            ]
+            defined = f'-DQUANTBENCH_BUILT=" {" ".join(known)} "'
 
-        def compile_one(unit: Unit) -> Path:
-            target = scratch / unit.object_name
-            options = (*flags(), *unit.options, defined)
-            processes.run(compiler, [*options, "-c", unit.source, "-o", target])
-            return target
+            def compile_one(unit: Unit) -> Path:
+                compiled = scratch / unit.object_name
+                processes.run(*unit.options, defined, "-c", unit.source, "-o", compiled)
+                return compiled
 
-        chosen = [unit for unit in every if unit.variant is None or unit.variant in known]
-        objects = list(pool.map(compile_one, chosen))
-        target = scratch / "kernels.so"
-        link = ["-shared", *objects, f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-o", target]
-        processes.run(compiler, [*flags(), *link])
+            chosen = [unit for unit in every if unit.variant is None or unit.variant in known]
+            objects = list(pool.map(compile_one, chosen))
+            processes.run("-shared", *objects, f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-o", target)
+        except BaseException:
+            processes.end()
+            raise
     if not target.is_file():
         raise _cannot_build(compiler, "it reported success and wrote no library")
     return target
-
-
-def _known(
-    compiler: Words, wanted: list[str], processes: "_Processes", pool: ThreadPoolExecutor
-) -> list[str]:
-    """The wanted instruction sets that the compiler supports, up to the first that it does not."""
-
-    def knows(name: str) -> bool:
-        source, target = (processes.folder / f"probe-{name}.{ending}" for ending in ("cpp", "o"))
-        header = "arm_neon.h" if name in MACHINES["aarch64"] else "immintrin.h"
-        source.write_text(f"#include <{header}>\n{PROBES[name]}\n")
-        try:
-            processes.run(compiler, [*flags(), *INSTRUCTIONS[name], "-c", source, "-o", target])
-        except Passing:
-            raise
-        except KernelError:
-            return False
-        return True
-
-    known = []
-    for name, yes in zip(wanted, pool.map(knows, wanted), strict=True):
-        if not yes:
-            break
-        known.append(name)
-    return known
 
 
 def jobs() -> int:
@@ -237,21 +218,21 @@ def jobs() -> int:
 
 
 class _Processes:
-    """The compiler processes that are running. They are killed if SIGTERM ends this process."""
+    """The compiler's processes that are running."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, compiler: Words, folder: Path) -> None:
+        self.compiler, self.folder = compiler, folder
         self.lock = threading.Lock()
         self.running: set[subprocess.Popen] = set()
         self.ending = False
 
-    def run(self, compiler: Words, arguments: list) -> None:
-        words = [*compiler, *map(str, arguments)]
+    def run(self, *arguments: str | Path) -> None:
+        """Call the compiler. Raises KernelError where it fails."""
         with self.lock:
             if self.ending:
                 raise Passing("the build has been ended")
             process = subprocess.Popen(
-                words,
+                [*self.compiler, *flags(), *map(str, arguments)],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -263,29 +244,29 @@ class _Processes:
         with self.lock:
             self.running.discard(process)
         if process.returncode:
-            raise _failure(compiler, process.returncode, errors)
+            lines = errors.strip().splitlines()
+            chosen = [line.strip() for line in lines if "error" in line] or lines[-1:]
+            status = f"it ended with status {process.returncode} and said nothing"
+            passing = process.returncode < 0 or any(word in errors for word in PASSING)
+            kind = Passing if passing else KernelError
+            raise _cannot_build(self.compiler, "; ".join(chosen[:2]) or status, kind)
 
-    @contextlib.contextmanager
-    def ended_with_this_one(self) -> Iterator[None]:
-        """On SIGTERM, kill the compilers and let the caller clean up before the process ends."""
-        handles = threading.current_thread() is threading.main_thread()
-        handles = handles and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-        def end(*_) -> None:
-            raise _Terminated
-
-        if handles:
-            signal.signal(signal.SIGTERM, end)
+    def know(self, name: str) -> bool:
+        """Whether the compiler supports an instruction set of this machine."""
+        machine = platform.machine()
+        options, probe = MACHINES[machine][name]
+        source, target = (self.folder / f"probe-{name}.{ending}" for ending in ("cpp", "o"))
+        source.write_text(f"#include <{HEADERS[machine]}>\n{probe}\n")
         try:
-            yield
-        except BaseException:
-            self._end()
+            self.run(*options, "-c", source, "-o", target)
+        except Passing:
             raise
-        finally:
-            if handles:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        except KernelError:
+            return False
+        return True
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Kill them, and start no more."""
         with self.lock:
             self.ending = True
             for process in self.running:
@@ -294,26 +275,29 @@ class _Processes:
 
 
 class _Terminated(BaseException):
-    """SIGTERM arrived while compilers were running."""
+    """SIGTERM arrived."""
 
 
 @contextlib.contextmanager
 def terminates() -> Iterator[None]:
-    """A context around `library` and the cleaning up after it: at its end, SIGTERM ends the process
-    if it arrived inside."""
+    """A context around `library` and the cleaning up after it: SIGTERM ends the process when that
+    is done, unless another handler was set."""
+
+    def end(*_) -> None:
+        raise _Terminated
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
     try:
         yield
     except _Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
-        raise SystemExit(128 + signal.SIGTERM) from None
-
-
-def _failure(compiler: Words, status: int, errors: str) -> KernelError:
-    lines = errors.strip().splitlines()
-    chosen = [line.strip() for line in lines if "error" in line] or lines[-1:]
-    reason = "; ".join(chosen[:2]) or f"it ended with status {status} and said nothing"
-    passing = status < 0 or any(word in errors for word in PASSING)
-    return _cannot_build(compiler, reason, Passing if passing else KernelError)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _cannot_build(

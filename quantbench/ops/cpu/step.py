@@ -12,6 +12,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,10 +36,7 @@ def _(x, kept, hows, format, rotations, positions, sequences, epsilon, heads, kv
     return x.new_empty((x.shape[0], sum(vocabularies)))
 
 
-@dataclass(frozen=True)
-class Linear:
-    """A linear layer."""
-
+class Linear(NamedTuple):
     weight: Tensor  # unquantized (N, K), or packed by ops.cpu.linear.pack
     bias: Tensor | None  # (N,)
 
@@ -62,19 +60,6 @@ class Networks:
 
 
 @dataclass(frozen=True)
-class Moving:
-    """A layer's experts that come and go between two tiers of memory (experts/fused.py)."""
-
-    turn: Tensor  # `Turn` of step/experts.h and its lists, int64; of all layers together
-    used: Tensor  # (X,) int64: when each expert was last used, by the turn's clock
-    layer: int  # by which `Turn::ask` knows this layer
-
-    def head(self) -> list[int]:
-        """The addresses, and the layer."""
-        return [self.turn.data_ptr(), self.used.data_ptr(), self.layer]
-
-
-@dataclass(frozen=True)
 class Experts:
     """A layer's mixture of experts, each with two matrices like a feed-forward network's."""
 
@@ -84,16 +69,17 @@ class Experts:
     normalized: bool  # whether their weights add up to 1
     shared: Networks  # the one that all tokens go through, or none
     shared_gate: Tensor | None  # (D,): its sigmoid says how much a token takes from that one
-    moving: Moving | None = None  # None: all experts stay where they are
+    # Of experts that come and go between two tiers of memory (experts/fused.py): the addresses of
+    # `Turn` in step/experts.h, of all layers together, and of when each expert was last used, by
+    # the turn's clock, both int64; and the number by which `Turn::ask` knows the layer.
+    moving: tuple[int, int, int] | None = None  # None: all experts stay where they are
 
     def table(self) -> Tensor:
         """Where the experts' matrices lie, as step/experts.h reads it: int64. It is valid as long
         as these matrices are. Where experts come and go, none of them is there yet."""
         head = [self.chosen, int(self.normalized), *self.networks.head(), *self.shared.head()]
-        places = self.networks.places()
-        if self.moving:
-            places = [0] * (2 * len(self.router))
-        moving = self.moving.head() if self.moving else [0, 0, 0]
+        places = [0] * (2 * len(self.router)) if self.moving else self.networks.places()
+        moving = self.moving or (0, 0, 0)
         return torch.tensor([*head, *moving, *places, *self.shared.places()])
 
 
@@ -101,8 +87,7 @@ class Experts:
 TABLE_HEAD = 11
 
 
-@dataclass(frozen=True)
-class How:
+class How(NamedTuple):
     """What differs between layers beyond their weights, as `How` of step/step.h reads it."""
 
     wraps: bool  # whether a full cache overwrites its oldest slot, for a sliding window
@@ -113,99 +98,52 @@ class How:
     residual: float = 1.0  # what attention and feed-forward network return is multiplied by it
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One layer's weights; norms are what RMS norms multiply by, float32, None without a norm."""
+@dataclass(eq=False)
+class Step:
+    """All but tokens and positions. Parts and caches are handed to the op once.
 
-    attention_norm: Tensor | None
-    wqkv: Linear
-    query_norm: Tensor | None  # (E,) of each head, or (heads · E,) of all heads together
-    key_norm: Tensor | None  # (E,) or (kv_heads · E,)
-    wo: Linear
-    post_norm: Tensor | None  # of what attention returns
-    ffn_norm: Tensor | None
-    # The rows of the gate, then those of the up projection. With experts: the router, and in the
-    # place of a bias the shared expert's gate.
-    w13: Linear
-    w2: Linear  # with experts their table
-    ffn_post_norm: Tensor | None
+    Where several ranks share the model, sizes are this rank's.
+    """
 
-    def parts(self) -> list[Tensor]:
-        """The tensors in the order of `Part` in step/op.cpp; an empty one for each that is None."""
-        missing = torch.empty(0)
-        parts = (
-            self.attention_norm,
-            *(self.wqkv.weight, self.wqkv.bias),
-            *(self.query_norm, self.key_norm),
-            *(self.wo.weight, self.wo.bias),
-            *(self.post_norm, self.ffn_norm),
-            *(self.w13.weight, self.w13.bias),
-            *(self.w2.weight, self.w2.bias),
-            self.ffn_post_norm,
-        )
-        return [missing if part is None else part for part in parts]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes that all layers share; this rank's, where several share the model."""
-
+    parts: Sequence[Tensor]  # of all layers, in the order of `Part` in step/step.h; empty: none
+    # The KV caches of all layers, where a step stores the new keys and values: for each layer those
+    # of the keys, then those of the values: codes, and the scale if the format has one, each (B or
+    # more, kv_heads, T, …).
+    caches: Sequence[Tensor]
+    format: str  # of the caches: one of ops.kv.WRITTEN_BY_STEPS
+    hows: Tensor  # the numbers of each layer's `How`, float64
+    # (2, tables, E / 2), float32: in each table radians per position of each of a head's pairs, and
+    # what their cosines and sines are multiplied by.
+    rotations: Tensor
+    norm: Tensor  # what the final norm multiplies by, float32
+    output: Linear
+    vocabularies: Sequence[int]  # how many tokens each rank has in its output; V is their sum
     heads: int  # query heads
     kv_heads: int  # key/value heads
     width: int  # of the feed-forward network
     epsilon: float  # of all norms
     ranks: int = 0  # handle of ops/cpu/ranks.py, of the ranks to sum over; 0: this process is alone
 
-
-@dataclass(frozen=True)
-class Caches:
-    """The KV caches of all layers; a step stores the new keys and values there."""
-
-    # For each layer those of the keys, then those of the values: codes, and the scale if the format
-    # has one, each (B or more, kv_heads, T, …).
-    tensors: Sequence[Tensor]
-    format: str  # one of ops.kv.WRITTEN_BY_STEPS
-
-
-class Kept:
-    """What every step has of the layers, handed to the op once. parts: the `Layer.parts` of all."""
-
-    def __init__(self, parts: Sequence[Tensor], caches: Caches) -> None:
-        library = build.load()
-        self.parts, self.caches = parts, caches
-        self.handle = torch.ops.quantbench.cpu_keep(parts, caches.tensors)
-        forget = library.quantbench_forget
+    def __post_init__(self) -> None:
+        forget = build.load().quantbench_forget
         forget.argtypes, forget.restype = (ctypes.c_int64,), None
+        self.handle = torch.ops.quantbench.cpu_keep(self.parts, self.caches)
         weakref.finalize(self, forget, self.handle).atexit = False
 
+    def __call__(self, x: Tensor, positions: Tensor, sequences: int | None = None) -> Tensor:
+        """Logits (B, V) of the next tokens, after those at `positions`, (B,) int64, or (1,) for
+        all.
 
-def decode(
-    x: Tensor,
-    kept: Kept,
-    hows: Tensor,
-    rotations: Tensor,
-    positions: Tensor,
-    shape: Shape,
-    norm: Tensor,
-    output: Linear,
-    vocabularies: Sequence[int],
-    sequences: int | None = None,
-) -> Tensor:
-    """Logits (B, V) of the next tokens, after those at `positions`, (B,) int64, or (1,) for all.
+        x: their embeddings (B, D): B / sequences tokens of each sequence, at consecutive positions,
+        one behind the other; one of each of B sequences if not given. Each attends to its
+        sequence's positions up to its own. Of several tokens each gets the bits that it gets alone.
 
-    x: their embeddings (B, D): B / sequences tokens of each sequence, at consecutive positions, one
-    behind the other; one of each of B sequences if not given. Each attends to its sequence's
-    positions up to its own. Of several tokens each gets the bits that it gets alone.
-    hows: the numbers of each layer's `How`, float64.
-    rotations (2, tables, E / 2), float32: in each table radians per position of each of a head's
-    pairs, and what their cosines and sines are multiplied by. norm: what the final norm multiplies
-    by, float32. vocabularies: how many tokens each rank has in its output; V is their sum.
-
-    Raises RuntimeError for a position that is not in the caches, for several tokens of a sequence
-    that would wrap around in a sliding window's cache, and when another rank has ended or failed.
-    """
-    rows = len(x) if sequences is None else sequences
-    tokens = x, kept.handle, hows, kept.caches.format, rotations, positions, rows
-    sizes = shape.epsilon, shape.heads, shape.kv_heads, shape.width
-    head = norm, output.weight, output.bias, shape.ranks, list(vocabularies)
-    return torch.ops.quantbench.cpu_decode(*tokens, *sizes, *head)
+        Raises RuntimeError for a position that is not in the caches, for several tokens of a
+        sequence that would wrap around in a sliding window's cache, and when another rank has ended
+        or failed.
+        """
+        rows = len(x) if sequences is None else sequences
+        tokens = x, self.handle, self.hows, self.format, self.rotations, positions, rows
+        sizes = self.epsilon, self.heads, self.kv_heads, self.width
+        ending = self.norm, *self.output, self.ranks, list(self.vocabularies)
+        return torch.ops.quantbench.cpu_decode(*tokens, *sizes, *ending)
