@@ -59,23 +59,21 @@ EARLIER = "--from measures nothing: give limits, --share and --checkpoint_path a
               help="As in generate.py; several are compared by bits per byte [tiny]")  # fmt: skip
 @shared.measuring_options
 @options(without=UNUSED, defaults={"max_new_tokens": shared.MAX_NEW_TOKENS})
-@click.pass_context
 def recommend(
-    context: click.Context,
-    /,
     checkpoints: tuple[str, ...],
     earlier: str | None,
     schemes: str | None,
     share: str | None,
     output: str | None,
+    config: RunConfig,
     **given: Any,
 ) -> None:
     """Which quantization to take: the fastest that keeps quality, the smallest, the best mix."""
     asked, settings = limits(given), shared.settings_of(given)
-    common = dataclasses.replace(RunConfig(**given), compile=True)
+    common = dataclasses.replace(config, compile=True)
     written = files.Output("--share", share, HOLDS, "JSON of recommend --share")
     if earlier is not None:
-        refuse_beside(context, OF_EARLIER, EARLIER)
+        refuse_beside(OF_EARLIER, EARLIER)
         files.check_outputs([written])
         results = store.load(Path(earlier), "--from")
         models = {parse(arm.argv).checkpoint_path for arm in results.arms if arm.argv}
