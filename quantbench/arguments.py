@@ -25,15 +25,21 @@ GIVEN = {"checkpoint_path": "a model", "quantization": "a scheme", "prompt": "te
 SPACES = "in quotes where it has spaces"
 
 
-def write_options(formatter: click.HelpFormatter, parameters: Sequence[click.Parameter]) -> None:
-    """Write the options in sections. One without a `group` is the command's own."""
-    sections: dict[str, list[tuple[str, str]]] = {}
+def sections(parameters: Sequence[click.Parameter]) -> dict[str, list[tuple[str, str]]]:
+    """The options with their help by `group`; OWN has those of the command alone."""
+    by_group: dict[str, list[tuple[str, str]]] = {}
     for option in parameters:
         if isinstance(option, click.Option) and not option.hidden:
-            rows = sections.setdefault(getattr(option, "group", OWN), [])
+            rows = by_group.setdefault(getattr(option, "group", OWN), [])
             rows.append((f"{option.opts[0]} {placeholder(option)}".rstrip(), option.help or ""))
-    shared = next(iter(sections)) == OWN  # generate.py itself has no options but these
-    for group, rows in sections.items():
+    return by_group
+
+
+def write_options(formatter: click.HelpFormatter, parameters: Sequence[click.Parameter]) -> None:
+    """Write the options in sections."""
+    by_group = sections(parameters)
+    shared = next(iter(by_group)) == OWN  # generate.py itself has no options but these
+    for group, rows in by_group.items():
         with formatter.section(f"{group}, as in generate" if shared and group != OWN else group):
             formatter.write_dl(rows)
 
@@ -88,10 +94,10 @@ def refusal(error: click.UsageError) -> str:
     return error.format_message()
 
 
-def given_options() -> dict[str, click.Parameter]:
+def given_options(context: click.Context | None = None) -> dict[str, click.Parameter]:
     """The options and words that stand on the command line of the running command, by their names
     in click."""
-    context = click.get_current_context()
+    context = context or click.get_current_context()
     by_name = {parameter.name or "": parameter for parameter in context.command.params}
     source = context.get_parameter_source
     return {n: p for n, p in by_name.items() if source(n) is ParameterSource.COMMANDLINE}

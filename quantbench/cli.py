@@ -25,9 +25,8 @@ from typing import Any, TypeVar
 
 import click
 from click import shell_completion
-from click.core import ParameterSource
 
-from quantbench.arguments import examples, refusal, stray, write_examples, write_options
+from quantbench import arguments
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.progress import say
 from quantbench.text import key, one_line, shown
@@ -101,10 +100,10 @@ class Command(click.Command):
                 raise click.NoSuchOption("--")
             given, words, _ = self.make_parser(ctx).parse_args(list(args))
         except click.UsageError as error:
-            raise UsageError(refusal(error)) from None
-        arguments = any(isinstance(param, click.Argument) for param in self.params)
-        if words and not arguments and not isinstance(self, click.Group):
-            raise UsageError(stray(words[0], options))
+            raise UsageError(arguments.refusal(error)) from None
+        takes_words = any(isinstance(param, click.Argument) for param in self.params)
+        if words and not takes_words and not isinstance(self, click.Group):
+            raise UsageError(arguments.stray(words[0], options))
         for option in options.values():
             values = given.get(option.name or "")
             for text in values if isinstance(values, list) else [values]:
@@ -120,15 +119,15 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.BadParameter as error:
-            raise UsageError(refusal(error)) from None
+            raise UsageError(arguments.refusal(error)) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_options(formatter, self.get_params(ctx))
+        arguments.write_options(formatter, self.get_params(ctx))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         root = ctx.find_root().command
         spelled = root.spelled if isinstance(root, Group) else str
-        write_examples(formatter, [*map(spelled, examples(self.callback))])
+        arguments.write_examples(formatter, [*map(spelled, arguments.examples(self.callback))])
         super().format_epilog(ctx, formatter)
 
     def shell_complete(
@@ -214,18 +213,16 @@ class Group(OneLineErrors, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, names = key(args[0]), self.list_commands(ctx)
-        alone = not any(
-            ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
-            for param in self.params
-            if param.name != "debug"
-        )
+        alone = not arguments.given_options(ctx).keys() - {"debug"}
         if name in names and alone:
             return name, self.get_command(ctx, name), args[1:]
         if ctx.resilient_parsing:
             return None, None, []
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
         if self.invoke_without_command and (not close or not alone):
-            raise UsageError(stray(args[0], [key(param.opts[0]) for param in self.params]))
+            raise UsageError(
+                arguments.stray(args[0], [key(param.opts[0]) for param in self.params])
+            )
         hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(names)}"
         raise UsageError(f"No such command {shown(args[0])}. {hint}")
 

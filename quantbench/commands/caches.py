@@ -15,7 +15,6 @@ from quantbench.log.options import options
 from quantbench.run import environment
 
 MODEL = "dummy:Llama-3.2-1B"  # its heads and layers
-OF_GENERATE = {"checkpoint_path", "batch_size", "device", "precision", "debug"}
 
 
 @click.command(cls=Command)
@@ -23,7 +22,7 @@ OF_GENERATE = {"checkpoint_path", "batch_size", "device", "precision", "debug"}
               help="Positions to attend over [65536]")  # fmt: skip
 @click.option("--rounds", type=Whole(1), default=15, help="How often each cache is timed [15]")
 @click.option("--json", "json_path", metavar="PATH", help="Write every timing here, too")
-@options(only=OF_GENERATE, defaults={"checkpoint_path": MODEL})
+@options("batch_size", "device", "precision", defaults={"checkpoint_path": MODEL})
 def caches(context_depth: int, rounds: int, json_path: str | None, config: RunConfig) -> None:
     """Measure decode attention alone, over every kind of KV cache, against memory's speed."""
     files.check_outputs([report_output(json_path)], {"--checkpoint_path": config.checkpoint_path})

@@ -28,7 +28,6 @@ from quantbench.report import experts as report
 from quantbench.run import environment
 from quantbench.text import counted
 
-OF_GENERATE = {"checkpoint_path", "quantization", "device", "precision", "num_layers", "debug"}
 KINDS = {".svg": (files.is_svg, "SVG"), ".html": (files.is_html, "HTML")}  # of --output
 CONTEXT = 1024  # positions of a window, or the model's context, if that is shorter
 
@@ -42,7 +41,8 @@ def experts() -> None:
 @click.option("--text", metavar="FILE", help="A text to read, instead of the embedded held-out one")
 @click.option("--tokens", type=Whole(2), metavar="N", help="Only its first N tokens [all]")
 @click.option("--output", metavar="FILE", help="Write the counts here, as JSON [the cache folder]")
-@options(only=OF_GENERATE, defaults={"checkpoint_path": "tiny_moe"})
+@options("quantization", "device", "precision", "num_layers",
+         defaults={"checkpoint_path": "tiny_moe"})  # fmt: skip
 def profile(text: str | None, tokens: int | None, output: str | None, config: RunConfig) -> None:
     """Run a model over a text, and count how often each expert of each layer is chosen."""
     config = dataclasses.replace(config, write_result="none")

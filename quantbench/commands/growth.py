@@ -30,7 +30,7 @@ from quantbench.plans.decoding import decoding
 from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.report.columns import Columns, aligned, interval, number
-from quantbench.report.lines import draw
+from quantbench.report.limit_tables import draw
 
 SCHEMES = spec.COMPARED_BRIEFLY
 DEFAULTS = {"device": "cpu", "max_new_tokens": 17}  # other than generate.py's
@@ -49,7 +49,7 @@ OF_MEASURING = ("schemes", "checkpoint_path", "device", "max_new_tokens", "cycle
               help="Turns of each process at each point [16]; intervals need 8")  # fmt: skip
 @click.option("--json", "json_path", default=DATA, help=f"Where the points are kept [{DATA}]")
 @click.option("--chart", default=CHART, help=f"The picture [{CHART}]")
-@options(only={*DEFAULTS, "debug"}, defaults=DEFAULTS)
+@options("debug", defaults=DEFAULTS)
 def growth(
     over: str | None,
     values: str | None,

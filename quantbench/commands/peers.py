@@ -40,9 +40,7 @@ from quantbench.report.columns import aligned
 from quantbench.run.environment import choose_threads
 from quantbench.text import counted
 
-# Options of generate.py that this command takes, and where its defaults are others.
-OF_GENERATE = {"checkpoint_path", "num_layers", "prefill_size", "max_new_tokens", "threads",
-               "device", "batch_size", "debug"}  # fmt: skip
+# Other than generate.py's.
 DEFAULTS = {"checkpoint_path": "dummy:TinyLlama-1.1B-Chat-v1.0", "prefill_size": 128,
             "max_new_tokens": 33, "device": "cpu"}  # fmt: skip
 
@@ -59,7 +57,7 @@ DEFAULTS = {"checkpoint_path": "dummy:TinyLlama-1.1B-Chat-v1.0", "prefill_size":
 @turn_options
 @click.option("--gguf", metavar="DIR", help="Keep the GGUF files here, and use those that exist")
 @click.option("--json", "json_path", metavar="PATH", help="Write every turn here, too")
-@options(only=OF_GENERATE, defaults=DEFAULTS)
+@options("num_layers", "threads", "batch_size", defaults=DEFAULTS)
 def peers(
     schemes: str | None,
     runtimes: str | None,

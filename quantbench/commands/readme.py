@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from quantbench import files
-from quantbench.arguments import examples, placeholder
+from quantbench.arguments import OWN, examples, sections
 from quantbench.cli import Command
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import knows
@@ -94,15 +94,8 @@ def _described(command: click.Command, parent: str) -> Iterator[str]:
     name = f"{parent} {command.name}"
     context = click.Context(command, info_name=name)
     yield f"## {name}\n\n{' '.join((command.help or '').split())}"
-    own: list[tuple[str, str]] = []
-    groups: dict[str, None] = {}  # in order
-    for option in command.params:
-        if isinstance(option, click.Option) and not option.hidden:
-            if group := getattr(option, "group", None):
-                groups[group] = None
-            elif option.name not in ("help", "debug"):
-                given = f"{option.opts[0]} {placeholder(option)}".rstrip()
-                own.append((f"`{given}`", option.help or ""))
+    groups = sections(command.params)
+    own = [(f"`{given}`", text) for given, text in groups.pop(OWN, []) if given != "--debug"]
     words = [word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]"]
     if words:
         yield f"Takes {' '.join(words)}."

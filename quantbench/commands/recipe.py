@@ -30,10 +30,10 @@ from quantbench.quality.thresholds import SCALE
 from quantbench.report.columns import aligned
 from quantbench.run import checks
 
-OF_GENERATE = {
+OF_GENERATE = (
     *("checkpoint_path", "num_layers", "device", "precision", "threads", "kv_cache", "batch_size"),
-    *("prefill_size", "max_new_tokens", "context_depth", "cache_size", "debug"),
-}
+    *("prefill_size", "max_new_tokens", "context_depth", "cache_size"),
+)
 FORMATS = ("torchao", "llama.cpp", "gptqmodel")
 DATA, CHART = "docs/data/frontier.json", "docs/frontier.svg"
 BITS = 3.0, 3.5, 4.0, 4.5, 5.0, 6.1  # of `frontier`
@@ -56,7 +56,7 @@ A_WEIGHT = Between("bits a weight, such as 4.5", "32")
 @click.option("--verify", is_flag=True,
               help="Run the recipe and the best uniform scheme in turns, as ab does")  # fmt: skip
 @click.option("--output", metavar="FILE", help="Write the recipe here, for --quantization")
-@options(only=OF_GENERATE)
+@options(*OF_GENERATE)
 def recipe(
     text: str | None,
     uncalibrated: bool,
@@ -109,7 +109,7 @@ def recipe(
               help=f"Draw a recipe of N bits a weight [{', '.join(map(str, BITS))}]")  # fmt: skip
 @click.option("--json", "json_path", default=DATA, help=f"Where the points are kept [{DATA}]")
 @click.option("--chart", default=CHART, help=f"The picture [{CHART}]")
-@options(only={"checkpoint_path", "device", "threads", "debug"})
+@options("checkpoint_path", "device", "threads")
 def frontier(
     paths: tuple[str, ...], bits: tuple[float, ...], json_path: str, chart: str, config: RunConfig
 ) -> None:
@@ -131,7 +131,7 @@ def frontier(
 @click.argument("file", type=click.Path())
 @click.option("--format", "form", type=Choice(FORMATS), required=True,
               help=f"The program that is to read it: {', '.join(FORMATS)}")  # fmt: skip
-@options(only={"checkpoint_path", "debug"})
+@options("checkpoint_path")
 def export(file: str, form: str, config: RunConfig) -> None:
     """Print the recipe in FILE as another program's mixture: torchao's FqnToConfig, llama.cpp's
     --tensor-type-file, or GPTQModel's dynamic."""

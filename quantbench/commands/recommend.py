@@ -27,9 +27,8 @@ from quantbench.answer.shared import HOLDS, Model
 from quantbench.answer.shared import write as write_shared
 from quantbench.answer.stop import Enough
 from quantbench.arguments import names_of, refuse_beside
-from quantbench.bench import store
 from quantbench.bench.arm import make_arms
-from quantbench.bench.store import Results, Settings
+from quantbench.bench.store import Results, Settings, load
 from quantbench.cli import Command
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log import shell
@@ -75,7 +74,7 @@ def recommend(
     if earlier is not None:
         refuse_beside(OF_EARLIER, EARLIER)
         files.check_outputs([written])
-        results = store.load(Path(earlier), "--from")
+        results = load(Path(earlier), "--from")
         models = {parse(arm.argv).checkpoint_path for arm in results.arms if arm.argv}
         if checkpoints and models != set(checkpoints):
             raise UsageError(f"--from {earlier} holds results of {', '.join(sorted(models))}, not "

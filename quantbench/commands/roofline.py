@@ -38,9 +38,7 @@ from quantbench.report import limit_tables as tables
 from quantbench.report.columns import aligned
 from quantbench.typed_json import omitted
 
-# Options of generate.py that this command takes, and where its defaults are others.
-OF_GENERATE = {"checkpoint_path", "device", "precision", "batch_size", "num_layers",
-               "max_new_tokens", "debug"}  # fmt: skip
+# Other than generate.py's.
 DEFAULTS = {"checkpoint_path": "dummy:TinyLlama-1.1B-Chat-v1.0", "max_new_tokens": 33}
 SCHEMES = spec.COMPARED
 PARTS = ("layers", "model")
@@ -65,7 +63,7 @@ class Report:
               help="Leave out torch's and torchao's kernels, which take memory, too")  # fmt: skip
 @turn_options
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
-@options(only=OF_GENERATE, defaults=DEFAULTS)
+@options("device", "precision", "batch_size", "num_layers", defaults=DEFAULTS)
 def roofline(
     schemes: str | None,
     parts: str | None,

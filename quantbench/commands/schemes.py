@@ -33,7 +33,7 @@ NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compar
 @click.option("--tokens", type=Whole(0), default=TOKENS,
               help=f"Read at most N tokens; 0: all [{TOKENS}]")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write the rows here, too")
-@options(only={"checkpoint_path", "device", "precision", "debug"})
+@options("checkpoint_path", "device", "precision")
 def schemes(
     names: tuple[str, ...],
     only_names: bool,

@@ -25,18 +25,19 @@ NAMES = tuple(option_table())
 
 
 def options(
-    only: Collection[str] = NAMES,
+    *only: str,
     without: Collection[str] = (),
     defaults: Mapping[str, object] = MappingProxyType({}),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a click command's function with every option in `only` but those in `without`.
-
-    defaults: of options whose default is another in this command.
+    """Decorate a click command's function with the options in `only`, those in `defaults`, whose
+    default is another in this command, and --debug; without `only`, with all but those in
+    `without`.
 
     The function receives them as `config`, a RunConfig. Use it below
     `@click.command(cls=cli.Command)`.
     """
-    names = [name for name in NAMES if name in only and name not in without]
+    wanted = {*only, *defaults, "debug"} if only else {*NAMES} - {*without}
+    names = [name for name in NAMES if name in wanted]
     usual = {**vars(RunConfig()), **defaults}
     each = [_click_option(name, usual[name]) for name in names]
 

@@ -42,7 +42,7 @@ READ_AGAIN = 1.5e9  # parameters at most: a checkpoint of 3 GB
 # Options of a run that concern its speed alone or the work it does, not what it predicts.
 OF_THE_RUN = (
     *("num_layers", "prompt", "prefill_size", "context_depth", "cache_size", "batch_size"),
-    *("max_new_tokens", "save", "format", "expert_memory", *EXPERTS),
+    *("max_new_tokens", "save", "format", "compile", "compile_prefill", "expert_memory", *EXPERTS),
 )
 COLUMNS = 128  # sampled per weight; the error does not vary by column
 OF_LAYERS = 64  # tokens that each layer is compared on
@@ -243,10 +243,8 @@ def embedded(plan: Plan) -> tuple[Plan, Transformer]:
     """
     if plan.spec.scheme is None:
         raise UsageError(f"{plan.spec} chooses by a model's own layers")
-    fields = RunConfig.__dataclass_fields__
-    changes: dict[str, Any] = {name: fields[name].default for name in OF_THE_RUN}
-    changes |= {"checkpoint_path": EMBEDDED_MODEL, "compile": False, "compile_prefill": False}
-    plan = begin(make_plan(dataclasses.replace(plan.config, **changes)))
+    config = dataclasses.replace(plan.config.without(OF_THE_RUN), checkpoint_path=EMBEDDED_MODEL)
+    plan = begin(make_plan(config))
     return plan, model_of(plan)
 
 

@@ -113,11 +113,9 @@ class Reference:
 
         plan: that of the process, which keeps its threads and ranks.
         """
-        config, defaults = parse(self.about.argv), type(plan.config)
-        names = ("save", "format", "expert_memory", *EXPERTS)
-        unused = {name: getattr(defaults(), name) for name in names}
-        own_process = {name: getattr(plan.config, name) for name in ("threads", "tp")}
-        own = make_plan(dataclasses.replace(config, **unused, **own_process, num_layers=1))
+        config = parse(self.about.argv).without(("save", "format", "expert_memory", *EXPERTS))
+        threads, ranks = plan.config.threads, plan.config.tp
+        own = make_plan(dataclasses.replace(config, threads=threads, tp=ranks, num_layers=1))
         if plan.split and own.split:
             split = dataclasses.replace(own.split, ranks=plan.split.ranks)
             own = dataclasses.replace(own, split=split)

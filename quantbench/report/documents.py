@@ -194,19 +194,10 @@ def _described(word: str, what: Any) -> Iterator[str]:
 
 def _signature(what: Any) -> str:
     """name(argument: type = default, …) -> type"""
-    signature = inspect.signature(what)
-    shown: list[str] = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
-            shown.append("*")
-        default = parameter.default
-        given = "…" if inspect.isfunction(default) else repr(default)
-        text = f"{parameter.name}: {_plain(parameter.annotation)}"
-        shown.append(text if default is parameter.empty else f"{text} = {given}")
-    arguments = ", ".join(text for text in shown if not text.startswith("self:"))
-    returned = signature.return_annotation
-    ends = "" if isinstance(what, type) else f" -> {_plain(returned)}"
-    return f"{what.__name__}({arguments}){ends}"
+    text = re.sub(r"<function .*? at \w+>", "…", str(inspect.signature(what)))
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations that are strings
+    text = MODULE.sub("", text).replace("(self, ", "(").replace("(self)", "()")
+    return f"{what.__name__}{text.removesuffix(' -> None') if isinstance(what, type) else text}"
 
 
 def _named(word: str) -> Any:
@@ -230,16 +221,11 @@ def _fields_of(word: str) -> str:
 
 def _type(field: "dataclasses.Field[object]") -> str:
     """float, list[str], …; "or no key" where the key is left out of the JSON."""
-    text = _plain(field.type)
+    kind: Any = field.type
+    text = MODULE.sub("", kind if isinstance(kind, str) else inspect.formatannotation(kind))
     if field.metadata.get(OMITTED):
         return f"{text.replace(' | None', '')} or no key"
     return text.replace("None", "null")
-
-
-def _plain(annotation: Any) -> str:
-    """A type as one writes it, without its modules."""
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return MODULE.sub("", text)
 
 
 def _comments(kind: type) -> dict[str, str]:
