@@ -25,9 +25,8 @@ from typing import Any, TypeVar
 
 import click
 from click import shell_completion
-from click.core import ParameterSource
 
-from quantbench import helptext
+from quantbench import arguments
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.progress import say
 from quantbench.text import key, one_line, shown
@@ -101,10 +100,10 @@ class Command(click.Command):
                 raise click.NoSuchOption("--")
             given, words, _ = self.make_parser(ctx).parse_args(list(args))
         except click.UsageError as error:
-            raise UsageError(helptext.refusal(error, {})) from None
-        arguments = any(isinstance(param, click.Argument) for param in self.params)
-        if words and not arguments and not isinstance(self, click.Group):
-            raise UsageError(helptext.stray(words[0], options))
+            raise UsageError(arguments.refusal(error)) from None
+        takes_words = any(isinstance(param, click.Argument) for param in self.params)
+        if words and not takes_words and not isinstance(self, click.Group):
+            raise UsageError(arguments.stray(words[0], options))
         for option in options.values():
             values = given.get(option.name or "")
             for text in values if isinstance(values, list) else [values]:
@@ -116,20 +115,19 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # the shell completes a line that is not finished
             return super().parse_args(ctx, args)
-        given = self.texts(ctx, args)
+        self.texts(ctx, args)
         try:
-            rest = super().parse_args(ctx, args)
+            return super().parse_args(ctx, args)
         except click.BadParameter as error:
-            raise UsageError(helptext.refusal(error, given)) from None
-        return rest
+            raise UsageError(arguments.refusal(error)) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        helptext.write_options(formatter, self.get_params(ctx))
+        arguments.write_options(formatter, self.get_params(ctx))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         root = ctx.find_root().command
         spelled = root.spelled if isinstance(root, Group) else str
-        helptext.write_examples(formatter, [*map(spelled, helptext.examples(self.callback))])
+        arguments.write_examples(formatter, [*map(spelled, arguments.examples(self.callback))])
         super().format_epilog(ctx, formatter)
 
     def shell_complete(
@@ -150,7 +148,42 @@ class OneLineErrors(Command):
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None,
              **extra: Any) -> Any:  # fmt: skip
-        return _carried_out(self, args, prog_name, extra)
+        """Run the command; end the process with its exit code. click's own hides a closed pipe."""
+        given = list(sys.argv[1:] if args is None else args)
+        name = prog_name or os.path.basename(sys.argv[0])
+        variable = f"_{name.upper()}_COMPLETE"  # set by what the shell calls for completions
+        if instruction := os.environ.get(variable):
+            sys.exit(shell_completion.shell_complete(self, extra, name, variable, instruction))
+        if not extra.pop("standalone_mode", True):  # click's way to ask for exceptions instead
+            with self.make_context(name, given, **extra) as context:
+                return self.invoke(context)
+        _open_standard_streams()
+        debug, cause = "--debug" in given, None  # click empties `given`
+        quiet(debug)
+        try:
+            if os.name != "posix":
+                raise QuantbenchError(
+                    "quantbench needs Linux or macOS; on Windows it runs inside WSL (wsl --install)"
+                )
+            with _sigterm_interrupts() as terminated:
+                if sys.stdout is None:
+                    raise QuantbenchError("stdout is closed; redirect it to a file or to /dev/null")
+                with self.make_context(name, given, **extra) as context:
+                    self.invoke(context)
+                sys.stdout.flush()
+            code = 128 + signal.SIGTERM if terminated else 0  # a command may keep what it has
+        except click.exceptions.Exit as end:
+            code = end.exit_code
+        except (Exception, KeyboardInterrupt) as error:
+            lost = _lost_stdout(error)
+            if debug:
+                traceback.print_exception(error)
+            message, code = explained(error) if lost is None else (lost, 1)
+            if isinstance(error, KeyboardInterrupt) and sys.stderr and sys.stderr.isatty():
+                say("")  # ends the line in which the terminal wrote ^C
+            _report(f"error: {one_line(message)}", code)
+            cause = error
+        raise SystemExit(code) from cause
 
 
 class Group(OneLineErrors, click.Group):
@@ -180,18 +213,16 @@ class Group(OneLineErrors, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, names = key(args[0]), self.list_commands(ctx)
-        alone = not any(
-            ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
-            for param in self.params
-            if param.name != "debug"
-        )
+        alone = not arguments.given_options(ctx).keys() - {"debug"}
         if name in names and alone:
             return name, self.get_command(ctx, name), args[1:]
         if ctx.resilient_parsing:
             return None, None, []
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
         if self.invoke_without_command and (not close or not alone):
-            raise UsageError(helptext.stray(args[0], [key(param.opts[0]) for param in self.params]))
+            raise UsageError(
+                arguments.stray(args[0], [key(param.opts[0]) for param in self.params])
+            )
         hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(names)}"
         raise UsageError(f"No such command {shown(args[0])}. {hint}")
 
@@ -201,46 +232,6 @@ class Group(OneLineErrors, click.Group):
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM arrived. As a KeyboardInterrupt it is cleaned up after as Ctrl-C is."""
-
-
-def _carried_out(
-    command: Command, args: Sequence[str] | None, prog_name: str | None, extra: dict[str, Any]
-) -> Any:
-    """Run the command; end the process with its exit code. click's own hides a closed pipe."""
-    given = list(sys.argv[1:] if args is None else args)
-    name = prog_name or os.path.basename(sys.argv[0])
-    variable = f"_{name.upper()}_COMPLETE"  # set by what the shell calls for completions
-    if instruction := os.environ.get(variable):
-        sys.exit(shell_completion.shell_complete(command, extra, name, variable, instruction))
-    if not extra.pop("standalone_mode", True):  # click's way to ask for exceptions instead
-        with command.make_context(name, given, **extra) as context:
-            return command.invoke(context)
-    _open_standard_streams()
-    debug, cause = "--debug" in given, None  # click empties `given`
-    try:
-        if os.name != "posix":
-            raise QuantbenchError(
-                "quantbench needs Linux or macOS; on Windows it runs inside WSL (wsl --install)"
-            )
-        with _sigterm_interrupts() as terminated:
-            if sys.stdout is None:
-                raise QuantbenchError("stdout is closed; redirect it to a file or to /dev/null")
-            with command.make_context(name, given, **extra) as context:
-                command.invoke(context)
-            sys.stdout.flush()
-        code = 128 + signal.SIGTERM if terminated else 0  # a command may keep what it has
-    except click.exceptions.Exit as end:
-        code = end.exit_code
-    except (Exception, KeyboardInterrupt) as error:
-        lost = _lost_stdout(error)
-        if debug:
-            traceback.print_exception(error)
-        message, code = explained(error) if lost is None else (lost, 1)
-        if isinstance(error, KeyboardInterrupt) and sys.stderr and sys.stderr.isatty():
-            say("")  # ends the line in which the terminal wrote ^C
-        _report(f"error: {one_line(message)}", code)
-        cause = error
-    raise SystemExit(code) from cause
 
 
 def _report(line: str, code: int) -> None:
@@ -350,6 +341,7 @@ def _sigterm_interrupts() -> Iterator[list[int]]:
 def quiet(debug: bool) -> None:
     """Silence warnings of the compiler and of libraries, unless `debug`."""
     if not debug:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when it is imported
         warnings.filterwarnings("ignore")
         for name in ("torch._inductor", "torch._dynamo", "torchao", "bitsandbytes"):
             logging.getLogger(name).setLevel(logging.ERROR)

@@ -65,18 +65,17 @@ def lock(file: int | IO[Any], shared: bool = False) -> None:
 
 def problem(path: FilePath) -> str | None:
     """Why `path` cannot be read as a file; None where it can."""
-    try:
-        require_regular(path)
-        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    except (OSError, ValueError) as error:
-        return reason(path, error)
-    return None
+    return _failure(path, require_regular) or _failure(path, lambda path: open(path, "rb").close())
 
 
 def missing(path: FilePath) -> str | None:
     """Why `path` does not exist or cannot be examined; None if it exists."""
+    return _failure(path, os.stat)
+
+
+def _failure(path: FilePath, examine: Callable[[FilePath], object]) -> str | None:
     try:
-        os.stat(path)
+        examine(path)
     except (OSError, ValueError) as error:
         return reason(path, error)
     return None
@@ -132,25 +131,16 @@ def refusal(what: str, path: FilePath, why: object, hint: str = "") -> str:
 # ---------------------------------------------------------------------------------- outputs
 
 
-def is_json(head: bytes) -> bool:
-    """Whether a file that begins like this may be JSON."""
-    return head.lstrip()[:1] in (b"{", b"[")
+# Whether a file that begins with these bytes may be of this kind.
+is_json = re.compile(rb"\s*[{[]").match
+is_svg = re.compile(rb"\s*(?=<).*<svg", re.DOTALL).match
+is_html = re.compile(rb"\s*<!doctype.*<html", re.DOTALL | re.IGNORECASE).match
 
 
 def json_with(first_key: str) -> Callable[[bytes], re.Match[bytes] | None]:
     """Whether a file that begins like this may be JSON that a command wrote: an object whose first
     key is this one."""
     return re.compile(rb'\s*\{\s*("%s"|\}\s*$)' % first_key.encode()).match
-
-
-def is_svg(head: bytes) -> bool:
-    """Whether a file that begins like this may be SVG."""
-    return head.lstrip()[:1] == b"<" and b"<svg" in head
-
-
-def is_html(head: bytes) -> bool:
-    """Whether a file that begins like this may be HTML."""
-    return head.lstrip()[:9].lower() == b"<!doctype" and b"<html" in head.lower()
 
 
 @dataclass(frozen=True)
@@ -167,9 +157,12 @@ class Output:
         UsageError if a file of another kind is there."""
         if self.path is None:
             return
+        head = b""
         with named(self.option, self.path, LogError):
             require_writable(self.path)
-            head = _head(self.path)
+            if os.path.isfile(self.path):
+                with open(self.path, "rb") as file:
+                    head = file.read(HEAD)
         if head and not self.holds(head):
             given = f"{self.option} {_name(self.path)}"
             raise UsageError(f"{given} holds something that is no {self.kind}; give another")
@@ -295,7 +288,15 @@ def require_writable(path: FilePath) -> None:
 
 def write_text(what: str, path: FilePath, text: str) -> None:
     """Write this text to the file. On failure the file is unchanged, and LogError is raised."""
-    replace(what, path, lambda file: _write(file, text))
+
+    def write(file: Path) -> None:
+        with open(file, "w", encoding="utf-8") as opened:
+            opened.write(text)
+            opened.flush()
+            with contextlib.suppress(OSError):  # a pipe cannot be synchronized
+                os.fsync(opened.fileno())
+
+    replace(what, path, write)
 
 
 def replace(what: str, path: FilePath, write: Callable[[Path], object]) -> None:
@@ -318,21 +319,6 @@ def replace(what: str, path: FilePath, write: Callable[[Path], object]) -> None:
             os.replace(scratch, goal)
         finally:
             scratch.unlink(missing_ok=True)
-
-
-def _write(file: Path, text: str) -> None:
-    with open(file, "w", encoding="utf-8") as opened:
-        opened.write(text)
-        opened.flush()
-        with contextlib.suppress(OSError):  # a pipe cannot be synchronized
-            os.fsync(opened.fileno())
-
-
-def _head(path: FilePath) -> bytes:
-    if not os.path.isfile(path):
-        return b""
-    with open(path, "rb") as file:
-        return file.read(HEAD)
 
 
 def _name(path: FilePath) -> str:

@@ -138,18 +138,13 @@ def _read_by(read: Callable[[Any], object], value: Any, where: str) -> object:
         raise ValueError(f"{where}: {error}") from None
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints = cache(get_type_hints)
 
 
 def _read_fields(kind: Any, value: Mapping[str, object], where: str) -> Any:
-    hints, arguments = _hints(kind), dict[str, object]()
-    for field in dataclasses.fields(kind):
-        if field.name in value:
-            arguments[field.name] = _read(
-                hints[field.name], value[field.name], f"{where}.{field.name}"
-            )
-        elif field.default is field.default_factory is dataclasses.MISSING:
-            arguments[field.name] = _read(hints[field.name], None, f"{where}.{field.name}")
+    arguments = {
+        field.name: _read(_hints(kind)[field.name], value.get(field.name), f"{where}.{field.name}")
+        for field in dataclasses.fields(kind)
+        if field.name in value or field.default is field.default_factory is dataclasses.MISSING
+    }
     return _read_by(lambda given: kind(**given), arguments, where)

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from quantbench import devices
 from quantbench.commands.generate import generate as main
-from quantbench.log import reading
 from quantbench.log.config import split
+from quantbench.log.log import read as read_log
 from quantbench.log.options import parse
 from quantbench.log.record import NO_COUNTER, Record
 from quantbench.models.loading import load_model
@@ -51,10 +51,10 @@ def detailed(*arguments):
 def test_a_run_appends_one_line_that_repeats_it(in_tmp):
     first = run(*SHORT, "--quantization", "int8wo", "--prompt", "def f(x):")
     assert "def f(x):" in first.stdout and "int8wo" in first.stdout
-    (_, record), *others = reading.read("benchmarks.txt").records
+    (_, record), *others = read_log("benchmarks.txt").records
     assert not others and record.quant == "int8wo" and record.mod == "tiny"
     again = run(*split(record.repro)[2:])
-    assert len(reading.read("benchmarks.txt").records) == 2
+    assert len(read_log("benchmarks.txt").records) == 2
     assert again.stdout.split("scheme")[0] == first.stdout.split("scheme")[0]  # the same text
 
 
@@ -120,7 +120,7 @@ def test_old_commands_run(in_tmp, monkeypatch):
     """Some of the log's, drawn anew in every run: made small, on the CPU, and not compiled."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(in_tmp))  # of autoquant
     commands = set()
-    for _, record in reading.read(str(REFERENCE)).records:
+    for _, record in read_log(str(REFERENCE)).records:
         words = split(record.repro)[2:]
         for option, value in (("--checkpoint_path", "tiny"), ("--device", "cpu"),
                               ("--num_samples", "1"), ("--max_new_tokens", "3")):  # fmt: skip
@@ -128,7 +128,7 @@ def test_old_commands_run(in_tmp, monkeypatch):
         commands.add(" ".join(word for word in words if not word.startswith("--compile")))
     for command in seeds.sample(sorted(commands), 8):
         run(*command.split())
-        _, record = reading.read("benchmarks.txt").records[-1]
+        _, record = read_log("benchmarks.txt").records[-1]
         for option in ("--kv_cache_quantization", "--linear_causal_mask"):
             assert (option in record.repro) == (option in command)
         assert record.kv_quant == ("--kv_cache_quantization" in command)
@@ -139,14 +139,14 @@ def test_a_saved_model_runs_without_saying_its_scheme(in_tmp):
     again = run(*SHORT, "--checkpoint_path", "mine", "--temperature", "0")
     assert "Saved to mine: --checkpoint_path mine loads it" in saved.stderr
     assert saved.stdout.split("scheme")[0] == again.stdout.split("scheme")[0]  # the same text
-    first, second = [record for _, record in reading.read("benchmarks.txt").records]
+    first, second = [record for _, record in read_log("benchmarks.txt").records]
     assert "--save" not in first.repro and first.quant == second.quant == "fp6"
     assert "--quantization fp6 --checkpoint_path mine" in second.repro
     assert first.model_size == second.model_size and second.mod == "mine"
     for scheme, code in (("int8wo", 2), ("none", 2), ("fp6", 0)):
         asked = run("--checkpoint_path", "mine", "--quantization", scheme, "--dry_run", code=code)
         assert code == 0 or "mine was saved as fp6" in asked.stderr
-    assert len(reading.read("benchmarks.txt").records) == 2
+    assert len(read_log("benchmarks.txt").records) == 2
 
 
 def test_autoquant_shows_what_it_chose_from(in_tmp):
@@ -169,7 +169,7 @@ def test_a_deep_context_is_recorded_and_repeated(in_tmp):
     assert details["kv_cache_bytes"] == 5 * 2 * 4 * 314 * (32 + 2 * 2)
     assert details["kv_cache"] == "int4" and details["attention_kernel"] in ("cpu", "torch")
     run(*split(record.repro)[2:])
-    assert reading.read("benchmarks.txt").records[1][1].repro == record.repro
+    assert read_log("benchmarks.txt").records[1][1].repro == record.repro
 
 
 def test_memory_is_told_before_anything_is_loaded(in_tmp):
@@ -206,7 +206,7 @@ def test_without_a_compiler_it_runs_and_says_what_it_runs_on(in_tmp, monkeypatch
 def test_a_dummy_needs_no_tokenizer(in_tmp):
     model = f"dummy:{TINY / 'config.json'}"
     result = run(*SHORT, "--checkpoint_path", model, "--precision", "float16")
-    assert reading.read("benchmarks.txt").records[0][1].dtype == "torch.float16"
+    assert read_log("benchmarks.txt").records[0][1].dtype == "torch.float16"
     assert result.stdout.startswith("scheme")  # what random weights write is not shown
 
 

@@ -17,8 +17,8 @@ from torch import nn
 from quantbench.__main__ import commands
 from quantbench.bench.arm import read_arms
 from quantbench.cli import TableOption
-from quantbench.log import reading
 from quantbench.log.config import RunConfig, option_table, split
+from quantbench.log.log import read as read_log
 from quantbench.log.options import parse
 from quantbench.quantize.kernel import KernelLinear
 from quantbench.run.plan import make_plan
@@ -67,7 +67,7 @@ def test_make_demo(clone):
     assert verdicts == schemes[1:]
     report = re.search(r"^The report: (demo/report\.(?:html|md))$", done.stdout, re.M)
     assert report and (clone / report[1]).exists()
-    records = [record for _, record in reading.read(str(clone / "demo" / "log.txt")).records]
+    records = [record for _, record in read_log(str(clone / "demo" / "log.txt")).records]
     assert [r.quant for r in records] == ["None", *(logged(name) for name in schemes[1:])]
     assert {r.mod for r in records} == {model}
     assert "Warning" not in done.stdout + done.stderr
@@ -275,7 +275,7 @@ def test_commands_in_the_documents_run(in_tmp):
         words = words_of(re.sub(r"path/to/\S+|\bDIR\b", "tiny", command))
         done = CliRunner().invoke(commands, words)
         assert done.exit_code == 0 and done.stdout, f"{command}\n{done.output}"
-    logged = [record.quant for _, record in reading.read("benchmarks.txt").records]
+    logged = [record.quant for _, record in read_log("benchmarks.txt").records]
     assert logged == ["int8wo", "None", "None", "int8wo", "int8wo", "fp6", "fp6"]
 
 

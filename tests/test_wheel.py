@@ -165,7 +165,7 @@ def test_it_is_imported_beside_others(installed, elsewhere):
         "generator = quantbench.Generator(model, cache_size=8)\n"
         "import text, files, run, cli\n"
         "print({module.whose for module in (models, errors, text, files, run, cli)})\n"
-        "from quantbench.log.origin import git_commit\n"
+        "from quantbench.log.about import git_commit\n"
         "print(git_commit(), quantbench.config('int4wo-64').scheme, quantbench.__version__)\n"
     )
     (elsewhere / "user.py").write_text(text)

@@ -12,8 +12,8 @@ from typing import Any
 
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
-from quantbench.log.reading import config_of
-from quantbench.log.reading import read as read_log
+from quantbench.log.log import config_of
+from quantbench.log.log import read as read_log
 from quantbench.log.record import LINE, Record
 
 # Options of the logged run that do not apply to a replay.

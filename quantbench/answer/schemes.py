@@ -10,8 +10,7 @@ from quantbench.answer.json_rows import SchemeRow
 from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig
 from quantbench.models.loading import load_config
-from quantbench.quality.reference import model_of, read_on
-from quantbench.quality.scores import score, summary
+from quantbench.quality.scores import model_of, read_on, score, summary
 from quantbench.quality.texts import ALL_LOOKS, Texts
 from quantbench.quantize.recipe import Recipe
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, parse

@@ -54,7 +54,7 @@ from quantbench.typed_json import from_json, to_json
 if TYPE_CHECKING:
     from quantbench.bench.generators import Generators
     from quantbench.models.llama import Transformer
-    from quantbench.quality.arm import Scored
+    from quantbench.quality.measure import Scored
     from quantbench.run.bandwidth import Bandwidth
     from quantbench.run.loading import Loaded
     from quantbench.run.plan import Plan
@@ -132,17 +132,17 @@ class Worker:
         max_kl: float = MAX_KL,
         looks: int = 1,
     ) -> QualityAnswer:
-        """How well it predicts, and how far from `reference`: see quality/arm.py."""
-        from quantbench.quality import arm
+        """How well it predicts, and how far from `reference`: see quality/measure.py."""
+        from quantbench.quality.measure import scored
 
         started = time.perf_counter()
         with devices.returning_memory():  # else scoring would raise the peak of generating
             given = (tokens, text, reference, keep, max_kl, looks, self.scored.get(reference))
-            self.scored[reference] = scored = arm.scored(self.plan, self.loaded.model, *given)
+            self.scored[reference] = found = scored(self.plan, self.loaded.model, *given)
             gc.collect()  # reference cycles hold models: up to 10 MB, which would count as peak
         took = time.perf_counter() - started
         self.seconds["quality"] = self.seconds.get("quality", 0.0) + took
-        return scored.answer
+        return found.answer
 
     def get_ready(self, estimate: bool = False) -> ArmFacts:
         """Compile, warm up, and count the energy of a sample. estimate: whether to estimate a run

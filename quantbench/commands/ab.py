@@ -11,14 +11,14 @@ The first arm is the baseline. Arms take short turns in cycles: bench/session.py
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from quantbench.answer.limits import limit_options, limits
-from quantbench.answer.recommend import Best, Recommendation, recommend
-from quantbench.answer.row import Row
+from quantbench.answer.recommend import recommend
 from quantbench.answer.stop import Enough
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import MODEL, WORK, Arm, every_scheme, make_arms, of_one_model, read_arms
@@ -48,10 +48,7 @@ from quantbench.typed_json import to_json
 @limit_options
 @shared.result_options
 @options(without=shared.UNUSED, defaults={"max_new_tokens": shared.MAX_NEW_TOKENS})
-@click.pass_context
 def ab(
-    context: click.Context,
-    /,
     texts: tuple[str, ...],
     arms: str | None,
     allow_different: bool,
@@ -60,33 +57,31 @@ def ab(
     resume: str | None,
     show: bool,
     form: str | None,
+    config: RunConfig,
     **given: Any,
 ) -> None:
     """Compare ARMs: take turns with them until the difference is known."""
     check_open(show, output or resume)
     settings = shared.settings_of(given)
     if resume:
-        results, asked = resumed(context, resume, settings, given)
+        results, asked = resumed(resume, settings, given)
         folder: Path | None = Path(resume)
     else:
-        asked, common = limits(given), RunConfig(**given)
+        asked = limits(given)
         if allow_different and same_model:
             raise UsageError("--allow_different and --same_model: leave one out")
         may_differ = (*MODEL, *WORK) if allow_different else ("checkpoint_path",) * same_model
-        chosen = _arms(common, texts, arms, may_differ)
+        chosen = _arms(config, texts, arms, may_differ)
         if same_model:
             with closing(Process()) as worker:
-                chosen, reference = of_one_model(common, chosen, worker)
+                chosen, reference = of_one_model(config, chosen, worker)
             if settings.get("tokens") != 0:
                 settings["reference"] = reference
         warn_of_threads(chosen)
-        folder = prepared(common.write_result, settings, output)
-        results = Results.begin(Settings(**settings), chosen, common.write_result)
+        folder = prepared(config.write_result, settings, output)
+        results = Results.begin(Settings(**settings), chosen, config.write_result)
     results.limits = to_json(asked)
-
-    def conclude(rows: Sequence[Row], best: Best) -> Recommendation:
-        return recommend(rows, asked, best, results.settings.reference)
-
+    conclude = partial(recommend, limits=asked, reference=results.settings.reference)
     sys.exit(compare(results, folder, Enough(asked), conclude, form, show))
 
 

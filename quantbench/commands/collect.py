@@ -11,12 +11,13 @@ import click
 from quantbench.answer import shared
 from quantbench.cli import Command
 from quantbench.errors import UsageError
+from quantbench.log.kinds import Choice
 from quantbench.report.shared_tables import collected
 
 
 @click.command(cls=Command)
 @click.argument("paths", metavar="FILE...", nargs=-1)
-@click.option("--format", "form", type=click.Choice(["md"]), metavar="md", help="Print Markdown")
+@click.option("--format", "form", type=Choice(("md",)), metavar="md", help="Print Markdown")
 def collect(paths: tuple[str, ...], form: str | None) -> None:
     """Make one table of the FILEs that recommend --share wrote on several machines."""
     if not paths:

@@ -28,8 +28,7 @@ def doctor(json_path: str | None) -> None:
     files.check_outputs([report_output(json_path)])
     environment.prepare()
     found, problems = examined()
-    if json_path:
-        write_json(json_path, {**found, "slow": problems})
+    write_json(json_path, {**found, "slow": problems})
     origin = about()
     named = {**origin.versions, "commit": origin.commit, **found}
     rows = [[name, ", ".join(map(str, _listed(value))) or "-"] for name, value in named.items()]

@@ -7,14 +7,13 @@ quantbench estimate --checkpoint_path dummy:Meta-Llama-3-8B --device A100 --cali
 quantbench estimate --validate results.json more.json     # estimates against what was measured
 """
 
-import os
 from typing import Any
 
 import click
 
 from quantbench import files
 from quantbench.arguments import refuse_beside, refuse_given
-from quantbench.cli import Command, quiet
+from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.log.about import report_output, write_json
@@ -53,17 +52,12 @@ OF_VALIDATING = ("words", "validate", "debug")
 @click.option("--validate", metavar="FILE",
               help="Results to hold estimates against; more files may follow")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
-@click.option("--debug", is_flag=True, help="Show tracebacks")
-@click.pass_context
 def estimate(
-    context: click.Context,
-    /,
     words: tuple[str, ...],
     all_schemes: bool,
     what_fits: int | None,
     validate: str | None,
     json_path: str | None,
-    debug: bool,
     **given: Any,
 ) -> None:
     """Estimate seconds, memory, energy and tokens per second, each with its source; or hold
@@ -73,7 +67,7 @@ def estimate(
     inputs |= {f"FILE {number}": path for number, path in enumerate(words, 1)}
     files.check_outputs([report_output(json_path)], inputs)
     if validate is not None:
-        refuse_beside(context, OF_VALIDATING, "--validate reads what was measured: leave it out")
+        refuse_beside(OF_VALIDATING, "--validate reads what was measured: leave it out")
         from quantbench.estimate.validate import of_results, report
 
         cases = [case for path in (validate, *words) for case in of_results(path)]
@@ -91,14 +85,11 @@ def estimate(
             every = ["quantization"]
             if what_fits is not None:
                 every += ["kv_cache", "sequence_length", "new_tokens", "context_depth"]
-            refuse_given(context, every, "the table has them all: leave it out")
+            refuse_given(every, "the table has them all: leave it out")
         from quantbench.plans.estimate_options import Asked, predicted
 
         asked = Asked(**given)
         environment.prepare()
-        quiet(debug)
-        if not debug:  # its own level is set when it is imported
-            os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         text, value = predicted(asked, all_schemes, what_fits)
         if json_path:  # before stdout, which may be closed
             write_json(json_path, value)

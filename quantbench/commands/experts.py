@@ -10,13 +10,13 @@ the file, or `popularity` for what profile keeps when --output is left out. `sho
 and says how many assignments find their expert in fast memory under each placement.
 """
 
+import dataclasses
 from pathlib import Path
-from typing import Any
 
 import click
 
 from quantbench import files
-from quantbench.cli import Command, Group, quiet
+from quantbench.cli import Command, Group
 from quantbench.errors import UsageError
 from quantbench.experts.placement import hit_rates
 from quantbench.experts.popularity import Popularity, keep, skews
@@ -24,12 +24,10 @@ from quantbench.log.config import RunConfig
 from quantbench.log.kinds import Whole
 from quantbench.log.options import options
 from quantbench.progress import progress, say
-from quantbench.report import expert_picture as picture
-from quantbench.report import expert_tables
+from quantbench.report import experts as report
 from quantbench.run import environment
 from quantbench.text import counted
 
-TAKEN = {"checkpoint_path", "quantization", "device", "precision", "num_layers", "debug"}
 KINDS = {".svg": (files.is_svg, "SVG"), ".html": (files.is_html, "HTML")}  # of --output
 CONTEXT = 1024  # positions of a window, or the model's context, if that is shorter
 
@@ -43,10 +41,11 @@ def experts() -> None:
 @click.option("--text", metavar="FILE", help="A text to read, instead of the embedded held-out one")
 @click.option("--tokens", type=Whole(2), metavar="N", help="Only its first N tokens [all]")
 @click.option("--output", metavar="FILE", help="Write the counts here, as JSON [the cache folder]")
-@options(without=vars(RunConfig()).keys() - TAKEN, defaults={"checkpoint_path": "tiny_moe"})
-def profile(text: str | None, tokens: int | None, output: str | None, **given: Any) -> None:
+@options("quantization", "device", "precision", "num_layers",
+         defaults={"checkpoint_path": "tiny_moe"})  # fmt: skip
+def profile(text: str | None, tokens: int | None, output: str | None, config: RunConfig) -> None:
     """Run a model over a text, and count how often each expert of each layer is chosen."""
-    config = RunConfig(**given, write_result="none")
+    config = dataclasses.replace(config, write_result="none")
     words = None if text is None else files.read_text("--text", text)
     counts = files.Output("--output", output, files.json_with("routers"), "JSON of such a command")
     files.check_outputs([counts], {"--text": text})
@@ -55,7 +54,7 @@ def profile(text: str | None, tokens: int | None, output: str | None, **given: A
         output = str(keep(popularity))
     else:
         popularity.save("--output", output)
-    click.echo("\n".join(expert_tables.lines(popularity, skews(popularity))))
+    click.echo("\n".join(report.lines(popularity, skews(popularity))))
     say(f"Wrote {output}")
 
 
@@ -64,7 +63,6 @@ def _profiled(
 ) -> Popularity:
     """The counts of a text's first tokens. text: its path; None: the embedded text."""
     environment.prepare()
-    quiet(config.debug)
     import torch  # takes its seconds after the options were checked
 
     from quantbench.experts.routing import profile as count
@@ -84,12 +82,12 @@ def _profiled(
         raise UsageError(f"--tokens {tokens}: the text has {len(ids)}; give as many or fewer")
     if config.checkpoint_path.startswith("dummy:"):
         say("Random weights: what they choose says nothing about the trained model")
-    with progress(f"Loading {plan.name} as {plan.spec.name}") as report:
-        model = loading.load(plan, report, say).model
+    with progress(f"Loading {plan.name} as {plan.spec.name}") as shown:
+        model = loading.load(plan, shown, say).model
     context = min(CONTEXT, plan.architecture.max_position)
     name = Path(text).name if text else "heldout.txt"
-    with progress(f"Counting experts over {len(ids[:tokens])} tokens", unit="tokens") as report:
-        return count(model, torch.tensor(ids[:tokens], device=plan.device), context, name, report)
+    with progress(f"Counting experts over {len(ids[:tokens])} tokens", unit="tokens") as shown:
+        return count(model, torch.tensor(ids[:tokens], device=plan.device), context, name, shown)
 
 
 @experts.command(cls=Command)
@@ -116,13 +114,13 @@ def show(popularity: str, against: str | None, output: str | None) -> None:
     pairs = [(first, second), (second, first)] if other is None else [(counts.counts, other.counts)]
     rates = hit_rates(counts.routers, pairs)
     layers = skews(counts)
-    lines = expert_tables.lines(counts, layers)
-    lines += ["", *expert_tables.rate_lines(rates, other.text if other else None)]
+    lines = report.lines(counts, layers)
+    lines += ["", *report.rate_lines(rates, other.text if other else None)]
     if output:  # before stdout, which may be closed
-        title = expert_tables.title(counts)
+        title = report.title(counts)
         if suffix == ".svg":
-            files.replace("--output", output, lambda p: picture.draw(p, title, layers, rates))
+            files.replace("--output", output, lambda p: report.draw(p, title, layers, rates))
         else:
-            files.write_text("--output", output, picture.page(title, layers, rates, lines))
+            files.write_text("--output", output, report.page(title, layers, rates, lines))
         say(f"Drew {output}")
     click.echo("\n".join(lines))

@@ -8,11 +8,10 @@ The options are read here; generate.py, which needs torch, does the rest.
 """
 
 import time
-from typing import Any
 
 import click
 
-from quantbench.cli import OneLineErrors, quiet
+from quantbench.cli import OneLineErrors
 from quantbench.log.config import RunConfig
 from quantbench.log.options import options
 from quantbench.progress import progress
@@ -24,12 +23,10 @@ STARTED = time.perf_counter()  # start of the process, but for 0.1 s of Python a
 
 @click.command(cls=OneLineErrors, epilog="The log is checked by: quantbench log check FILE")
 @options()
-def generate(**given: Any) -> None:
+def generate(config: RunConfig) -> None:
     """Generate text with a quantized Llama-family model and log its speed and memory."""
     environment.prepare()
-    config = RunConfig(**given)
     scheme = check(config)
-    quiet(config.debug)
     if config.tp > 1 and environment.place() is None:
         launch.start(config)
         return

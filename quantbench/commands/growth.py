@@ -30,7 +30,7 @@ from quantbench.plans.decoding import decoding
 from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.report.columns import Columns, aligned, interval, number
-from quantbench.report.lines import draw
+from quantbench.report.limit_tables import draw
 
 SCHEMES = spec.COMPARED_BRIEFLY
 DEFAULTS = {"device": "cpu", "max_new_tokens": 17}  # other than generate.py's
@@ -49,11 +49,8 @@ OF_MEASURING = ("schemes", "checkpoint_path", "device", "max_new_tokens", "cycle
               help="Turns of each process at each point [16]; intervals need 8")  # fmt: skip
 @click.option("--json", "json_path", default=DATA, help=f"Where the points are kept [{DATA}]")
 @click.option("--chart", default=CHART, help=f"The picture [{CHART}]")
-@options(without=vars(RunConfig()).keys() - DEFAULTS.keys() - {"debug"}, defaults=DEFAULTS)
-@click.pass_context
+@options("debug", defaults=DEFAULTS)
 def growth(
-    context: click.Context,
-    /,
     over: str | None,
     values: str | None,
     schemes: str | None,
@@ -61,7 +58,7 @@ def growth(
     cycles: int,
     json_path: str,
     chart: str,
-    **given: Any,
+    config: RunConfig,
 ) -> None:
     """Measure decoding against layers, batch and depth, and draw it."""
     axes = names_of("--over", over, tuple(AXES), (*AXES, "none"))
@@ -69,7 +66,7 @@ def growth(
         raise UsageError(f"--over none measures nothing: leave out the others; given: {over!r}")
     axes = [name for name in axes if name != "none"]
     if not axes:
-        refuse_given(context, OF_MEASURING, "--over none measures nothing: leave it out")
+        refuse_given(OF_MEASURING, "--over none measures nothing: leave it out")
     names = names_of("--schemes", schemes, SCHEMES)
     chosen = [str(spec.parse(name, "--schemes")) for name in names]
     wanted = [(name, value) for name in axes for value in whole_numbers(values, name, axes)]
@@ -79,7 +76,7 @@ def growth(
     if not (axes or data.points):
         why = files.missing(json_path) or "it holds no points yet"
         raise UsageError(files.refusal("--json", json_path, why, "--over none measures none"))
-    common = decoding(given)
+    common = decoding(config)
     if checkpoint_path and wanted:
         from quantbench.models.loading import load_config  # torch takes its seconds
 

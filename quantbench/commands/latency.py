@@ -29,7 +29,6 @@ from quantbench.plans.comparing import FILE, new_folder
 from quantbench.plans.latencies import DEFAULTS, check_measured, leave_out, measure, resumed
 from quantbench.progress import say
 from quantbench.report import latency as report
-from quantbench.report import latency_pictures
 from quantbench.run import environment
 from quantbench.typed_json import to_json
 
@@ -64,6 +63,7 @@ def latency(
     output: str | None,
     resume: str | None,
     ray: str | None,
+    config: RunConfig,
     **given: Any,
 ) -> None:
     """Measure latencies of prefill and decoding: batch sizes × prompts × ranks × ARMs."""
@@ -73,14 +73,13 @@ def latency(
         raise UsageError(
             "latency starts its ranks itself, as many as --tp says: run it without torchrun"
         )
-    asked = {name: value for name in DEFAULTS if (value := given.pop(name)) is not None}
-    common = RunConfig(**given)
+    asked = {name: value for name, value in given.items() if value is not None}
     folder: Path | None
     if resume:
         folder = Path(resume)
-        results, plan = resumed(folder, output, common, texts, checkpoints, asked)
+        results, plan = resumed(folder, output, config, texts, checkpoints, asked)
     else:
-        plan = make_plan(common, texts or ("",), checkpoints or ("tiny",), **(DEFAULTS | asked))
+        plan = make_plan(config, texts or ("",), checkpoints or ("tiny",), **(DEFAULTS | asked))
         folder = new_folder(output)
         results = begin(plan)
         leave_out(results, plan, ray)
@@ -108,8 +107,8 @@ def _write(folder: Path, measured: Latencies, text: str) -> list[str]:
     value = json.dumps(to_json(measured), indent=1) + "\n"
     files.write_text("--output", folder / FILE, value)
     names = [FILE, REPORT, SAMPLES]
-    if latency_pictures.panels(measured):
+    if report.panels(measured):
         path = str(folder / PICTURE)
-        files.replace("--output", path, lambda path: latency_pictures.draw(measured, path))
+        files.replace("--output", path, lambda path: report.draw(measured, path))
         names.append(PICTURE)
     return names

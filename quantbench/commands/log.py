@@ -8,7 +8,7 @@ import sys
 import click
 
 from quantbench.cli import Command, Group
-from quantbench.log.reading import read as read_log
+from quantbench.log.log import read as read_log
 from quantbench.text import counted
 
 
@@ -19,8 +19,7 @@ def log() -> None:
 
 @log.command(cls=Command)
 @click.argument("file", type=click.Path())
-@click.option("--debug", is_flag=True, help="Show tracebacks")
-def check(file: str, debug: bool) -> None:
+def check(file: str) -> None:
     """Check that every line of FILE is intact and that its run can be repeated.
 
     Names each damaged line, with its number and the reason, and then exits with 1.

@@ -55,8 +55,7 @@ def metrics(
         "--narrative", prose, lambda head: head.startswith(PROSE), "report in prose"
     )
     files.check_outputs([written, report_output(json_path)])
-    if json_path:
-        write_json(json_path, {"comparisons": comparisons})
+    write_json(json_path, {"comparisons": comparisons})
     if prose:
         files.write_text("--narrative", prose, report.text(comparisons))
         say(f"Wrote {prose}")

@@ -40,9 +40,7 @@ from quantbench.report.columns import aligned
 from quantbench.run.environment import choose_threads
 from quantbench.text import counted
 
-# Options of generate.py that this command takes, and where its defaults are others.
-TAKEN = {"checkpoint_path", "num_layers", "prefill_size", "max_new_tokens", "threads", "device",
-         "batch_size", "debug"}  # fmt: skip
+# Other than generate.py's.
 DEFAULTS = {"checkpoint_path": "dummy:TinyLlama-1.1B-Chat-v1.0", "prefill_size": 128,
             "max_new_tokens": 33, "device": "cpu"}  # fmt: skip
 
@@ -59,14 +57,19 @@ DEFAULTS = {"checkpoint_path": "dummy:TinyLlama-1.1B-Chat-v1.0", "prefill_size":
 @turn_options
 @click.option("--gguf", metavar="DIR", help="Keep the GGUF files here, and use those that exist")
 @click.option("--json", "json_path", metavar="PATH", help="Write every turn here, too")
-@options(without=vars(RunConfig()).keys() - TAKEN, defaults=DEFAULTS)
+@options("num_layers", "threads", "batch_size", defaults=DEFAULTS)
 def peers(
-    schemes: str | None, runtimes: str | None, gguf: str | None, json_path: str | None, **given: Any
+    schemes: str | None,
+    runtimes: str | None,
+    gguf: str | None,
+    json_path: str | None,
+    config: RunConfig,
+    **given: Any,
 ) -> None:
     """Compare with llama.cpp, transformers and others: the same model, the same threads."""
     named = {name: given.pop(option[2:]) for name, option in programs.OPTIONS.items()}
     paths = {name: path for name, path in named.items() if path}
-    plan, common = settings_of(given), decoding(given)
+    plan, common = settings_of(given), decoding(config)
     from quantbench import devices  # imports torch, which takes seconds
     from quantbench.models.formats import open_checkpoint
     from quantbench.models.formats.gguf import Gguf

@@ -5,14 +5,12 @@ quantbench quality --quantization int4wo-64 --kv_cache int8 --text FILE --tokens
 quantbench quality --quantization int4wo-64 --lm_eval hellaswag,my_task.yaml
 """
 
-from typing import Any
-
 import click
 
 from quantbench import files
 from quantbench.answer.limits import KL
 from quantbench.bench.arm import NOT_IN_ARMS
-from quantbench.cli import Command, quiet
+from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
@@ -37,7 +35,7 @@ UNUSED = {*NOT_IN_ARMS, *SAMPLING, *FREE, "compile", "compile_prefill"} - {"debu
 @click.option("--tokens", type=Whole(0),
               help="Predict N tokens; 0: all [until it is clear on which side of --max_kl the "
               f"scheme is, {FIRST_TOKENS} to {MOST_TOKENS}]")  # fmt: skip
-@click.option("--max_kl", type=KL, metavar="NATS",
+@click.option("--max_kl", type=KL, default=MAX_KL, metavar="NATS",
               help=f"The KL divergence that is good enough [{MAX_KL}]; {SCALE}")  # fmt: skip
 @click.option("--lm_eval", metavar="TASKS", help="Tasks of lm-evaluation-harness, or their .yaml")
 @click.option("--limit", type=Whole(1),
@@ -48,19 +46,18 @@ UNUSED = {*NOT_IN_ARMS, *SAMPLING, *FREE, "compile", "compile_prefill"} - {"debu
 def quality(
     text: str | None,
     tokens: int | None,
-    max_kl: float | None,
+    max_kl: float,
     lm_eval: str | None,
     limit: int | None,
     json_path: str | None,
     tp: str | None,
-    **given: Any,
+    config: RunConfig,
 ) -> None:
     """Measure how well a scheme predicts, how far it is from full precision, and where it errs."""
     if limit is not None and lm_eval is None:
         raise UsageError("--limit is of the documents of --lm_eval's tasks: name some, or leave it")
     if tp is not None:
         raise UsageError("--tp: quality is the same on any number of ranks; leave it out")
-    config, most = RunConfig(**given), MAX_KL if max_kl is None else max_kl
     if config.checkpoint_path.startswith("dummy:"):
         raise UsageError(
             f"--checkpoint_path {config.checkpoint_path}: random weights have none; without this "
@@ -73,12 +70,10 @@ def quality(
     files.check_outputs(
         [report_output(json_path)], {"--text": text, "--calibration_text": config.calibration_text}
     )
-    quiet(config.debug)
     tasks = find(lm_eval) if lm_eval else None
     # torch takes its seconds after the options
     from quantbench.quality.measure import measure
 
-    measured = measure(config, text, tokens, most, tasks, limit)
-    if json_path:
-        write_json(json_path, measured)
+    measured = measure(config, text, tokens, max_kl, tasks, limit)
+    write_json(json_path, measured)
     click.echo(quality_tables.report(measured))

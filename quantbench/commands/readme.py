@@ -17,12 +17,14 @@ from pathlib import Path
 
 import click
 
-from quantbench import files, helptext
+from quantbench import files
+from quantbench.arguments import OWN, examples, sections
 from quantbench.cli import Command
 from quantbench.errors import LogError, UsageError
-from quantbench.log.origin import knows
+from quantbench.log.about import knows
+from quantbench.report.columns import table
 from quantbench.report.doc_tables import TABLES
-from quantbench.report.documents import BEGIN, rewritten, table
+from quantbench.report.documents import BEGIN, rewritten
 
 DOCUMENTS = ("README.md", "docs/*.md")
 COMMIT = re.compile(r'"(?:git_)?commit": "([0-9a-f]{7,})(-dirty)?"')
@@ -34,7 +36,10 @@ COMMIT = re.compile(r'"(?:git_)?commit": "([0-9a-f]{7,})(-dirty)?"')
 def readme(documents: tuple[str, ...], check: bool) -> None:
     """Rewrite the tables of DOCUMENTS from the data that they name [README.md docs/*.md]."""
     new, measured = {}, set[tuple[str, str, str]]()
-    for document in [Path(name) for name in documents] or _default():
+    every = [path for pattern in DOCUMENTS for path in sorted(Path().glob(pattern))]
+    if not (documents or every):
+        raise UsageError(f"no {' and no '.join(DOCUMENTS)} here: name the documents")
+    for document in map(Path, documents) if documents else every:
         old = files.read_text("cannot read", document, LogError)
         text = rewritten(str(document), old, BLOCKS)
         if text != old:
@@ -72,39 +77,25 @@ def _commits(document: str) -> Iterator[tuple[str, str, str]]:
                 yield path, digits, dirty
 
 
-def _default() -> list[Path]:
-    documents = [path for pattern in DOCUMENTS for path in sorted(Path().glob(pattern))]
-    if not documents:
-        raise UsageError(f"no {' and no '.join(DOCUMENTS)} here: name the documents")
-    return documents
-
-
 # --------------------------------------------------------------------------------- the commands
 
 
 def commands(words: Sequence[str]) -> str:
     """commands: every command, its own options, and its examples."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    names = [name for name in sorted(module.name for module in found) if name != "generate"]
-    modules = [importlib.import_module(f"{__package__}.{name}") for name in names]
-    each = [getattr(module, name) for module, name in zip(modules, names, strict=True)]
-    return "\n\n".join(part for command in each for part in _described(command, "quantbench"))
+    names = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
+    parts: list[str] = []
+    for name in sorted(names - {"generate"}):
+        command = getattr(importlib.import_module(f"{__package__}.{name}"), name)
+        parts += _described(command, "quantbench")
+    return "\n\n".join(parts)
 
 
 def _described(command: click.Command, parent: str) -> Iterator[str]:
     name = f"{parent} {command.name}"
     context = click.Context(command, info_name=name)
     yield f"## {name}\n\n{' '.join((command.help or '').split())}"
-    own: list[tuple[str, str]] = []
-    groups: dict[str, None] = {}  # in order
-    for option in command.params:
-        if isinstance(option, click.Option) and not option.hidden:
-            if group := getattr(option, "group", None):
-                groups[group] = None
-            elif option.name not in ("help", "debug"):
-                given = f"{option.opts[0]} {helptext.placeholder(option)}".rstrip()
-                cells = f"`{given}`", option.help or ""
-                own.append((cells[0].replace("|", "\\|"), cells[1].replace("|", "\\|")))
+    groups = sections(command.params)
+    own = [(f"`{given}`", text) for given, text in groups.pop(OWN, []) if given != "--debug"]
     words = [word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]"]
     if words:
         yield f"Takes {' '.join(words)}."
@@ -112,7 +103,7 @@ def _described(command: click.Command, parent: str) -> Iterator[str]:
         yield table(("option", "meaning"), own)
     if groups:
         yield f"And of [generate's options](options.md): {', '.join(groups)}."
-    if lines := helptext.examples(command.callback) if parent == "quantbench" else []:
+    if lines := examples(command.callback) if parent == "quantbench" else []:
         yield "\n".join(f"    {line}" for line in lines)
     if isinstance(command, click.Group):
         for sub in command.commands.values():

@@ -18,7 +18,7 @@ import click
 
 from quantbench import files
 from quantbench.answer.limits import KL
-from quantbench.cli import Command, Group, quiet
+from quantbench.cli import Command, Group
 from quantbench.errors import UsageError
 from quantbench.log import shell
 from quantbench.log.about import write_json
@@ -30,15 +30,14 @@ from quantbench.quality.thresholds import SCALE
 from quantbench.report.columns import aligned
 from quantbench.run import checks
 
-TAKEN = {
+OF_GENERATE = (
     *("checkpoint_path", "num_layers", "device", "precision", "threads", "kv_cache", "batch_size"),
-    *("prefill_size", "max_new_tokens", "context_depth", "cache_size", "debug"),
-}
+    *("prefill_size", "max_new_tokens", "context_depth", "cache_size"),
+)
 FORMATS = ("torchao", "llama.cpp", "gptqmodel")
 DATA, CHART = "docs/data/frontier.json", "docs/frontier.svg"
 BITS = 3.0, 3.5, 4.0, 4.5, 5.0, 6.1  # of `frontier`
 A_WEIGHT = Between("bits a weight, such as 4.5", "32")
-BUDGETS = ("bits", "max_memory", "min_tok_s", "max_kl")
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -57,17 +56,20 @@ BUDGETS = ("bits", "max_memory", "min_tok_s", "max_kl")
 @click.option("--verify", is_flag=True,
               help="Run the recipe and the best uniform scheme in turns, as ab does")  # fmt: skip
 @click.option("--output", metavar="FILE", help="Write the recipe here, for --quantization")
-@options(without=vars(RunConfig()).keys() - TAKEN)
-@click.pass_context
-def recipe(context: click.Context, /, text: str | None, output: str | None, **given: Any) -> None:
+@options(*OF_GENERATE)
+def recipe(
+    text: str | None,
+    uncalibrated: bool,
+    verify: bool,
+    output: str | None,
+    config: RunConfig,
+    **limits: Any,
+) -> None:
     """Choose a scheme for each layer, within a budget of bits, memory, time or quality."""
-    if context.invoked_subcommand is not None:
+    if click.get_current_context().invoked_subcommand:
         return
-    uncalibrated, verify = given.pop("uncalibrated"), given.pop("verify")
-    limits = {name: given.pop(name) for name in BUDGETS}
     if not any(limits.values()):
-        raise UsageError(f"recipe takes a budget: --{', --'.join(BUDGETS[:-1])} or --{BUDGETS[-1]}")
-    config = RunConfig(**given)
+        raise UsageError("recipe takes a budget: --bits, --max_memory, --min_tok_s or --max_kl")
     if config.checkpoint_path.startswith("dummy:"):
         raise UsageError(
             f"--checkpoint_path {config.checkpoint_path}: random weights predict nothing, so no "
@@ -82,7 +84,6 @@ def recipe(context: click.Context, /, text: str | None, output: str | None, **gi
         raise UsageError(f"--output {output}: --quantization takes recipes that end in .json")
     if verify and output is None:
         raise UsageError("--verify runs the recipe from its file: give --output FILE, too")
-    quiet(config.debug)
     from quantbench.recipe import search, table  # torch takes its seconds after the options
 
     budget = search.Budget(**limits)
@@ -108,17 +109,15 @@ def recipe(context: click.Context, /, text: str | None, output: str | None, **gi
               help=f"Draw a recipe of N bits a weight [{', '.join(map(str, BITS))}]")  # fmt: skip
 @click.option("--json", "json_path", default=DATA, help=f"Where the points are kept [{DATA}]")
 @click.option("--chart", default=CHART, help=f"The picture [{CHART}]")
-@options(without=vars(RunConfig()).keys() - {"checkpoint_path", "device", "threads", "debug"})
+@options("checkpoint_path", "device", "threads")
 def frontier(
-    paths: tuple[str, ...], bits: tuple[float, ...], json_path: str, chart: str, **given: Any
+    paths: tuple[str, ...], bits: tuple[float, ...], json_path: str, chart: str, config: RunConfig
 ) -> None:
     """Measure KL against bytes and draw it: recipes, uniform schemes, and quantized FILEs of the
     same weights."""
-    config = RunConfig(**given)
     checks.check_options(config)
     kept = files.Output("--json", json_path, files.is_json, "JSON")
     files.check_outputs([files.svg_output(chart), kept])
-    quiet(config.debug)
     from quantbench.recipe import frontier as made
 
     found = made.frontier(config, bits, paths)
@@ -132,12 +131,10 @@ def frontier(
 @click.argument("file", type=click.Path())
 @click.option("--format", "form", type=Choice(FORMATS), required=True,
               help=f"The program that is to read it: {', '.join(FORMATS)}")  # fmt: skip
-@options(without=vars(RunConfig()).keys() - {"checkpoint_path", "debug"})
-def export(file: str, form: str, **given: Any) -> None:
+@options("checkpoint_path")
+def export(file: str, form: str, config: RunConfig) -> None:
     """Print the recipe in FILE as another program's mixture: torchao's FqnToConfig, llama.cpp's
     --tensor-type-file, or GPTQModel's dynamic."""
-    config = RunConfig(**given)
-    quiet(config.debug)
     from quantbench.models.formats import open_checkpoint
     from quantbench.models.formats.names import hugging_face
     from quantbench.quantize import recipe_formats

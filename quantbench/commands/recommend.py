@@ -27,9 +27,8 @@ from quantbench.answer.shared import HOLDS, Model
 from quantbench.answer.shared import write as write_shared
 from quantbench.answer.stop import Enough
 from quantbench.arguments import names_of, refuse_beside
-from quantbench.bench import store
 from quantbench.bench.arm import make_arms
-from quantbench.bench.store import Results, Settings
+from quantbench.bench.store import Results, Settings, load
 from quantbench.cli import Command
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log import shell
@@ -59,25 +58,23 @@ EARLIER = "--from measures nothing: give limits, --share and --checkpoint_path a
               help="As in generate.py; several are compared by bits per byte [tiny]")  # fmt: skip
 @shared.measuring_options
 @options(without=UNUSED, defaults={"max_new_tokens": shared.MAX_NEW_TOKENS})
-@click.pass_context
 def recommend(
-    context: click.Context,
-    /,
     checkpoints: tuple[str, ...],
     earlier: str | None,
     schemes: str | None,
     share: str | None,
     output: str | None,
+    config: RunConfig,
     **given: Any,
 ) -> None:
     """Which quantization to take: the fastest that keeps quality, the smallest, the best mix."""
     asked, settings = limits(given), shared.settings_of(given)
-    common = dataclasses.replace(RunConfig(**given), compile=True)
+    common = dataclasses.replace(config, compile=True)
     written = files.Output("--share", share, HOLDS, "JSON of recommend --share")
     if earlier is not None:
-        refuse_beside(context, OF_EARLIER, EARLIER)
+        refuse_beside(OF_EARLIER, EARLIER)
         files.check_outputs([written])
-        results = store.load(Path(earlier), "--from")
+        results = load(Path(earlier), "--from")
         models = {parse(arm.argv).checkpoint_path for arm in results.arms if arm.argv}
         if checkpoints and models != set(checkpoints):
             raise UsageError(f"--from {earlier} holds results of {', '.join(sorted(models))}, not "

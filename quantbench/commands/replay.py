@@ -14,14 +14,13 @@ import contextlib
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
 from quantbench import files
 from quantbench.answer.history import History
 from quantbench.answer.log_lines import read, runnable
-from quantbench.arguments import refuse_given
+from quantbench.arguments import given_options, refuse_given
 from quantbench.bench.old_commit import old_commit
 from quantbench.cli import Command
 from quantbench.errors import LogError, QuantbenchError, UsageError
@@ -72,10 +71,7 @@ class FileFirst(Command):
 @click.option("--checkpoint_root", metavar="DIR", help="Look here for checkpoints that are missing")
 @click.option("--dummy", is_flag=True, help="Take random weights where a checkpoint is missing")
 @options(without=("interactive",))
-@click.pass_context
 def replay(
-    context: click.Context,
-    /,
     path: str | None,
     lines: tuple[int, ...],
     everything: bool,
@@ -86,7 +82,7 @@ def replay(
     processes: int | None,
     checkpoint_root: str | None,
     dummy: bool,
-    **given: Any,
+    config: RunConfig,
 ) -> None:
     """Run lines of a log FILE again, and compare with what they say."""
     if path is None:
@@ -95,18 +91,15 @@ def replay(
         other = "--processes" if history_path is None else "--history"
         raise UsageError(f"--against measures beside the old commit: leave {other} out")
     history = History.read(history_path) if history_path is not None else None
-    changes = {
-        name: value
-        for name, value in given.items()
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    }
-    written = RunConfig(**changes).write_result  # refuses a wrong value before anything is run
-    refuse_given(context, NOT_REPLAYED, "a replay prints figures, and writes log lines alone: "
+    given = given_options()
+    changes = {name: value for name, value in vars(config).items() if name in given}
+    written = config.write_result
+    refuse_given(NOT_REPLAYED, "a replay prints figures, and writes log lines alone: "
                  "leave it out")  # fmt: skip
     if "checkpoint_path" in changes:
-        refuse_given(context, ("checkpoint_root", "dummy"), "--checkpoint_path says which one")
+        refuse_given(("checkpoint_root", "dummy"), "--checkpoint_path says which one")
     if changes.get("dry_run"):
-        refuse_given(context, OF_RUNNING, "--dry_run runs nothing: leave it out")
+        refuse_given(OF_RUNNING, "--dry_run runs nothing: leave it out")
     if "write_result" in changes:
         log.check(written)
     if checkpoint_root is not None and not Path(checkpoint_root).is_dir():

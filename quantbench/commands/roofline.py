@@ -38,9 +38,7 @@ from quantbench.report import limit_tables as tables
 from quantbench.report.columns import aligned
 from quantbench.typed_json import omitted
 
-# Options of generate.py that this command takes, and where its defaults are others.
-TAKEN = {"checkpoint_path", "device", "precision", "batch_size", "num_layers", "max_new_tokens",
-         "debug"}  # fmt: skip
+# Other than generate.py's.
 DEFAULTS = {"checkpoint_path": "dummy:TinyLlama-1.1B-Chat-v1.0", "max_new_tokens": 33}
 SCHEMES = spec.COMPARED
 PARTS = ("layers", "model")
@@ -65,15 +63,13 @@ class Report:
               help="Leave out torch's and torchao's kernels, which take memory, too")  # fmt: skip
 @turn_options
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")
-@options(without=vars(RunConfig()).keys() - TAKEN, defaults=DEFAULTS)
-@click.pass_context
+@options("device", "precision", "batch_size", "num_layers", defaults=DEFAULTS)
 def roofline(
-    context: click.Context,
-    /,
     schemes: str | None,
     parts: str | None,
     only_ours: bool,
     json_path: str | None,
+    config: RunConfig,
     **given: Any,
 ) -> None:
     """Hold every scheme against the limit that memory's bandwidth sets."""
@@ -87,15 +83,14 @@ def roofline(
     chosen = list(dict.fromkeys(["none", *map(str, specs)]))
     wanted = names_of("--parts", parts, PARTS, PARTS)
     if "model" not in wanted:
-        refuse_given(context, OF_MODEL, "single layers are measured, and no whole model: "
+        refuse_given(OF_MODEL, "single layers are measured, and no whole model: "
                      "leave it out, or add model to --parts")  # fmt: skip
-    settings, common = settings_of(given), decoding(given)
+    settings, common = settings_of(given), decoding(config)
     files.check_outputs([report_output(json_path)], {"--checkpoint_path": common.checkpoint_path})
     kernels, layers = layer_limit.measured(common, chosen, "layers" in wanted, only_ours)
     report = Report(common, layers or None)
     if layers:
-        if json_path:  # before stdout, which may be closed
-            write_json(json_path, report)
+        write_json(json_path, report)  # before stdout, which may be closed
         click.echo(aligned(tables.LAYERS, layers))
         click.echo("\n" + "\n".join(tables.layer_remarks(layers)))
     failed = any(row.why_not for row in layers)
@@ -103,8 +98,7 @@ def roofline(
         arms = decode_limit.arms_of(_arms(common, kernels))
         report.comparison = decode_limit.measure(arms, settings)
         report.model = decode_limit.with_stock(report.comparison)
-        if json_path:
-            write_json(json_path, report)
+        write_json(json_path, report)
         click.echo("\n" * bool(layers) + aligned(tables.MODELS, report.model))
         remarks = tables.model_remarks(report.model, report.comparison.bandwidth)
         if report.comparison.ended == "max_minutes":

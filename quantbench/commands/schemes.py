@@ -7,13 +7,12 @@ quantbench schemes --measure int8wo fp6     # of these alone
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from quantbench import files
 from quantbench.arguments import refuse_beside, refuse_given
-from quantbench.cli import Command, quiet
+from quantbench.cli import Command
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
 from quantbench.log.kinds import Whole
@@ -23,7 +22,6 @@ from quantbench.quality.thresholds import TOKENS, check_tokens
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, forms, parse
 from quantbench.text import aligned
 
-TAKEN = {"checkpoint_path", "device", "precision", "debug"}  # of the options of generate.py
 NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compares with."
 
 
@@ -35,44 +33,38 @@ NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compar
 @click.option("--tokens", type=Whole(0), default=TOKENS,
               help=f"Read at most N tokens; 0: all [{TOKENS}]")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write the rows here, too")
-@options(without=vars(RunConfig()).keys() - TAKEN)
-@click.pass_context
+@options("checkpoint_path", "device", "precision")
 def schemes(
-    context: click.Context,
-    /,
     names: tuple[str, ...],
     only_names: bool,
     measure: bool,
     text: str | None,
     tokens: int,
     json_path: str | None,
-    **given: Any,
+    config: RunConfig,
 ) -> None:
     """List the quantization SCHEMEs: bits per weight, and the kernel that runs on this device."""
     for name in names:
         parse(name)
     if only_names:
-        refuse_beside(context, ("names", "only_names", "debug"),
+        refuse_beside(("names", "only_names", "debug"),
                       "--list measures and writes nothing: leave it out")  # fmt: skip
         click.echo(described(names or (*SHOWN, *MEASURED)))
         click.echo(NOTE)
         return
-    base = RunConfig(**given)
     if not measure:
-        refuse_given(context, ("text", "tokens"), "--measure reads it: give that, too")
+        refuse_given(("text", "tokens"), "--measure reads it: give that, too")
     if text is not None:
         files.read_text("--text", text)
     check_tokens(tokens)
     files.check_outputs([report_output(json_path)], {"--text": text})
-    quiet(base.debug)
     # torch takes its seconds after the options
     from quantbench.answer import schemes as figures
 
-    rows = figures.rows(base, names)
+    rows = figures.rows(config, names)
     if measure:
-        figures.measure(base, rows, text, tokens, say)
-    if json_path:
-        write_json(json_path, rows)
+        figures.measure(config, rows, text, tokens, say)
+    write_json(json_path, rows)
     click.echo(figures.table(rows))
     if not names:
         click.echo(f"{NOTE}\nForms: {', '.join(forms())}")

@@ -11,16 +11,15 @@ baseline.
 
 import json
 import sys
-from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from quantbench.answer.limits import Limits, limit_options, limits
-from quantbench.answer.recommend import Best, Recommendation, tuned
-from quantbench.answer.row import Row
+from quantbench.answer.recommend import Recommendation, tuned
 from quantbench.answer.stop import Enough
 from quantbench.bench.answers import Planned
 from quantbench.bench.grid import Tuned, group, read_grid, said
@@ -46,29 +45,27 @@ NUMBERS = ("quantization", "precision", "kv_cache", "kv_cache_quantization", "ca
 @limit_options
 @shared.result_options
 @options(without=shared.UNUSED, defaults={"max_new_tokens": shared.MAX_NEW_TOKENS})
-@click.pass_context
 def tune(
-    context: click.Context,
-    /,
     overs: tuple[str, ...],
     output: str | None,
     resume: str | None,
     show: bool,
     form: str | None,
+    config: RunConfig,
     **given: Any,
 ) -> None:
     """Find the fastest of many settings, if it is shown to be faster than the default."""
     check_open(show, output or resume)
     settings = shared.settings_of(given)
     if resume:
-        results, asked = resumed(context, resume, settings, given)
+        results, asked = resumed(resume, settings, given)
         if results.baseline.changes is None:
             raise UsageError(f"--resume {resume} is a comparison of ab: quantbench ab goes on")
         folder: Path | None = Path(resume)
     else:
-        asked, common = limits(given), RunConfig(**given)
-        grid = read_grid(common, overs)
-        folder = prepared(common.write_result, settings, output)
+        asked = limits(given)
+        grid = read_grid(config, overs)
+        folder = prepared(config.write_result, settings, output)
         if not any(axis.option in NUMBERS for axis in grid.axes):
             settings.setdefault("tokens", 0)
         every = grid.settings()
@@ -83,13 +80,9 @@ def tune(
             click.echo(shown.get(form or "", same.text()).rstrip("\n"))
             return
         warn_of_threads(plans.able)
-        results = Results.begin(Settings(**settings), plans.arms, common.write_result)
+        results = Results.begin(Settings(**settings), plans.arms, config.write_result)
     results.limits = to_json(asked)
-    changes = [arm.changes or 0 for arm in results.arms]
-
-    def conclude(rows: Sequence[Row], best: Best) -> Recommendation:
-        return tuned(rows, asked, best, changes)
-
+    conclude = partial(tuned, limits=asked, changes=[arm.changes or 0 for arm in results.arms])
     sys.exit(compare(results, folder, Enough(asked), conclude, form, show))
 
 

@@ -18,9 +18,9 @@ from quantbench.estimate.datasheets import find, known
 from quantbench.estimate.predict import Request
 from quantbench.estimate.validate import objects
 from quantbench.log.config import RunConfig
+from quantbench.log.log import config_of
+from quantbench.log.log import read as read_log
 from quantbench.log.options import of_repro
-from quantbench.log.reading import config_of
-from quantbench.log.reading import read as read_log
 from quantbench.log.record import Record
 from quantbench.models.config import ModelConfig
 from quantbench.models.loading import load_config

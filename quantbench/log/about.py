@@ -5,30 +5,29 @@
 A table in the documentation takes its caption from it.
 """
 
+import contextlib
 import datetime
+import functools
+import importlib.metadata
 import json
 import os
 import platform
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench import files, host
 from quantbench.log import shell
-from quantbench.log.origin import git_commit, versions
 from quantbench.text import counted
 from quantbench.typed_json import to_json
 
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("quantbench", "torch", "torchao", "triton", "bitsandbytes")
 CARDS = Path("/proc/driver/nvidia/gpus")  # a folder a card; there without asking the driver's tools
-# What tells processors of one name apart: flags of the kernel, and what people call them.
-FEATURES = {
-    "amx_int8": "AMX",
-    "avx512_vnni": "AVX-512 VNNI",
-    "avx512f": "AVX-512",
-    "avx2": "AVX2",
-    "asimd": "NEON",
-}
+# Flags of the kernel, and what people call the instructions, each set with those behind it.
+VECTORS = {"avx512_vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,11 @@ class About:
 
 def about() -> About:
     """What this process was started with, its machine, commit and versions, and today's date."""
-    commit = git_commit()
     spec = sys.modules["__main__"].__spec__  # None where Python runs a file instead of a module
     return About(
         command=command(sys.argv, spec.name if spec else None),
         date=datetime.date.today().isoformat(),
-        commit=commit,
+        commit=git_commit(),
         machine=machine(),
         versions=versions(),
     )
@@ -88,20 +86,15 @@ def machine() -> str:
 
 def cards() -> list[str]:
     """Names of the NVIDIA cards, as the driver's files tell."""
-    names = []
-    for path in sorted(CARDS.glob("*/information")):
-        model = re.search(r"^Model:\s*(.+)$", host.read(path), re.M)
-        names += [model[1].strip()] if model else []
-    return names
+    texts = map(host.read, sorted(CARDS.glob("*/information")))
+    return [name.strip() for text in texts for name in re.findall(r"^Model:\s*(.+)$", text, re.M)]
 
 
 def processor() -> str:
     """2 cores of an AMD EPYC (AVX-512 VNNI)."""
     flags = (host.cpuinfo("flags") or host.cpuinfo("Features") or "").split()
-    features = [word for flag, word in FEATURES.items() if flag in flags]
-    weaker = {"AVX-512 VNNI": {"AVX-512", "AVX2"}, "AVX-512": {"AVX2"}}
-    implied = set().union(*(weaker.get(word, ()) for word in features))
-    known = ", ".join(word for word in features if word not in implied)
+    vectors = [name for flag, name in VECTORS.items() if flag in flags][:1]
+    known = ", ".join(["AMX"] * ("amx_int8" in flags) + vectors)
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     called = host.cpuinfo("model name") or platform.machine()
@@ -113,10 +106,59 @@ def report_output(path: str | None) -> files.Output:
     return files.Output("--json", path, files.json_with("about"), "JSON of such a command")
 
 
-def write_json(path: str, value: object) -> None:
-    """What --json asks for: the value's keys, or "rows" where it is a list, and what it says of
-    itself, "about". Raises LogError where that cannot be written."""
+def write_json(path: str | None, value: object) -> None:
+    """What --json asks for, if it was given: the value's keys, or "rows" where it is a list, and
+    what it says of itself, "about". Raises LogError where that cannot be written."""
+    if path is None:
+        return
     fields = to_json(value)
     fields = {"rows": fields} if isinstance(fields, list) else fields
     fields = {"about": to_json(about()), **fields}
     files.write_text("--json", path, json.dumps(fields, indent=1) + "\n")
+
+
+# ------------------------------------------------------------------------------------- the code
+
+
+def versions() -> dict[str, str | None]:
+    """The version of Python and of each package; None for a package that is not installed."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
+
+
+@functools.cache
+def git_commit() -> str | None:
+    """This checkout's commit, "-dirty" when it has changes; None for an installed copy.
+
+    A copy inside another project's repository is no checkout: git would name that project's commit.
+    """
+    top = _git("rev-parse", "--show-toplevel")
+    if top is None or not os.path.samefile(top, ROOT):
+        return None
+    if _git("ls-files", "--error-unmatch", str(Path(__file__).relative_to(ROOT))) is None:
+        return None
+    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def knows(commit: str) -> bool:
+    """Whether the history of this checkout has the commit, given by its digits; True where there
+    is no whole history to ask."""
+    whole = _git("rev-parse", "--is-shallow-repository") == "false"
+    return not whole or _git("cat-file", "-e", f"{commit}^{{commit}}") is not None
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says, in our folder; None where it fails or is not there."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

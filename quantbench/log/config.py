@@ -154,12 +154,7 @@ class RunConfig:
             value, kind = getattr(self, field.name), field.metadata["option"].kind
             if (value is None and field.default is None) or isinstance(value, Unsaid):
                 continue
-            try:
-                object.__setattr__(self, field.name, kind.read(value))
-            except ValueError:
-                raise UsageError(
-                    f"--{field.name} takes {kind.accepts}; given: {shown(value)}"
-                ) from None
+            object.__setattr__(self, field.name, kind.of(f"--{field.name}", value))
 
     def differs(self, name: str) -> bool:
         """Whether this option has another value than its default."""
@@ -201,7 +196,7 @@ def argv(config: RunConfig, said: bool = False, always: Collection[str] | None =
         if value == field.default and not written and not given:
             continue
         text = option.kind.write(value)
-        if is_switch(option):
+        if isinstance(option.kind, Switch):
             arguments += [f"--{field.name}"]
         elif text.startswith("-"):
             arguments += [f"--{field.name}={text}"]
@@ -252,13 +247,9 @@ def breaks_off(command: str) -> bool:
     if not last.startswith("-") or "=" in last:
         return False
     if key(last) in options:
-        return not is_switch(options[key(last)])
+        return not isinstance(options[key(last)].kind, Switch)
     begun = last.replace("-", "_")
     return any(f"__{name}".startswith(begun) for name in options)
-
-
-def is_switch(option: Option) -> bool:
-    return isinstance(option.kind, Switch)
 
 
 def _mended(words: Sequence[shell.Word]) -> list[str]:

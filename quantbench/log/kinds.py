@@ -2,10 +2,10 @@
 
 import math
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from quantbench.errors import UsageError
 from quantbench.log import shell
@@ -29,13 +29,16 @@ class Kind(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4
         """The text that `read` turns back into the value."""
         return str(value)
 
-    def convert(self, value: object, param: Any, ctx: object) -> object:
-        """For click, of an option that is no field of RunConfig. Raises UsageError."""
+    def of(self, option: str, value: object) -> object:
+        """The value of this option. Raises UsageError, one line, when it is not accepted."""
         try:
             return self.read(value)
         except ValueError:
-            given = shown(value)
-            raise UsageError(f"{param.opts[0]} takes {self.accepts}; given: {given}") from None
+            raise UsageError(f"{option} takes {self.accepts}; given: {shown(value)}") from None
+
+    def convert(self, value: object, param: Any, ctx: object) -> object:
+        """For click, of an option that is no field of RunConfig."""
+        return self.of(param.opts[0], value)
 
 
 class Switch(Kind):
@@ -49,60 +52,48 @@ class Switch(Kind):
         return value
 
 
-@dataclass(frozen=True)
 class Text(Kind):
     """Text that a command line can hold: without a NUL character."""
 
-    metavar: str = "TEXT"
-    may_be_empty: bool = False
-
-    @property
-    def accepts(self) -> str:  # type: ignore[override]
-        if self.may_be_empty:
-            return "text without NUL characters"
-        return "a value that is not empty and has no NUL character"
+    def __init__(self, metavar: str = "TEXT", may_be_empty: bool = False) -> None:
+        self.metavar, self.may_be_empty = metavar, may_be_empty
+        self.accepts = "a value that is not empty and has no NUL character"
+        if may_be_empty:
+            self.accepts = "text without NUL characters"
 
     def read(self, value: object) -> str:
-        if not isinstance(value, str) or not (value or self.may_be_empty):
-            raise ValueError
-        if not shell.carries(value):
-            raise ValueError
-        return value
+        if isinstance(value, str) and (value or self.may_be_empty) and shell.carries(value):
+            return value
+        raise ValueError
 
 
-@dataclass(frozen=True)
 class Whole(Kind):
     """A whole number from `minimum` to `maximum`, both included."""
 
-    minimum: int
-    maximum: int = MAX_INT
     metavar = "N"
 
-    @property
-    def accepts(self) -> str:  # type: ignore[override]
-        most = "2**63-1" if self.maximum == MAX_INT else self.maximum
-        return f"a whole number from {self.minimum} to {most}"
+    def __init__(self, minimum: int, maximum: int = MAX_INT) -> None:
+        self.minimum, self.maximum = minimum, maximum
+        most = "2**63-1" if maximum == MAX_INT else maximum
+        self.accepts = f"a whole number from {minimum} to {most}"
 
     def read(self, value: object) -> int:
         if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,40}", value):
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError
-        if not self.minimum <= value <= self.maximum:
-            raise ValueError
-        return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            if self.minimum <= value <= self.maximum:
+                return value
+        raise ValueError
 
 
-@dataclass(frozen=True)
 class Number(Kind):
     """A finite number of at least 0, or above it."""
 
-    positive: bool = False
     metavar = "X"
 
-    @property
-    def accepts(self) -> str:  # type: ignore[override]
-        return f"a finite number {'above' if self.positive else 'of at least'} 0"
+    def __init__(self, positive: bool = False) -> None:
+        self.positive = positive
+        self.accepts = f"a finite number {'above' if positive else 'of at least'} 0"
 
     def read(self, value: object) -> float:
         if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -116,21 +107,18 @@ class Number(Kind):
         return abs(number)  # -0.0 would be written with a dash
 
 
-@dataclass(frozen=True)
 class Between(Kind):
     """A number of something, above 0 and below a limit."""
 
-    what: str
-    most: str
     metavar = "X"
 
-    @property
-    def accepts(self) -> str:  # type: ignore[override]
-        return f"{self.what}, above 0 and below {self.most}"
+    def __init__(self, what: str, most: str) -> None:
+        self.most = float(most)
+        self.accepts = f"{what}, above 0 and below {most}"
 
     def read(self, value: object) -> float:
         number = float(str(value))
-        if not 0 < number < float(self.most):
+        if not 0 < number < self.most:
             raise ValueError
         return number
 
@@ -149,30 +137,33 @@ class Share(Kind):
         return number
 
 
-@dataclass(frozen=True)
 class Size(Kind):
     """A size in bytes, from `least` on."""
 
-    least: float = 1.0
     metavar = "SIZE"
     accepts = "a size such as 8GB or 7.5GiB"
+
+    def __init__(self, least: float = 1.0) -> None:
+        self.least = least
 
     def read(self, value: object) -> int:
         return round(bytes_in(str(value), self.least))
 
 
-@dataclass(frozen=True)
 class Choice(Kind):
-    """One of a few names."""
+    """One of a few names.
 
-    choices: tuple[str, ...]
-    prefix: str = ""  # always written before the name; optional when read
-    former: tuple[str, ...] = ()  # names in old logs: readable, but a run refuses them
+    prefix: always written before the name; optional when read.
+    former: names in old logs: readable, but a run refuses them.
+    """
+
     metavar = "NAME"
 
-    @property
-    def accepts(self) -> str:  # type: ignore[override]
-        return "one of " + ", ".join(self.choices)
+    def __init__(
+        self, choices: tuple[str, ...], prefix: str = "", former: tuple[str, ...] = ()
+    ) -> None:
+        self.choices, self.prefix, self.former = choices, prefix, former
+        self.accepts = "one of " + ", ".join(choices)
 
     def read(self, value: object) -> str:
         name = value.removeprefix(self.prefix) if isinstance(value, str) else ""
@@ -182,6 +173,9 @@ class Choice(Kind):
 
     def write(self, value: str) -> str:
         return self.prefix + value
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in self.choices if name.startswith(incomplete)]
 
 
 class Room(Kind):

@@ -5,54 +5,64 @@ of_repro(repro(config)) == config
 
 @click.command(cls=cli.Command)
 @options()                          # every field of RunConfig
-def command(**given: str): …
+def command(config: RunConfig): …
 """
 
-import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 import click
 
-from quantbench.cli import Command, Decorated, TableOption, together
+from quantbench.cli import Command, TableOption, together
 from quantbench.errors import UsageError
-from quantbench.log.config import ALIASES, Option, RunConfig, is_switch, split
+from quantbench.log.config import ALIASES, RunConfig, option_table, split
+from quantbench.log.kinds import Switch
 from quantbench.text import key
+
+NAMES = tuple(option_table())
 
 
 def options(
-    without: Collection[str] = (), defaults: Mapping[str, object] = MappingProxyType({})
-) -> Callable[[Decorated], Decorated]:
-    """Decorate a click command's function with every option but those in `without`.
+    *only: str,
+    without: Collection[str] = (),
+    defaults: Mapping[str, object] = MappingProxyType({}),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a click command's function with the options in `only`, those in `defaults`, whose
+    default is another in this command, and --debug; without `only`, with all but those in
+    `without`.
 
-    defaults: of options whose default is another in this command.
-
-    The function receives RunConfig's arguments as text; RunConfig checks them. Use it below
+    The function receives them as `config`, a RunConfig. Use it below
     `@click.command(cls=cli.Command)`.
     """
-    return together(
-        *(
-            _click_option(field, defaults.get(field.name, field.default))
-            for field in dataclasses.fields(RunConfig)
-            if field.name not in without
-        )
-    )
+    wanted = {*only, *defaults, "debug"} if only else {*NAMES} - {*without}
+    names = [name for name in NAMES if name in wanted]
+    usual = {**vars(RunConfig()), **defaults}
+    each = [_click_option(name, usual[name]) for name in names]
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def configured(*arguments: Any, **given: Any) -> Any:
+            config = RunConfig(**{name: given.pop(name) for name in names})
+            return function(*arguments, config=config, **given)
+
+        return together(*each)(configured)
+
+    return decorate
 
 
-def _click_option(field: "dataclasses.Field[Any]", default: object) -> Callable[[Any], Any]:
-    option: Option = field.metadata["option"]
-    names = [name for name in (field.name, ALIASES.get(field.name)) if name]
+def _click_option(name: str, default: object) -> Callable[[Any], Any]:
+    option = option_table()[name]
+    names = [each for each in (name, ALIASES.get(name)) if each]
     spellings = dict.fromkeys(f"--{way}" for n in names for way in (n, n.replace("_", "-")))
-    also = "".join(f" (or --{name})" for name in names[1:])
-    usual = "" if is_switch(option) or default is None else f" [{default}]"
-    settings: dict[str, Any] = {"default": default, "help": f"{option.help}{also}{usual}"}
-    if is_switch(option):
-        settings["is_flag"] = True
-    else:
-        settings |= {"type": click.UNPROCESSED, "metavar": option.kind.metavar}
-    return click.option(field.name, *spellings, cls=TableOption, group=option.group, **settings)
+    text = f"{option.help}{''.join(f' (or --{other})' for other in names[1:])}"
+    settings: dict[str, Any] = {"is_flag": True}
+    if not isinstance(option.kind, Switch):
+        settings = {"type": click.UNPROCESSED, "metavar": option.kind.metavar}
+        text += "" if default is None else f" [{default}]"
+    return click.option(name, *spellings, cls=TableOption, group=option.group, help=text,
+                        default=default, **settings)  # fmt: skip
 
 
 def parse(argv: Sequence[str]) -> RunConfig:
@@ -66,7 +76,7 @@ def parse(argv: Sequence[str]) -> RunConfig:
     return RunConfig(**command.texts(context, argv))
 
 
-@cache
+@functools.cache
 def _command() -> Command:
     """A command of these options alone."""
     return click.command(cls=Command, add_help_option=False)(options()(lambda **given: None))
@@ -75,9 +85,13 @@ def _command() -> Command:
 def of_repro(command: str) -> RunConfig:
     """The run that a repro command asks for. Raises UsageError if it cannot be read."""
     program, *words = split(command) or [""]
-    ranks = None
+    ranks: str | None = None
     if program.rpartition("/")[2] == "torchrun":
-        ranks, words = _ranks(words)
+        match [*words[0].split("=", 1), *words[1:]] if words else []:
+            case [option, ranks, *words] if key(option) == "nproc_per_node":
+                pass
+            case _:
+                raise UsageError("torchrun takes --nproc_per_node N, and then generate.py")
     if not words or words[0].rpartition("/")[2] != "generate.py":
         raise UsageError("the repro line does not begin with python generate.py, or torchrun")
     config = parse(words[1:])
@@ -86,14 +100,3 @@ def of_repro(command: str) -> RunConfig:
     if config.tp != 1:
         raise UsageError("torchrun --nproc_per_node says how many ranks there are, not --tp")
     return RunConfig(**{**vars(config), "tp": ranks})
-
-
-def _ranks(words: list[str]) -> tuple[str, list[str]]:
-    """The value of torchrun's --nproc_per_node, and the words after it."""
-    option, equals, value = (words or [""])[0].partition("=")
-    rest = words[1:]
-    if not equals and rest:
-        value, *rest = rest
-    if key(option) != "nproc_per_node":
-        raise UsageError("torchrun takes --nproc_per_node N, and then generate.py")
-    return value, rest

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 from quantbench.errors import UsageError
 
@@ -30,33 +31,29 @@ def words(command: str) -> list[Word]:
 
     Raises UsageError for a quote that is not closed.
     """
-    result: list[Word] = []
-    text, bare, inside = bytearray(), True, False  # state of the word that is being read
-    position = 0
-    while position < len(command):
+    pieces: list[re.Match[str]] = []
+    while (position := pieces[-1].end() if pieces else 0) < len(command):
         piece = _PIECE.match(command, position)
         if piece is None:
             raise UsageError(f"the quote opened at character {position + 1} is not closed")
-        position = piece.end()
-        match piece.lastgroup:
-            case "space":
-                if inside:
-                    result.append(_word(text, bare))
-                text, bare, inside = bytearray(), True, False
-                continue
-            case "continued":
-                continue
-            case "ansi":
-                text += _unescaped(piece["ansi"])
-            case "double":
-                text += _encoded(re.sub(r'\\([$`"\\])', r"\1", piece["double"]))
-            case kind:
-                text += _encoded(piece[str(kind)])
-        bare = bare and piece.lastgroup == "plain"
-        inside = True
-    if inside:
-        result.append(_word(text, bare))
+        pieces.append(piece)
+    result = []
+    for is_space, group in groupby(pieces, lambda piece: piece.lastgroup == "space"):
+        word = [piece for piece in group if piece.lastgroup != "continued"]
+        if word and not is_space:
+            bare = all(piece.lastgroup == "plain" for piece in word)
+            result.append(Word(_decoded(b"".join(map(_bytes, word))), bare))
     return result
+
+
+def _bytes(piece: re.Match[str]) -> bytes:
+    match piece.lastgroup:
+        case "ansi":  # an unknown escape keeps its backslash, as in bash
+            return _ANSI.sub(_unescaped, _encoded(piece["ansi"]))
+        case "double":
+            return _encoded(re.sub(r'\\([$`"\\])', r"\1", piece["double"]))
+        case kind:
+            return _encoded(piece[str(kind)])
 
 
 def carries(text: str) -> bool:
@@ -98,32 +95,26 @@ def _escape(match: re.Match[str]) -> str:
 
 
 _ANSI = re.compile(
-    r"\\(?:([abeEfnrtv\\'\"?])|([0-7]{1,3})|x([0-9a-fA-F]{1,2})"
-    r"|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|c(.))",
+    rb"\\(?:([abeEfnrtv\\'\"?])|([0-7]{1,3})|x([0-9a-fA-F]{1,2})"
+    rb"|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|c(.))",
     re.DOTALL,
 )
-_ANSI_LETTERS = dict(zip("abeEfnrtv\\'\"?", b"\a\b\x1b\x1b\f\n\r\t\v\\'\"?", strict=True))
+_ANSI_LETTERS = dict(zip(b"abeEfnrtv\\'\"?", b"\a\b\x1b\x1b\f\n\r\t\v\\'\"?", strict=True))
 
 
-def _unescaped(text: str) -> bytes:
-    """The inside of $'…' as bytes; an unknown escape keeps its backslash, as in bash."""
-    result, position = bytearray(), 0
-    for match in _ANSI.finditer(text):
-        result += _encoded(text[position : match.start()])
-        position = match.end()
-        letter, octal, byte, short, long, control = match.groups()
-        if letter:
-            result += bytes([_ANSI_LETTERS[letter]])
-        elif octal or byte:
-            result += bytes([(int(octal, 8) if octal else int(byte, 16)) & 0xFF])
-        elif control:
-            result += bytes([ord(control.upper()) & 0x1F])
-        else:
-            code = int(short or long, 16)
-            if code > 0x10FFFF:
-                raise UsageError(f"{match[0]} names no character")
-            result += _encoded(chr(code))
-    return bytes(result) + _encoded(text[position:])
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    """The bytes of an escape inside $'…'."""
+    letter, octal, byte, short, long, control = match.groups()
+    if short or long:
+        code = int(short or long, 16)
+        if code > 0x10FFFF:
+            raise UsageError(f"{match[0].decode()} names no character")
+        return _encoded(chr(code))
+    if letter:
+        return bytes([_ANSI_LETTERS[letter[0]]])
+    if control:
+        return bytes([control.upper()[0] & 0x1F])
+    return bytes([(int(octal, 8) if octal else int(byte, 16)) & 0xFF])
 
 
 def _encoded(text: str) -> bytes:
@@ -133,9 +124,5 @@ def _encoded(text: str) -> bytes:
         raise UsageError(f"{text[:40]!r} holds half a character, which has no bytes") from None
 
 
-def _decoded(data: bytes | bytearray) -> str:
+def _decoded(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
-
-
-def _word(text: bytearray, bare: bool) -> Word:
-    return Word(_decoded(text), bare)

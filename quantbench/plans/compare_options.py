@@ -8,7 +8,7 @@ from quantbench.answer.limits import Limits
 from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.bench.store import Settings
 from quantbench.cli import Command, together
-from quantbench.log.kinds import Number, Share, Whole
+from quantbench.log.kinds import Choice, Number, Share, Whole
 
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
 DEFAULT = Settings()
@@ -49,7 +49,7 @@ result_options = together(
     click.option("--resume", metavar="DIR", help="Go on with what --output DIR left"),
     click.option("--open", "show", is_flag=True,
                  help="Show report.html of --output in the browser"),
-    click.option("--format", "form", type=click.Choice(["md", "csv", "json", "answer"]),
+    click.option("--format", "form", type=Choice(("md", "csv", "json", "answer")),
                  metavar="md|csv|json|answer", help="Print this instead of the table; -o, too"),
 )  # fmt: skip
 

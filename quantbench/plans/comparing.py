@@ -17,7 +17,7 @@ import click
 from quantbench import files, host
 from quantbench.answer.compared import Compared
 from quantbench.answer.limits import Limits, limits
-from quantbench.answer.recommend import Best, Recommendation
+from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
 from quantbench.answer.rows import rows as rows_of
 from quantbench.arguments import refuse_beside
@@ -37,7 +37,7 @@ from quantbench.text import one_line
 from quantbench.typed_json import from_json, to_json
 
 FILE = "results.json"  # the report's figures; meta.json and samples.jsonl are what was measured
-Conclude = Callable[[Sequence[Row], Best], Recommendation]
+Conclude = Callable[..., Recommendation]  # from the rows, and best=Best
 
 
 def compare(
@@ -60,7 +60,7 @@ def compare(
     rows = rows_of(results, found)
     if len(results.arms[0].turns) > before:
         _log(results, rows)
-    answer = conclude(rows, found.best)
+    answer = conclude(rows, best=found.best)
     if folder:  # before stdout, which may be closed
         report.write(folder, results, rows, answer)
         text = json.dumps(as_json(results, rows, answer), indent=1) + "\n"
@@ -181,13 +181,11 @@ def _check_log(write_result: str, folder: Path | None, text: str | None) -> None
         )
 
 
-def resumed(
-    context: click.Context, path: str, changes: Mapping[str, Any], given: dict[str, Any]
-) -> tuple[Results, Limits]:
+def resumed(path: str, changes: Mapping[str, Any], given: dict[str, Any]) -> tuple[Results, Limits]:
     """What --output left, with settings of when to stop changed; and its limits, changed by those
     in `given`. Raises UsageError where it is another commit's or machine's, its log cannot be
     appended to, or an option was given that would change what is measured."""
-    refuse_beside(context, OF_RESUMED, RESUMED)
+    refuse_beside(OF_RESUMED, RESUMED)
     results = store.load(Path(path))
     results.settings = dataclasses.replace(results.settings, **changes)
     store.same_origin(results, f"--resume {path}")

@@ -1,5 +1,6 @@
 """What roofline, growth and peers share: a run that decodes, and how often it takes its turns."""
 
+import dataclasses
 from typing import Any
 
 import click
@@ -26,9 +27,9 @@ def settings_of(given: dict[str, Any]) -> Settings:
     return Settings(tokens=0, **{n: given.pop(n) for n in ("cycles", "max_minutes", "processes")})
 
 
-def decoding(given: dict[str, Any]) -> RunConfig:
-    """A compiled, greedy run that no log is to have. Raises UsageError where it decodes nothing."""
-    config = RunConfig(**given, compile=True, temperature=0, write_result="none")
+def decoding(config: RunConfig) -> RunConfig:
+    """The same run compiled, greedy, and in no log. Raises UsageError where it decodes nothing."""
+    config = dataclasses.replace(config, compile=True, temperature=0, write_result="none")
     if config.max_new_tokens < 2:
         raise UsageError("--max_new_tokens takes 2 or more: the first is the prompt's")
     return config

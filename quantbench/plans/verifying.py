@@ -29,7 +29,7 @@ def verify(config: RunConfig, found: Found, asked: Budget, path: str) -> int:
     results = Results.begin(Settings(tokens=0), make_arms(config, texts), config.write_result)
     limits = Limits(max_kl=None, max_memory=asked.max_memory)
 
-    def conclude(rows: Sequence[Row], _: Best) -> Recommendation:
+    def conclude(rows: Sequence[Row], best: Best) -> Recommendation:
         return Recommendation(limits, [], [sentence(asked, limits, *rows)])
 
     return compare(results, None, Enough(limits), conclude, "answer")

@@ -1,34 +1,45 @@
 """How well a model still predicts, and how far its predictions are from a reference's.
 
+    full = read_on(plan, model, Texts(plan, None, 4096), looks=1)
+    full.write(path)
+    summary(score(plan, model, Reference.read(path)))
+
 Passages go through the model in a KV cache of the arm's own kind, so that the error of a quantized
-cache counts as well. The reference's final hidden states are kept, and its own head runs over them
-again: that is exact, and takes the vocabulary's share of the model's width less than logits.
+cache counts as well. The reference's final hidden states are kept, one tensor (n, D) a passage, in
+the model's own dtype, so that nothing is lost. Its own head, read from its checkpoint, runs over
+them again: that takes the vocabulary's share of the model's width less than logits.
 """
 
 import dataclasses
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
 
 from quantbench.generate import Generator
 from quantbench.kv_cache.base import KVCache
+from quantbench.log.config import argv
+from quantbench.log.options import parse
 from quantbench.models.llama import Transformer
 from quantbench.progress import Report
 from quantbench.quality import texts
 from quantbench.quality.block_errors import Estimate, block_mean, mean_of, ratio
-from quantbench.quality.texts import Passage
-from quantbench.quality.thresholds import settled
+from quantbench.quality.texts import Passage, Texts
+from quantbench.quality.thresholds import FIRST_TOKENS, settled
 from quantbench.quality.types import Part, Quality
-from quantbench.run.plan import Plan
-
-if TYPE_CHECKING:
-    from quantbench.quality.reference import Reference
+from quantbench.run.checks import EXPERTS
+from quantbench.run.loading import Loading
+from quantbench.run.plan import Plan, make_plan
+from quantbench.typed_json import from_json, to_json
 
 CHUNK, ROWS = 512, 64  # tokens that are read at once; rows of logits in float64 at once
 BLOCK = 32  # tokens, which depend on each other; at least four blocks of each text
@@ -55,6 +66,94 @@ class Reader:
             parts.append(self.model.hidden(chunk[None], positions, self.caches)[0])
             start += len(chunk)
         return torch.cat(parts)[passage.first - 1 :]
+
+
+@dataclass(frozen=True)
+class About:
+    """The JSON in the file of a Reference."""
+
+    argv: list[str]  # the run's, by which its head is read again
+    vocab_size: int
+    passages: list[Passage]  # that were read
+    looks: int
+    whole: bool  # whether there is no more to read
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a model read, and its final hidden states on it."""
+
+    about: About
+    hidden: Callable[[int], Tensor]  # the states (n, D) on the passage of this number
+
+    @staticmethod
+    def read(path: str | Path) -> "Reference":
+        """A file that was written, which may be removed or replaced meanwhile. Raises OSError where
+        it is not there, ValueError where it holds something else."""
+        try:
+            file: Any = safe_open(str(path), "pt")
+            about = from_json(About, json.loads(file.metadata()["about"]))
+        except OSError:
+            raise
+        except Exception as error:  # SafetensorError is an Exception, no OSError
+            raise ValueError(f"{path}: {error}") from error
+        return Reference(about, lambda number: file.get_tensor(str(number)))
+
+    def write(self, path: Path) -> None:
+        """Raises OSError where it cannot be written."""
+        states = {str(number): self.hidden(number) for number in range(len(self.passages))}
+        path.write_bytes(save(states, {"about": json.dumps(to_json(self.about))}))
+
+    @property
+    def passages(self) -> list[Passage]:
+        return self.about.passages
+
+    def head(self, plan: Plan) -> Callable[[Tensor], Tensor]:
+        """The reference's logits (1, n, V) from its hidden states (1, n, D).
+
+        plan: that of the process, which keeps its threads and ranks.
+        """
+        config = parse(self.about.argv).without(("save", "format", "expert_memory", *EXPERTS))
+        threads, ranks = plan.config.threads, plan.config.tp
+        own = make_plan(dataclasses.replace(config, threads=threads, tp=ranks, num_layers=1))
+        if plan.split and own.split:
+            split = dataclasses.replace(own.split, ranks=plan.split.ranks)
+            own = dataclasses.replace(own, split=split)
+        model = model_of(own)
+        model.layers, model.tok_embeddings = nn.ModuleList(), nn.Embedding(0, 0)
+        return lambda x: model.logits(x.to(own.device))
+
+
+def model_of(plan: Plan) -> Transformer:
+    """The plan's model, beside another one of this process: quietly, and not counted as its peak of
+    memory."""
+    given = (plan.config, plan.spec, plan.device, plan.tokenizer, plan.split, plan.checkpoint)
+    return Loading(*given).load(lambda done, total: None, lambda line: None)
+
+
+@torch.no_grad()
+def read_on(
+    plan: Plan,
+    model: Transformer,
+    texts: Texts,
+    looks: int,
+    before: Reference | None = None,
+    report: Report = lambda done, total: None,
+) -> Reference:
+    """The plan's model on the first `looks` looks, of which `before` has some."""
+    passages = list(before.passages) if before else []
+    states = [before.hidden(number) for number in range(len(passages))] if before else []
+    reader, look = Reader(plan, model), before.about.looks if before else 0
+    whole = before is not None and before.about.whole
+    while look < looks and not whole:
+        for passage in texts.look(look, model):
+            passages.append(passage)
+            states.append(reader.hidden(passage).cpu())
+            report(sum(map(len, states)), FIRST_TOKENS << look)
+        whole, look = texts.last(look), look + 1
+    options = argv(plan.config, said=True)
+    about = About(options, plan.architecture.vocab_size, passages, look, whole)
+    return Reference(about, states.__getitem__)
 
 
 def compared(logits: Tensor, reference: Tensor | None, targets: Tensor) -> dict[str, Tensor]:
@@ -130,7 +229,7 @@ class Scores:
 def score(
     plan: Plan,
     model: Transformer,
-    full: "Reference",
+    full: Reference,
     max_kl: float | None = None,
     before: Scores | None = None,
     report: Report = lambda done, total: None,

@@ -26,8 +26,7 @@ from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_model
 from quantbench.progress import progress
 from quantbench.quality.measure import full_precision, loaded
-from quantbench.quality.reference import Reference, read_on
-from quantbench.quality.scores import Scores, score
+from quantbench.quality.scores import Reference, Scores, read_on, score
 from quantbench.quality.texts import ALL_LOOKS, Passage, Texts, judge_of
 from quantbench.quantize import recipe
 from quantbench.quantize.recipe import Recipe

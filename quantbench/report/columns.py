@@ -12,12 +12,14 @@ A cell whose figure is not known is a dash.
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from rich.cells import cell_len
+
 from quantbench import text
 from quantbench.answer.interval import Interval
-from quantbench.report.documents import table
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], str]]]  # a heading, and the text of a row's cell
@@ -80,15 +82,31 @@ def narrowed(columns: Columns[R], rows: Sequence[R]) -> tuple[Columns[R], str]:
 
 def aligned(columns: Columns[R], rows: Sequence[R]) -> str:
     """A line for each row, under a line of headings."""
-    lines = [[heading for heading, _ in columns], *_cells(columns, rows)]
     left = [number for number, (heading, _) in enumerate(columns) if heading in LEFT]
-    return text.aligned(lines, left)
+    return text.aligned(cells(columns, rows), left)
 
 
 def markdown(columns: Columns[R], rows: Sequence[R]) -> str:
-    """A table of Markdown, without a line's end behind it."""
-    return table([heading for heading, _ in columns], _cells(columns, rows))
+    """A table of Markdown, without a line's end behind it and without HTML."""
+    headings, *others = cells(columns, rows)
+    return table(headings, [[cell.replace("<", "&lt;") for cell in row] for row in others])
 
 
-def _cells(columns: Columns[R], rows: Sequence[R]) -> list[list[str]]:
-    return [[show(row) for _, show in columns] for row in rows]
+def cells(columns: Columns[R], rows: Sequence[R]) -> list[list[str]]:
+    """The headings, then a list of cells for each row."""
+    return [[heading for heading, _ in columns], *([show(r) for _, show in columns] for r in rows)]
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], padded: bool = False) -> str:
+    """Markdown, without a line's end behind it. A | in a cell is escaped, unless it was. padded: a
+    column is as wide as its widest cell."""
+    rows = [[re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows]
+    widths = [0] * len(headings)
+    if padded:
+        widths = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
+    lines = [
+        " | ".join(cell + " " * (w - cell_len(cell)) for cell, w in zip(row, widths, strict=True))
+        for row in (headings, *rows)
+    ]
+    rule = "|".join("-" * (w + 2) if padded else " --- " for w in widths)
+    return "\n".join([f"| {lines[0]} |", f"|{rule}|", *(f"| {line} |" for line in lines[1:])])

@@ -18,11 +18,13 @@ from quantbench.answer.limits import memory_bytes
 from quantbench.answer.row import Row
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About
-from quantbench.log.reading import read as read_log
+from quantbench.log.log import config_of
+from quantbench.log.log import read as read_log
+from quantbench.log.record import Record
 from quantbench.quality.thresholds import BROKEN, class_of
-from quantbench.report import doc_reference, log_tables
-from quantbench.report.columns import Columns, interval, markdown, number, size, with_error
-from quantbench.report.documents import Block, table
+from quantbench.report import documents
+from quantbench.report.columns import Columns, interval, markdown, number, size, table, with_error
+from quantbench.report.documents import Block
 from quantbench.report.limit_tables import MODELS, PEERS
 from quantbench.report.pareto import band
 from quantbench.typed_json import from_json
@@ -46,27 +48,25 @@ def read(kind: type[T], path: str, key: str | None = None) -> T:
     """The JSON in a file, or its value of that key, as a `kind`. Raises LogError, one line."""
     value = files.read_json("cannot read", path, LogError)
     try:
-        if key is None:
-            return from_json(kind, value)
-        return from_json(kind, value[key])
+        return from_json(kind, value if key is None else value[key])
     except (ValueError, TypeError, KeyError) as error:
         raise LogError(f"{path} is not what its command writes: {error}") from None
 
 
-def _block(row: type[R], columns: Columns[R], key: str = "rows") -> Block:
-    """A block FILE: the rows in a command's JSON, with a caption."""
+def _block(
+    row: type[R], columns: Columns[R], key: str = "rows", may_be_missing: bool = False
+) -> Block:
+    """A block FILE: the rows in a command's JSON, with a caption. may_be_missing: the file, as the
+    command takes programs that not every machine has; then there is no table."""
 
     def block(words: Sequence[str]) -> str:
         path = _file(words)
+        if may_be_missing and not Path(path).exists():
+            return ""
         rows = read(list[row], path, key)  # type: ignore[valid-type]
         return _captioned(columns, rows, read(About, path, "about"))
 
     return block
-
-
-def _if_there(block: Block) -> Block:
-    """Nothing where the file is missing: it takes programs that not every machine has."""
-    return lambda words: block(words) if Path(_file(words)).exists() else ""
 
 
 def _file(words: Sequence[str]) -> str:
@@ -87,10 +87,13 @@ def printed(words: Sequence[str]) -> str:
     return f"```\n{text.rstrip()}\n```\n\n{read(About, words[1], 'about').caption()}"
 
 
+# ------------------------------------------------------------------------------------------- runs
+
+
 def runs(words: Sequence[str]) -> str:
     """runs LOG: the newest line of each kind in a log."""
     path = _file(words)
-    by_heading = log_tables.newest([record for _, record in read_log(path).records])
+    by_heading = newest([record for _, record in read_log(path).records])
     if not by_heading:
         raise LogError(f"{path} holds no line of a run")
     days = [row.timestamp for rows in by_heading.values() for row in rows]
@@ -100,7 +103,49 @@ def runs(words: Sequence[str]) -> str:
         "of different days or machines are not to be compared. Each line ends with the command "
         f"that repeats it; `quantbench replay {path} --all` runs them again</sub>"
     )
-    return f"{log_tables.tables(by_heading)}\n\n{caption}"
+    tables = (f"{heading}\n\n{markdown(RUNS, rows)}" for heading, rows in by_heading.items())
+    return "\n\n".join([*tables, caption])
+
+
+RUNS: Columns[Record] = [
+    ("scheme", lambda record: f"`{'none' if record.quant == 'None' else record.quant}`"),
+    ("KV cache", lambda record: _cache(record)),
+    ("dtype", lambda record: record.dtype.removeprefix("torch.")),
+    ("compiled", lambda record: "yes" if record.compile else "no"),
+    ("tok/s", lambda record: f"{record.tok_s:.2f}"),
+    ("peak memory", lambda record: f"{record.peak_mem:.2f} GB"),
+    ("model size", lambda record: f"{record.model_size:.2f} GB"),
+]
+
+
+def newest(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """By heading, the newest line of each scheme, kind of cache, dtype and compilation: full
+    precision first, then by the size of the model. Lines of part of a model are left out."""
+    by_heading: dict[str, dict[tuple[str, ...], Record]] = {}
+    for record in sorted(records, key=lambda record: record.timestamp):  # later lines win
+        config = config_of(record)
+        if config.num_layers is None:
+            heading = f"**{record.mod}** on {record.device}"
+            heading += f", batch size {config.batch_size}" * (config.batch_size > 1)
+            if config.context_depth:
+                heading += f", with {config.context_depth} tokens in the context"
+            kind = record.quant, _cache(record), record.dtype, str(record.compile)
+            by_heading.setdefault(heading, {})[kind] = record
+
+    def place(item: tuple[tuple[str, ...], Record]) -> tuple[object, ...]:
+        kind, record = item
+        return record.quant != "None", -record.model_size, kind
+
+    groups = sorted(by_heading.items())
+    return {heading: [record for _, record in sorted(own.items(), key=place)]
+            for heading, own in groups}  # fmt: skip
+
+
+def _cache(record: Record) -> str:
+    """Old lines say --kv_cache_quantization, which is int8; some only say so before the command."""
+    config = config_of(record)
+    given = "int8" if config.kv_cache_quantization else config.kv_cache
+    return "int8" if record.kv_quant and given == "dense" else given
 
 
 # ------------------------------------------------------------------------------------------- speeds
@@ -148,15 +193,11 @@ def quality(words: Sequence[str]) -> str:
         ("scheme", lambda row: f"`{row.scheme}`"),
         ("bits per weight", number(lambda row: row.bits_per_weight, ".2f")),
         ("GGUF type", lambda row: row.gguf or "-"),
-        (
-            f"KL, nats, on {tokens} tokens",
-            with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f"),
-        ),
-        (
-            "perplexity ÷ full precision's",
-            with_error(lambda row: row.ratio, lambda row: row.ratio_standard_error, ".4f"),
-        ),
-    ]
+        (f"KL, nats, on {tokens} tokens",
+         with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f")),
+        ("perplexity ÷ full precision's",
+         with_error(lambda row: row.ratio, lambda row: row.ratio_standard_error, ".4f")),
+    ]  # fmt: skip
     return _captioned(columns, rows, read(About, path, "about"))
 
 
@@ -249,8 +290,8 @@ TABLES: Mapping[str, Block] = {
     "speeds": speeds,
     "quality": quality,
     "roofline": _block(DecodeRow, MODELS, "model"),  # of `roofline --json`
-    "peers": _if_there(_block(PeerRow, PEERS)),  # of `peers --json`
+    "peers": _block(PeerRow, PEERS, may_be_missing=True),  # of `peers --json`
     "latency": latency,
     "trust": _block(Simulated, TRUST),  # of `make trust`
-    **doc_reference.TABLES,
+    **documents.TABLES,
 }

@@ -31,7 +31,6 @@ def drawn(file: Path | io.StringIO, size: tuple[float, float]) -> Iterator[Any]:
 
 def tidy(axes: Any, x: str = "", y: str = "") -> None:
     """Labels, a faint grid, and no frame at the top and the right."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

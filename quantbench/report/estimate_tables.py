@@ -115,13 +115,11 @@ def fitting(
     if refused:
         notes.append(f"{counted(len(refused), 'scheme')} more: not for this model's shapes")
     head = f"Into {size(memory)}, {counted(batch, 'sequence')} at once; positions by KV cache:"
-    lines = aligned(rows, left={0}).splitlines()
+    lines = [head, *aligned(rows, left={0}).splitlines()]
     if not fitting:
-        head = (
-            f"Nothing fits into {size(memory)}; `generate --dry_run` shows the size of each scheme"
-        )
-        lines = []
-    return "\n".join(_warned([head, *lines, *(["; ".join(notes)] if notes else [])], warnings))
+        hint = "`generate --dry_run` shows the size of each scheme"
+        lines = [f"Nothing fits into {size(memory)}; {hint}"]
+    return "\n".join(_warned(lines + ["; ".join(notes)] * bool(notes), warnings))
 
 
 def _weights(own: Mapping[str, Fit]) -> int:

@@ -1,14 +1,12 @@
 """report.html: a comparison as one page that works offline, loads nothing and runs no script.
 
-    (folder / FILE).write_text(render(results, rows, answer, tables, remarks))
-
 The page is assets/report.html filled by jinja2, which escapes arms' names: these are a person's
 text. Pictures are SVG in data: URLs, in which a browser runs no script either.
 """
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -18,10 +16,8 @@ import numpy as np
 from quantbench.answer.readings import span
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
-from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import ArmResult, Results
 from quantbench.log import shell
-from quantbench.log.about import About
 from quantbench.quality.types import Quality
 from quantbench.report import pareto
 from quantbench.report.drawing import COLOURS, drawn, tidy
@@ -43,13 +39,12 @@ def render(
     tables: Sequence[Table],
     remarks: Sequence[str],
 ) -> str:
-    run = first_run(arm.facts for arm in results.arms)
-    date = results.about.date if results.about else "date unknown"
+    run = first_run(results)
     template = resources.files("quantbench.report").joinpath("assets", FILE)
     page = jinja2.Environment(autoescape=True).from_string(template.read_text(encoding="utf-8"))
     return page.render(
-        title=f"{run.model} on {run.device.name}" if run else "Nothing was loaded",
-        subtitle=" · ".join([date, counted(len(results.arms), "arm"), *(_how(run) if run else [])]),
+        title=named(results),
+        subtitle=" · ".join([_date(results), counted(len(results.arms), "arm"), *_how(run)]),
         answer=answer,
         pictures=_pictures(results, rows),
         tables=tables,
@@ -146,21 +141,31 @@ LINES: dict[str, tuple[str, str, str, Callable[[Results, ArmResult], Line]]] = {
 # ------------------------------------------------------------------------------------------ words
 
 
-def first_run(arms: Iterable[ArmFacts | None]) -> Facts | None:
+def first_run(results: Results) -> Facts | None:
     """A run of any arm that was loaded: all have machine, model and prompt in common."""
-    return next((arm.run for arm in arms if arm and arm.run), None)
+    return next((arm.run for arm in results.arms if arm.run), None)
 
 
-def title(run: Facts | None, about: About | None) -> str:
+def named(results: Results) -> str:
+    """The model and the machine."""
+    run = first_run(results)
+    return f"{run.model} on {run.device.name}" if run else "Nothing was loaded"
+
+
+def title(results: Results) -> str:
     """The title of a picture: TinyLlama-1.1B on a processor, compiled, bfloat16, 2026-11-22."""
-    if run is None:
-        return "Nothing was loaded"
-    date = about.date if about else "date unknown"
-    return f"{run.model} on {run.device.name}, {', '.join(_how(run))}, {date}"
+    run = first_run(results)
+    return ", ".join([named(results), *_how(run), *([_date(results)] if run else [])])
 
 
-def _how(run: Facts) -> list[str]:
+def _date(results: Results) -> str:
+    return results.about.date if results.about else "date unknown"
+
+
+def _how(run: Facts | None) -> list[str]:
     """How the arms decode, as far as they have it in common."""
+    if run is None:
+        return []
     config = run.config
     parts = ["compiled" if config.compile else "not compiled", config.precision]
     if config.num_layers is not None:
@@ -174,24 +179,20 @@ def _how(run: Facts) -> list[str]:
 
 def _arm(arm: ArmResult) -> tuple[str, str, str]:
     """Name, facts and command."""
-    run = arm.facts.run if arm.facts else None
-    facts = " · ".join(f"{name} {value}" for name, value in _ran(run).items())
-    about = (arm.facts and arm.facts.about) or "it never ran"
-    return arm.name, facts or about, run.repro if run else shell.join(arm.argv) or arm.text
-
-
-def _ran(run: Facts | None) -> dict[str, str]:
-    if run is None:
-        return {}
+    if arm.run is None:
+        about = (arm.facts and arm.facts.about) or "it never ran"
+        return arm.name, about, shell.join(arm.argv) or arm.text
+    run = arm.run
     reason = f" ({run.decoder_reason})" if run.decoder_reason else ""
     attention = f" ({run.attention_reason})" if run.attention_reason else ""
-    return {
-        "scheme": run.scheme,
-        "kernel": run.kernel,
-        "decoder": run.decoder + reason,
-        "attention": run.attention_kernel + attention,
-        "KV cache": f"{run.kv_cache}, {run.cache_size} positions",
-    }
+    facts = [
+        f"scheme {run.scheme}",
+        f"kernel {run.kernel}",
+        f"decoder {run.decoder}{reason}",
+        f"attention {run.attention_kernel}{attention}",
+        f"KV cache {run.kv_cache}, {run.cache_size} positions",
+    ]
+    return arm.name, " · ".join(facts), run.repro
 
 
 def _machine(results: Results, run: Facts | None) -> dict[str, str]:

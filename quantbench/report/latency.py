@@ -1,16 +1,22 @@
-"""Latency results as files for people: Markdown, and CSV with every sample.
-
-    (folder / "report.md").write_text(report(results))
-    (folder / "samples.csv").write_text(samples(results))
+"""Latency results as files for people: Markdown, CSV with every sample, and a picture.
 
 Every table of a sweep is a section: the table of parameters, the latencies, the rates, and why a
-cell is NaN.
+cell is NaN. Of these panels the picture has those with two points on a line:
+- time per output token over decoded tokens/s of all rows, a point for each batch size;
+- decoded tokens/s over batch sizes;
+- time to first token at the smallest batch size over prompt lengths;
+- decoded tokens/s over ranks, at the largest batch size that every number of ranks has.
 """
 
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from quantbench.answer.latency import (
     CONFIDENCE,
@@ -24,7 +30,8 @@ from quantbench.answer.latency import (
     rate_rows,
 )
 from quantbench.bench.cell_plan import CellPlan
-from quantbench.report import documents
+from quantbench.report.columns import table as markdown
+from quantbench.report.drawing import COLOURS, drawn, tidy
 from quantbench.run import energy, shown
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.text import counted, one_line
@@ -50,39 +57,30 @@ def report(results: Latencies) -> str:
 def section(table: Table, plan: CellPlan) -> str:
     """One model, arm, number of ranks and sequence length."""
     every = cells(table, plan)
-    tables = [
-        documents.table(("Parameter", "Value"), parameters(table, plan), padded=True),
-        rows_text(latency_rows(every)),
-        rows_text(rate_rows(every, table.sequence_length)),
-    ]
+    short = [cell for cell in every if not cell.reason and len(cell.samples) < plan.runs]
     heading = f"# {_plain(table.checkpoint)}, {_plain(table.arm)}, " + ", ".join(
         [counted(table.ranks, "rank"), f"prompts of {counted(table.sequence_length, 'token')}"]
     )
-    missing = [
-        f"- batch size {cell.batch_size}: {_plain(cell.reason)}" for cell in every if cell.reason
-    ]
-    short = [
-        f"- batch size {cell.batch_size}: {len(cell.samples)} of {counted(plan.runs, 'run')}"
-        for cell in every
-        if not cell.reason and len(cell.samples) < plan.runs
-    ]
-    parts = [heading, *tables, NOTE, *_estimates(every)]
-    if missing:
-        parts += ["NaN is what could not be measured:", "\n".join(missing)]
-    if short:
-        parts += ["Of fewer runs than planned:", "\n".join(short)]
+    parts = [
+        heading,
+        markdown(("Parameter", "Value"), parameters(table, plan), padded=True),
+        rows_text(latency_rows(every)),
+        rows_text(rate_rows(every, table.sequence_length)),
+        NOTE,
+        *_said(every, "", lambda cell: shown.sentence(cell.estimate)),
+        *_said(every, "Energy, the prompt's included:", _joules),
+        *_said(every, "NaN is what could not be measured:", lambda cell: _plain(cell.reason or "")),
+        *_said(short, "Of fewer runs than planned:",
+               lambda cell: f"{len(cell.samples)} of {counted(plan.runs, 'run')}"),
+    ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
 
-def _estimates(every: Sequence[Cell]) -> list[str]:
-    """The estimate made before the first run, the measurement, and energy."""
-    parts = []
-    said = {cell.batch_size: shown.sentence(cell.estimate) for cell in every}
-    if any(said.values()):
-        parts.append("\n".join(f"- batch size {size}: {said[size]}" for size in said if said[size]))
-    if joules := [line for cell in every if (line := _joules(cell))]:
-        parts += ["Energy, the prompt's included:", "\n".join(joules)]
-    return parts
+def _said(cells: Sequence[Cell], heading: str, of_cell: Callable[[Cell], str]) -> list[str]:
+    """A line for each cell of which there is something to say, below the heading."""
+    said = ((cell.batch_size, of_cell(cell)) for cell in cells)
+    lines = "\n".join(f"- batch size {size}: {text}" for size, text in said if text)
+    return list(filter(None, [heading, lines])) if lines else []
 
 
 def _joules(cell: Cell) -> str:
@@ -90,10 +88,8 @@ def _joules(cell: Cell) -> str:
     idle = cell.energy.idle_watts if isinstance(cell.energy, Energy) else None
     why_not = cell.energy.why_not if isinstance(cell.energy, NotCounted) else None
     estimated = (cell.estimate or {}).get("joules_per_token")
-    said = energy.sentence(
-        cell.joules_per_token, idle, why_not, estimated.estimated if estimated else None
-    )
-    return f"- batch size {cell.batch_size}: {said}" if said else ""
+    most = estimated.estimated if estimated else None
+    return energy.sentence(cell.joules_per_token, idle, why_not, most)
 
 
 def cells(table: Table, plan: CellPlan) -> list[Cell]:
@@ -165,9 +161,7 @@ def rows_text(rows: Sequence[Row]) -> str:
     header = [name if name.startswith("p") else name.capitalize() for name in names]
     if "average" in names:  # its interval stands behind it
         header.insert(1, INTERVAL)
-    return documents.table(
-        ["Step", "Batch Size", *header], [_cells(row) for row in rows], padded=True
-    )
+    return markdown(["Step", "Batch Size", *header], [_cells(row) for row in rows], padded=True)
 
 
 def _cells(row: Row) -> list[str]:
@@ -177,3 +171,105 @@ def _cells(row: Row) -> list[str]:
         ends = row.interval and f"{row.interval[0]:.2f} to {row.interval[1]:.2f} {row.unit}"
         figures.insert(1, ends or NO_INTERVAL)
     return [row.step, str(row.batch_size), *figures]
+
+
+# ------------------------------------------------------------------------------------- picture
+
+LATENCY, BATCH, PROMPT, RANKS = "latency against throughput", "batch size", "prompt", "ranks"
+AXES = {
+    LATENCY: ("decoded tokens per second, all rows", "time per output token, ms"),
+    BATCH: ("batch size", "decoded tokens per second, all rows"),
+    PROMPT: ("tokens of the prompt", "time to first token, ms"),
+    RANKS: ("ranks of tensor parallelism", "decoded tokens per second, all rows"),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """x and y of a panel."""
+
+    x: float
+    y: float
+    label: str = ""
+
+
+Lines = dict[str, list[Point]]  # by the line's name
+
+
+def panels(results: Latencies) -> dict[str, Lines]:
+    """What each panel shows; without lines of a single point, and without empty panels."""
+    shown: dict[str, Lines] = {panel: {} for panel in AXES}
+    smallest, sizes = min(results.plan.batch_sizes), dict[str, list[set[int]]]()
+    for table in results.tables:
+        own = {cell.batch_size for cell in table.cells if cell.counted}
+        sizes.setdefault(_name(table, results, "ranks"), []).append(own)
+    largest = {name: max(set.intersection(*own), default=0) for name, own in sizes.items()}
+
+    def add(panel: str, line: str, x: float, y: float, label: str = "") -> None:
+        shown[panel].setdefault(line, []).append(Point(x, y, label))
+
+    for table in results.tables:
+        line, over_prompts, over_ranks = (
+            _name(table, results, without) for without in ("", "sequence_length", "ranks")
+        )
+        for cell in (cell for cell in table.cells if cell.counted):
+            size = cell.batch_size
+            step_ms = 1e3 * float(np.mean([sample.token_seconds for sample in cell.counted]))
+            prompt_ms = 1e3 * float(np.mean([sample.prefill_seconds for sample in cell.counted]))
+            decoded = 1e3 * size / step_ms  # tokens/s of all rows
+            add(LATENCY, line, decoded, step_ms, str(size))
+            add(BATCH, line, size, decoded)
+            if size == smallest:
+                add(PROMPT, over_prompts, table.sequence_length, prompt_ms)
+            if size == largest[over_ranks]:
+                add(RANKS, f"{over_ranks}, batch {size}", table.ranks, decoded)
+    kept = {
+        panel: {name: sorted(p, key=lambda p: p.x) for name, p in lines.items() if len(p) > 1}
+        for panel, lines in shown.items()
+    }
+    return {panel: lines for panel, lines in kept.items() if lines}
+
+
+def draw(results: Latencies, path: Path) -> bool:
+    """Draw SVG. Returns False, and writes no file, without a panel. Raises OSError."""
+    from matplotlib.ticker import NullLocator
+
+    shown = panels(results)
+    if not shown:
+        return False
+    names = list(dict.fromkeys(name for lines in shown.values() for name in lines))
+    colours = dict(zip(names, COLOURS * len(names), strict=False))
+    dashes = {name: ("o-", "s--", "^:")[n // len(COLOURS) % 3] for n, name in enumerate(names)}
+    with drawn(path, size=(4.4 * len(shown), 3.8)) as figure:
+        for number, (title, lines) in enumerate(shown.items(), 1):
+            panel: Any = figure.add_subplot(1, len(shown), number)
+            for name, points in lines.items():
+                x, y = [p.x for p in points], [p.y for p in points]
+                panel.plot(x, y, dashes[name], color=colours[name], label=name)
+                for point in points:
+                    panel.annotate(point.label, (point.x, point.y), xytext=(3, 4), fontsize=7,
+                                   textcoords="offset points")  # fmt: skip
+            tidy(panel, *AXES[title])
+            panel.set_ylim(0, 1.1 * max(point.y for points in lines.values() for point in points))
+            if title != LATENCY:
+                values = sorted({point.x for points in lines.values() for point in points})
+                panel.set_xscale("log", base=2)
+                panel.xaxis.set_minor_locator(NullLocator())
+                panel.set_xticks(values, [f"{value:g}" for value in values])
+            else:
+                panel.set_title("numbers: batch size", fontsize=8)
+                panel.set_xlim(left=0)
+            panel.legend(fontsize=7)
+    return True
+
+
+def _name(table: Table, results: Latencies, without: str = "") -> str:
+    """What tells a table's line from the others': only what differs in the plan."""
+    plan = results.plan
+    parts = [table.checkpoint] if len(plan.models) > 1 else []
+    parts.append(table.arm)
+    if len(plan.ranks) > 1 and without != "ranks":
+        parts.append(f"{table.ranks} ranks" if table.ranks > 1 else "1 rank")
+    if len(plan.sequence_lengths) > 1 and without != "sequence_length":
+        parts.append(f"prompt {table.sequence_length}")
+    return ", ".join(parts).replace("$", r"\$")  # matplotlib reads $…$ as mathematics

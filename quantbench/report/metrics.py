@@ -1,9 +1,5 @@
-"""A comparison of latencies as a table, and as prose in Markdown: templates/metrics.md.j2.
-
-    files.write_text("--narrative", path, metrics.text(comparisons))
-
-Names from the data become code spans.
-"""
+"""A comparison of latencies as a table, and as prose in Markdown, templates/metrics.md.j2, in which
+names from the data are code spans."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -102,8 +102,7 @@ def _scale(axes: Any, shown: Sequence[Point], unit: float) -> None:
     for name, values, suffix in (("x", sizes, ""), ("y", speeds, " ×")):
         low, high = min(values) / 1.15, max(values) * 1.15
         ticks = [tick for tick in TICKS if low <= tick <= high]
-        getattr(axes, f"set_{name}scale")("log")
-        getattr(axes, f"set_{name}lim")(low, high)
+        axes.set(**{f"{name}scale": "log", f"{name}lim": (low, high)})
         axis = getattr(axes, f"{name}axis")
         axis.set_minor_locator(NullLocator())
         if len(ticks) > 1:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from quantbench.answer.interval import Interval
@@ -114,20 +115,16 @@ def _tasks(measured: QualityReport) -> Sequence[str]:
     for task, figures in measured.tasks.items():
         full = measured.tasks_of_full_precision.get(task, {})
         for name in (name for name in figures if "_stderr" not in name):
-            error, metric = name.replace(",", "_stderr,"), name.partition(",")[0]
-            value = with_error(_known(name), _known(error), ".4f")
-            line = f"  {task} {metric}: {value(figures)}; full precision {value(full)}"
+            metric = name.partition(",")[0]
+            line = f"  {task} {metric}: {_metric(figures, name)}; "
+            line += f"full precision {_metric(full, name)}"
             if flip := flips.get((task, metric)):
                 line += f"; {flip.lost} lost, {flip.gained} gained, McNemar's p {flip.p:.2g}"
             lines.append(line)
     return lines
 
 
-def _known(name: str) -> Callable[[dict[str, float]], float | None]:
-    """Reads a metric; None where it is missing or not finite."""
-
-    def read(figures: dict[str, float]) -> float | None:
-        value = figures.get(name, math.nan)
-        return value if math.isfinite(value) else None
-
-    return read
+def _metric(figures: dict[str, float], name: str) -> str:
+    """0.6120 ± 0.0154, as far as they are there and finite."""
+    both = (figures.get(key, math.nan) for key in (name, name.replace(",", "_stderr,")))
+    return " ± ".join(f"{value:.4f}" for value in takewhile(math.isfinite, both)) or "-"

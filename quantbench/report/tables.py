@@ -18,8 +18,8 @@ from quantbench.quality.thresholds import LEGEND, described
 from quantbench.quality.types import Quality
 from quantbench.report import html as page
 from quantbench.report import pareto as picture
-from quantbench.report.columns import Columns, aligned, interval, number, size, with_error
-from quantbench.report.documents import table
+from quantbench.report.columns import Columns, aligned, cells, interval, number, size, with_error
+from quantbench.report.columns import markdown as in_markdown
 from quantbench.run import energy
 from quantbench.run.shown import sentence as estimate_sentence
 from quantbench.typed_json import to_json
@@ -95,19 +95,14 @@ def terminal(results: Results, rows: Sequence[Row], answer: Recommendation) -> s
 def tables(rows: Sequence[Row]) -> list[list[list[str]]]:
     """The figures that a person reads; results.csv has all. Of each table the headings, then every
     row."""
-    return [
-        [[heading for heading, _ in columns], *([show(row) for _, show in columns] for row in rows)]
-        for columns in (MAIN, DETAILS)
-    ]
+    return [cells(MAIN, rows), cells(DETAILS, rows)]
 
 
 def markdown(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
-    run = page.first_run(arm.facts for arm in results.arms)
-    model = f"{run.model} on {run.device.name}" if run else "nothing was loaded"
-    lines = [f"# {model}", "", answer.markdown()]
-    for headings, *cells in tables(rows):
-        lines += [table(headings, [[escaped(cell) for cell in row] for row in cells]), ""]
-    lines += [
+    run = page.first_run(results)
+    lines = [
+        *(f"# {page.named(results)}", "", answer.markdown()),
+        *(in_markdown(MAIN, rows), "", in_markdown(DETAILS, rows), ""),
         "![speed, memory and quality](pareto.svg)",
         "",
         *(f"- {escaped(remark)}" for remark in remarks(results, rows)),
@@ -168,10 +163,9 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
 
 def _ratios(results: Results) -> str:
     """What the speed-ups are, and what the verdict is about."""
-    run = page.first_run(arm.facts for arm in results.arms)
-    whole = (
-        f"{run.prompt_tokens} prompt and {run.config.max_new_tokens} new tokens" if run else "both"
-    )
+    whole = "both"
+    if run := page.first_run(results):
+        whole = f"{run.prompt_tokens} prompt and {run.config.max_new_tokens} new tokens"
     return (
         "× baseline is the speed-up, above 1 is faster, with the 95 % interval that holds for all "
         f"arms together at any time; the verdict is about a whole run of {whole}"
@@ -230,9 +224,7 @@ def write(folder: Path, results: Results, rows: Sequence[Row], answer: Recommend
     try:
         (folder / TABLE).write_text(as_csv(rows))
         (folder / REPORT).write_text(markdown(results, rows, answer))
-        run = page.first_run(arm.facts for arm in results.arms)
-        title = page.title(run, results.about)
-        picture.draw(rows, folder / PICTURE, title)
+        picture.draw(rows, folder / PICTURE, page.title(results))
         shown = page.render(results, rows, answer, tables(rows), remarks(results, rows))
         (folder / page.FILE).write_text(shown, encoding="utf-8")
     except OSError as error:

@@ -19,8 +19,8 @@ import torch
 from quantbench import devices
 from quantbench.errors import QuantbenchError
 from quantbench.experts.traffic import Phases, Traffic
+from quantbench.log.about import git_commit, versions
 from quantbench.log.config import RunConfig
-from quantbench.log.origin import git_commit, versions
 from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.progress import progress, say
 from quantbench.quantize.registry import available

@@ -28,9 +28,9 @@ from quantbench.bench.worker import NeverFits, Worker
 from quantbench.commands import ab as command
 from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
+from quantbench.log.log import config_of
+from quantbench.log.log import read as read_log
 from quantbench.log.options import parse
-from quantbench.log.reading import config_of
-from quantbench.log.reading import read as read_log
 from quantbench.models.formats import EMBEDDED
 from quantbench.quality.same_model import same_model
 from quantbench.quality.types import SameModel

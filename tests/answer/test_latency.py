@@ -20,9 +20,8 @@ from quantbench.answer.latency import (
     rate_rows,
 )
 from quantbench.errors import UsageError
-from quantbench.report import documents
-from quantbench.report.latency import NOT_REACHED, report, rows_text, samples
-from quantbench.report.latency_pictures import BATCH, LATENCY, PROMPT, RANKS, draw, panels
+from quantbench.report import columns, latency
+from quantbench.report.latency import NOT_REACHED, draw, panels, report, rows_text, samples
 from quantbench.typed_json import from_json, to_json
 from tests.answer.latencies import ESTIMATE, MACHINE, latencies, measured, plan
 
@@ -84,7 +83,7 @@ def test_rows_by_hand():
 
 def test_a_character_of_two_columns_is_counted_as_two():
     rows = [("Model", "模型 e\u0301")]
-    assert documents.table(("Parameter", "Value"), rows, padded=True) == (
+    assert columns.table(("Parameter", "Value"), rows, padded=True) == (
         "| Parameter | Value  |\n|-----------|--------|\n| Model     | 模型 e\u0301 |"
     )
 
@@ -168,17 +167,17 @@ def test_panels_by_hand():
     everything = latencies({"none": 1.0}, ranks=[1, 2], sequence_lengths=[100, 200])
     del everything.tables[2].cells[2]  # 2 ranks, prompt 100: no batch size 4
     shown = panels(everything)
-    assert list(shown) == [LATENCY, BATCH, PROMPT, RANKS]
-    line = shown[BATCH]["none, 1 rank, prompt 100"]
+    assert list(shown) == [latency.LATENCY, latency.BATCH, latency.PROMPT, latency.RANKS]
+    line = shown[latency.BATCH]["none, 1 rank, prompt 100"]
     assert [point.x for point in line] == [1, 2, 4]
     cell = everything.tables[0].cells[1]
     steps = [second for sample in cell.samples for second in sample.step_seconds]
     assert line[1].y == pytest.approx(2 * len(steps) / sum(steps))
-    point = next(p for p in shown[LATENCY]["none, 1 rank, prompt 100"] if p.label == "2")
+    point = next(p for p in shown[latency.LATENCY]["none, 1 rank, prompt 100"] if p.label == "2")
     assert point.y == pytest.approx(1e3 * sum(steps) / len(steps)) and point.x == line[1].y
-    assert [point.x for point in shown[PROMPT]["none, 2 ranks"]] == [100, 200]
+    assert [point.x for point in shown[latency.PROMPT]["none, 2 ranks"]] == [100, 200]
     # The largest batch size that both have.
-    assert set(shown[RANKS]) == {"none, prompt 100, batch 2", "none, prompt 200, batch 4"}
+    assert set(shown[latency.RANKS]) == {"none, prompt 100, batch 2", "none, prompt 200, batch 4"}
 
 
 def test_the_same_results_give_the_same_picture(made, tmp_path):

@@ -13,16 +13,16 @@ from quantbench.answer.log_lines import checkpoint, mapped
 from quantbench.answer.replayed import Replayed
 from quantbench.commands.generate import generate
 from quantbench.commands.replay import replay
-from quantbench.log import reading
+from quantbench.log.log import config_of
+from quantbench.log.log import read as read_log
 from quantbench.log.options import parse
-from quantbench.log.reading import config_of
 from quantbench.typed_json import to_json
 from tests.bench.facts import arm_facts
 from tests.programs import git
 from tests.refusals import one_line
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
-RECORDS = reading.read(REFERENCE).records
+RECORDS = read_log(REFERENCE).records
 
 
 def run(*arguments):
@@ -58,11 +58,11 @@ def short_log(short_run, in_tmp):
 
 
 def test_then_and_now(short_log):
-    (_, record), before = reading.read(short_log).records[0], short_log.read_text()
+    (_, record), before = read_log(short_log).records[0], short_log.read_text()
     result = run("benchmarks.txt", "--all", "--write_result", "again.txt")
     assert result.exit_code == 0, result.stderr
     assert short_log.read_text() == before and not Path("old.jsonl").exists()
-    (_, again), *others = reading.read("again.txt").records
+    (_, again), *others = read_log("again.txt").records
     assert not others
     asked, repeated = config_of(record), config_of(again)
     assert repeated.max_new_tokens == 5 and repeated.num_samples == 2

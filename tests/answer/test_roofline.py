@@ -24,8 +24,7 @@ from quantbench.commands.roofline import roofline
 from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig
 from quantbench.quantize import spec
-from quantbench.report.limit_tables import model_remarks
-from quantbench.report.lines import draw
+from quantbench.report.limit_tables import draw, model_remarks
 from quantbench.run.bandwidth import Bandwidth
 from quantbench.typed_json import to_json
 from tests.bench.facts import arm_facts

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from quantbench.__main__ import commands
 from quantbench.experts.popularity import Popularity
 from quantbench.models.formats import EMBEDDED
-from quantbench.report.expert_tables import heat
+from quantbench.report.experts import heat
 from tests.experts.counted import ROUTERS, counts_of
 
 WORDS = (EMBEDDED / "heldout.txt").read_text()[:3000]

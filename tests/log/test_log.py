@@ -15,8 +15,8 @@ import pytest
 from quantbench.errors import LogError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, repro
-from quantbench.log.reading import config_of
-from quantbench.log.reading import read as read_log
+from quantbench.log.log import config_of
+from quantbench.log.log import read as read_log
 from quantbench.log.record import Record
 from tests.programs import python, started
 
@@ -27,7 +27,7 @@ LINE = dataclasses.replace(RECORD, repro=repro(RunConfig(device="cpu", compile=T
 # What the subprocesses below share: a whole record whose prompt says who wrote it.
 WRITER = f"""
 import dataclasses, itertools, json, os, sys
-from quantbench.log import log, reading
+from quantbench.log import log
 from quantbench.log.config import RunConfig, repro
 from quantbench.log.record import Record
 

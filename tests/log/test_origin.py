@@ -7,7 +7,7 @@ import pytest
 
 from tests.programs import ROOT, git, python
 
-TELL = "from quantbench.log.origin import git_commit; print(git_commit())"
+TELL = "from quantbench.log.about import git_commit; print(git_commit())"
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
@@ -18,9 +18,9 @@ def told(folder):
 
 def copy(folder):
     ignored = shutil.ignore_patterns("__pycache__")
-    (folder / "quantbench").mkdir(parents=True)
     shutil.copytree(ROOT / "quantbench/log", folder / "quantbench/log", ignore=ignored)
-    (folder / "quantbench/__init__.py").touch()
+    for path in (ROOT / "quantbench").glob("*.py"):
+        shutil.copy(path, folder / "quantbench")
 
 
 def commit(folder):
@@ -34,7 +34,7 @@ def test_a_checkout_names_its_commit(tmp_path):
     copy(tmp_path)
     hash = commit(tmp_path)
     assert told(tmp_path) == hash and re.fullmatch("[0-9a-f]{40}", hash)
-    (tmp_path / "quantbench/log/origin.py").open("a").write("\n")
+    (tmp_path / "quantbench/log/about.py").open("a").write("\n")
     assert told(tmp_path) == f"{hash}-dirty"
 
 

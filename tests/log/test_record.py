@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quantbench.errors import LogError, UsageError
 from quantbench.log.config import RunConfig
-from quantbench.log.reading import config_of, problem
+from quantbench.log.log import config_of, problem
 from quantbench.log.record import Record
 
 REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"

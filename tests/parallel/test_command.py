@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quantbench.errors import UsageError
-from quantbench.log.reading import config_of
+from quantbench.log.log import config_of
 from quantbench.log.record import Record
 from quantbench.run import checks, environment, launch
 from quantbench.run.launch import RankFailed

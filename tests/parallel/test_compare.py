@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from quantbench.answer.replayed import beside
 from quantbench.commands.replay import replay
 from quantbench.errors import QuantbenchError
-from quantbench.log import reading
-from quantbench.log.reading import config_of
+from quantbench.log.log import config_of
+from quantbench.log.log import read as read_log
 from tests.answer.test_ab import ENVIRONMENT
 from tests.answer.test_replay import RECORDS
 from tests.programs import python
@@ -39,7 +39,7 @@ def test_a_line_of_torchrun_is_replayed_by_ranks(old_log):
     again = old_log.with_name("again.txt")
     result = run(old_log, "--all", "--write_result", again)
     assert result.exit_code == 0, result.stderr
-    ((_, record),) = reading.read(again).records
+    ((_, record),) = read_log(again).records
     assert record.repro.startswith(REPRO) and config_of(record).tp == 2
 
 
@@ -47,7 +47,7 @@ def test_what_a_replay_of_ranks_would_do_and_cannot_do(old_log):
     result = run(old_log, "--all", "--dry_run")
     assert result.exit_code == 0, result.stderr
     assert re.search(r"now 0\.01 GB \(5 layers\), kernel ", result.stdout)
-    ((_, record),) = reading.read(old_log).records
+    ((_, record),) = read_log(old_log).records
 
     class Old:
         name, has_ranks = "abc1234", False
@@ -69,5 +69,5 @@ def test_an_arm_of_two_ranks(tmp_path):
     assert shared["decoder"] == "cpu-step"
     # bfloat16 parts of sums are rounded on each rank: far less than what a scheme changes
     assert 0 <= shared["kl"] < 1e-3
-    repros = [record.repro for _, record in reading.read(tmp_path / "benchmarks.txt").records]
+    repros = [record.repro for _, record in read_log(tmp_path / "benchmarks.txt").records]
     assert [repro.split()[0] for repro in repros] == ["python", "torchrun"]

@@ -22,10 +22,8 @@ from quantbench.models.llama import Transformer
 from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer
 from quantbench.quality import decode_check, texts
-from quantbench.quality.arm import embedded, scored
-from quantbench.quality.layer_sqnr import sqnr_of_layers
-from quantbench.quality.reference import About, Reference
-from quantbench.quality.scores import Reader, Scores, compared, summary
+from quantbench.quality.measure import embedded, scored, sqnr_of_layers
+from quantbench.quality.scores import About, Reader, Reference, Scores, compared, summary
 from quantbench.quality.tasks import Result, _adapter, flips
 from quantbench.quality.texts import Passage, Texts
 from quantbench.quality.thresholds import CLASSES, class_of, described, looks_needed

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from quantbench import models
 from quantbench.__main__ import commands
 from quantbench.answer.limits import Limits
-from quantbench.log import reading
 from quantbench.log.config import RunConfig, argv
+from quantbench.log.log import read as read_log
 from quantbench.log.options import parse as options
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_config
@@ -197,7 +197,7 @@ def test_a_run_is_logged_saved_reloaded_and_replayed(tmp_path, monkeypatch):
     assert first.stdout.split("scheme")[0] == again.stdout.split("scheme")[0]  # the same text
     made = models.load("tiny", precision=torch.bfloat16, quantization=path)
     assert torch.equal(made(IDS), models.load("mine")(IDS))
-    (_, logged), (_, reloaded) = reading.read("benchmarks.txt").records
+    (_, logged), (_, reloaded) = read_log("benchmarks.txt").records
     assert logged.quant == reloaded.quant == f"recipe-{digest}"
     assert f"--quantization mix.json@{digest} " in logged.repro
     assert logged.model_size == reloaded.model_size

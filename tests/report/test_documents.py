@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from quantbench.commands.readme import BLOCKS, readme
 from quantbench.errors import UsageError
-from quantbench.log.origin import git_commit
+from quantbench.log.about import git_commit
 from quantbench.report.doc_tables import TABLES
 from quantbench.report.documents import rewritten
 from quantbench.typed_json import omitted

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.log.reading import read as read_log
-from quantbench.report.doc_tables import runs
-from quantbench.report.log_tables import newest
+from quantbench.log.log import read as read_log
+from quantbench.report.doc_tables import newest, runs
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "tests" / "data" / "torchao_llama_log.txt"

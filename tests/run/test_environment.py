@@ -11,8 +11,8 @@ import torch
 
 from quantbench.bench.process import Process
 from quantbench.generate import Generator
-from quantbench.log import reading
 from quantbench.log.config import RunConfig, split
+from quantbench.log.log import read as read_log
 from quantbench.run.environment import (
     huge_page_bytes,
     system_huge_pages,
@@ -44,7 +44,7 @@ def generated(tmp_path):
         done = python(*words, env={**os.environ, **variables})
         assert done.returncode == 0, done.stderr
         facts = json.loads(json_path.read_text().splitlines()[-1])
-        return facts, reading.read(str(log_path)).records[-1][1], done.stderr
+        return facts, read_log(str(log_path)).records[-1][1], done.stderr
 
     return run
 
