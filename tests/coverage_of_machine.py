@@ -16,12 +16,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 VARIABLE = "QUANTBENCH_EXPECT"
-Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 # What a machine may lack → the reasons for which tests skip then. A test skips with one of these.
 NEEDS = {
@@ -89,36 +88,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
-    return fail_if_unexpected((yield))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Iterator[None]:
-    return fail_if_unexpected((yield))
-
-
-def fail_if_unexpected(report: Report) -> Report:
-    if reason := reason_of(report):
-        if failure := why_skipping_fails(reason, expected()):
-            report.outcome, report.longrepr = "failed", failure
+    report = yield
+    reason = reason_of(report)
+    if reason and (failure := why_skipping_fails(reason, expected())):
+        report.outcome, report.longrepr = "failed", failure
     return report
 
 
-def reason_of(report: Report) -> str | None:
+pytest_make_collect_report = pytest_runtest_makereport
+
+
+def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str | None:
     """Why the test, or the whole file, was skipped; None if it was not."""
     if report.skipped and isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
     return None
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:
     if reason := reason_of(report):
         skipped[reason] += 1
 
 
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    if reason := reason_of(report):
-        skipped[reason] += 1
+pytest_collectreport = pytest_runtest_logreport
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,4 +1,5 @@
-"""Programs that tests start: those that end by themselves, and those that are watched and ended."""
+"""Programs that tests start: those that end by themselves, and those that are watched and ended;
+and commands of quantbench that run inside this process."""
 
 import signal
 import subprocess
@@ -8,7 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner, Result
+
+from quantbench.__main__ import commands
+
 ROOT = Path(__file__).parents[1]
+OLD_LOG = ROOT / "tests" / "data" / "torchao_llama_log.txt"
+
+
+def command(*words: object, **settings: Any) -> Result:
+    """How a command ends, here: its exit code, and what it prints."""
+    return CliRunner().invoke(commands, [*map(str, words)], prog_name="quantbench", **settings)
 
 
 def ran(*words: object, **settings: Any) -> subprocess.CompletedProcess[str]:

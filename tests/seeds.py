@@ -30,12 +30,11 @@ hypothesis.settings.register_profile(
 )
 
 
-def seed_of_run(given: str | None) -> int:
-    if given is None:
-        given = os.environ.get(VARIABLE) or str(time.time_ns() % (LARGEST + 1))
+def seed_of_run(given: str | None) -> str:
+    given = given or os.environ.get(VARIABLE) or str(time.time_ns() % (LARGEST + 1))
     if not given.isascii() or not given.isdigit() or int(given) > LARGEST:
         raise pytest.UsageError(f"the seed is {given!r}; give a whole number from 0 to {LARGEST}")
-    return int(given)
+    return given
 
 
 def seed_all(seed: int) -> None:
@@ -66,10 +65,7 @@ def naming(drawn: Any) -> Iterator[None]:
 
 
 def seed_for(config: pytest.Config, name: str) -> int:
-    return zlib.crc32(f"{config.stash[SEED]}:{name}".encode())
-
-
-SEED = pytest.StashKey[int]()
+    return zlib.crc32(f"{config.option.seed}:{name}".encode())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,13 +74,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
 def pytest_configure(config: pytest.Config) -> None:
-    of_all_workers = getattr(config, "workerinput", {}).get("seed")
-    seed = seed_of_run(config.getoption("--seed")) if of_all_workers is None else of_all_workers
-    config.stash[SEED] = seed
-    seed_all(seed)
+    given = getattr(config, "workerinput", vars(config.option))["seed"]
+    config.option.seed = seed_of_run(given)
+    seed_all(int(config.option.seed))
     hypothesis.settings.load_profile("quantbench")
     if config.getoption("hypothesis_seed", None) is None:
-        config.option.hypothesis_seed = str(seed)
+        config.option.hypothesis_seed = config.option.seed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -98,23 +93,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, in the process that starts the workers
 def pytest_configure_node(node: Any) -> None:
-    node.workerinput["seed"] = node.config.stash[SEED]
+    node.workerinput["seed"] = node.config.option.seed
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     seed_all(seed_for(item.config, item.nodeid))
-
-
-@contextmanager
-def generators_as_before() -> Iterator[None]:
-    python, numpy, torch_ = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(torch_)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -124,21 +108,26 @@ def pytest_fixture_setup(
     """What several tests share must not depend on which of them comes first."""
     if fixturedef.scope == "function":
         return (yield)
-    with generators_as_before():
-        name = f"{request.node.nodeid}:{fixturedef.argname}:{request.param_index}"
-        seed_all(seed_for(request.config, name))
+    python, numpy, torch_ = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    name = f"{request.node.nodeid}:{fixturedef.argname}:{request.param_index}"
+    seed_all(seed_for(request.config, name))
+    try:
         return (yield)
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(torch_)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
     if report.failed:
-        seed = item.config.stash[SEED]
+        seed = item.config.option.seed
         report.sections.append(("Seed", f"--seed {seed} draws the same random numbers again"))
     return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    seed = terminalreporter.config.stash[SEED]
+    seed = terminalreporter.config.option.seed
     terminalreporter.write_line(f"seed {seed}: --seed {seed} draws the same random numbers again")

@@ -6,20 +6,15 @@ import shutil
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 from quantbench.__main__ import commands
 from tests import seeds
+from tests.programs import command as ended
 from tests.programs import python, ran
 
 WANTED = (
     "generate ab recommend quality replay readme roofline growth peers schemes caches log".split()
 )
-
-
-def ended(*words, command=commands):
-    """How the command ends: its exit code, and what it prints."""
-    return CliRunner().invoke(command, words, prog_name="quantbench")
 
 
 def test_every_command_is_there_and_explained():
@@ -104,8 +99,6 @@ def test_where_windows_lacks_modules_there_is_one_line(tmp_path):
     assert done.stderr.startswith("error: quantbench needs Linux or macOS; on Windows")
     assert done.stderr.count("\n") == 1
 
-
-# ---------------------------------------------------------------------------------- completion
 
 OFFERED = [
     ("gen", {"generate"}),

@@ -11,16 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from safetensors.torch import load_file, save_file
 
 from quantbench import files
 from quantbench.bench.arm import make_arms
 from quantbench.bench.worker import Worker
-from quantbench.commands.generate import generate
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
-from tests.programs import ROOT, ran
+from tests.models.hugging_face import rewritten
+from tests.programs import ROOT, command, ran
 from tests.test_refusals import LINE, only_error
 
 TINY = ROOT / "models" / "tiny"
@@ -44,7 +42,7 @@ OUTPUTS = ("write_result", "output_json_path", "profile", "memory_profile", "sav
 @pytest.mark.parametrize("path", ["/proc/x", "/sys/x"])
 def test_a_folder_that_takes_no_files_is_refused_before_the_run(place, option, path):
     """Also of root, to whom the system says that these folders can be written."""
-    result = CliRunner().invoke(generate, [*SHORT, f"--{option}", path])
+    result = command("generate", *SHORT, f"--{option}", path)
     assert path in only_error(result) and len(result.stderr.splitlines()) == 1
     assert result.exit_code == 1
 
@@ -53,9 +51,8 @@ def test_a_folder_that_takes_no_files_is_refused_before_the_run(place, option, p
 def damaged(place):
     """A folder with the embedded model, whose weights are finite, and overflow when multiplied."""
     shutil.copytree(TINY, "damaged", ignore=lambda *_: ["__pycache__"])
-    weights = load_file("damaged/model.safetensors")
-    weights["model.layers.2.mlp.down_proj.weight"][:] = 3e38
-    save_file(weights, "damaged/model.safetensors")
+    with rewritten(Path("damaged")) as weights:
+        weights["model.layers.2.mlp.down_proj.weight"][:] = 3e38
     return "damaged"
 
 
@@ -64,8 +61,8 @@ NONSENSE = "as none in bfloat16 gives logits that are not finite: try another --
 
 @pytest.mark.parametrize("more", ["", "--decoder modules --prefill_size 1", "--kv_cache int8"])
 def test_the_speed_of_nonsense_is_not_logged(place, damaged, more):
-    given = ["--checkpoint_path", damaged, *SHORT, "--write_result", "benchmarks.txt"]
-    result = CliRunner().invoke(generate, [*given, *more.split()])
+    given = ("--checkpoint_path", damaged, *SHORT, "--write_result", "benchmarks.txt")
+    result = command("generate", *given, *more.split())
     assert NONSENSE in only_error(result) and result.exit_code == 1
     assert Path("benchmarks.txt").read_text() == f"{LINE}\n"
 
@@ -84,19 +81,16 @@ def test_nor_is_it_compared(damaged):
 def test_a_name_that_no_log_line_holds_is_refused_before_loading(place, name):
     shutil.copytree(TINY, name, ignore=lambda *_: ["__pycache__"])
     (Path(name) / "model.safetensors").write_bytes(b"never read")
-    result = CliRunner().invoke(generate, [*SHORT, "--checkpoint_path", name])
+    result = command("generate", *SHORT, "--checkpoint_path", name)
     assert result.exit_code == 2 and "which no log line can hold" in only_error(result)
 
 
-# ---------------------------------------------------------------------------------- other commands
-
-
-def shell(command, cwd):
+def shell(line, cwd):
     """The command line as a shell runs it, from the repository's root with `cwd` in $HERE."""
     log = f"{sys.executable} -m quantbench log"
     environment = {**os.environ, "LOG": log, "HERE": str(cwd), "ROOT": str(ROOT)}
     environment |= {"PY": sys.executable}
-    return ran("bash", "-c", command, env=environment, timeout=300)
+    return ran("bash", "-c", line, env=environment, timeout=300)
 
 
 CHECK = "$LOG check $HERE/benchmarks.txt"
@@ -104,7 +98,7 @@ RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --devi
 
 
 @pytest.mark.parametrize(
-    "command, code, error",
+    "line, code, error",
     [
         (f"{CHECK} >/dev/full", 1, "error: cannot write to stdout: No space left on device\n"),
         (f"{CHECK} >&-", 1, "error: stdout is closed; redirect it to a file or to /dev/null\n"),
@@ -120,8 +114,8 @@ RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --devi
         (f"{RUN} >&-", 1, "error: stdout is closed; redirect it to a file or to /dev/null\n"),
     ],
 )  # fmt: skip
-def test_every_command_has_one_policy(place, command, code, error):
-    done = shell(command, place)
+def test_every_command_has_one_policy(place, line, code, error):
+    done = shell(line, place)
     assert done.returncode == code, done.stderr
     if not error:
         assert done.stderr == ""

@@ -9,9 +9,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from quantbench.__main__ import commands
+from tests import programs
 from tests.programs import ROOT, python, ran
 
 KERNELS = ROOT / "quantbench" / "ops" / "cpu" / "src"
@@ -96,7 +95,7 @@ def test_each_command_of_the_gpu_report_ends_in_time_is_right_and_is_not_repeate
         limit, _, words = line.partition(" -m quantbench ")
         assert re.fullmatch(r"timeout --signal INT 8m \S+", limit)
         arguments = shlex.split(words.partition("||")[0])
-        assert CliRunner().invoke(commands, [*arguments, "--help"]).exit_code == 0, line
+        assert programs.command(*arguments, "--help").exit_code == 0, line
     for name in {*re.findall(rf"{tmp_path}/\S+?\.(?:json|xml)\b", planned())}:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()

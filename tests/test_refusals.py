@@ -18,19 +18,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from click.testing import CliRunner
 
 from quantbench.__main__ import commands
 from quantbench.models.loading import load_config
 from quantbench.quantize import recipe
+from tests import programs
 from tests.answer import latencies
 from tests.answer.example_results import example_results, keep
 from tests.experts import counted
+from tests.programs import OLD_LOG, ROOT
 
-ROOT = Path(__file__).parent.parent
 MESSAGES = Path(__file__).with_name("messages.txt")
-REFERENCE = (ROOT / "tests" / "data" / "torchao_llama_log.txt").read_text().splitlines()
-LINE = next(line for line in REFERENCE if line.startswith("2024"))
+LINE = next(line for line in OLD_LOG.read_text().splitlines() if line.startswith("2024"))
 ENTRY = re.compile(r"(?:^with (.+)\n)?^\$ ?(.*)\n(\d(?: [a-z-]+)?) error: (.*)$", re.MULTILINE)
 SHORTENED = {  # what messages.txt writes for a part of a command
     "<NUL>": "\0",
@@ -151,7 +150,7 @@ def test_one_line_and_no_file_is_changed(place, request, refusal):
         if refusal.damage:
             damage(place, refusal.damage)
         before = contents(place)
-        result = CliRunner().invoke(commands, shlex.split(command), prog_name="quantbench")
+        result = programs.command(*shlex.split(command))
         message = only_error(result).removeprefix("error: ")
         error = result.exception.__cause__
         code = getattr(error, "code", "other")

@@ -37,17 +37,6 @@ def test_failing():
 """
 SKIPS = """
 import pytest
-
-def test_on_amx():
-    pytest.skip("instruction set amx: this CPU cannot run it")
-
-@pytest.mark.skipif(True, reason="I felt like it")
-def test_with_a_reason_of_its_own():
-    pass
-"""
-
-SKIPS_IN_WORKERS = """
-import pytest
 from tests import coverage_of_machine
 
 @pytest.mark.parametrize("number", range(6))
@@ -55,8 +44,12 @@ def test_runs(number):
     coverage_of_machine.ran["avx2"] += 1
 
 @pytest.mark.parametrize("number", range(6))
-def test_skips(number):
-    pytest.skip("no CUDA device here")
+def test_on_amx(number):
+    pytest.skip("instruction set amx: this CPU cannot run it")
+
+@pytest.mark.skipif(True, reason="I felt like it")
+def test_with_a_reason_of_its_own():
+    pass
 """
 
 
@@ -128,18 +121,29 @@ def test_no_test_draws_what_no_seed_repeats():
     assert [str(path) for path in files if unseeded.search(path.read_text())] == []
 
 
-def test_skips_are_counted_by_reason_and_fail_where_the_machine_must_not_lack_it(run):
+@pytest.mark.parametrize("options", [(), ("-n2", "--dist=load")], ids=["alone", "in workers"])
+def test_skips_are_counted_by_reason_and_fail_where_the_machine_must_not_lack_it(run, options):
+    """Over all worker processes, and so are the instruction sets that were used."""
+
     def tested(names=("",), **environment):
-        return run("tests.coverage_of_machine", SKIPS, (), names, **environment)
+        return run("tests.coverage_of_machine", SKIPS, options, names, **environment)
 
     status, output = tested()
-    assert status == 1 and "1 skipped, 1 error" in output
-    assert "does not know: I felt like it" in output and "skipped 1: " in output
+    assert status == 1 and "6 passed, 6 skipped, 1 error" in output
+    assert "does not know: I felt like it" in output
+    assert output.count("skipped 6: instruction set amx") == 1
+    assert output.count("instruction sets covered: avx2 in 6 tests") == 1
     status, output = tested(QUANTBENCH_EXPECT="compiler,amx")
-    assert status == 1 and "1 failed, 1 error" in output
+    assert status == 1 and "6 failed, 6 passed, 1 error" in output
     assert "QUANTBENCH_EXPECT names amx" in output
     status, output = tested(["::test_on_amx"], QUANTBENCH_EXPECT="compiler,avx2")
     assert status == 0 and "instruction set amx" in output
+
+
+def test_a_machine_cannot_be_expected_to_have_what_is_not_known(run):
+    def tested(**environment):
+        return run("tests.coverage_of_machine", SKIPS, **environment)
+
     status, output = tested(QUANTBENCH_EXPECT="compiler,mmx")
     assert status == 4 and "names mmx; there are compiler, portable, avx2" in output
 
@@ -152,17 +156,6 @@ def test_make_check_fails_without_a_compiler_that_the_machine_must_have(monkeypa
         printed = capsys.readouterr().out
         assert printed.count("it is not installed") == len(check_syntax.COMPILERS)
         assert printed.count("QUANTBENCH_EXPECT names") == status
-
-
-def test_skips_and_instruction_sets_are_summed_over_worker_processes(run):
-    options = ("-n2", "--dist=load")
-    status, output = run("tests.coverage_of_machine", SKIPS_IN_WORKERS, options)
-    assert status == 0 and "6 passed, 6 skipped" in output
-    assert output.count("skipped 6: no CUDA device here") == 1
-    assert output.count("instruction sets covered: avx2 in 6 tests") == 1
-    expect = {coverage_of_machine.VARIABLE: "gpu"}
-    status, output = run("tests.coverage_of_machine", SKIPS_IN_WORKERS, options, **expect)
-    assert status == 1 and "QUANTBENCH_EXPECT names gpu" in output
 
 
 def test_a_whole_file_that_skips_is_counted_once_and_fails_where_it_must_not(run):

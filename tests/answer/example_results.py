@@ -22,29 +22,28 @@ from quantbench.bench.store import (
     Turn,
 )
 from quantbench.log.about import About
+from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
 from quantbench.quality.types import LayerSqnr, NoQuality, Quality
 from quantbench.run.environment import Environment
 from quantbench.run.facts import Device
-from tests.bench.facts import FACTS, arm_facts
+from tests.bench.facts import arm_facts
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
-# name, scheme, megabytes, speed-up, perplexity, kernel, decoder
-ARMS = (
-    ("none", "none", 2200, 1.0, 7.03, "cpu", "cpu-step"),
-    ("int8wo", "int8wo", 1240, 1.79, 7.03, "cpu", "cpu-step"),
-    ("int8dq", "int8dq", 1240, 1.83, 7.05, "cpu", "cpu-step"),
-    ("float8wo", "float8wo", 1240, 1.58, 7.06, "cpu", "cpu-step"),
-    ("fp6", "fp6", 960, 2.21, 7.09, "cpu", "cpu-step"),
-    ("int4wo-32", "int4wo-32", 760, 2.62, 7.21, "cpu", "cpu-step"),
-    ("int4wo-128", "int4wo-128", 690, 2.91, 7.31, "cpu", "cpu-step"),
-    ("nf4", "nf4", 700, 2.74, 7.24, "cpu", "cpu-step"),
-    ("uintx-4-64", "uintx-4-64", 730, 2.66, 7.27, "cpu", "cpu-step"),
-    ("uintx-2-64", "uintx-2-64", 430, 3.92, 39.1, "cpu", "cpu-step"),
-    ("sparse-marlin", "sparse-marlin", 520, 3.31, 11.7, "cpu", "cpu-step"),
-    ("int4wo-128, kernel=reference", "int4wo-128", 690, 0.71, 7.31, "reference", "modules"),
+ARMS = (  # name, megabytes, speed-up, perplexity
+    ("none", 2200, 1.0, 7.03),
+    ("int8wo", 1240, 1.79, 7.03),
+    ("int8dq", 1240, 1.83, 7.05),
+    ("float8wo", 1240, 1.58, 7.06),
+    ("fp6", 960, 2.21, 7.09),
+    ("int4wo-32", 760, 2.62, 7.21),
+    ("int4wo-128", 690, 2.91, 7.31),
+    ("nf4", 700, 2.74, 7.24),
+    ("uintx-4-64", 730, 2.66, 7.27),
+    ("uintx-2-64", 430, 3.92, 39.1),
+    ("sparse-marlin", 520, 3.31, 11.7),
+    ("int4wo-128, kernel=reference", 690, 0.71, 7.31),
 )
-NAMES = {name for name, *_ in ARMS}
 CYCLES, PROCESSES, STEPS = 24, 2, 33
 BASELINE_STEP = 0.067  # seconds
 ARCHITECTURE = ModelConfig("example", 2048, 22, 32, 4, 64, 5632, 32000, 2048)
@@ -54,10 +53,9 @@ ENVIRONMENT = Environment(2, 1, 2, 700, "madvise", 10**9, {"OMP_NUM_THREADS": "2
 def example_results(hostile: bool = False, seed: int = 3) -> Results:
     """hostile: one arm that is named like an attack, and one that failed."""
     generator = np.random.default_rng(seed)
-    arms = [_arm(generator, number, *arm) for number, arm in enumerate(ARMS)]
+    named = [*ARMS, (HOSTILE, 1250, 1.7, 7.04)] if hostile else ARMS
+    arms = [_arm(generator, number, *arm) for number, arm in enumerate(named)]
     if hostile:
-        attack = (HOSTILE, "int8wo", 1250, 1.7, 7.04, "cpu", "cpu-step")
-        arms.append(_arm(generator, len(arms), *attack))
         arms.append(ArmResult("mxfp4", "--quantization mxfp4", [], failed="no kernel runs <here>"))
     readings = [Reading(rate * 1e9, i, "a probe") for i, rate in enumerate((33.1, 34.0, 33.6))]
     return Results(
@@ -89,29 +87,27 @@ def _arm(
     generator: np.random.Generator,
     number: int,
     name: str,
-    scheme: str,
     megabytes: float,
     speed_up: float,
     perplexity: float,
-    kernel: str,
-    decoder: str,
 ) -> ArmResult:
-    config = dataclasses.replace(
-        FACTS.config,
-        checkpoint_path="checkpoints/TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-        quantization=scheme,
-        compile=True,
-        max_new_tokens=STEPS + 1,
-        **({"kernel": "reference"} if kernel == "reference" else {}),
-    )
+    scheme, _, other = name.replace(HOSTILE, "int8wo").partition(", ")
+    argv = ["--quantization", scheme] + ["--kernel", "reference"] * bool(other)
     facts = arm_facts(
-        config=config,
+        config=RunConfig(
+            checkpoint_path="checkpoints/TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+            quantization=scheme,
+            kernel="reference" if other else "auto",
+            device="cpu",
+            compile=True,
+            max_new_tokens=STEPS + 1,
+        ),
         model="TinyLlama-1.1B-Chat-v1.0",
         architecture=ARCHITECTURE,
         scheme=scheme,
-        kernel=kernel,
-        decoder=decoder,
-        decoder_reason=None if decoder == "cpu-step" else "kernel reference is not fused",
+        kernel="reference" if other else "cpu",
+        decoder="modules" if other else "cpu-step",
+        decoder_reason="kernel reference is not fused" if other else None,
         weight_bytes=int(megabytes * 1e6),
         kv_cache_bytes=23_000_000,
         device=Device("cpu", "Example CPU @ 2.60GHz", threads=2),
@@ -119,28 +115,7 @@ def _arm(
         versions={"torch": "2.13.0", "torchao": "0.18.0"},
         git_commit="0123abc",
     )
-    quality = (
-        NoQuality("the arm was named like an attack")
-        if name not in NAMES
-        else Quality(
-            tokens=2048,
-            perplexity=perplexity,
-            perplexity_standard_error=0.2,
-            perplexity_ratio=perplexity / 7.03,
-            perplexity_ratio_interval=[perplexity / 7.03 * 0.999, perplexity / 7.03 * 1.001],
-            kl=max(0.0, np.log(perplexity / 7.03)) + 0.0004,
-            kl_standard_error=0.0002,
-            top1=1 / (1 + np.log(perplexity / 7.0)),
-            top5=0.99,
-            layers=[
-                LayerSqnr(f"layers.{number // 2}.{part}", None, 40 - number - np.log(perplexity))
-                for number, part in enumerate(("wqkv", "w2") * 4)
-            ],
-        )
-        if name != "none"
-        else Quality(tokens=2048, perplexity=perplexity, perplexity_standard_error=0.2)
-    )
-    argv = ["--quantization", scheme] + ["--kernel", "reference"] * (kernel == "reference")
+    quality = _quality(name, perplexity)
     arm = ArmResult(name, " ".join(argv), argv, facts=facts, quality=quality, processes=PROCESSES)
     step = BASELINE_STEP / speed_up
     for cycle in range(CYCLES):
@@ -154,6 +129,29 @@ def _arm(
         steps = step * generator.normal(1, 0.01, STEPS) * (1 + generator.pareto(9, STEPS) / 9)
         arm.samples.append(_sample(steps, 8 * step, number, process))
     return arm
+
+
+def _quality(name: str, perplexity: float) -> Quality | NoQuality:
+    if name == HOSTILE:
+        return NoQuality("the arm was named like an attack")
+    full = Quality(tokens=2048, perplexity=perplexity, perplexity_standard_error=0.2)
+    if name == "none":
+        return full
+    ratio, parts = perplexity / 7.03, ("wqkv", "w2") * 4
+    layers = [
+        LayerSqnr(f"layers.{place // 2}.{part}", None, 40 - place - np.log(perplexity))
+        for place, part in enumerate(parts)
+    ]
+    return dataclasses.replace(
+        full,
+        perplexity_ratio=ratio,
+        perplexity_ratio_interval=[ratio * 0.999, ratio * 1.001],
+        kl=max(0.0, np.log(ratio)) + 0.0004,
+        kl_standard_error=0.0002,
+        top1=1 / (1 + np.log(perplexity / 7.0)),
+        top5=0.99,
+        layers=layers,
+    )
 
 
 def _sample(steps: np.ndarray, prefill: float, number: int, process: int) -> ArmSample:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import re
 from xml.etree import ElementTree
 
@@ -19,9 +18,15 @@ from quantbench.answer.latency import (
     rate,
     rate_rows,
 )
-from quantbench.errors import UsageError
 from quantbench.report import columns, latency
-from quantbench.report.latency import NOT_REACHED, draw, panels, report, rows_text, samples
+from quantbench.report.latency import (
+    NOT_REACHED,
+    draw,
+    panels,
+    report,
+    rows_text,
+    samples,
+)
 from quantbench.typed_json import from_json, to_json
 from tests.answer.latencies import ESTIMATE, MACHINE, latencies, measured, plan
 
@@ -48,9 +53,6 @@ HEAD = (
     "| Step                       | Batch Size | Average   | 95 % Interval | Lowest    | Highest   "
     "| p50       | p90       | p99       |"
 )
-
-
-# ------------------------------------------------------------------------------------- by hand
 
 
 def test_percentiles_are_of_sorted_samples():
@@ -98,9 +100,6 @@ def test_an_interval_by_hand():
     low, high = interval(late)
     assert 0 < low < 3 < high
     assert rate(Row("", 1, "", {}), 12, late).interval == pytest.approx((12 / high, 12 / low))
-
-
-# ------------------------------------------------------------------------------------ the files
 
 
 @pytest.fixture
@@ -191,9 +190,6 @@ def test_the_same_results_give_the_same_picture(made, tmp_path):
     assert not (tmp_path / "c.svg").exists()
 
 
-# ---------------------------------------------------------------------------------- a folder
-
-
 def test_a_folder_is_read_back(tmp_path):
     slownesses = {"none": 1.0, "int8wo": 0.8}
     given = {"ranks": [1, 2], "estimate": ESTIMATE}
@@ -204,25 +200,3 @@ def test_a_folder_is_read_back(tmp_path):
     keys = [table.key for table in found.tables]
     arms = (("none", 1), ("none", 2), ("int8wo", 1))
     assert keys[:3] == [("tiny", arm, ranks, 100) for arm, ranks in arms]
-
-
-def turn(**changes):
-    own = {"arm": 0, "process": 0, "cycle": 99, "kind": "decode", "tokens": 2, "seconds": 1.0}
-    return json.dumps({"turn": {**own, "steps": [0.5, 0.5], **changes}})
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (turn(steps=[0.5, -1.0]), "seconds of a step takes numbers above 0; given: -1"),
-        (turn(steps=["fast", 1.0]), "samples.jsonl is not what --output writes"),
-        ("[" * 100_000, "samples.jsonl is not what --output writes"),
-    ],
-)
-def test_damaged_results_are_one_line(tmp_path, line, message):
-    measured({"none": 1.0, "int8wo": 0.8}, tmp_path)
-    with open(tmp_path / "samples.jsonl", "a") as file:
-        file.write(line + "\n")
-    with pytest.raises(UsageError, match=re.escape(message)) as caught:
-        load(tmp_path)
-    assert "\n" not in str(caught.value)

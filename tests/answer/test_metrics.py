@@ -4,14 +4,13 @@ import json
 import re
 
 import pytest
-from click.testing import CliRunner
 
-from quantbench.__main__ import commands
 from quantbench.answer.interval import Interval
 from quantbench.answer.latency import Cell, LatencySample, Table, load
 from quantbench.answer.metrics import Metric, Side, compare
 from quantbench.report.metrics import ends, shown
 from tests.answer.latencies import MACHINE, MODEL, latencies, measured
+from tests.programs import command
 from tests.refusals import one_line
 
 
@@ -157,10 +156,6 @@ def test_an_end_that_is_not_one_does_not_read_as_one():
 # ---------------------------------------------------------------------------------- the command
 
 
-def command(*words):
-    return CliRunner().invoke(commands, ["metrics", *map(str, words)])
-
-
 @pytest.fixture
 def folders(in_tmp, tmp_path):
     both = {"none": 1.0, "int8wo": 0.8}
@@ -169,26 +164,11 @@ def folders(in_tmp, tmp_path):
     measured({"none": 1.0}, tmp_path / "longer", sequence_lengths=[300])
     measured({"none": 1.0}, tmp_path / "more", decode_length=5)
     measured({"none": 1.0}, tmp_path / "ranks", ranks=[1, 2])
-    (tmp_path / "ab").mkdir()
-    value = json.loads((tmp_path / "new" / "meta.json").read_text())
-    del value["plan"]
-    (tmp_path / "ab" / "meta.json").write_text(json.dumps(value))
 
 
-def test_two_arms_of_a_folder(folders, tmp_path):
-    done = command("--baseline", "both:none", "--target", "both:int8wo", "--json", "x.json")
-    assert done.exit_code == 0, done.output
-    assert done.stdout.count("Time to first token, ms") == 2  # for each sequence length
-    assert "tiny int8wo (both) against tiny none (both): prompts of 200 tokens" in done.stdout
-    assert done.stdout.count("  better\n") == 14
-    written = json.loads((tmp_path / "x.json").read_text())["comparisons"]
-    assert len(written) == 2 and 0.75 < written[0]["metrics"][0]["ratio"][0] < 0.85
-
-
-def test_two_folders_and_numbers_of_ranks(folders):
-    done = command("--baseline", "both:none", "--target", "new")
-    assert done.exit_code == 0 and done.stdout.count("  not in turns\n") == 7
-    done = command("--baseline", "ranks", "--baseline_tp", 1, "--target", "ranks", "--target_tp", 2)
+def test_numbers_of_ranks(folders):
+    same = ("--baseline", "ranks", "--target", "ranks")
+    done = command("metrics", *same, "--baseline_tp", 1, "--target_tp", 2)
     assert done.exit_code == 0, done.output
     assert "tiny none, 2 ranks (ranks) against tiny none (ranks)" in done.stdout
 
@@ -201,7 +181,7 @@ def test_two_folders_and_numbers_of_ranks(folders):
     ],
 )
 def test_tables_of_other_work_are_refused(folders, line, message):
-    assert message in one_line(command("--baseline", "new", *line.split()))
+    assert message in one_line(command("metrics", "--baseline", "new", *line.split()))
 
 
 # ------------------------------------------------------------------------------------- the prose
@@ -213,17 +193,21 @@ METRIC = (
 
 
 def written(baseline, target):
-    """The report and the figures."""
+    """The report, the figures, and what is printed."""
     given = ["--baseline", baseline, "--target", target]
-    done = command(*given, "--narrative", "report.md", "--json", "report.json")
+    done = command("metrics", *given, "--narrative", "report.md", "--json", "report.json")
     assert done.exit_code == 0, done.output
     assert "Time to first token, ms" in done.stdout and "Wrote report.md" in done.stderr
     with open("report.md") as report, open("report.json") as figures:
-        return report.read(), json.load(figures)["comparisons"]
+        return report.read(), json.load(figures)["comparisons"], done.stdout
 
 
 def test_every_number_is_that_of_the_figures(folders):
-    text, comparisons = written("both:none", "both:int8wo")
+    text, comparisons, shown = written("both:none", "both:int8wo")
+    assert shown.count("Time to first token, ms") == 2  # for each sequence length
+    assert "tiny int8wo (both) against tiny none (both): prompts of 200 tokens" in shown
+    assert shown.count("  better\n") == 14
+    assert 0.75 < comparisons[0]["metrics"][0]["ratio"][0] < 0.85
     assert text.startswith("# `int8wo` compared with `none`\n")
     sections = text.split("\n## ")[1:]
     assert [section.splitlines()[0] for section in sections] == [
@@ -253,7 +237,8 @@ def test_two_folders_have_no_verdict_in_prose(folders, tmp_path):
     with open("new/samples.jsonl", "a") as file:
         left = {"arm": number, "why": "killed `x`", "failed": True}
         file.write(json.dumps({"left": left}) + "\n")
-    text, _ = written("both:none", "new")
+    text, _, shown = written("both:none", "new")
+    assert shown.count("  not in turns\n") == 3
     assert "They were not measured in turns: what else changed" in text
     assert "model `other '1 B'` in `torch.bfloat16` on `cpu`" in text
     assert "- Not measured on both sides, `target: killed 'x'`: time to first token, single" in text

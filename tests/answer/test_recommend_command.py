@@ -2,11 +2,10 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
-from quantbench.commands import recommend as command
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.plans import menu
@@ -14,6 +13,7 @@ from quantbench.quality.types import DecodeCheck
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from tests.bench.world import Behaviour, FakeProcess, World
+from tests.programs import command
 from tests.refusals import one_line
 
 GB = 10**9
@@ -21,8 +21,7 @@ KL = {"none": 0.0, "int8wo": 0.002, "fp6": 0.02, "uintx-2-64": 3.0}
 SECONDS = {"none": 0.1, "int8wo": 0.05, "fp6": 0.04, "uintx-2-64": 0.02}
 
 
-def run(*arguments):
-    return CliRunner().invoke(command.recommend, list(arguments))
+run = partial(command, "recommend")
 
 
 class Schemes:
@@ -49,7 +48,7 @@ SMALL = ("--device", "cpu", "--write_result", "none", "--max_new_tokens", "8")
 
 
 def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
-    folder = str(tmp_path / "out")
+    folder = tmp_path / "out"
     result = run(*SMALL, "--output", folder)
     assert result.exit_code == 0, result.stderr
     first, runs, verify, *remarks = result.stdout.splitlines()
@@ -68,7 +67,7 @@ def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
     assert again.exit_code == 0 and not world.journal
     assert again.stdout.startswith("Use int8wo: ") and "KL above 0.01: fp6" in again.stdout
     none = run("--from", folder, "--max_memory", "2B")
-    assert "needs --max_memory 0.01MB" in one_line(none) and none.exception.exit_code == 1
+    assert "needs --max_memory 0.01MB" in one_line(none) and none.exit_code == 1
 
 
 def test_a_scheme_that_fails_is_the_exit_code_after_the_answer(world):
@@ -108,11 +107,11 @@ def test_a_checkpoint_that_is_quantized_already_is_one_line(world, tmp_path):
 
 def test_limits_that_exclude_everything_measured(world, tmp_path):
     result = run(*SMALL, "--min_tok_s", "1e6")
-    assert "needs --min_tok_s" in one_line(result) and result.exception.exit_code == 1
+    assert "needs --min_tok_s" in one_line(result) and result.exit_code == 1
     assert one_line(result).endswith(
         "; with --output DIR, recommend --from DIR answers other limits without measuring"
     )
-    folder = str(tmp_path / "out")
+    folder = tmp_path / "out"
     result = run(*SMALL, "--min_tok_s", "1e6", "--output", folder)
     assert one_line(result).endswith(f"; --from {folder} answers other limits without measuring")
 

@@ -9,18 +9,15 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from quantbench.answer import decode_limit
 from quantbench.answer.decode_limit import step_bytes, with_stock
 from quantbench.answer.growth import Point, merged
 from quantbench.answer.layer_limit import layer_rows
 from quantbench.bench.answers import Product, Shape, ShapeTimings
-from quantbench.bench.layer_timing import Stack, kernels, shapes
+from quantbench.bench.layer_timing import Stack, shapes
 from quantbench.bench.store import Settings
 from quantbench.commands import roofline as roofline_module
-from quantbench.commands.growth import growth
-from quantbench.commands.roofline import roofline
 from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig
 from quantbench.quantize import spec
@@ -30,6 +27,7 @@ from quantbench.typed_json import to_json
 from tests.bench.facts import arm_facts
 from tests.bench.world import Behaviour, World
 from tests.models.small import small_checkpoint
+from tests.programs import command
 
 CONFIG = RunConfig(context_depth=100, max_new_tokens=20, device="cpu")
 
@@ -196,20 +194,6 @@ def test_a_stack_multiplies_by_every_copy():
     assert len(places) == 4
 
 
-def test_kernels_to_time():
-    found = kernels(["none", "int8wo", "fp6"], "cpu", "bfloat16")
-    assert found["none"][-1] == "torch" and found["int8wo"][-1] == "torchao"
-    assert "torchao" not in found["fp6"]
-
-
-def run(command, *arguments):
-    return CliRunner().invoke(command, list(arguments), catch_exceptions=True)
-
-
-def message(result):
-    return f"{result.output} {result.exception}"
-
-
 SHORT = ("--processes", "1", "--max_new_tokens", "4")
 TWO_SHAPES = {"intermediate_size": 256, "vocab_size": 512}  # of five linear layers
 
@@ -219,8 +203,8 @@ def roofline_of(folder, part, *arguments, scheme="int8wo", **changes):
     small = small_checkpoint(folder, **changes)
     given = ["--checkpoint_path", small, "--device", "cpu", "--schemes", scheme, "--parts", part]
     path = folder / "roofline.json"
-    result = run(roofline, *given, *arguments, "--json", str(path))
-    assert result.exit_code == 0, message(result)
+    result = command("roofline", *given, *arguments, "--json", path)
+    assert result.exit_code == 0, result.output
     return json.loads(path.read_text())[part], result.output
 
 
@@ -286,12 +270,9 @@ def points():
     return found
 
 
-def test_the_picture_is_the_same_to_the_byte(tmp_path):
-    first, second = tmp_path / "a.svg", tmp_path / "b.svg"
-    draw(points(), first)
-    draw(points(), second)
-    assert first.read_bytes() == second.read_bytes()
-    text = "".join(ElementTree.parse(first).getroot().itertext())
+def test_the_picture_has_its_axes_and_schemes(tmp_path):
+    draw(points(), tmp_path / "a.svg")
+    text = "".join(ElementTree.parse(tmp_path / "a.svg").getroot().itertext())
     assert "number of layers" in text and "int8wo" in text and "64k" in text
 
 
@@ -305,9 +286,9 @@ def test_new_points_take_the_place_of_old_ones():
 def test_growth_measures_one_point(in_tmp):
     given = ["--over", "layers", "--values", "1", "--checkpoint_path", "tiny", "--schemes", "none"]
     files = ["--json", "growth.json", "--chart", "growth.svg"]
-    result = run(growth, *given, *files, "--cycles", "1", "--max_new_tokens", "4")
-    assert result.exit_code == 0, message(result)
+    result = command("growth", *given, *files, "--cycles", "1", "--max_new_tokens", "4")
+    assert result.exit_code == 0, result.output
     (point,) = json.loads(Path("growth.json").read_text())["points"]
     assert (point["axis"], point["value"], point["scheme"]) == ("layers", 1, "none")
     assert math.isfinite(point["limit_share"][0]) and Path("growth.svg").exists()
-    assert run(growth, "--over", "none", *files).exit_code == 0
+    assert command("growth", "--over", "none", *files).exit_code == 0

@@ -4,16 +4,14 @@ import json
 import sys
 
 import pytest
-from click.testing import CliRunner
 
-from quantbench.__main__ import commands
 from quantbench.quantize.spec import SHOWN
-from tests.programs import python
+from tests.programs import command, python
 
 
 def run(*arguments):
     device = () if "--list" in arguments else ("--device", "cpu")
-    return CliRunner().invoke(commands, ["schemes", *arguments, *device])
+    return command("schemes", *arguments, *device)
 
 
 def test_the_command_lists_every_scheme_with_bits_and_kernel():

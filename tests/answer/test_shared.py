@@ -3,16 +3,16 @@
 import dataclasses
 import json
 import random
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
 from quantbench.answer import shared
 from quantbench.answer.rows import rows
-from quantbench.commands.collect import collect
 from tests.answer.example_results import example_results
 from tests.answer.test_recommend_command import SMALL, run, world  # noqa: F401
 from tests.bench.world import FakeProcess
+from tests.programs import command
 from tests.refusals import one_line
 
 
@@ -28,8 +28,7 @@ def files(tmp_path):
     return made
 
 
-def collected(*words):
-    return CliRunner().invoke(collect, [str(word) for word in words])
+collected = partial(command, "collect")
 
 
 def test_each_row_has_its_machine_and_its_own_interval(files):

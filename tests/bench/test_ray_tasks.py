@@ -4,9 +4,7 @@ import threading
 import time
 
 import pytest
-from click.testing import CliRunner
 
-from quantbench.__main__ import commands
 from quantbench.answer.latency import tables
 from quantbench.bench import ray_tasks
 from quantbench.bench.cells import begin
@@ -14,7 +12,7 @@ from quantbench.bench.store import Store, Turn
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from tests.answer.latencies import plan
-from tests.programs import wait_for
+from tests.programs import command, wait_for
 
 NODES = [{"CPU": 8.0}, {"CPU": 4.0, "memory": 1e9}]
 CARDS = [{"CPU": 16.0, "GPU": 4.0}, {"CPU": 16.0, "GPU": 1.0}]
@@ -59,8 +57,7 @@ def test_a_half_measured_cell_is_not_finished_on_another_machine():
 )
 def test_an_address_where_no_ray_is(address, message, tmp_path):
     pytest.importorskip("ray", reason="ray is not installed")
-    words = ["latency", "--ray", address, "--output", str(tmp_path / "out")]
-    done = CliRunner().invoke(commands, words)
+    done = command("latency", "--ray", address, "--output", tmp_path / "out")
     assert done.exit_code == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not any(tmp_path.iterdir())
 

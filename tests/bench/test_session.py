@@ -59,14 +59,6 @@ def test_plain_differences_are_found_with_their_intervals(measure):
     assert found[1].tok_s == pytest.approx(20, rel=0.1)
 
 
-def test_a_state_of_the_machine_hits_every_arm(measure):
-    """The machine is half as fast for ten seconds in forty; ratios stay, speeds do not."""
-    world = World.of(EQUAL, replace(EQUAL, seconds=0.05))
-    world.slowness = lambda now: 2.0 if now % 40 < 10 else 1.0
-    results, _ = measure([], world=world)
-    assert rows(results)[1].speed_up.value == pytest.approx(2, rel=0.03)
-
-
 def test_an_arm_that_the_answer_cannot_name_gets_no_second_process(measure):
     """int8wo is faster and not larger than the third; a recommendation needs no more of that."""
     behaviours = [EQUAL, replace(EQUAL, seconds=0.05), replace(EQUAL, seconds=0.3)]

@@ -79,13 +79,19 @@ def test_the_machine_is_measured_for_a_report(monkeypatch):
         ({"parallel": Parallel(2, "gloo")}, "ranks share this machine"),
         ({"decoder": "modules", "config": {"compile": True}}, "have to be compiled, too"),
         ({"device": Device("cuda", "Unheard Of 9000")}, "no data sheet of Unheard Of 9000"),
+        ({"weight_bytes": 20_000_000, "step_weight_bytes": 20_000_000},
+         "a step's weights, 20.00 MB, fit into the last-level cache of 33.55 MB, so that the speed "
+         "of memory does not set its own"),
     ],
     ids=str,
-)
-def test_what_has_no_estimate(changes, reason):
+)  # fmt: skip
+def test_what_has_no_estimate(changes, reason, monkeypatch):
+    """And nothing is read for it."""
+    monkeypatch.setattr(module, "read_bandwidth", None)
     run = measured(**changes)
     report = report_of(run, None, None)
     assert reason in report.estimate.why_not and expected(run.facts, None) == Expected()
+    assert report.reasons[-1] == f"no estimate: {report.estimate.why_not}"
 
 
 def test_too_few_layers_or_too_little_memory_for_an_estimate(monkeypatch):
@@ -105,19 +111,6 @@ def test_a_card_is_estimated_by_its_data_sheet(monkeypatch):
     monkeypatch.setattr("quantbench.devices.last_level_cache", lambda device: None)
     estimate = beside(measured(device=Device("cuda", "NVIDIA L4")), None, BANDWIDTH)
     assert "data sheet" in estimate.figures["token_seconds"].source
-
-
-def test_a_model_in_the_processor_s_caches_has_no_estimate(monkeypatch):
-    """And nothing is read for it."""
-    monkeypatch.setattr(module, "read_bandwidth", None)
-    run = measured(weight_bytes=20_000_000, step_weight_bytes=20_000_000)
-    report = report_of(run, None, None)
-    assert report.estimate.why_not == (
-        "a step's weights, 20.00 MB, fit into the last-level cache of 33.55 MB, so that the speed "
-        "of memory does not set its own"
-    )
-    assert report.reasons[-1] == f"no estimate: {report.estimate.why_not}"
-    assert expected(run.facts, None) == Expected()
 
 
 def test_what_is_expected_before_a_run():

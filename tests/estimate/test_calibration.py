@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import statistics
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +13,8 @@ from quantbench.estimate.predict import Request, predict
 from quantbench.log.record import Record
 from quantbench.models.presets import preset
 from tests.models.refused import refusal
+from tests.programs import OLD_LOG
 
-REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
 COMMAND = (
     "python generate.py --quantization {} --checkpoint_path dummy:TinyLlama-1.1B-Chat-v1.0 "
     "--device cuda --precision torch.bfloat16 --compile --num_samples 5 --max_new_tokens {} "
@@ -26,7 +25,7 @@ COMMAND = (
 def test_lines_of_llama_2_predict_those_of_llama_3(tmp_path):
     """Five schemes on an A100; autoquant is none whose layers are known. That fp6 reached 585 GB/s
     on one model and 910 on the other is 35 % of it; the others are within 1 %."""
-    lines = [line for line in REFERENCE.read_text().splitlines() if "compile: True" in line]
+    lines = [line for line in OLD_LOG.read_text().splitlines() if "compile: True" in line]
     log = tmp_path / "log.txt"
     log.write_text("".join(f"{line}\n" for line in lines if "Llama-2-7b" in line))
     machine = card("A100", runs(str(log), "A100"))
@@ -117,12 +116,12 @@ def test_runs_of_an_a5000_for_an_a6000(tmp_path):
 def test_lines_of_a_faster_card_are_refused():
     """1419 GB/s, on a card that has 300."""
     with pytest.raises(QuantbenchError, match="another card; name it as --calibrated_on"):
-        card("L4", runs(str(REFERENCE), "L4")).efficiency(Request(preset("Llama-2-7b-hf")))
+        card("L4", runs(str(OLD_LOG), "L4")).efficiency(Request(preset("Llama-2-7b-hf")))
 
 
 def test_a_damaged_line_is_left_out_and_told(tmp_path, capsys):
     """The first line, and a half of the second."""
     path = tmp_path / "log.txt"
-    path.write_text("\n".join(REFERENCE.read_text().splitlines()[2:4])[:700])
+    path.write_text("\n".join(OLD_LOG.read_text().splitlines()[2:4])[:700])
     assert len(runs(str(path), "A100")) == 1
     assert "left out: 1 damaged line" in capsys.readouterr().err

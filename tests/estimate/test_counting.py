@@ -312,23 +312,14 @@ BAD_CONFIGS = [
     (LLAMA | {"num_key_value_heads": 3}, "4 query heads cannot share 3 key/value heads"),
     (LLAMA | {"num_attention_heads": 0}, "no config of transformers"),
     (LLAMA | {"vocab_size": -1}, "vocab_size is -1; accepted is a whole number from 1"),
-    *(
-        (LLAMA | {"num_hidden_layers": layers}, "a whole number from 1 to 10000")
-        for layers in (0, -3, 1_000_000)
-    ),
+    *((LLAMA | {"num_hidden_layers": n}, "a whole number from 1 to 10000") for n in (0, -3, 10**6)),
     ({"model_type": "gpt2", "n_embd": 64, "n_layer": 0}, "n_layer is 0; accepted is"),
     ({"model_type": "gpt2", "n_embd": 64}, "it does not say its number of layers"),
     ({"model_type": "llama"}, "it does not say its width (hidden_size), and transformers"),
-    (
-        {"model_type": "llava", "text_config": WITHOUT_WIDTH, "vision_config": PICTURE},
-        "it does not say its width",
-    ),
-    (
-        OF_PICTURES,
-        "config.json: transformers has no causal language model of qwen2_5_vl alone, and no other "
-        "is counted; give the config.json of one of the same shape",
-    ),
-]
+    ({"model_type": "llava", "text_config": WITHOUT_WIDTH, "vision_config": PICTURE},
+     "it does not say its width"),
+    (OF_PICTURES, "no causal language model of qwen2_5_vl alone, and no other is counted; give"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("content", "expected"), BAD_CONFIGS)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from quantbench.__main__ import commands
 from quantbench.bench.arm import make_arms
 from quantbench.estimate.here import Here
 from quantbench.estimate.predict import Phase
 from quantbench.log.options import parse
+from tests.programs import OLD_LOG, command
 from tests.refusals import one_line
 
 OPT = str(Path(__file__).parent / "opt-1.3b.json")
@@ -24,17 +23,13 @@ KEYS = (
 )
 
 
-def run(*words):
-    return CliRunner().invoke(commands, list(words))
-
-
 def refused(*words):
-    return one_line(run(*words))
+    return one_line(command(*words))
 
 
 def found(path, *words):
     """The JSON that a command writes, and what it prints."""
-    result = run(*words, "--json", str(path / "out.json"))
+    result = command(*words, "--json", path / "out.json")
     assert result.exit_code == 0, result.output
     return json.loads((path / "out.json").read_text()), result.stdout
 
@@ -80,7 +75,7 @@ def test_the_json_of_this_machine(tmp_path, machine, monkeypatch):
 def test_what_does_not_fit_here_is_not_measured(machine):
     """TinyLlama takes 2.2 GB in bfloat16, and 1.2 in int8wo."""
     assert "more than the 2.00 GB that it has; --all_schemes and --what_fits" in refused(*TINY)
-    result = run(*TINY, "--all_schemes")
+    result = command(*TINY, "--all_schemes")
     assert result.exit_code == 0, result.output
     assert "schemes is measured, in 10 to 30 seconds each" in result.stderr
     rows = {line.split()[0]: line for line in result.stdout.splitlines()[2:]}
@@ -105,7 +100,7 @@ def test_a_described_model_with_or_without_dummy(tmp_path):
     (tmp_path / "shape.json").write_text(json.dumps(fields))
     for prefix in ("", "dummy:"):
         words = ("--checkpoint_path", f"{prefix}{tmp_path}/shape.json", "--device", "L4")
-        result = run("estimate", *words, "--new_tokens", "8", "--sequence_length", "16")
+        result = command("estimate", *words, "--new_tokens", "8", "--sequence_length", "16")
         assert result.exit_code == 0, result.output
         verify = result.stdout.splitlines()[-1]
         assert f"--checkpoint_path dummy:{tmp_path}/shape.json --device cuda --compile" in verify
@@ -113,12 +108,11 @@ def test_a_described_model_with_or_without_dummy(tmp_path):
 
 def test_a_card_by_the_runs_of_a_log(tmp_path):
     """An A100 reached 1131 GB/s with int8wo: 55 % of its data sheet's bandwidth."""
-    log = str(Path(__file__).parents[1] / "data" / "torchao_llama_log.txt")
-    words = ("--quantization", "int8wo", "--calibration", log)
-    result = run(*TINY, "--device", "A100", *words)
+    words = ("--quantization", "int8wo", "--calibration", OLD_LOG)
+    result = command(*TINY, "--device", "A100", *words)
     assert result.exit_code == 0, result.output
-    assert f"2 runs of {log}, taken to have run on NVIDIA A100-SXM4-80GB" in result.stdout
-    other = run(*TINY, "--device", "H100", "--calibrated_on", "A100", *words)
+    assert f"2 runs of {OLD_LOG}, taken to have run on NVIDIA A100-SXM4-80GB" in result.stdout
+    other = command(*TINY, "--device", "H100", "--calibrated_on", "A100", *words)
     assert other.exit_code == 0 and "on NVIDIA A100-SXM4-80GB" in other.stdout
 
 
@@ -127,14 +121,14 @@ def test_what_fits(monkeypatch):
     weights beside 131 MB of embedding, and no 8."""
     schemes = ("int4wo-128", "none", "int8wo", "uintx-2-64", "bnb-nf4")
     monkeypatch.setattr("quantbench.plans.estimate_options.SHOWN", schemes)
-    result = run(*TINY, "--what_fits", "720MB", "--device", "L4")
+    result = command(*TINY, "--what_fits", "720MB", "--device", "L4")
     assert result.exit_code == 0, result.output
     head, columns, first, second, notes = result.stdout.splitlines()
     assert "Into 720.00 MB, 1 sequence at once" in head
     assert columns.split() == ["scheme", "weights", "dense", "int8", "fp8", "int4"]
     assert first.split()[0] == "int4wo-128" and second.split()[::5] == ["uintx-2-64", "all"]
     assert notes == "all: the model's context, 2048; 3 schemes more: too large"
-    result = run(*TINY, "--what_fits", "50MB", "--device", "L4")
+    result = command(*TINY, "--what_fits", "50MB", "--device", "L4")
     assert "Nothing fits into 50.00 MB; `generate --dry_run` shows" in result.stdout
 
 
@@ -160,7 +154,7 @@ def test_an_encoder_is_said_to_generate_nothing(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(fields))
     words = ("estimate", "--checkpoint_path", str(path), "--device", "L4")
-    result = run(*words)
+    result = command(*words)
     assert result.exit_code == 0, result.output
     assert "! BertForMaskedLM generates no text: counted as if it did" in result.stdout
     assert "--num_layers cuts models of generate.py" in refused(*words, "--num_layers", "1")
@@ -172,7 +166,7 @@ def test_an_architecture_that_transformers_knows():
     """OPT is none of ours, and this machine runs none but ours, nor are there schemes of it."""
     pytest.importorskip("transformers")
     words = ("estimate", "--checkpoint_path", OPT)
-    result = run(*words, "--device", "A6000")
+    result = command(*words, "--device", "A6000")
     assert result.exit_code == 0, result.exception
     assert "memory's bandwidth" in result.stdout
     assert "give the name of a card as --device" in refused(*words)

@@ -193,9 +193,6 @@ def test_products_and_attention_take_the_time_of_a_call(monkeypatch):
     assert more == pytest.approx((22 * 5 + 1) * 1e-5)
 
 
-# ----------------------------------------------------------------------- ranks, experts, energy
-
-
 MIXTURE = dataclasses.replace(
     CONFIG, name="eight", num_layers=4, mixture=Mixture(8, 2, 1024), architecture="mixtral"
 )

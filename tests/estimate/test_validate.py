@@ -5,10 +5,8 @@ import json
 import statistics
 
 import pytest
-from click.testing import CliRunner
 
 from quantbench.answer.row import Row
-from quantbench.commands.estimate import estimate
 from quantbench.errors import QuantbenchError
 from quantbench.estimate.beside import Report, beside
 from quantbench.estimate.validate import FIGURES, Case, of_results, report
@@ -18,6 +16,7 @@ from quantbench.run.shown import against
 from quantbench.typed_json import to_json
 from tests.answer.latencies import ESTIMATE, MACHINE, latencies
 from tests.estimate.test_beside import BANDWIDTH, PHASES, measured
+from tests.programs import command
 
 KINDS = ["prompt", "token", "run", "run", "memory"]
 
@@ -104,18 +103,6 @@ def test_what_is_no_case(tmp_path, content):
         of_results(tmp_path / "x.json")
 
 
-def test_several_files_in_one_table(tmp_path, monkeypatch):
-    written(tmp_path / "runs.jsonl", monkeypatch)
-    results = ab_results(tmp_path / "results.json")
-    text = validated(tmp_path / "runs.jsonl", results).output
-    assert "- scheme int8wo: runtime: mean error " in text
-    assert "- model Llama-3.2-1B: memory: mean error 50.0%, worst 50.0% (" in text
-
-
-def validated(*words):
-    return CliRunner().invoke(estimate, ["--validate", *map(str, words)])
-
-
 def test_results_in_json_are_cases(tmp_path):
     path = tmp_path / "results.json"
     path.write_text(
@@ -127,7 +114,7 @@ def test_results_in_json_are_cases(tmp_path):
     assert (first.model, first.device, first.kind) == ("a", "here", "token")
     assert first.error == pytest.approx(-0.05)
     assert second.error == pytest.approx(0.25)
-    assert "+25.0%" in validated(path).output
+    assert "+25.0%" in command("estimate", "--validate", path).output
 
 
 def test_means_by_kind_scheme_and_model():

@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from quantbench import devices
-from quantbench.commands.generate import generate
 from quantbench.errors import UsageError
 from quantbench.experts import tiers
 from quantbench.experts.layout import whole_pages
@@ -23,6 +21,7 @@ from quantbench.run.plan import make_plan
 from quantbench.run.sizes import expert_bytes
 from tests.experts.small import CPU, REFUSAL, when_held
 from tests.models.refused import refusal
+from tests.programs import command
 from tests.test_refusals import only_error
 
 SHORT = ("--num_samples", "2", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
@@ -30,14 +29,13 @@ TIERED = (*SHORT, "--checkpoint_path", "tiny_moe", "--quantization", "int8wo")
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def place(in_tmp):
     Path("benchmarks.txt").write_text("")
-    return tmp_path
+    return in_tmp
 
 
 def run(words):
-    return CliRunner().invoke(generate, [*TIERED, "--expert_folder", "slow", *words.split()])
+    return command("generate", *TIERED, "--expert_folder", "slow", *words.split())
 
 
 def record_of(words):
@@ -122,7 +120,7 @@ def test_auto_takes_what_is_free_without_the_cache_activations_and_a_reserve(mon
 
 
 def test_the_text_does_not_depend_on_the_tiers(place):
-    whole = CliRunner().invoke(generate, TIERED)
+    whole = command("generate", *TIERED)
     for words in (
         "--expert_memory 2 --expert_policy fetch",
         "--expert_memory 20 --expert_policy cache --expert_placement first",
@@ -145,9 +143,6 @@ def test_what_a_run_will_take_is_said_before_it(place):
     assert "Experts: 10 of 40 in fast memory" in result.stderr
 
 
-# ---------------------------------------------------------------------------------- refusals
-
-
 BAD = {  # words: the line; more of them are in tests/messages.txt
     "--expert_memory 1": "--expert_memory 1 has room for 1 expert of ",
     "--expert_memory 1 --seed 1": "the 2 of a token: --expert_memory 2 (",
@@ -164,7 +159,7 @@ def test_bad_input_is_one_line_and_the_log_untouched(place, words, message):
     routers, counts = Routers("Other", 8, 2, (), tuple("abcde")), ((5,) * 8,) * 5
     Popularity(routers, "text", 40, (counts, counts)).save("", "alike.json")
     before = {path.name: path.read_bytes() for path in place.iterdir()}
-    result = CliRunner().invoke(generate, [*TIERED, *words.split()])
+    result = command("generate", *TIERED, *words.split())
     assert message in only_error(result) and result.exit_code == (1 if "--kernel" in words else 2)
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
 

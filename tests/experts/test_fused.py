@@ -170,19 +170,6 @@ def test_nothing_is_computed_with_an_expert_that_has_not_arrived(scheme):
         assert late.waited
 
 
-def test_a_slow_reader_changes_no_logit(monkeypatch):
-    """Copies take random times, so that a later copy often arrives first."""
-    model, tiers = tiered("cache", None)
-    assert isinstance(tiers.copies, ByThreads)
-    hold_some(tiers, len(tiers.keys) // 3)
-    read, slowly = tiers.slow.read, random.Random(random.random())
-    monkeypatch.setattr(
-        tiers.slow, "read", lambda *to: time.sleep(slowly.random() * 2e-3) or read(*to)
-    )
-    expected = logits(whole(), 3, decoder="cpu-step")
-    assert torch.equal(logits(model, 3, decoder="cpu-step"), expected)
-
-
 def test_the_op_waits_only_where_something_arrives(monkeypatch):
     """It asks, computes what is there, and then waits; what computes there is not waited for."""
     calls = []

@@ -36,9 +36,6 @@ def test_a_file_keeps_all_of_it(tmp_path):
         Popularity.load("--x", tmp_path / "q.json")
 
 
-# ---------------------------------------------------------------------------------- of which model
-
-
 def first(layers):
     """The routers of the first layers, as --num_layers loads them."""
     dense = tuple(layer for layer in ROUTERS.dense_layers if layer < layers)
@@ -81,9 +78,6 @@ def test_counts_are_kept_by_their_routers(tmp_path, monkeypatch):
     assert find(first(1), "").counts == POPULARITY.counts[:1]
     keep(dataclasses.replace(POPULARITY, text="another"))
     assert find(ROUTERS, "").text == "another"
-
-
-# ---------------------------------------------------------------------------------- damaged files
 
 
 def changed(**changes):
@@ -136,9 +130,6 @@ def test_a_file_is_counts_or_a_list_of_experts(tmp_path):
     assert from_file("--x", str(path), ROUTERS, 3) == ({3}, set(), {0, 1})
 
 
-# ---------------------------------------------------------------------------------- placements
-
-
 def test_placements_by_hand():
     popular = place("popularity", ROUTERS, 3, popularity_of(COUNTS))  # of all layers together
     assert popular == (frozenset({0, 2}), frozenset(), frozenset({2}))
@@ -182,9 +173,6 @@ def test_hit_rates_are_those_of_placements_and_the_ideal_is_the_best_of_all():
     for one, two, both in zip(rates, other, pairs, strict=True):
         assert both.popularity_hits == one.popularity_hits + two.popularity_hits
         assert both.uniform == pytest.approx((one.uniform + two.uniform) / 2)
-
-
-# ---------------------------------------------------------------------------------- skew
 
 
 def test_effective_experts():

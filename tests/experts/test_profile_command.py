@@ -3,20 +3,19 @@
 import re
 
 import pytest
-from click.testing import CliRunner
 
-from quantbench.__main__ import commands
 from quantbench.experts.popularity import Popularity
 from quantbench.models.formats import EMBEDDED
 from quantbench.report.experts import heat
 from tests.experts.counted import ROUTERS, counts_of
+from tests.programs import command
 
 WORDS = (EMBEDDED / "heldout.txt").read_text()[:3000]
 PROFILE = "profile --checkpoint_path tiny_moe --device cpu"
 
 
 def run(arguments):
-    return CliRunner().invoke(commands, ["experts", *arguments.split()])
+    return command("experts", *arguments.split())
 
 
 def printed(arguments):
@@ -26,12 +25,11 @@ def printed(arguments):
 
 
 @pytest.fixture
-def files(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "words.txt").write_text(WORDS)
+def files(in_tmp):
+    (in_tmp / "words.txt").write_text(WORDS)
     first, second = counts_of(ROUTERS, 20, 1), counts_of(ROUTERS, 20, 2)
     Popularity(ROUTERS, "a & b.txt", 40, (first, second)).save("", "mine.json")
-    return tmp_path
+    return in_tmp
 
 
 def test_a_text_is_counted_and_shown(files):

@@ -6,27 +6,23 @@ import json
 import mmap
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors import safe_open
 
-from quantbench.commands.generate import generate
 from quantbench.log.config import RunConfig
 from quantbench.models.formats.saved import SavedTensors
-from quantbench.models.llama import step_bytes, weight_bytes
+from quantbench.models.llama import weight_bytes
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
 from tests.experts.small import NEEDS_KERNELS, logits, when_held
 from tests.models.small import small_checkpoint
+from tests.programs import ROOT, command, python
 from tests.run.loading_peak import peak_of
 from tests.test_refusals import only_error
 
-ROOT = Path(__file__).parents[2]
 SHORT = ("--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
 ROOM = ("--expert_memory", "12", "--expert_policy", "cache", "--write_result", "none")
 TINY = (*SHORT, "--checkpoint_path", "tiny_moe", "--quantization", "int8wo")
@@ -42,7 +38,7 @@ def place(tmp_path, monkeypatch):
 
 
 def save(*words):
-    return CliRunner().invoke(generate, [*TINY, *words, "--write_result", "none"])
+    return command("generate", *TINY, *words, "--write_result", "none")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +58,7 @@ def saved(original, place):
 
 
 def run(*words):
-    return CliRunner().invoke(generate, [*SHORT, "--checkpoint_path", "saved", *ROOM, *words])
+    return command("generate", *SHORT, "--checkpoint_path", "saved", *ROOM, *words)
 
 
 def written(place):
@@ -127,22 +123,6 @@ def test_logits_are_the_same_to_the_bit(scheme, policy, place):
     fewer = {"checkpoint_path": "saved", "num_layers": 3}
     assert torch.equal(logits_of(**fewer, **two), logits_of(**fewer))
     assert not written(place)
-
-
-def test_kernels_and_sizes_are_those_of_any_load(monkeypatch):
-    load, seen = loading.Loading.load, []
-
-    def noted(self, *arguments):
-        model = load(self, *arguments)
-        sizes = weight_bytes(model), step_bytes(model, 1), step_bytes(model, 4)
-        seen.append((self.quantizer.ran, *sizes))
-        return model
-
-    monkeypatch.setattr(loading.Loading, "load", noted)
-    model_of(checkpoint_path="tiny_moe", quantization="int8wo", expert_memory="9", save="saved")
-    model_of(checkpoint_path="saved", expert_memory="9")
-    model_of(checkpoint_path="saved")
-    assert seen[0] == seen[1] == seen[2]
 
 
 # ---------------------------------------------------------------------------------- other files
@@ -299,10 +279,9 @@ def test_loading_holds_no_more_than_the_rest_and_the_fast_experts(place):
         assert result.exit_code == 0, result.stderr
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("XDG_CACHE_HOME")  # it has the C++ kernels
-    code = "import json; from tests.experts import test_saved as t; print(json.dumps(t.{}))"
-    command = [sys.executable, "-c", code.format(f"loading_peak({str(place / 'large')!r}, "
-                                                 f"{str(place / 'small')!r})")]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    code = "import json, sys; from tests.experts.test_saved import loading_peak as peak;"
+    code += "print(json.dumps(peak(*sys.argv[1:])))"
+    done = python("-c", code, place / "large", place / "small", env=environment)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
     experts = 8 * 16 * 3 * 384 * 512

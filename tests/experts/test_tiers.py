@@ -40,9 +40,6 @@ def place(tmp_path):
     return tmp_path / "slow"
 
 
-# ---------------------------------------------------------------------------------- same numbers
-
-
 @pytest.mark.parametrize(
     ("family", "scheme", "kernel"),
     [
@@ -116,9 +113,6 @@ def test_an_expert_stored_in_another_way_is_refused():
         arrive("int4wo-32", 1)
 
 
-# ---------------------------------------------------------------------------------- what is counted
-
-
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_the_counts_are_those_of_the_routing(decoder, place):
     """Hits and all others add up to what the routers of a model in one memory choose. By policy,
@@ -164,9 +158,6 @@ def test_experts_without_tokens_are_neither_fetched_nor_computed():
     assert tiers.traffic.fetches == 1 and tiers.traffic.assignments == 2
 
 
-# ---------------------------------------------------------------------------------- the file
-
-
 @pytest.mark.parametrize("direct", [True, False])
 def test_the_file_is_safetensors_and_has_no_name(direct, place, monkeypatch):
     """Read back by its own library: whole pages, an expert each. Nothing is left, even if the
@@ -202,9 +193,3 @@ def test_a_truncated_file_is_an_error_of_one_line(policy, cut, decoder, place):
         for _ in range(9):  # until a step has needed every expert
             logits(model, 3, 9, decoder)
     assert "\n" not in str(raised.value) and str(place) in str(raised.value)
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(TierError, match="file/slow: the experts' file cannot be written: Not a d"):
-        new_file(tmp_path / "file" / "slow")

@@ -4,11 +4,10 @@ import json
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from quantbench.__main__ import commands
 from quantbench.kv_cache import CACHES
 from quantbench.run.environment import DEFAULTS, GC_THRESHOLD
+from tests.programs import command
 
 SMALL = "caches --checkpoint_path tiny --context_depth 70 --rounds 2 --device cpu".split()
 
@@ -19,7 +18,7 @@ def little_memory(monkeypatch):
 
 
 def test_every_kind_is_measured(tmp_path):
-    out = CliRunner().invoke(commands, [*SMALL, "--json", str(tmp_path / "out.json")])
+    out = command(*SMALL, "--json", tmp_path / "out.json")
     assert out.exit_code == 0, out.output
     lines = out.stdout.splitlines()
     assert lines[0] == "4 heads, 4 for keys and values, head_dim 64, 70 positions, 1 rows, bfloat16"
@@ -39,6 +38,6 @@ def test_every_kind_is_measured(tmp_path):
 def test_a_kind_that_cannot_be_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("quantbench.ops.kv.INT4_GROUP", 48)
     monkeypatch.setattr("quantbench.kv_cache.int4.INT4_GROUP", 48)
-    out = CliRunner().invoke(commands, SMALL)
+    out = command(*SMALL)
     assert out.exit_code == 0, out.output
     assert "--kv_cache int4: the model's head_dim 64 is no multiple of 48" in out.stdout

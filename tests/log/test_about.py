@@ -62,11 +62,3 @@ def test_a_process_knows_the_module_that_it_runs(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = python("-m", "package.tool", "--only", "a b", cwd=tmp_path, env=environment)
     assert done.stdout == "python -m package.tool --only 'a b'\n", done.stderr
-
-
-def test_the_caption_is_one_line():
-    versions = {"python": "3.11.7", "torch": "2.13.0", "torchao": None}
-    told = about.About("quantbench ab", "2026-11-22", "0123456789-dirty", "2 cores of X", versions)
-    assert told.caption() == (
-        "<sub>2 cores of X, torch 2.13.0; 2026-11-22, commit 0123456-dirty: `quantbench ab`</sub>"
-    )

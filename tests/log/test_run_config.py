@@ -4,7 +4,6 @@ import dataclasses
 import os
 import re
 import shlex
-from pathlib import Path
 
 import click
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantbench.cli import Command
-from quantbench.commands.generate import generate
 from quantbench.errors import UsageError
 from quantbench.log.config import (
     RunConfig,
@@ -27,11 +25,11 @@ from quantbench.log.config import (
 from quantbench.log.kinds import Choice, Number, Room, Switch, Text, Whole
 from quantbench.log.options import options, parse
 from quantbench.run.checks import check_options
-from tests.programs import ran
+from tests import programs
+from tests.programs import OLD_LOG, ran
 
-REFERENCE = Path(__file__).parents[1] / "data" / "torchao_llama_log.txt"
 COMMANDS = [
-    line.partition(" repro: ")[2] for line in REFERENCE.read_text().splitlines() if "tok/s=" in line
+    line.partition(" repro: ")[2] for line in OLD_LOG.read_text().splitlines() if "tok/s=" in line
 ]
 
 # No command line can carry a NUL; RunConfig refuses it, tested below.
@@ -301,5 +299,4 @@ def test_a_decoder_that_is_gone_is_readable_in_old_lines_and_refused_by_a_run(de
     message = f"--decoder takes one of auto, cpu-step, modules; given: '{decoder}'"
     with pytest.raises(UsageError, match=message):
         check_options(RunConfig(decoder=decoder))
-    result = CliRunner().invoke(generate, ["--decoder", decoder, "--write_result", "none"])
-    assert result.exit_code == 2
+    assert programs.command("generate", "--decoder", decoder).exit_code == 2

@@ -1,8 +1,13 @@
-"""Small random models of every family, made by Hugging Face transformers: the oracle of our own."""
+"""Small random models of every family, made by Hugging Face transformers: the oracle of our own.
+Their folders can be edited."""
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 SIZES = {
@@ -100,3 +105,16 @@ def saved(family: str, folder: Path, **options) -> tuple[Path, torch.nn.Module]:
     made = model(family)
     made.save_pretrained(folder / family, **options)
     return folder / family, made
+
+
+def edit_config(folder: Path, **changes) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@contextmanager
+def rewritten(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of model.safetensors, which is written anew with what becomes of them."""
+    tensors = load_file(folder / "model.safetensors")
+    yield tensors
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})

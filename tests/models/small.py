@@ -5,9 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from quantbench.models import build
 from quantbench.models.llama import Transformer
 from quantbench.models.presets import PRESETS
+from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.spec import parse
 
 # Every width fits every scheme and format; queries are grouped.
 SMALL: dict[str, Any] = {
@@ -38,6 +43,17 @@ def small_model(window: int | None = None, layers: int = 2) -> Transformer:
         sliding_window=window,
     )
     return build(config).eval().requires_grad_(False)
+
+
+def on_kernel(
+    model: Any, scheme: str = "none", dtype: torch.dtype = torch.float32, kernel: str = "cpu"
+) -> Any:
+    """The module, its linear layers quantized for a kernel."""
+    quantizer = Quantizer(parse(scheme), torch.device("cpu"), dtype, kernel)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear):
+            model.set_submodule(name, quantizer(name, module))
+    return model
 
 
 def small_checkpoint(folder: Path, name: str = "config.json", **changes: Any) -> str:

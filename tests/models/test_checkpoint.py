@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -15,13 +14,12 @@ from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
-from transformers import AutoModelForCausalLM
 
 from quantbench.errors import CheckpointError
 from quantbench.models.formats import names, open_checkpoint, tensor_files
 from quantbench.models.formats.dummy import PERIOD
 from quantbench.models.loading import Pool, load_config, load_model
-from tests.models.hugging_face import SIZES, saved
+from tests.models.hugging_face import SIZES, edit_config, rewritten, saved
 from tests.models.refused import refusal
 
 TOKENS = torch.arange(5, 35)[None]
@@ -33,10 +31,8 @@ def assert_same(model, theirs):
 
 
 def edit(folder, change):
-    """Rewrite model.safetensors after change(tensors)."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
+    with rewritten(folder) as tensors:
+        change(tensors)
 
 
 def meta_layout(theirs, fused):
@@ -149,14 +145,6 @@ def test_meta_folder_of_two_ranks(tmp_path, embedding_cut):
     assert_same(load_model(str(folder)), theirs)
 
 
-def test_a_stored_precision_is_not_the_precision_asked_for(tmp_path):
-    folder, theirs = saved("llama-3", tmp_path)
-    theirs.bfloat16().save_pretrained(folder)
-    model = load_model(str(folder))
-    assert model.output.weight.dtype == torch.float32
-    assert_same(model, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
-
-
 def test_tied_output_shares_the_embedding(tmp_path):
     folder, theirs = saved("llama-3.2", tmp_path)
     model = load_model(str(folder))
@@ -196,8 +184,7 @@ def test_a_dummy_weight_follows_from_its_name_and_place(tmp_path):
     """It is the same with other layers around it and another number of threads. The embedding is
     longer than the block of random numbers that it repeats."""
     folder, _ = saved("qwen-2", tmp_path)
-    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": 70_000}
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_config(folder, vocab_size=70_000)
     path, threads = f"dummy:{folder / 'config.json'}", torch.get_num_threads()
     whole = load_model(path, precision=torch.bfloat16)
     try:
@@ -256,23 +243,6 @@ def test_transform_sees_every_layer_once_with_its_weights(tmp_path, family):
     assert not any(p.requires_grad for p in model.parameters())
     assert not any(m.training for m in model.modules())
     assert steps == sorted(steps) and steps[-1][0] == steps[-1][1] > 0
-
-
-def test_full_precision_weights_never_pile_up(tmp_path):
-    """Replacing each layer must leave at most the one in hand and the one before it alive."""
-    folder, _ = saved("llama-3", tmp_path)
-    alive, most = [], 0
-
-    def transform(name, module):
-        nonlocal most
-        if not isinstance(module, nn.Linear):
-            return module
-        alive.append(weakref.ref(module.weight))
-        most = max(most, sum(reference() is not None for reference in alive))
-        return nn.Identity()
-
-    load_model(str(folder), transform=transform)
-    assert len(alive) == 3 * 4 + 1 and most <= 2
 
 
 def test_weights_side_by_side_share_no_storage():

@@ -8,13 +8,13 @@ import pytest
 import torch
 from compressed_tensors import quantization as ct
 from compressed_tensors.compressors import BaseCompressor, ModelCompressor
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from quantbench import models
 from quantbench.errors import CheckpointError
 from quantbench.models.loading import load_config, load_model
-from tests.models.hugging_face import model, saved
+from tests.models.hugging_face import edit_config, model, rewritten, saved
 from tests.models.refused import refusal
 
 TOKENS = torch.arange(5, 35)[None]
@@ -40,23 +40,16 @@ def compress(folder, weights, layout):
     weights = ct.QuantizationArgs(**weights)
     scheme = ct.QuantizationScheme(targets=["Linear"], weights=weights, format=layout)
     compressor = BaseCompressor.get_value_from_registry(layout)
-    tensors = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        tensors[name] = tensor
-        if re.search(r"(_proj|\.w\d)\.weight$", name):
-            parts = {"weight": tensors.pop(name), "weight_scale": scales(tensor, weights)}
+    with rewritten(folder) as tensors:
+        for name in [name for name in tensors if re.search(r"(_proj|\.w\d)\.weight$", name)]:
+            weight = tensors.pop(name)
+            parts = {"weight": weight, "weight_scale": scales(weight, weights)}
             for kind, part in compressor.compress(parts, scheme).items():
                 tensors[name.removesuffix("weight") + kind] = part.contiguous()
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     how = ct.QuantizationConfig(
         config_groups={"group_0": scheme}, format=layout, quantization_status="compressed"
     )
-    edit(folder, quantization_config=how.model_dump(mode="json"))
-
-
-def edit(folder, **changes):
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    edit_config(folder, quantization_config=how.model_dump(mode="json"))
 
 
 def read_by_transformers(folder):
@@ -130,15 +123,12 @@ def by_hand(folder, change):
     """A checkpoint with one matrix in int8: in its first row 3, -128 and zeros, scale 0.5 in
     bfloat16. change(tensors) is called before it is written."""
     folder, _ = saved("llama-3", folder)
-    tensors = load_file(folder / "model.safetensors")
-    gate = tensors.pop(GATE)
-    values = torch.zeros(gate.shape, dtype=torch.int8)
-    values[0, :2] = torch.tensor([3, -128])
-    tensors[GATE] = values
-    tensors[f"{GATE}_scale"] = torch.full((len(gate), 1), 0.5, dtype=torch.bfloat16)
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    edit(folder, quantization_config=GOOD)
+    with rewritten(folder) as tensors:
+        tensors[GATE] = torch.zeros(tensors[GATE].shape, dtype=torch.int8)
+        tensors[GATE][0, :2] = torch.tensor([3, -128])
+        tensors[f"{GATE}_scale"] = torch.full((96, 1), 0.5, dtype=torch.bfloat16)
+        change(tensors)
+    edit_config(folder, quantization_config=GOOD)
     return str(folder)
 
 
@@ -166,24 +156,27 @@ def test_a_weight_worked_by_hand(tmp_path):
 def test_schemes_apply_on_top(tmp_path):
     folder = by_hand(tmp_path / "stored", lambda tensors: None)
     plain, _ = saved("llama-3", tmp_path)
-    tensors = load_file(plain / "model.safetensors")
-    tensors[GATE] = torch.zeros(tensors[GATE].shape)
-    tensors[GATE][0, :2] = torch.tensor([1.5, -64.0])
-    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+    with rewritten(plain) as tensors:
+        tensors[GATE].zero_()[0, :2] = torch.tensor([1.5, -64.0])
     logits, expected = (
         models.load(str(path), quantization="int8wo")(TOKENS) for path in (folder, plain)
     )
     assert torch.equal(logits, expected)
 
 
+def in_words(tensors, columns, shape=None):
+    """Codes of 4 bits beside the matrix: (96, columns) int32, and the shape of what they are."""
+    tensors[WORDS] = torch.ones(96, columns).int()
+    if shape is not None:
+        tensors[f"{GATE}_shape"] = torch.tensor(shape)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
         (lambda t: t.pop(f"{GATE}_scale"), f"tensor {GATE} is torch.int8"),
-        (
-            lambda t: t.update({f"{GATE}_scale": torch.ones(95, 1)}),
-            f"{GATE}_scale is torch.float32 of shape (95, 1); the weight has 96 rows and",
-        ),
+        (lambda t: t.update({f"{GATE}_scale": torch.ones(95, 1)}),
+         f"{GATE}_scale is torch.float32 of shape (95, 1); the weight has 96 rows and"),
         (lambda t: t.update({f"{GATE}_scale": torch.ones(96, 5)}), "(96, 5); the weight has"),
         (lambda t: t.update({f"{GATE}_scale": torch.ones(96, 0)}), "(96, 0); the weight has"),
         (lambda t: t.update({f"{GATE}_scale": torch.ones(96, 1).int()}), "int32 of shape (96, 1)"),
@@ -193,22 +186,12 @@ def test_schemes_apply_on_top(tmp_path):
          "has shape (95, 64); the config says (96, 64)"),
         (lambda t: t.update({f"{GATE}_zero_point": torch.ones(96, 1)}),
          f"{GATE}_zero_point is torch.float32 of shape (96, 1); expected is int8 of shape (96, 1)"),
-        (lambda t: t.update({WORDS: torch.ones(96, 16).int()}) or t.pop(GATE),
-         f"has tensor {WORDS}, but not {GATE}_shape"),
-        (lambda t: t.update({WORDS: torch.ones(96, 16).int(), f"{GATE}_shape": torch.ones(2)}),
-         f"has both {GATE} and {WORDS}"),
-        (
-            lambda t: t.update(
-                {WORDS: torch.ones(96, 15).int(), f"{GATE}_shape": torch.tensor([96, 64])}
-            ) or t.pop(GATE),
-            f"{WORDS} is torch.int32 of shape (96, 15); its weight_shape is [96, 64], and 4",
-        ),
-        (
-            lambda t: t.update(
-                {WORDS: torch.ones(96, 16).int(), f"{GATE}_shape": torch.tensor(96)}
-            ) or t.pop(GATE),
-            "its weight_shape is 96, and 4 or 8 bits a value are read",
-        ),
+        (lambda t: in_words(t, 16) or t.pop(GATE), f"has tensor {WORDS}, but not {GATE}_shape"),
+        (lambda t: in_words(t, 16, [96, 64]), f"has both {GATE} and {WORDS}"),
+        (lambda t: in_words(t, 15, [96, 64]) or t.pop(GATE),
+         f"{WORDS} is torch.int32 of shape (96, 15); its weight_shape is [96, 64], and 4"),
+        (lambda t: in_words(t, 16, 96) or t.pop(GATE),
+         "its weight_shape is 96, and 4 or 8 bits a value are read"),
     ],
 )  # fmt: skip
 def test_damaged_tensors_are_one_clear_line(tmp_path, change, message):
@@ -257,6 +240,6 @@ GROUP = ("config_groups", "group_0")
 )  # fmt: skip
 def test_a_config_that_is_not_read_is_one_clear_line(tmp_path, config, message):
     folder, _ = saved("llama-3", tmp_path)
-    edit(folder, quantization_config=config)
+    edit_config(folder, quantization_config=config)
     line = refusal(CheckpointError, load_config, str(folder))
     assert f"{folder / 'config.json'}: quantization_config" in line and message in line

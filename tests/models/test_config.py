@@ -180,12 +180,6 @@ def test_a_config_that_cannot_be_followed_is_refused(change, message):
             28672,
         ),
         (
-            "Meta-Llama-3-8B",
-            {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "multiple_of": 1024,
-             "ffn_dim_multiplier": 1.3, "vocab_size": 128256, "rope_theta": 500000.0},
-            14336,
-        ),
-        (
             "Llama-3.2-1B",
             {"dim": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8, "multiple_of": 256,
              "ffn_dim_multiplier": 1.5, "vocab_size": 128256, "rope_theta": 500000.0,

@@ -56,10 +56,7 @@ def written(path: Path, made, architecture: str, matrix="F32", metadata=()) -> P
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
         "rope.dimension_count": rotated(config) if architecture in ("phi3", "glm4") else None,
     }
-    for key, value in given.items():
-        if value is not None:
-            writer.add_uint32(f"{prefix}.{key}", value)
-    floats = {
+    given |= {
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": config.to_dict().get("rope_theta") or _theta(config),
         "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
@@ -69,9 +66,10 @@ def written(path: Path, made, architecture: str, matrix="F32", metadata=()) -> P
         "attention.scale": getattr(config, "attention_multiplier", None),
         "logit_scale": getattr(config, "logits_scaling", None),
     }
-    for key, value in floats.items():
+    for key, value in given.items():
         if value is not None:
-            writer.add_float32(f"{prefix}.{key}", value)
+            add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
+            add(f"{prefix}.{key}", value)
     kind = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     tensors = dict(made.state_dict())

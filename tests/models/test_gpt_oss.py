@@ -1,10 +1,7 @@
 """gpt-oss' experts in mxfp4: OpenAI's layout, against the floats that transformers makes of it."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quantbench import models
@@ -14,6 +11,7 @@ from quantbench.models.formats import open_checkpoint
 from quantbench.models.formats.given_back import CompressedTensorsSaver
 from quantbench.models.formats.hugging_face import read_config
 from quantbench.models.loading import load_model
+from tests.models.hugging_face import edit_config, rewritten
 from tests.models.refused import refusal
 from tests.models.test_families import LENGTH, made
 
@@ -28,20 +26,15 @@ def folder(tmp_path):
     """A folder in mxfp4, and transformers' model of the same numbers."""
     theirs = made("gpt_oss")
     theirs.save_pretrained(tmp_path)
-    file, tensors = tmp_path / "model.safetensors", {}
-    for name, tensor in load_file(file).items():
-        if not name.endswith(("gate_up_proj", "down_proj")):
-            tensors[name] = tensor
-            continue
-        experts, columns, rows = tensor.shape
-        blocks = torch.randint(256, (experts, rows, columns // 32, 16), dtype=torch.uint8)
-        scales = torch.randint(121, 126, blocks.shape[:-1], dtype=torch.uint8)
-        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        weight = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-        theirs.get_parameter(name).data = weight.contiguous()
-    save_file(tensors, file, {"format": "pt"})
-    described = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(described | {"quantization_config": CONFIG}))
+    with rewritten(tmp_path) as tensors:
+        for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+            experts, columns, rows = tensors.pop(name).shape
+            blocks = torch.randint(256, (experts, rows, columns // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(121, 126, blocks.shape[:-1], dtype=torch.uint8)
+            tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            weight = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+            theirs.get_parameter(name).data = weight.contiguous()
+    edit_config(tmp_path, quantization_config=CONFIG)
     return tmp_path, theirs
 
 
@@ -80,11 +73,10 @@ DAMAGED = [  # a tensor, what becomes of it, and what the message says
 @pytest.mark.parametrize("name, change, message", DAMAGED)
 def test_what_is_damaged_is_refused(name, change, message, folder):
     path, _ = folder
-    tensors = load_file(path / "model.safetensors")
-    tensor = tensors.pop(name)
-    if change:
-        tensors[name] = change(tensor).contiguous()
-    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    with rewritten(path) as tensors:
+        tensor = tensors.pop(name)
+        if change:
+            tensors[name] = change(tensor).contiguous()
     assert message in refusal(CheckpointError, load_model, str(path))
 
 
@@ -98,6 +90,5 @@ def test_what_is_damaged_is_refused(name, change, message, folder):
     ],
 )
 def test_configurations_that_are_refused(changes, message, folder):
-    file = folder[0] / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    assert message in refusal(CheckpointError, read_config, file, "name")
+    edit_config(folder[0], **changes)
+    assert message in refusal(CheckpointError, read_config, folder[0] / "config.json", "name")

@@ -4,18 +4,15 @@ Their logits are compared with Hugging Face's in test_families.py, with all othe
 """
 
 import dataclasses
-import json
 import shutil
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from quantbench import models
-from quantbench.commands.generate import generate
 from quantbench.generate import Generator
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.hugging_face import from_hugging_face
@@ -31,6 +28,7 @@ from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run import decoding
 from quantbench.run.sizes import size_of
 from tests.models.hugging_face import MIXTURES, SIZES, saved
+from tests.programs import command
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(160, (3, 12), generator=torch.Generator().manual_seed(2))
@@ -59,13 +57,6 @@ def routed(model, tokens):
     for hook in hooks:
         hook.remove()
     return torch.stack(chosen).unflatten(1, tokens.shape)
-
-
-@pytest.mark.parametrize("family", MIXTURES)
-def test_rows_of_the_parity_tests_route_differently(family, tmp_path):
-    chosen = routed(load_model(str(saved(family, tmp_path)[0])), TOKENS)
-    assert len(chosen[0].unique()) > 2
-    assert not torch.equal(chosen[:, 0], chosen[:, 1])
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen-2-moe"])
@@ -112,6 +103,12 @@ def test_one_token_is_summed_as_among_others():
         assert torch.equal(alone, together[i : i + 1])
 
 
+def test_a_mixture_is_compiled_on_cuda_alone_and_in_one_memory():
+    mixture = from_hugging_face(MIXTURES["olmoe"].to_dict(), "olmoe").mixture
+    assert compiles(None, "cpu", False) and compiles(mixture, "cuda", False)
+    assert not compiles(mixture, "cuda", True) and not compiles(mixture, "cpu", False)
+
+
 def test_without_numbers_tokens_are_spread_evenly():
     chosen = torch.tensor([[0, 2], [2, 1]])
     assert tokens_per_expert(chosen, 4) == [1, 1, 2, 0]
@@ -119,9 +116,6 @@ def test_without_numbers_tokens_are_spread_evenly():
     with torch.device("meta"):
         made = models.build(PRESETS["Qwen3-30B-A3B"].with_layers(1))
     assert made(torch.empty(1, 40, dtype=torch.long, device="meta")).shape == (1, 40, 151936)
-
-
-# ---------------------------------------------------------------------------------- schemes
 
 
 @pytest.mark.parametrize("name", [n for n in SHOWN if n != "none" and not parse(n).calibrated])
@@ -147,12 +141,9 @@ def test_an_experts_numbers_are_those_of_its_own_matrix(name, wide):
 def test_schemes_that_are_calibrated_take_experts(name, wide, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    arguments = ["--checkpoint_path", str(wide), "--quantization", name, "--write_result", "none"]
-    result = CliRunner().invoke(generate, [*arguments, "--prefill_size=4", "--max_new_tokens=2"])
+    given = ("--checkpoint_path", wide, "--quantization", name, "--write_result", "none")
+    result = command("generate", *given, "--prefill_size=4", "--max_new_tokens=2")
     assert result.exit_code == 0, result.output
-
-
-# ---------------------------------------------------------------------------------- sizes
 
 
 @pytest.mark.parametrize("family", MIXTURES)
@@ -175,35 +166,6 @@ def test_a_step_reads_the_chosen_experts():
     # Two rows choose 8 · (1 - (3/4)²) = 3.5 different experts on average.
     assert weight_bytes(made) - step_bytes(made, 2) == 32 * 4.5 * expert
     assert step_bytes(made, 1) == pytest.approx(12.88e9 * 2 - 32000 * 4096 * 2, rel=1e-3)
-
-
-def test_json_tells_what_is_kept_from_what_a_step_reads(wide, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    arguments = ["--checkpoint_path", f"dummy:{wide / 'config.json'}", "--prefill_size", "4"]
-    arguments += ["--output_json_path", "runs.json", "--max_new_tokens", "3"]
-    result = CliRunner().invoke(generate, [*arguments, "--write_result", "log"])
-    assert result.exit_code == 0, result.output
-    run = json.loads((tmp_path / "runs.json").read_text())
-    experts = 2 * 3 * 256 * 256 * 2  # bytes of the two of four that a token leaves out
-    assert run["weight_bytes"] - run["step_weight_bytes"] == experts
-    assert run["weight_bytes_per_s"] == pytest.approx(run["tok_s"] * run["step_weight_bytes"])
-    assert f"model_size={run['weight_bytes'] / 1e9:5.2f} GB" in (tmp_path / "log").read_text()
-
-
-def test_it_generates_with_every_cache_and_is_compiled_on_cuda_alone(wide):
-    made = models.load(str(wide))
-    prompt = TOKENS[:1, :4]
-    expected = Generator(made, 1, 16, decoder="modules").generate(prompt, 4).tokens
-    for kind in ("dense", "int8", "int4"):
-        generator = Generator(made, 1, 16, kind, compile_decode=True, compile_prefill=True)
-        tokens = generator.generate(prompt, 4).tokens
-        assert not generator.compiles and (kind != "dense" or torch.equal(tokens, expected))
-    mixture = made.config.mixture
-    assert compiles(None, "cpu", False) and compiles(mixture, "cuda", False)
-    assert not compiles(mixture, "cuda", True) and not compiles(mixture, "cpu", False)
-
-
-# ---------------------------------------------------------------------------------- compiled
 
 
 def compiled_step(model, rows, backend):

@@ -29,7 +29,7 @@ from quantbench.ops.formats import dequantize
 from quantbench.ops.ranks import Ranks
 from quantbench.quantize.spec import AsIs, Stored, parse_layer
 from quantbench.run.cutting import split_for
-from tests.models.hugging_face import saved
+from tests.models.hugging_face import edit_config, saved
 from tests.models.refused import refusal
 from tests.ops.packed_weights import in_tiles
 from tests.run.test_loading import load
@@ -319,8 +319,7 @@ def folder_of(name, folder, change=lambda tensors, config: None):
             tensors |= {stem + end: part.contiguous() for end, part in parts.items()}
     change(tensors, config)
     save_file(tensors, path / "model.safetensors", {"format": "pt"} | said)
-    described = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(described | {"quantization_config": config}))
+    edit_config(path, quantization_config=config)
     return path
 
 
@@ -424,44 +423,24 @@ DAMAGE = [  # what is changed, and what the one line says
     ("bnb-int8", changed("weight_format", lambda w: w + 1), "rows alone are read, which is 0"),
     ("torchao int8", changed("_weight_zero_point", lambda z: z + 1), "whose zeros are 0"),
     ("torchao intx", changed("_weight_qdata", lambda q: q.fill_(100)), "bits, from -"),
-    (
-        "torchao intx",
-        lambda _, c: c["quant_type"]["default"]["_data"]["weight_dtype"].update(_data="int1"),
-        "weight_dtype 'int1' is not read; int2, int3,",
-    ),
+    ("torchao intx",
+     lambda _, c: c["quant_type"]["default"]["_data"]["weight_dtype"].update(_data="int1"),
+     "weight_dtype 'int1' is not read; int2, int3,"),
     ("torchao int8", options(quant_type="int4"), "quant_type 'int4' is not read; Int8"),
-    (
-        "torchao int4",
-        torchaos(int4_packing_format="preshuffled"),
-        "'preshuffled' is not read; plain, ",
-    ),
+    ("torchao int4", torchaos(int4_packing_format="preshuffled"), "'preshuffled' is not read; p"),
     ("torchao int4", cut("_weight_scale", 1, 1), "of shape (any, 96)"),
     ("torchao int4", cut("_weight_scale", 0), "; the weight has 96 rows and 64 columns"),
-    (
-        "torchao int4",
-        put("_weight_act_pre_scale", torch.ones(64)),
-        "_weight_act_pre_scale, which the model would not read",
-    ),
-    (
-        "torchao int4, words",
-        changed("_weight_zero_point", torch.Tensor.half),
-        "plain_int32 is read as Intel GPUs pack it, with int8 from 0 to 15, or give the",
-    ),
+    ("torchao int4", put("_weight_act_pre_scale", torch.ones(64)), "_scale, which the model woul"),
+    ("torchao int4, words", changed("_weight_zero_point", torch.Tensor.half),
+     "plain_int32 is read as Intel GPUs pack it, with int8 from 0 to 15, or give the"),
     ("torchao int4, words", changed("_weight_zero_point", torch.neg), "with int8 from 0"),
-    (
-        "torchao int4, tiles",
-        torchaos(int4_tile_packed_ntile=16),
-        "int4_tile_packed_ntile 16 is not read; 8 is, or give the full-precision",
-    ),
+    ("torchao int4, tiles", torchaos(int4_tile_packed_ntile=16),
+     "int4_tile_packed_ntile 16 is not read; 8 is, or give the full-precision"),
     ("torchao int4, tiles", cut("_weight_qdata", 8), "in the file's metadata is [96, 64]"),
-    (
-        "torchao int4, tiles",
-        cut("_weight_scale_and_zero", 5),
-        "the weight has 64 columns, in the file 1024",
-    ),
+    ("torchao int4, tiles", cut("_weight_scale_and_zero", 5), "64 columns, in the file 1024"),
     ("nvfp4", changed("weight_global_scale", torch.neg), "expected is one number above 0"),
     ("mxfp4", cut("weight_scale", 5, 1), "of shape (96, 0); the weight has 64 col"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [32, 64, 128])

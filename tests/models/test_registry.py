@@ -9,11 +9,9 @@ import json
 
 import pytest
 import torch
-from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, GraniteConfig
 
 from quantbench import models
-from quantbench.commands.generate import generate
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.generate import Generator
 from quantbench.models import registry
@@ -22,6 +20,7 @@ from quantbench.models.loading import load_config
 from quantbench.models.registry import ARCHITECTURES, ATTENTION_BIAS, Architecture
 from quantbench.models.split import check_split
 from tests.models.hugging_face import SIZES
+from tests.programs import command
 
 FILE = '''
 """Granite: models.llama.Transformer, and a factor at four places."""
@@ -98,8 +97,8 @@ def test_it_is_quantized_saved_and_generates(granite, tmp_path):
     options += "--max_new_tokens 4 --temperature 0 --write_result none --prefill_size 5".split()
     saved, lines = str(tmp_path / "saved"), str(tmp_path / "runs.jsonl")
     for checkpoint, more in ((f"dummy:{folder}/config.json", ["--save", saved]), (saved, [])):
-        command = ["--checkpoint_path", checkpoint, *more, "--output_json_path", lines, *options]
-        ended = CliRunner().invoke(generate, command)
+        given = ("--checkpoint_path", checkpoint, *more, "--output_json_path", lines, *options)
+        ended = command("generate", *given)
         assert ended.exit_code == 0, ended.output
     for line in open(lines):
         run = json.loads(line)

@@ -53,9 +53,6 @@ def test_the_tokenizer_keeps_every_character():
     assert len(TEXT.encode()) > 100_000
 
 
-# ---------------------------------------------------------------------------------- the mixture
-
-
 def test_the_mixture_is_small_and_what_the_recipe_says():
     config = load_config("tiny_moe")
     assert (MOE / "model.safetensors").stat().st_size <= 12e6

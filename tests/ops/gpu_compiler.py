@@ -11,12 +11,13 @@ import subprocess
 import sys
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
 from quantbench.kv_cache import CACHES
 from tests.ops.packed_weights import packed
+from tests.programs import python
 
 BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
 FORMS = [
@@ -37,31 +38,19 @@ SHARED_MEMORY = {
 }  # fmt: skip
 
 
-class Driver:
-    """As much of a device's driver as compiling needs."""
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 def compile_instead(capability: int) -> list:
     """From now on this process compiles kernels for compute capability 9.0, given 90, instead of
     launching them: the list to which they are added."""
     os.environ.pop("TRITON_INTERPRET", None)
     import triton
+    from triton.backends.compiler import GPUTarget
 
-    triton.runtime.driver.set_active(Driver(capability))
+    driver = SimpleNamespace(  # as much of a device's driver as compiling needs
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    )
+    triton.runtime.driver.set_active(driver)
     launch, compiled = triton.JITFunction.run, []
 
     def compile_only(kernel, *arguments, grid, warmup, **settings):
@@ -103,11 +92,9 @@ def attention(compiled: list, capability: int) -> None:
 def compile_for_gpus(kernel: str, capabilities: Collection[int]) -> None:
     """For every capability, each in a process of its own, where Triton is not
     interpreting. As many run at once as there are cores: a compiler takes one."""
-    root = Path(__file__).parent.parent.parent
 
     def compiled(capability: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "tests.ops.gpu_compiler", kernel, str(capability)]
-        return subprocess.run(command, cwd=root, capture_output=True, text=True)
+        return python("-m", "tests.ops.gpu_compiler", kernel, capability)
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         ended = threads.map(compiled, capabilities)

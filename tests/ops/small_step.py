@@ -4,46 +4,33 @@ import ctypes
 
 import torch
 
+from quantbench import models
+from quantbench.generate import Generator
+from quantbench.models.config import ModelConfig
 from quantbench.ops.cpu import build
-from quantbench.ops.cpu import step as step  # registers the op
+from tests.models.small import on_kernel
 
-DIM, HEADS, KV_HEADS, HEAD_DIM, WIDTH, LAYERS, SLOTS = 256, 4, 2, 64, 512, 4, 32
+SLOTS, VOCABULARY = 32, 256
+CONFIG = ModelConfig("small", 256, 4, 4, 2, 64, 512, VOCABULARY, SLOTS)
 
 
 class SmallStep:
-    """Layers with random weights; `run` puts a token of each row through them."""
+    """A model with random weights; `run` puts a token of each row through its layers."""
 
     def __init__(self, seed: int = 0, rows: int = 1) -> None:
-        generator = torch.Generator().manual_seed(seed)
-
-        def random(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator) / 16
-
-        missing, how = torch.zeros(0), step.How(False, 0, 0, HEAD_DIM**-0.5)
-        frequencies = 10.0 ** -torch.linspace(0, 4, HEAD_DIM // 2)
-        rotations = torch.stack((frequencies, torch.ones(HEAD_DIM // 2)))[:, None]
-        hows = torch.tensor([how] * LAYERS, dtype=torch.float64)
-        qkv = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-        self.weights, self.caches = [], []
-        for _ in range(LAYERS):
-            # In the order of `Part` in ops/cpu/src/step/step.h; no biases, no norms of heads.
-            self.weights += [
-                *(1 + random(DIM), random(qkv, DIM), missing, missing, missing),
-                *(random(DIM, HEADS * HEAD_DIM), missing),
-                *(missing, 1 + random(DIM), random(2 * WIDTH, DIM), missing),
-                *(random(DIM, WIDTH), missing, missing),
-            ]
-            self.caches += [torch.zeros(rows, KV_HEADS, SLOTS, HEAD_DIM) for _ in range(2)]
-        self.x, output = random(rows, DIM), step.Linear(random(DIM, DIM), None)
-        ending, sizes = (torch.ones(DIM), output, [DIM]), (HEADS, KV_HEADS, WIDTH, 1e-5)
-        self.op = step.Step(self.weights, self.caches, "dense", hows, rotations, *ending, *sizes)
+        draw = torch.Generator().manual_seed(seed)  # other threads draw at the same time
+        model = models.build(CONFIG).requires_grad_(False)
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2, generator=draw)
+        self.tokens = torch.randint(VOCABULARY, (rows, SLOTS), generator=draw)
+        self.generator = Generator(on_kernel(model), rows, SLOTS, decoder="cpu-step")
 
     def run(self, position: int) -> torch.Tensor:
-        """The logits after x at this position, whose keys and values the layers store."""
-        return self.op(self.x, torch.tensor([position]))
+        """The logits after the token at this position, whose keys and values the layers store."""
+        return self.generator.forward(self.tokens[:, [position]], position)
 
     def sequence(self) -> torch.Tensor:
-        """One position after another: (SLOTS · rows, DIM). The same again when called again."""
+        """One position after another. The same again when called again."""
         return torch.cat([self.run(position) for position in range(SLOTS)])
 
 

@@ -14,8 +14,6 @@ from tests.ops.instructions import NEEDS_COMPILER
 FORMATS = pytest.mark.parametrize("format", CACHES)
 BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
 
-# ---------------------------------------------------------------------------------- which kernel
-
 
 @pytest.mark.parametrize(
     ("device", "head_dim", "group", "dtype", "name", "reason"),
@@ -54,9 +52,6 @@ def test_cuda_without_triton(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     choice = choose(torch.device("cuda"), 64, 4, BFLOAT16)
     assert choice == Choice("torch", "Triton is not installed: pip install triton")
-
-
-# -------------------------------------------------------------------------------------- memory
 
 
 @pytest.mark.parametrize("kernel", ["torch", pytest.param("cpu", marks=NEEDS_COMPILER)])

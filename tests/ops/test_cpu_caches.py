@@ -9,16 +9,16 @@ import torch
 
 from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
-from quantbench.ops.cpu import step
+from quantbench.models import build
+from quantbench.models.config import ModelConfig
 from quantbench.ops.kv import WRITTEN_BY_STEPS, dequantize
 from tests import seeds
+from tests.models.small import on_kernel
 from tests.ops.exact import DTYPES
 from tests.ops.instructions import NEEDS_COMPILER
 from tests.ops.test_cpu_step import MODELS, PLAIN, built, decoded_by, decoder_step, error, refuses
 
 pytestmark = NEEDS_COMPILER
-
-# ---------------------------------------------------------------------------------- numbers
 
 
 def heads_of(dtype, E):
@@ -52,27 +52,15 @@ def stored_by_a_step(name, heads):
     """A cache of two slots in whose second one a step has stored `heads` (K, E), as the keys and
     as the values of its only row."""
     K, E = heads.shape
-    D, width, dtype = 16, 16, heads.dtype
-    cache = CACHES[name](1, K, 2, E, dtype, "cpu")
-    missing, ones = torch.empty(0), torch.ones(D, dtype=dtype)
-
-    def zeros(rows, columns):
-        return torch.zeros(rows, columns, dtype=dtype)
-
-    # Whatever x is, queries, keys and values are the bias.
-    bias = torch.cat([torch.zeros(K * E, dtype=dtype), heads.flatten(), heads.flatten()])
-    parts = [
-        *(missing, zeros(3 * K * E, D), bias, missing, missing),
-        *(zeros(D, K * E), missing, missing),
-        *(missing, zeros(2 * width, D), missing, zeros(D, width), missing, missing),
-    ]
-    hows = torch.tensor([step.How(False, 0, 0, 1.0)], dtype=torch.float64)
-    rotations = torch.stack((torch.zeros(1, E // 2), torch.ones(1, E // 2)))  # by nothing
-    ending = ones.float(), step.Linear(zeros(1, D), None), [1]
-    sizes = K, K, width, 1e-5
-    run = step.Step(parts, list(cache.buffers()), cache.format, hows, rotations, *ending, *sizes)
-    run(ones[None], torch.tensor([1]))
-    return cache
+    config = ModelConfig("one", 16, 1, K, K, E, 16, 1, 2, qkv_bias=True, no_rope_layers=(0,))
+    model = build(config).to(heads.dtype).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.zero_()
+    on_kernel(model, "none", heads.dtype)
+    model.layers[0].attention.wqkv.bias[K * E :] = torch.cat([heads, heads]).flatten()
+    generator = Generator(model, 1, 2, name, "cpu-step")
+    generator.forward(torch.tensor([[0]]), 1)  # whatever it is, keys and values are the bias
+    return generator.caches[0]
 
 
 @pytest.mark.parametrize("name", CACHES)
@@ -100,9 +88,6 @@ def test_any_numbers(isa, name):
         finite = x.isfinite()
         assert not got[~finite].isfinite().any()
         torch.testing.assert_close(got[finite], wanted[finite], rtol=0, atol=0, equal_nan=True)
-
-
-# ---------------------------------------------------------------------------------- models
 
 
 # head_dim and sliding window; the window's slots are overwritten
@@ -144,9 +129,6 @@ def test_a_whole_step_in_one_op(isa, name):
         # two layers, in which some codes are others, and of bfloat16 some ten roundings; the most
         # that 275 draws gave: 0.059, 0.060 and 0.023
         assert error(logits, expected) < {"int4": 0.1, "fp8": 0.1, "int8": 0.05}[name]
-
-
-# ---------------------------------------------------------------------------------- refusals
 
 
 class Halving(CACHES["int8"]):  # type: ignore[misc]

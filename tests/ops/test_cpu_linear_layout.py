@@ -110,8 +110,6 @@ def test_a_header_that_does_not_fit_is_an_error(message):
     assert linear.linear(x, changed(right), 16).shape == (1, 16)
 
 
-# ---------------------------------------------------------------------------------- packing
-
 ROWS, COLUMNS = 32, 64
 
 

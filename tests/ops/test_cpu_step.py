@@ -16,6 +16,7 @@ from quantbench.ops import formats
 from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import parse
 from tests import seeds
+from tests.models.small import on_kernel
 from tests.ops.exact import DTYPES
 from tests.ops.instructions import NEEDS_COMPILER, use
 
@@ -73,12 +74,7 @@ def built(config, dtype, scheme="none"):
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data += 1
-    model = model.to(dtype).requires_grad_(False)
-    quantizer = Quantizer(parse(scheme), torch.device("cpu"), dtype, "cpu")
-    for name, module in list(model.named_modules()):
-        if isinstance(module, torch.nn.Linear):
-            model.set_submodule(name, quantizer(name, module))
-    return model
+    return on_kernel(model.to(dtype).requires_grad_(False), scheme, dtype)
 
 
 def doubled(model):

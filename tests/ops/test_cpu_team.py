@@ -6,18 +6,16 @@ A mistake here is a hang, so each test is a process that has to end in time.
 
 import itertools
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from quantbench.ops.cpu import build, compiler
 from tests.ops.instructions import NEEDS_COMPILER
+from tests.programs import python, ran
 
 pytestmark = NEEDS_COMPILER
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 300  # each takes a few; a hang takes for ever
 START = """
 import os, sys, threading
@@ -85,10 +83,8 @@ PROGRAMS = {
 def test_a_step_gives_the_same_bits_and_ends(case):
     threads, program, arguments, environment = PROGRAMS[case]
     wanted = f"torch.set_num_threads({threads})\nassert torch.get_num_threads() == {threads}\n"
-    command = [sys.executable, "-c", START + wanted + program, *arguments]
     env = {**os.environ, "OMP_NUM_THREADS": "4", **environment}
-    how = {"cwd": ROOT, "env": env, "capture_output": True, "text": True}
-    done = subprocess.run(command, **how, timeout=SECONDS)
+    done = python("-c", START + wanted + program, *arguments, env=env, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
 
 
@@ -96,8 +92,7 @@ def compiled(name, folder, *flags):
     """How compiling a program of this folder ends, and the program."""
     source, program = Path(__file__).with_name(f"{name}.cpp"), folder / name
     command = [*compiler.command(), "-std=c++20", "-O1", "-pthread", f"-I{build.SOURCES}", *flags]
-    done = subprocess.run([*command, source, "-o", program], capture_output=True, text=True)
-    return done, program
+    return ran(*command, source, "-o", program), program
 
 
 @pytest.mark.parametrize("sanitizer", [None, "thread"])
@@ -109,13 +104,11 @@ def test_waiting_sleeps_and_ends(sanitizer, tmp_path):
         pytest.skip(f"thread sanitizer: {built.stderr.splitlines()[-1]}")
     assert not built.returncode, built.stderr
     bare = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    done = subprocess.run([program], env=bare, capture_output=True, text=True, timeout=SECONDS)
+    done = ran(program, env=bare, timeout=SECONDS)
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("thread sanitizer: does not run on this kernel")
     assert done.returncode == 0, done.stdout + done.stderr
 
-
-# ---------------------------------------------------------------------------------------- streams
 
 UNEVEN_FROM = 64  # Streams::UNEVEN_FROM
 
@@ -127,8 +120,7 @@ def cut(tmp_path_factory):
     assert not built.returncode, built.stderr
 
     def begin(ranges):
-        numbers = map(str, itertools.chain(*ranges))
-        done = subprocess.run([program, *numbers], capture_output=True, text=True, check=True)
+        done = ran(program, *itertools.chain(*ranges), check=True)
         return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
 
     return begin

@@ -109,9 +109,6 @@ def test_a_group_is_scaled_alone(form):
     assert torch.equal(after, torch.where(changed, 2 * before, before))
 
 
-# ---------------------------------------------------------------------------------------- packing
-
-
 @pytest.mark.parametrize(
     "bits, codes, planes",
     [

@@ -40,9 +40,6 @@ def test_kernels_compile_for_gpus(which):
     compile_for_gpus(which, random.sample(sorted(SHARED_MEMORY), 1))
 
 
-# ----------------------------------------------------------------------------------------- linear
-
-
 @ON_EVERY_DEVICE
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", [("int", 8, None), ("int", 3, 64), ("nf4", 4, 64)], ids=name)
@@ -117,24 +114,6 @@ def test_the_operator_keeps_its_promises_to_the_compiler(device):
     assert torch.equal(compiled(x, weight), linear(x, weight))
 
 
-@ON_EVERY_DEVICE
-def test_a_compiled_layer_is_the_layer(device):
-    from quantbench.quantize.kernels import TritonLinear
-    from quantbench.quantize.packed import PackedWeight
-
-    parts = packed(("int", 5, 32), 24, 64, zero=True, device=device)
-    weight = PackedWeight.of(parts, 64, torch.bfloat16)
-    layer = torch.nn.Linear(64, 24, dtype=torch.bfloat16, device=device)
-    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
-    layer = TritonLinear.of(layer, None)
-    with torch.no_grad():
-        for rows in (1, 6):
-            x = torch.randn(rows, 64, dtype=torch.bfloat16, device=device)
-            expected = (multiplied(x, parts) + layer.bias).bfloat16()
-            assert torch.equal(layer(x), expected)
-            assert torch.equal(torch.compile(layer, fullgraph=True)(x), expected)
-
-
 LARGE = [form for form in FORMATS if form[2] in (None, 16, 64)]
 
 
@@ -169,9 +148,6 @@ def test_a_layer_in_inductors_cuda_graphs():
     for _ in range(5):
         x = torch.randn(1, 1024, dtype=torch.bfloat16, device="cuda")
         assert torch.allclose(step(x), F.silu(linear(x, weight)), rtol=1e-5)
-
-
-# -------------------------------------------------------------------------------------- attention
 
 
 @ON_EVERY_DEVICE

@@ -7,17 +7,16 @@ They are started once for all tests, and forked from a process that has imported
 
 import multiprocessing
 import os
-import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 SIZE = 4
 PATIENCE = 300  # seconds for one call, of a machine that is busy; a hang takes for ever
+of_size: dict[int, Any] = {}  # in a rank: what it is among so many
 
 
-def serve(rank: int, folder: str, requests: Connection) -> None:
+def join(rank: int, folder: str) -> None:
     import torch
     import torch.distributed as dist
 
@@ -27,49 +26,29 @@ def serve(rank: int, folder: str, requests: Connection) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", SIZE)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
-    groups = {size: dist.new_group(range(size)) for size in range(2, SIZE + 1)}
-    while True:
-        try:
-            size, function, arguments = requests.recv()
-        except (EOFError, ConnectionResetError):
-            return
-        ranks = Ranks(rank, size, groups[size].group_name) if size > 1 else ALONE
-        try:
-            requests.send((function(ranks, *arguments), None))
-        except BaseException as error:
-            requests.send((error, traceback.format_exc()))
+    of_size[1] = ALONE
+    for size in range(2, SIZE + 1):
+        group = dist.new_group(range(size))
+        if rank < size:
+            of_size[size] = Ranks(rank, size, group.group_name)
+
+
+def call(size: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(of_size[size], *arguments)
 
 
 class Pool:
     def __init__(self, folder: Path) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["quantbench.run.loading", "tests.parallel.work"])
-        self.processes, self.pipes = [], []
-        for rank in range(SIZE):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(rank, str(folder), theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self.processes.append(process)
-            self.pipes.append(ours)
+        self.ranks = [context.Pool(1, join, (rank, str(folder))) for rank in range(SIZE)]
 
     def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What the function returned on each rank. Raises what the first one that failed raised."""
-        pipes = self.pipes[:size]
-        for pipe in pipes:
-            pipe.send((size, function, arguments))
-        results = []
-        for pipe in pipes:
-            assert pipe.poll(PATIENCE), "a rank does not answer"
-            results.append(pipe.recv())
-        for result, trace in results:
-            if trace:
-                raise AssertionError(trace) from result
-        return [result for result, _ in results]
+        given = size, function, *arguments
+        calls = [rank.apply_async(call, given) for rank in self.ranks[:size]]
+        return [each.get(PATIENCE) for each in calls]
 
     def close(self) -> None:
-        for pipe in self.pipes:
-            pipe.close()
-        for process in self.processes:
-            process.join(2)
-            process.kill()
+        for rank in self.ranks:
+            rank.terminate()

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from quantbench.errors import UsageError
 from quantbench.log.log import config_of
 from quantbench.log.record import Record
 from quantbench.run import checks, environment, launch
 from quantbench.run.launch import RankFailed
+from tests.models.hugging_face import rewritten
 from tests.programs import ROOT, children, started
 
 SHORT = ("--num_samples", "1", "--max_new_tokens", "8", "--temperature", "0.8", "--device", "cpu")
@@ -80,9 +80,8 @@ def test_a_rank_that_is_killed_ends_all(tmp_path):
 def test_a_rank_that_fails_ends_all(tmp_path):
     folder = tmp_path / "damaged"
     shutil.copytree(ROOT / "models" / "tiny", folder)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.layers.1.self_attn.q_proj.weight"][-1, 0] = torch.nan  # rank 1 has this row
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with rewritten(folder) as tensors:
+        tensors["model.layers.1.self_attn.q_proj.weight"][-1, 0] = torch.nan  # rank 1 has this row
     log = tmp_path / "log.txt"
     options = ("--checkpoint_path", folder, "--write_result", log)
     stdout, stderr = command("--tp", 2, *options).communicate(timeout=300)
@@ -98,9 +97,6 @@ def test_torchrun_writes_one_line_with_its_repro(tmp_path):
     assert running.returncode == 0, stderr
     check_record(log)
     assert stdout.count("Hello, my name is") == 1
-
-
-# ---------------------------------------------------------------------------------- launching
 
 
 def ranks_that(program):

@@ -3,19 +3,18 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from quantbench.answer.replayed import beside
-from quantbench.commands.replay import replay
 from quantbench.errors import QuantbenchError
 from quantbench.log.log import config_of
 from quantbench.log.log import read as read_log
 from tests.answer.test_ab import ENVIRONMENT
 from tests.answer.test_replay import RECORDS
-from tests.programs import python
+from tests.programs import command, python
 
 REPRO = (
     "torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny --device cpu --precision "
@@ -31,8 +30,7 @@ def old_log(tmp_path):
     return tmp_path / "old.txt"
 
 
-def run(*words):
-    return CliRunner().invoke(replay, list(map(str, words)))
+run = partial(command, "replay")
 
 
 def test_a_line_of_torchrun_is_replayed_by_ranks(old_log):

@@ -45,9 +45,6 @@ def test_gathers(pool, memory, dtype):
         assert (many[..., CAPACITY:] == torch.tensor([[[1], [11]]])).all()
 
 
-# ---------------------------------------------------------------------------------- the C++ step
-
-
 def decoded(pool, size, *arguments):
     """A rank's logits, the same on all, and the decoder's name."""
     if size == 1:
@@ -108,9 +105,6 @@ def test_teams_of_threads_on_every_rank(pool, memory, rows):
     several, _ = decoded(pool, 2, f"{memory}4", *given, 3, 4)
     agree(several, one_thread)
     assert rows > 1 or torch.equal(several, one_thread)
-
-
-# ---------------------------------------------------------------------------------- failures
 
 
 @pytest.mark.parametrize("member", [0, 1])

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 from quantbench.errors import KernelError, UsageError
 from quantbench.models.hugging_face import from_hugging_face
@@ -20,7 +19,7 @@ from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.cutting import split_for
 from tests.models import hugging_face, test_activations
 from tests.parallel import work
-from tests.parallel.work import TOKENS, TOLERANCE, WIDE, agree
+from tests.parallel.work import TOKENS, WIDE, agree
 
 
 @pytest.mark.parametrize("family", hugging_face.FAMILIES)
@@ -37,8 +36,6 @@ def test_logits_of_every_family(pool, tmp_path, family):
         agree(first, expected)
         assert all(torch.equal(first, other) for other in others)
 
-
-# ---------------------------------------------------------------------------------- schemes
 
 UNCALIBRATED = [name for name in SHOWN if not parse(name).calibrated]
 
@@ -78,15 +75,6 @@ def test_quantized_numbers_are_those_of_one_rank(pool, wide, scheme, tmp_path):
         assert torch.equal(together(name, [part[name] for part in parts]), expected), name
 
 
-@pytest.mark.parametrize("scheme", ["int8wo", "int8dq", "int4wo-32", "float8dq-row", "bnb-nf4"])
-def test_quantized_logits(pool, wide, scheme):
-    alone = work.logits(ALONE, wide, TOKENS, scheme)
-    # An activation at the border between two integers may be rounded to the other one.
-    tolerance = 1e-2 if "dq" in scheme else TOLERANCE
-    for shared in pool.run(4 if scheme == "int8wo" else 2, work.logits, wide, TOKENS, scheme):
-        assert (shared - alone).abs().max() <= tolerance * alone.abs().max()
-
-
 @pytest.mark.parametrize("label", ["w8a8-static", "fp8-128"])
 def test_activations_that_a_file_rounds(pool, tmp_path, label):
     """By a scale for all ranks, and by scales of groups that no rank's columns end in."""
@@ -119,22 +107,6 @@ def test_saved_by_some_ranks_and_loaded_by_others(pool, wide, tmp_path, scheme, 
     assert all(map(torch.equal, again, fresh))
 
 
-def test_both_numbers_of_ranks_save_the_same(pool, tmp_path):
-    folder, _ = hugging_face.saved("qwen-3", tmp_path)  # its output is its embedding
-    texts, tensors = [], []
-    for size in (1, 2):
-        written = tmp_path / f"by {size}"
-        pool.run(size, work.save, str(folder), "embed-int8", str(written))
-        texts.append((written / "quantbench.json").read_text())
-        tensors.append(load_file(written / "quantized-00001.safetensors"))
-    assert texts[0] == texts[1]
-    assert tensors[0].keys() == tensors[1].keys()
-    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
-
-
-# ---------------------------------------------------------------------------------- decoding
-
-
 @pytest.mark.parametrize("kv_cache", ["dense", "int8"])
 def test_decoding_through_caches(pool, kv_cache):
     logits, tokens = work.steps(ALONE, TOKENS[0], kv_cache, "modules", "tiny", "int8wo")
@@ -148,9 +120,6 @@ def test_a_step_of_a_rank_compiles_into_one_graph(pool, tmp_path, file):
     memory = str(tmp_path / file) if file else ""
     for compiled, plain in pool.run(2, work.compiled_step, memory, "tiny"):
         agree(compiled, plain)
-
-
-# ---------------------------------------------------------------------------------- shares
 
 
 def test_numbers_of_ranks_that_are_possible():

@@ -3,17 +3,16 @@
 import dataclasses
 import json
 import math
+import shutil
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from click.testing import CliRunner
 from scipy import stats
 
-from quantbench.commands.quality import quality
-from quantbench.errors import UsageError
 from quantbench.generate import Generator
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import parse
@@ -26,29 +25,27 @@ from quantbench.quality.measure import embedded, scored, sqnr_of_layers
 from quantbench.quality.scores import About, Reader, Reference, Scores, compared, summary
 from quantbench.quality.tasks import Result, _adapter, flips
 from quantbench.quality.texts import Passage, Texts
-from quantbench.quality.thresholds import CLASSES, class_of, described, looks_needed
+from quantbench.quality.thresholds import CLASSES, class_of, looks_needed
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse as scheme
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
+from tests.programs import command
 from tests.refusals import one_line
 
 TOKENS = 600
 TOKENIZER = load_tokenizer(EMBEDDED, 4096)
+run = partial(command, "quality")
 
 
 def text():
     return torch.tensor(TOKENIZER.encode((EMBEDDED / "heldout.txt").read_text())[: TOKENS + 1])
 
 
-def run(*arguments):
-    return CliRunner().invoke(quality, list(arguments))
-
-
 def measured(tmp_path, *arguments):
     path = tmp_path / "quality.json"
-    result = run("--tokens", str(TOKENS), "--json", str(path), *arguments)
-    assert result.exit_code == 0, result.exception
+    result = run("--tokens", TOKENS, "--json", path, *arguments)
+    assert result.exit_code == 0, result.output
     return json.loads(path.read_text()), result
 
 
@@ -135,6 +132,8 @@ def test_a_quantized_cache_shows(tmp_path):
     assert dense["scheme"] == "none" and int4["scheme"] == "none, int4 KV cache"
     assert dense["quality"]["kl"] == 0 and dense["quality"]["top1"] == 1
     assert int4["quality"]["kl"] > 10 * int4["noise_floor"]["kl"]
+    # On 4080 tokens, each by a step: 0.50 and 0.69 % on two machines, of standard error 0.25 %.
+    assert int4["quality"]["perplexity_ratio"] < 1.015
     # exact; a kernel of ours may add the products up in another order, and bfloat16 rounds by 2^-9
     assert all(layer["weights"] is None for layer in dense["layers"])
     assert all(layer["outputs"] is None or layer["outputs"] > 45 for layer in dense["layers"])
@@ -189,11 +188,6 @@ def test_a_mixture_of_random_weights_is_measured_by_its_scheme():
 
 
 # -------------------------------------------------------------------------------- hidden states
-
-
-def test_what_was_measured_is_one_phrase():
-    found = described("a.txt", [512, 2048, 1024], 300, "tiny")
-    assert found == "the model tiny on 512 to 2048 tokens of a.txt, at most 300 at once"
 
 
 def summary_of(q, p, targets):
@@ -309,15 +303,9 @@ def test_a_passage_through_a_cache_predicts_the_same(request):
 # ---------------------------------------------------------------------------------------- texts
 
 
-def copy_of_tiny(folder, **changes):
+def copy_of_tiny(folder):
     """The embedded model elsewhere: for quality one like any other."""
-    folder.mkdir(exist_ok=True)
-    for file in EMBEDDED.iterdir():
-        if file.is_file():
-            (folder / file.name).write_bytes(file.read_bytes())
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
+    return shutil.copytree(EMBEDDED, folder / "copy")
 
 
 def looks(texts, model, count):
@@ -325,7 +313,7 @@ def looks(texts, model, count):
 
 
 def test_passages_cover_each_text_once(tmp_path):
-    plan, full = plan_and_model("--checkpoint_path", copy_of_tiny(tmp_path))
+    plan, full = plan_and_model("--checkpoint_path", str(copy_of_tiny(tmp_path)))
     found = looks(Texts(plan, None, 2048), full, 3)
     assert Texts(plan, None, 2048).last(2) and not Texts(plan, None, 2048).last(1)
     assert all(len(part.ids) <= 1025 for part in found)  # the model's context, and one to predict
@@ -349,7 +337,7 @@ def test_passages_cover_each_text_once(tmp_path):
 
 def test_a_model_writes_its_text_in_few_steps_of_its_decoder(tmp_path, steps):
     """Of 512 tokens 128 are its own: 64 steps of two rows, the first of them the prompt's."""
-    plan, full = plan_and_model("--checkpoint_path", copy_of_tiny(tmp_path))
+    plan, full = plan_and_model("--checkpoint_path", str(copy_of_tiny(tmp_path)))
     parts = Texts(plan, None, 4096).look(0, full)
     own = sum(part.predicted for part in parts if part.text in ("greedy", "sampled"))
     assert own <= 128 and len(steps) <= 64 and set(steps[1:]) == {(2, 1)}
@@ -413,23 +401,6 @@ def test_both_models_read_as_much_as_the_arm_needs(tmp_path, prompts):
     whole = scored(*arm, reference=file, max_kl=0.058)
     for name in ("kl", "kl_standard_error", "perplexity", "texts"):
         assert getattr(whole.answer.quality, name) == getattr(found.answer.quality, name)
-
-
-def test_the_kl_is_measured_until_it_is_clear_of_the_limit(tmp_path, prompts):
-    """As many tokens as that takes, and no more; full precision reads on where it has to."""
-    path, seen = tmp_path / "quality.json", []
-    for limit in ("0.5", "0.062"):  # int4wo-64 has 0.058 on the first 512 tokens
-        result = run("--quantization", "int4wo-64", "--max_kl", limit, "--json", str(path))
-        assert result.exit_code == 0, result.exception
-        seen.append(json.loads(path.read_text()))
-        tokens = seen[-1]["quality"]["tokens"]
-        assert sum(prompts) >= 2 * tokens and (limit != "0.5" or sum(prompts) == 2 * tokens == 1024)
-        prompts.clear()
-    far, near = (found["quality"] for found in seen)
-    assert near["tokens"] >= 1000 and near["depths"][0]["name"] == "0-1k"
-    assert seen[0]["settled"] and abs(far["kl"] - 0.5) > 3.5 * far["kl_standard_error"]
-    lines = result.stderr.splitlines()
-    assert any(line.startswith("int4wo-64: reading") for line in lines)
 
 
 def test_parts_by_depth_and_text_add_up():
@@ -514,7 +485,7 @@ def test_a_scheme_that_predicts_no_numbers_is_refused(monkeypatch):
         Transformer, "logits", lambda self, x: x.new_full((*x.shape[:2], 4096), math.nan)
     )
     result = run("--quantization", "int8wo")
-    assert str(result.exception) == "--quantization int8wo: its predictions are not numbers"
+    assert one_line(result) == "--quantization int8wo: its predictions are not numbers"
 
 
 def test_random_weights_take_their_quality_from_the_embedded_model(tmp_path):
@@ -622,7 +593,7 @@ def test_a_task_that_is_not_there_is_refused_before_torch_is_read(tasks, monkeyp
         ("{choose},,nowhere.yaml", "--lm_eval takes names with commas between them; given: "),
     ):  # fmt: skip
         result = run("--tokens", "600", "--lm_eval", given.format(**tasks))
-        assert one_line(result).startswith(why) and isinstance(result.exception, UsageError)
+        assert one_line(result).startswith(why) and result.exit_code == 2
 
 
 def test_without_the_harness_the_line_says_what_to_install(monkeypatch):

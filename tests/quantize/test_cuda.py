@@ -90,9 +90,6 @@ def test_a_prompt_of_int4wo_is_no_product_of_tinygemms(rows, monkeypatch):
     assert ((made(x) - exact).abs() <= allowed + exact.abs() * 2.0**-8).all()
 
 
-# ---------------------------------------------------------------------------------- other packages
-
-
 class Theirs(nn.Module):
     """What the packages' documents say of their layers, in plain torch."""
 

@@ -1,9 +1,6 @@
 """Planning builds nothing; a kernel that fails when a layer is built gives way, or is an error."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +11,8 @@ from quantbench.ops.cpu import build
 from quantbench.quantize.registry import Quantizer, available
 from quantbench.quantize.spec import parse_scheme
 from tests.ops.instructions import NEEDS_COMPILER
+from tests.programs import python
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 pytestmark = NEEDS_COMPILER
 
@@ -28,8 +25,7 @@ pytestmark = NEEDS_COMPILER
     ],
 )
 def test_planning_leaves_no_library_behind(command, tmp_path):
-    words, env = [sys.executable, *command], os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+    done = python(*command, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert "cpu" in done.stdout and "Building" not in done.stderr
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".so", ".o")]

@@ -2,14 +2,13 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from quantbench.__main__ import commands
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED
@@ -26,10 +25,9 @@ from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import size_of
 from tests.bench.world import Behaviour, World
+from tests.programs import command
 
-
-def ran(*words):
-    return CliRunner().invoke(commands, ["recipe", "--device", "cpu", *words])
+ran = partial(command, "recipe", "--device", "cpu")
 
 
 @pytest.fixture
@@ -57,7 +55,7 @@ def test_bits_are_kept_and_the_recipe_is_better(words, rival, quick, in_tmp):
     assert about["better"] and about["recipe"]["kl"] < about["uniform"][0]["kl"]
     assert 0.5 < about["recipe"]["predicted_kl"] / about["recipe"]["kl"] < 2
     if words:
-        exported = CliRunner().invoke(commands, "recipe export mix.json --format llama.cpp".split())
+        exported = command("recipe", "export", "mix.json", "--format", "llama.cpp")
         assert len(exported.stdout.splitlines()) == 5 * 7 + 2  # Hugging Face's tensors, by layer
 
 
@@ -145,7 +143,7 @@ def test_the_frontier_is_below_uniform_schemes_and_files(quick, in_tmp):
     config = RunConfig(quantization="int4wo-64", device="cpu", save="saved")
     load(make_plan(config), lambda done, total: None, lambda line: None)
     words = "recipe frontier saved --device cpu --bits 3.5 --json new.json --chart new.svg"
-    result = CliRunner().invoke(commands, words.split())
+    result = command(*words.split())
     assert result.exit_code == 0, result.output
     points = json.loads(Path("new.json").read_text())["points"]
     assert [round(p["bits"], 1) for p in points] == sorted([3.5] * 3 + [4.5] * 4)

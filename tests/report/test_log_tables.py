@@ -7,9 +7,7 @@ import pytest
 
 from quantbench.log.log import read as read_log
 from quantbench.report.doc_tables import newest, runs
-
-ROOT = Path(__file__).parents[2]
-REFERENCE = ROOT / "tests" / "data" / "torchao_llama_log.txt"
+from tests.programs import OLD_LOG
 
 
 def line(
@@ -36,6 +34,8 @@ LINES = [
     line("20260101000000", 8, kv=True),
     line("20260101000000", 100, device="cuda"),
     line("20260101000000", 50, "fp6", device="cuda"),
+    line("20260105000000", 40, more=" --batch_size 8"),
+    line("20260107000000", 10, peak=4.0, more=" --batch_size 1"),
 ]
 
 
@@ -57,7 +57,7 @@ def tables(text):
 def test_the_newest_lines_of_each_kind(folder):
     text = runs(["benchmarks.txt"])
     found = tables(text)
-    assert list(found) == ["tiny on cpu", "tiny on cuda"]
+    assert list(found) == ["tiny on cpu", "tiny on cpu, batch size 8", "tiny on cuda"]
     assert found["tiny on cpu"] == [
         ["`none`", "dense", "bfloat16", "yes", "10.00", "4.00 GB", "4.00 GB"],
         ["`none`", "int8", "bfloat16", "yes", "8.00", "2.00 GB", "4.00 GB"],
@@ -65,37 +65,12 @@ def test_the_newest_lines_of_each_kind(folder):
         ["`int8wo`", "dense", "bfloat16", "yes", "30.00", "2.00 GB", "1.00 GB"],
     ]
     caption = text.splitlines()[-1]
-    assert "`benchmarks.txt`, 2026-01-01 to 2026-01-02; lines of different days" in caption
+    assert "`benchmarks.txt`, 2026-01-01 to 2026-01-07; lines of different days" in caption
     assert "`quantbench replay benchmarks.txt --all`" in caption
 
 
-def test_other_work_is_another_table(folder):
-    """A step with a long context, or one of a larger batch, is not beside an ordinary one;
-    nor does one kind of quantized cache hide another."""
-    deep = " --context_depth 65536"
-    more = [
-        line("20260105000000", 4, more=deep),
-        line("20260105000000", 6, more=f" --kv_cache int8{deep}"),
-        line("20260106000000", 7, more=f" --kv_cache int4{deep}"),
-        line("20260105000000", 40, more=" --batch_size 8"),
-        line("20260107000000", 10.5, more=" --batch_size 1"),
-    ]
-    Path("benchmarks.txt").write_text("\n".join([*LINES, *more]) + "\n")
-    found = tables(runs(["benchmarks.txt"]))
-    titles = [
-        "tiny on cpu",
-        "tiny on cpu, batch size 8",
-        "tiny on cpu, with 65536 tokens in the context",
-    ]
-    assert list(found) == [*titles, "tiny on cuda"]
-    assert found[titles[0]][0][4] == "10.50"
-    assert [row[4] for row in found[titles[1]]] == ["40.00"]
-    behind = [(row[1], row[4]) for row in found[titles[2]]]
-    assert behind == [("dense", "4.00"), ("int4", "7.00"), ("int8", "6.00")]
-
-
 def test_every_line_of_the_old_log_is_read():
-    found = newest([record for _, record in read_log(REFERENCE).records])
+    found = newest([record for _, record in read_log(OLD_LOG).records])
     models = ("Llama-2-7b-chat-hf", "Meta-Llama-3-8B", "Meta-Llama-3.1-8B")
     assert {heading.split()[0].strip("*") for heading in found} == {*models}
     assert {row.quant for row in found["**Llama-2-7b-chat-hf** on cuda"]} >= {"None", "fp6"}

@@ -5,16 +5,16 @@
 A line for each way and scheme. Each is loaded by a process of its own, forked when torch is
 imported and nothing was computed yet: what earlier loads left in malloc's arenas would count, or
 hide a rise. There the small model is loaded first, for whatever is imported or allocated once.
-A process for each core runs at a time; what one of them allocates does not count in another.
 """
 
 import ctypes
 import gc
 import json
+import multiprocessing
 import os
 import re
 import sys
-import traceback
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -54,7 +54,9 @@ def status(name):
     return 1024 * int(re.search(rf"^{name}:\s*(\d+) kB$", text, re.M)[1])
 
 
-def measure(how, small, path, scheme):
+@torch.no_grad()
+def measure(small, path, job):
+    how, _, scheme = job.partition(":")
     load = {"layer_by_layer": layer_by_layer, "everything_first": everything_first}[how]
 
     def quantizer():
@@ -62,31 +64,17 @@ def measure(how, small, path, scheme):
 
     load(small, quantizer())
     model, peak = peak_of(lambda: load(path, quantizer()))
-    return {"peak": peak, "quantized": sum(map(stored_bytes, model.parameters()))}
+    quantized = sum(map(stored_bytes, model.parameters()))
+    return {"job": job, "peak": peak, "quantized": quantized}
 
 
 def main(small, path, *jobs):
-    running = 0
-    for job in jobs:
-        how, _, scheme = job.partition(":")
-        if running == len(os.sched_getaffinity(0)):
-            os.wait()
-            running -= 1
-        if os.fork():
-            running += 1
-            continue
-        try:
-            answer = measure(how, small, path, scheme)
-        except Exception:
-            answer = {"failed": traceback.format_exc()}
-        print(json.dumps({"job": job, **answer}), flush=True)
-        os._exit(0)
-    while running:
-        os.wait()
-        running -= 1
+    cores = len(os.sched_getaffinity(0))
+    with multiprocessing.get_context("fork").Pool(cores, maxtasksperchild=1) as pool:
+        for answer in pool.imap(partial(measure, small, path), jobs):
+            print(json.dumps(answer))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # each thread has its temporaries
-    with torch.no_grad():
-        main(*sys.argv[1:])
+    main(*sys.argv[1:])

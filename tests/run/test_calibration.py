@@ -6,10 +6,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from click.testing import CliRunner
 
-from quantbench.commands.generate import generate
-from quantbench.commands.quality import quality
 from quantbench.errors import UsageError
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_config, load_model
@@ -22,6 +19,8 @@ from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import parse
 from quantbench.run import awq, calibration
 from tests.models.hugging_face import FAMILIES, saved
+from tests.programs import command
+from tests.refusals import one_line
 from tests.run.test_loading import load
 
 IDS = torch.tensor(load_tokenizer(EMBEDDED, 4096).encode(HELD_OUT.read_text())[:1025])
@@ -126,24 +125,22 @@ def test_a_layer_that_cannot_be_calibrated_is_rounded_and_named(monkeypatch):
 def test_a_text_that_judges_is_refused(tmp_path):
     (tmp_path / "copy.txt").write_text("More.\n" * 9 + HELD_OUT.read_text()[100_000:])
     told = "is calibrated on {}, which judges its quality; give another --calibration_text"
-    arguments = ["--quantization", "int4wo-64-gptq", "--tokens", "64"]
+    arguments = ("quality", "--quantization", "int4wo-64-gptq", "--tokens", "64")
     for text, more, judge in [
         (tmp_path / "copy.txt", [], HELD_OUT),
         (TEXTS["prose"], ["--text", str(TEXTS["prose"])], TEXTS["prose"]),
         (None, ["--text", str(calibration.TEXT)], calibration.TEXT),
     ]:
         given = ["--calibration_text", str(text)] if text else []
-        result = CliRunner().invoke(quality, [*arguments, *given, *more])
-        assert result.exit_code and told.format(judge) in str(result.exception), result.output
+        assert told.format(judge) in one_line(command(*arguments, *given, *more))
     given = (calibration.TEXT.read_text(), *(path.read_text() for path in TEXTS.values()))
     assert len({text[:500] for text in given}) == 3
 
 
 def test_a_run_tells_what_its_scheme_was_calibrated_on(tmp_path):
     file = tmp_path / "run.json"
-    arguments = "--quantization int4wo-64-gptq --num_samples 1 --max_new_tokens 2".split()
-    arguments += ["--write_result", "none", "--output_json_path", str(file)]
-    result = CliRunner().invoke(generate, arguments)
+    given = "--quantization int4wo-64-gptq --num_samples 1 --max_new_tokens 2 --write_result none"
+    result = command("generate", *given.split(), "--output_json_path", file)
     assert result.exit_code == 0, result.output
     assert '"calibration_digest": "' in file.read_text()
 

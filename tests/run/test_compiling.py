@@ -10,19 +10,11 @@ from torch._inductor.fx_passes import post_grad
 
 from quantbench.generate import Generator
 from quantbench.ops.cpu import build
-from quantbench.quantize.registry import Quantizer
-from quantbench.quantize.spec import parse
 from quantbench.run import decoding
-from tests.models.small import small_model
+from tests.models.small import on_kernel, small_model
 from tests.programs import python
 
 CPU = torch.device("cpu")
-
-
-def test_what_it_gives_torch_compile_is_taken():
-    x = torch.randn(100)
-    compiled = torch.compile(lambda x: x.exp() + 1, options=decoding.compile_options(CPU))
-    torch.testing.assert_close(compiled(x), x.exp() + 1)
 
 
 @pytest.mark.parametrize("words", ["env c++ -g", "nope"])
@@ -87,12 +79,8 @@ def test_a_compiled_step_copies_no_cache_and_has_one_graph_for_all_layers(name, 
     region takes."""
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    model, quantizer = small_model(), Quantizer(parse(name), CPU, torch.float32)
-    if name != "none":
-        quantizer = Quantizer(parse(name), CPU, torch.float32, "triton")
-    for layer, module in list(model.layers.named_modules()):
-        if isinstance(module, torch.nn.Linear):
-            model.layers.set_submodule(layer, quantizer(layer, module))
+    model = small_model()
+    on_kernel(model.layers, name, kernel="auto" if name == "none" else "triton")
     made = Generator(model, 1, 64, cache, "modules", compile_decode=True)
     assert made.decoder.nested
     nodes = graphs_of(lambda: made.forward(torch.tensor([[1]]), 7), monkeypatch)

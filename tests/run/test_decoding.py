@@ -12,23 +12,16 @@ from quantbench.log import config as names
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
 from quantbench.ops.cpu import build
-from quantbench.quantize.registry import Quantizer
-from quantbench.quantize.spec import parse
 from quantbench.run import decoding
 from quantbench.run.cpu_step import UNDERSTOOD, why_not_fused
-from tests.models.small import small_model
+from tests.models.small import on_kernel, small_model
 
 pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=str(build.unavailable()))
 
 
 def fused():
     """A model that cpu-step takes."""
-    model = small_model()
-    quantizer = Quantizer(parse("none"), torch.device("cpu"), torch.float32, "cpu")
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear):
-            model.set_submodule(name, quantizer(name, module))
-    return model
+    return on_kernel(small_model())
 
 
 def test_every_field_of_a_config_is_understood_or_refused():

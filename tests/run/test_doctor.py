@@ -4,11 +4,10 @@ import json
 import re
 
 import pytest
-from click.testing import CliRunner
 
-from quantbench.commands.doctor import doctor
 from quantbench.ops.cpu import build
 from quantbench.run import bandwidth, environment
+from tests.programs import command
 
 
 @pytest.fixture
@@ -25,13 +24,13 @@ def machine(monkeypatch):
 
 
 def shown(*words):
-    done = CliRunner().invoke(doctor, words, catch_exceptions=False)
-    assert done.exit_code == 0
+    done = command("doctor", *words)
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 
 def test_the_file_holds_what_is_shown(machine, tmp_path):
-    text = shown("--json", str(path := tmp_path / "doctor.json"))
+    text = shown("--json", path := tmp_path / "doctor.json")
     value = json.loads(path.read_text())
     assert value["about"]["versions"]["torch"] in text and value["system"] in text
     assert value["threads"] == 2 and value["read_gb_per_s"] > 0 and value["cards"] == []

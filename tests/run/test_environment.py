@@ -11,15 +11,13 @@ import torch
 
 from quantbench.bench.process import Process
 from quantbench.generate import Generator
-from quantbench.log.config import RunConfig, split
+from quantbench.log.config import split
 from quantbench.log.log import read as read_log
 from quantbench.run.environment import (
     huge_page_bytes,
     system_huge_pages,
-    use_threads,
     without_collections,
 )
-from quantbench.run.plan import make_plan
 from tests.models.small import small_checkpoint, small_model
 from tests.programs import python
 
@@ -174,17 +172,3 @@ def test_the_collector_is_left_as_it_was(enabled):
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
-
-
-def test_threads_reach_torch_in_this_process(monkeypatch):
-    before = torch.get_num_threads()
-    try:
-        use_threads(RunConfig(threads=3))
-        assert torch.get_num_threads() == 3
-        plans = [make_plan(RunConfig(device="cpu", threads=n)) for n in (2, None)]
-        assert torch.get_num_threads() == 3  # a plan is a value
-        assert plans[0].config.threads == 2
-        use_threads(plans[1].config)
-        assert torch.get_num_threads() != 3
-    finally:
-        torch.set_num_threads(before)

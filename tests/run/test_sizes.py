@@ -6,10 +6,8 @@ import re
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from quantbench import devices
-from quantbench.commands.generate import generate
 from quantbench.errors import MemoryShortage
 from quantbench.kv_cache.dense import DenseKVCache
 from quantbench.log.config import RunConfig
@@ -20,6 +18,7 @@ from quantbench.models.presets import PRESETS
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.sizes import check_memory, kv_cache_bytes, size_of
+from tests.programs import command
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
 CPU = torch.device("cpu")
@@ -67,8 +66,6 @@ def test_a_kv_cache_by_hand():
     cached = kv_cache_bytes(PRESETS["Meta-Llama-3.1-8B"], 1, 131072, torch.bfloat16, DenseKVCache)
     assert cached == 2 * 32 * 8 * 128 * 131072 * 2
 
-
-# ---------------------------------------------------------------------------------- does it fit
 
 # Bytes of a position in bfloat16, keys and values: 16 layers of 8 heads of 64
 POSITION = {"dense": 2 * 16 * 8 * 64 * 2, "int8": 2 * 16 * 8 * 66, "fp8": 2 * 16 * 8 * 66}
@@ -188,11 +185,8 @@ def test_layers_without_the_window_take_every_position():
         memory(32768, free, mixed)
 
 
-# ---------------------------------------------------------------------------------- --dry_run
-
-
 def dry_run(*arguments):
-    result = CliRunner().invoke(generate, [*arguments, "--dry_run", "--device", "cpu"])
+    result = command("generate", *arguments, "--dry_run", "--device", "cpu")
     assert result.exit_code == 0, result.output
     return result.stdout
 

@@ -5,7 +5,6 @@ import pytest
 from quantbench import host
 from quantbench.errors import UsageError
 from quantbench.run.environment import choose_threads as choose
-from quantbench.run.environment import first_number
 
 EIGHT = range(8)
 
@@ -98,8 +97,3 @@ def test_more_threads_than_cores_are_warned_of(count, cores, said):
 def test_where_the_system_does_not_say_torch_decides():
     assert choose(None, None, {}).count is None and choose(None, None, {}).recorded is None
     assert choose(3, None, {}).count == 3 and choose(3, None, {}).warning() is None
-
-
-@pytest.mark.parametrize("text", ["4", " 4 ", "4,2", "4 , 2"])
-def test_the_first_number_of_a_list(text):
-    assert first_number(text) == 4

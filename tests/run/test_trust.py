@@ -10,7 +10,6 @@ from quantbench.run import machine
 from quantbench.run.facts import Measured, Ready, Sample
 from quantbench.run.machine import Counters, MachineUse, judge, together
 from quantbench.run.shown import remarks, table
-from quantbench.run.why import held_back
 from tests.bench.facts import FACTS
 from tests.programs import python
 
@@ -116,10 +115,6 @@ def test_the_table_shows_the_spread_and_marks_what_scatters():
     assert remarks(steady) == []
     assert "! 60.00 to 292.00 over 5" in table(scattered).split("\n")[1]
     assert remarks(scattered)[0].startswith("! int8wo: samples scatter 4.9 ×")
-
-
-def test_one_op_is_not_told_to_compile():
-    assert held_back(FACTS, {}) == []
 
 
 def test_steady_is_not_said_of_samples(tmp_path):
