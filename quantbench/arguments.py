@@ -22,7 +22,6 @@ from quantbench.text import shown
 OWN = "Options"
 # What a word without an option probably is, by the option that takes it.
 GIVEN = {"checkpoint_path": "a model", "quantization": "a scheme", "prompt": "text"}
-SPACES = "in quotes where it has spaces"
 
 
 def sections(parameters: Sequence[click.Parameter]) -> dict[str, list[tuple[str, str]]]:
@@ -77,7 +76,7 @@ def examples(callback: Callable[..., object] | None) -> list[str]:
 def stray(word: str, options: Collection[str]) -> str:
     """One line for a word that belongs to no option: which of these options it may be meant for."""
     meant = ", ".join(f"{what} as --{name}" for name, what in GIVEN.items() if name in options)
-    hint = f"{meant} ({SPACES})" if "prompt" in options else meant
+    hint = f"{meant} (in quotes where it has spaces)" if "prompt" in options else meant
     return f"{shown(word)} belongs to no option; {f'give {hint}; ' if hint else ''}see --help"
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Sequence
+from itertools import zip_longest
 
 LONGEST_VALUE = 80  # characters of a value in a message
 LONGEST_LINE = 800  # characters of a whole message
@@ -15,11 +16,8 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int], widest: int = 
     A cell longer than `widest` characters does not widen its column. Rows may lack cells at their
     end.
     """
-    columns = range(max(map(len, rows), default=0))
-    widths = [
-        max((len(row[i]) for row in rows if i < len(row) and len(row[i]) <= widest), default=0)
-        for i in columns
-    ]
+    columns = zip_longest(*rows, fillvalue="")
+    widths = [max((len(c) for c in column if len(c) <= widest), default=0) for column in columns]
     return "\n".join(
         "  ".join(
             cell.ljust(width) if i in left else cell.rjust(width)

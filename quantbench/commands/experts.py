@@ -65,14 +65,13 @@ def _profiled(
     environment.prepare()
     import torch  # takes its seconds after the options were checked
 
-    from quantbench.experts.routing import profile as count
-    from quantbench.experts.routing import routers_of
+    from quantbench.experts import routing
     from quantbench.models.formats import EMBEDDED
     from quantbench.run import loading
     from quantbench.run.plan import begin, make_plan
 
     plan = begin(make_plan(config))
-    routers_of(plan.architecture)  # a dense model is refused before its weights are read
+    routing.routers_of(plan.architecture)  # a dense model is refused before its weights are read
     if words is None:
         words = files.read_text("", EMBEDDED / "heldout.txt")
     ids = plan.tokenizer.encode(words)
@@ -87,7 +86,8 @@ def _profiled(
     context = min(CONTEXT, plan.architecture.max_position)
     name = Path(text).name if text else "heldout.txt"
     with progress(f"Counting experts over {len(ids[:tokens])} tokens", unit="tokens") as shown:
-        return count(model, torch.tensor(ids[:tokens], device=plan.device), context, name, shown)
+        chosen = torch.tensor(ids[:tokens], device=plan.device)
+        return routing.profile(model, chosen, context, name, shown)
 
 
 @experts.command(cls=Command)

@@ -102,11 +102,11 @@ def tables(folders: tuple[str, ...]) -> None:
 
 def _write(folder: Path, measured: Latencies, text: str) -> list[str]:
     """The report, every sample, all figures and the picture; the names of the files."""
-    files.write_text("--output", folder / REPORT, text)
-    files.write_text("--output", folder / SAMPLES, report.samples(measured))
     value = json.dumps(to_json(measured), indent=1) + "\n"
-    files.write_text("--output", folder / FILE, value)
-    names = [FILE, REPORT, SAMPLES]
+    texts = {FILE: value, REPORT: text, SAMPLES: report.samples(measured)}
+    for name, content in texts.items():
+        files.write_text("--output", folder / name, content)
+    names = [*texts]
     if report.panels(measured):
         path = str(folder / PICTURE)
         files.replace("--output", path, lambda path: report.draw(measured, path))

@@ -33,8 +33,7 @@ from quantbench.plans.decoding import decoding, settings_of, turn_options
 from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.quantize.recipe import Recipe
-from quantbench.report import floor
-from quantbench.report import limit_tables as tables
+from quantbench.report import floor, limit_tables
 from quantbench.report.columns import aligned
 from quantbench.typed_json import omitted
 
@@ -91,16 +90,16 @@ def roofline(
     report = Report(common, layers or None)
     if layers:
         write_json(json_path, report)  # before stdout, which may be closed
-        click.echo(aligned(tables.LAYERS, layers))
-        click.echo("\n" + "\n".join(tables.layer_remarks(layers)))
+        click.echo(aligned(limit_tables.LAYERS, layers))
+        click.echo("\n" + "\n".join(limit_tables.layer_remarks(layers)))
     failed = any(row.why_not for row in layers)
     if "model" in wanted:
         arms = decode_limit.arms_of(_arms(common, kernels))
         report.comparison = decode_limit.measure(arms, settings)
         report.model = decode_limit.with_stock(report.comparison)
         write_json(json_path, report)
-        click.echo("\n" * bool(layers) + aligned(tables.MODELS, report.model))
-        remarks = tables.model_remarks(report.model, report.comparison.bandwidth)
+        click.echo("\n" * bool(layers) + aligned(limit_tables.MODELS, report.model))
+        remarks = limit_tables.model_remarks(report.model, report.comparison.bandwidth)
         if report.comparison.ended == "max_minutes":
             remarks.append("--max_minutes was reached")
         if "cpu" in report.comparison.bandwidth:

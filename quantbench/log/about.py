@@ -26,7 +26,7 @@ from quantbench.typed_json import to_json
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("quantbench", "torch", "torchao", "triton", "bitsandbytes")
 CARDS = Path("/proc/driver/nvidia/gpus")  # a folder a card; there without asking the driver's tools
-# Flags of the kernel, and what people call the instructions, each set with those behind it.
+# Flags of the kernel, and what people call these instructions; the widest first.
 VECTORS = {"avx512_vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
 
 

@@ -17,9 +17,8 @@ from quantbench.answer.latency import Cell, Latencies, Table, latency_rows, rate
 from quantbench.answer.limits import memory_bytes
 from quantbench.answer.row import Row
 from quantbench.errors import LogError, UsageError
+from quantbench.log import log
 from quantbench.log.about import About
-from quantbench.log.log import config_of
-from quantbench.log.log import read as read_log
 from quantbench.log.record import Record
 from quantbench.quality.thresholds import BROKEN, class_of
 from quantbench.report import documents
@@ -93,7 +92,7 @@ def printed(words: Sequence[str]) -> str:
 def runs(words: Sequence[str]) -> str:
     """runs LOG: the newest line of each kind in a log."""
     path = _file(words)
-    by_heading = newest([record for _, record in read_log(path).records])
+    by_heading = newest([record for _, record in log.read(path).records])
     if not by_heading:
         raise LogError(f"{path} holds no line of a run")
     days = [row.timestamp for rows in by_heading.values() for row in rows]
@@ -121,29 +120,28 @@ RUNS: Columns[Record] = [
 def newest(records: Sequence[Record]) -> dict[str, list[Record]]:
     """By heading, the newest line of each scheme, kind of cache, dtype and compilation: full
     precision first, then by the size of the model. Lines of part of a model are left out."""
+
+    def kind(record: Record) -> tuple[str, ...]:
+        return record.quant, _cache(record), record.dtype, str(record.compile)
+
+    def place(record: Record) -> tuple[object, ...]:
+        return record.quant != "None", -record.model_size, kind(record)
+
     by_heading: dict[str, dict[tuple[str, ...], Record]] = {}
     for record in sorted(records, key=lambda record: record.timestamp):  # later lines win
-        config = config_of(record)
+        config = log.config_of(record)
         if config.num_layers is None:
             heading = f"**{record.mod}** on {record.device}"
             heading += f", batch size {config.batch_size}" * (config.batch_size > 1)
             if config.context_depth:
                 heading += f", with {config.context_depth} tokens in the context"
-            kind = record.quant, _cache(record), record.dtype, str(record.compile)
-            by_heading.setdefault(heading, {})[kind] = record
-
-    def place(item: tuple[tuple[str, ...], Record]) -> tuple[object, ...]:
-        kind, record = item
-        return record.quant != "None", -record.model_size, kind
-
-    groups = sorted(by_heading.items())
-    return {heading: [record for _, record in sorted(own.items(), key=place)]
-            for heading, own in groups}  # fmt: skip
+            by_heading.setdefault(heading, {})[kind(record)] = record
+    return {heading: sorted(own.values(), key=place) for heading, own in sorted(by_heading.items())}
 
 
 def _cache(record: Record) -> str:
     """Old lines say --kv_cache_quantization, which is int8; some only say so before the command."""
-    config = config_of(record)
+    config = log.config_of(record)
     given = "int8" if config.kv_cache_quantization else config.kv_cache
     return "int8" if record.kv_quant and given == "dense" else given
 

@@ -12,9 +12,8 @@ import csv
 import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,12 +93,8 @@ def _joules(cell: Cell) -> str:
 
 def cells(table: Table, plan: CellPlan) -> list[Cell]:
     """A cell for each batch size of the plan; those that are not there have a reason."""
-    measured = {cell.batch_size: cell for cell in table.cells}
-    every = [measured.get(size, Cell(size, [])) for size in plan.batch_sizes]
-    return [
-        cell if cell.reason or cell.samples else Cell(cell.batch_size, [], NOT_REACHED)
-        for cell in every
-    ]
+    reached = {cell.batch_size: cell for cell in table.cells if cell.reason or cell.samples}
+    return [reached.get(size, Cell(size, [], NOT_REACHED)) for size in plan.batch_sizes]
 
 
 def parameters(table: Table, plan: CellPlan) -> list[tuple[str, str]]:
@@ -184,8 +179,7 @@ AXES = {
 }
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """x and y of a panel."""
 
     x: float
@@ -224,7 +218,7 @@ def panels(results: Latencies) -> dict[str, Lines]:
             if size == largest[over_ranks]:
                 add(RANKS, f"{over_ranks}, batch {size}", table.ranks, decoded)
     kept = {
-        panel: {name: sorted(p, key=lambda p: p.x) for name, p in lines.items() if len(p) > 1}
+        panel: {name: sorted(points) for name, points in lines.items() if len(points) > 1}
         for panel, lines in shown.items()
     }
     return {panel: lines for panel, lines in kept.items() if lines}
@@ -244,10 +238,10 @@ def draw(results: Latencies, path: Path) -> bool:
         for number, (title, lines) in enumerate(shown.items(), 1):
             panel: Any = figure.add_subplot(1, len(shown), number)
             for name, points in lines.items():
-                x, y = [p.x for p in points], [p.y for p in points]
-                panel.plot(x, y, dashes[name], color=colours[name], label=name)
-                for point in points:
-                    panel.annotate(point.label, (point.x, point.y), xytext=(3, 4), fontsize=7,
+                xs, ys, _ = zip(*points, strict=True)
+                panel.plot(xs, ys, dashes[name], color=colours[name], label=name)
+                for x, y, label in points:
+                    panel.annotate(label, (x, y), xytext=(3, 4), fontsize=7,
                                    textcoords="offset points")  # fmt: skip
             tidy(panel, *AXES[title])
             panel.set_ylim(0, 1.1 * max(point.y for points in lines.values() for point in points))
