@@ -53,7 +53,6 @@ from quantbench.typed_json import from_json, to_json
 
 if TYPE_CHECKING:
     from quantbench.bench.generators import Generators
-    from quantbench.models.llama import Transformer
     from quantbench.quality.arm import Scored
     from quantbench.run.bandwidth import Bandwidth
     from quantbench.run.loading import Loaded
@@ -62,7 +61,8 @@ if TYPE_CHECKING:
 
 WITHOUT_A_MODEL = {  # requests, and the functions that answer them
     "same_model": "quantbench.quality.same_model:same_model",
-    "layers": "quantbench.bench.layer_timing:layers",
+    "kernels": "quantbench.bench.layer_timing:kernels",
+    "shapes": "quantbench.bench.layer_timing:shapes",
     "products": "quantbench.bench.layer_timing:products",
 }
 LEAST_STEPS = 4  # that compile: CUDA graphs are captured in the second call, and replayed after it
@@ -97,11 +97,10 @@ class Worker:
         Raises MemoryShortage where they would not, NeverFits where freeing the `others` bytes that
         the other arms hold would not be enough either.
         """
-        started = time.perf_counter()
         from quantbench.run import plan as planning
         from quantbench.run import saved_model, sizes
 
-        self.seconds = {"import": _age() + time.perf_counter() - started}
+        self.seconds = {"import": _age()}
         config = parse(argv)
         quiet(config.debug)
         started = time.perf_counter()
@@ -194,10 +193,9 @@ class Worker:
         from quantbench import generate
         from quantbench.estimate import beside
 
-        def generator_of(model: Transformer, _: object) -> generate.Generator:
-            return generate.make_generator(self.plan, model)
-
-        return beside.seconds_of(beside.phases_of(facts, self.loaded.model, generator_of))
+        plan, make = self.plan, generate.make_generator
+        phases = beside.phases_of(facts, self.loaded.model, lambda few, _: make(plan, few))
+        return beside.seconds_of(phases)
 
     def _energy(self, run: Callable[[], object]) -> Energy | NotCounted:
         """The energy of a run. Those that are timed are not repeated for it: the other arms' would
@@ -263,7 +261,7 @@ class Worker:
         kind = run.device.type
         if kind not in self.speeds:  # once: a reading takes as long as some samples
             self.speeds[kind] = self._reader(kind).measure()
-        return beside.expected(run, beside.of_seconds(seconds), self.speeds[kind])
+        return beside.expected(run, seconds, self.speeds[kind])
 
     def bandwidth(self, device: str) -> Reading:
         probe = self._reader(device)

@@ -15,9 +15,9 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from quantbench.answer.readings import span
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
+from quantbench.answer.rows import span
 from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import ArmResult, Results
 from quantbench.log import shell
