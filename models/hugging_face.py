@@ -43,6 +43,7 @@ _OPTIONAL = {
     "max_position_embeddings": "max_position",
     "head_dim": "head_dim",
 }
+FIELDS = {**_REQUIRED, **_OPTIONAL}  # of ModelConfig, by the key that has their value alone
 # Keys that change no logit: training, bookkeeping, generation defaults, memory strategies; and
 # quantization_config, which formats/ checks. A leading underscore marks transformers' own notes.
 _HARMLESS = {
@@ -164,7 +165,7 @@ def from_hugging_face(
 
     values: dict[str, Any] = {"norm_eps": 1e-6, **row.defaults}
     theta = values.pop("rope_theta", 10000.0)
-    sets = {**_REQUIRED, **_OPTIONAL}.items()
+    sets = FIELDS.items()
     values |= {field: config[key] for key, field in sets if config.get(key) is not None}
     for key, fields in row.fields.items():
         value, null = config.get(key), key in config and MAY_BE_NONE.issuperset(fields)
