@@ -67,6 +67,7 @@ class Process:
             text=True,
         )
         assert self.spawned.stdin and self.spawned.stdout
+        self.pid = self.spawned.pid
         self.stdin, self.stdout = self.spawned.stdin, self.spawned.stdout
 
     def answer(self, kind: type[T], do: str, /, **arguments: object) -> T:
@@ -103,7 +104,7 @@ class Process:
     def kill(self) -> None:
         """End it, and whatever it started; from another thread, too. Then `close` it."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.spawned.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End it, and whatever it started."""

@@ -36,15 +36,19 @@ class Link:
     name: str
     rate: float  # bytes per second that a device sends; and receives at the same time
 
+    @property
+    def nvlink(self) -> bool:
+        """Whether it is none of PCIe, over which a message takes longer to arrive."""
+        return not self.name.startswith("PCIe")
+
     def ring_seconds(self, kind: str, size: int, ranks: int) -> float:
         """Seconds of one call, by the faster protocol. size: bytes of one rank's tensor. A sum goes
         around the ring twice, to add up and to tell every rank, in parts of a rank's share."""
-        pcie = self.name.startswith("PCIe")  # over which a message takes longer to arrive
         steps = (2 if kind == "all_reduce" else 1) * (ranks - 1)
         sent = steps * size / (ranks if kind == "all_reduce" else 1)
         return min(
-            once + steps * (on_pcie if pcie else on_nvlink) + sent / (share * self.rate)
-            for once, on_nvlink, on_pcie, share in PROTOCOLS
+            once + steps * (nvlink if self.nvlink else pcie) + sent / (share * self.rate)
+            for once, nvlink, pcie, share in PROTOCOLS
         )
 
 
