@@ -18,14 +18,12 @@ from quantbench import stats
 from quantbench.answer.compared import Compared, turns_of
 from quantbench.answer.interval import Interval
 from quantbench.answer.json_rows import DecodeRow, PeerRow
-from quantbench.answer.readings import is_limit, median
-from quantbench.answer.rows import tok_s
+from quantbench.answer.rows import is_limit, median, tok_s
 from quantbench.bench import process
 from quantbench.bench.pool import Command
 from quantbench.bench.session import Rule, Session
 from quantbench.bench.store import ArmResult, Results, Settings, Store
 from quantbench.log.config import RunConfig, argv
-from quantbench.log.options import parse
 from quantbench.run.facts import Facts
 
 
@@ -51,8 +49,6 @@ def measure(
     results = Results(settings, arms)
     assert settings.cycles
     Session(Store(results, None), Rule(), command, probe=True).run()
-    if results.ended == "interrupted" and not results.baseline.turns:
-        raise KeyboardInterrupt
     return results
 
 
@@ -124,7 +120,7 @@ def _add_figures(row: DecodeRow, run: Facts, results: Results, number: int, spee
 
 def with_stock(results: Results) -> list[DecodeRow]:
     """A row for each scheme, that of the stock kernel inside it."""
-    configs, every = [parse(arm.argv) for arm in results.arms], rows(results)
+    configs, every = [arm.config for arm in results.arms], rows(results)
     stock = {one.quantization: n for n, one in enumerate(configs) if one.kernel != "auto"}
     merged = []
     for number, config in enumerate(configs):

@@ -15,8 +15,6 @@ from quantbench.models.llama import Transformer
 from quantbench.models.loading import load_config
 from quantbench.text import size
 
-HERE = "here"
-
 
 def machine_of(
     device: str, calibration: str | None = None, calibrated_on: str | None = None
@@ -26,7 +24,7 @@ def machine_of(
     sheet has."""
     if calibrated_on is not None and calibration is None:
         raise UsageError("--calibrated_on names the card of --calibration's runs: give both")
-    if device == HERE:
+    if device == "here":
         if calibration is not None:
             raise UsageError("--calibration is for a --device CARD; here the model is measured")
         return here(generator_of)

@@ -146,20 +146,18 @@ def resumable(folder: Path, option: str = "--resume") -> tuple[Results, CellPlan
 def tables(results: Results, plan: CellPlan) -> Latencies:
     """The tables that have a cell, in the plan's order."""
     made = Latencies(plan, about=results.about, ended=results.ended)
-    keys = product(plan.models, plan.arms, plan.ranks, plan.sequence_lengths)
-    for model, arm, ranks, length in keys:
-        table = Table(model, arm.name, ranks, length)
-        of_table = {
-            cell.place.batch_size: number
-            for number, cell in enumerate(plan.cells)
-            if (cell.place.model, cell.arm, cell.place.ranks) == (model, arm, ranks)
-            if cell.place.sequence_length == length
-        }
+    numbers: dict[tuple[str, str, int, int], dict[int, int]] = {}  # of cells, by batch size
+    for number, cell in enumerate(plan.cells):
+        key = cell.model, cell.arm.name, cell.ranks, cell.sequence_length
+        numbers.setdefault(key, {})[cell.batch_size] = number
+    names = [arm.name for arm in plan.arms]
+    for key in product(plan.models, names, plan.ranks, plan.sequence_lengths):
+        table = Table(*key)
         ready: dict[int, ArmResult] = {}
         for size in plan.batch_sizes:
-            result = results.arms[of_table[size]]
+            result = results.arms[numbers[key][size]]
             if result.facts or result.failed:
-                table.cells.append(_cell(size, results, of_table[size], plan.decode_length))
+                table.cells.append(_cell(size, results, numbers[key][size], plan.decode_length))
             if result.run:
                 ready[size] = result
         if ready:

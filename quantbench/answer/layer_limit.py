@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from quantbench.bench.answers import Layers, Product, Shape, ShapeTimings
+from quantbench.bench.answers import Product, Shape, ShapeTimings
 from quantbench.bench.process import Process
 from quantbench.log.config import RunConfig
 from quantbench.progress import say
@@ -44,14 +44,17 @@ def measured(
     rows: list[LayerRow] = []
     where = {"device": config.device, "precision": config.precision}
     with closing(Process()) as worker:
-        model = {"checkpoint_path": config.checkpoint_path, "schemes": list(schemes)}
-        layers = worker.answer(Layers, "layers", **model, **where)
-        kernels = {name: own[:1] if only_ours else own for name, own in layers.kernels.items()}
-        for number, shape in enumerate(layers.shapes if timed else [], 1):
-            say(f"Layer {number} of {len(layers.shapes)}: {layer_name(shape)} …")
+        asked = {"schemes": list(schemes), **where}
+        kernels = worker.answer(dict[str, list[str]], "kernels", **asked)
+        path = config.checkpoint_path
+        shapes = worker.answer(list[Shape], "shapes", checkpoint_path=path)
+        if only_ours:
+            kernels = {name: own[:1] for name, own in kernels.items()}
+        for number, shape in enumerate(shapes if timed else [], 1):
+            say(f"Layer {number} of {len(shapes)}: {layer_name(shape)} …")
             size = {"rows": shape.rows, "columns": shape.columns, "batch_size": config.batch_size}
-            asked = {"kernels": kernels, **size, **where}
-            rows += layer_rows(shape, worker.answer(ShapeTimings, "products", **asked))
+            timings = worker.answer(ShapeTimings, "products", kernels=kernels, **size, **where)
+            rows += layer_rows(shape, timings)
     return kernels, rows
 
 

@@ -24,14 +24,6 @@ from quantbench.text import size
 
 KL = Between("nats per token, such as 0.03", "100")  # what --max_kl takes
 Z = 1.96  # standard errors to the ends of 95 %
-# What an arm beyond a limit has.
-BEYOND: dict[str, Callable[[Any], str]] = {
-    "max_kl": "KL above {:g}".format,
-    "max_perplexity_increase": "perplexity more than {:.3g} above the baseline's".format,
-    "min_top1": "top-1 below {:.3g}".format,
-    "max_memory": lambda count: f"memory above {size(count)}",
-    "min_tok_s": "less than {:g} tok/s".format,
-}
 
 
 @dataclass(frozen=True)
@@ -47,22 +39,27 @@ class Limits:
     def words(self) -> dict[str, str]:
         """What an arm beyond each limit has, by the limit's name."""
         given = {name: value for name, value in vars(self).items() if value is not None}
-        return {name: BEYOND[name](value) for name, value in given.items()}
+        return {name: OPTIONS[name][2](value) for name, value in given.items()}
 
 
-OPTIONS: dict[str, tuple[Kind, str]] = {
-    "max_kl": (KL, f"whose KL divergence to full precision is above this [{MAX_KL:g}]"),
-    "max_perplexity_increase": (Share(), "that may predict worse by more, as 2%"),
-    "min_top1": (Share(), "that agrees less on the likeliest token, as 95%"),
-    "max_memory": (Size(), "that takes more, as 8GB: the peak while generating"),
-    "min_tok_s": (Between("tokens per second", "1e9"), "slower"),
-}
+# What each limit takes, which arms it keeps out in its help, and what an arm beyond it has.
+OPTIONS: dict[str, tuple[Kind, str, Callable[[Any], str]]] = {
+    "max_kl": (KL, f"whose KL divergence to full precision is above this [{MAX_KL:g}]",
+               "KL above {:g}".format),
+    "max_perplexity_increase": (Share(), "that may predict worse by more, as 2%",
+                                "perplexity more than {:.3g} above the baseline's".format),
+    "min_top1": (Share(), "that agrees less on the likeliest token, as 95%",
+                 "top-1 below {:.3g}".format),
+    "max_memory": (Size(), "that takes more, as 8GB: the peak while generating",
+                   lambda count: f"memory above {size(count)}"),
+    "min_tok_s": (Between("tokens per second", "1e9"), "slower", "less than {:g} tok/s".format),
+}  # fmt: skip
 
 # The options of a click command that are limits.
 limit_options = together(
     *(
         click.option(f"--{name}", name, type=kind, help=f"Recommend nothing {words}")
-        for name, (kind, words) in OPTIONS.items()
+        for name, (kind, words, _) in OPTIONS.items()
     )
 )
 

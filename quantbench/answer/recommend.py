@@ -175,23 +175,19 @@ def said(row: Row) -> str:
 def _arms(rows: Sequence[Row], limits: Limits) -> list[_Arm]:
     """The rows to choose from: those with a speed-up. If the quality of any is known, one whose
     quality is not is uncertain: full precision alone needs none."""
-    arms = [arm for n, row in enumerate(rows) if (arm := _measured(n, row, limits)) is not None]
-    if limits.max_kl is not None and any(row.kl is not None for row in rows):
-        for arm in arms:
-            is_reference = arm.row.verdict == "baseline" and not arm.row.why_no_quality
-            if arm.row.kl is None and not is_reference:
-                arm.beyond[UNKNOWN] = math.inf
-                arm.unclear.add(UNKNOWN)
+    is_known = limits.max_kl is not None and any(row.kl is not None for row in rows)
+    arms = []
+    for number, row in enumerate(rows):
+        memory, is_baseline = memory_bytes(row), row.verdict == "baseline"
+        speed = Interval(1.0) if is_baseline else row.speed_up
+        if row.verdict == "failed" or row.dropped or memory is None or speed is None:
+            continue
+        arm = _Arm(number, row, speed, memory, row.kl or 0.0, *exceeded(row, limits))
+        if is_known and row.kl is None and (row.why_no_quality or not is_baseline):
+            arm.beyond[UNKNOWN] = math.inf
+            arm.unclear.add(UNKNOWN)
+        arms.append(arm)
     return arms
-
-
-def _measured(number: int, row: Row, limits: Limits) -> _Arm | None:
-    """The row as an arm to choose from; None where it failed or has no speed-up."""
-    memory, is_baseline = memory_bytes(row), row.verdict == "baseline"
-    speed = Interval(1.0) if is_baseline else row.speed_up
-    if row.verdict == "failed" or row.dropped or memory is None or speed is None:
-        return None
-    return _Arm(number, row, speed, memory, row.kl or 0.0, *exceeded(row, limits))
 
 
 def _choices(baseline: Row, arms: Sequence[_Arm], best: Best) -> list[Choice]:

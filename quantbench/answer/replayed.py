@@ -6,7 +6,7 @@ beside(config, old, half_width=0.02).speed              # now ÷ then, with its 
 
 import statistics
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quantbench.answer.interval import Interval
 from quantbench.answer.limits import Limits
@@ -14,11 +14,10 @@ from quantbench.answer.rows import rows
 from quantbench.answer.stop import Enough
 from quantbench.bench import ranks
 from quantbench.bench.answers import ArmFacts, Reading, TimedSample
-from quantbench.bench.arm import Arm
 from quantbench.bench.old_commit import OldCommit
 from quantbench.bench.process import COMMAND, Process
 from quantbench.bench.session import Session
-from quantbench.bench.store import Results, Settings, Store
+from quantbench.bench.store import ArmResult, Results, Settings, Store
 from quantbench.errors import QuantbenchError
 from quantbench.log.config import RunConfig, argv, repro
 from quantbench.log.record import Record
@@ -27,19 +26,13 @@ from quantbench.run.facts import Facts, Peak, make_record
 
 @dataclass(frozen=True)
 class Replayed:
-    """A run, measured again."""
+    """A run, measured again: alone, or interleaved with an older commit."""
 
     record: Record
-    relative: list[float]  # for each process: seconds a token × bytes a second of its memory
-    caveat: str | None  # why that reading is not the memory's speed
-
-
-@dataclass(frozen=True)
-class Beside:
-    """A run, measured interleaved with an older commit."""
-
-    record: Record  # now
-    speed: Interval  # now ÷ then; above 1 it became faster
+    # Alone: seconds a token × bytes a second of its memory, for each process.
+    relative: list[float] = field(default_factory=list)
+    caveat: str | None = None  # why that reading is not the memory's speed
+    speed: Interval | None = None  # now ÷ then; above 1 it became faster
 
 
 def measured(config: RunConfig, processes: int, read: bool) -> Replayed:
@@ -78,7 +71,7 @@ def _reading(worker: Process, facts: Facts) -> Reading:
         return alone.answer(Reading, "bandwidth", device=device)
 
 
-def beside(config: RunConfig, old: OldCommit, half_width: float | None) -> Beside:
+def beside(config: RunConfig, old: OldCommit, half_width: float | None) -> Replayed:
     """Run it on the old commit and on the present one, in turns, until the interval is as narrow as
     half_width.
 
@@ -95,8 +88,8 @@ def beside(config: RunConfig, old: OldCommit, half_width: float | None) -> Besid
             f"--against {old.name}: that commit's C++ kernels do not build here, as the present "
             f"ones do: {reason}"
         )
-    text = repro(config)
-    arms = [Arm(f"commit {old.name}", text, config), Arm("now", text, config)]
+    run = repro(config), argv(config, said=True)
+    arms = [ArmResult(f"commit {old.name}", *run), ArmResult("now", *run)]
     settings = Settings(tokens=0, half_width=half_width or Settings().half_width)
     results = Results.begin(settings, arms, "none")
     store, rule = Store(results, None), Enough(Limits())
@@ -111,7 +104,7 @@ def beside(config: RunConfig, old: OldCommit, half_width: float | None) -> Besid
     if now.failed is not None or facts is None or row.tok_s is None or row.speed_up is None:
         raise QuantbenchError(now.failed or "nothing was measured")
     peak = (row.peak_memory_bytes or {})["generate"]
-    return Beside(_record(facts, row.tok_s, peak), row.speed_up)
+    return Replayed(_record(facts, row.tok_s, peak), speed=row.speed_up)
 
 
 def _record(facts: Facts, tok_s: float, peak: Peak) -> Record:

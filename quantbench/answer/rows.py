@@ -5,22 +5,25 @@ for row in rows(results):
 Compared(results).best({0, 2, 5})            # of these rows, those that may be the fastest
 """
 
+import statistics
 from collections.abc import Sequence
-from statistics import fmean
 
 import numpy as np
 
 from quantbench.answer.compared import Compared
 from quantbench.answer.interval import Interval
-from quantbench.answer.readings import is_limit, median
 from quantbench.answer.row import Row
-from quantbench.answer.why import reasons
-from quantbench.bench.answers import ArmFacts
+from quantbench.bench.answers import ArmFacts, Reading
 from quantbench.bench.store import ArmResult, Kind, Results
 from quantbench.quality.types import NoQuality, Quality
 from quantbench.run.energy import Energy, NotCounted, pooled
 from quantbench.run.facts import Facts, Summary
 from quantbench.run.shown import against
+from quantbench.run.why import held_back
+
+# Shares of the read bandwidth at which an arm reads its weights. Decoding reads activations and
+# caches as well, so a memory-bound arm stays below 1.
+MEMORY_BOUND, NOT_MEMORY_BOUND = 0.6, 0.4
 
 
 def rows(results: Results, found: Compared | None = None) -> list[Row]:
@@ -154,12 +157,14 @@ def noise(rows: Sequence[Row], repeated: int) -> str:
     known = [row for row in rows if row.cycles]
     if not known:
         return ""
+    scatter, floor = (
+        statistics.fmean(getattr(row, name) or 0.0 for row in known) for name in ("noise", "floor")
+    )
     again = f", {repeated} repeated as the memory's speed changed within them"
     return (
-        "a turn's ratio to the baseline's scattered by "
-        f"{fmean(row.noise or 0.0 for row in known):.1%}, in "
+        f"a turn's ratio to the baseline's scattered by {scatter:.1%}, in "
         f"{max(row.cycles for row in known)} cycles{again * bool(repeated)}; intervals allow "
-        f"±{fmean(row.floor or 0.0 for row in known):.1%} for what processes of one arm differ by"
+        f"±{floor:.1%} for what processes of one arm differ by"
     )
 
 
@@ -170,3 +175,48 @@ def identical_plans(results: Results) -> list[str]:
         for arm in results.arms
         if arm.also
     ]
+
+
+def reasons(row: Row, arm: ArmFacts) -> list[str]:
+    """Why an arm is no faster than the baseline; sentences without a full stop."""
+    run, share = arm.run, row.bandwidth_share
+    if row.verdict == "faster" or run is None:
+        return []
+    sentences = held_back(run, arm.kernels or {})
+    if share is not None and share >= MEMORY_BOUND:
+        sentences.append(
+            f"memory-bound: it reads its weights at {share:.0%} of the memory's bandwidth; only "
+            "fewer bytes make it faster"
+        )
+    elif share is not None and share < NOT_MEMORY_BOUND:
+        sentences.append(
+            f"not memory-bound: it reads its weights at {share:.0%} of the memory's bandwidth, so "
+            "arithmetic or the cost of each call sets its speed"
+        )
+    if arm.limit and row.decode_tok_s:
+        sentences.append(arm.limit.sentence(1 / row.decode_tok_s))
+    return sentences
+
+
+# ---------------------------------------------------------- readings of a device's bandwidth
+
+
+def median(readings: Sequence[Reading]) -> float:
+    """Bytes per second."""
+    return statistics.median(reading.bytes_per_s for reading in readings)
+
+
+def is_limit(readings: Sequence[Reading]) -> bool:
+    """Whether they are the memory's speed, so that shares of it have a meaning."""
+    return bool(readings) and all(reading.caveat is None for reading in readings)
+
+
+def caveats(readings: Sequence[Reading]) -> list[str]:
+    """Why they are not the memory's speed, in words for the report; each reason once."""
+    return list(dict.fromkeys(reading.caveat for reading in readings if reading.caveat))
+
+
+def span(readings: Sequence[Reading]) -> str:
+    """The slowest and the fastest: 30.7 to 31.2 GB/s."""
+    rates = [reading.bytes_per_s / 1e9 for reading in readings]
+    return f"{min(rates):.1f} to {max(rates):.1f} GB/s"

@@ -111,14 +111,6 @@ class Shape:
     count: int  # layers of this shape
 
 
-@dataclass(frozen=True)
-class Layers:
-    """A model's shapes of linear layers, and the kernels to time for each scheme."""
-
-    kernels: dict[str, list[str]]
-    shapes: list[Shape]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Product:
     """One layer's product by one kernel: median seconds and quartiles, or why there are none."""

@@ -9,11 +9,11 @@ The first is the baseline.
 import contextlib
 import dataclasses
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quantbench.bench.process import Process
+from quantbench.bench.store import ArmResult
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log import shell
 from quantbench.log.config import RunConfig, Unsaid, argv, option_table
@@ -33,22 +33,9 @@ MODEL = ("checkpoint_path", "num_layers")
 WORK = ("prompt", "prefill_size", "max_new_tokens", "batch_size", "context_depth", "seed")
 
 
-@dataclass(frozen=True)
-class Arm:
-    """`text` is what the person wrote; `problem` says why it cannot run here, where that is known
-    before anything is measured."""
-
-    name: str
-    text: str
-    config: RunConfig
-    problem: str | None = None
-    also: list[str] = dataclasses.field(default_factory=list)  # of a tune: settings of its plan
-    changes: int | None = None  # of a tune: options that differ from the default's
-
-
 def make_arms(
     common: RunConfig, texts: Sequence[str], may_differ: Collection[str] = ()
-) -> list[Arm]:
+) -> list[ArmResult]:
     """An arm for each text. may_differ: options of MODEL and WORK that arms may have different.
     Raises UsageError, one line, for options that are wrong, and for arms that cannot be compared.
     """
@@ -67,7 +54,7 @@ def make_arms(
     return arms
 
 
-def read_arms(common: RunConfig, texts: Sequence[str], baseline: bool = True) -> list[Arm]:
+def read_arms(common: RunConfig, texts: Sequence[str], baseline: bool = True) -> list[ArmResult]:
     """An arm for each text. baseline: whether the first is one. Raises UsageError, one line, for
     options that are wrong."""
     arms = []
@@ -80,16 +67,17 @@ def read_arms(common: RunConfig, texts: Sequence[str], baseline: bool = True) ->
     return arms
 
 
-def every_scheme(common: RunConfig, texts: Sequence[str], schemes: Sequence[str]) -> list[str]:
-    """The texts, and one more for each scheme that none of them is already. A scheme that does not
-    go with the options of all arms is left out."""
-    configs = [same(arm.config) for arm in read_arms(common, texts)]
-    others = []
-    for text in (f"--quantization {scheme}" for scheme in schemes):
+def other_schemes(
+    common: RunConfig, arms: Sequence[ArmResult], schemes: Sequence[str]
+) -> list[ArmResult]:
+    """An arm for each scheme that none of these arms has. A scheme that does not go with the
+    options of all arms is left out."""
+    known, others = [same(arm.config) for arm in arms], []
+    for scheme in schemes:
         with contextlib.suppress(QuantbenchError):
-            if same(_read_arm(common, text).config) not in configs:
-                others.append(text)
-    return [*texts, *others]
+            arm = _read_arm(common, f"--quantization {scheme}")
+            others += [arm] if same(arm.config) not in known else []
+    return others
 
 
 def same(config: RunConfig) -> RunConfig:
@@ -99,7 +87,7 @@ def same(config: RunConfig) -> RunConfig:
     return config.without(("kv_cache_quantization", "linear_causal_mask", *NOT_IN_ARMS))
 
 
-def _read_arm(common: RunConfig, text: str) -> Arm:
+def _read_arm(common: RunConfig, text: str) -> ArmResult:
     """The arm of a text. Raises QuantbenchError, one line, for options that are wrong."""
     words = [word.text for word in shell.words(text)]
     own = parse(words)
@@ -107,17 +95,13 @@ def _read_arm(common: RunConfig, text: str) -> Arm:
     if given:
         raise UsageError(f"--{given[0]} does not belong into an arm")
     config = parse([*argv(common, said=True), *words])
-    left_out = [name for name in checks.unused(config) if name not in _given(words)]
+    named = {key(word.partition("=")[0]) for word in words if word.startswith("--")}
+    left_out = [name for name in checks.unused(config) if name not in named]
     common, config = common.without(left_out), config.without(left_out)
     checks.check_options(config)
     if not isinstance(config.quantization, Unsaid):
         config = dataclasses.replace(config, quantization=str(spec.parse(config.quantization)))
-    return Arm(_name(common, config), text, config)
-
-
-def _given(words: Sequence[str]) -> set[str]:
-    """The options that these words name."""
-    return {key(word.partition("=")[0]) for word in words if word.startswith("--")}
+    return ArmResult(_name(common, config), text, argv(config, said=True))
 
 
 def refuse_unused(common: RunConfig, configs: Sequence[RunConfig]) -> None:
@@ -137,7 +121,7 @@ def _name(common: RunConfig, config: RunConfig) -> str:
     return ", ".join(parts)
 
 
-def refuse_identical(arms: Sequence[Arm]) -> None:
+def refuse_identical(arms: Sequence[ArmResult]) -> None:
     """Raise UsageError for two arms that are the same run."""
     seen: dict[RunConfig, int] = {}
     for number, arm in enumerate(arms, 1):
@@ -149,25 +133,25 @@ def refuse_identical(arms: Sequence[Arm]) -> None:
             )
 
 
-def _refuse_different(arms: Sequence[Arm], names: Sequence[str]) -> None:
-    configs = [(number, arm.config) for number, arm in enumerate(arms, 1)]
+def _refuse_different(arms: Sequence[ArmResult], names: Sequence[str]) -> None:
+    first = arms[0].config
     for name in names:
-        for number, config in configs[1:]:
-            theirs, own = (str(getattr(one, name)) for one in (configs[0][1], config))
+        for number, arm in enumerate(arms[1:], 2):
+            theirs, own = (str(getattr(config, name)) for config in (first, arm.config))
             if own == theirs:
                 continue
             what = "model" if name in MODEL else "work"
             of_files = "--same_model compares files of one model, and " * (name == MODEL[0])
             raise UsageError(
-                f"arm {number} has --{name} {shown(own, 40)} and arm {configs[0][0]} "
+                f"arm {number} has --{name} {shown(own, 40)} and arm 1 "
                 f"{shown(theirs, 40)}: not the same {what}; {of_files}--allow_different compares "
                 "them even so"
             )
 
 
 def of_one_model(
-    common: RunConfig, arms: Sequence[Arm], worker: Process
-) -> tuple[list[Arm], QualityReference]:
+    common: RunConfig, arms: Sequence[ArmResult], worker: Process
+) -> tuple[list[ArmResult], QualityReference]:
     """The arms, named by their files and schemes, and what their quality is relative to. Raises
     UsageError for files of different models, and for two arms that are the same run."""
     paths = list(dict.fromkeys(arm.config.checkpoint_path for arm in arms))
@@ -182,7 +166,8 @@ def of_one_model(
             scheme = schemes[path] or scheme
         run = dataclasses.replace(arm.config, quantization=scheme)
         name = _name(dataclasses.replace(common, checkpoint_path=path), run)
-        runs.append(Arm(f"{stems[path] if told_apart else path}, {name}", arm.text, run))
+        name = f"{stems[path] if told_apart else path}, {name}"
+        runs.append(ArmResult(name, arm.text, argv(run, said=True)))
     refuse_identical(runs)
     path = paths[found.best]
     config = next(arm.config for arm in arms if arm.config.checkpoint_path == path)

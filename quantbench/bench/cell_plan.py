@@ -9,16 +9,17 @@ with a number of ranks, a prompt length and a batch size, are measured in the sa
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quantbench.bench.arm import NOT_IN_ARMS, read_arms, refuse_identical, refuse_unused
 from quantbench.bench.store import Planned
 from quantbench.errors import UsageError
 from quantbench.log import shell
-from quantbench.log.config import RunConfig, argv
+from quantbench.log.config import RunConfig
 from quantbench.log.options import parse
 from quantbench.text import counted, shown
 
@@ -41,34 +42,25 @@ DECIDED = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """What arms are compared in: all of a cell but its arm."""
-
+class PlannedCell:
     model: str  # checkpoint path
     ranks: int
     sequence_length: int  # tokens of each prompt
     batch_size: int
-
-
-@dataclass(frozen=True)
-class PlannedCell:
-    place: Place
     arm: Planned
 
     @property
     def name(self) -> str:
-        place = self.place
-        parts = (self.arm.name, place.model, counted(place.ranks, "rank"))
-        return ", ".join([*parts, f"prompt {place.sequence_length}, batch {place.batch_size}"])
+        parts = (self.arm.name, self.model, counted(self.ranks, "rank"))
+        return ", ".join([*parts, f"prompt {self.sequence_length}, batch {self.batch_size}"])
 
     def config(self, decode_length: int) -> RunConfig:
-        place = self.place
         return dataclasses.replace(
             parse(self.arm.argv),
-            checkpoint_path=place.model,
-            tp=place.ranks,
-            prefill_size=place.sequence_length,
-            batch_size=place.batch_size,
+            checkpoint_path=self.model,
+            tp=self.ranks,
+            prefill_size=self.sequence_length,
+            batch_size=self.batch_size,
             max_new_tokens=decode_length,
             temperature=0.0,
             write_result="none",
@@ -103,15 +95,12 @@ class CellPlan:
             if (twice := _repeated(names)) is not None:
                 raise UsageError(f"{shown(twice)} is twice among the {what}: leave one out")
 
-    @property
-    def places(self) -> list[Place]:
+    @cached_property
+    def cells(self) -> list[PlannedCell]:
         """In the order in which they are measured: small batches first."""
         sizes = sorted(self.batch_sizes)
-        return [Place(*e) for e in product(self.models, self.ranks, self.sequence_lengths, sizes)]
-
-    @property
-    def cells(self) -> list[PlannedCell]:
-        return [PlannedCell(place, arm) for place in self.places for arm in self.arms]
+        cells = product(self.models, self.ranks, self.sequence_lengths, sizes, self.arms)
+        return [PlannedCell(*cell) for cell in cells]
 
     def difference(self, given: "CellPlan") -> str | None:
         """The first difference between the saved plan and the given one."""
@@ -120,23 +109,17 @@ class CellPlan:
         if changed is not None:
             return f"the arm {shown(changed)} has other options of generate.py there"
         for name in self.__dataclass_fields__:
-            kept, new = (written(getattr(plan, name)) for plan in (self, given))
+            kept, new = (_written(getattr(plan, name)) for plan in (self, given))
             if kept != new:
                 return f"{_flag(name)} is {shown(kept)} there and {shown(new)} here"
         return None
 
 
 def make_plan(
-    common: RunConfig,
-    arm_texts: Sequence[str],
-    checkpoints: Sequence[str],
-    ranks: str,
-    sequence_lengths: str,
-    batch_sizes: str,
-    **counts: int,
+    common: RunConfig, arm_texts: Sequence[str], checkpoints: Sequence[str], **given: Any
 ) -> CellPlan:
-    """From a command line. common: options that all arms share. Lists are as "1,2,4". counts:
-    decode_length, runs, warmups. Raises UsageError, one line."""
+    """From a command line. common: options that all arms share. given: the other fields, lists as
+    "1,2,4". Raises UsageError, one line."""
     arms = read_arms(common, arm_texts, baseline=False)
     for number, arm in enumerate(arms, 1):
         own = parse([word.text for word in shell.words(arm.text)])
@@ -146,14 +129,16 @@ def make_plan(
                 raise UsageError(f"arm {number}, {shown(arm.text)}: {what}")
     refuse_unused(common, [arm.config for arm in arms])
     refuse_identical(arms)
-    return CellPlan(
-        models=list(checkpoints),
-        arms=[Planned(arm.name, arm.text, argv(arm.config, said=True)) for arm in arms],
-        ranks=whole_numbers("--tp", ranks),
-        sequence_lengths=whole_numbers("--sequence_lengths", sequence_lengths),
-        batch_sizes=whole_numbers("--batch_sizes", batch_sizes),
-        **counts,
-    )
+    planned = [Planned(arm.name, arm.text, arm.argv) for arm in arms]
+    return CellPlan(list(checkpoints), planned, **numbers(given))
+
+
+def numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a CellPlan, of which lists may be as "1,2,4". Raises UsageError, one line."""
+    return {
+        name: whole_numbers(_flag(name), value) if isinstance(value, str) else value
+        for name, value in given.items()
+    }
 
 
 def whole_numbers(option: str, text: str) -> list[int]:
@@ -171,7 +156,7 @@ def whole_numbers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def written(value: object) -> str:
+def _written(value: object) -> str:
     """A value as its option takes it."""
     if isinstance(value, list):
         return ",".join(v.text if isinstance(v, Planned) else str(v) for v in value)

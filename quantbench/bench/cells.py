@@ -14,17 +14,15 @@ import math
 import threading
 import time
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from quantbench.bench import process
 from quantbench.bench.answers import ArmFacts
-from quantbench.bench.arm import Arm
 from quantbench.bench.cell_plan import CellPlan
-from quantbench.bench.pool import Command, DoesNotFit, Pool
+from quantbench.bench.pool import Command, DoesNotFit
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.session import Rule, Session
-from quantbench.bench.store import Kind, Left, Ready, Results, Settings, Store
+from quantbench.bench.store import ArmResult, Kind, Left, Ready, Results, Settings, Store
 from quantbench.log.config import argv
 from quantbench.progress import duration
 from quantbench.text import counted
@@ -38,30 +36,31 @@ T = TypeVar("T")
 
 def begin(plan: CellPlan) -> Results:
     """Results without a measurement; the arm of number n is plan.cells[n]."""
-    arms = [Arm(cell.name, cell.arm.text, cell.config(plan.decode_length)) for cell in plan.cells]
+    arms = [
+        ArmResult(cell.name, cell.arm.text, argv(cell.config(plan.decode_length), said=True))
+        for cell in plan.cells
+    ]
     settings = Settings(processes=1, cycles=plan.runs, tokens=0, max_minutes=UNLIMITED)
     results = Results.begin(settings, arms, "none")
     results.plan = to_json(plan)
     return results
 
 
-def is_left(results: Results, number: int) -> bool:
-    """Whether the cell has neither all runs nor a reason."""
-    runs = results.settings.cycles or 0
-    return results.arms[number].failed is None and len(results.turns(number, "decode")) < runs
-
-
 def left(results: Results, numbers: Collection[int] | None = None) -> list[int]:
-    """The cells that are left of these; None: of all."""
-    numbers = range(len(results.arms)) if numbers is None else numbers
-    return [number for number in numbers if is_left(results, number)]
+    """The cells of these that have neither all runs nor a reason; None: of all."""
+    runs = results.settings.cycles or 0
+    return [
+        n
+        for n in (range(len(results.arms)) if numbers is None else numbers)
+        if results.arms[n].failed is None and len(results.turns(n, "decode")) < runs
+    ]
 
 
 class Runs(Rule):
     """Every cell has its runs, or a reason."""
 
     def __init__(self, plan: CellPlan) -> None:
-        self.models = [(cell.place.model, cell.place.ranks) for cell in plan.cells]
+        self.models = [(cell.model, cell.ranks) for cell in plan.cells]
 
     def wanting(self, results: Results, group: Collection[int], taken: int) -> Collection[int]:
         return left(results, group)
@@ -76,6 +75,7 @@ class Runs(Rule):
 class Cells(Session):
     kinds: tuple[Kind, Kind] = ("prompt", "decode")
     is_paired = False
+    of_turns = {"each": True}
 
     def __init__(
         self,
@@ -93,27 +93,27 @@ class Cells(Session):
         self.plan, self.cells, self.arms = plan, plan.cells, len(plan.arms)
         self.warmups, self.timeout, self.machine = plan.warmups, timeout, machine
         self.total = self._work()
-
-    def _pool(self, scratch: Path, saved: Path) -> Pool:
-        return CellPool(self)
+        self.steps = dict.fromkeys(range(len(self.cells)), plan.decode_length - 1)
+        self.seconds: dict[int, float] = {}  # that cells took
+        self.short: set[int] = set()  # cells that did not fit with other arms
 
     def _visit(self, waiting: list[int]) -> None:
         super()._visit(sorted(waiting))
         for arm in range(self.arms):  # what did not fit with the others
-            self.pool.unload_all()
+            self.unload_all()
             for number in left(self.results, [n for n in waiting if n % self.arms == arm]):
                 self._cycles([number], [number], math.inf)
 
-    def _apart(self, number: int, reason: str) -> None:
+    def _alone(self, number: int, reason: str) -> None:
         """An arm for whose model and the baseline memory is too short has no pairs: `_visit`."""
 
     def _announce(self, number: int, where: str) -> None:
         self._say(f"{self.cells[number].arm.name}: loading")
 
     def _measuring(self, numbers: Sequence[int], cycle: int) -> None:
-        place = self.cells[numbers[0]].place
+        cell = self.cells[numbers[0]]
         names = ", ".join(self.cells[number].arm.name for number in numbers)
-        self._say(f"prompts of {place.sequence_length}, batch size {place.batch_size}: {names}")
+        self._say(f"prompts of {cell.sequence_length}, batch size {cell.batch_size}: {names}")
 
     def _say(self, what: str) -> None:
         cells, work = len(self.cells), self._work()
@@ -126,33 +126,18 @@ class Cells(Session):
     def _work(self) -> float:
         """What is left, in tokens of a prompt."""
         steps = STEP_TOKENS * (self.plan.decode_length - 1)
-        places = (self.cells[number].place for number in left(self.results))
-        return sum(place.batch_size * place.sequence_length + steps for place in places)
+        cells = (self.cells[number] for number in left(self.results))
+        return sum(cell.batch_size * cell.sequence_length + steps for cell in cells)
 
-
-class CellPool(Pool):
-    """Processes that measure one cell after the other; `loaded` has the number of the last one."""
-
-    def __init__(self, session: Cells) -> None:
-        super().__init__(session.store, Path(), session.progress.say, session.command)
-        self.plan, self.cells = session.plan, session.cells
-        self.timeout, self.machine = session.timeout, session.machine
-        self.steps = dict.fromkeys(range(len(self.cells)), self.plan.decode_length - 1)
-        self.of_turns = {"each": True}
-        self.seconds: dict[int, float] = {}  # that cells took
-        self.short: set[int] = set()  # cells that did not fit with other arms
+    # ------------------------------------------------------------------------------ processes
 
     def leaves_out(self, number: int) -> bool:
         return all(self.results.arms[other].failed is not None for other in self._alike(number))
 
-    def probe(self, cycle: int | None, numbers: Collection[int]) -> None:
-        """Cells are not compared with the memory's speed."""
-
     def load(self, number: int) -> None:
         """Start the arm's process. Where that fails for another reason than the other arms' memory,
         all its cells have it."""
-        config = self.cells[number].config(self.plan.decode_length)
-        least = dataclasses.replace(config, prefill_size=1, batch_size=1)
+        least = dataclasses.replace(self.results.arms[number].config, prefill_size=1, batch_size=1)
         try:
             self.start(number, argv(least, said=True))
         except WorkerFailed as error:
@@ -182,9 +167,9 @@ class CellPool(Pool):
             self.short.add(number)
         if number not in self.loaded:
             return False
-        place, results = self.cells[number].place, self.results
-        most = max(self.cells[n].place.batch_size for n in sizes if results.arms[n].failed is None)
-        given = {"prompt": place.sequence_length, "rows": place.batch_size, "most_rows": most}
+        cell, results = self.cells[number], self.results
+        most = max(self.cells[n].batch_size for n in sizes if results.arms[n].failed is None)
+        given = {"prompt": cell.sequence_length, "rows": cell.batch_size, "most_rows": most}
         new_tokens = self.plan.decode_length
         facts = self.asked(number, ArmFacts, "cell", new_tokens=new_tokens, **given)
         if facts is None:
@@ -214,8 +199,8 @@ class CellPool(Pool):
 
     def fail(self, number: int, error: WorkerFailed) -> None:
         """Give the cell its reason, unless it may do alone."""
-        together, place = len(self.loaded) > 1, self.cells[number].place
-        if error.kind == "dead" or place.ranks > 1:  # ranks end for any failure
+        together, cell = len(self.loaded) > 1, self.cells[number]
+        if error.kind == "dead" or cell.ranks > 1:  # ranks end for any failure
             self.unload(number)
         if time.monotonic() >= self.deadline:
             why = f"timed out: it takes longer than --timeout {self.timeout:g} s"
@@ -225,7 +210,7 @@ class CellPool(Pool):
         else:
             self._give_up([number], str(error))
             if error.kind == "memory":
-                why = f"not tried: batch size {place.batch_size} is out of memory"
+                why = f"not tried: batch size {cell.batch_size} is out of memory"
                 self._give_up(self._alike(number, "batch_size"), why)
 
     def _give_up(self, numbers: Collection[int], reason: str) -> None:
@@ -235,10 +220,7 @@ class CellPool(Pool):
     def _alike(self, number: int, *but: str) -> list[int]:
         """Cells of the same arm, model and ranks, which may differ in the batch size and the
         prompt; or if `but` is given in that alone."""
-        own, free = self.cells[number], but or ("batch_size", "sequence_length")
-        given = {name: getattr(own.place, name) for name in free}
-        return [
-            n
-            for n, cell in enumerate(self.cells)
-            if cell.arm == own.arm and dataclasses.replace(cell.place, **given) == own.place
-        ]
+        own = self.cells[number]
+        given = {name: getattr(own, name) for name in but or ("batch_size", "sequence_length")}
+        cells = enumerate(self.cells)
+        return [n for n, cell in cells if dataclasses.replace(cell, **given) == own]

@@ -3,7 +3,7 @@ the same plan.
 
     grid = read_grid(common, ["threads=1,2", "quantization=int8wo,int4wo-128"])
     settings = grid.settings()              # the default first, then the four combinations
-    tuned = group(settings, planned)        # arms to measure, and the settings that share its plan
+    able, refused = group(settings, planned)        # arms to measure, and what cannot run
 
 The default is the command line without --over: it is the baseline, and what stays if nothing else
 is shown to be faster. "default" as a value leaves an option as it is there, and switches take on
@@ -19,9 +19,10 @@ from typing import Any
 
 from quantbench.arguments import nearest
 from quantbench.bench.answers import Planned
-from quantbench.bench.arm import MODEL, NOT_IN_ARMS, WORK, Arm, refuse_unused
+from quantbench.bench.arm import MODEL, NOT_IN_ARMS, WORK, refuse_unused
+from quantbench.bench.store import ArmResult
 from quantbench.errors import QuantbenchError, UsageError
-from quantbench.log.config import ALIASES, RunConfig, option_table
+from quantbench.log.config import ALIASES, RunConfig, argv, option_table
 from quantbench.log.kinds import Switch
 from quantbench.quantize import spec
 from quantbench.run import checks
@@ -48,10 +49,10 @@ class Grid:
     common: RunConfig
     axes: list[Axis]
 
-    def settings(self) -> list[Arm]:
+    def settings(self) -> list[ArmResult]:
         """The default, and every combination, named by its values."""
         default = self.common.without(checks.unused(self.common))
-        settings = [Arm(DEFAULT, DEFAULT, default, changes=0)]
+        settings = [ArmResult(DEFAULT, DEFAULT, argv(default, said=True), changes=0)]
         names = [axis.option for axis in self.axes]
         choices = (zip(axis.texts, axis.values, strict=True) for axis in self.axes)
         for chosen in itertools.product(*choices):
@@ -60,7 +61,8 @@ class Grid:
             config = config.without(checks.unused(config))
             changed = [n for n in names if getattr(config, n) != getattr(default, n)]
             name = ", ".join(f"{n}={text}" for n, (text, _) in pairs)
-            settings.append(Arm(name, name, config, changes=len(changed)))
+            own = argv(config, said=True)
+            settings.append(ArmResult(name, name, own, changes=len(changed)))
         return settings
 
 
@@ -142,53 +144,42 @@ def _value(common: RunConfig, option: str, text: str, named: str) -> object:
 # ---------------------------------------------------------------------------------- plans
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """What is measured, the baseline first; what cannot run stands alone, at the end."""
-
-    arms: list[Arm]
-    why_not_default: str | None = None  # why the default cannot run here, so that it is no baseline
-
-    @property
-    def able(self) -> list[Arm]:
-        return [arm for arm in self.arms if arm.problem is None]
-
-    @property
-    def refused(self) -> list[Arm]:
-        return [arm for arm in self.arms if arm.problem is not None]
-
-
-def group(settings: Sequence[Arm], planned: Sequence[Planned]) -> Tuned:
-    """One arm for each plan: of settings with identical ones, the first.
+def group(
+    settings: Sequence[ArmResult], planned: Sequence[Planned]
+) -> tuple[list[ArmResult], list[ArmResult]]:
+    """One arm for each plan, the baseline first: of settings with identical ones, the first. And
+    those that cannot run.
 
     planned: what is known of each setting's plan. Where the default cannot run, the first setting
     that can takes its place. Raises UsageError or QuantbenchError where none can.
     """
-    arms: dict[str, Arm] = {}
-    refused: list[Arm] = []
+    arms: dict[str, ArmResult] = {}
+    refused: list[ArmResult] = []
     for setting, plan in zip(settings, planned, strict=True):
         if plan.identity is None:
             if setting.name != DEFAULT:
-                refused.append(dataclasses.replace(setting, problem=plan.problem))
+                refused.append(dataclasses.replace(setting, unable=plan.problem))
             continue
         identity = repr(sorted(plan.identity.items()))
         if (first := arms.setdefault(identity, setting)) is not setting:
-            first.also.append(setting.name)
+            first.also = [*(first.also or ()), setting.name]
     if not arms:
         failure = UsageError if planned[0].kind == "usage" else QuantbenchError
         raise failure(f"no setting can run here: {planned[0].problem}")
-    return Tuned([*arms.values(), *refused], planned[0].problem)
+    return [*arms.values()], refused
 
 
-def said(tuned: Tuned, count: int) -> list[str]:
+def said(
+    able: Sequence[ArmResult], refused: Sequence[ArmResult], why_not_default: str | None, count: int
+) -> list[str]:
     """Which of `count` settings of the grid have identical plans, in lines for people."""
-    able, lines = tuned.able, list[str]()
-    if tuned.why_not_default is not None:
+    lines = []
+    if why_not_default is not None:
         lines.append(
-            f"the default cannot run here ({tuned.why_not_default}): the baseline is {able[0].name}"
+            f"the default cannot run here ({why_not_default}): the baseline is {able[0].name}"
         )
     lines += [f"identical plans: {arm.name} is measured for {'; '.join(arm.also)}, too"
               for arm in able if arm.also]  # fmt: skip
-    lines += [f"{arm.name} cannot run: {arm.problem}" for arm in tuned.refused]
+    lines += [f"{arm.name} cannot run: {arm.unable}" for arm in refused]
     several = f"{counted(len(able), 'plan')} to measure"
     return [f"{counted(count, 'setting')} of the grid: {several}", *lines]

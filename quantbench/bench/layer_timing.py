@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quantbench import devices
-from quantbench.bench.answers import Layers, Product, Shape, ShapeTimings
+from quantbench.bench.answers import Product, Shape, ShapeTimings
 from quantbench.cli import quiet
 from quantbench.errors import KernelError
 from quantbench.models.loading import load_config
@@ -61,11 +61,6 @@ def shapes(checkpoint_path: str) -> list[Shape]:
         Shape(list(dict.fromkeys(short)), rows, columns, len(short))
         for (rows, columns), short in names.items()
     ]
-
-
-def layers(checkpoint_path: str, schemes: list[str], device: str, precision: str) -> Layers:
-    """The model's shapes of layers, and every scheme's kernels."""
-    return Layers(kernels(schemes, device, precision), shapes(checkpoint_path))
 
 
 @torch.no_grad()

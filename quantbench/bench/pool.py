@@ -1,19 +1,20 @@
 """The worker processes of a session: each is loaded, scored, made ready, asked for turns, ended.
 
-    pool = Pool(store, scratch, say)
-    pool.load(0)                            # raises DoesNotFit where other arms take the memory
-    pool.turn(0, cycle=3, kind="decode")
-    pool.close()
+    session.load(0)                         # raises DoesNotFit where other arms take the memory
+    session.turn(0, cycle=3, kind="decode")
+    session.close()
 
-What goes wrong with one arm ends that arm; the others go on.
+What goes wrong with one arm ends that arm; the others go on. bench/session.py decides when each arm
+is loaded and takes turns.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from quantbench.bench import process, ranks
+from quantbench.bench import ranks
 from quantbench.bench.answers import ArmFacts, Reading, TimedSample, TurnTime
 from quantbench.bench.process import Process, WorkerFailed
 from quantbench.bench.store import (
@@ -22,7 +23,6 @@ from quantbench.bench.store import (
     Kind,
     Left,
     Ready,
-    Results,
     Scored,
     Store,
     Turn,
@@ -30,6 +30,7 @@ from quantbench.bench.store import (
 from quantbench.bench.store import Bandwidth as Read
 from quantbench.errors import UsageError
 from quantbench.log.options import parse
+from quantbench.progress import Progress
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import NoQuality, Quality, QualityAnswer, QualityReference
 from quantbench.run.why import Expected
@@ -48,37 +49,33 @@ class DoesNotFit(Exception):
     """There is too little memory for an arm while others are loaded."""
 
 
-class Pool:
+class Pool(ABC):
     """Loaded arms by their number, and for each device a worker without an arm, which reads memory
     and estimates."""
 
-    def __init__(
-        self,
-        store: Store,
-        scratch: Path,
-        say: Callable[[str], None],
-        command: Command = process.COMMAND,
-        saved: Path | None = None,
-        has_turns: bool = True,
-        out: Callable[[Results, int], str | None] = lambda results, arm: None,
-    ) -> None:
+    of_turns: Mapping[str, object] = {}  # the arguments of every request for a turn
+    progress: Progress
+    scratch: Path  # a folder for this session
+    saved: Path | None = None  # a folder for arms as they were quantized, for later processes
+
+    def __init__(self, store: Store, command: Command, has_turns: bool) -> None:
         """
-        scratch: a folder for this session
         command: starts a worker; or a function that gives the command for an arm's number
-        saved: a folder where an arm may be kept as it was quantized, for its later processes
         has_turns: False where workers take whole samples only, each a turn of both kinds: those of
             an older commit
-        out: why no more of an arm is measured, asked before it is loaded and once it is scored
         """
-        self.out = out
-        self.store, self.results, self.say = store, store.results, say
-        self.scratch, self.command, self.saved, self.has_turns = scratch, command, saved, has_turns
-        self.of_turns: dict[str, object] = {}  # the arguments of every request for a turn
+        self.store, self.results = store, store.results
+        self.command, self.has_turns = command, has_turns
         self.loaded: dict[int, Process] = {}
         self.probes: dict[str, Process] = {}
         self.reference: str | None = None  # the file of the baseline's hidden states, once written
         self.steps: dict[int, int] = {}  # of a turn of decoding, by arm
         self.prompt_seconds: dict[int, float] = {}
+
+    @abstractmethod
+    def leaves_out(self, number: int) -> bool:
+        """Whether the arm is not to be loaded, or no more of it measured; then the results say
+        why."""
 
     def load(self, number: int) -> None:
         """Start the arm's worker, score it once, and get it ready. An arm that fails or is left out
@@ -116,17 +113,6 @@ class Pool:
     def ready(self, numbers: list[int]) -> list[int]:
         """Those, of one place and the baseline first, that can take turns now."""
         return [number for number in numbers if number in self.loaded]
-
-    def leaves_out(self, number: int) -> bool:
-        """Whether the arm is not to be loaded: it has failed, or the rule leaves it out; then the
-        results say why."""
-        if self.results.arms[number].failed is not None:
-            return True
-        if number and (why := self.out(self.results, number)):
-            self.store.add(Left(number, why))
-            self.unload(number)
-            return True
-        return False
 
     def _samples(self, number: int, worker: Process) -> None:
         """Whole samples, which also tell how long a turn is."""
@@ -188,7 +174,7 @@ class Pool:
                 reading = self._probed(device, Reading, "bandwidth", device=device)
                 self.store.add(Read(device, dataclasses.replace(reading, cycle=cycle)))
             except WorkerFailed as error:
-                self.say(f"no bandwidth of {device}: {error}")
+                self.progress.say(f"no bandwidth of {device}: {error}")
 
     def unload(self, number: int) -> None:
         if number in self.loaded:
@@ -202,7 +188,7 @@ class Pool:
         """End an arm whose process failed."""
         self.unload(number)
         self.store.add(Left(number, str(error), failed=True))
-        self.say(f"{self.results.arms[number].name} failed: {error}")
+        self.progress.say(f"{self.results.arms[number].name} failed: {error}")
 
     def close(self) -> None:
         self.unload_all()

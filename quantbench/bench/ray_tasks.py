@@ -96,7 +96,7 @@ def _started(
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     remote = ray.remote(max_retries=1)(work)  # where the node or the process of the task is lost
     waiting, tasks = groups(store.results, plan), {}
-    runs = [[plan.cells[n].config(plan.decode_length) for n in each] for each in waiting.values()]
+    runs = [[store.results.arms[n].config for n in each] for each in waiting.values()]
     needs = [needed(configs, nodes, address) for configs in runs]  # all, before any task starts
     for (group, numbers), need in zip(waiting.items(), needs, strict=True):
         variables = _variables()
@@ -114,8 +114,8 @@ def groups(results: Results, plan: CellPlan) -> dict[tuple[str, int], list[int]]
     half measured."""
     found: dict[tuple[str, int], list[int]] = {}
     for number in left(results):
-        place = plan.cells[number].place
-        found.setdefault((place.model, place.ranks), []).append(number)
+        cell = plan.cells[number]
+        found.setdefault((cell.model, cell.ranks), []).append(number)
         if results.arms[number].turns:
             raise UsageError(
                 "--resume: a cell is half measured on one machine, and --ray would finish it "

@@ -23,7 +23,7 @@ from quantbench import files
 from quantbench.bench import process
 from quantbench.bench.noise import Noise
 from quantbench.bench.pool import TURN, Command, DoesNotFit, Pool
-from quantbench.bench.store import Ended, Kind, Results, Store
+from quantbench.bench.store import Ended, Kind, Left, Results, Store
 from quantbench.progress import Progress, duration
 
 MOST_BESIDE = 8  # arms next to the baseline: a cycle has to be shorter than the machine's states
@@ -68,10 +68,10 @@ class Rule:
         return [number for number in waiting if arms[number].processes < most] or "processes"
 
 
-class Session:
+class Session(Pool):
     kinds: tuple[Kind, Kind] = ("decode", "prompt")
     warmups = 1  # cycles that do not count: arms that were warm alone settle together
-    is_paired = True  # turns are compared with the baseline's: without it nothing is measured
+    is_paired = True  # turns are compared with the baseline's, and with the memory's speed
 
     def __init__(
         self,
@@ -86,36 +86,34 @@ class Session:
         command, has_turns: as Pool takes them
         probe: read the memory's bandwidth before every cycle, not once for each group
         """
-        self.store, self.results, self.rule = store, store.results, rule
-        self.command, self.probe, self.has_turns, self.clock = command, probe, has_turns, clock
+        super().__init__(store, command, has_turns)
+        self.rule, self.probes_cycles, self.clock = rule, probe, clock
         self.arms = len(self.results.arms)  # of each place: arm `a` of place `p` is p * arms + a
         self.noise = Noise()
         self.started = clock()
         self.loads, self.loading = 0, 0.0  # seconds
         self.before = 0  # processes that each arm of this visit has had
-        self.pool: Pool
-        self.progress: Progress
 
     def run(self) -> None:
-        """Measure until the rule, --max_minutes or Ctrl-C ends the session."""
+        """Measure until the rule, --max_minutes or Ctrl-C ends the session. Raises
+        KeyboardInterrupt where it came before any turn."""
         with tempfile.TemporaryDirectory(prefix="quantbench-") as scratch:
-            saved = (self.store.folder or Path(scratch)) / "arms"
+            self.scratch = Path(scratch)
+            saved = (self.store.folder or self.scratch) / "arms"
+            if self.results.settings.processes > 1:  # else nothing would be read back
+                self.saved = saved
             with Progress() as self.progress:
-                self.pool = self._pool(Path(scratch), saved)
                 try:
                     why = self._run()
                 except KeyboardInterrupt:
                     why = "interrupted"
                 finally:
-                    self.pool.close()
+                    self.close()
                 self.store.add(Ended(why, self.clock() - self.started))
             if why != "interrupted":  # else --resume takes the quantized arms from there
                 shutil.rmtree(saved, ignore_errors=True)
-
-    def _pool(self, scratch: Path, saved: Path) -> Pool:
-        once = self.results.settings.processes == 1  # then nothing would be read back
-        given = (self.command, None if once else saved, self.has_turns, self.rule.out)
-        return Pool(self.store, scratch, self.progress.say, *given)
+            elif not any(arm.turns for arm in self.results.arms):
+                raise KeyboardInterrupt
 
     def _run(self) -> str:
         visit = max(arm.processes for arm in self.results.arms)
@@ -136,7 +134,7 @@ class Session:
 
     def _visit(self, waiting: list[int]) -> None:
         """Start every one of these arms anew, in groups that share the baseline's process."""
-        self.pool.unload(0)
+        self.unload(0)
         every = self.arms
         places = [every * place for place in sorted({number // every for number in waiting})]
         self.before = min(self.results.arms[number].processes for number in waiting)
@@ -158,16 +156,25 @@ class Session:
                     done -= 1
                     if group:
                         break  # the next group has this arm
-                    self._apart(waiting[0], str(reason))
+                    self._alone(waiting[0], str(reason))
                 waiting.pop(0)
             if group:
                 seconds = self._left() / (1 + (not last) + len(waiting) / MOST_BESIDE)
                 for place in places:
                     numbers = [place + number % every for number in group]
                     self._cycles([place, *numbers], numbers, seconds)
-            self.pool.unload_all({0}.difference(group))
+            self.unload_all({0}.difference(group))
             if self._left() <= 0 or not (group or self._may_load(())):
                 return
+
+    def leaves_out(self, number: int) -> bool:
+        if self.results.arms[number].failed is not None:
+            return True
+        if number and (why := self.rule.out(self.results, number)):
+            self.store.add(Left(number, why))
+            self.unload(number)
+            return True
+        return False
 
     def _may_load(self, group: Sequence[int]) -> bool:
         """Whether to load one more arm: where nothing was measured yet, the first of a group
@@ -177,22 +184,20 @@ class Session:
 
     def _has_time(self, group: Sequence[int], loads: int = 1) -> bool:
         """Whether there is time to load more arms and take the cycles that an interval needs."""
-        cycle = sum(TURN + self.pool.prompt_seconds.get(n, 0.0) for n in (0, *group))
+        cycle = sum(TURN + self.prompt_seconds.get(n, 0.0) for n in (0, *group))
         return self._left() > loads * self._a_load() + LEAST_CYCLES * cycle
 
     def _load(self, number: int, where: str) -> bool:
         """Whether the arm is loaded now, and is not ruled out. Raises DoesNotFit."""
-        if number in self.pool.loaded:
-            return True
-        if self.pool.leaves_out(number):
-            return False
+        if number in self.loaded or self.leaves_out(number):
+            return number in self.loaded
         self._announce(number, where)
         started = self.clock()
         try:
-            self.pool.load(number)
+            self.load(number)
         finally:
             self.loads, self.loading = self.loads + 1, self.loading + self.clock() - started
-        return number in self.pool.loaded
+        return number in self.loaded
 
     def _announce(self, number: int, where: str) -> None:
         name = self.results.arms[number].name
@@ -214,12 +219,12 @@ class Session:
     def _cycles(self, every: Sequence[int], group: Sequence[int], seconds: float) -> None:
         """Cycles of `every` until the rule has enough of `group`, which are all or all but the
         baseline."""
-        baseline, every = every[0], self.pool.ready(list(dict.fromkeys(every)))
+        baseline, every = every[0], self.ready(list(dict.fromkeys(every)))
         wanting: Collection[int] = [number for number in group if number in every]
         if not wanting or (self.is_paired and baseline not in every):
             return
-        if not self.probe:
-            self.pool.probe(self.results.cycles, every)
+        if self.is_paired and not self.probes_cycles:
+            self.probe(self.results.cycles, every)
         for _ in range(self.warmups):
             self._measuring(every, 1)
             self._cycle(every, None, self.kinds)
@@ -228,15 +233,15 @@ class Session:
         taken, asked, least = 0, 0, 1 if fixed else LEAST_CYCLES
         before = max(len(self.results.turns(n, "decode")) for n in wanting)
         prompts = self._apart_cycles(every)
-        while wanting and (baseline in self.pool.loaded or not self.is_paired):
+        while wanting and (baseline in self.loaded or not self.is_paired):
             self._measuring(every, taken + 1)
             order = [n for n in every if n == baseline or n in wanting]
             number = self.results.cycles
-            if self.probe:
-                self.pool.probe(number, order)
+            if self.probes_cycles:
+                self.probe(number, order)
             kinds = [k for k in self.kinds if k == "decode" or taken % prompts == 0]
             taken += self._cycle(order, number, kinds)
-            wanting = [n for n in wanting if n in self.pool.loaded]
+            wanting = [n for n in wanting if n in self.loaded]
             if taken >= least and self.clock() > ends:
                 break
             # Statistics take the time of turns, so only a tenth more turns ask the rule again.
@@ -244,23 +249,23 @@ class Session:
                 wanting, asked = self.rule.wanting(self.results, wanting, taken), taken
 
     def _cycle(self, arms: Sequence[int], number: int | None, kinds: Sequence[Kind]) -> bool:
-        return self.noise.cycle(self.store, number, arms, kinds, self.pool.turn)
+        return self.noise.cycle(self.store, number, arms, kinds, self.turn)
 
     def _apart_cycles(self, arms: Sequence[int]) -> int:
         """Cycles from one prompt to the next: a prompt takes as long as the turns between."""
-        prompt = max(self.pool.prompt_seconds.get(n, 0.0) for n in arms)
+        prompt = max(self.prompt_seconds.get(n, 0.0) for n in arms)
         return max(1, min(MOST_APART, round(prompt / TURN)))
 
-    def _apart(self, number: int, reason: str) -> None:
+    def _alone(self, number: int, reason: str) -> None:
         """Turns of an arm that does not fit beside the baseline: the baseline's, its own, and the
         baseline's again are one cycle."""
         self.progress.say(f"{reason}: each is loaded alone")
         cycle = self.results.cycles
         for arm in (0, number, 0):
-            self.pool.unload_all({arm})
+            self.unload_all({arm})
             if self._load(arm, ""):
-                self.pool.probe(cycle, [arm])
+                self.probe(cycle, [arm])
                 for turn in range(APART):
-                    self.pool.turn(arm, cycle, "decode")
+                    self.turn(arm, cycle, "decode")
                     if turn % MOST_APART == 0:
-                        self.pool.turn(arm, cycle, "prompt")
+                        self.turn(arm, cycle, "prompt")

@@ -11,15 +11,16 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from quantbench import files
 from quantbench.bench.answers import ArmFacts, Reading, TimedSample
-from quantbench.bench.arm import Arm
 from quantbench.errors import LogError, UsageError
 from quantbench.log.about import About, about
-from quantbench.log.config import argv
+from quantbench.log.config import RunConfig
+from quantbench.log.options import parse
 from quantbench.quality.thresholds import TOKENS
 from quantbench.quality.types import NoQuality, Quality, QualityReference
 from quantbench.run.facts import Facts
@@ -159,6 +160,11 @@ class ArmResult(Planned):
     def __post_init__(self) -> None:
         self.failed = self.failed or self.unable
 
+    @cached_property
+    def config(self) -> RunConfig:
+        """As it was asked for. Raises UsageError for another runtime's."""
+        return parse(self.argv)
+
     @property
     def run(self) -> Facts | None:
         """What is known of its run; None before it is ready, and of another runtime."""
@@ -181,13 +187,8 @@ class Results:
     ended: str | None = None
 
     @staticmethod
-    def begin(settings: Settings, arms: Sequence[Arm], write_result: str) -> "Results":
-        made = []
-        for arm in arms:
-            own = argv(arm.config, said=True)
-            also = arm.also or None
-            made.append(ArmResult(arm.name, arm.text, own, arm.problem, also, arm.changes))
-        return Results(settings, made, write_result, about())
+    def begin(settings: Settings, arms: Sequence[ArmResult], write_result: str) -> "Results":
+        return Results(settings, [*arms], write_result, about())
 
     def to_json(self) -> dict[str, object]:
         return {**fields_to_json(self), "repeated": sorted(self.repeated)}

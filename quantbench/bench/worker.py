@@ -34,9 +34,10 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import torch
 
-from quantbench import devices
+from quantbench import devices, generate
 from quantbench.bench import ranks
 from quantbench.bench.answers import ArmFacts, Planned, Reading, TimedSample, TurnTime
+from quantbench.bench.generators import Generators
 from quantbench.cli import explained, quiet
 from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 from quantbench.log.options import parse
@@ -45,24 +46,24 @@ from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer
 from quantbench.quantize.registry import available, kernels_for
 from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
-from quantbench.run import environment, launch, measure
+from quantbench.run import checks, environment, identity, launch, measure, saved_model, sizes
+from quantbench.run import plan as planning
+from quantbench.run.bandwidth import Bandwidth
 from quantbench.run.energy import Energy, NotCounted, energy_of
 from quantbench.run.facts import Facts, OneSample, Peaks, Ready
+from quantbench.run.loading import Loaded
+from quantbench.run.plan import Plan
+from quantbench.run.turns import Clock, Turns
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
 
 if TYPE_CHECKING:
-    from quantbench.bench.generators import Generators
-    from quantbench.models.llama import Transformer
     from quantbench.quality.measure import Scored
-    from quantbench.run.bandwidth import Bandwidth
-    from quantbench.run.loading import Loaded
-    from quantbench.run.plan import Plan
-    from quantbench.run.turns import Turns
 
 WITHOUT_A_MODEL = {  # requests, and the functions that answer them
     "same_model": "quantbench.quality.same_model:same_model",
-    "layers": "quantbench.bench.layer_timing:layers",
+    "kernels": "quantbench.bench.layer_timing:kernels",
+    "shapes": "quantbench.bench.layer_timing:shapes",
     "products": "quantbench.bench.layer_timing:products",
 }
 LEAST_STEPS = 4  # that compile: CUDA graphs are captured in the second call, and replayed after it
@@ -97,11 +98,7 @@ class Worker:
         Raises MemoryShortage where they would not, NeverFits where freeing the `others` bytes that
         the other arms hold would not be enough either.
         """
-        started = time.perf_counter()
-        from quantbench.run import plan as planning
-        from quantbench.run import saved_model, sizes
-
-        self.seconds = {"import": _age() + time.perf_counter() - started}
+        self.seconds = {"import": _age()}
         config = parse(argv)
         quiet(config.debug)
         started = time.perf_counter()
@@ -147,9 +144,6 @@ class Worker:
     def get_ready(self, estimate: bool = False) -> ArmFacts:
         """Compile, warm up, and count the energy of a sample. estimate: whether to estimate a run
         from the model's first layers, in a second."""
-        from quantbench import generate
-        from quantbench.run.turns import Turns
-
         started = time.perf_counter()
         plan, device = self.plan, self.plan.device
         generator = generate.make_generator(plan, self.loaded.model)
@@ -191,13 +185,11 @@ class Worker:
 
     def _estimate(self, facts: Facts) -> dict[str, float] | None:
         """Seconds of a run, by the model's first layers."""
-        from quantbench import generate
         from quantbench.estimate import beside
 
-        def generator_of(model: Transformer, _: object) -> generate.Generator:
-            return generate.make_generator(self.plan, model)
-
-        return beside.seconds_of(beside.phases_of(facts, self.loaded.model, generator_of))
+        plan, make = self.plan, generate.make_generator
+        phases = beside.phases_of(facts, self.loaded.model, lambda few, _: make(plan, few))
+        return beside.seconds_of(phases)
 
     def _energy(self, run: Callable[[], object]) -> Energy | NotCounted:
         """The energy of a run. Those that are timed are not repeated for it: the other arms' would
@@ -210,8 +202,6 @@ class Worker:
         return energy_of(one, self.plan.device, self.plan.ranks)
 
     def sample(self, index: int) -> TimedSample:
-        from quantbench.run.turns import Clock
-
         clock = Clock(self.plan.device)
         _, sample = self.one_sample(index, after_token=clock.tick)
         return TimedSample(
@@ -233,9 +223,6 @@ class Worker:
         """Make caches for prompts of so many random tokens and so many rows of the loaded model,
         in the place of the last cell's, and compile the steps. most_rows: the largest batch to
         come. Raises UsageError past the model's context, MemoryShortage where caches do not fit."""
-        from quantbench.bench.generators import Generators
-        from quantbench.run.turns import Turns
-
         first = self.generators is None
         self.generators = self.generators or Generators(self.plan, self.loaded.model)
         plan, generator = self.generators.at(prompt, rows, new_tokens, most_rows)
@@ -262,15 +249,13 @@ class Worker:
         kind = run.device.type
         if kind not in self.speeds:  # once: a reading takes as long as some samples
             self.speeds[kind] = self._reader(kind).measure()
-        return beside.expected(run, beside.of_seconds(seconds), self.speeds[kind])
+        return beside.expected(run, seconds, self.speeds[kind])
 
     def bandwidth(self, device: str) -> Reading:
         probe = self._reader(device)
         return Reading(probe.measure(), None, probe.probe, probe.caveat)
 
     def _reader(self, device: str) -> Bandwidth:
-        from quantbench.run.bandwidth import Bandwidth
-
         if self.probe is None:
             self.probe = Bandwidth(devices.resolve(device))
         return self.probe
@@ -287,9 +272,6 @@ class Worker:
 
     def plans(self, argvs: list[list[str]]) -> list[Planned]:
         """What each run's options come to, and whether it fits into the memory that is free."""
-        from quantbench.run import checks, identity, sizes
-        from quantbench.run import plan as planning
-
         planned = []
         for argv in argvs:
             config = parse(argv)

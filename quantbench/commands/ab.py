@@ -21,9 +21,9 @@ from quantbench.answer.limits import limit_options, limits
 from quantbench.answer.recommend import recommend
 from quantbench.answer.stop import Enough
 from quantbench.bench.answers import Planned
-from quantbench.bench.arm import MODEL, WORK, Arm, every_scheme, make_arms, of_one_model, read_arms
+from quantbench.bench.arm import MODEL, WORK, make_arms, of_one_model, other_schemes, read_arms
 from quantbench.bench.process import Process
-from quantbench.bench.store import Results, Settings
+from quantbench.bench.store import ArmResult, Results, Settings
 from quantbench.cli import OptionOfOptions
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv
@@ -77,7 +77,7 @@ def ab(
                 chosen, reference = of_one_model(config, chosen, worker)
             if settings.get("tokens") != 0:
                 settings["reference"] = reference
-        warn_of_threads(chosen)
+        warn_of_threads((arm.name, arm.config) for arm in chosen)
         folder = prepared(config.write_result, settings, output)
         results = Results.begin(Settings(**settings), chosen, config.write_result)
     results.limits = to_json(asked)
@@ -87,18 +87,17 @@ def ab(
 
 def _arms(
     common: RunConfig, texts: Sequence[str], every: str | None, may_differ: Collection[str]
-) -> list[Arm]:
+) -> list[ArmResult]:
     if every is None:
         return make_arms(common, texts, may_differ)
     if every != "all":
         raise UsageError(f"--arms takes all; given: {every!r}; one arm is --arm OPTIONS")
-    read_arms(common, texts)  # refuses wrong options before torch is imported
+    arms = read_arms(common, texts)  # refuses wrong options before torch is imported
     with closing(Process()) as worker:
         schemes = worker.answer(list[str], "schemes", argv=argv(common))
-        added = every_scheme(common, texts, schemes)[len(texts) :]
-        argvs = [argv(arm.config, said=True) for arm in read_arms(common, added)]
-        plans = worker.answer(list[Planned], "plans", argvs=argvs)
-    able = [text for text, plan in zip(added, plans, strict=True) if plan.problem is None]
+        added = other_schemes(common, arms, schemes)
+        plans = worker.answer(list[Planned], "plans", argvs=[arm.argv for arm in added])
+    able = [arm.text for arm, plan in zip(added, plans, strict=True) if plan.problem is None]
     if added and not able:
         failure = UsageError if plans[0].kind == "usage" else QuantbenchError
         raise failure(plans[0].problem or "")

@@ -86,11 +86,10 @@ def estimate(
             if what_fits is not None:
                 every += ["kv_cache", "sequence_length", "new_tokens", "context_depth"]
             refuse_given(every, "the table has them all: leave it out")
-        from quantbench.plans.estimate_options import Asked, predicted
-
-        asked = Asked(**given)
         environment.prepare()
-        text, value = predicted(asked, all_schemes, what_fits)
+        from quantbench.plans.estimate_options import predicted
+
+        text, value = predicted(**given, all_schemes=all_schemes, memory=what_fits)
         if json_path:  # before stdout, which may be closed
             write_json(json_path, value)
             say(f"Wrote {json_path}")

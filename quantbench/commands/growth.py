@@ -26,7 +26,7 @@ from quantbench.log.about import about, write_json
 from quantbench.log.config import RunConfig
 from quantbench.log.kinds import Whole
 from quantbench.log.options import options
-from quantbench.plans.decoding import decoding
+from quantbench.plans.compare_options import decoding
 from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.report.columns import Columns, aligned, interval, number

@@ -32,7 +32,7 @@ from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
 from quantbench.log.options import options
 from quantbench.peers import arms as programs
-from quantbench.plans.decoding import decoding, settings_of, turn_options
+from quantbench.plans.compare_options import decoding, turn_options, turn_settings
 from quantbench.plans.peering import Report, compare, stopped_at
 from quantbench.progress import say
 from quantbench.report import limit_tables as tables
@@ -69,7 +69,7 @@ def peers(
     """Compare with llama.cpp, transformers and others: the same model, the same threads."""
     named = {name: given.pop(option[2:]) for name, option in programs.OPTIONS.items()}
     paths = {name: path for name, path in named.items() if path}
-    plan, common = settings_of(given), decoding(config)
+    plan, common = turn_settings(given), decoding(config)
     from quantbench import devices  # imports torch, which takes seconds
     from quantbench.models.formats import open_checkpoint
     from quantbench.models.formats.gguf import Gguf

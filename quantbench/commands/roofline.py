@@ -29,7 +29,7 @@ from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
 from quantbench.log.options import options
-from quantbench.plans.decoding import decoding, settings_of, turn_options
+from quantbench.plans.compare_options import decoding, turn_options, turn_settings
 from quantbench.progress import say
 from quantbench.quantize import spec
 from quantbench.quantize.recipe import Recipe
@@ -84,7 +84,7 @@ def roofline(
     if "model" not in wanted:
         refuse_given(OF_MODEL, "single layers are measured, and no whole model: "
                      "leave it out, or add model to --parts")  # fmt: skip
-    settings, common = settings_of(given), decoding(config)
+    settings, common = turn_settings(given), decoding(config)
     files.check_outputs([report_output(json_path)], {"--checkpoint_path": common.checkpoint_path})
     kernels, layers = layer_limit.measured(common, chosen, "layers" in wanted, only_ours)
     report = Report(common, layers or None)

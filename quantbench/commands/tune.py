@@ -11,6 +11,7 @@ baseline.
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -22,11 +23,11 @@ from quantbench.answer.limits import Limits, limit_options, limits
 from quantbench.answer.recommend import Recommendation, tuned
 from quantbench.answer.stop import Enough
 from quantbench.bench.answers import Planned
-from quantbench.bench.grid import Tuned, group, read_grid, said
+from quantbench.bench.grid import group, read_grid, said
 from quantbench.bench.process import Process
-from quantbench.bench.store import Results, Settings
+from quantbench.bench.store import ArmResult, Results, Settings
 from quantbench.errors import UsageError
-from quantbench.log.config import RunConfig, argv
+from quantbench.log.config import RunConfig
 from quantbench.log.options import options
 from quantbench.plans import compare_options as shared
 from quantbench.plans.comparing import check_open, compare, prepared, resumed, warn_of_threads
@@ -69,30 +70,32 @@ def tune(
         if not any(axis.option in NUMBERS for axis in grid.axes):
             settings.setdefault("tokens", 0)
         every = grid.settings()
-        argvs = [argv(setting.config, said=True) for setting in every]
+        argvs = [setting.argv for setting in every]
         with closing(Process()) as worker:
-            plans = group(every, worker.answer(list[Planned], "plans", argvs=argvs))
-        for line in said(plans, len(every) - 1):
+            plans = worker.answer(list[Planned], "plans", argvs=argvs)
+        able, refused = group(every, plans)
+        for line in said(able, refused, plans[0].problem, len(every) - 1):
             say(line)
-        if len(plans.able) == 1:
-            same = nothing_to_measure(plans, asked)
+        if len(able) == 1:
+            same = nothing_to_measure(able[0], refused, asked)
             shown = {"md": same.markdown(), "json": json.dumps({"answer": to_json(same)}, indent=1)}
             click.echo(shown.get(form or "", same.text()).rstrip("\n"))
             return
-        warn_of_threads(plans.able)
-        results = Results.begin(Settings(**settings), plans.arms, config.write_result)
+        warn_of_threads((arm.name, arm.config) for arm in able)
+        results = Results.begin(Settings(**settings), [*able, *refused], config.write_result)
     results.limits = to_json(asked)
     conclude = partial(tuned, limits=asked, changes=[arm.changes or 0 for arm in results.arms])
     sys.exit(compare(results, folder, Enough(asked), conclude, form, show))
 
 
-def nothing_to_measure(tuned: Tuned, asked: Limits) -> Recommendation:
+def nothing_to_measure(
+    only: ArmResult, refused: Sequence[ArmResult], asked: Limits
+) -> Recommendation:
     """The answer where there is one plan alone. Raises UsageError where others cannot run."""
-    (only,) = tuned.able
-    if tuned.refused:
-        first = tuned.refused[0]
+    if refused:
         raise UsageError(
-            f"--over: no setting but {only.name} can run here; {first.name}: {first.problem}"
+            f"--over: no setting but {only.name} can run here; {refused[0].name}: "
+            f"{refused[0].unable}"
         )
     line = f"Keep {only.name}: every setting comes to the same plan, so there is nothing to "
     return Recommendation(asked, [], [], f"{line}measure")

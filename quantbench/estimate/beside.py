@@ -18,7 +18,7 @@ from quantbench import devices
 from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
 from quantbench.estimate.cards import card
 from quantbench.estimate.datasheets import known
-from quantbench.estimate.here import RUN_DEVIATION, GeneratorOf, Here, of_model
+from quantbench.estimate.here import GeneratorOf, Here, of_model
 from quantbench.estimate.predict import Estimate, Figure, Phase, Request, pass_of, predict
 from quantbench.log.config import RunConfig
 from quantbench.log.record import NO_COUNTER
@@ -78,14 +78,14 @@ class Report:
 
 def report_of(measured: Measured, model: Transformer, generator_of: GeneratorOf) -> Report:
     """The run with its estimate, for which the machine is measured now."""
-    facts, reason = measured.facts, why_not(measured.facts)
-    estimate = _none(str(reason))
+    facts = measured.facts
     try:
-        if reason is None:
-            phases = phases_of(facts, model, generator_of)
-            estimate = beside(measured, phases, read_bandwidth(torch.device(facts.device.type)))
+        if reason := why_not(facts):
+            raise QuantbenchError(reason)
+        phases = phases_of(facts, model, generator_of)
+        estimate = beside(measured, phases, read_bandwidth(torch.device(facts.device.type)))
     except QuantbenchError as error:
-        estimate = _none(str(error))
+        estimate = Beside(why_not=str(error), sentences=[f"no estimate: {error}"])
     return Report(measured, estimate, [*why.of_single_run(measured), *estimate.sentences])
 
 
@@ -139,38 +139,29 @@ def seconds_of(phases: Phases | None) -> dict[str, float] | None:
     return None if phases is None else dict(zip(NAMES, (p.seconds for p in phases), strict=False))
 
 
-def of_seconds(seconds: Mapping[str, float] | None) -> Phases | None:
-    """Phases of which another process has told the seconds."""
-    if seconds is None:
-        return None
-    source = "measured on its first layers"
-    prompt, token = (
-        Phase({"layers": seconds[name]}, source, source, RUN_DEVIATION) for name in NAMES[:2]
-    )
-    return prompt, token
-
-
-def expected(facts: Facts, phases: Phases | None, bandwidth: float | None = None) -> Expected:
-    """The estimate of a run, before it, and with memory's speed its limit; nothing for one that has
-    none."""
+def expected(facts: Facts, seconds: Mapping[str, float] | None, bandwidth: float) -> Expected:
+    """The estimate of a run, before it, and its limit; nothing for one that has none. seconds: what
+    `seconds_of` gave in another process."""
     if why_not(facts) is not None:
         return Expected()
+    phases: Phases | None = None
+    if seconds is not None:
+        prompt, token = (Phase({"layers": seconds[name]}, "", "", 0.0) for name in NAMES[:2])
+        phases = prompt, token
     try:
         estimate = _estimate(facts, phases)
     except QuantbenchError as error:
         return Expected(why_not=str(error))
     values = {name: getattr(estimate, name).value for name in NAMES}
     figures = {name: float(value) for name, value in values.items() if value is not None}
-    return Expected(figures, None if bandwidth is None else _limit(facts, bandwidth))
+    return Expected(figures, _limit(facts, bandwidth))
 
 
 def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Beside:
-    """The estimate of a run, compared with what was measured."""
+    """The estimate of a run, compared with what was measured. Raises QuantbenchError for one that
+    has none."""
     facts = measured.facts
-    try:
-        estimate = _estimate(facts, phases)
-    except QuantbenchError as error:
-        return _none(str(error))
+    estimate = _estimate(facts, phases)
     steps = [1 / s.decode_tok_s for s in measured.samples if s.decode_tok_s]
     values = {
         "prompt_seconds": statistics.median(s.prefill_seconds for s in measured.samples),
@@ -194,10 +185,6 @@ def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Besid
     return Beside(figures, [limit.sentence(step)], limit.share(step))
 
 
-def _none(reason: str) -> Beside:
-    return Beside(why_not=reason, sentences=[f"no estimate: {reason}"])
-
-
 def _estimate(facts: Facts, phases: Phases | None) -> Estimate:
     """phases: of the CPU. Raises UsageError if they are missing."""
     request, name = _request(facts), facts.device.name
@@ -214,19 +201,11 @@ def _estimate(facts: Facts, phases: Phases | None) -> Estimate:
 
 
 def _request(facts: Facts) -> Request:
-    config = facts.config
-    return Request(
-        facts.architecture,
-        facts.scheme,
-        facts.kv_cache,
-        config.batch_size,
-        facts.prompt_tokens,
-        config.max_new_tokens,
-        depth=config.context_depth,
-        precision=config.precision,
-        chunk=config.prefill_chunk,
-        cache_size=facts.cache_size,
-    )
+    more = {"chunk": facts.config.prefill_chunk, "cache_size": facts.cache_size}
+    return Request.of(
+        facts.config, facts.architecture, facts.scheme, facts.prompt_tokens,
+        kv_cache=facts.kv_cache, tp=1, **more,
+    )  # fmt: skip
 
 
 def _limit(facts: Facts, bandwidth: float) -> why.Limit:

@@ -108,11 +108,8 @@ def _request(config: RunConfig, model: Any) -> Request | None:
     except QuantbenchError:
         return None
     prompt = config.prefill_size or 1 + len(config.prompt) // CHARACTERS
-    return Request(
-        architecture, scheme, "int8" if config.kv_cache_quantization else config.kv_cache,
-        config.batch_size, prompt, config.max_new_tokens, config.tp, config.context_depth,
-        config.precision,
-    )  # fmt: skip
+    kv_cache = "int8" if config.kv_cache_quantization else config.kv_cache
+    return Request.of(config, architecture, scheme, prompt, kv_cache=kv_cache)
 
 
 def _case(above: dict[str, Any], content: dict[str, Any]) -> Request | None:

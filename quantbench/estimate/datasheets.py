@@ -67,6 +67,10 @@ class Datasheet:
     link_of_more: Link | None  # among more than two, where that is another one
     link_each: bool  # whether each pair of devices has a separate link
 
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
     def peak(self, dtype: str) -> float:
         """Operations per second in this dtype; of the nearest wider one if it has no unit of it."""
         for name in (dtype, *_WIDER.get(dtype, ())):
@@ -105,7 +109,6 @@ DATASHEETS = {n: _sheet(n, row) for n, row in tomllib.loads(_FILE.read_text("utf
 
 # Words that people leave out, or add.
 _MAKERS = ("nvidia", "amd", "geforce", "instinct", "rtx", "tesla", "hgx", "oam", "gpu", "graphics")
-_ONE_FORM = ("H200", "B200", "MI300X")  # the only cards of these names
 _MEMORY = re.compile(r"[\s(-]*\b(\d+)\s*Gi?B\b\)?", re.IGNORECASE)
 _KIND = re.compile("hbm.*|gddr.*")  # of memory
 _AS_MUCH = 0.08  # GB are 1e9 bytes or 2**30, and a B200 of 180 GB is sold as 192, too
@@ -118,7 +121,7 @@ def find(name: str) -> Datasheet:
     """
     if (sheet := known(name)) is not None:
         return sheet
-    spellings = {_plain(s): sheet.name for sheet in DATASHEETS.values() for s in _spellings(sheet)}
+    spellings = {_plain(s): sheet.name for sheet in DATASHEETS.values() for s in sheet.spellings}
     close = difflib.get_close_matches(_plain(name), spellings, n=5, cutoff=0.5)
     near = list(dict.fromkeys(spellings[spelling] for spelling in close))[:3] or list(DATASHEETS)
     raise UsageError(
@@ -131,23 +134,18 @@ def known(name: str) -> Datasheet | None:
     """The datasheet of a device by its name or a short form; None if there is none, also where the
     name says another size of memory."""
     said = _MEMORY.search(name)
-    sheets = [s for s in DATASHEETS.values() if said is None or _has(s, float(said[1]) * G)]
+    memory = [float(said[1]) * unit for unit in (G, 2**30)] if said else []
+    sheets = [
+        sheet
+        for sheet in DATASHEETS.values()
+        if said is None or any(abs(size / sheet.memory - 1) < _AS_MUCH for size in memory)
+    ]
     for without in (False, True):
         plain = _plain(name, without)
         for sheet in sheets:
-            if plain in {_plain(spelling, without) for spelling in _spellings(sheet)}:
+            if plain in {_plain(spelling, without) for spelling in sheet.spellings}:
                 return sheet
     return None
-
-
-def _has(sheet: Datasheet, memory: float) -> bool:
-    sizes = memory, memory * 2**30 / G
-    return any(abs(size / sheet.memory - 1) < _AS_MUCH for size in sizes)
-
-
-def _spellings(sheet: Datasheet) -> tuple[str, ...]:
-    one_form = tuple(f"{alias} SXM" for alias in sheet.aliases if alias in _ONE_FORM)
-    return (sheet.name, *sheet.aliases, *one_form)
 
 
 def _plain(name: str, without_memory: bool = False) -> str:

@@ -12,7 +12,7 @@ that a state of the machine that lasts a second slows both.
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,36 +67,28 @@ def cut(model: Transformer, count: int) -> Transformer:
     return few
 
 
-@dataclass(frozen=True)
-class Line:
-    """Seconds of a pass along the number of layers, from turns that were taken in pairs."""
+def phase_along(layers: tuple[int, ...], cycles: Sequence[tuple[float, ...]], total: int) -> Phase:
+    """Seconds of a pass through all `total` layers, from turns that were taken in pairs: the median
+    over cycles of what each extrapolates to, at least what the many layers take, below which noise
+    could bring it.
 
-    layers: tuple[int, ...]  # of the models: few and many, or one alone
-    cycles: tuple[tuple[float, ...], ...]  # seconds of a pass through each
-
-    def phase(self, total: int) -> Phase:
-        """Of the model with `total` layers: the median over cycles of what each extrapolates to, at
-        least what the many layers take, below which noise could bring it."""
-        each = [self._layer(cycle) for cycle in self.cycles]
-        more = total - self.layers[-1]
-        seconds = [cycle[-1] + more * b for cycle, b in zip(self.cycles, each, strict=True)]
-        value = max(statistics.median(seconds), statistics.median(c[-1] for c in self.cycles))
-        scatter = statistics.median(abs(one - value) for one in seconds)
-        error = MEDIAN_ERROR * scatter / math.sqrt(len(seconds)) / value
-        in_layers = min(max(0.0, total * statistics.median(each)), value)
-        names = " and ".join(map(str, self.layers))
-        return Phase(
-            {"layers": in_layers, "embedding and output": value - in_layers},
-            f"{names} of {total} layers, measured",
-            f"measured now on {names} of {total} layers, {len(seconds)} turns each",
-            math.hypot(error, RUN_DEVIATION),
-        )
-
-    def _layer(self, cycle: tuple[float, ...]) -> float:
-        """Seconds of a layer. Of a model that was measured whole, all seconds are its layers'."""
-        if len(self.layers) == 1:
-            return cycle[0] / self.layers[0]
-        return (cycle[1] - cycle[0]) / (self.layers[1] - self.layers[0])
+    layers: of the models, few and many; or of one alone, all of whose seconds are its layers'.
+    cycles: seconds of a pass through each.
+    """
+    few, many = layers if len(layers) == 2 else (0, *layers)
+    each = [(cycle[-1] - (cycle[0] if few else 0.0)) / (many - few) for cycle in cycles]
+    seconds = [cycle[-1] + (total - many) * b for cycle, b in zip(cycles, each, strict=True)]
+    value = max(statistics.median(seconds), statistics.median(c[-1] for c in cycles))
+    scatter = statistics.median(abs(one - value) for one in seconds)
+    error = MEDIAN_ERROR * scatter / math.sqrt(len(seconds)) / value
+    in_layers = min(max(0.0, total * statistics.median(each)), value)
+    names = " and ".join(map(str, layers))
+    return Phase(
+        {"layers": in_layers, "embedding and output": value - in_layers},
+        f"{names} of {total} layers, measured",
+        f"measured now on {names} of {total} layers, {len(seconds)} turns each",
+        math.hypot(error, RUN_DEVIATION),
+    )
 
 
 def timed(
@@ -140,7 +132,7 @@ def timed(
         spent[kind] += time.perf_counter() - started
         cycles[kind].append(tuple(taken))
     total = request.config.num_layers
-    of_prompt, of_step = (Line(chosen, tuple(each)).phase(total) for each in cycles)
+    of_prompt, of_step = (phase_along(chosen, each, total) for each in cycles)
     return of_prompt, of_step
 
 

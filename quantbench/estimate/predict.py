@@ -11,6 +11,7 @@ Memory is counted from shapes. Seconds are those of the machine's phases: measur
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from quantbench.errors import UsageError
 from quantbench.estimate.counting import Count
 from quantbench.estimate.counting_configs import count_config
 from quantbench.estimate.counting_models import Logits, count_model
+from quantbench.log.config import RunConfig
 from quantbench.log.record import NO_COUNTER
 from quantbench.models.config import ModelConfig
 from quantbench.text import size
@@ -52,6 +54,21 @@ class Request:
     chunk: int | None = None  # positions of a prompt per pass; None: the device's own
     cache_size: int | None = None  # positions; None: as many as the run needs
     logits: Logits = "last"  # of the prompt: of its last position, or of all
+
+    @staticmethod
+    def of(
+        run: RunConfig, config: ModelConfig | str, scheme: str, prompt: int, **more: Any
+    ) -> "Request":
+        """What a run of generate.py asks for. prompt: tokens of a row; more: other fields."""
+        given: dict[str, Any] = {
+            "kv_cache": run.kv_cache,
+            "batch": run.batch_size,
+            "new_tokens": run.max_new_tokens,
+            "tp": run.tp,
+            "depth": run.context_depth,
+            "precision": run.precision,
+        }
+        return Request(config, scheme, prompt=prompt, **(given | more))
 
     @property
     def positions(self) -> int:

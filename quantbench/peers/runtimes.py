@@ -34,6 +34,7 @@ from quantbench import devices
 from quantbench.errors import MemoryShortage, QuantbenchError
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats.gguf_writer import as_hugging_face
+from quantbench.models.hugging_face import NAMES
 from quantbench.models.loading import load_config, load_model
 from quantbench.ops.cpu import build
 from quantbench.peers import gguf_file
@@ -134,12 +135,9 @@ class LlamaCpp(Stepwise):
         """Seconds of a decoding step, the median of a few."""
         self._open(extra)
         self.begin()
-        token, ticks = self.next(list(range(min(self.work.prompt, self.vocab)))), []
-        for _ in range(min(self.TRIED_STEPS, self.work.new - 1)):
-            ticks.append(time.perf_counter())
-            token = self.next([token])
-        ticks.append(time.perf_counter())
-        return statistics.median(b - a for a, b in zip(ticks, ticks[1:], strict=False))
+        self._timed(list(range(min(self.work.prompt, self.vocab))))
+        steps = range(min(self.TRIED_STEPS, self.work.new - 1))
+        return statistics.median(self._timed([self.token]) for _ in steps)
 
     def _open(self, extra: bool) -> None:
         api, work = self.api, self.work
@@ -396,20 +394,8 @@ def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
         parts["rope_type"] = "llama3"
         scaling = {"rope_scaling": parts}
     made: Any = LlamaConfig  # transformers 4 and 5 name their arguments differently
-    config = made(
-        hidden_size=ours.dim,
-        intermediate_size=ours.ffn_dim,
-        num_hidden_layers=ours.num_layers,
-        num_attention_heads=ours.num_heads,
-        num_key_value_heads=ours.num_kv_heads,
-        head_dim=ours.head_dim,
-        vocab_size=ours.vocab_size,
-        max_position_embeddings=ours.max_position,
-        rms_norm_eps=ours.norm_eps,
-        rope_theta=ours.rope_theta,
-        tie_word_embeddings=ours.tie_embeddings,
-        **scaling,
-    )
+    given = {key: getattr(ours, name) for key, name in NAMES.items()}
+    config = made(**given, rope_theta=ours.rope_theta, **scaling)
     config._attn_implementation = "sdpa"
     with torch.device("meta"):
         model: Any = LlamaForCausalLM(config).bfloat16()

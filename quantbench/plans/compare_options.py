@@ -1,5 +1,6 @@
-"""The options that ab, recommend and tune share: when to stop, what else to measure and to keep."""
+"""Options that commands share: how long to measure, what else to measure, and what to keep."""
 
+import dataclasses
 from typing import Any
 
 import click
@@ -8,6 +9,8 @@ from quantbench.answer.limits import Limits
 from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.bench.store import Settings
 from quantbench.cli import Command, together
+from quantbench.errors import UsageError
+from quantbench.log.config import RunConfig
 from quantbench.log.kinds import Choice, Number, Share, Whole
 
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
@@ -59,3 +62,27 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     of `given`."""
     taken = {name: given.pop(name) for name in (*STOPS, "tokens", "text")}
     return {name: value for name, value in taken.items() if value is not None}
+
+
+# The options of roofline and peers that say how long to measure.
+turn_options = together(
+    click.option("--cycles", type=Whole(1), default=24,
+                 help="Turns of each process [24]; intervals need 8"),
+    click.option("--max_minutes", type=Number(), default=10.0,
+                 help="Stop whole models after N minutes, loading included [10]"),
+    click.option("--processes", type=Whole(1), default=2,
+                 help="Start every scheme and program N times [2]"),
+)  # fmt: skip
+
+
+def turn_settings(given: dict[str, Any]) -> Settings:
+    """The settings by `turn_options`, which are taken out of `given`: speed, and no quality."""
+    return Settings(tokens=0, **{n: given.pop(n) for n in ("cycles", "max_minutes", "processes")})
+
+
+def decoding(config: RunConfig) -> RunConfig:
+    """The same run compiled, greedy, and in no log. Raises UsageError where it decodes nothing."""
+    config = dataclasses.replace(config, compile=True, temperature=0, write_result="none")
+    if config.max_new_tokens < 2:
+        raise UsageError("--max_new_tokens takes 2 or more: the first is the prompt's")
+    return config

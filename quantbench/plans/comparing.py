@@ -8,7 +8,7 @@ import dataclasses
 import json
 import os
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ from quantbench.answer.row import Row
 from quantbench.answer.rows import rows as rows_of
 from quantbench.arguments import refuse_beside
 from quantbench.bench import store
-from quantbench.bench.arm import Arm
 from quantbench.bench.session import Rule, Session
 from quantbench.bench.store import Results, Store
 from quantbench.errors import UsageError
 from quantbench.log import log
+from quantbench.log.config import RunConfig
 from quantbench.plans.compare_options import OF_RESUMED, RESUMED
 from quantbench.progress import say
 from quantbench.report import html as page
@@ -54,8 +54,6 @@ def compare(
     """
     before = len(results.arms[0].turns)
     Session(Store(results, folder), rule).run()
-    if results.ended == "interrupted" and not results.arms[0].turns:
-        raise KeyboardInterrupt
     found = Compared(results)
     rows = rows_of(results, found)
     if len(results.arms[0].turns) > before:
@@ -118,15 +116,15 @@ def _log(results: Results, rows: Sequence[Row]) -> None:
 # ------------------------------------------------------------------------------- what is refused
 
 
-def warn_of_threads(arms: Sequence[Arm]) -> None:
+def warn_of_threads(arms: Iterable[tuple[str, RunConfig]]) -> None:
     """Say once for each arm what its worker would say where nobody reads it."""
-    for arm in arms:
-        cores, ranks = host.cores(), arm.config.tp
-        chosen = environment.choose_threads(arm.config.threads, cores, os.environ, ranks)
-        on_cpu = arm.config.device in ("auto", "cpu")
+    for name, config in arms:
+        cores, ranks = host.cores(), config.tp
+        chosen = environment.choose_threads(config.threads, cores, os.environ, ranks)
+        on_cpu = config.device in ("auto", "cpu")
         for warning in (chosen.warning(), environment.crowded(ranks, cores) if on_cpu else None):
             if warning:
-                say(f"{arm.name}: {warning}")
+                say(f"{name}: {warning}")
 
 
 def check_open(show: bool, folder: str | None) -> None:

@@ -13,8 +13,7 @@ from quantbench.answer.latency import Latencies
 from quantbench.answer.metrics import Comparison, Side, compare
 from quantbench.bench import ray_tasks, store
 from quantbench.bench.answers import Planned
-from quantbench.bench.arm import Arm
-from quantbench.bench.cell_plan import CellPlan, make_plan, whole_numbers, written
+from quantbench.bench.cell_plan import CellPlan, make_plan, numbers
 from quantbench.bench.cells import Cells, left
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Store
@@ -47,18 +46,12 @@ def resumed(
     if output is not None and Path(output).absolute() != folder.absolute():
         raise UsageError(f"--resume {folder} writes into that folder: leave out --output {output}")
     results, kept = answers.resumable(folder)
+    models = list(checkpoints) or kept.models
     if texts or common != RunConfig():
-        given = {name: getattr(kept, name) for name in DEFAULTS}
-        given = {n: written(v) if isinstance(v, list) else v for n, v in given.items()} | asked
-        arms = texts or [arm.text for arm in kept.arms]
-        plan = make_plan(common, arms, checkpoints or kept.models, **given)
+        given = {name: getattr(kept, name) for name in DEFAULTS} | asked
+        plan = make_plan(common, texts or [arm.text for arm in kept.arms], models, **given)
     else:
-        flags = {"ranks": "--tp"}
-        new: dict[str, Any] = {
-            name: whole_numbers(flags.get(name, f"--{name}"), v) if isinstance(v, str) else v
-            for name, v in asked.items()
-        }
-        plan = dataclasses.replace(kept, models=list(checkpoints) or kept.models, **new)
+        plan = dataclasses.replace(kept, models=models, **numbers(asked))
     if difference := kept.difference(plan):
         raise UsageError(f"--resume {folder} is of another plan: {difference}")
     if left(results):
@@ -71,7 +64,7 @@ def leave_out(results: Results, plan: CellPlan, ray: str | None) -> None:
     QuantbenchError, with the first reason where that is every cell."""
     if ray is not None:
         ray_tasks.connect(ray).shutdown()
-    configs = [cell.config(plan.decode_length) for cell in plan.cells]
+    configs = [arm.config for arm in results.arms]
     if ray is not None:  # the devices and the memory of other machines are not known here
         configs = [dataclasses.replace(config, device="cpu") for config in configs]
     argvs = [argv(config, said=True) for config in configs]
@@ -84,11 +77,8 @@ def leave_out(results: Results, plan: CellPlan, ray: str | None) -> None:
         failure = UsageError if runs[0].kind == "usage" else QuantbenchError
         raise failure(results.arms[0].unable or "")
     if ray is None:  # once for each arm and number of ranks
-        some = {
-            (cell.arm.name, cell.place.ranks): c
-            for cell, c in zip(plan.cells, configs, strict=True)
-        }
-        warn_of_threads([Arm(name, "", config) for (name, _), config in some.items()])
+        some = {(cell.arm.name, cell.ranks): c for cell, c in zip(plan.cells, configs, strict=True)}
+        warn_of_threads([(name, config) for (name, _), config in some.items()])
 
 
 def measure(kept: Store, plan: CellPlan, timeout: float | None, ray: str | None) -> Latencies:
@@ -133,11 +123,8 @@ def check_measured(measured: Latencies) -> None:
 
 def sides(option: str, text: str, ranks: int | None) -> list[Side]:
     """The tables of one arm of a folder. Raises UsageError, one line."""
-    folder, colon, arm = text, "", ""
-    if not os.path.isdir(text):
-        folder, colon, arm = text.rpartition(":")
-        if not colon:
-            folder = text
+    whole = os.path.isdir(text) or ":" not in text
+    folder, colon, arm = (text, "", "") if whole else text.rpartition(":")
     measured = answers.load(Path(folder), option)
     plan, arms = measured.plan, [planned.name for planned in measured.plan.arms]
     if not colon and len(arms) == 1:

@@ -51,15 +51,17 @@ def replayed(
 ) -> list[str]:
     """Measure the line, beside the old commit if there is one; print then and now, and what that
     commit or earlier days say. Returns what is worse by more than `limit`."""
-    both = beside(line.config, old, limit / 2 if limit else None) if old else None
-    now = both or measured(line.config, processes, history is not None)
+    if old:
+        now = beside(line.config, old, limit / 2 if limit else None)
+    else:
+        now = measured(line.config, processes, history is not None)
     if write_result != "none":
         log.append(Path(write_result), now.record.render())
     worse = _figures(line, now.record, limit)
-    if both and old:
+    if old and now.speed:
         what, few = f"speed now ÷ commit {old.name}", "too few turns"
-        worse += _judged(line, what, both.speed, limit, few)
-    elif history and isinstance(now, Replayed):
+        worse += _judged(line, what, now.speed, limit, few)
+    elif history:
         worse += _since_the_last_day(line, now, history, limit)
     return worse
 

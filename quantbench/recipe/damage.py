@@ -102,7 +102,7 @@ class _Layers:
         rows = torch.multinomial(weighs, SAMPLED_ROWS, replacement=True, generator=generator)
         stands_for = weighs.sum() / weighs[rows] / SAMPLED_ROWS  # rows, a row that was drawn
         part = with_weight(nn.Linear(1, 1, bias=False), layer.weight.data[rows])
-        G = gradient(rows).mT @ x
+        exact, G = cast(Tensor, part.weight.data), gradient(rows).mT @ x
         inverse = None if hessian is None else inverse_of(hessian)
         for scheme, quantizer in self.quantizers.items():
             spec = quantizer.spec
@@ -111,8 +111,8 @@ class _Layers:
                 continue
             weight: Any = quantizer.quantized(name, part).weight.data
             if spec.way == "gptq" and inverse is not None:
-                weight = corrected(cast(Tensor, part.weight.data), weight, inverse)
-            change = (G * _error(part, weight)).sum(-1)  # (B, rows)
+                weight = corrected(exact, weight, inverse)
+            change = (G * (dequantized(weight) - exact.float())).sum(-1)  # (B, rows)
             square = (change.square() * stands_for).sum().item()
             self.found[name, scheme] = square / 2 / self.tokens
 
@@ -126,10 +126,6 @@ def _weighs(layer: nn.Linear, x: Tensor, gradient: Callable[[Rows], Tensor]) -> 
     found = [(gradient(slice(n, n + count)).square() * squares).sum((0, 1)) for n in starts]
     size = layer.weight.data.float().square().sum(1)
     return (torch.cat(found) * size).clamp(min=LIGHTEST)
-
-
-def _error(layer: nn.Module, weight: Tensor) -> Tensor:
-    return dequantized(weight) - cast(Tensor, layer.weight.data).float()
 
 
 def _float(module: M) -> M:

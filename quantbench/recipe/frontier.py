@@ -19,7 +19,7 @@ from quantbench.log.config import RunConfig
 from quantbench.quality.scores import Scores
 from quantbench.quantize.spec import Spec, parse_scheme
 from quantbench.recipe.choice import Option, total
-from quantbench.recipe.search import Budget, Judge, Search
+from quantbench.recipe.search import Budget, Search
 from quantbench.report.columns import Columns
 from quantbench.report.drawing import COLOURS, drawn, tidy
 from quantbench.run.plan import Plan, make_plan
@@ -62,14 +62,14 @@ def frontier(config: RunConfig, bits: Sequence[float], paths: Sequence[str]) -> 
     sizes = [_bits(plan) for plan in plans]
     wanted = sorted({*bits, *sizes})
     state = Search(config, Budget(bits=wanted[0]), None, calibrated=True)
-    judge, points = Judge(state.plan, state.kept), dict[str, Point]()
+    points = dict[str, Point]()
 
     def add(kind: Kind, name: str, size: float, scores: Scores) -> None:
         kl = scores.mean_kl()
         points.setdefault(name, Point(kind, name, size, kl.mean, kl.ends()))
 
     def chosen(kind: Kind, spec: Spec, options: Sequence[Option]) -> None:
-        add(kind, spec.name, 8 * total(options, "stored") / state.weights, judge.scores(spec))
+        add(kind, spec.name, 8 * total(options, "stored") / state.weights, state.scores(spec))
 
     for most in wanted:
         state.limits = {"stored": most / 8 * state.weights}
@@ -82,7 +82,7 @@ def frontier(config: RunConfig, bits: Sequence[float], paths: Sequence[str]) -> 
         for kind, name in best.items():
             chosen(kind, parse_scheme(name), rivals[name])
     for plan, size in zip(plans, sizes, strict=True):
-        add("file", plan.name, size, judge.scores_of(plan))
+        add("file", plan.name, size, state.scores_of(plan))
     ordered = sorted(points.values(), key=lambda point: point.bits)
     return Frontier(state.plan.name, state.weights, ordered, about())
 

@@ -122,7 +122,7 @@ def calibration_tokens(plan: Plan, text: str | None) -> Tensor:
 
 
 class Search:
-    """The exact model's plan, every group's options, and what they may cost in all."""
+    """The exact model's plan, every group's options, what they may cost in all, and their KL."""
 
     def __init__(
         self, config: RunConfig, asked: Budget, text: str | None, calibrated: bool
@@ -138,10 +138,9 @@ class Search:
         self.kept = Kept(plan, tokens, specs)
         self.costs = Costs(plan.architecture, specs, plan.device, plan.precision)
         self.weights = sum(rows * columns for rows, columns in self.costs.shapes.values())
-        request = Request(
-            plan.architecture, kv_cache=plan.kv_cache, batch=config.batch_size,
-            prompt=len(plan.prompt), new_tokens=config.max_new_tokens, depth=config.context_depth,
-            precision=config.precision, cache_size=plan.cache_size,
+        request = Request.of(
+            config, plan.architecture, "none", len(plan.prompt),
+            kv_cache=plan.kv_cache, tp=1, cache_size=plan.cache_size,
         )  # fmt: skip
         machine = here(generator_of, plan.device)
         self.groups = self._options(dict.fromkeys(self.costs.of, 0.0))
@@ -226,29 +225,16 @@ class Search:
         tok_s = self.plan.config.batch_size / seconds if timed else None
         return Measured(name, bits, memory, tok_s, total(chosen, "damage"), kl.mean, kl.ends())
 
-
-def _check(option: str, given: float, smallest: float, write: Callable[[float], str]) -> None:
-    if given < smallest:
-        raise UsageError(
-            f"--{option} {write(given)}: the smallest schemes for this model come to "
-            f"{write(smallest)}; allow more, or take a smaller model"
-        )
-
-
-class Judge:
-    """The KL of mixtures on the judging texts, by the kernels that a run would use."""
-
-    def __init__(self, plan: Plan, kept: Kept) -> None:
-        self.plan, self.kept = plan, kept
-
     @functools.cached_property
     def full(self) -> Reference:
+        """The exact model, read on the judging texts."""
         loading, texts = loaded(self.plan), Texts(self.plan, None, JUDGED_TOKENS)
         with progress("Full precision: reading", unit="tokens") as report:
             return read_on(self.plan, loading.model, texts, ALL_LOOKS, None, report)
 
     def scores(self, spec: Spec) -> Scores:
-        """The mixture's predictions of every token, compared with the exact model's."""
+        """The mixture's predictions of every judging token, by the kernels that a run would use,
+        compared with the exact model's."""
         passages, rows = self.kept.stage(spec.name, lambda: self._scores(spec))
         return Scores([Passage(**passage) for passage in passages], rows)
 
@@ -264,6 +250,14 @@ class Judge:
             return score(plan, loading.model, full, report=report)
 
 
+def _check(option: str, given: float, smallest: float, write: Callable[[float], str]) -> None:
+    if given < smallest:
+        raise UsageError(
+            f"--{option} {write(given)}: the smallest schemes for this model come to "
+            f"{write(smallest)}; allow more, or take a smaller model"
+        )
+
+
 def search(
     config: RunConfig, asked: Budget, text: str | None = None, calibrated: bool = True
 ) -> Found:
@@ -273,12 +267,12 @@ def search(
     Raises UsageError for a budget that nothing satisfies, and as calibration_tokens.
     """
     state = Search(config, asked, text, calibrated)
-    judge, aim, most = Judge(state.plan, state.kept), asked.max_kl, asked.max_kl
+    aim = most = asked.max_kl
     tried: list[tuple[Measured, Recipe, Scores]] = []
     for _ in range(ROUNDS):
         chosen = state.choose(aim)
         mixture = state.mixture(chosen)
-        scores = judge.scores(mixture)
+        scores = state.scores(mixture)
         tried.append((state.measured(RECIPE, chosen, scores), mixture, scores))
         kl = tried[-1][0].kl
         if aim is None or most is None or SLACK * most <= kl <= most:
@@ -297,7 +291,7 @@ def search(
     for name, kind in able.items():
         if most is None and total(kind, "damage") > near:
             break
-        found = judge.scores(parse_scheme(name))
+        found = state.scores(parse_scheme(name))
         rival = state.measured(name, kind, found)
         if most is None or rival.kl <= most:
             rivals.append((rival, found))

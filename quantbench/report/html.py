@@ -13,9 +13,9 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from quantbench.answer.readings import span
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
+from quantbench.answer.rows import span
 from quantbench.bench.store import ArmResult, Results
 from quantbench.log import shell
 from quantbench.quality.types import Quality

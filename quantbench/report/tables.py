@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from quantbench.answer.limits import memory_said
-from quantbench.answer.readings import caveats, span
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
-from quantbench.answer.rows import identical_plans, noise
+from quantbench.answer.rows import caveats, identical_plans, noise, span
 from quantbench.bench.store import Results
 from quantbench.errors import LogError
 from quantbench.log import shell

@@ -41,7 +41,7 @@ def measured(slownesses, folder=None, seed=0, together=True, estimate=None, mode
         for _ in range(made.runs):
             state = numbers.uniform(0.7, 1.4)  # of the machine, in this cycle
             for arm, slowness in enumerate(slownesses.values()):
-                own, size = first + arm, made.cells[first].place.batch_size
+                own, size = first + arm, made.cells[first].batch_size
                 at = cycle if together else cycle + 1000 * (arm + 1)
 
                 def drawn(seconds, by=state * slowness):

@@ -127,13 +127,14 @@ def test_plans_that_measure_nothing(changes, message):
 
 def test_a_plan_from_a_command_line():
     arms = ("--quantization none", "--quantization int8wo --kernel reference")
-    made = make_plan(RunConfig(compile=True), arms, ("tiny",), "1", "100", "4, 1,2", runs=3)
+    lists = {"ranks": "1", "sequence_lengths": "100", "batch_sizes": "4, 1,2"}
+    made = make_plan(RunConfig(compile=True), arms, ("tiny",), **lists, runs=3)
     assert [arm.name for arm in made.arms] == ["none", "int8wo, kernel=reference"]
     second = RunConfig(compile=True, quantization="int8wo", kernel="reference")
     assert parse(made.arms[1].argv) == second
     assert (made.batch_sizes, made.runs, made.decode_length) == ([4, 1, 2], 3, 8)
     assert from_json(CellPlan, to_json(made)) == made
-    assert [cell.place.batch_size for cell in made.cells] == [1, 1, 2, 2, 4, 4]
+    assert [cell.batch_size for cell in made.cells] == [1, 1, 2, 2, 4, 4]
     config = made.cells[3].config(8)
     assert (config.batch_size, config.prefill_size, config.max_new_tokens) == (2, 100, 8)
     assert config.kernel == "reference" and config.temperature == 0

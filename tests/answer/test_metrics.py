@@ -233,7 +233,7 @@ def test_every_number_is_that_of_the_figures(folders):
 
 def test_two_folders_have_no_verdict_in_prose(folders, tmp_path):
     number = next(n for n, cell in enumerate(load(tmp_path / "new").plan.cells)
-                  if cell.place.batch_size == 1)  # fmt: skip
+                  if cell.batch_size == 1)  # fmt: skip
     with open("new/samples.jsonl", "a") as file:
         left = {"arm": number, "why": "killed `x`", "failed": True}
         file.write(json.dumps({"left": left}) + "\n")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from quantbench.answer.row import Row
-from quantbench.answer.why import reasons
+from quantbench.answer.rows import reasons
 from quantbench.log.config import RunConfig
 from quantbench.run.why import Limit
 from tests.bench.facts import arm_facts

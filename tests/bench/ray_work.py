@@ -20,7 +20,7 @@ def work(task, timeout):
 
     asked = json.loads(task)
     plan = from_json(CellPlan, asked["plan"])
-    folder = Path(plan.cells[asked["cells"][0]].place.model)
+    folder = Path(plan.cells[asked["cells"][0]].model)
     journal = folder / "journal"
     with open(journal, "a") as file:
         mine = ray.get_runtime_context().get_node_id()

@@ -44,8 +44,8 @@ class FakeProcess:
 
     def __init__(self, world, cell, words):
         self.world, self.arm, self.killed = world, cell.arm.name, threading.Event()
-        assert (words > 1) == (cell.place.ranks > 1)
-        self.start = f"load {self.arm}" + f" × {cell.place.ranks}" * (cell.place.ranks > 1)
+        assert (words > 1) == (cell.ranks > 1)
+        self.start = f"load {self.arm}" + f" × {cell.ranks}" * (cell.ranks > 1)
         world.alive.append(self)
 
     def kill(self):

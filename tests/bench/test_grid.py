@@ -118,10 +118,10 @@ def test_kernel_and_decoder_are_those_that_the_loaded_model_gets(words):
 def test_settings_of_one_plan_are_measured_once():
     grid = read_grid(COMMON, ["threads=1,2,3"])
     plans = [Planned({"threads": n}) for n in "2123"]
-    tuned = group(grid.settings(), plans)
-    assert [(one.name, one.also) for one in tuned.arms] == [
-        (DEFAULT, ["threads=2"]), ("threads=1", []), ("threads=3", [])]  # fmt: skip
-    lines = said(tuned, 3)
+    able, refused = group(grid.settings(), plans)
+    assert [(one.name, one.also) for one in able] == [
+        (DEFAULT, ["threads=2"]), ("threads=1", None), ("threads=3", None)]  # fmt: skip
+    lines = said(able, refused, None, 3)
     assert lines[0] == "3 settings of the grid: 3 plans to measure"
     assert lines[1] == "identical plans: default is measured for threads=2, too"
 
@@ -130,9 +130,9 @@ def test_a_default_that_cannot_run_is_no_baseline():
     grid = read_grid(COMMON, ["threads=1,2,3"])
     plans = [Planned(None, "too little memory", "refused"), Planned(None, "bad", "usage"),
              Planned({"threads": "2"}), Planned({"threads": "3"})]  # fmt: skip
-    tuned = group(grid.settings(), plans)
-    assert [one.name for one in tuned.arms] == ["threads=2", "threads=3", "threads=1"]
-    lines = said(tuned, 3)
+    able, refused = group(grid.settings(), plans)
+    assert [one.name for one in (*able, *refused)] == ["threads=2", "threads=3", "threads=1"]
+    lines = said(able, refused, plans[0].problem, 3)
     assert "too little memory" in lines[1] and "threads=1 cannot run: bad" in lines
     with pytest.raises(QuantbenchError, match="no setting can run here: too little"):
         group(grid.settings(), [plans[0]] * 4)

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+from quantbench.errors import UsageError
 from quantbench.estimate import beside as module
-from quantbench.estimate.beside import beside, expected, of_seconds, report_of, seconds_of
+from quantbench.estimate.beside import beside, expected, report_of, seconds_of
 from quantbench.estimate.predict import Phase
 from quantbench.models.presets import preset
 from quantbench.run.facts import Device, Measured, Parallel, Ready, Sample
@@ -90,7 +91,7 @@ def test_what_has_no_estimate(changes, reason, monkeypatch):
     monkeypatch.setattr(module, "read_bandwidth", None)
     run = measured(**changes)
     report = report_of(run, None, None)
-    assert reason in report.estimate.why_not and expected(run.facts, None) == Expected()
+    assert reason in report.estimate.why_not and expected(run.facts, None, BANDWIDTH) == Expected()
     assert report.reasons[-1] == f"no estimate: {report.estimate.why_not}"
 
 
@@ -99,8 +100,10 @@ def test_too_few_layers_or_too_little_memory_for_an_estimate(monkeypatch):
         "its 22 layers are too few, or too small for the processor's cache, to estimate them "
         "from the first ones"
     )
-    assert beside(measured(), None, BANDWIDTH).why_not == reason
-    assert expected(measured().facts, None).why_not == reason
+    with pytest.raises(UsageError) as caught:
+        beside(measured(), None, BANDWIDTH)
+    assert str(caught.value) == reason
+    assert expected(measured().facts, None, BANDWIDTH).why_not == reason
     monkeypatch.setattr(module, "of_model", lambda *given: PHASES)
     monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 1 << 30)
     reason = "reading the memory's speed takes 1.07 GB, and 1.07 GB are free"
@@ -115,7 +118,7 @@ def test_a_card_is_estimated_by_its_data_sheet(monkeypatch):
 
 def test_what_is_expected_before_a_run():
     """The same figures as after it, and its limit, also by way of another process."""
-    told = of_seconds(seconds_of(PHASES))
+    told = seconds_of(PHASES)
     before, after = (
         expected(measured().facts, told, BANDWIDTH),
         beside(measured(), PHASES, BANDWIDTH),

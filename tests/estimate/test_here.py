@@ -9,7 +9,7 @@ import torch
 from quantbench.answer.estimating import generator_of
 from quantbench.errors import MemoryShortage
 from quantbench.estimate import here as module
-from quantbench.estimate.here import Here, Line, cut, depths, here, of_model, timed
+from quantbench.estimate.here import Here, cut, depths, here, of_model, phase_along, timed
 from quantbench.estimate.predict import Request, predict
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
@@ -52,8 +52,7 @@ def test_a_line_through_turns_that_the_machine_slows():
         return 1e-3 * (5 + 2 * layers) * state * draw.uniform(0.99, 1.01) * interrupted
 
     states = [draw.uniform(1.0, 1.02) for _ in range(60)]
-    line = Line((2, 4), tuple((turn(2, s), turn(4, s)) for s in states))
-    phase = line.phase(22)
+    phase = phase_along((2, 4), [(turn(2, s), turn(4, s)) for s in states], 22)
     assert phase.seconds == pytest.approx(1e-3 * (5 + 2 * 22), rel=0.06)
     assert phase.parts["layers"] == pytest.approx(44e-3, rel=0.1)
     assert 0.03 <= phase.deviation < 0.08
@@ -62,9 +61,9 @@ def test_a_line_through_turns_that_the_machine_slows():
 
 def test_noise_makes_no_run_faster_than_a_part_of_it():
     """Two layers were interrupted, four were not; and a model that was measured whole."""
-    phase = Line((2, 4), ((0.9, 0.4), (0.8, 0.4), (0.9, 0.5))).phase(22)
+    phase = phase_along((2, 4), ((0.9, 0.4), (0.8, 0.4), (0.9, 0.5)), 22)
     assert phase.seconds == 0.4 and min(phase.parts.values()) >= 0
-    phase = Line((3,), ((0.3,), (0.1,), (0.2,))).phase(3)
+    phase = phase_along((3,), ((0.3,), (0.1,), (0.2,)), 3)
     assert phase.seconds == 0.2 and phase.bound == "3 of 3 layers, measured"
 
 

@@ -101,14 +101,14 @@ def test_a_search_that_was_killed_goes_on_behind_its_last_stage(quick, monkeypat
     def look():
         return search.search(RunConfig(device="cpu"), Budget(bits=4.5), calibrated=False)
 
-    def scores(judge, spec):
+    def scores(state, spec):
         read.append(spec.name)
         if spec.name == killed:
             raise KeyboardInterrupt
-        return measure(judge, spec)
+        return measure(state, spec)
 
-    measure, read, killed = search.Judge._scores, [], "int4wo-64"
-    monkeypatch.setattr(search.Judge, "_scores", scores)
+    measure, read, killed = search.Search._scores, [], "int4wo-64"
+    monkeypatch.setattr(search.Search, "_scores", scores)
     with pytest.raises(KeyboardInterrupt):
         look()
     assert len(read) == 2 and read[0].startswith("recipe-")
