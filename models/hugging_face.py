@@ -40,7 +40,7 @@ _OPTIONAL = {
     "max_position_embeddings": "max_position",
     "head_dim": "head_dim",
 }
-NAMES = _REQUIRED | _OPTIONAL  # fields of ModelConfig by the key that has their value alone
+OF_KEYS = _REQUIRED | _OPTIONAL  # fields of ModelConfig by the key that has their value alone
 # Keys that change no logit: training, bookkeeping, generation defaults, memory strategies; and
 # quantization_config, which formats/ checks. A leading underscore marks transformers' own notes.
 _HARMLESS = {
@@ -61,7 +61,7 @@ _FIXED = {
 }
 # What each key may hold. For an optional key null means the same as leaving it out.
 _ACCEPTED = {
-    **{key: FIELDS[field] for key, field in NAMES.items()},
+    **{key: FIELDS[field] for key, field in OF_KEYS.items()},
     "sliding_window": COUNT,
     **dict.fromkeys(("rope_theta", "partial_rotary_factor"), POSITIVE),
     **dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window"), TRUTH),
@@ -144,7 +144,7 @@ def from_hugging_face(
 
     values: dict[str, Any] = {"norm_eps": 1e-6, **row.defaults}
     theta = values.pop("rope_theta", 10000.0)
-    sets = {key: (field,) for key, field in NAMES.items()}
+    sets = {key: (field,) for key, field in OF_KEYS.items()}
     for key, fields in {**sets, **row.fields}.items():
         value = config.get(key)
         null = key in config and all(FIELDS[field].test(None) for field in fields)

@@ -34,7 +34,7 @@ from quantbench import devices
 from quantbench.errors import MemoryShortage, QuantbenchError
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats.gguf_writer import as_hugging_face
-from quantbench.models.hugging_face import NAMES
+from quantbench.models.hugging_face import OF_KEYS
 from quantbench.models.loading import load_config, load_model
 from quantbench.ops.cpu import build
 from quantbench.peers import gguf_file
@@ -394,7 +394,7 @@ def hugging_face(checkpoint: str, num_layers: int | None) -> Any:
         parts["rope_type"] = "llama3"
         scaling = {"rope_scaling": parts}
     made: Any = LlamaConfig  # transformers 4 and 5 name their arguments differently
-    given = {key: getattr(ours, name) for key, name in NAMES.items()}
+    given = {key: getattr(ours, name) for key, name in OF_KEYS.items()}
     config = made(**given, rope_theta=ours.rope_theta, **scaling)
     config._attn_implementation = "sdpa"
     with torch.device("meta"):
