@@ -64,7 +64,7 @@ def test_the_picture_of_the_kernels_names_every_file():
     words = re.split(r"^(?:ops/cpu/)?(\w+)(?:\.py|/) ", text.split("```")[1], flags=re.M)[1:]
     parts = dict(zip(words[::2], words[1::2], strict=True))
     sources = {path.relative_to(KERNELS) for path in KERNELS.rglob("*.*") if path.suffix != ".md"}
-    assert len(sources) > 70 and {path.parts[0] for path in sources} == set(parts)
+    assert len(sources) > 60 and {path.parts[0] for path in sources} == set(parts)
     for folder, part in parts.items():
         listed = re.findall(r"[\w/{},]+\.(?:h|cpp)\b", part)
         names = set().union(*map(spelled_out, listed))

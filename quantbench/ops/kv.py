@@ -19,7 +19,7 @@ from quantbench.ops.packing import unpack
 
 INT4_GROUP = 32  # numbers of a head that share a scale
 READ_BY_KERNELS = ("dense", "int8", "fp8", "int4")  # formats that the C++ and Triton kernels read
-WRITTEN_BY_STEPS = ("dense", "int8", "fp8", "int4")  # that C++ writes: cpu/src/step/caches.h
+WRITTEN_BY_STEPS = ("dense", "int8", "fp8", "int4")  # that C++ writes: cpu/src/common/products.h
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ def test_a_failed_build_is_tried_again(message, lasts, small, tmp_path, monkeypa
 def test_sources_refuse_those_flags_themselves(flag, tmp_path):
     """For who compiles them by other means."""
     command = [*compiler.command(), "-std=c++20", flag, f"-I{build.SOURCES}", "-fsyntax-only"]
-    for header in ("linear/layout.h", "plain/plain.h", "step/rows.h", "attention/attention.h"):
+    for header in ("linear/layout.h", "hqq/hqq.h", "step/rows.h", "attention/attention.h"):
         source = tmp_path / "source.cpp"
         source.write_text(f'#include "{header}"\n')
         done = ran(*command, source)

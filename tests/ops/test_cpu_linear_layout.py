@@ -12,6 +12,7 @@ import struct
 import pytest
 import torch
 
+from quantbench.errors import KernelError
 from quantbench.ops.cpu import build, linear
 from quantbench.ops.formats import Packed
 from quantbench.ops.packing import unpack
@@ -113,49 +114,25 @@ def test_a_header_that_does_not_fit_is_an_error(message):
 ROWS, COLUMNS = 32, 64
 
 
-def given(**changes):
-    """The arguments for a weight of 4 bits with a scale for every 32 columns."""
-    usual = {
-        "plane0": torch.zeros(ROWS, COLUMNS // 2, dtype=torch.uint8),
-        "plane1": None,
-        "plane2": None,
-        "scale": torch.ones(ROWS, COLUMNS // 32, dtype=torch.bfloat16),
-        "zero": None,
-        "outer": None,
-        "table": None,
-        "format": "int",
-        "columns": COLUMNS,
-        "bits": 4,
-        "scale_columns": 32,
-        "factor": 1.0,
-        "rounding": 0,
-        "zero_codes": False,
-    }
-    return usual | changes
-
-
 WRONG = {
-    "a format that nothing knows": ({"format": "int4-of-mine"}, "knows no format int4-of-mine"),
-    "no table": ({"format": "nf4"}, "table"),
-    "a table too many": ({"table": torch.zeros(16, dtype=torch.int32)}, "table"),
-    "a short table": ({"format": "nf4", "table": torch.zeros(8, dtype=torch.int32)}, "table"),
-    "half of the columns": ({"plane0": torch.zeros(ROWS, 16, dtype=torch.uint8)}, "plane 0"),
-    "a missing plane": ({"bits": 6}, "plane 1 is missing"),
-    "a plane too many": ({"plane1": torch.zeros(ROWS, 16, dtype=torch.uint8)}, "one too many"),
-    "fewer rows of scales": ({"scale": torch.ones(8, 2, dtype=torch.bfloat16)}, "scales have to"),
-    "fewer scales": ({"scale": torch.ones(ROWS, 1, dtype=torch.bfloat16)}, "scales have to"),
-    "fewer zeros": ({"zero": torch.ones(ROWS, 1, dtype=torch.bfloat16)}, "zeros"),
-    "scales of 8 bits alone": ({"scale": torch.ones(ROWS, 2, dtype=torch.int8)}, "multiplies"),
-    "what multiplies floats": ({"outer": torch.ones(ROWS, 1, 2, dtype=torch.half)}, "multiplies"),
-    "wider columns": ({"columns": 128}, "plane 0"),
+    "a format that nothing knows": {"format": "int4-of-mine"},
+    "half of the columns": {"planes": [torch.zeros(ROWS, 16, dtype=torch.uint8)]},
+    "a missing plane": {"bits": 6},
+    "a plane too many": {"planes": [torch.zeros(ROWS, 32, dtype=torch.uint8)] * 2},
+    "fewer rows of scales": {"scale": torch.ones(8, 2, dtype=torch.bfloat16)},
+    "fewer scales": {"scale": torch.ones(ROWS, 1, dtype=torch.bfloat16)},
+    "fewer zeros": {"zero": torch.ones(ROWS, 1, dtype=torch.bfloat16)},
+    "scales of 8 bits alone": {"scale": torch.ones(ROWS, 2, dtype=torch.int8)},
+    "what multiplies floats": {"outer": torch.ones(ROWS, 1, 2, dtype=torch.half)},
+    "larger groups": {"group_size": 64},
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be_packed_is_refused(case):
-    changes, why = WRONG[case]
-    build.load()
-    pack = torch.ops.quantbench.cpu_pack_linear
-    assert pack(*given().values()).numel() > ROWS * COLUMNS // 2
-    with pytest.raises(RuntimeError, match=why):
-        pack(*given(**changes).values())
+    weight = packed(("int", 4, 32), ROWS, COLUMNS)
+    assert linear.pack(weight, COLUMNS).numel() > ROWS * COLUMNS // 2
+    with pytest.raises(KernelError, match="takes tensors|knows no format int4-of-mine"):
+        linear.pack(dataclasses.replace(weight, **WRONG[case]), COLUMNS)
+    with pytest.raises(KernelError, match="takes tensors"):
+        linear.pack(weight, 2 * COLUMNS)

@@ -25,9 +25,7 @@ namespace {
 
 template <typename Work>
 void attend(const Part& part) {
-  Work work(part);
-  work.all_slots();
-  work.finish();
+  Work(part).all_slots();
   _tile_release();
 }
 

@@ -221,10 +221,5 @@ struct Widened : Blocks<Widened<F>, 1> {
     }
   }
 
-  void finish() {
-    for (int h = 0; h < part.heads; ++h) {
-      float* head = part.weighted + h * part.padded;
-      rearrange(head, units, PLACES.first, PLACES.last, head);
-    }
-  }
+  void finish() { this->put_in_order(); }
 };

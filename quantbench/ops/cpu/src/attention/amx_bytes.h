@@ -251,6 +251,4 @@ struct Codes : ByteBlocks<Codes<F>, F> {
         }
     }
   }
-
-  void finish() {}
 };

@@ -5,8 +5,6 @@
 
 #include "common/number.h"
 
-enum class KvFormat { f32, bf16, f16, int8, fp8, int4 };
-
 constexpr int MAX_HEAD_DIM = 256;
 constexpr int MAX_GROUP = 128;    // query heads of one key head
 constexpr int HEAD_DIM_UNIT = 16;  // head_dim is padded to a multiple of it: a vector of AVX-512

@@ -13,22 +13,9 @@ namespace {
 
 constexpr int LONG_SLOT = 256;  // bytes: 64 such keys and values leave the next ones no room in L1
 
-template <KvFormat F, int SLOTS>
-void attend_lines(const Part& part) {
-  Lines<F, SLOTS> lines(part);
-  lines.all_slots();
-  lines.finish();
-}
-
 #if LEVEL >= LEVEL_avx512vnni
 #include "attention/bytes.h"
 #include "attention/vnni_bytes.h"
-
-template <KvFormat F>
-void attend_bytes(const Part& part) {
-  Codes<F> codes(part);
-  codes.all_slots();
-}
 #endif
 
 }  // namespace
@@ -40,14 +27,14 @@ void NAMED(attend)(const Part& part) {
         if (!in_lines) break;
         // With more heads computing takes longer than reading, and longer in short blocks.
         if (part.key.slot_bytes >= LONG_SLOT && part.heads <= QUAD)
-          return attend_lines<KvFormat::bf16, BLOCK / 2>(part);
-        return attend_lines<KvFormat::bf16, BLOCK>(part);
+          return Lines<KvFormat::bf16, BLOCK / 2>(part).all_slots();
+        return Lines<KvFormat::bf16, BLOCK>(part).all_slots();
       case KvFormat::fp8:
-        if (in_lines) return attend_lines<KvFormat::fp8, BLOCK>(part);
+        if (in_lines) return Lines<KvFormat::fp8, BLOCK>(part).all_slots();
         break;
 #if LEVEL >= LEVEL_avx512vnni
-      case KvFormat::int8: return attend_bytes<KvFormat::int8>(part);
-      case KvFormat::int4: return attend_bytes<KvFormat::int4>(part);
+      case KvFormat::int8: return Codes<KvFormat::int8>(part).all_slots();
+      case KvFormat::int4: return Codes<KvFormat::int4>(part).all_slots();
 #endif
       default: break;
     }

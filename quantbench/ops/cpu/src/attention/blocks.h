@@ -107,6 +107,18 @@ struct Blocks {
     const int64_t before_end = part.slots - part.first;
     run(part.first, part.count < before_end ? part.count : before_end);
     if (part.count > before_end) run(0, part.count - before_end);
+    static_cast<Work*>(this)->finish();
+  }
+
+  // What Work does after its last block.
+  void finish() {}
+
+  // For weighted values that have had the numbers at even places before those at odd ones in each line.
+  void put_in_order() {
+    for (int h = 0; h < part.heads; ++h) {
+      float* head = part.weighted + h * part.padded;
+      rearrange(head, part.head_dim / LINE, PLACES.first, PLACES.last, head);
+    }
   }
 
   // Slots that follow one another.

@@ -57,12 +57,7 @@ struct Lines : Blocks<Lines<F, SLOTS>, 1, SLOTS> {
     this->pace(quads * SLOTS / AT_ONCE * (1 + (lines + 1) / 2));
   }
 
-  void finish() {
-    for (int h = 0; h < part.heads; ++h) {
-      float* head = part.weighted + h * part.padded;
-      rearrange(head, lines, PLACES.first, PLACES.last, head);
-    }
-  }
+  void finish() { this->put_in_order(); }
 
   void block(const Slots& key, const Slots& value, int slots) {
     int h = 0;

@@ -1,7 +1,7 @@
 // quantbench::cpu_decode_attention and cpu_past_attention: checks, how the work is split over
 // threads, and how the parts' sums are joined.
 //
-// A part is some slots of one row and key head, for at most MAX_GROUP of the query heads that share
+// A part is some slots of one row and key head, for a piece: at most MAX_GROUP of the query heads that share
 // it. Slots and heads are split by counts and shapes alone, never by the number of threads, nor by how many
 // queries read the same row of the cache; each thread takes its share, then what others have left; and the
 // thread that finishes the last part of some query heads adds their parts up in order. So the result is the
@@ -43,16 +43,10 @@ constexpr int64_t ALONE = 64 << 10;  // bytes that one thread reads faster than 
 constexpr int64_t READ_ALONE = 16 << 10;  // numbers of a query, the same
 constexpr int64_t ALONE_HEADS = 16;  // for this many query heads; more take longer than the reading
 
-KvFormat kv_format(const std::string& name, ScalarType codes) {
-  auto stored_as = [&](ScalarType type, KvFormat format) {
-    STD_TORCH_CHECK(codes == type, "the cache's codes have not the dtype of format ", name);
-    return format;
-  };
-  if (name == "int8") return stored_as(ScalarType::Char, KvFormat::int8);
-  if (name == "fp8") return stored_as(ScalarType::Float8_e4m3fn, KvFormat::fp8);
-  if (name == "int4") return stored_as(ScalarType::Byte, KvFormat::int4);
-  STD_TORCH_CHECK(name == "dense", "decode attention knows no format ", name);
-  return static_cast<KvFormat>(number_of(codes));
+KvFormat kv_format(const KvStorage& storage, ScalarType codes) {
+  if (!storage.codes) return static_cast<KvFormat>(number_of(codes));
+  STD_TORCH_CHECK(codes == *storage.codes, "the cache's codes have not the dtype of format ", storage.name);
+  return storage.format;
 }
 
 // Where attention is taken from: keys or values of all rows and heads.
@@ -60,9 +54,9 @@ struct Side {
   Slots slots;
   int64_t row_bytes, head_bytes, row_scale_bytes = 0, head_scale_bytes = 0;
 
-  Side(const Tensor& codes, const std::optional<Tensor>& scale, int64_t code_bytes,
-       int64_t scales) {
+  Side(const Tensor& codes, const std::optional<Tensor>& scale, int64_t scales) {
     inner_contiguous(codes);
+    const int64_t code_bytes = codes.element_size();
     slots.codes = static_cast<const char*>(codes.const_data_ptr());
     slots.slot_bytes = codes.size(3) * code_bytes;
     row_bytes = codes.stride(0) * code_bytes;
@@ -104,6 +98,16 @@ int place(KvFormat format, int d) {
   return group + i / 2 + i % 2 * (INT4_GROUP / 2);
 }
 
+// Calls `f` with a zero of the type.
+template <typename F>
+void with_type(Number type, F f) {
+  switch (type) {
+    case Number::f32: return f(float());
+    case Number::bf16: return f(BFloat16());
+    case Number::f16: return f(Half());
+  }
+}
+
 // Query head i of all rows'.
 template <typename T>
 void read_query(const Tensor& query, int64_t i, KvFormat format, float* to) {
@@ -113,8 +117,7 @@ void read_query(const Tensor& query, int64_t i, KvFormat format, float* to) {
   for (int64_t d = 0; d < D; ++d) to[place(format, d)] = float(x[d * step]);
 }
 
-// What the parts of one row and some of a key head's query heads leave behind: `largest`, `sum` and
-// `weighted` of each.
+// What a part leaves behind: `largest`, `sum` and `weighted` of each of its query heads.
 struct Partial {
   float* largest;
   float* sum;
@@ -154,9 +157,17 @@ void add_up(float* parts, int64_t count, int64_t step, int64_t heads, int64_t he
   }
 }
 
-// A query's visible slots, and its parts: how many slots each has, how many there are, the first's number.
+// The slots that a query sees, and how they are cut into parts.
 struct Row {
-  int64_t first, count, part_slots, parts, begin;
+  int64_t first, count, part_slots, parts;
+};
+
+// Some query heads of one key head, at most MAX_GROUP.
+struct Piece {
+  int64_t head, heads;           // the first among all rows' query heads, and how many
+  int64_t parts;
+  float* partials;               // what the parts leave behind, one behind the other
+  std::atomic<int64_t> missing;  // parts that are not done
 };
 
 typedef void (*Attend)(const Part&);
@@ -175,27 +186,26 @@ Attend version() {
 
 // One call's attention: of query (B, H, D), where H / K query heads share each key head.
 struct Attention : Attending {
+  const KvStorage& storage;
   KvFormat format;
   Number type;
   float scale, softcap;
   Side key, value;
   int64_t B, H, D, K, T, heads, padded, parts = 0, partial_floats;
-  int64_t queries;  // that read the same row of the cache, one behind the other
-  int64_t piece_heads, pieces;  // a key head's query heads are taken in pieces, at most MAX_GROUP each
+  int64_t queries;              // that read the same row of the cache, one behind the other
+  int64_t piece_heads, pieces;  // of a key head
   std::vector<Row> rows;
+  std::unique_ptr<Piece[]> every_piece;  // (B, K, pieces)
   struct Task {
-    int64_t b, k, piece, part;
+    Part part;
+    Piece& piece;
   };
-  std::vector<Task> tasks;  // parts, in the order in which they are taken
+  std::vector<Task> tasks;  // in the order in which they are taken
   const Tensor given;
   std::vector<float> query;  // as read: zeros behind each head
-  std::unique_ptr<float[]> memory;
-  float* partials;
-  std::unique_ptr<std::atomic<int64_t>[]> missing;  // parts of each row, key head and piece
-  Tensor out;                                       // in the query's dtype; float32 if `denominator`
-  void* out_data;
-  std::optional<Tensor> denominator;  // (B, H) float32; only for past_attention
-  float* denominator_data = nullptr;
+  std::unique_ptr<float[]> memory;     // the parts' results
+  Tensor out;                          // in the query's dtype; float32 if `denominator`
+  std::optional<Tensor> denominator;   // (B, H) float32; only for past_attention
   Attend attend = version();
   int64_t threads;
   struct alignas(128) Share {  // parts that follow one another, of which `next` is not taken yet
@@ -205,42 +215,33 @@ struct Attention : Attending {
   std::unique_ptr<Share[]> shares;  // as many as threads
   std::atomic<int64_t> arrived{0};
 
-  static int64_t scales(KvFormat format, int64_t D) {
-    return format == KvFormat::int4 ? D / INT4_GROUP : format >= KvFormat::int8 ? 1 : 0;
-  }
-  static int64_t code_bytes(KvFormat format) {
-    return format >= KvFormat::int8 ? 1 : size_of(static_cast<Number>(format));
-  }
-
   static Number query_type(const Tensor& query) {
     STD_TORCH_CHECK(query.dim() == 3, "query is (B, H, D)");
     return number_of(query.scalar_type());
   }
 
   Attention(const AttentionInputs& in, bool with_denominator)
-      : format(kv_format(in.format, in.key_codes.scalar_type())), type(query_type(in.query)),
-        scale(in.scale), softcap(in.softcap),
-        key(in.key_codes, in.key_scale, code_bytes(format), scales(format, in.query.size(2))),
-        value(in.value_codes, in.value_scale, code_bytes(format), scales(format, in.query.size(2))),
-        B(in.query.size(0)), H(in.query.size(1)), D(in.query.size(2)), K(in.key_codes.size(1)),
-        T(in.key_codes.size(2)), given(in.query),
+      : storage(kv_storage(in.format)), format(kv_format(storage, in.key_codes.scalar_type())),
+        type(query_type(in.query)), scale(in.scale), softcap(in.softcap),
+        key(in.key_codes, in.key_scale, storage.scales(in.query.size(2))),
+        value(in.value_codes, in.value_scale, storage.scales(in.query.size(2))), B(in.query.size(0)),
+        H(in.query.size(1)), D(in.query.size(2)), K(in.key_codes.size(1)), T(in.key_codes.size(2)),
+        given(in.query),
         out(torch::stable::new_empty(
-            in.query, {B, H, D}, with_denominator ? ScalarType::Float : in.query.scalar_type())),
-        out_data(out.mutable_data_ptr()) {
-    const bool int4 = format == KvFormat::int4;
+            in.query, {B, H, D}, with_denominator ? ScalarType::Float : in.query.scalar_type())) {
+    const int64_t unit = format == KvFormat::int4 ? INT4_GROUP : 8;
     for (int i = 0; i < 4; ++i)
       STD_TORCH_CHECK(in.key_codes.size(i) == in.value_codes.size(i), "keys and values differ in shape");
     STD_TORCH_CHECK(in.key_codes.scalar_type() == in.value_codes.scalar_type(),
                     "keys and values differ in dtype");
     queries = std::max<int64_t>(1, B / std::max<int64_t>(1, in.key_codes.size(0)));
-    STD_TORCH_CHECK(in.key_codes.size(0) * queries == B && in.key_codes.size(3) == (int4 ? D / 2 : D),
+    STD_TORCH_CHECK(in.key_codes.size(0) * queries == B && in.key_codes.size(3) * storage.numbers == D,
                     "query and cache differ in rows or head_dim");
     STD_TORCH_CHECK(K > 0 && H > 0 && H % K == 0,
                     "decode attention takes a multiple of the key heads as query heads, not ", H,
                     " for ", K);
-    STD_TORCH_CHECK(D % (int4 ? INT4_GROUP : 8) == 0 && D > 0 && D <= MAX_HEAD_DIM,
-                    "decode attention takes a head_dim up to ", MAX_HEAD_DIM, ", a multiple of ",
-                    int4 ? INT4_GROUP : 8, "; not ", D);
+    STD_TORCH_CHECK(D % unit == 0 && D > 0 && D <= MAX_HEAD_DIM, "decode attention takes a head_dim up to ",
+                    MAX_HEAD_DIM, ", a multiple of ", unit, "; not ", D);
     STD_TORCH_CHECK(T > 0, "the cache has no slots");
     for (const Tensor* t : {&in.first, &in.count})
       STD_TORCH_CHECK(t->dim() == 1 && t->size(0) == B && t->scalar_type() == ScalarType::Long,
@@ -252,21 +253,12 @@ struct Attention : Attending {
       piece_heads = ((heads + least - 1) / least + HEADS_UNIT - 1) / HEADS_UNIT * HEADS_UNIT;
     }
     pieces = (heads + piece_heads - 1) / piece_heads;
-    const int64_t visible = cut(in.first, in.count);
-    order();
     padded = (D + HEAD_DIM_UNIT - 1) / HEAD_DIM_UNIT * HEAD_DIM_UNIT;
     partial_floats = Partial::floats(piece_heads, padded);
-    if (with_denominator) {
-      denominator = torch::stable::new_empty(in.query, {B, H}, ScalarType::Float);
-      denominator_data = static_cast<float*>(denominator->mutable_data_ptr());
-    }
+    if (with_denominator) denominator = torch::stable::new_empty(in.query, {B, H}, ScalarType::Float);
     query.resize(B * H * padded);
-    memory.reset(new float[parts * partial_floats + 32]);
-    partials = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 127) &
-                                        ~uintptr_t(127));
-    const int64_t per_row = K * pieces;
-    missing.reset(new std::atomic<int64_t>[B * per_row]);
-    for (int64_t i = 0; i < B * per_row; ++i) missing[i] = rows[i / per_row].parts;
+    const int64_t visible = cut(in.first, in.count);
+    order();
     const int64_t read = visible * K * key.slots.slot_bytes * 2;
     threads = read * ((heads + ALONE_HEADS - 1) / ALONE_HEADS) <= ALONE
                   ? 1 : std::min<int64_t>(parts, torch::stable::get_num_threads());
@@ -292,7 +284,6 @@ struct Attention : Attending {
                                       (row.count + wanted - 1) / wanted});
       row.part_slots = (least + SLOTS_UNIT - 1) / SLOTS_UNIT * SLOTS_UNIT;
       row.parts = (row.count + row.part_slots - 1) / row.part_slots;
-      row.begin = parts;
       parts += row.parts * K * pieces;
       visible += row.count;
       rows.push_back(row);
@@ -302,39 +293,45 @@ struct Attention : Attending {
 
   // Queries of a row of the cache have the same slots' parts one behind the other: memory is read once.
   void order() {
+    memory.reset(new float[parts * partial_floats + 32]);
+    auto* partials = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 127) & ~uintptr_t(127));
+    every_piece.reset(new Piece[B * K * pieces]);
+    for (int64_t i = 0; i < B * K * pieces; ++i) {
+      const int64_t row = i / (K * pieces), k = i / pieces % K, first = i % pieces * piece_heads;
+      Piece& piece = every_piece[i];
+      piece.head = row * H + k * heads + first, piece.heads = std::min(piece_heads, heads - first);
+      piece.parts = piece.missing = rows[row].parts, piece.partials = partials;
+      partials += piece.parts * partial_floats;
+    }
     tasks.reserve(parts);
     for (int64_t row = 0; row < B; row += queries) {
       int64_t most = 0;
       for (int64_t b = row; b < row + queries; ++b) most = std::max(most, rows[b].parts);
       for (int64_t k = 0; k < K; ++k)
         for (int64_t piece = 0; piece < pieces; ++piece)
-          for (int64_t part = 0; part < most; ++part)
+          for (int64_t i = 0; i < most; ++i)
             for (int64_t b = row; b < row + queries; ++b)
-              if (part < rows[b].parts) tasks.push_back({b, k, piece, part});
+              if (i < rows[b].parts) add_task(b, k, every_piece[(b * K + k) * pieces + piece], i);
     }
   }
 
-  int64_t heads_of(int64_t piece) const {
-    return std::min(piece_heads, heads - piece * piece_heads);
+  void add_task(int64_t b, int64_t k, Piece& piece, int64_t i) {
+    const Row& row = rows[b];
+    const int64_t skipped = i * row.part_slots, cached = b / queries;
+    const Partial result(piece.partials + i * partial_floats, piece.heads, padded);
+    tasks.push_back({{format, key.of(cached, k), value.of(cached, k), int(piece.heads), int(D), int(padded),
+                      (row.first + skipped) % T, std::min(row.part_slots, row.count - skipped), T,
+                      query.data() + piece.head * padded, type, scale, softcap, result.largest, result.sum,
+                      result.weighted}, piece});
   }
 
-  // Where a piece's first query head is among the B · H.
-  int64_t first_head(int64_t b, int64_t k, int64_t piece) const {
-    return b * H + k * heads + piece * piece_heads;
-  }
-
-  void finish(int64_t b, int64_t k, int64_t piece) {
-    float* begin = partials_of(b, k, piece);
-    const int64_t head = first_head(b, k, piece);
-    auto to = [&](auto* data) {
-      add_up(begin, rows[b].parts, partial_floats, heads_of(piece), D, padded, format, data + head * D,
-             denominator ? denominator_data + head : nullptr);
-    };
-    switch (denominator ? Number::f32 : type) {
-      case Number::f32: return to(static_cast<float*>(out_data));
-      case Number::bf16: return to(static_cast<BFloat16*>(out_data));
-      case Number::f16: return to(static_cast<Half*>(out_data));
-    }
+  void finish(const Piece& piece) {
+    const bool wide = denominator.has_value();
+    float* logarithms = wide ? static_cast<float*>(denominator->mutable_data_ptr()) + piece.head : nullptr;
+    with_type(wide ? Number::f32 : type, [&]<class T>(T) {
+      add_up(piece.partials, piece.parts, partial_floats, piece.heads, D, padded, format,
+             static_cast<T*>(out.mutable_data_ptr()) + piece.head * D, logarithms);
+    });
   }
 
   // A thread takes the parts of its share in order, for a part prefetches the first lines of the one
@@ -344,39 +341,18 @@ struct Attention : Attending {
     const int64_t own = arrived.fetch_add(1, std::memory_order_relaxed);
     for (int64_t i = 0; i < threads; ++i) {
       Share& share = shares[(own + i) % threads];
-      for (int64_t n; (n = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;)
-        attend_part(tasks[n]);
+      for (int64_t n; (n = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
+        attend(tasks[n].part);
+        if (Piece& piece = tasks[n].piece; piece.missing.fetch_sub(1, std::memory_order_acq_rel) == 1)
+          finish(piece);
+      }
     }
-  }
-
-  // A query's parts of some heads, one behind the other.
-  float* partials_of(int64_t b, int64_t k, int64_t piece) const {
-    return partials + (rows[b].begin + (k * pieces + piece) * rows[b].parts) * partial_floats;
-  }
-
-  void attend_part(const Task& task) {
-    const auto [b, k, piece, i] = task;
-    const Row& row = rows[b];
-    const int64_t skipped = i * row.part_slots, cached = b / queries;
-    Partial result(partials_of(b, k, piece) + i * partial_floats, heads_of(piece), padded);
-    Part part{format, key.of(cached, k), value.of(cached, k), int(heads_of(piece)), int(D), int(padded),
-              (row.first + skipped) % T, std::min(row.part_slots, row.count - skipped), T,
-              query.data() + first_head(b, k, piece) * padded, type, scale, softcap,
-              result.largest, result.sum, result.weighted};
-    attend(part);
-    if (missing[(b * K + k) * pieces + piece].fetch_sub(1, std::memory_order_acq_rel) == 1)
-      finish(b, k, piece);
   }
 
   void read(int64_t first, int64_t last) override {
-    for (int64_t i = first; i < last; ++i) {
-      float* to = query.data() + i * padded;
-      switch (type) {
-        case Number::f32: read_query<float>(given, i, format, to); break;
-        case Number::bf16: read_query<BFloat16>(given, i, format, to); break;
-        case Number::f16: read_query<Half>(given, i, format, to); break;
-      }
-    }
+    with_type(type, [&]<class T>(T) {
+      for (int64_t i = first; i < last; ++i) read_query<T>(given, i, format, query.data() + i * padded);
+    });
   }
 
   bool alone() const override { return threads == 1; }

@@ -13,10 +13,16 @@
 #include <optional>
 #include <string>
 
-#include "common/limits.h"
 #include "common/number.h"
 #include "common/scratch.h"
 #include "common/streams.h"
+
+// From which sizes on work is shared among threads.
+inline struct Limits {
+  int64_t alone_bytes = 64 << 10;    // up to this, one thread reads faster than others wake up
+  int64_t alone_products = 1 << 20;  // up to this, one thread multiplies faster than others wake up
+  int64_t piece_bytes = 64 << 10;    // the least that a thread takes of what is not cut evenly
+} limits;
 
 // What x is made of; an error for other types.
 inline Number number_of(torch::headeronly::ScalarType type) {
@@ -26,6 +32,31 @@ inline Number number_of(torch::headeronly::ScalarType type) {
   return type == ScalarType::Float      ? Number::f32
          : type == ScalarType::BFloat16 ? Number::bf16
                                         : Number::f16;
+}
+
+// What a format of KV caches stores of a head (ops/kv.py).
+struct KvStorage {
+  const char* name;
+  KvFormat format;                                       // f32 for all dense caches
+  std::optional<torch::headeronly::ScalarType> codes;  // their type; none: that of the numbers
+  int64_t numbers;                                       // in an element of the codes
+  int64_t group;                                         // numbers that share a scale; 0: there are no scales
+
+  int64_t scales(int64_t head_dim) const { return group ? (head_dim + group - 1) / group : 0; }
+};
+
+inline const KvStorage& kv_storage(const std::string& name) {
+  using torch::headeronly::ScalarType;
+  constexpr int64_t WHOLE_HEAD = 1 << 20;  // more numbers than a head has
+  static constexpr KvStorage STORAGES[] = {
+      {"dense", KvFormat::f32, std::nullopt, 1, 0},
+      {"int8", KvFormat::int8, ScalarType::Char, 1, WHOLE_HEAD},
+      {"fp8", KvFormat::fp8, ScalarType::Float8_e4m3fn, 1, WHOLE_HEAD},
+      {"int4", KvFormat::int4, ScalarType::Byte, 2, INT4_GROUP},
+  };
+  for (const KvStorage& storage : STORAGES)
+    if (name == storage.name) return storage;
+  STD_TORCH_CHECK(false, "the C++ code stores no keys and values as ", name);
 }
 
 // How several threads share units of work. Half of them is cut evenly: a member knows its part before

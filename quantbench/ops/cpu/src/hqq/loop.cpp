@@ -22,9 +22,7 @@ inline Floats magnitude(Floats v) { return (Floats)((Bits)v & 0x7fffffffu); }
 // Limited, then rounded to the nearest, ties to even. The limits are far below 2^22.
 inline Floats nearest(Floats v, float least, float most) {
   constexpr float TO_INTEGERS = 12582912.0f;  // 1.5 · 2^23: its neighbours are the integers
-  v = select(v < least, all(least), v);
-  v = select(v > most, all(most), v);
-  return (v + TO_INTEGERS) - TO_INTEGERS;
+  return (clamped(v, least, most) + TO_INTEGERS) - TO_INTEGERS;
 }
 
 // Rounded to the nearest, ties to even, whatever its size.
@@ -42,17 +40,6 @@ inline bool any(Ints mask) {
   return one != 0;
 }
 
-template <Number N>
-inline Floats stored(HalfWords v) {
-  if constexpr (N == Number::f16) return from_f16(v);
-  else return (Floats)(converted<Bits>(v) << 16);
-}
-template <Number N>
-inline HalfWords to_store(Floats v) {
-  if constexpr (N == Number::f16) return as_f16(v);
-  else return as_bf16(v);
-}
-
 struct Sums {
   Floats sum[4] = {};
   Floats total() const { return (sum[0] + sum[1]) + (sum[2] + sum[3]); }
@@ -65,36 +52,21 @@ inline void for_columns(const float* x, int64_t columns, const Body& body) {
     for (int j = 0; j < 4; ++j) body(load<Floats>(x + (k + j) * AT_ONCE), j);
 }
 
-template <Number N>
-void read(const Groups& groups, int64_t block, float* x) {
-  constexpr int SIZE = size_of(N);
-  for (int lane = 0; lane < AT_ONCE; ++lane) {
-    int64_t group = block * AT_ONCE + lane;
-    if (group >= groups.count) group = groups.count - 1;
-    const char* from = groups.weights + group * groups.columns * SIZE;
-    for (int64_t k = 0; k < groups.columns; k += 16) {
-      const int64_t left = groups.columns - k, some = left < 16 ? left : 16;
-      alignas(64) char copy[64] = {};
-      alignas(64) float numbers[16];
-      __builtin_memcpy(copy, from + k * SIZE, some * SIZE);
-      store(numbers, read_floats(N, copy));
-      for (int64_t i = 0; i < some; ++i) x[(k + i) * AT_ONCE + lane] = numbers[i];
-    }
-  }
-}
-
 struct Pair {
   Floats scale, zero;
 };
 
-template <Number N>
 struct Fit {
-  const Groups& groups;
+  const Fitting& given;
   const float* x;  // (columns, AT_ONCE)
-  const float half = float(1 << (groups.bits - 1)), most = 2 * half - 1;
-  Pair best{};
-  HalfWords scale{}, zero{};  // best, as stored
-  Floats error{};
+  Pair best;
+  const float half = float(1 << (given.bits - 1)), most = 2 * half - 1;
+  Floats error = squares(best);
+
+  // As scale and zero are stored.
+  Floats stored(Floats v) const {
+    return given.half ? from_f16(as_f16(v)) : (Floats)(converted<Bits>(as_bf16(v)) << 16);
+  }
 
   Floats codes(Floats weights, const Pair& pair, Floats inverse) const {
     return nearest((weights - pair.zero) * inverse, -half, half - 1);
@@ -103,7 +75,7 @@ struct Fit {
   Floats squares(const Pair& pair) const {
     Sums sums;
     const Floats inverse = all(1.0f) / pair.scale;
-    for_columns(x, groups.columns, [&](Floats weights, int j) {
+    for_columns(x, given.columns, [&](Floats weights, int j) {
       const Floats number = codes(weights, pair, inverse) * pair.scale + pair.zero;
       const Floats off = number - weights;
       sums.sum[j] += off * off;
@@ -113,8 +85,7 @@ struct Fit {
 
   // Takes the pair for the groups where it is better. Whether it is for any.
   bool attempt(Floats wide_scale, Floats wide_zero) {
-    const HalfWords new_scale = to_store<N>(wide_scale), new_zero = to_store<N>(wide_zero);
-    const Pair pair{stored<N>(new_scale), stored<N>(new_zero)};
+    const Pair pair{stored(wide_scale), stored(wide_zero)};
     const Floats found = squares(pair);
     const Ints better = (Ints)(found < error) & (Ints)(pair.scale > 0.0f);
     best = {select(better, pair.scale, best.scale), select(better, pair.zero, best.zero)};
@@ -122,7 +93,7 @@ struct Fit {
     return any(better);
   }
 
-  Floats mean(const Sums& sums) const { return sums.total() / float(groups.columns); }
+  Floats mean(const Sums& sums) const { return sums.total() / float(given.columns); }
 
   // The proximal operator, for the lanes whose error is larger than `least`.
   Floats shrunk(Floats off, float least, float inverse) const {
@@ -130,7 +101,7 @@ struct Fit {
     store(numbers, off);
     for (int i = 0; i < 16; ++i) {
       const float size = __builtin_fabsf(numbers[i]);
-      const float power = float(__builtin_pow(size, groups.power)) * inverse;
+      const float power = float(__builtin_pow(size, given.power)) * inverse;
       const float rest = size - power > 0 ? size - power : 0.0f;
       numbers[i] = size > least ? __builtin_copysignf(rest, numbers[i]) : 0.0f;
     }
@@ -139,29 +110,29 @@ struct Fit {
 
   void half_quadratic() {
     Floats low = load<Floats>(x), high = low;
-    for_columns(x, groups.columns, [&](Floats weights, int) {
+    for_columns(x, given.columns, [&](Floats weights, int) {
       low = smaller(low, weights), high = larger(high, weights);
     });
     Floats steps = all(1.0f) / (high - low) * most;
     steps = select(steps > MOST_STEPS, all(MOST_STEPS), steps);
     const Floats unit = all(1.0f) / steps;
     Floats point = -low * steps;
-    if (groups.bits == 4) point = whole(point);
+    if (given.bits == 4) point = whole(point);
     Ints unsettled = all(-1);
     for (int i = 0; i < ITERATIONS && any(unsettled); ++i) {
       Sums sums;
       Floats largest{};
-      for_columns(x, groups.columns, [&](Floats weights, int j) {
+      for_columns(x, given.columns, [&](Floats weights, int j) {
         const Floats stretched = weights * steps, code = nearest(stretched + point, 0, most);
         largest = larger(largest, magnitude(weights - (code - point) * unit));
         sums.sum[j] += code - stretched;
       });
-      if (any((Ints)(largest > groups.least[i]))) {  // rare: weights are small
+      if (any((Ints)(largest > given.least[i]))) {  // rare: weights are small
         sums = {};
-        for_columns(x, groups.columns, [&](Floats weights, int j) {
+        for_columns(x, given.columns, [&](Floats weights, int j) {
           const Floats code = nearest(weights * steps + point, 0, most);
           const Floats off = weights - (code - point) * unit;
-          const Floats kept = shrunk(off, groups.least[i], groups.inverses[i]);
+          const Floats kept = shrunk(off, given.least[i], given.inverses[i]);
           sums.sum[j] += code - (weights - kept) * steps;
         });
       }
@@ -175,7 +146,7 @@ struct Fit {
   void narrower(const Pair& range) {
     const Floats centre = range.zero - range.scale * 0.5f;
     for (const float part : NARROWER) {
-      const Floats narrow = stored<N>(to_store<N>(range.scale * part));
+      const Floats narrow = stored(range.scale * part);
       attempt(narrow, centre + narrow * 0.5f);
     }
   }
@@ -184,12 +155,12 @@ struct Fit {
   bool least_squares() {
     Sums code_sums, weight_sums, spreads, products;
     const Floats inverse = all(1.0f) / best.scale;
-    for_columns(x, groups.columns, [&](Floats weights, int j) {
+    for_columns(x, given.columns, [&](Floats weights, int j) {
       code_sums.sum[j] += codes(weights, best, inverse);
       weight_sums.sum[j] += weights;
     });
     const Floats code = mean(code_sums), weight = mean(weight_sums);
-    for_columns(x, groups.columns, [&](Floats weights, int j) {
+    for_columns(x, given.columns, [&](Floats weights, int j) {
       const Floats centred = codes(weights, best, inverse) - code;
       spreads.sum[j] += centred * centred;
       products.sum[j] += centred * weights;
@@ -201,37 +172,18 @@ struct Fit {
   }
 };
 
-template <Number N>
-void fit_block(const Groups& groups, int64_t block) {
-  alignas(64) float x[MOST_COLUMNS * AT_ONCE];
-  alignas(32) uint16_t scale[AT_ONCE] = {}, zero[AT_ONCE] = {};
-  const int64_t first = block * AT_ONCE, left = groups.count - first;
-  const int64_t some = left < AT_ONCE ? left : AT_ONCE;
-  read<N>(groups, block, x);
-  __builtin_memcpy(scale, groups.scale + first, some * 2);
-  __builtin_memcpy(zero, groups.zero + first, some * 2);
-  const Pair range{stored<N>(load<HalfWords>(scale)), stored<N>(load<HalfWords>(zero))};
-  Fit<N> fit{groups, x};
-  fit.best = range;
-  fit.error = fit.squares(range);
+void fit_block(const Fitting& given, const float* groups, float* best) {
+  const float* behind = groups + given.columns * AT_ONCE;
+  const Pair range{load<Floats>(behind), load<Floats>(behind + AT_ONCE)};
+  Fit fit{given, groups, range};
   fit.half_quadratic();
   fit.narrower(range);
   for (int i = 0; i < REFITS && fit.least_squares(); ++i) {
   }
-  store(scale, to_store<N>(fit.best.scale));  // exact: these were stored before
-  store(zero, to_store<N>(fit.best.zero));
-  __builtin_memcpy(groups.scale + first, scale, some * 2);
-  __builtin_memcpy(groups.zero + first, zero, some * 2);
-}
-
-inline void fit_blocks(const Groups& groups, int64_t first, int64_t last) {
-  for (int64_t block = first; block < last; ++block) switch (groups.type) {
-      case Number::f32: fit_block<Number::f32>(groups, block); break;
-      case Number::bf16: fit_block<Number::bf16>(groups, block); break;
-      case Number::f16: fit_block<Number::f16>(groups, block); break;
-    }
+  store(best, fit.best.scale);
+  store(best + AT_ONCE, fit.best.zero);
 }
 
 }  // namespace
 
-FitGroups NAMED(hqq)() { return fit_blocks; }
+FitGroups NAMED(hqq)() { return fit_block; }

@@ -1,7 +1,5 @@
 // x as the inner loop of linear layers takes it. Included in a variant's namespace, after vector/wide.h.
 
-inline int tile_of(int64_t tokens) { return tokens >= 4 ? 4 : tokens >= 2 ? 2 : 1; }
-
 // `columns` numbers, `step` apart, as floats, with zeros behind them: `padded` in all, a multiple of 16.
 inline void read_numbers(Number type, const char* from, int64_t step, int64_t columns, int64_t padded,
                          float* to) {
@@ -136,12 +134,9 @@ inline float round_row(Rounding how, float* x, int64_t padded) {
   scale = scale > SMALLEST ? scale : SMALLEST;
   float zero = symmetric ? 0 : -128.0f - ((lowest / scale + SHIFT) - SHIFT);
   zero = zero < -128 ? -128 : zero > 127 ? 127 : zero;
-  const Floats bottom = all(-128.0f), top = all(127.0f);
   for (int64_t k = 0; k < padded; k += 16) {
-    Floats code = ((load<Floats>(x + k) / scale + SHIFT) - SHIFT) + zero;
-    code = select(code < bottom, bottom, code);
-    code = select(code > top, top, code);
-    store(x + k, code - zero);
+    const Floats code = ((load<Floats>(x + k) / scale + SHIFT) - SHIFT) + zero;
+    store(x + k, clamped(code, -128, 127) - zero);
   }
   return scale;
 }

@@ -1,44 +1,13 @@
-// The formats: how a unit's codes are read from memory. Included in a variant's namespace, after
-// vector/wide.h and one of wide_*.h.
+// How codes are unpacked, by format. Included in a variant's namespace, after vector/wide.h.
 //
-// Codes become one byte each, quads of 64; half a unit at a time, so that registers hold them. They share bytes as
-// in ops/packing.py's planes, but a byte of a plane of 4, 2 or 1 bits has the codes of 2, 4 or 8 quads, where
-// ops/packing.py has those of the same number of columns; the first quad's are in its lowest bits. 6-bit codes fill
-// three vectors of 64 bytes for four quads: the fourth quad's are in the two high bits of the other three.
+// `read(p, half, quads)` unpacks half of the unit at p, which fits the registers: HALF quads, a byte for each code.
+//
+// In memory a code is split into planes of 8, 4, 2 and 1 bits, as in ops/packing.py: 5 bits are 4 in one plane and 1 in
+// the next. A byte of a plane of w bits holds one row's codes for one column of 8 / w quads that follow one another,
+// the first quad's in its lowest bits. Only 6 bits stay together: three vectors of 64 bytes hold four quads, three in
+// their low 6 bits, and the fourth in their high ones, 2 bits in each.
 
-template <int BITS>
-struct Codes {  // of 8, 4, 2 or 1 bits
-  static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
-    constexpr int EACH = 8 / BITS;
-    constexpr uint8_t MASK = (1 << BITS) - 1;
-#pragma GCC unroll 4
-    for (int i = 0, q = HALF * half; i < HALF; ++i, ++q) {
-      quads[i] = shifted(load<Bytes>(p + q / EACH * 64), -(q % EACH * BITS));
-      if (!ZEROS_SHIFTED_IN || q % EACH < EACH - 1) quads[i] &= MASK;
-    }
-  }
-};
-
-// Codes of BITS - 1 bits, and behind them a plane of their highest ones.
-template <int BITS>
-struct WithBit {
-  static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
-    constexpr int LOW = BITS - 1;
-    Codes<LOW>::read(p, half, quads);
-    const Bytes plane = load<Bytes>(p + 64 * LOW);
-#pragma GCC unroll 4
-    for (int i = 0; i < HALF; ++i)
-      quads[i] = quads[i] | (shifted(plane, LOW - HALF * half - i) & uint8_t(1 << LOW));
-  }
-};
-template <>
-struct Codes<3> : WithBit<3> {};
-template <>
-struct Codes<5> : WithBit<5> {};
-template <>
-struct Codes<7> : WithBit<7> {};
-
-// 6-bit codes whose two high bits are not cleared: for lookups that ignore them.
+// 6-bit codes, the first three quads' with bits of the fourth above them: for lookups that ignore these.
 struct Loose6 {
   static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
     for (int i = 0; i < 3; ++i) quads[i] = load<Bytes>(p + 192 * half + 64 * i);
@@ -46,16 +15,34 @@ struct Loose6 {
   }
 };
 
-template <>
-struct Codes<6> {
+template <int BITS>
+struct Codes {
   static INLINE void read(const uint8_t* p, int half, Bytes* quads) {
-    Loose6::read(p, half, quads);
-    for (int i = 0; i < 3; ++i) quads[i] &= 63;
+    if constexpr (BITS == 6) {
+      Loose6::read(p, half, quads);
+      for (int i = 0; i < 3; ++i) quads[i] &= 63;
+    } else if constexpr (BITS == 3 || BITS == 5 || BITS == 7) {  // a plane of the highest bits is last
+      constexpr int LOW = BITS - 1;
+      Codes<LOW>::read(p, half, quads);
+      const Bytes plane = load<Bytes>(p + 64 * LOW);
+#pragma GCC unroll 4
+      for (int i = 0; i < HALF; ++i)
+        quads[i] = quads[i] | (shifted(plane, LOW - HALF * half - i) & uint8_t(1 << LOW));
+    } else {
+      constexpr int EACH = 8 / BITS;
+      constexpr uint8_t MASK = (1 << BITS) - 1;
+#pragma GCC unroll 4
+      for (int i = 0, q = HALF * half; i < HALF; ++i, ++q) {
+        quads[i] = shifted(load<Bytes>(p + q / EACH * 64), -(q % EACH * BITS));
+        if (!ZEROS_SHIFTED_IN || q % EACH < EACH - 1) quads[i] &= MASK;
+      }
+    }
   }
 };
 
-// A format of integers is read as PARTS bytes for each code. The code's value is their sum, each less
-// its CENTRE and times its WEIGHT. Or it is read as two vectors of signed words for a quad: even columns, odd ones.
+// A format whose numbers are integers unpacks a code into PARTS bytes. The number is the sum of (byte - CENTRE) · WEIGHT
+// over its parts. Where WORDS is true it is a signed 16-bit integer instead: of a quad, the first vector has the even
+// columns, the second the odd ones.
 template <class C>
 constexpr bool WORDS = false;
 
@@ -92,7 +79,7 @@ struct Float6 {
 };
 #else
 // E3M2 in sixteenths: the mantissa with its hidden bit, shifted by the exponent. Sums of 128 products of these
-// words and x fit 32 bits: half of LARGEST_CHUNK. Two bytes for each code would take twice as many products.
+// words and x, half of LARGEST_CHUNK, fit 32 bits. Two bytes for each code would take twice as many products.
 struct Float6 {
   static constexpr int PARTS = 2, BYTES = 6 * 64, CENTRE[] = {0}, WEIGHT[] = {1};
   alignas(16) uint8_t powers[16], hidden[16];  // by sign and exponent
@@ -116,7 +103,7 @@ template <>
 constexpr bool WORDS<Float6> = true;
 #endif
 
-// A table of any 16 integers of 8 bits.
+// A table of 16 integers of 8 bits.
 struct Bytes4 {
   static constexpr int PARTS = 1, BYTES = 4 * 64, CENTRE[] = {128}, WEIGHT[] = {1};
   alignas(64) uint8_t table[TABLE];
@@ -129,14 +116,14 @@ struct Bytes4 {
   }
 };
 
-// The same of 24 bits; with two parts, rounded to 16, in units of which the largest has 2^15 - 1.
+// A table of 16 integers of 24 bits, in three parts; in two parts they are scaled by DOWN and rounded to 16 bits.
 template <int COUNT>
 struct Table4 {
   static constexpr int PARTS = COUNT, BYTES = 4 * 64, CENTRE[] = {0, COUNT == 2 ? 128 : 0, 128};
   static constexpr float DOWN = COUNT == 2 ? 32767.0f / 8388607 : 1;
   static constexpr int WEIGHT[] = {1, 256, 65536};
-  // By this the sum of the parts is multiplied, and not each part: their sum is the same then, however a
-  // compiler fuses multiplications and additions.
+  // Multiplies the parts' sum, which is exact. A factor of each part would make the sum depend on which
+  // multiplications a compiler fuses with additions.
   static constexpr float UP = 1 / DOWN;
   alignas(64) uint8_t tables[PARTS][TABLE];
   explicit Table4(const Header& header) {
@@ -154,9 +141,9 @@ struct Table4 {
   }
 };
 
-// 2:4 sparse integers: two of every 4 columns are stored. 8 columns have 4 codes, the first two for
-// the first 4 columns, and in the same order 4 places of 2 bits. Reading makes them dense, with code
-// 8, whose value is 0, where nothing is stored.
+// 2:4 sparse integers: two of every 4 columns are stored, each as a code of 4 bits and a place of 2 bits, which of the
+// 4 columns it is. 8 columns have 4 codes, the first two for the first 4 columns. The other columns are unpacked as
+// code 8, whose number is 0.
 struct Sparse {
   static constexpr int PARTS = 1, BYTES = 3 * 64, CENTRE[] = {8}, WEIGHT[] = {1};
   explicit Sparse(const Header&) {}
@@ -175,9 +162,8 @@ struct Sparse {
   }
 };
 
-// E4M3. A normal number's bits are those of a bfloat16 but for the bias of the exponent. The few
-// vectors that have subnormal numbers take the slower way. `next` is called with one column of 16 rows after
-// another; columns of a quad come in the order 0, 2, 1, 3.
+// E4M3. A normal number's bits are those of a bfloat16 with another bias of the exponent; vectors with subnormal
+// numbers are rare, and take `any`. `next` is called with one column's index and its 16 rows after another.
 struct Float8 {
   static constexpr int BYTES = UNIT * ROWS;
   explicit Float8(const Header&) {}

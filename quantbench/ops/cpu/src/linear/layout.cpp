@@ -58,7 +58,7 @@ bool scales_fit(const Header& h) {
 }  // namespace
 
 const char* wrong(const Header& h, int64_t bytes) {
-  if (h.magic != MAGIC) return "this is no weight packed by cpu_pack_linear";
+  if (h.magic != MAGIC) return "this is no weight packed by ops/cpu/linear.py";
   if (!bits_fit(h.coding, h.bits)) return "a packed weight has no such format";
   if (!scales_fit(h)) return "a packed weight has no such scales";
   if (h.rounding < Rounding::none || h.rounding > Rounding::int8_asymmetric)

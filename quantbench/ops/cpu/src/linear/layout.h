@@ -1,4 +1,4 @@
-// How weights are packed (linear/pack.cpp), and what the op (linear/op.cpp) hands to a variant of its
+// How weights are packed (ops/cpu/linear.py), and what the op (linear/op.cpp) hands to a variant of its
 // inner loop. The words token, block, unit, quad and chunk are explained, and a unit is drawn, in
 // ../README.md.
 //
@@ -19,7 +19,8 @@ constexpr int ROWS = 16, UNIT = 32, QUADS = UNIT / 4, HALF = QUADS / 2;
 constexpr int OUTER = 256;          // columns whose scales, where they are codes, are multiplied by one number
 constexpr int LARGEST_CHUNK = 256;  // columns: sums of that many products of 8 and 16 bits fit 32 bits
 constexpr int TABLE = 16;           // codes that a table has values for
-constexpr int TILE = 4;             // most tokens that go through the inner loop together
+constexpr int TILE = 4;             // most tokens that go through a loop of few tokens together
+static inline int tile_of(int64_t tokens) { return tokens >= TILE ? TILE : tokens >= 2 ? 2 : 1; }
 
 enum class Coding : int32_t { integer, fp6, bytes, table, sparse, fp8 };
 enum class Scales : int32_t { row, bf16, f16, f32, codes };  // row: float32, one per row; codes: int8
@@ -111,7 +112,8 @@ struct Problem {
   int32_t* quads;   // integer formats: (quads, tile, 2)
   int32_t* sums;    // (padded columns / sum_columns, tile)
   float* scales;    // (x_chunks, tile)
-  float* floats;    // other formats: (padded columns, tile)
+  float* floats;    // other formats: (padded columns, tile); plain weights: (tokens, padded columns)
+  void* tiles;      // x as loops over many tokens take it
   float* token_scales;  // (outputs,): of activations that are rounded
   int64_t outputs;      // tokens, or half of them
   Number type;          // of x and y
@@ -121,13 +123,29 @@ struct Problem {
   void* y;              // (outputs, rows)
 };
 
-// One variant of the loop over few rows of x: `prepare` turns rows first to last of x into what it wants,
-// `multiply` does the blocks first to last.
-struct FewVariant {
+// One variant of an inner loop.
+struct LinearLoop {
+  // Makes rows first to last of x, whole tiles of them, into what `multiply` wants.
   void (*prepare)(const Problem&, int64_t first, int64_t last);
+  // Multiplies by the blocks first to last, or by groups of them; a plain weight's few tokens by its rows.
   void (*multiply)(const Problem&, int64_t first, int64_t last);
+  // Of a loop over many tokens, which has its own layout of x:
+  int tokens = 0;        // of a tile of x
+  int x_bytes = 0;       // for each number of x, of padded columns
+  int side_by_side = 1;  // blocks of a group
 };
 
-VARIANTS(FewVariant, few);
-OPTIONAL_VARIANT FewVariant few_avxvnni();
-OPTIONAL_VARIANT FewVariant few_neon_i8mm();
+VARIANTS(LinearLoop, few);
+OPTIONAL_VARIANT LinearLoop few_avxvnni();
+OPTIONAL_VARIANT LinearLoop few_neon_i8mm();
+VARIANTS(LinearLoop, plain, Number);
+OPTIONAL_VARIANT LinearLoop plain_avx512bf16(Number);
+OPTIONAL_VARIANT LinearLoop plain_amx();
+VARIANTS(LinearLoop, many);
+OPTIONAL_VARIANT LinearLoop many_avx512bf16();
+OPTIONAL_VARIANT LinearLoop many_amx();
+OPTIONAL_VARIANT LinearLoop many_bytes_amx();
+
+// The loop for so many tokens (linear/choose.cpp). as_one: one that gives each token the bits that it gets alone.
+LinearLoop loop_for(const Header&, const Geometry&, Number x, int64_t tokens, bool as_one);
+LinearLoop loop_for_plain(Number type, int64_t columns, int64_t tokens, bool as_one);

@@ -17,7 +17,7 @@
 
 namespace {
 
-// For tests: where an allocation fails, once.
+// For tests: the member and the layer at which the next step fails as if memory had run out.
 struct TestFailure {
   std::atomic<int64_t> member{-1}, layer{0};
   void check(int64_t this_member, int64_t this_layer) {
@@ -27,8 +27,8 @@ struct TestFailure {
   }
 } test_failure;
 
-// The members of a team share products, and what several rows of x need between two products. What one row
-// needs takes less time than it would to share it, and each member does it for itself.
+// The members of a team share products, and with several rows of x also the work between two products. The work
+// between products for one row takes less time than sharing it: each member does all of it for itself.
 class ByTeam {
  public:
   explicit ByTeam(Step& step)
@@ -75,31 +75,31 @@ class ByTeam {
   }
 
  private:
-  // What lies between products: of rows of x, and the next product's x as its loop reads it.
+  // Memory for rows between products, and for x prepared for the next product.
   struct Between {
     char *x, *middle, *own, *gated, *prepared;
   };
 
   Step& step;
   const Rows rows;
-  const int64_t B, size, D, row, heads;  // size: of a number; row: bytes of D of them; heads: wqkv's outputs
+  const int64_t B, size, D, row, heads;  // size: bytes of a number; row: of D numbers; heads: wqkv's outputs
   Tensor qkv, result;
   const std::unique_ptr<char[]> of_wo{new char[B * row]}, of_w2{new char[B * row]},
       of_w13{new char[B * 2 * step.width * size]};  // products, written by all, read by all
-  Between shared;                                   // of several rows
+  Between shared;                                   // of all members, with several rows
   std::vector<std::unique_ptr<Product>> products;
   std::vector<int64_t> first_product;             // of each layer, and of the ending
-  int64_t group = 1;                              // rows of a tile; not of tiles of AMX, which have many
+  int64_t group = 1;                              // rows that one member prepares together: a tile's, but for AMX
   std::vector<std::unique_ptr<Experts>> experts;  // of each layer; null where it has none
   std::unique_ptr<Attending> attending;
 
-  // What the members share of a layer's experts: written by all, read by all.
+  // Of a layer's experts: written by all members, read by all.
   struct Mixture {
     std::vector<float> scores;    // (B, X), of a layer's router
     std::vector<Choice> choices;  // of several rows
     std::vector<char> of_first, of_second;  // products, of one expert behind the other
-    // Where experts come and go: those of the list that are in memory, those that arrive while these are
-    // computed, and the first one that is not brought yet.
+    // With two tiers of memory, places in the list of experts: of those in memory, of those that arrive while these
+    // are computed, and the first that is not brought yet.
     std::vector<int64_t> here, arriving;
     int64_t next;
 
@@ -114,13 +114,13 @@ class ByTeam {
     }
   } mixture;
 
-  // What each member has for itself while it mixes experts.
+  // Of one member.
   struct Mixing {
     std::vector<Choice> choices{1};  // of one row
     std::vector<Chosen> list;
-    std::vector<int64_t> rows;   // of x: those of the list's first expert, then those of the next
-    std::vector<int64_t> place;  // (B, taken): where in `rows` is what a row has chosen
-    std::vector<int64_t> next;   // of each expert, while these are made
+    std::vector<int64_t> rows;   // rows of x that the list's first expert gets, then those of the next
+    std::vector<int64_t> place;  // (B, taken): where in `rows` a row is, for each of its experts
+    std::vector<int64_t> next;   // for each expert where in `rows` its next row comes, while these are made
     std::vector<float> total;
     std::vector<char> x;  // an expert's
     Bundle first, second;
@@ -187,8 +187,8 @@ class ByTeam {
     return {n * member.index / member.count, n * (member.index + 1) / member.count};
   }
 
-  // Groups of rows that a member prepares for a product. It also does what comes before for these rows, so that
-  // nobody waits in between.
+  // Groups of rows that a member prepares for a product. The member also does the work before it for these rows,
+  // so that no member waits in between.
   Sharing::Range groups(const Team::Member& member) const {
     return B == 1 ? Sharing::Range{0, 1} : part((B + group - 1) / group, member);
   }
@@ -199,7 +199,7 @@ class ByTeam {
     for (int64_t b = group * first; b < std::min(B, group * last); ++b) some(b);
   }
 
-  // y = x times product `index`, when all are here. What is read next is the next product, or a router.
+  // y = x times product `index`, by all members. The next product, or a router, is prefetched meanwhile.
   void multiply(const Team::Member& member, int64_t index, const Between& at, const char* x, char* y,
                 const Experts* router = nullptr) {
     Product& product = *products[index];
@@ -219,7 +219,7 @@ class ByTeam {
     else wait(member, index + 1);
   }
 
-  // Attention, when all are here; what is read next is product `next`.
+  // Attention, by all members; product `next` is prefetched meanwhile.
   void attend(const Team::Member& member, int64_t layer, int64_t next) {
     const auto [first, last] = part(B, member);
     const bool at_once = B == 1 && attending->alone();
@@ -234,8 +234,8 @@ class ByTeam {
     wait(member, next);
   }
 
-  // What the experts chosen for each row of x return, weighed and summed, goes to `own`, which may be x; with
-  // several ranks to of_w2. What is read next is product `next`.
+  // own = the weighted sum of what each row's experts return; with several ranks of_w2 instead. `own` may be x. Product
+  // `next` is prefetched meanwhile.
   void mix(const Team::Member& member, int64_t i, Mixing& mine, int64_t next, const char* x, char* own) {
     Experts& layer = *experts[i];
     if (B > 1) member.meet(prefetching(member, layer));
@@ -283,8 +283,8 @@ class ByTeam {
         mixture.scores[b * layer.count + e] = rows.dot(x + b * row, layer.row(e), D);
   }
 
-  // What each row chooses, and the list of all that are chosen, ascending. For one row each member chooses
-  // itself: that takes less time than to wait for another's choice.
+  // Each row's experts, and in `mine` the list of all experts that are chosen, ascending. For one row each member
+  // chooses: that takes less time than waiting for another's choice.
   const std::vector<Choice>& choose(const Team::Member& member, const Experts& layer, const char* x,
                                     Mixing& mine) {
     std::vector<Choice>& choices = B == 1 ? mine.choices : mixture.choices;
@@ -311,13 +311,12 @@ class ByTeam {
     return choices;
   }
 
-  // A member's part of what the experts at these places of the list return. phase: 0 for those that are there at
-  // once, 1 for those that arrive meanwhile.
+  // A member's part of what the experts at some places of the list return. phase: the index of Experts::first_units.
   void compute(const Team::Member& member, Experts& layer, Mixing& mine,
                const std::vector<int64_t>& places, int phase, const char* x) {
     if (places.empty()) return;
-    const int64_t width = layer.width_of(0) * size;  // of all but the shared one, which is last
-    mine.x.resize(B * std::max({row, width, layer.width_of(layer.count) * size}));
+    const int64_t width = layer.of(0).width * size;  // of all but the shared one, which is last
+    mine.x.resize(B * std::max({row, width, layer.of(layer.count).width * size}));
     char *both = mixture.of_first.data(), *results = mixture.of_second.data(), *own = mine.x.data();
     auto at = [&](int64_t j) { return mine.list[places[j]]; };
     auto rows_of = [&](int64_t j) -> const char* {
@@ -334,7 +333,7 @@ class ByTeam {
     member.meet(prefetching(member, mine.second));
     auto gated = [&](int64_t j) -> const char* {
       const Chosen chosen = at(j);
-      const int64_t n = layer.width_of(chosen.expert);
+      const int64_t n = layer.of(chosen.expert).width;
       const char* gate = both + 2 * chosen.first * width;
       for (int64_t k = 0; k < chosen.count; ++k, gate += 2 * n * size)
         rows.gates[SILU](gate, gate + n * size, n, own + k * n * size);
@@ -378,7 +377,7 @@ class ByTeam {
     for (int64_t b = 0; b < B; ++b, y += n * size) rows.add(y, bias, 1, n, y);
   }
 
-  // One member adds the bias and sums over ranks, for all; what it reads next is product `next`.
+  // One member adds the bias and sums over ranks, for all; product `next` is prefetched meanwhile.
   void sum_ranks(const Team::Member& member, int64_t next, int64_t layer, Part bias, char* product) const {
     if (!step.ranks) return;
     if (member.index == 0) {

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "common/products.h"
+
 namespace {
 
 using torch::headeronly::ScalarType;
@@ -21,32 +23,6 @@ using Maybe = std::optional<Tensor>;
 const char* data(const Tensor& t) { return static_cast<const char*>(t.const_data_ptr()); }
 char* data(Tensor& t) { return static_cast<char*>(t.mutable_data_ptr()); }
 
-constexpr int64_t WHOLE_HEAD = 1 << 20;  // more numbers than a head has
-
-// What a format stores of a head.
-struct Storage {
-  const char* format;
-  std::optional<ScalarType> codes;  // their type; none: that of the numbers
-  int64_t numbers;                  // in an element of the codes
-  int64_t group;                    // numbers that share a scale; 0: there are no scales
-  Encode Rows::* encode;
-
-  int64_t scales(int64_t head_dim) const { return group ? (head_dim + group - 1) / group : 0; }
-};
-
-constexpr Storage STORAGES[] = {
-    {"dense", std::nullopt, 1, 0, &Rows::dense},
-    {"int8", ScalarType::Char, 1, WHOLE_HEAD, &Rows::int8},
-    {"fp8", ScalarType::Float8_e4m3fn, 1, WHOLE_HEAD, &Rows::fp8},
-    {"int4", ScalarType::Byte, 2, INT4_GROUP, &Rows::int4},
-};
-
-const Storage& storage_of(const std::string& format) {
-  for (const Storage& storage : STORAGES)
-    if (format == storage.format) return storage;
-  STD_TORCH_CHECK(false, "a decoding step stores no keys and values as ", format);
-}
-
 // Tensors of caches: for keys and then for values of each layer (B or more, kv_heads, T, …), codes, and
 // scales if the format has any.
 class Caches {
@@ -55,7 +31,7 @@ class Caches {
 
   Caches(std::vector<Tensor>& tensors, const std::string& format, int64_t layers, const Tensor& x,
          int64_t sequences, int64_t kv_heads, int64_t head_dim)
-      : format(format), tensors(tensors), storage(storage_of(format)), B(sequences),
+      : format(format), tensors(tensors), storage(kv_storage(format)), B(sequences),
         head_dim(head_dim), each(storage.group ? 2 : 1) {
     STD_TORCH_CHECK(int64_t(tensors.size()) == 2 * each * layers, "there are ", tensors.size(),
                     " tensors of caches for ", layers, " layers");
@@ -81,7 +57,7 @@ class Caches {
       Tensor* stored = &tensors[each * (2 * layer + side)];
       const int64_t kv_heads = stored->size(1);
       for (int64_t k = 0; k < kv_heads; ++k)
-        (rows.*storage.encode)(y + (first_key + side * kv_heads + k) * head_bytes, head_dim,
+        rows.encode[int(storage.format)](y + (first_key + side * kv_heads + k) * head_bytes, head_dim,
                                at(stored[0], row, k, slot),
                                each == 2 ? at(stored[1], row, k, slot) : nullptr);
     }
@@ -89,7 +65,7 @@ class Caches {
 
  private:
   std::vector<Tensor>& tensors;
-  const Storage& storage;
+  const KvStorage& storage;
   const int64_t B, head_dim, each;  // sequences; each: tensors of keys, or of values
 
   void check(const Tensor& t, int64_t kv_heads, int64_t slots, int64_t width, ScalarType type,

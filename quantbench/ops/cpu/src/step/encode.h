@@ -21,11 +21,6 @@ inline float stored(float scale, char* scales, int64_t index) {
   return __builtin_fabsf(inverse) < __builtin_inff() ? inverse : 0;
 }
 
-inline Floats clamped(Floats v, float least, float most) {  // written so that NaN stays NaN
-  v = select(v < least, all(least), v);
-  return select(v > most, all(most), v);
-}
-
 // Rounded to the nearest, ties to even, if it is below 2^22.
 inline Ints nearest(Floats v) {
   constexpr float SHIFT = 12582912;  // 1.5 · 2^23: adding it leaves an integer in the low bits

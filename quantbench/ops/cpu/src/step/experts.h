@@ -1,12 +1,14 @@
-// A layer's mixture of experts, as a decoding step sees it. For op.cpp alone.
+// A layer's mixture of experts in a decoding step. For op.cpp alone.
 //
-// Its tensors come in the places of a feed-forward network's: the router's weight (X, D) in that of W13,
-// that of the gate of the expert that all tokens share, (D,), if there is one, in that of W13_BIAS, and
-// in that of W2 int64 numbers: a head (below), then for each expert the addresses of its two weights, the
-// shared one's last. So a step is called with a handful of tensors, however many experts there are.
+// A mixture is passed in the tensors of a feed-forward network, so that a step has as many tensors however many
+// experts there are:
 //
-// Experts may come and go between two tiers of memory. Then an address is null while its expert is not in
-// memory, and a turn (below) asks Python for it.
+//     W13       the router's weight (X, D)
+//     W13_BIAS  the shared expert's gate (D,); empty without a shared expert, which all tokens go through
+//     W2        a table, int64: Head, then for each of the X experts, and then for the shared one, its Addresses
+//
+// Experts may be kept in two tiers of memory (experts/fused.py). Then an address is null while its expert is in
+// the slow tier, and the step asks Python to bring it: a turn.
 #pragma once
 
 #include "step/step.h"
@@ -19,35 +21,36 @@
 
 namespace {
 
-// What a step and experts/fused.py tell each other about a turn: one layer's experts in one step. The same
-// numbers serve all layers; they are followed by two lists (Experts::wanted and tokens_each).
+// A turn is one layer's experts in one step. This is what the step and experts/fused.py both read and write; it
+// serves all layers, one after another. Behind it in memory are two lists of X numbers each: the experts that the
+// turn wants, and how many tokens want each of them (Experts::wanted, tokens_each).
 struct Turn {
-  // Begins to bring the wanted experts of a layer. Returns how many of them, the first ones of the list, are
-  // in memory or on their way; less than 1 if it failed. Those that are in memory have their addresses in the
-  // layer's table then. The next call may take away what this one has brought.
+  // Begins to bring the wanted experts of a layer into memory. Returns how many experts, from the start of the
+  // list, are in memory or on their way; less than 1 after a failure. The layer's table has the addresses of
+  // those in memory then. The next call may evict what this one has brought.
   int64_t (*ask)(int64_t layer);
-  // Waits for those that are on their way, and writes their addresses into the table. 0 if it failed.
+  // Waits for the experts on their way and writes their addresses into the table. Returns 0 after a failure.
   int64_t (*wait)(int64_t layer);
-  int64_t clock;        // how many uses of an expert were noted
-  int64_t assignments;  // tokens times experts of each
-  int64_t hits;         // of these, how many experts' addresses were known when their turn began
-  int64_t nanoseconds;  // of all turns
-  int64_t wanted;       // how many numbers each list has
+  int64_t clock;        // experts used so far, counted once for each turn
+  int64_t assignments;  // pairs of a token and an expert so far
+  int64_t hits;         // of these pairs, those whose expert was in memory when its turn began
+  int64_t nanoseconds;  // of all turns so far
+  int64_t wanted;       // numbers in each list
 };
 
-// A row's experts, ascending, and the weights of their results.
+// The experts of one row of x, ascending, and the weights of their results.
 struct Choice {
   std::vector<int64_t> experts;
   std::vector<float> weights;
 };
 
-// An expert that some rows have chosen: `count` of them, from `first` on in a list of all experts' rows.
+// An expert and the `count` rows that chose it, from index `first` on in a list of all experts' rows.
 struct Chosen {
   int64_t expert, first, count;
 };
 
-// Several products that are shared among threads as if their weights were one weight, each product's
-// units behind those of the one before: no thread waits between two of them.
+// Several products that threads share as if their weights were one weight. Units are counted through all of them,
+// so no thread waits between two products.
 class Bundle {
  public:
   void clear() {
@@ -60,9 +63,9 @@ class Bundle {
     products.push_back(std::move(product));
   }
 
-  // What one of so many members does of all products, which is done once. x_of(j) is product j's x:
-  // it is asked for when this member first needs it. y_of(j) is where its y begins. `stays`: whether memory
-  // that had a token of x has it still.
+  // A member's share of all products, which can be shared once. x_of(j) returns product j's x; it is called when
+  // the member first needs that. y_of(j) returns where its y begins. stays: whether one address has the same x
+  // in every product, so that it need not be prepared again.
   template <typename F, typename G>
   void share(Sharing& handed_out, int64_t member, int64_t members, bool stays, F x_of, G y_of) const {
     thread_local Scratch scratch;
@@ -88,7 +91,7 @@ class Bundle {
     });
   }
 
-  // A stream of what a member reads first, as Product::stream gives it.
+  // One of the streams that a member reads first: see Product::stream.
   const char* stream(int index, int64_t member, int64_t members, int64_t& bytes) const {
     const Sharing::Range own = Sharing::own(starts.back(), member, members);
     for (int64_t j = 0; j < int64_t(products.size()); ++j) {
@@ -110,16 +113,18 @@ class Bundle {
 };
 
 struct Experts {
+  struct Networks {
+    int64_t width;                // of a network's hidden layer
+    int64_t w13_bytes, w2_bytes;  // of a packed weight; 0: plain, in x's dtype
+  };
   struct Head {
-    int64_t chosen, normalized, width;  // experts of a token; whether their weights add up to 1
-    int64_t w13_bytes, w2_bytes;        // of a packed weight; 0: plain, in x's dtype
-    // Of the expert that all tokens share, the same; its width is 0 where there is none.
-    int64_t shared_width, shared_w13_bytes, shared_w2_bytes;
-    // Where experts come and go: what is told, when each was last used (X numbers, by the turn's clock),
-    // and the layer's number. Null where all of them stay.
+    int64_t chosen;             // experts of a token
+    int64_t normalized;         // 1: their weights add up to 1
+    Networks networks, shared;  // of the X experts, and of the shared one; width 0: there is none
+    // With two tiers of memory; else null, null and 0.
     Turn* turn;
-    int64_t* used;
-    int64_t layer;
+    int64_t* used;  // (X,): when each expert was last used, by the turn's clock
+    int64_t layer;  // number of the layer, for the turn's functions
   };
   struct Addresses {
     const char *w13, *w2;
@@ -137,31 +142,27 @@ struct Experts {
                     "a router has to be (X, ", D, ") of x's dtype");
     STD_TORCH_CHECK(table.is_contiguous() && table.numel() * 8 >= int64_t(sizeof(Head)) &&
                         table.numel() * 8 == int64_t(sizeof(Head) + all() * sizeof(Addresses)) &&
-                        head->chosen > 0 && head->chosen <= count && head->width > 0,
+                        head->chosen > 0 && head->chosen <= count && head->networks.width > 0,
                     "the table of ", count, " experts has ", table.numel(), " numbers");
-    STD_TORCH_CHECK((head->shared_width > 0) == (gate != nullptr),
-                    "a shared expert and its gate go together");
+    STD_TORCH_CHECK((head->shared.width > 0) == (gate != nullptr), "a shared expert and its gate go together");
   }
 
-  const int64_t count;  // of experts that the router chooses from; the shared one has this number
+  const int64_t count;  // experts that the router chooses from, X; the shared expert has this index
   const int64_t D;
-  // How this step's products with w13, and with w2, are shared among threads: first for experts that are there
-  // at once, then for those that arrive meanwhile.
+  // How threads share the products with w13, and with w2: [0] of experts in memory, [1] of those that arrive while
+  // the others are computed.
   Sharing first_units[2], second_units[2];
 
   // Experts that a token chooses.
   int64_t chosen() const { return head->chosen; }
-  // Experts that a token goes through, the shared one included; it comes last.
+  // The same, and behind them the shared expert, if there is one.
   int64_t taken() const { return head->chosen + (gate ? 1 : 0); }
-  int64_t width_of(int64_t expert) const {
-    return expert < count ? head->width : head->shared_width;
-  }
-  // What all experts of a token together have of that.
-  int64_t widths() const { return head->chosen * head->width + head->shared_width; }
+  const Networks& of(int64_t expert) const { return expert < count ? head->networks : head->shared; }
+  // The sum of the widths of a token's experts.
+  int64_t widths() const { return head->chosen * head->networks.width + head->shared.width; }
   const char* row(int64_t expert) const { return router + expert * row_size; }
 
-  // The numbers of a token's experts, ascending, and what each one's result weighs. scores: of all
-  // that there are to choose from. x: the token.
+  // Chooses the experts of a token, x. scores (X,): the router's.
   void choose(const Rows& rows, const char* x, const float* scores, Choice& choice) const {
     auto& [experts, weights] = choice;
     const int64_t k = head->chosen;
@@ -179,8 +180,8 @@ struct Experts {
     weights[k] = float(1 / (1 + std::exp(-double(rows.dot(x, gate, D)))));
   }
 
-  // A turn of experts that come and go, by one thread: begin; want; bring and wait until all are there; end. A
-  // layer has one turn in a step, and none where its experts stay.
+  // Whether experts are in two tiers of memory. Then one thread carries out a turn: begin(); want() for each
+  // expert; bring(), and wait() for what is on its way, until all were in memory; end().
   bool moves() const { return head->turn; }
 
   void begin() {
@@ -188,7 +189,7 @@ struct Experts {
     started = Clock::now();
   }
 
-  // So many tokens want this expert. Experts are wanted in ascending order.
+  // Adds an expert that so many tokens want. The experts have to be ascending.
   void want(int64_t expert, int64_t tokens) {
     Turn& turn = *head->turn;
     wanted()[turn.wanted] = expert, tokens_each()[turn.wanted++] = tokens;
@@ -197,8 +198,8 @@ struct Experts {
     if (is_here(expert)) turn.hits += tokens;
   }
 
-  // Returns how many of the wanted experts, the first ones, are in memory (`is_here`) or arrive while those are
-  // computed: then `wait`. They leave the list; when they have been computed, the others may be brought.
+  // Removes the first wanted experts from the list and returns how many they are: those in memory (`is_here`), and
+  // those that arrive while these are computed. Once all of them are computed, the next may be brought.
   int64_t bring() {
     Turn& turn = *head->turn;
     const bool all_here = std::all_of(wanted(), wanted() + turn.wanted,
@@ -225,21 +226,18 @@ struct Experts {
     head->turn->nanoseconds += std::chrono::nanoseconds(Clock::now() - started).count();
   }
 
-  // A matrix of an expert: `first`, (2 · width, D), or `second`, (D, width).
+  // A weight of an expert: `first` is w13 (2 · width, D), `second` is w2 (D, width). bytes: as in Head.
   struct Matrix {
     const char* at;
     int64_t bytes, outputs, columns;
   };
   Matrix first(int64_t expert) const {
-    const bool own = expert < count;
-    return {addresses[expert].w13, own ? head->w13_bytes : head->shared_w13_bytes,
-            2 * width_of(expert), D};
+    return {addresses[expert].w13, of(expert).w13_bytes, 2 * of(expert).width, D};
   }
   Matrix second(int64_t expert) const {
-    const bool own = expert < count;
-    return {addresses[expert].w2, own ? head->w2_bytes : head->shared_w2_bytes, D, width_of(expert)};
+    return {addresses[expert].w2, of(expert).w2_bytes, D, of(expert).width};
   }
-  // The products with the matrices of the experts at these places of a list.
+  // Makes the products with a weight of the experts at some places of a list.
   void bundle(Matrix (Experts::*matrix)(int64_t) const, const std::vector<Chosen>& list,
               const std::vector<int64_t>& places, bool as_one, Bundle& products) const {
     for (int64_t place : places) __builtin_prefetch((this->*matrix)(list[place].expert).at);
@@ -256,13 +254,12 @@ struct Experts {
   const Number number;
   const Head* const head;
   const Addresses* const addresses;
-  Clock::time_point started;  // this turn
+  Clock::time_point started;  // when the turn began
 
-  // The turn's lists: X wanted experts, and the tokens of each.
   int64_t* wanted() const { return reinterpret_cast<int64_t*>(head->turn + 1); }
   int64_t* tokens_each() const { return wanted() + count; }
 
-  // All experts' numbers, as many as a token has with the highest scores first.
+  // All experts, those that a token chooses first: the ones of the highest scores.
   void best_first(const float* scores, std::vector<int64_t>& experts) const {
     experts.resize(count);
     std::iota(experts.begin(), experts.end(), 0);
@@ -272,7 +269,7 @@ struct Experts {
     });
   }
 
-  int64_t all() const { return count + (head->shared_width ? 1 : 0); }
+  int64_t all() const { return count + (head->shared.width ? 1 : 0); }
 
   std::unique_ptr<Product> product(const Matrix& m, int64_t tokens, bool as_one) const {
     auto made = m.bytes ? packed_product(m.at, m.bytes, number, tokens, as_one)

@@ -31,8 +31,8 @@ struct Rows {
   float (*dot)(const char* a, const char* b, int64_t n);
   // to += weight · x, in float32
   void (*add_weighed)(const char* x, float weight, int64_t n, float* to);
-  // by the names of ops/kv.py: step/encode.h
-  Encode dense, int8, fp8, int4;
+  // by KvFormat: step/encode.h
+  Encode encode[6];
 };
 
 VARIANTS(Rows, rows, Number);

@@ -58,8 +58,7 @@ void rotate(char* x, const float* cos, const float* sin, int64_t half) {
 // e^88, below -87 e^-87.
 inline Floats exponential(Floats x) {
   constexpr float SHIFT = 12582912;  // 1.5 · 2^23: adding it leaves an integer in the low bits
-  x = select(x < -87.0f, all(-87.0f), x);  // written so that NaN stays NaN
-  x = select(x > 88.0f, all(88.0f), x);
+  x = clamped(x, -87, 88);
   const Floats shifted = x * 1.44269504f + SHIFT, n = shifted - SHIFT;
   const Floats r = (x - n * 0.693145752f) - n * 1.42860677e-6f;  // ln 2 in two parts
   constexpr float SERIES[] = {1 / 720.f, 1 / 120.f, 1 / 24.f, 1 / 6.f, 0.5f, 1, 1};
@@ -118,8 +117,9 @@ void add_weighed(const char* x, float weight, int64_t n, float* to) {
 
 template <Number N>
 Rows rows_of() {
+  constexpr Encode dense = as_they_are<N>;
   return {N,        norm<N>,   add<N>, rotate<N>,      {gate<N, SILU>, gate<N, GELU>, gate<N, SQUARED_RELU>},
-          widen<N>, narrow<N>, dot<N>, add_weighed<N>, as_they_are<N>, to_int8<N>, to_fp8<N>, to_int4<N>};
+          widen<N>, narrow<N>, dot<N>, add_weighed<N>, {dense, dense, dense, to_int8<N>, to_fp8<N>, to_int4<N>}};
 }
 
 }  // namespace

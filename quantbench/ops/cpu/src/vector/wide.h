@@ -60,6 +60,10 @@ inline int32_t largest(Ints v) {
   for (int32_t lane : lanes) found = lane > found ? lane : found;
   return found;
 }
+inline Floats clamped(Floats v, float least, float most) {  // NaN stays NaN
+  v = select(v < least, all(least), v);
+  return select(v > most, all(most), v);
+}
 inline Floats floats(Ints v) { return converted<Floats>(v); }
 
 // Bytes shifted by less than 8 bits, to the right if `bits` is negative, with bits of their neighbours

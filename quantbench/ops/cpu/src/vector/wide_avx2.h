@@ -1,17 +1,9 @@
 // AVX2 and F16C: the same functions as in vector/wide_portable.h. Included after vector/wide_halves.h
 // and vector/wide.h.
 
-template <class V>
-inline V joined(__m256i a, __m256i b) {
-  return {(typename V::Half)a, (typename V::Half)b};
-}
-
-inline __m256i found16(const uint8_t* table, __m256i index) {
-  return _mm256_shuffle_epi8(
-      _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)), index);
-}
 inline Bytes lookup16(const uint8_t* table, Bytes index) {  // the index's high bits have to be 0
-  return joined<Bytes>(found16(table, (__m256i)index.a), found16(table, (__m256i)index.b));
+  const __m256i numbers = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+  return by_register<Bytes>([=](auto at) { return _mm256_shuffle_epi8(numbers, (__m256i)at); }, index);
 }
 
 inline bool any_zero(Bytes v) {
@@ -24,7 +16,7 @@ inline Floats from_f16(HalfWords h) {
   __m256i halves = (__m256i)h;
   __m256 a = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
   __m256 b = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
-  return joined<Floats>((__m256i)a, (__m256i)b);
+  return {(Floats::Half)a, (Floats::Half)b};
 }
 inline HalfWords as_f16(Floats v) {
   constexpr int NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -35,29 +27,28 @@ inline HalfWords as_f16(Floats v) {
 
 // Unsigned bytes times signed ones, and words times words: neighbouring products are added up.
 inline SignedWords pair_bytes(Bytes a, Bytes b) {
-  return joined<SignedWords>(_mm256_maddubs_epi16((__m256i)a.a, (__m256i)b.a),
-                             _mm256_maddubs_epi16((__m256i)a.b, (__m256i)b.b));
+  return by_register<SignedWords>([](auto a, auto b) { return _mm256_maddubs_epi16((__m256i)a, (__m256i)b); }, a, b);
 }
 inline Ints pair_words(SignedWords a, SignedWords b) {
-  return joined<Ints>(_mm256_madd_epi16((__m256i)a.a, (__m256i)b.a),
-                      _mm256_madd_epi16((__m256i)a.b, (__m256i)b.b));
+  return by_register<Ints>([](auto a, auto b) { return _mm256_madd_epi16((__m256i)a, (__m256i)b); }, a, b);
 }
 
 // 8 bytes, by indices of 3 bits for each byte.
 inline Bytes picked(int64_t eight, Bytes index) {
-  const __m256i wide = _mm256_set1_epi64x(eight);
-  return joined<Bytes>(_mm256_shuffle_epi8(wide, (__m256i)index.a),
-                       _mm256_shuffle_epi8(wide, (__m256i)index.b));
+  const __m256i numbers = _mm256_set1_epi64x(eight);
+  return by_register<Bytes>([=](auto at) { return _mm256_shuffle_epi8(numbers, (__m256i)at); }, index);
 }
 
 #if LEVEL == LEVEL_avxvnni
 inline Ints add_bytes(Ints sum, Bytes a, Bytes b) {
-  return joined<Ints>(_mm256_dpbusd_avx_epi32((__m256i)sum.a, (__m256i)a.a, (__m256i)b.a),
-                      _mm256_dpbusd_avx_epi32((__m256i)sum.b, (__m256i)a.b, (__m256i)b.b));
+  return by_register<Ints>([](auto sum, auto a, auto b) {
+    return _mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+  }, sum, a, b);
 }
 inline Ints add_words(Ints sum, Bytes a, Bytes b) {
-  return joined<Ints>(_mm256_dpwssd_avx_epi32((__m256i)sum.a, (__m256i)a.a, (__m256i)b.a),
-                      _mm256_dpwssd_avx_epi32((__m256i)sum.b, (__m256i)a.b, (__m256i)b.b));
+  return by_register<Ints>([](auto sum, auto a, auto b) {
+    return _mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+  }, sum, a, b);
 }
 #include "vector/wide_vnni.h"
 #else

@@ -69,4 +69,4 @@ inline void multiply(const Problem& problem, int64_t first, int64_t last) {
 
 }  // namespace
 
-FewVariant NAMED(few)() { return {prepare, multiply}; }
+LinearLoop NAMED(few)() { return {prepare, multiply}; }

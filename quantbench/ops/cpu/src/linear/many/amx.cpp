@@ -2,7 +2,7 @@
 //
 // Variants: amx
 
-#include "linear/many/many.h"
+#include "linear/layout.h"
 
 namespace {
 #include "linear/inner.h"
@@ -14,7 +14,5 @@ namespace {
 #include "linear/many/byte_tiles.h"
 }  // namespace
 
-ManyVariant many_amx() { return {TOKENS, 2, 2, prepare_tiles, multiply_tiles}; }
-ManyVariant many_bytes_amx() {
-  return {TOKENS, ByteTiles::BYTES, 1, prepare_bytes, multiply_bytes};
-}
+LinearLoop many_amx() { return {prepare_tiles, multiply_tiles, TOKENS, 2, 2}; }
+LinearLoop many_bytes_amx() { return {prepare_bytes, multiply_bytes, TOKENS, ByteTiles::BYTES}; }

@@ -72,14 +72,14 @@ struct Order {
 };
 
 // Tiles of x, (units, TOKENS, UNIT) each.
-void prepare_tiles(const Problem& problem, void* x, int64_t first, int64_t last) {
+void prepare_tiles(const Problem& problem, int64_t first, int64_t last) {
   const Header& header = *problem.header;
   const int64_t columns = header.columns, padded = problem.geometry.padded_columns;
   const bool rounded = header.rounding != Rounding::none;
   const bool plain = problem.type == Number::bf16 && problem.x_step == 1 && !rounded;
   const Order order;
-  for (int64_t token = first * TOKENS; token < last * TOKENS; ++token) {
-    Bf16* to = static_cast<Bf16*>(x) + token / TOKENS * TOKENS * padded + token % TOKENS * UNIT;
+  for (int64_t token = first; token < last; ++token) {
+    Bf16* to = static_cast<Bf16*>(problem.tiles) + token / TOKENS * TOKENS * padded + token % TOKENS * UNIT;
     if (token >= problem.outputs) {
       for (int64_t k = 0; k < padded; k += UNIT, to += TILE_NUMBERS) store(to, Bytes{});
       continue;
@@ -112,8 +112,8 @@ struct Pair {
   alignas(64) Bf16 tiles[2][STRETCH * TILE_NUMBERS];
   alignas(64) float sums[MOST_TILES][2][SUMS];
 
-  Pair(const Problem& problem, const void* x)
-      : problem(problem), x(static_cast<const Bf16*>(x)), values(*problem.header),
+  explicit Pair(const Problem& problem)
+      : problem(problem), x(static_cast<const Bf16*>(problem.tiles)), values(*problem.header),
         make(tile_maker(*problem.header)) {}
 
   void multiply(int64_t first, int64_t last) {
@@ -159,12 +159,12 @@ struct Pair {
   }
 };
 
-void multiply_tiles(const Problem& problem, void* x, int64_t first, int64_t last) {
+void multiply_tiles(const Problem& problem, int64_t first, int64_t last) {
   const Geometry& g = problem.geometry;
   const int64_t tiles = (problem.outputs + TOKENS - 1) / TOKENS;
   int64_t together = X_BYTES / (g.padded_columns * TOKENS * 2) / 2 * 2;
   together = together < LEAST_TILES ? LEAST_TILES : together > MOST_TILES ? MOST_TILES : together;
-  Pair work(problem, x);
+  Pair work(problem);
   TileShapes shapes;
   for (int i = 0; i < 8; ++i) shapes.set(i, 16, 64);
   configure(shapes);

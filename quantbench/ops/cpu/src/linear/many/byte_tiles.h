@@ -39,9 +39,9 @@ inline void put_bytes(const int16_t* x, int8_t* high, int8_t* low) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm512_cvtepi32_epi8(wide));
 }
 
-inline void prepare_token(const Problem& problem, void* x, int64_t token) {
+inline void prepare_token(const Problem& problem, int64_t token) {
   const Geometry& g = problem.geometry;
-  const ByteTiles to(g, x);
+  const ByteTiles to(g, problem.tiles);
   const int64_t tile = token / TOKENS, t = token % TOKENS;
   int8_t* bytes = to.bytes(tile) + t * to.width;
   float* scales = to.scales(tile) + t;
@@ -67,9 +67,8 @@ inline void prepare_token(const Problem& problem, void* x, int64_t token) {
   }
 }
 
-void prepare_bytes(const Problem& problem, void* x, int64_t first, int64_t last) {
-  for (int64_t token = first * TOKENS; token < last * TOKENS; ++token)
-    prepare_token(problem, x, token);
+void prepare_bytes(const Problem& problem, int64_t first, int64_t last) {
+  for (int64_t token = first; token < last; ++token) prepare_token(problem, token);
 }
 
 inline void configure_bytes(int tokens, int width) {
@@ -174,8 +173,8 @@ inline BlockOfBytes block_of_bytes(const Header& header) {
   });
 }
 
-void multiply_bytes(const Problem& problem, void* x, int64_t first, int64_t last) {
-  const ByteTiles from(problem.geometry, x);
+void multiply_bytes(const Problem& problem, int64_t first, int64_t last) {
+  const ByteTiles from(problem.geometry, problem.tiles);
   const BlockOfBytes one = block_of_bytes(*problem.header);
   for (int64_t tile = 0; tile * TOKENS < problem.outputs; ++tile) {
     const int64_t left = problem.outputs - tile * TOKENS;

@@ -2,7 +2,7 @@
 //
 // Variants: portable avx2 avx512vnni avx512bf16 neon-dotprod
 
-#include "linear/many/many.h"
+#include "linear/layout.h"
 
 namespace {
 #include "linear/inner.h"
@@ -177,11 +177,11 @@ inline void add_products(const Cell* x, const float* weights, int columns, float
 }
 
 // Tiles of x, (padded columns / TOGETHER, MANY, TOGETHER) each.
-void prepare_floats(const Problem& problem, void* x, int64_t first, int64_t last) {
+void prepare_floats(const Problem& problem, int64_t first, int64_t last) {
   const Header& header = *problem.header;
   const int64_t padded = problem.geometry.padded_columns;
-  for (int64_t token = first * MANY; token < last * MANY; ++token) {
-    Cell* to = static_cast<Cell*>(x) + token / MANY * MANY * padded + token % MANY * TOGETHER;
+  for (int64_t token = first; token < last; ++token) {
+    Cell* to = static_cast<Cell*>(problem.tiles) + token / MANY * MANY * padded + token % MANY * TOGETHER;
     if (token >= problem.outputs) {
       for (int64_t k = 0; k < padded; k += TOGETHER) __builtin_memset(to + k * MANY, 0, TOGETHER * sizeof(Cell));
       continue;
@@ -205,8 +205,8 @@ struct Group {
   alignas(64) float weights[STRETCH * UNIT * BESIDE * ROWS];
   alignas(64) float sums[MOST_TOKENS / MANY][BESIDE * MANY * ROWS];
 
-  Group(const Problem& problem, const void* x)
-      : problem(problem), x(static_cast<const Cell*>(x)), make(float_maker(problem)) {}
+  explicit Group(const Problem& problem)
+      : problem(problem), x(static_cast<const Cell*>(problem.tiles)), make(float_maker(problem)) {}
 
   void multiply(int64_t block, int64_t first, int64_t last) {
     const Geometry& g = problem.geometry;
@@ -241,9 +241,9 @@ struct Group {
   }
 };
 
-void multiply_floats(const Problem& problem, void* x, int64_t first, int64_t last) {
+void multiply_floats(const Problem& problem, int64_t first, int64_t last) {
   const int64_t tiles = (problem.outputs + MANY - 1) / MANY, together = MOST_TOKENS / MANY;
-  Group work(problem, x);
+  Group work(problem);
   for (int64_t tile = 0; tile < tiles; tile += together)
     for (int64_t group = first; group < last; ++group)
       work.multiply(group * BESIDE, tile, tile + together < tiles ? tile + together : tiles);
@@ -251,4 +251,4 @@ void multiply_floats(const Problem& problem, void* x, int64_t first, int64_t las
 
 }  // namespace
 
-ManyVariant NAMED(many)() { return {MANY, sizeof(Cell), BESIDE, prepare_floats, multiply_floats}; }
+LinearLoop NAMED(many)() { return {prepare_floats, multiply_floats, MANY, sizeof(Cell), BESIDE}; }

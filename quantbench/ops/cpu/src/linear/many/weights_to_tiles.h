@@ -169,31 +169,21 @@ const uint8_t* to_tiles(const Problem& problem, const Values& values, const uint
   return p;
 }
 
-// How each format becomes tiles.
-template <class C>
-struct Reader;
+// What reads each format.
 template <int BITS>
-struct Reader<Integer<BITS>> { using Type = ByTable<Codes<BITS>>; };
-template <>
-struct Reader<Integer<6>> { using Type = ByTable<Loose6>; };
-template <>
-struct Reader<Integer<7>> { using Type = ByTable<Codes<7>, 128>; };
-template <>
-struct Reader<Integer<8>> { using Type = SignedBytes; };
-template <>
-struct Reader<Float6> { using Type = ByTable<Loose6>; };
-template <>
-struct Reader<Bytes4> { using Type = ByTable<Codes<4>>; };
-template <>
-struct Reader<Sparse> { using Type = ByTable<SparseCodes>; };
-template <>
-struct Reader<Table4<3>> { using Type = FloatTable; };
-template <>
-struct Reader<Float8> { using Type = ByTable<Codes<8>, 128, true>; };
+inline ByTable<Codes<BITS>> reader(Format<Integer<BITS>>) { return {}; }
+inline ByTable<Loose6> reader(Format<Integer<6>>) { return {}; }
+inline ByTable<Codes<7>, 128> reader(Format<Integer<7>>) { return {}; }
+inline SignedBytes reader(Format<Integer<8>>) { return {}; }
+inline ByTable<Loose6> reader(Format<Float6>) { return {}; }
+inline ByTable<Codes<4>> reader(Format<Bytes4>) { return {}; }
+inline ByTable<SparseCodes> reader(Format<Sparse>) { return {}; }
+inline FloatTable reader(Format<Table4<3>>) { return {}; }
+inline ByTable<Codes<8>, 128, true> reader(Format<Float8>) { return {}; }
 
 inline ToTiles tile_maker(const Header& header) {
-  return with_format(header, [&]<class C>(Format<C>) -> ToTiles {
-    using Read = typename Reader<C>::Type;
+  return with_format(header, [&]<class C>(Format<C> format) -> ToTiles {
+    using Read = decltype(reader(format));
     return header.scales == Scales::row ? to_tiles<Read, false> : to_tiles<Read, true>;
   });
 }

@@ -1,10 +1,7 @@
-// Linear layers of many tokens: which inner loop runs.
-
-#include "linear/many/choose.h"
-
-#include <cstdint>
+// Which inner loop of linear layers runs.
 
 #include "common/isa.h"
+#include "linear/layout.h"
 
 namespace {
 
@@ -65,27 +62,28 @@ constexpr int64_t PAIRS_FROM = 33;
 
 constexpr int64_t PLAIN_FROM = 24;  // tokens; measured on weights of 2048 x 2048 and 3072 x 576
 
-typedef ManyVariant (*Choice)();  // null: the few rows' loop
-
-Choice choice(const Header& header, const Geometry& g, Number x, int64_t rows) {
-  if (has(Isa::amx)) {
-    const bool bytes = fits_bytes(header, g, x), tiles = fits_tiles(header, x);
-    if (bytes && (rows <= 16 || !tiles))
-      return rows >= bytes_from(header, g) ? many_bytes_amx : nullptr;
-    if (tiles) return rows >= tiles_from(header, x) ? many_amx : nullptr;
-  }
-  const bool pairs = has(Isa::avx512bf16) && fits_tiles(header, x) && !is_integers(header, x);
-  if (pairs && rows >= PAIRS_FROM) return many_avx512bf16;
-  return rows >= floats_from(header, x) ? BEST_VARIANT(many) : nullptr;
+LinearLoop best_few() {
+  return (isa() == Isa::avxvnni ? few_avxvnni : isa() == Isa::neon_i8mm ? few_neon_i8mm : BEST_VARIANT(few))();
 }
 
 }  // namespace
 
-std::optional<ManyVariant> many_for(const Header& header, const Geometry& g, Number x, int64_t tokens) {
-  const Choice chosen = choice(header, g, x, tokens);
-  return chosen ? std::optional(chosen()) : std::nullopt;
+LinearLoop loop_for(const Header& header, const Geometry& g, Number x, int64_t tokens, bool as_one) {
+  if (as_one) return best_few();
+  if (has(Isa::amx)) {
+    const bool bytes = fits_bytes(header, g, x), tiles = fits_tiles(header, x);
+    if (bytes && (tokens <= 16 || !tiles))
+      return tokens >= bytes_from(header, g) ? many_bytes_amx() : best_few();
+    if (tiles) return tokens >= tiles_from(header, x) ? many_amx() : best_few();
+  }
+  const bool pairs = has(Isa::avx512bf16) && fits_tiles(header, x) && !is_integers(header, x);
+  if (pairs && tokens >= PAIRS_FROM) return many_avx512bf16();
+  return tokens >= floats_from(header, x) ? BEST_VARIANT(many)() : best_few();
 }
 
-std::optional<ManyVariant> many_for_plain(int64_t tokens) {
-  return tokens >= PLAIN_FROM ? std::optional(BEST_VARIANT(many)()) : std::nullopt;
+LinearLoop loop_for_plain(Number type, int64_t columns, int64_t tokens, bool as_one) {
+  if (!as_one && tokens > 1 && isa() == Isa::amx && type == Number::bf16 && columns % UNIT == 0)
+    return plain_amx();
+  if (!as_one && tokens >= PLAIN_FROM) return BEST_VARIANT(many)();
+  return (has(Isa::avx512bf16) ? plain_avx512bf16 : BEST_VARIANT(plain))(type);
 }

@@ -1,8 +1,8 @@
-// The inner loop over plain weights.
+// The inner loop over plain weights, as torch has them, for a few tokens.
 //
 // Variants: portable avx2 avx512vnni avx512bf16 neon-dotprod
 
-#include "plain/plain.h"
+#include "linear/layout.h"
 
 namespace {
 #include "vector/wide.h"
@@ -10,7 +10,6 @@ namespace {
 constexpr int WHOLE = 32;         // columns at a time
 constexpr int STREAMS = Streams::COUNT;  // rows at a time, far apart
 constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
-constexpr int TILE = 4;           // tokens that go through the inner loop together, at most
 
 // Whether numbers are multiplied as they are, in pairs. Denormal ones count as zeros then.
 template <Number N>
@@ -54,16 +53,16 @@ inline void read_rest(const char* p, int64_t columns, Floats& a, Floats& b) {
 }
 
 template <Number N>
-void prepare(const Plain& problem, int64_t first, int64_t last) {
-  const int64_t whole = problem.columns / WHOLE * WHOLE;
+void prepare(const Problem& problem, int64_t first, int64_t last) {
+  const int64_t columns = problem.header->columns, padded = problem.geometry.padded_columns;
   for (int64_t token = first; token < last; ++token) {
-    const char* row = problem.x + token * problem.x_row * size_of(N);
-    float* to = problem.floats + token * problem.padded;
-    for (int64_t k = 0; k < problem.padded; k += WHOLE) {
+    const char* row = static_cast<const char*>(problem.x) + token * problem.x_row * size_of(N);
+    float* to = problem.floats + token * padded;
+    for (int64_t k = 0; k < padded; k += WHOLE) {
       alignas(64) char copy[WHOLE * 4] = {};
       const char* from = row + k * size_of(N);
-      if (problem.x_step != 1 || k == whole) {
-        const int64_t left = problem.columns - k < WHOLE ? problem.columns - k : WHOLE;
+      if (problem.x_step != 1 || columns - k < WHOLE) {
+        const int64_t left = columns - k < WHOLE ? columns - k : WHOLE;
         for (int64_t i = 0; i < left; ++i)
           __builtin_memcpy(copy + i * size_of(N), row + (k + i) * problem.x_step * size_of(N), size_of(N));
         from = copy;
@@ -77,12 +76,13 @@ void prepare(const Plain& problem, int64_t first, int64_t last) {
 
 // STREAMS rows times T tokens.
 template <Number N, int T>
-void rows_by_tile(const Plain& problem, const char* const* rows, const float* x,
+void rows_by_tile(const Problem& problem, const char* const* rows, const float* x,
                   Floats (*sums)[TILE]) {
-  const int64_t whole = problem.columns / WHOLE * WHOLE;
+  const int64_t columns = problem.header->columns, padded = problem.geometry.padded_columns;
+  const int64_t whole = columns / WHOLE * WHOLE;
   Floats sum[STREAMS][T] = {};
   auto add = [&](int64_t k, int s, Floats a, Floats b) {
-    for (int t = 0; t < T; ++t) add_products<N>(sum[s][t], a, b, x + t * problem.padded + k);
+    for (int t = 0; t < T; ++t) add_products<N>(sum[s][t], a, b, x + t * padded + k);
   };
   for (int64_t k = 0; k < whole; k += WHOLE)
     for (int s = 0; s < STREAMS; ++s) {
@@ -93,10 +93,10 @@ void rows_by_tile(const Plain& problem, const char* const* rows, const float* x,
       read_whole<N>(p, a, b);
       add(k, s, a, b);
     }
-  if (whole < problem.columns)
+  if (whole < columns)
     for (int s = 0; s < STREAMS; ++s) {
       Floats a, b;
-      read_rest<N>(rows[s] + whole * size_of(N), problem.columns - whole, a, b);
+      read_rest<N>(rows[s] + whole * size_of(N), columns - whole, a, b);
       add(whole, s, a, b);
     }
   for (int s = 0; s < STREAMS; ++s)
@@ -105,8 +105,9 @@ void rows_by_tile(const Plain& problem, const char* const* rows, const float* x,
 
 // Rows first to last: cut in STREAMS, of which each step does one row each.
 template <Number N>
-void multiply(const Plain& problem, int64_t first, int64_t last) {
-  const int64_t row_bytes = problem.columns * size_of(N);
+void multiply(const Problem& problem, int64_t first, int64_t last) {
+  const int64_t row_bytes = problem.header->columns * size_of(N);
+  const char* weight = reinterpret_cast<const char*>(problem.blocks);
   const Streams cut(first, last);
   const int64_t* begin = cut.begin;
   for (int64_t step = 0; begin[0] + step < begin[1]; ++step) {
@@ -116,18 +117,17 @@ void multiply(const Plain& problem, int64_t first, int64_t last) {
     for (int s = 0; s < STREAMS; ++s)
       if (begin[s] + step < begin[s + 1]) row[streams++] = begin[s] + step;
     for (int s = 0; s < STREAMS; ++s)  // a stream that has ended repeats the first
-      rows[s] = problem.weight + row[s < streams ? s : 0] * row_bytes;
+      rows[s] = weight + row[s < streams ? s : 0] * row_bytes;
     for (int64_t token = 0; token < problem.tokens;) {
-      const int64_t left = problem.tokens - token;
-      const int tile = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-      const float* x = problem.floats + token * problem.padded;
+      const int tile = tile_of(problem.tokens - token);
+      const float* x = problem.floats + token * problem.geometry.padded_columns;
       Floats sums[STREAMS][TILE];
       if (tile == 4) rows_by_tile<N, 4>(problem, rows, x, sums);
       else if (tile == 2) rows_by_tile<N, 2>(problem, rows, x, sums);
       else rows_by_tile<N, 1>(problem, rows, x, sums);
       for (int s = 0; s < streams; ++s)
         for (int t = 0; t < tile; ++t) {
-          char* to = static_cast<char*>(problem.y) + ((token + t) * problem.rows + row[s]) * size_of(N);
+          char* to = static_cast<char*>(problem.y) + ((token + t) * problem.header->rows + row[s]) * size_of(N);
           write_floats(N, to, all(total(sums[s][t])), 1);
         }
       token += tile;
@@ -135,13 +135,12 @@ void multiply(const Plain& problem, int64_t first, int64_t last) {
   }
 }
 
-template <Number N>
-PlainVariant loop_of() { return {prepare<N>, multiply<N>}; }
-
 }  // namespace
 
-PlainVariant NAMED(plain)(Number type) {
-  return type == Number::f32   ? loop_of<Number::f32>()
-         : type == Number::f16 ? loop_of<Number::f16>()
-                               : loop_of<Number::bf16>();
+LinearLoop NAMED(plain)(Number type) {
+  switch (type) {
+    case Number::f32: return {prepare<Number::f32>, multiply<Number::f32>};
+    case Number::f16: return {prepare<Number::f16>, multiply<Number::f16>};
+    default: return {prepare<Number::bf16>, multiply<Number::bf16>};
+  }
 }
