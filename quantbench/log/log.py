@@ -20,7 +20,6 @@ from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.files import FilePath, lock, require_regular, require_writable
 from quantbench.log import config
 from quantbench.log.config import RunConfig
-from quantbench.log.options import of_repro
 from quantbench.log.record import Record, excerpt
 from quantbench.typed_json import parsed
 
@@ -250,6 +249,8 @@ def _add(reading: Reading, number: int, line: str, cut_short: bool) -> None:
 
 def config_of(record: Record) -> RunConfig:
     """The run that the repro command asks for. Raises UsageError if it cannot be read."""
+    from quantbench.log.options import of_repro  # click, which a run does not need
+
     return of_repro(record.repro)
 
 

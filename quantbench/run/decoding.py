@@ -22,8 +22,6 @@ from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, Transformer
 from quantbench.ops import attention
-from quantbench.ops.cpu import build
-from quantbench.run import cpu_step
 
 DECODERS = FUSED, MODULES = "cpu-step", "modules"  # fastest first
 
@@ -53,6 +51,8 @@ def choose(
     picked, reason = name_of(name, model, caches, rows)
     if picked == MODULES:
         return Modules(model, list(caches), reason, compiled)
+    from quantbench.run import cpu_step  # the C++ kernels, which other devices never read
+
     return cpu_step.CpuStep(model, list(caches))
 
 
@@ -63,6 +63,8 @@ def name_of(
     model and the caches may be on the meta device, where they stand for a model on the CPU."""
     if name not in ("auto", *DECODERS):
         raise KernelError(f"--decoder {name}: there are auto, {', '.join(DECODERS)}")
+    from quantbench.run import cpu_step
+
     refusal = cpu_step.why_not_fused(model, caches, rows)
     if refusal and name == FUSED:
         raise KernelError(f"--decoder {name}: {refusal}; auto takes what can run")
@@ -150,6 +152,8 @@ def compile_options(device: torch.device) -> dict[str, Any]:
     chosen = dict(devices.KINDS[device.type].compile_options)
     if device.type != "cpu":
         return chosen
+    from quantbench.ops.cpu import build
+
     # No worker processes for Triton kernels: they would take the cores from the C++ compiler.
     os.environ.setdefault("TORCH_WARM_POOL", "0")
     chosen |= build.options_of_inductor()
