@@ -259,7 +259,9 @@ def test_a_killed_worker_and_a_killed_coordinator(tmp_path):
     process = start(tmp_path, *arms, *QUICK, *ENDLESS, "--output", "out", "--write_result", "none")
     out = tmp_path / "out"
     wait_for(lambda: turns_in(out, 2) > 2)
-    workers = children(process.pid)
+    (template,) = children(process.pid)
+    keepers = children(template)
+    workers = [worker for keeper in keepers for worker in children(keeper)]
     # The first arm's; the one that reads the memory and estimates; and the other two arms'.
     assert len(workers) == 4
     os.kill(workers[2], signal.SIGKILL)
@@ -268,7 +270,8 @@ def test_a_killed_worker_and_a_killed_coordinator(tmp_path):
     wait_for(lambda: turns_in(out) > before)
     process.kill()
     process.communicate()
-    wait_for(lambda: not any(map(alive, workers)))  # nobody is left behind
+    left = [template, *keepers, *workers]
+    wait_for(lambda: not any(map(alive, left)))  # nobody is left behind
     kept = stores.load(out)
     assert kept.ended is None and "killed (SIGKILL)" in kept.arms[1].failed
     process = start(tmp_path, "--resume", "out", "--processes", "2")
