@@ -46,7 +46,7 @@ from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer
 from quantbench.quantize.registry import available, kernels_for
 from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
-from quantbench.run import checks, environment, identity, launch, measure, saved_model, sizes
+from quantbench.run import checks, environment, launch, measure, saved_model, sizes
 from quantbench.run import plan as planning
 from quantbench.run.bandwidth import Bandwidth
 from quantbench.run.energy import Energy, NotCounted, energy_of
@@ -272,6 +272,8 @@ class Worker:
 
     def plans(self, argvs: list[list[str]]) -> list[Planned]:
         """What each run's options come to, and whether it fits into the memory that is free."""
+        from quantbench.run import identity  # no run needs it
+
         planned = []
         for argv in argvs:
             config = parse(argv)

@@ -365,7 +365,7 @@ def test_the_ops_are_registered_as_torch_wants_it(op, format):
         ({"query": torch.randn(1, 4, 64, dtype=torch.float64)}, "float32, bfloat16"),
         ({"first": torch.zeros(2, dtype=torch.long)}, "first and count"),
         ({"format": "int4"}, "int4"),
-        ({"format": "int3"}, "format int3"),
+        ({"format": "int3"}, "as int3"),
     ],
     ids=["count", "heads", "head_dim", "dtype", "first", "scales", "format"],
 )
