@@ -7,6 +7,7 @@ template runs no op and no thread of its own, so that a fork finds nothing half 
 has the worker's folder, stdin, stdout and stderr, and a pipe that tells its number and how it ends.
 """
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -54,9 +55,10 @@ def _keep(folder: str, stdin: int, stdout: int, stderr: int, ending: int) -> Non
 
 
 def file_pages() -> list[tuple[int, int]]:
-    """Addresses and bytes of the pages of files that this process has mapped and read."""
+    """Addresses and bytes of the pages of files that this process has mapped and read; none in a
+    sandbox that does not tell."""
     page, found = mmap.PAGESIZE, []
-    with open("/proc/self/pagemap", "rb") as entries:
+    with contextlib.suppress(OSError), open("/proc/self/pagemap", "rb") as entries:
         for line in Path("/proc/self/maps").read_text().splitlines():
             between, rights, _, _, inode = line.split()[:5]
             begin, end = (int(address, 16) // page for address in between.split("-"))
