@@ -85,7 +85,7 @@ class Forked:
         self.end = os.fdopen(own_end)
         try:
             given = [stdin, stdout, stderr.fileno(), end]
-            socket.send_fds(template.requests, [json.dumps(os.getcwd()).encode()], given)
+            socket.send_fds(template.requests, [os.fsencode(os.getcwd())], given)
         finally:
             for descriptor in (stdin, stdout, end):
                 os.close(descriptor)
@@ -97,8 +97,7 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
             with self.end:
-                status = self.end.readline()
-            self.returncode = os.waitstatus_to_exitcode(int(status)) if status else -signal.SIGKILL
+                self.returncode = int(self.end.readline() or -signal.SIGKILL)
         return self.returncode
 
     def kill(self) -> None:
@@ -109,9 +108,9 @@ class Forked:
 
 def forked(stderr: IO[bytes]) -> Forked | None:
     """A worker with the variables of today; None where it has to be started anew."""
-    variables = environment()
     if sys.platform != "linux" or any(card.exists() for card in CARDS):
         return None
+    variables = environment()
     if Template.running is None or Template.running.variables != variables:
         Template.running = Template(variables)
     try:

@@ -10,10 +10,10 @@ has the worker's folder, stdin, stdout and stderr, and a pipe that tells its num
 import contextlib
 import ctypes
 import gc
-import json
 import mmap
 import os
 import random
+import select
 import signal
 import socket
 import sys
@@ -24,39 +24,47 @@ import numpy
 PAD = 1 << 12  # pages, at most
 PRESENT_IN_A_FILE = 0b101 << 61  # of an entry of /proc/self/pagemap
 MADV_POPULATE_READ = 22  # Linux 5.14
-mapped: list[tuple[int, int]] = []  # addresses and bytes of the files' pages that the template has
+Pages = list[tuple[int, int]]  # addresses and bytes
 
 
 def serve(requests: socket.socket) -> None:
     """Fork a worker for each request, until there are no more."""
+    gc.freeze()  # or collections in a fork would copy the pages of all these objects
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    mapped = file_pages()
     while True:
         folder, given, _, _ = socket.recv_fds(requests, 1 << 16, 4)
         if not folder:
             return
         if os.fork() == 0:
             requests.close()
-            _keep(json.loads(folder), *given)
+            _keep(mapped, folder, *given)
         for descriptor in given:
             os.close(descriptor)
 
 
-def _keep(folder: str, stdin: int, stdout: int, stderr: int, ending: int) -> None:
-    """Be the worker's parent."""
+def _keep(mapped: Pages, folder: bytes, stdin: int, stdout: int, stderr: int, ending: int) -> None:
+    """Be the worker's parent until nobody asks how it ended: no other process gets its number."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if (pid := os.fork()) == 0:
         os.close(ending)
-        _work(folder, stdin, stdout, stderr)
+        _work(mapped, folder, stdin, stdout, stderr)
     for descriptor in (stdin, stdout, stderr):
         os.close(descriptor)
     os.write(ending, f"{pid}\n".encode())
-    os.write(ending, f"{os.waitpid(pid, 0)[1]}\n".encode())
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert ended  # without WNOHANG
+    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    with contextlib.suppress(BrokenPipeError):
+        os.write(ending, f"{code}\n".encode())
+        closed = select.poll()
+        closed.register(ending, 0)
+        closed.poll()
     os._exit(0)
 
 
-def file_pages() -> list[tuple[int, int]]:
-    """Addresses and bytes of the pages of files that this process has mapped and read; none in a
-    sandbox that does not tell."""
+def file_pages() -> Pages:
+    """The pages of files that this process has mapped and read; none if a sandbox does not tell."""
     page, found = mmap.PAGESIZE, []
     with contextlib.suppress(OSError), open("/proc/self/pagemap", "rb") as entries:
         for line in Path("/proc/self/maps").read_text().splitlines():
@@ -73,28 +81,26 @@ def file_pages() -> list[tuple[int, int]]:
     return found
 
 
-def _work(folder: str, *streams: int) -> None:
-    """Be the worker, in a session of its own. It has what a new process has: addresses of its own,
-    on which its speed depends, and the files' pages, which count as its memory and which fork
-    leaves out."""
+def _work(mapped: Pages, folder: bytes, *streams: int) -> None:
+    """Be the worker, in a separate session. Like a new process it has random addresses, on which
+    speed depends, and the files' pages, which count as its memory and which fork leaves out."""
     from quantbench.bench import worker
 
-    os.setsid()
-    for number, descriptor in enumerate(streams):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    pad = None
     try:
+        os.setsid()
+        for number, descriptor in enumerate(streams):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         os.chdir(folder)
         random.seed()
-        pad = mmap.mmap(-1, mmap.PAGESIZE * random.randint(1, PAD))
         advise = ctypes.CDLL(None).madvise
         for address, size in mapped:
             advise(ctypes.c_void_p(address), ctypes.c_size_t(size), MADV_POPULATE_READ)
-        worker.serve(worker.Worker())
+        with mmap.mmap(-1, mmap.PAGESIZE * random.randint(1, PAD)):
+            worker.serve(worker.Worker())
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    os._exit(1 + (pad is None))
+    os._exit(1)
 
 
 if __name__ == "__main__":
@@ -106,6 +112,4 @@ if __name__ == "__main__":
     from quantbench.bench import worker  # noqa: F401
     from quantbench.run import plan, saved_model, sizes, turns  # noqa: F401
 
-    gc.freeze()  # or collections in a fork would copy the pages of all these objects
-    mapped = file_pages()
     serve(socket.socket(fileno=int(sys.argv[1])))
