@@ -29,4 +29,12 @@ struct Streams {
     begin[3] = begin[2] + longest - 2;
     begin[4] = last;
   }
+
+  // The next unit of each stream that has one, after `round` of them. Returns how many streams do.
+  __attribute__((always_inline)) int next(int64_t round, int64_t (&unit)[COUNT]) const {
+    int count = 0;
+    for (int s = 0; s < COUNT; ++s)
+      if (begin[s] + round < begin[s + 1]) unit[count++] = begin[s] + round;
+    return count;
+  }
 };

@@ -41,16 +41,10 @@ inline void multiply(const Problem& problem, int64_t first, int64_t last) {
   const Loop loops[] = {loop_of(header, g.fine, 1, doubled), loop_of(header, g.fine, 2, doubled),
                         loop_of(header, g.fine, 4, doubled)};
   const Streams cut(first, last);
-  const int64_t* begin = cut.begin;
-  for (int64_t round = 0; begin[0] + round < begin[1]; ++round) {
+  int64_t index[STREAMS];
+  for (int64_t round = 0; const int streams = cut.next(round, index); ++round) {
     const uint8_t* blocks[STREAMS];
-    int64_t index[STREAMS];
-    int streams = 0;
-    for (int s = 0; s < STREAMS; ++s)
-      if (int64_t block = begin[s] + round; block < begin[s + 1]) {
-        blocks[streams] = problem.blocks + block * g.block_bytes;
-        index[streams++] = block;
-      }
+    for (int s = 0; s < streams; ++s) blocks[s] = problem.blocks + index[s] * g.block_bytes;
     for (int64_t token = 0; token < problem.tokens;) {
       const int tile = tile_of(problem.tokens - token);
       Tile x{problem.quads + token * columns / 2, problem.sums + token * sums_of(g),

@@ -109,13 +109,9 @@ void multiply(const Problem& problem, int64_t first, int64_t last) {
   const int64_t row_bytes = problem.header->columns * size_of(N);
   const char* weight = reinterpret_cast<const char*>(problem.blocks);
   const Streams cut(first, last);
-  const int64_t* begin = cut.begin;
-  for (int64_t step = 0; begin[0] + step < begin[1]; ++step) {
+  int64_t row[STREAMS];
+  for (int64_t step = 0; const int streams = cut.next(step, row); ++step) {
     const char* rows[STREAMS];
-    int64_t row[STREAMS];
-    int streams = 0;
-    for (int s = 0; s < STREAMS; ++s)
-      if (begin[s] + step < begin[s + 1]) row[streams++] = begin[s] + step;
     for (int s = 0; s < STREAMS; ++s)  // a stream that has ended repeats the first
       rows[s] = weight + row[s < streams ? s : 0] * row_bytes;
     for (int64_t token = 0; token < problem.tokens;) {
