@@ -62,7 +62,7 @@ class Architecture:
     window: HasWindow | None = None
     # Values of fields from those of the keys that set them.
     converted: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    # What keys may hold that no other architecture has, and that set no field alone.
+    # Accepted values of keys that this architecture alone has, and that set more than a field.
     accepts: Mapping[str, Accepts] = field(default_factory=dict)
     # A mixture of experts: what it means that one of its keys is absent.
     experts: Mapping[str, Any] = field(default_factory=dict)

@@ -85,7 +85,7 @@ def commands() -> None:
 
 # --------------------------------------------------------------------------------- completion
 
-# click asks for it while a person types, in a process of its own for each TAB: no torch here.
+# click asks for it while a person types, in a new process for each TAB: no torch here.
 # What is offered for an option or argument of that name.
 VALUES: dict[str, tuple[str, ...]] = {
     "quantization": (*SHOWN, *MEASURED),

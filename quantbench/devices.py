@@ -128,7 +128,7 @@ class Stopwatch:
         self.pairs.append((started, moment(self.device)))
 
     def seconds(self) -> float:
-        """Of all pieces since the last call; waits for the device."""
+        """The sum over all pieces since the last call. Waits for the device."""
         if self.pairs:
             synchronize(self.device)
         pairs, self.pairs = self.pairs, []

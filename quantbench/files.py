@@ -131,7 +131,7 @@ def refusal(what: str, path: FilePath, why: object, hint: str = "") -> str:
 # ---------------------------------------------------------------------------------- outputs
 
 
-# Whether a file that begins with these bytes may be of this kind.
+# Whether a file with these first bytes may be of this kind.
 is_json = re.compile(rb"\s*[{[]").match
 is_svg = re.compile(rb"\s*(?=<).*<svg", re.DOTALL).match
 is_html = re.compile(rb"\s*<!doctype.*<html", re.DOTALL | re.IGNORECASE).match

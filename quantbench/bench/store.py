@@ -162,7 +162,7 @@ class ArmResult(Planned):
 
     @cached_property
     def config(self) -> RunConfig:
-        """As it was asked for. Raises UsageError for another runtime's."""
+        """The arm's options. Raises UsageError for an arm of another runtime."""
         return parse(self.argv)
 
     @property

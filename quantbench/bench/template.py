@@ -44,7 +44,7 @@ def serve(requests: socket.socket) -> None:
 
 
 def _keep(mapped: Pages, folder: bytes, stdin: int, stdout: int, stderr: int, ending: int) -> None:
-    """Be the worker's parent until nobody asks how it ended: no other process gets its number."""
+    """Be the worker's parent until nobody asks how it ended: until then its number stays taken."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if (pid := os.fork()) == 0:
         os.close(ending)

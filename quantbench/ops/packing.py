@@ -9,7 +9,7 @@ can be cut apart, and K columns take K · bits / 8 bytes.
 import torch
 from torch import Tensor
 
-# Widths of the planes of codes of so many bits, lowest bits first: 7: (4, 2, 1).
+# Widths of the planes of codes by their bits, the lowest bits first: 7: (4, 2, 1).
 PLANES = {bits: tuple(width for width in (8, 4, 2, 1) if bits & width) for bits in range(1, 9)}
 
 

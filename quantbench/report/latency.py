@@ -76,7 +76,7 @@ def section(table: Table, plan: CellPlan) -> str:
 
 
 def _said(cells: Sequence[Cell], heading: str, of_cell: Callable[[Cell], str]) -> list[str]:
-    """A line for each cell of which there is something to say, below the heading."""
+    """A line for each cell with a remark, below the heading."""
     said = ((cell.batch_size, of_cell(cell)) for cell in cells)
     lines = "\n".join(f"- batch size {size}: {text}" for size, text in said if text)
     return list(filter(None, [heading, lines])) if lines else []

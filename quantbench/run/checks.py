@@ -22,7 +22,7 @@ from quantbench.run import environment
 EXPERTS = ("expert_placement", "expert_policy", "expert_prefetch", "expert_folder")
 FILES = ("write_result", "output_json_path", "profile", "memory_profile")
 INPUTS = ("checkpoint_path", "calibration_text", "expert_placement")
-# Options that the first one refuses: they would have no effect with it, or cannot go with it.
+# Options that the first one refuses: with it they would have no effect, or contradict it.
 APART = "--{option} goes without it: leave out --{other}"
 ALONE = "--{option} runs in one process: leave out --tp {config.tp}"
 OWN_FORM = "--expert_memory keeps experts in its own form: leave out --format"

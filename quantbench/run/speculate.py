@@ -104,7 +104,7 @@ class ModelDraft:
 
     def draft(self, history: Sequence[int], count: int) -> tuple[list[int], Likely]:
         known = len(history) - 1
-        if not self.shared:  # where they begin to differ, a drafted token was not accepted
+        if not self.shared:  # from their first difference on, drafted tokens were not accepted
             same = map(operator.eq, self.read, history)
             known = min(known, sum(itertools.takewhile(bool, same)))
         new, tokens, likely = list(history[known:]), [], []

@@ -48,8 +48,8 @@ from quantbench.text import counted, size
 Say = Callable[[str], None]
 RESERVE = 0.1  # share of the free memory that --expert_memory auto leaves free
 CPU = torch.device("cpu")
-# The policy `auto` is the faster of these two, by the median of so many steps of each; before them
-# one of each that does not count.
+# The policy `auto` is the faster of these two, by the median of STEPS steps of each, after one
+# of each that does not count.
 CANDIDATES = (POLICIES["cache"], POLICIES["compute_there"])
 STEPS = 12
 POSITIONS = len(CANDIDATES) * (1 + STEPS)  # of all steps

@@ -51,7 +51,7 @@ def opened():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems fork no workers")
 def test_a_fork_is_what_a_new_process_is(opened, monkeypatch, tmp_path):
-    """In its folder, with its variables and as much memory; and whatever ends it is said."""
+    """A fork has its folder and variables, and a new process's memory; its end is explained."""
     monkeypatch.setattr(process, "CARDS", ())
     monkeypatch.chdir(tmp_path)
     first, second = opened(), opened()

@@ -165,7 +165,7 @@ def test_schemes_apply_on_top(tmp_path):
 
 
 def in_words(tensors, columns, shape=None):
-    """Codes of 4 bits beside the matrix: (96, columns) int32, and the shape of what they are."""
+    """Add codes of 4 bits, (96, columns) int32, and the shape of the matrix that they encode."""
     tensors[WORDS] = torch.ones(96, columns).int()
     if shape is not None:
         tensors[f"{GATE}_shape"] = torch.tensor(shape)

@@ -45,7 +45,7 @@ def compile_instead(capability: int) -> list:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    driver = SimpleNamespace(  # as much of a device's driver as compiling needs
+    driver = SimpleNamespace(  # the part of a device's driver that compiling needs
         get_current_target=lambda: GPUTarget("cuda", capability, 32),
         get_current_device=lambda: 0,
         get_current_stream=lambda device: 0,

@@ -13,7 +13,7 @@ from typing import Any
 
 SIZE = 4
 PATIENCE = 300  # seconds for one call, of a machine that is busy; a hang takes for ever
-of_size: dict[int, Any] = {}  # in a rank: what it is among so many
+of_size: dict[int, Any] = {}  # in a rank: its place, by the number of ranks
 
 
 def join(rank: int, folder: str) -> None:

@@ -59,7 +59,7 @@ class _Layout(NamedTuple):
     """Where the parts of a block are, as geometry() in linear/layout.cpp has them."""
 
     chunks: int
-    chunk_units: int  # of a chunk; the last one may have fewer
+    chunk_units: int  # units of a chunk; the last chunk may have fewer
     head: int  # bytes of what multiplies scales of 8 bits
     scales: int  # bytes of a chunk's
     end: int  # of the units, in bytes; scales of rows are behind them

@@ -9,7 +9,7 @@
 enum class Number : int32_t { f32, bf16, f16 };
 static constexpr int size_of(Number type) { return type == Number::f32 ? 4 : 2; }
 
-enum class KvFormat { f32, bf16, f16, int8, fp8, int4 };  // of a KV cache; a dense one's is its numbers' type
+enum class KvFormat { f32, bf16, f16, int8, fp8, int4 };  // of a KV cache: a dense cache has its numbers' type
 constexpr int INT4_GROUP = 32;  // numbers of an int4 cache that share a scale: ops/kv.py
 
 // A float of a few bits, as IEEE 754 has them for any number of bits, but without infinities and NaN.

@@ -129,7 +129,7 @@ struct LinearLoop {
   void (*prepare)(const Problem&, int64_t first, int64_t last);
   // Multiplies by the blocks first to last, or by groups of them; a plain weight's few tokens by its rows.
   void (*multiply)(const Problem&, int64_t first, int64_t last);
-  // Of a loop over many tokens, which has its own layout of x:
+  // For a loop over many tokens, which has its own layout of x:
   int tokens = 0;        // of a tile of x
   int x_bytes = 0;       // for each number of x, of padded columns
   int side_by_side = 1;  // blocks of a group
@@ -146,6 +146,6 @@ OPTIONAL_VARIANT LinearLoop many_avx512bf16();
 OPTIONAL_VARIANT LinearLoop many_amx();
 OPTIONAL_VARIANT LinearLoop many_bytes_amx();
 
-// The loop for so many tokens (linear/choose.cpp). as_one: one that gives each token the bits that it gets alone.
+// The loop for a number of tokens (linear/choose.cpp). as_one: a loop that gives each token the bits that it gets alone.
 LinearLoop loop_for(const Header&, const Geometry&, Number x, int64_t tokens, bool as_one);
 LinearLoop loop_for_plain(Number type, int64_t columns, int64_t tokens, bool as_one);

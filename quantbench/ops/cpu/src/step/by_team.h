@@ -93,7 +93,7 @@ class ByTeam {
   std::vector<std::unique_ptr<Experts>> experts;  // of each layer; null where it has none
   std::unique_ptr<Attending> attending;
 
-  // Of a layer's experts: written by all members, read by all.
+  // What members share of a layer's experts: written by all, read by all.
   struct Mixture {
     std::vector<float> scores;    // (B, X), of a layer's router
     std::vector<Choice> choices;  // of several rows
@@ -114,7 +114,7 @@ class ByTeam {
     }
   } mixture;
 
-  // Of one member.
+  // What a member has for itself.
   struct Mixing {
     std::vector<Choice> choices{1};  // of one row
     std::vector<Chosen> list;

@@ -1,7 +1,7 @@
 // A layer's mixture of experts in a decoding step. For op.cpp alone.
 //
-// A mixture is passed in the tensors of a feed-forward network, so that a step has as many tensors however many
-// experts there are:
+// A mixture is passed in the tensors of a feed-forward network, so that a step's tensors are as many as for any
+// other network:
 //
 //     W13       the router's weight (X, D)
 //     W13_BIAS  the shared expert's gate (D,); empty without a shared expert, which all tokens go through
@@ -33,7 +33,7 @@ struct Turn {
   int64_t (*wait)(int64_t layer);
   int64_t clock;        // experts used so far, counted once for each turn
   int64_t assignments;  // pairs of a token and an expert so far
-  int64_t hits;         // of these pairs, those whose expert was in memory when its turn began
+  int64_t hits;         // of these pairs, those whose expert was in memory at the start of its turn
   int64_t nanoseconds;  // of all turns so far
   int64_t wanted;       // numbers in each list
 };
@@ -64,7 +64,7 @@ class Bundle {
   }
 
   // A member's share of all products, which can be shared once. x_of(j) returns product j's x; it is called when
-  // the member first needs that. y_of(j) returns where its y begins. stays: whether one address has the same x
+  // the member first needs that. y_of(j) returns the address of its y. stays: whether one address has the same x
   // in every product, so that it need not be prepared again.
   template <typename F, typename G>
   void share(Sharing& handed_out, int64_t member, int64_t members, bool stays, F x_of, G y_of) const {
@@ -189,7 +189,7 @@ struct Experts {
     started = Clock::now();
   }
 
-  // Adds an expert that so many tokens want. The experts have to be ascending.
+  // Adds an expert that this number of tokens want. The experts have to be ascending.
   void want(int64_t expert, int64_t tokens) {
     Turn& turn = *head->turn;
     wanted()[turn.wanted] = expert, tokens_each()[turn.wanted++] = tokens;
@@ -254,7 +254,7 @@ struct Experts {
   const Number number;
   const Head* const head;
   const Addresses* const addresses;
-  Clock::time_point started;  // when the turn began
+  Clock::time_point started;  // start of the turn
 
   int64_t* wanted() const { return reinterpret_cast<int64_t*>(head->turn + 1); }
   int64_t* tokens_each() const { return wanted() + count; }

@@ -64,7 +64,7 @@ void block_by_tokens(const Problem& problem, const char* weight, const char* nex
   alignas(64) float sums[4][SIDE * SIDE];
   const int64_t rows = problem.header->rows;
   const int64_t steps = problem.header->columns / UNIT, row_bytes = problem.header->columns * 2;
-  const int64_t second = rows - row > SIDE ? SIDE * row_bytes : 0;  // the first again where there are no more
+  const int64_t second = rows - row > SIDE ? SIDE * row_bytes : 0;  // the first again if it is the last
   const char* x = static_cast<const char*>(problem.tiles) + token / SIDE * steps * TILE_BYTES;
   _tile_zero(SUM_00);
   _tile_zero(SUM_10);
