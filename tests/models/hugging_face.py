@@ -81,6 +81,7 @@ LAYERS_DIFFER = {
     ),
 }
 FAMILIES = LLAMAS | MIXTURES | LAYERS_DIFFER
+TOKENS = torch.arange(5, 35)[None]
 
 
 def model(family: str, seed: int = 0, **changes):
@@ -88,16 +89,16 @@ def model(family: str, seed: int = 0, **changes):
     biases and norms included, which Hugging Face would start at 0 and 1."""
     torch.manual_seed(seed)
     described = FAMILIES[family]
-    described = type(described)(**described.to_dict() | changes) if changes else described
+    return drawn(type(described)(**described.to_dict() | changes) if changes else described)
+
+
+def drawn(described):
+    """The model that a config describes, drawn like these."""
     described._attn_implementation = "eager"
     made = AutoModelForCausalLM.from_config(described, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
-            else:
-                parameter.normal_(std=0.25)
-    return made.requires_grad_(False)
+    for name, parameter in made.requires_grad_(False).named_parameters():
+        parameter.uniform_(0.5, 1.5) if "norm" in name else parameter.normal_(std=0.25)
+    return made
 
 
 def saved(family: str, folder: Path, **options) -> tuple[Path, torch.nn.Module]:
@@ -105,6 +106,11 @@ def saved(family: str, folder: Path, **options) -> tuple[Path, torch.nn.Module]:
     made = model(family)
     made.save_pretrained(folder / family, **options)
     return folder / family, made
+
+
+def assert_near(found, expected, share=1e-4):
+    """Logits. Sums of float32 in another order are off by less than this share of the largest."""
+    assert (found - expected).abs().max() <= share * expected.abs().max()
 
 
 def edit_config(folder: Path, **changes) -> None:

@@ -7,7 +7,6 @@ import time
 import pytest
 import torch
 from compressed_tensors import quantization as ct
-from compressed_tensors.compressors import ModelCompressor
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 from safetensors.torch import load_file
@@ -24,13 +23,11 @@ from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse, refuse_format
 from quantbench.run.cpu_step import why_not_fused
-from tests.models import hugging_face
-from tests.models.hugging_face import edit_config, rewritten
+from tests.models import hugging_face, test_compressed
+from tests.models.hugging_face import TOKENS, assert_near, edit_config, rewritten
 from tests.models.refused import refusal
-from tests.models.test_compressed import scales
 from tests.run.test_loading import load
 
-TOKENS = torch.arange(5, 35)[None]
 INT8 = {"num_bits": 8, "strategy": "channel"}
 INT4 = {"num_bits": 4, "strategy": "group", "group_size": 32}
 E4M3 = {"num_bits": 8, "type": "float"}
@@ -93,26 +90,16 @@ def test_groups_by_hand():
 def written(folder, label, family="llama-biased", **changes):
     """A folder of the package's, and the model that the package rounds as it computes."""
     weights, how, layout = FILES[label]
-    theirs = hugging_face.model(family, **WIDE)
     weights, given = ct.QuantizationArgs(**weights), ct.QuantizationArgs(**ROUNDINGS[how] | changes)
     scheme = ct.QuantizationScheme(
         targets=["Linear"], weights=weights, input_activations=given, format=layout
     )
-    config = ct.QuantizationConfig(config_groups={"g": scheme}, format=layout, ignore=["lm_head"])
-    ct.apply_quantization_config(theirs, config, show_progress=False)
+    theirs = hugging_face.model(family, **WIDE)
+    test_compressed.rounded(theirs, config_groups={"g": scheme}, format=layout, ignore=["lm_head"])
     for module in theirs.modules():
-        if hasattr(module, "weight_scale"):
-            if weights.strategy == "block":
-                module.weight_scale.data.uniform_(0.002, 0.004)
-            else:
-                module.weight_scale.data = scales(module.weight, weights)
         if hasattr(module, "input_scale"):
             module.input_scale.data.fill_(STATIC_SCALE)
-    compressor = ModelCompressor.from_pretrained_model(theirs)
-    compressor.compress_model(theirs)
-    theirs.save_pretrained(folder / label)
-    compressor.update_config(folder / label)
-    compressor.decompress_model(theirs)
+    test_compressed.written(theirs, folder / label).decompress_model(theirs)
     return folder / label, theirs
 
 
@@ -185,8 +172,7 @@ def test_other_activations_keep_the_precision(label, changes, tmp_path):
     folder, _ = written(tmp_path, label, **changes)
     saved = open_checkpoint(str(folder)).saved
     assert saved.label == {"w8a8": "w8a16", "fp8-row": "fp8"}[label]
-    expected = load_model(str(folder))(TOKENS)
-    assert (logits(loaded(folder)) - expected).abs().max() <= 1e-3 * expected.abs().max()
+    assert_near(logits(loaded(folder)), load_model(str(folder))(TOKENS), 1e-3)
 
 
 @pytest.mark.parametrize("label", FILES)

@@ -19,15 +19,12 @@ from quantbench.errors import CheckpointError
 from quantbench.models.formats import names, open_checkpoint, tensor_files
 from quantbench.models.formats.dummy import PERIOD
 from quantbench.models.loading import Pool, load_config, load_model
-from tests.models.hugging_face import SIZES, edit_config, rewritten, saved
+from tests.models.hugging_face import SIZES, TOKENS, assert_near, edit_config, rewritten, saved
 from tests.models.refused import refusal
-
-TOKENS = torch.arange(5, 35)[None]
 
 
 def assert_same(model, theirs):
-    expected = theirs(TOKENS).logits
-    assert (model(TOKENS) - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert_near(model(TOKENS), theirs(TOKENS).logits)
 
 
 def edit(folder, change):

@@ -11,7 +11,7 @@ from quantbench.models.formats import open_checkpoint
 from quantbench.models.formats.given_back import CompressedTensorsSaver
 from quantbench.models.formats.hugging_face import read_config
 from quantbench.models.loading import load_model
-from tests.models.hugging_face import edit_config, rewritten
+from tests.models.hugging_face import assert_near, edit_config, rewritten
 from tests.models.refused import refusal
 from tests.models.test_families import LENGTH, made
 
@@ -49,7 +49,7 @@ def test_the_logits_are_hugging_faces(folder, tmp_path):
     assert set(quantized.values()) <= {"stored-fp4-4-32-e8m0-none", of_one_group}
     for ours in (load_model(str(path)), models.load(str(path), precision=torch.float32)):
         logits = Generator(ours, 2, LENGTH).forward(tokens, 0)
-        assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+        assert_near(logits, expected)
 
 
 def test_other_programs_folders_are_not_written(folder):
@@ -84,6 +84,7 @@ def test_what_is_damaged_is_refused(name, change, message, folder):
     "changes, message",
     [
         ({"quantization_config": CONFIG | {"group_size": 16}}, "key 'group_size' is not underst"),
+        ({"quantization_config": 3}, "quantization_config: its value is 3; accepted is an object"),
         ({"swiglu_limit": 0}, "swiglu_limit is 0; accepted is a number above 0"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; only 'silu' is"),
         ({"model_type": "llama"}, "quant_method 'mxfp4' is read with model_type 'gpt_oss' alone"),

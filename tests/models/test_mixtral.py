@@ -27,7 +27,7 @@ from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run import decoding
 from quantbench.run.sizes import size_of
-from tests.models.hugging_face import MIXTURES, SIZES, saved
+from tests.models.hugging_face import MIXTURES, SIZES, assert_near, saved
 from tests.programs import command
 
 CPU = torch.device("cpu")
@@ -194,7 +194,7 @@ def test_a_compiled_step_gives_hugging_faces_logits(family, backend, rows, tmp_p
     tokens, logits, _ = compiled_step(made, rows, backend)
     with torch.no_grad():
         expected = theirs(tokens).logits[:, -1]
-    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()  # as test_families.py
+    assert_near(logits, expected)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -208,7 +208,7 @@ def test_a_compiled_step_of_quantized_experts(scheme, kernel, rows, wide):
     made = load_model(str(wide), precision=torch.float32, transform=stages)
     _, logits, expected = compiled_step(made, rows, "aot_eager")
     assert made.layers[0].feed_forward.stacked
-    assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert_near(logits, expected, 1e-5)
 
 
 def test_stacked_weights_are_those_of_the_experts(wide):

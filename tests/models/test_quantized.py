@@ -29,12 +29,10 @@ from quantbench.ops.formats import dequantize
 from quantbench.ops.ranks import Ranks
 from quantbench.quantize.spec import AsIs, Stored, parse_layer
 from quantbench.run.cutting import split_for
-from tests.models.hugging_face import edit_config, saved
+from tests.models.hugging_face import TOKENS, assert_near, edit_config, rewritten, saved
 from tests.models.refused import refusal
 from tests.ops.packed_weights import in_tiles
 from tests.run.test_loading import load
-
-TOKENS = torch.arange(5, 35)[None]
 
 
 def in_bits(codes, bits):
@@ -336,14 +334,24 @@ def test_a_folder_computes_as_its_floats(name, tmp_path):
         return
     assert all(scheme != "none" for layer, (scheme, _) in saved.layers.items() if "layers" in layer)
     model, exact = models.load(str(path)), load_model(str(path))
-    expected = logits(exact)
-    assert (logits(model) - expected).abs().max() <= 1e-3 * expected.abs().max()
+    assert_near(logits(model), logits(exact), 1e-3)
 
 
 def test_a_folder_is_saved_with_its_numbers(tmp_path):
     path, folder = folder_of(random.choice(sorted(FORMATS)), tmp_path), tmp_path / "saved"
     model, _ = load(checkpoint_path=str(path), save=str(folder), precision="float32")
     assert torch.equal(logits(model), logits(models.load(str(folder), precision=torch.float32)))
+
+
+def test_schemes_apply_on_top(tmp_path):
+    stored, (plain, _) = folder_of("w8a8", tmp_path / "stored"), saved("llama-3", tmp_path)
+    codes = load_file(stored / "model.safetensors")
+    with rewritten(plain) as tensors:
+        for name in tensors:
+            if f"{name}_scale" in codes:
+                tensors[name] = codes[name].float() * codes[f"{name}_scale"].float()
+    found, expected = (models.load(str(path), quantization="int8wo") for path in (stored, plain))
+    assert torch.equal(found(TOKENS), expected(TOKENS))
 
 
 UP = "model.layers.1.mlp.up_proj"  # 96 rows, 64 columns
@@ -381,6 +389,14 @@ def options(**changes):
 
 def torchaos(**changes):
     return lambda _, config: config["quant_type"]["default"]["_data"].update(changes)
+
+
+def group(**changes):
+    return lambda _, config: config["config_groups"]["group_0"].update(changes)
+
+
+def weights(**changes):
+    return lambda _, config: config["config_groups"]["group_0"]["weights"].update(changes)
 
 
 def method(name):
@@ -440,6 +456,44 @@ DAMAGE = [  # what is changed, and what the one line says
     ("torchao int4, tiles", cut("_weight_scale_and_zero", 5), "64 columns, in the file 1024"),
     ("nvfp4", changed("weight_global_scale", torch.neg), "expected is one number above 0"),
     ("mxfp4", cut("weight_scale", 5, 1), "of shape (96, 0); the weight has 64 col"),
+    ("w8a8", lost("weight_scale"), f"tensor {UP}.weight is torch.int8"),
+    ("w8a8", put("weight_scale", torch.ones(95, 1)),
+     f"{UP}.weight_scale is torch.float32 of shape (95, 1); the weight has 96 rows and"),
+    ("w8a8", put("weight_scale", torch.ones(96, 5)), "(96, 5); the weight has"),
+    ("w8a8", put("weight_scale", torch.ones(96, 0)), "(96, 0); the weight has"),
+    ("w8a8", put("weight_scale", torch.ones(96, 1).int()), "int32 of shape (96, 1)"),
+    ("w8a8", put("weight", torch.ones(96, 64)), "float32 of shape (96, 64); expected"),
+    ("w8a8", changed("weight", lambda w: w[0].clone()), "torch.int8 of shape (64,); expected"),
+    ("w8a8", lambda *both: cut("weight", 95)(*both) or put("weight_scale", torch.ones(1))(*both),
+     "has shape (95, 64); the config says (96, 64)"),
+    ("w8a8", put("weight_zero_point", torch.ones(96, 1)),
+     "zero_point is torch.float32 of shape (96, 1); expected is int8 of shape (96, 1)"),
+    ("w4a16", lost("weight_shape"), f"tensor {UP}.weight_packed, but not {UP}.weight_shape"),
+    ("w4a16", put("weight", torch.ones(96, 64)), f"both {UP}.weight and {UP}.weight_packed; keep"),
+    ("w4a16", cut("weight_packed", 7, 1),
+     f"{UP}.weight_packed is torch.int32 of shape (96, 7); its weight_shape is [96, 64], and 4"),
+    ("w4a16", put("weight_shape", torch.tensor(96)), "weight_shape is 96, and 4 or 8 bits a value"),
+    ("w8a8", lambda _, c: c.clear(), "quant_method None is not read; compressed-tensors, gptq, a"),
+    ("w8a8", options(quant_method="aqlm"), "config.json: quantization_config: quant_method 'aqlm'"),
+    ("w8a8", options(quant_method=["gptq"]), "quant_method ['gptq'] is not read"),
+    ("w8a8", options(format="marlin-24"), "format 'marlin-24' is not"),
+    ("w8a8", options(quantization_status="frozen"), "'frozen' is not read; compressed is"),
+    ("w8a8", options(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme given is not read"),
+    ("w8a8", options(sparsity_config={"format": "dense"}), "sparsity_config given is not read"),
+    ("w8a8", options(transform_config={"a": 1}), "transform_config given is not read"),
+    ("w8a8", options(moe_sparsity_config={"a": 1}), "'moe_sparsity_config' is not understood"),
+    ("w8a8", options(config_groups=None), "config_groups is None; accepted is an object"),
+    ("w8a8", options(config_groups={"W8A16": [1]}), "config_groups.W8A16 is [1]; accepted is an o"),
+    ("w8a8", group(weights=None), "'group_0': weights is None; accepted is an object"),
+    ("w8a8", group(output_activations={"num_bits": 8}),
+     "'group_0': output_activations given is not read; null is, or give the full-precision"),
+    ("w8a8", group(format="mxfp6-pack-quantized"), "'mxfp6-pack-quantized' is not"),
+    ("w8a8", weights(num_bits=3), "num_bits 3 is not read; 8 or 4 is"),
+    ("w8a8", weights(symmetric=0.5), "symmetric 0.5 is not read"),
+    ("w8a8", weights(strategy="token"), "strategy 'token' is not read"),
+    ("w8a8", weights(block_structure=[128]), "block_structure is [128]; "),
+    ("w8a8", weights(actorder="group"), "actorder 'group' is not read"),
+    ("w8a8", weights(dynamic=True), "dynamic True is not read"),
 ]  # fmt: skip
 
 
@@ -530,5 +584,4 @@ def test_a_matrix_of_two_formats_keeps_the_numbers_of_both(tmp_path):
     assert saved.label == "mixed"
     assert saved.layers["layers.1.feed_forward.w13"][0] == "stored-int-8-32-float32-float32"
     model, exact = models.load(str(path)), load_model(str(path))
-    expected = logits(exact)
-    assert (logits(model) - expected).abs().max() <= 1e-3 * expected.abs().max()
+    assert_near(logits(model), logits(exact), 1e-3)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
+from tests.models.hugging_face import assert_near
 from tests.models.test_mixtral import routed
 
 HERE = EMBEDDED
@@ -43,8 +44,7 @@ def test_hugging_face_reads_the_folder_and_gets_the_same_logits(tokens, folder):
         folder, dtype=torch.float32, quantization_config=read
     )
     row = torch.tensor([tokens[:100]])
-    expected = theirs(row).logits
-    assert (load_model(folder.name)(row) - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert_near(load_model(folder.name)(row), theirs(row).logits)
 
 
 def test_the_tokenizer_keeps_every_character():
