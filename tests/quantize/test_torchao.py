@@ -15,7 +15,7 @@ from quantbench.errors import CheckpointError, KernelError, UsageError
 from quantbench.quantize.activation import rounded
 from quantbench.quantize.cpu import PackedLinear
 from quantbench.quantize.kernel import KernelLinear
-from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.packed import PackedWeight, dequantized
 from quantbench.quantize.registry import Quantizer, available
 from quantbench.quantize.spec import SHOWN, parse_scheme
 from tests.models.refused import refusal
@@ -55,32 +55,18 @@ def hugging_face(family, **changes):
     return model.eval().requires_grad_(False)
 
 
-class Exact(nn.Module):
-    """A layer's product in float64, by the numbers that its scheme's codes mean."""
+def exact(name, layer, spec):
+    """The layer's product in float64, by the numbers that its scheme's codes mean."""
+    weight = Quantizer.of_shapes(spec, CPU, torch.float32).quantized(name, layer).weight.data
+    activation = weight.activation if isinstance(weight, PackedWeight) else None
+    whole = dequantized(weight).double()
+    bias = None if layer.bias is None else layer.bias.double()
 
-    def __init__(self, name, layer, spec):
-        super().__init__()
-        weight = Quantizer.of_shapes(spec, CPU, torch.float32).quantized(name, layer).weight.data
-        packed = isinstance(weight, PackedWeight)  # scheme none leaves weights as they are
-        self.activation = weight.activation if packed else None
-        self.exact = (weight.dequantize(torch.float32) if packed else weight).double()
-        self.bias = None if layer.bias is None else layer.bias.double()
+    def product(x):
+        numbers, scale = rounded(x.float(), activation) if activation else (x, torch.ones(()))
+        return F.linear(numbers.double() * scale.double(), whole, bias)
 
-    def forward(self, x):
-        if self.activation is None:
-            return F.linear(x, self.exact, self.bias)
-        numbers, scale = rounded(x.float(), self.activation)
-        y = F.linear(numbers.double(), self.exact) * scale.double()
-        return y if self.bias is None else y + self.bias
-
-
-def exact(model, spec):
-    """The model in float64, with the weights that the scheme has."""
-    model = copy.deepcopy(model)
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, nn.Linear):
-            model.set_submodule(name, Exact(name, layer, spec))
-    return model.double()
+    return product
 
 
 # Share of the largest output: float32 sums of 512 terms in two layers, as in test_families.py.
@@ -91,54 +77,27 @@ def assert_near(y, expected):
     assert (y - expected).abs().max() <= BOUND * expected.abs().max()
 
 
-def recorded(model, names, run):
-    """run(), and the inputs that the layers of these names got meanwhile."""
-    inputs = {}
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(
-            lambda _, given, name=name: inputs.update({name: given[0].detach()})
-        )
-        for name in names
-    ]
-    result = run()
-    for hook in hooks:
-        hook.remove()
-    assert set(inputs) == set(names)
-    return result, inputs
-
-
-def follow(model, inputs):
-    """Let layers of `model` multiply what was recorded, after a look that their own is near it.
-
-    A number between two codes may be rounded to either for a difference in the 24th bit, and then
-    two models differ by a whole step; rounded from the same input, they differ by their sums only.
-    """
-
-    def instead(wanted):
-        def hook(_, given):
-            assert_near(given[0], wanted)
-            return (wanted.to(given[0].dtype),)
-
-        return hook
-
-    for name, wanted in inputs.items():
-        model.get_submodule(name).register_forward_pre_hook(instead(wanted))
-
-
 @NEEDS_COMPILER
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", CONFIGS)
-def test_logits_are_those_of_the_scheme_and_it_generates(family, name):
-    model = hugging_face(family)
-    plain = model(TOKENS).logits
-    reference = exact(model, parse_scheme(name))
-    linears = [at for at, module in model.named_modules() if isinstance(module, nn.Linear)]
+def test_layers_are_those_of_the_scheme_and_the_model_generates(family, name):
+    """Each on the inputs that it gets in the model: a number between two codes may be rounded to
+    either for a difference in the 24th bit, and then later layers differ by a whole step."""
+    model, met = hugging_face(family), set()
+    plain, layers = model(TOKENS).logits, dict(model.named_modules())
+    layers = {at: layer for at, layer in layers.items() if isinstance(layer, nn.Linear)}
+    expected = {at: exact(at, layer, parse_scheme(name)) for at, layer in layers.items()}
     quantize_(model, quantize.config(name, kernel="cpu"))
-    layers = [at for at, module in model.named_modules() if isinstance(module, KernelLinear)]
-    assert layers == linears and len(layers) > 8
-    logits, inputs = recorded(model, layers, lambda: model(TOKENS).logits)
-    follow(reference, inputs)
-    assert_near(logits, reference(TOKENS).logits)
+    for at, layer in layers.items():
+        assert isinstance(layer, KernelLinear)
+
+        def check(_, given, y, at=at):
+            assert_near(y, expected[at](*given))
+            met.add(at)
+
+        layer.register_forward_hook(check)
+    logits = model(TOKENS).logits
+    assert met == set(layers) and len(met) > 8
     if name != "none":  # quantized at all: its error is larger than what is allowed above
         assert (logits - plain).abs().max() > 2 * BOUND * plain.abs().max()
     made = model.generate(TOKENS, max_new_tokens=5, do_sample=False, pad_token_id=0)
