@@ -283,26 +283,13 @@ def test_what_a_killed_build_left_is_removed_by_the_next(small, tmp_path):
     assert not left.exists()
 
 
-def test_the_newest_libraries_of_a_checkout_stay(small, tmp_path, monkeypatch):
-    other = tmp_path / "other checkout"
-    other.mkdir()
-    (other / "one.cpp").write_text(SOURCE)
-    first = build.built()
-    libraries = [first]
-    for version in range(4):
-        if version == 0:  # a library that another checkout uses, too
-            monkeypatch.setattr(build, "SOURCES", other)
-            assert build.built() == first
-            monkeypatch.setattr(build, "SOURCES", small)
+def test_the_libraries_that_were_used_last_stay(small, monkeypatch):
+    monkeypatch.setattr(build, "MAX_LIBRARIES", 2)
+    libraries = []
+    for version in (0, 1, 0, 2):
         (small / "one.cpp").write_text(SOURCE + f"// {version}\n")
         libraries.append(build.built())
-    assert [path.exists() for path in libraries] == [True, False, True, True, True]
-    (other / "one.cpp").unlink()
-    other.rmdir()
-    (small / "one.cpp").write_text(SOURCE)
-    (small / "two.cpp").write_text("// another\n")
-    build.built()
-    assert [path.exists() for path in libraries] == [False, False, False, True, True]
+    assert [path.exists() for path in libraries] == [True, False, True, True]
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(small, tmp_path):

@@ -12,10 +12,10 @@ in 1 s instead of the 4 s of torch/library.h. A call costs 2.5 µs; through torc
 and ctypes it cost 7 µs, a millisecond for the 150 ops of a step.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
-import json
 import os
 import platform
 import re
@@ -34,9 +34,8 @@ from quantbench.ops.cpu import compiler
 
 SOURCES = Path(__file__).parent / "src"
 ISAS = ("portable", *compiler.MACHINES.get(platform.machine(), ()))
-MAX_LIBRARIES = 3  # of a checkout that stay in the cache: the newest
+MAX_LIBRARIES = 10  # that stay in the cache: those that were used last
 MIN_STACK_BYTES = 1 << 20  # of a thread; a product's buffers take about 270 KB of it
-USES = "checkouts.json"  # in the cache
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -137,7 +136,9 @@ def built() -> Path:
     changed.
     """
     library = _library()
-    if _intact(library) and library.name in _uses(library.parent).get(str(SOURCES), ()):
+    if _intact(library):
+        with contextlib.suppress(OSError):  # a folder that is read-only
+            os.utime(library)
         return library
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -145,10 +146,10 @@ def built() -> Path:
             files.lock(lock)
             if not _intact(library):
                 _build(library)
-            _forget_old(library)
+            libraries = sorted(library.parent.glob("kernels-*.so"), key=os.path.getmtime)
+            for old in libraries[:-MAX_LIBRARIES]:
+                old.unlink()
     except OSError as error:
-        if _intact(library):  # the folder is read-only, but holds the library
-            return library
         raise KernelError(
             f"cannot keep the C++ kernels in {library.parent}: {error.strerror}; set "
             "XDG_CACHE_HOME to a folder that can be written to"
@@ -235,26 +236,3 @@ def _intact(library: Path) -> bool:
         return False
     data = library.read_bytes()
     return _digest(data[:-DIGEST_BYTES]) == data[-DIGEST_BYTES:]
-
-
-def _uses(folder: Path) -> dict[str, list[str]]:
-    """Each checkout's libraries by the path of its sources, the newest last."""
-    try:
-        return json.loads((folder / USES).read_text())
-    except (OSError, ValueError):
-        return {}
-
-
-def _forget_old(library: Path) -> None:
-    """Remove old libraries, except for MAX_LIBRARIES of each checkout. Called with the lock held.
-
-    A checkout whose sources no longer exist loses all of its libraries.
-    """
-    folder, uses = library.parent, _uses(library.parent)
-    before = {name for names in uses.values() for name in names}
-    own = [name for name in uses.get(str(SOURCES), ()) if name != library.name]
-    uses[str(SOURCES)] = [*own, library.name][-MAX_LIBRARIES:]
-    uses = {sources: names for sources, names in uses.items() if Path(sources).exists()}
-    (folder / USES).write_text(json.dumps(uses))
-    for name in before.difference(*uses.values()):
-        (folder / name).unlink(missing_ok=True)
