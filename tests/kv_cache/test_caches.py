@@ -1,7 +1,5 @@
-"""Every cache against attention in float64 over the keys and values that it reads back, and what
-it reads back against what went in."""
-
-import random
+"""What a cache reads back against what went in, and what else it keeps. Attention through it:
+tests/ops/test_prefill_attention.py."""
 
 import pytest
 import torch
@@ -11,16 +9,14 @@ from quantbench.kv_cache.dense import DenseKVCache
 from quantbench.kv_cache.eight_bit import Float8KVCache, Int8KVCache
 from quantbench.kv_cache.int4 import Int4KVCache
 from quantbench.ops import attend as chunk
-from quantbench.ops.attend import attend
 from quantbench.ops.cpu.build import unavailable
 from quantbench.ops.kv import dequantize
-from tests import seeds
-from tests.ops.exact import UNIT, attention, causal
+from tests.ops.exact import UNIT
+from tests.ops.test_prefill_attention import BLOCK, made, pieces, sequence, through
 
 FORMATS = pytest.mark.parametrize("format", CACHES)
 KERNELS = ("torch",) if unavailable() else ("torch", "cpu")
 ON_EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS)
-BLOCK = 16
 
 
 @pytest.fixture(autouse=True)
@@ -29,114 +25,13 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(chunk, "BLOCK", BLOCK)
 
 
-def made(format, B, K, T, D, dtype=torch.float32, window=None, kernel="torch", spare_rows=0):
-    cache = CACHES[format](B + spare_rows, K, T, D, dtype, "cpu", window)
-    cache.kernel = kernel
-    return cache
-
-
-def sequence(B, H, K, L, D, dtype=torch.float32):
-    return (torch.randn(B, heads, L, D).to(dtype) for heads in (H, K, K))
-
-
-def through(cache, query, key, value, lengths, *how):
-    """All positions of a sequence, in pieces of these lengths; those of one are decode. how: scale,
-    softcap and sinks."""
-    outputs = []
-    for at in torch.arange(query.shape[2]).split(lengths):
-        sides = cache.update(at, key[:, :, at], value[:, :, at])
-        outputs.append(attend(query[:, :, at], *sides, at, cache.window, *how))
-    return torch.cat(outputs, 2)
-
-
-def as_read(cache, x):
-    """Keys or values as the cache reads them back."""
-    B, K, L, D = x.shape
-    whole = type(cache)(B, K, L, D, x.dtype, "cpu")
-    whole.update(torch.arange(L), x, x)
-    return dequantize(whole.stored("key", B), torch.float64)
-
-
-def check(cache, y, query, key, value, *how):
-    """A chunk reads in the model's dtype, rounds weights to it, and each block's sum."""
-    positions = torch.arange(query.shape[2])
-    visible = causal(positions, positions, cache.window)
-    exact = attention(query, as_read(cache, key), as_read(cache, value), visible, *how)
-    if y.dtype == torch.float32:
-        exact.check(y)
-    else:
-        exact.check(y, read=0 if cache.format == "dense" else UNIT[y.dtype], roundings=2)
-
-
-def pieces(L, *starts):
-    """`starts`, then by token."""
-    return [*starts, *[1] * (L - sum(starts))]
-
-
-# ---------------------------------------------------------------------------------- attention
-
-
-def drawn(format, kernel):
-    """A sequence (B, H, K, L, D), a window, its pieces, a dtype, how scores are scaled, and sinks.
-
-    131 positions lie past the edges at 32, 64 and 128 of what kernels read at once. Windows are
-    smaller than the sequence, as large, and larger; so are chunks, and decode wraps behind them.
-    """
-    K, group = random.choice((1, 2, 3)), random.choice((1, 2, 4, 8))
-    D = random.choice((64, 128, 256, 32 * random.randint(1, 8), 80 if format != "int4" else 96))
-    L = random.choice((131, 5 * BLOCK + 1, 70, random.randint(1, 60)))
-    window = random.choice((None, None, 1, 2, 5, BLOCK, 2 * BLOCK + 3, 70, 100))
-    first = random.choice(((), (3,), (BLOCK, 9), (37,), (70,), (1, BLOCK - 1, BLOCK + 1, 7), (L,)))
-    lengths = pieces(L, *first) if sum(first) <= L else [L]
-    if random.random() < 0.3:
-        lengths, left = [], L
-        while left:
-            lengths.append(min(left, random.choice((random.randint(1, 3), random.randint(1, 60)))))
-            left -= lengths[-1]
-    dtype = random.choice([torch.float32, torch.float32, *UNIT]) if kernel == "torch" else None
-    how = (None, None)
-    if dtype in (None, torch.float32):
-        how = random.choice((how, how, (0.5, None), (None, 2.0), (0.3, 5.0)))
-    sinks = random.choice((None, 2 * torch.randn(K * group)))
-    shape = random.choice((1, 2, 5)), K * group, K, L, D
-    return shape, window, lengths, dtype or torch.float32, (*how, sinks)
-
-
-@FORMATS
-@ON_EVERY_KERNEL
-@pytest.mark.parametrize("group", range(4))
-def test_sequences_in_pieces(format, kernel, group):
-    for _ in range(12):
-        (B, H, K, L, D), window, lengths, dtype, how = given = drawn(format, kernel)
-        cache = made(format, B, K, L + random.randint(0, 9), D, dtype, window, kernel, 2)
-        query, key, value = sequence(B, H, K, L, D, dtype)
-        with seeds.naming(given):
-            assert cache.slots <= (window or cache.slots)
-            check(cache, through(cache, query, key, value, lengths, *how), query, key, value, *how)
-            assert not any(buffer[B:].any() for buffer in cache.buffers())
-
-
-@pytest.mark.parametrize("how", [(None, None), (0.5, None), (None, 2.0), (0.3, 5.0)])
-@pytest.mark.parametrize("window", [None, 7, 40])
-@pytest.mark.parametrize("sinks", [None, torch.tensor([-1.0, 0.0, 1.0, 5.0])])
-def test_without_a_cache(window, how, sinks):
-    how = *how, sinks
-    query, key, value = sequence(2, 4, 2, 40, 32)
-    at = torch.arange(40)
-    exact = attention(query, key, value, causal(at, at, window), *how)
-    exact.check(attend(query, key, value, at, window, *how))
-
-
-# ---------------------------------------------------------------------------------- keeping
-
-
 @FORMATS
 @pytest.mark.parametrize("window", [None, 9])
 @ON_EVERY_KERNEL
 def test_neither_pieces_nor_rows_nor_an_earlier_use_change_a_bit(format, window, kernel):
     """The same as in a new cache of these rows alone, and other rows stay as they are. A new prompt
     at position 0 needs no reset, unless positions wrap: what an older one left lies ahead."""
-    given, lengths = list(sequence(2, 4, 2, 30, 64)), pieces(30, 13, 8)
+    given, lengths = sequence(2, 4, 2, 30, 64), pieces(30, 13, 8)
     fresh = made(format, 2, 2, 33, 64, window=window, kernel=kernel)
     expected = through(fresh, *given, lengths)
     used = made(format, 2, 2, 33, 64, window=window, kernel=kernel, spare_rows=3)

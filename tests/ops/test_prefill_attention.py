@@ -1,4 +1,5 @@
-"""Attention of a chunk against float64: what a cache holds, in rings too, and the chunk itself."""
+"""Attention through a KV cache against float64: sequences in pieces, of one position or more, on
+every path that it takes. What an exact attention reads is what the cache reads back."""
 
 import math
 import random
@@ -11,7 +12,7 @@ from quantbench.ops import attend as chunk
 from quantbench.ops.attend import attend
 from quantbench.ops.attention import Choice
 from quantbench.ops.cpu.build import ISAS, unavailable
-from quantbench.ops.kv import Chunk, Stored, dequantize
+from quantbench.ops.kv import dequantize
 from tests import seeds
 from tests.memory import allocated
 from tests.ops.attention_contract import integer_products
@@ -49,100 +50,136 @@ def path(request, monkeypatch):
     return request.param
 
 
-def past(x, slots, format):
-    """What a cache of so many slots holds of keys or values x (B, K, start, D): position p in slot
-    p % slots; where none is, what must not be seen."""
-    B, K, start, D = x.shape
-    cache = CACHES[format](B, K, slots, D, x.dtype, "cpu")
-    for name, buffer in cache.named_buffers():
-        buffer.fill_(math.nan if "scale" in name or format == "dense" else 1)
-    last = torch.arange(max(0, start - slots), start)
-    cache.update(last % slots, x[:, :, last], x[:, :, last])
-    return cache.stored("key", B)
+def made(format, B, K, T, D, dtype=torch.float32, window=None, kernel="torch", spare_rows=0):
+    cache = CACHES[format](B + spare_rows, K, T, D, dtype, "cpu", window)
+    cache.kernel = kernel
+    return cache
 
 
-def moved(stored, device):
-    scale = None if stored.scale is None else stored.scale.to(device)
-    return Stored(stored.codes.to(device), scale, stored.format)
+def sequence(B, H, K, L, D, dtype=torch.float32):
+    return [torch.randn(B, heads, L, D).to(dtype) for heads in (H, K, K)]
 
 
-def problem(B, H, K, D, start, S, dtype=torch.float32):
-    query, own_key, own_value = (torch.randn(B, n, S, D).to(dtype) for n in (H, K, K))
-    key, value = (torch.randn(B, K, start, D).to(dtype) for _ in range(2))
-    return query, own_key, own_value, key, value
+def through(cache, query, key, value, lengths, *how):
+    """All positions of a sequence, in pieces of these lengths; those of one are decode. how: scale,
+    softcap and sinks."""
+    outputs = []
+    for at in torch.arange(query.shape[2]).split(lengths):
+        sides = cache.update(at, key[:, :, at], value[:, :, at])
+        outputs.append(attend(query[:, :, at], *sides, at, cache.window, *how))
+    return torch.cat(outputs, 2)
 
 
-def check(query, own_key, own_value, key, value, slots, format="dense", window=None, device="cpu"):
-    """Against all positions there were, as the format reads them back, and the chunk's own."""
-    start, S, dtype = key.shape[2], query.shape[2], query.dtype
-    pairs = (own_key, key), (own_value, value)
-    sides = [Chunk(own.to(device), moved(past(x, slots, format), device)) for own, x in pairs]
-    y = attend(query.to(device), *sides, torch.arange(start, start + S), window)
+def behind(cache, start, query, key, value):
+    """The positions from `start` on, as one chunk."""
+    before, at = torch.arange(query.shape[2]).tensor_split([start])
+    cache.store(before, key[:, :, before], value[:, :, before])
+    sides = cache.update(at, key[:, :, at], value[:, :, at])
+    y = attend(query[:, :, at], *sides, at, cache.window)
     assert y.is_contiguous()
-    y = y.cpu()
-
-    def all_of(x, own):
-        if start == 0:
-            return own
-        read = dequantize(past(x, start, format), torch.float64)
-        return torch.cat([read, own.double()], 2)
-
-    positions = torch.arange(start + S)
-    visible = causal(positions[start:], positions, window)
-    keys, values = all_of(key, own_key), all_of(value, own_value)
-    exact = attention(query, keys, values, visible)
-    beside = 0
-    if start and device == "cpu" and not unavailable():
-        beside = integer_products(format, query, keys, values, visible, exact)
-    if dtype == torch.float32:
-        exact.check(y)
-    else:  # it reads in the model's dtype, and rounds weights and each block's sum to it
-        read = 0 if format == "dense" else UNIT[dtype]
-        exact.check(y, read=read, roundings=2, beside=beside)
     return y
 
 
-STARTS = (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1, 90, 300)
-LENGTHS = (1, 2, 3, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK, 3 * BLOCK + 1)
-WINDOWS = (1, 2, 4, 7, BLOCK, BLOCK + 1, 2 * BLOCK + 5, 3 * BLOCK, 200)
+def as_read(cache, x):
+    """Keys or values as the cache reads them back."""
+    B, K, L, D = x.shape
+    whole = type(cache)(B, K, L, D, x.dtype, "cpu")
+    whole.store(torch.arange(L), x, x)
+    return dequantize(whole.stored("key", B), torch.float64)
 
 
-def drawn():
-    """A problem of any shape: where the chunk begins, how long it is, slots, format, window, dtype.
+def check(cache, y, query, key, value, *how):
+    """y: of the last positions. A chunk reads in the model's dtype, rounds weights to it, and each
+    block's sum; the C++ kernel may multiply integers."""
+    positions = torch.arange(query.shape[2])
+    at = positions[-y.shape[2] :]
+    given = query[:, :, at], as_read(cache, key), as_read(cache, value)
+    visible = causal(at, positions, cache.window)
+    exact = attention(*given, visible, *how)
+    if y.dtype == torch.float32:
+        exact.check(y)
+        return
+    beside = 0 if unavailable() else integer_products(cache.format, *given, visible, exact)
+    read = 0 if cache.format == "dense" else UNIT[y.dtype]
+    exact.check(y, read=read, roundings=2, beside=beside)
 
-    A window's ring has as many slots as the window and wraps where it is deeper, or has more. Up to
-    560 queries of a key head are more than the C++ kernel takes at once."""
-    format, dtype = random.choice(list(CACHES)), random.choice(list(UNIT))
-    K, unit = random.choice((1, 2, 3)), 32 if format == "int4" else 8
-    D = random.choice((32, 64, 96, unit * random.randint(1, 128 // unit)))
-    start = random.choice((random.choice(STARTS), random.randint(1, 100)))
-    S = random.choice((random.choice(LENGTHS), random.randint(1, 70)))
-    window = random.choice((None, None, random.choice(WINDOWS), random.randint(1, 200)))
-    least = start + S if window is None else window
-    slots = random.choice((least, least, least + random.randint(1, 90)))
-    shape = (random.choice((1, 2, 5)), K * random.choice((1, 2, 3, 8)), K, D, start, S)
-    return shape, slots, format, window, dtype
+
+def hide_what_nobody_sees(cache, rows):
+    for name, buffer in cache.named_buffers():
+        buffer[:rows].fill_(math.nan if "scale" in name or cache.format == "dense" else 1)
 
 
-@pytest.mark.parametrize("group", range(5))
+def drawn(format):
+    """A sequence (B, H, K, L, D), a window, its pieces, a dtype, how scores are scaled, and sinks.
+
+    131 positions lie past the edges at 32, 64 and 128 of what kernels read at once, 300 past that
+    at 256; 70 of 8 query heads are more queries than the C++ kernel takes at once. Windows are
+    smaller than the sequence, as large, and larger; so are chunks, and decode wraps behind them.
+    """
+    K, group = random.choice((1, 2, 3)), random.choice((1, 2, 4, 8))
+    D = random.choice((64, 128, 256, 32 * random.randint(1, 8), 8 * random.randint(1, 16)))
+    D = D if format != "int4" or D % 32 == 0 else 96
+    L = random.choice((131, 5 * BLOCK + 1, 70, 330, *(random.randint(1, 60) for _ in range(3))))
+    window = random.choice((None, None, 1, 2, 5, BLOCK, 2 * BLOCK + 3, 70, 100, 200))
+    first = random.choice(((), (3,), (BLOCK, 9), (37,), (70,), (1, BLOCK - 1, BLOCK + 1, 7), (L,)))
+    lengths = pieces(L, *first) if sum(first) <= L else [L]
+    if L == 330:
+        lengths = [300, 30]
+    elif random.random() < 0.3:
+        lengths, left = [], L
+        while left:
+            lengths.append(min(left, random.choice((random.randint(1, 3), random.randint(1, 60)))))
+            left -= lengths[-1]
+    dtype, how = random.choice([torch.float32, torch.float32, *UNIT]), (None, None)
+    if dtype == torch.float32:
+        how = random.choice((how, how, (0.5, None), (None, 2.0), (0.3, 5.0)))
+    sinks = random.choice((None, 2 * torch.randn(K * group)))
+    shape = random.choice((1, 2, 5)), K * group, K, L, D
+    return shape, window, lengths, dtype, (*how, sinks)
+
+
+def pieces(L, *starts):
+    """`starts`, then by token."""
+    return [*starts, *[1] * (L - sum(starts))]
+
+
+@FORMATS
+@pytest.mark.parametrize("group", range(4))
 @pytest.mark.parametrize(
     "path, isa",
     [*(("codes", isa) for isa in ISAS), *((path, None) for path in PATHS[1:])],
     indirect=["path"],
 )
-def test_chunks_of_any_shape(path, isa, group):
+def test_sequences_in_pieces(format, path, isa, group):
     if isa:
         use(isa)
-    for _ in range(24):
-        shape, slots, format, window, dtype = given = drawn()
-        query, own_key, own_value, key, value = problem(*shape, dtype)
+    for _ in range(8):
+        (B, H, K, L, D), window, lengths, dtype, how = given = drawn(format)
+        kernel = "cpu" if path == "codes" else "torch"
+        cache = made(format, B, K, L + random.randint(0, 9), D, dtype, window, kernel, 2)
+        if how == (None, None, None):  # else decode in plain torch reads all slots
+            hide_what_nobody_sees(cache, B)
+        query, key, value = sequence(B, H, K, L, D, dtype)
         match random.randrange(4):
             case 0 if format == "dense":  # else what a key is off by as it is read decides, too
                 query *= 8  # one key takes nearly all the weight: scores need more than 16 bits
             case 1 if dtype == torch.float32:  # all of it, or none
-                own_key[:, :, random.randrange(own_key.shape[2])] *= 1e4
+                key[:, :, random.randrange(L)] *= 1e4
         with seeds.naming(given):
-            check(query, own_key, own_value, key, value, slots, format, window)
+            assert cache.slots <= (window or cache.slots)
+            check(cache, through(cache, query, key, value, lengths, *how), query, key, value, *how)
+            assert not any(buffer[B:].any() for buffer in cache.buffers())
+
+
+@pytest.mark.parametrize("how", [(None, None), (0.5, None), (None, 2.0), (0.3, 5.0)])
+@pytest.mark.parametrize("window", [None, 7, 40])
+@pytest.mark.parametrize("sinks", [None, torch.tensor([-1.0, 0.0, 1.0, 5.0])])
+def test_without_a_cache(window, how, sinks):
+    how = *how, sinks
+    query, key, value = sequence(2, 4, 2, 40, 32)
+    at = torch.arange(40)
+    exact = attention(query, key, value, causal(at, at, window), *how)
+    exact.check(attend(query, key, value, at, window, *how))
 
 
 @ON_EVERY_PATH
@@ -150,7 +187,12 @@ def test_chunks_of_any_shape(path, isa, group):
 def test_deep_chunks_at_the_size_of_blocks_that_is_used(path, format, monkeypatch):
     monkeypatch.setattr(chunk, "BLOCK", 4096)
     for start, S in ((5000, 2), (5000, 64), (100, 512)):
-        check(*problem(1, 4, 2, 64, start, S, random.choice(list(UNIT))), start + S, format)
+        dtype = random.choice(list(UNIT))
+        cache, given = (
+            made(format, 1, 2, start + S, 64, dtype),
+            sequence(1, 4, 2, start + S, 64, dtype),
+        )
+        check(cache, behind(cache, start, *given), *given)
 
 
 @pytest.mark.parametrize("path", ["codes"], indirect=True)
@@ -158,28 +200,25 @@ def test_deep_chunks_at_the_size_of_blocks_that_is_used(path, format, monkeypatc
 def test_stored_codes_are_read_as_they_are(format, path, monkeypatch):
     """Only positions at a window's edge, which not all of the chunk's queries see, are dequantized:
     of 17 queries the last sees 16 fewer than the first."""
-    dequantized = []
+    dequantized, given = [], sequence(1, 4, 2, 517, 64)
 
     def counting(stored, dtype):
         dequantized.append(stored.codes.shape[2])
         return dequantize(stored, dtype)
 
     monkeypatch.setattr(chunk, "dequantize", counting)
-    sides = problem(1, 4, 2, 64, 500, 17)
-    check(*sides, 600, format)
-    assert not dequantized
-    check(*sides, 200, format, window=200)
-    assert sum(dequantized) == 2 * 16
+    for window, count in ((None, 0), (200, 2 * 16)):
+        cache = made(format, 1, 2, 600, 64, window=window)
+        check(cache, behind(cache, 500, *given), *given)
+        assert sum(dequantized) == count
 
 
 @pytest.mark.parametrize("path", ["codes"], indirect=True)
 def test_any_number_of_threads_gives_the_same_bits(path, same_for_any_threads):
-    query, own_key, own_value, key, value = problem(2, 8, 2, 64, 3000, 70, torch.bfloat16)
-    positions = torch.arange(3000, 3070)
+    given = sequence(2, 8, 2, 3070, 64, torch.bfloat16)
     for format in CACHES:
-        pairs = (own_key, key), (own_value, value)
-        given = query, *(Chunk(own, past(x, 3100, format)) for own, x in pairs), positions
-        same_for_any_threads(lambda given=given: attend(*given))
+        cache = made(format, 2, 2, 3100, 64, torch.bfloat16)
+        same_for_any_threads(lambda cache=cache: behind(cache, 3000, *given))
 
 
 @pytest.mark.parametrize("path", ["card"], indirect=True)
@@ -201,33 +240,36 @@ def test_a_card_s_flash_attention_takes_what_it_is_given(N, path):
 @pytest.mark.parametrize("window", [None, 7, 100])
 def test_on_cuda(format, dtype, window):
     for start, S in ((0, 5), (0, 21), (40, 21)):
-        sides = problem(2, 8, 2, 64, start, S, dtype)
-        check(*sides, window or start + S, format, window, device="cuda")
+        cache, given = (
+            made(format, 2, 2, 61, 64, dtype, window),
+            sequence(2, 8, 2, start + S, 64, dtype),
+        )
+        y = behind(cache.cuda(), start, *(x.cuda() for x in given)).cpu()
+        check(cache, y, *given)
 
 
 @ON_EVERY_PATH
 def test_products_beyond_float16_are_finite(path):
     """64 · 40² = 102400 before it is divided by √64; float16 ends at 65504. Scores are integers, so
     that float32 holds them exactly in whichever order they are summed."""
-    sides = problem(1, 2, 2, 64, 40, 12, torch.float16)
-    query, own_key, own_value, key, value = sides
-    signs = torch.randn(1, 2, 1, 64).sign().half()
-    query, own_key, key = (40 * signs.expand_as(x) for x in (query, own_key, key))
-    y = check(query, own_key, own_value, key, value, 60)
+    cache, (_, _, value) = made("dense", 1, 2, 60, 64, torch.float16), sequence(1, 2, 2, 52, 64)
+    value, signs = value.half(), torch.randn(1, 2, 1, 64).sign().half()
+    given = *[40 * signs.expand_as(value)] * 2, value
+    y = behind(cache, 40, *given)
+    check(cache, y, *given)
     # all scores are alike, so a query's attention is the mean of the values it sees
-    mean = torch.cat([value, own_value[:, :, :1]], 2).double().mean(2)
+    mean = value[:, :, :41].double().mean(2)
     assert (y[:, :, 0].double() - mean).abs().max() < 4 * UNIT[torch.float16]
 
 
 @pytest.mark.parametrize("format", ["dense", "int8", "int4"])  # opcheck has no product of fp8
 @pytest.mark.parametrize("window", [None, 30])
 def test_the_op_is_registered_as_torch_wants_it(format, window):
-    query, own_key, own_value, key, value = problem(1, 4, 2, 32, 20, 9)
-    stored = [past(x, 30, format) for x in (key, value)]
-    (k, ks), (v, vs) = ((side.codes, side.scale) for side in stored)
-    if format == "dense":  # opcheck compares, and NaN equals nothing
-        k, v = k.nan_to_num(), v.nan_to_num()
-    arguments = (query, own_key, own_value, k, ks, v, vs, format, torch.arange(20, 29), window)
+    cache, (query, key, value) = made(format, 1, 2, 30, 32), sequence(1, 4, 2, 9, 32)
+    cache.fill(20)
+    past = [cache.stored(side, 1) for side in ("key", "value")]
+    past = [tensor for side in past for tensor in (side.codes, side.scale)]
+    arguments = (query, key, value, *past, format, torch.arange(20, 29), window)
     arguments += (None, 30.0, None, None, None, None)  # softcap
     torch.library.opcheck(torch.ops.quantbench.chunk_attention.default, arguments)
 
