@@ -264,14 +264,14 @@ def test_no_more_compilers_than_cores_and_memory(monkeypatch, tmp_path):
         assert compiler.jobs() == jobs
 
 
-def test_a_build_that_is_terminated_leaves_nothing(small, tmp_path, monkeypatch):
+def test_a_build_that_is_interrupted_leaves_nothing(small, tmp_path, monkeypatch):
     path = wrapper(tmp_path, monkeypatch, 'case "$*" in *-c*) sleep 60;; esac')
     process = started("-c", PROGRAM, small)
     while not calls(path):
         assert process.poll() is None
         time.sleep(0.05)
-    process.terminate()
-    assert process.wait(300) == -signal.SIGTERM
+    process.send_signal(signal.SIGINT)
+    assert process.wait(300) == -signal.SIGINT
     assert contents(tmp_path) == ["lock"]
 
 

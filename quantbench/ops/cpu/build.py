@@ -142,7 +142,7 @@ def built() -> Path:
         return library
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
-        with open(library.parent / "lock", "w") as lock, compiler.terminates():
+        with open(library.parent / "lock", "w") as lock:
             files.lock(lock)
             if not _intact(library):
                 _build(library)

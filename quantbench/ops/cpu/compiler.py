@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -272,32 +272,6 @@ class _Processes:
             for process in self.running:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-
-
-class _Terminated(BaseException):
-    """SIGTERM arrived."""
-
-
-@contextlib.contextmanager
-def terminates() -> Iterator[None]:
-    """A context around `library` and the cleaning up after it: SIGTERM ends the process when that
-    is done, unless another handler was set."""
-
-    def end(*_) -> None:
-        raise _Terminated
-
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    except _Terminated:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _cannot_build(
