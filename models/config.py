@@ -265,8 +265,7 @@ class ModelConfig:
 
 
 _PAIR = Accepts(
-    "",
-    lambda pair: isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str),
+    "", lambda pair: isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
 )
 _PAIRS = list_of(_PAIR, "a list of pairs, a key and its value")
 FIELDS = by_field(ModelConfig, num_layers=LAYERS, extras=_PAIRS)  # what each may hold

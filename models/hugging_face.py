@@ -11,16 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import (
-    COUNT,
-    NAME,
-    NAMES,
-    OBJECT,
-    POSITIVE,
-    TRUTH,
-    Accepts,
-    whole,
-)
+from quantbench.models.accepted import COUNT, NAME, NAMES, OBJECT, POSITIVE, TRUTH, Accepts, whole
 from quantbench.models.config import FIELDS, SCALING_FIELDS, ModelConfig, RopeScaling
 from quantbench.models.mixture import Mixture
 from quantbench.models.registry import ARCHITECTURES, Architecture

@@ -136,12 +136,7 @@ class Block(nn.Module):
         self.ffn_post_norm = post_norm(config.dim, config.norm_eps)
 
     def forward(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        positions: Tensor,
-        cache: KVCache | None = None,
+        self, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, cache: KVCache | None = None
     ) -> Tensor:
         """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2) as `rotation` gives them."""
         y = self.attention(self.attention_norm(x), cos, sin, positions, cache)
@@ -172,12 +167,7 @@ class Attention(nn.Module):
         self.heated = scaling if scaling is not None and scaling.temperature else None
 
     def forward(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        positions: Tensor,
-        cache: KVCache | None = None,
+        self, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, cache: KVCache | None = None
     ) -> Tensor:
         """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2); positions (S,)."""
         B, S, _ = x.shape

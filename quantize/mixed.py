@@ -85,11 +85,7 @@ def by_name(layers: Mapping[str, Sequence[str]]) -> dict[Any, tuple[Spec, str]]:
 
 
 def quantizer_of(
-    spec: Spec,
-    device: torch.device,
-    dtype: torch.dtype,
-    kernel: str | None = "auto",
-    rows: int = 1,
+    spec: Spec, device: torch.device, dtype: torch.dtype, kernel: str | None = "auto", rows: int = 1
 ) -> Quantizer | MixedQuantizer:
     """What quantizes every layer as `spec` says. kernel, rows: as for Quantizer."""
     if not isinstance(spec, AsIs):

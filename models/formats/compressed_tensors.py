@@ -63,10 +63,7 @@ _CONFIG: dict[str, tuple[Any, ...]] = {
     "sparsity_config": (None, {}),
     "transform_config": (None, {}),
 }
-_GROUP: dict[str, tuple[Any, ...]] = {
-    "format": (*_FORMATS, None),
-    "output_activations": (None,),
-}
+_GROUP: dict[str, tuple[Any, ...]] = {"format": (*_FORMATS, None), "output_activations": (None,)}
 _WEIGHTS: dict[str, tuple[Any, ...]] = {
     "num_bits": (8, 4),
     "type": ("int", "float"),

@@ -17,14 +17,7 @@ from typing import Any
 
 import torch
 
-from quantbench.models.formats.quantized import (
-    BLOCK,
-    Layout,
-    Parts,
-    eight_bit,
-    require,
-    scales,
-)
+from quantbench.models.formats.quantized import BLOCK, Layout, Parts, eight_bit, require, scales
 from quantbench.ops.formats import Packed
 
 METHOD = "fp8"

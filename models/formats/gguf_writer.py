@@ -237,8 +237,7 @@ class Tensors:
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self.names = gguf.get_tensor_name_map(
-            gguf.MODEL_ARCH.QWEN3MOE if config.qk_norm else gguf.MODEL_ARCH.LLAMA,
-            config.num_layers,
+            gguf.MODEL_ARCH.QWEN3MOE if config.qk_norm else gguf.MODEL_ARCH.LLAMA, config.num_layers
         )
         self.experts: dict[str, list[Tensor]] = {}  # of a layer, by the tensor that they make
 

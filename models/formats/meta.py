@@ -122,10 +122,7 @@ _PARAMS_ACCEPTED = {
 
 
 def from_params(
-    params: Mapping[str, Any],
-    name: str,
-    vocab_size: int | None = None,
-    file: object | None = None,
+    params: Mapping[str, Any], name: str, vocab_size: int | None = None, file: object | None = None
 ) -> ModelConfig:
     """The architecture of a Meta checkpoint's params.json.
 

@@ -78,8 +78,6 @@ DYNAMIC_KERNELS = our_kernels(
 SCHEMES = {
     Float8WeightOnly: Scheme(quantize, our_kernels(torchao=Kernel(by_torchao(_tensor)))),
     Float8DynamicActivation: Scheme(
-        quantize_dynamic,
-        DYNAMIC_KERNELS,
-        needs_all_rows=lambda spec: spec.granularity == "tensor",
+        quantize_dynamic, DYNAMIC_KERNELS, needs_all_rows=lambda spec: spec.granularity == "tensor"
     ),
 }

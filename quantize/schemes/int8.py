@@ -84,12 +84,5 @@ _DYNAMIC = our_kernels(
         rank=lambda device, rows: -(device.type == "cuda" and rows >= LEAST_INT_MM_ROWS),
     )
 )
-DYNAMIC = Scheme(
-    quantize_dynamic,
-    {name: _DYNAMIC[name] for name in ("cpu", "triton", *_DYNAMIC)},
-)
-SCHEMES = {
-    Int8WeightOnly: WEIGHT_ONLY,
-    Int8Embedding: WEIGHT_ONLY,
-    Int8DynamicActivation: DYNAMIC,
-}
+DYNAMIC = Scheme(quantize_dynamic, {name: _DYNAMIC[name] for name in ("cpu", "triton", *_DYNAMIC)})
+SCHEMES = {Int8WeightOnly: WEIGHT_ONLY, Int8Embedding: WEIGHT_ONLY, Int8DynamicActivation: DYNAMIC}

@@ -9,10 +9,7 @@ far from zero loses nothing. -hqq looks for the scale and zero that fit a group 
 
 import torch
 from torch import Tensor
-from torchao.quantization.quant_primitives import (
-    MappingType,
-    _choose_qparams_affine_tinygemm,
-)
+from torchao.quantization.quant_primitives import MappingType, _choose_qparams_affine_tinygemm
 
 from quantbench.ops import hqq as in_torch
 from quantbench.ops.cpu import build

@@ -385,11 +385,7 @@ def _span(count, T, shares):
 
 @triton.jit
 def _as_float16(
-    queries,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    UNIT: tl.constexpr,
-    LARGEST: tl.constexpr,
+    queries, HEADS: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr, LARGEST: tl.constexpr
 ):
     """Queries as float16, without rounding: times powers of two that bring every head's largest
     number to between 2^LARGEST and twice that; and what undoes it."""

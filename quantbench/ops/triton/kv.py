@@ -19,11 +19,7 @@ def load_scales(scale, slot, seen, g, SCALES: tl.constexpr):
 
 @triton.jit
 def numbers(
-    words,
-    u: tl.constexpr,
-    FORMAT: tl.constexpr,
-    NUMBERS: tl.constexpr,
-    NATIVE_FP8: tl.constexpr,
+    words, u: tl.constexpr, FORMAT: tl.constexpr, NUMBERS: tl.constexpr, NATIVE_FP8: tl.constexpr
 ):
     """The number that code u of every word means, before scaling.
 
