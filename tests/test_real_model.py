@@ -16,6 +16,7 @@ from quantbench.log.config import split
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_model
 from quantbench.quantize.spec import parse
+from tests.models.test_gguf import KEYS
 from tests.programs import python
 
 FILE = files.cache_folder() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -31,19 +32,15 @@ pytestmark = [
 def theirs():
     gguf, transformers = pytest.importorskip("gguf"), pytest.importorskip("transformers")
     reader = gguf.GGUFReader(FILE)
+    fields = reader.fields
 
     def value(key):
-        return reader.fields[key].contents()
+        return fields[key].contents()
 
+    given = {name: value(f"llama.{key}") for key, name in KEYS.items() if f"llama.{key}" in fields}
     config = transformers.LlamaConfig(
-        hidden_size=value("llama.embedding_length"),
-        intermediate_size=value("llama.feed_forward_length"),
-        num_hidden_layers=value("llama.block_count"),
-        num_attention_heads=value("llama.attention.head_count"),
-        num_key_value_heads=value("llama.attention.head_count_kv"),
-        rms_norm_eps=value("llama.attention.layer_norm_rms_epsilon"),
+        **given,
         rope_theta=value("llama.rope.freq_base"),
-        max_position_embeddings=value("llama.context_length"),
         vocab_size=len(value("tokenizer.ggml.tokens")),
         tie_word_embeddings=True,
     )

@@ -43,34 +43,28 @@ KINDS = [
 ]
 
 
+KEYS = {  # behind "ARCHITECTURE.", and what transformers calls them
+    "block_count": "num_hidden_layers", "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads", "attention.key_length": "head_dim",
+    "attention.head_count_kv": "num_key_value_heads", "attention.sliding_window": "sliding_window",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    **{f"{kind}_logit_softcapping": f"{kind}_logit_softcapping" for kind in ("attn", "final")},
+    "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier", "logit_scale": "logits_scaling",
+}  # fmt: skip
+
+
 def written(path: Path, made, architecture: str, matrix="F32", metadata=()) -> Path:
     """A transformers model as llama.cpp's converter writes it."""
     config, prefix = made.config, architecture
     writer = gguf.GGUFWriter(path, architecture)
-    given = {
-        "block_count": config.num_hidden_layers,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": getattr(config, "head_dim", None),
-        "attention.sliding_window": getattr(config, "sliding_window", None),
-        "expert_count": getattr(config, "num_experts", None),
-        "expert_used_count": getattr(config, "num_experts_per_tok", None),
-        "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
-        "rope.dimension_count": rotated(config) if architecture in ("phi3", "glm4") else None,
-    }
-    given |= {
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": config.to_dict().get("rope_theta") or _theta(config),
-        "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
-        "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
-        "embedding_scale": getattr(config, "embedding_multiplier", None),
-        "residual_scale": getattr(config, "residual_multiplier", None),
-        "attention.scale": getattr(config, "attention_multiplier", None),
-        "logit_scale": getattr(config, "logits_scaling", None),
-    }
+    given = {key: getattr(config, name, None) for key, name in KEYS.items()}
+    given["rope.freq_base"] = _theta(config)
+    if architecture in ("phi3", "glm4"):
+        given["rope.dimension_count"] = rotated(config)
     for key, value in given.items():
         if value is not None:
             add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
