@@ -59,8 +59,7 @@ def attend(
             overwritten = [tensor for side in sides for tensor in (side.codes, side.scale)]
         given = query, key.own, value.own, *past, positions, *how, *overwritten, sinks
         return torch.ops.quantbench.chunk_attention(*given)
-    positions = positions.to(query.device, non_blocking=True)
-    return reference.attention(query, key, value, positions, positions, *how, sinks)
+    return reference.attention(query, key, value, *how, sinks)
 
 
 # ---------------------------------------------------------------------------- a prompt's chunk

@@ -42,8 +42,6 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    query_positions: Tensor,
-    key_positions: Tensor,
     window: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -51,11 +49,10 @@ def attention(
 ) -> Tensor:
     """Causal grouped-query attention: each query sees the keys at its own position and before.
 
-    query is (B, H, S, D); key and value are (B, K, T, D) with H a multiple of K, query head h
-    reading key head h // (H // K). Positions are (S,) and (T,) integers. With a `window` a query
-    sees only the last `window` positions, its own included. scale: of scores, 1/√D if not given;
-    softcap: bounds them by softcap · tanh(score / softcap). sinks (H,): as in ops.attend. Returns
-    (B, H, S, D) in query's dtype.
+    query is (B, H, S, D); key and value are (B, K, S, D) with H a multiple of K, query head h
+    reading key head h // (H // K). With a `window` a query sees only the last `window` positions,
+    its own included. scale: of scores, 1/√D if not given; softcap: bounds them by softcap ·
+    tanh(score / softcap). sinks (H,): as in ops.attend. Returns (B, H, S, D) in query's dtype.
 
     The G = H // K query heads that share a key head are folded into the sequence dimension, so
     key and value are read as they lie and never repeated.
@@ -63,10 +60,11 @@ def attention(
     B, H, S, D = query.shape
     K = key.shape[1]
     plain = softcap is None and sinks is None
-    if H == K and plain and key_positions is query_positions and (window or S) >= S:
+    if H == K and plain and (window or S) >= S:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     folded = query.reshape(B, K, H // K * S, D)
-    mask = visible(query_positions, key_positions, window).repeat(H // K, 1)
+    at = torch.arange(S, device=query.device)
+    mask = visible(at, at, window).repeat(H // K, 1)
     if plain:
         output = F.scaled_dot_product_attention(folded, key, value, mask, scale=scale)
     else:
