@@ -67,14 +67,17 @@ def test_reading_agrees_with_hugging_face(family):
     for content in (theirs.to_dict(), theirs.to_diff_dict()):
         ours = from_hugging_face({"model_type": theirs.model_type, **content}, family)
         assert ours.parameters() == model(family).num_parameters()
-        assert ours.norm_eps == theirs.rms_norm_eps
-        assert ours.num_kv_heads == theirs.num_key_value_heads
-        assert ours.max_position == theirs.max_position_embeddings
-        assert [(s.rope_theta, bool(s.rope_scaling), s.window) for s in ours.layers] == (
-            list(layers_of(theirs))
-        )
-        cap = getattr(theirs, "final_logit_softcapping", None)
-        assert ours.logit_softcap == cap
+        assert_agrees(ours, theirs)
+
+
+def assert_agrees(ours, theirs):
+    assert ours.norm_eps == theirs.rms_norm_eps
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.max_position == theirs.max_position_embeddings
+    assert ours.logit_softcap == getattr(theirs, "final_logit_softcapping", None)
+    assert ours.layers[0].softcap == getattr(theirs, "attn_logit_softcapping", None)
+    rows = [(spec.rope_theta, bool(spec.rope_scaling), spec.window) for spec in ours.layers]
+    assert rows == list(layers_of(theirs))
 
 
 def layers_of(theirs):
@@ -95,22 +98,13 @@ KINDS += ["gemma2", "gemma3_text"]
 def test_absent_keys_mean_what_hugging_face_takes_them_for(kind):
     from transformers import AutoConfig
 
-    required = {
-        key: GOOD[key]
-        for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
-    }
-    required |= {"num_attention_heads": 32}
+    required = GOOD | {"num_attention_heads": 32}
+    del required["num_key_value_heads"], required["model_type"]
     theirs = AutoConfig.for_model(kind, **required)
     ours = from_hugging_face({"model_type": kind, **required}, kind)
-    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert_agrees(ours, theirs)
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 64 // 32)
-    assert ours.norm_eps == theirs.rms_norm_eps
-    assert ours.max_position == theirs.max_position_embeddings
     assert ours.tie_embeddings == theirs.tie_word_embeddings
-    rows = [(s.rope_theta, bool(s.rope_scaling), s.window) for s in ours.layers]
-    assert rows == list(layers_of(theirs))
-    assert ours.layers[0].softcap == getattr(theirs, "attn_logit_softcapping", None)
-    assert ours.logit_softcap == getattr(theirs, "final_logit_softcapping", None)
     if ours.mixture:
         assert ours.mixture.num_experts == theirs.num_experts
         assert ours.mixture.experts_per_token == theirs.num_experts_per_tok

@@ -497,21 +497,15 @@ DAMAGE = [  # what is changed, and what the one line says
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["awq", "plain", "plain_int32", "tile_packed_to_4d"])
 @pytest.mark.parametrize("size", [32, 64, 128])
-def test_awq_by_rows_pads_groups(size, tmp_path):
-    tensors, config, expected = awq_gemv(torch.randn(16, size * random.randint(1, 20)), size)
-    weight = layer(tensors, config, expected, tmp_path)
-    assert torch.equal(weight.read(), expected)
-
-
-@pytest.mark.parametrize("packing", ["plain", "plain_int32", "tile_packed_to_4d"])
-@pytest.mark.parametrize("size", [32, 64, 128])
-def test_int4_in_an_odd_number_of_groups(packing, size, tmp_path):
+def test_an_odd_number_of_groups(kind, size, tmp_path):
+    """AWQ by rows pads them."""
     weight = torch.randn(24, size * random.randrange(1, 20, 2))
-    tensors, config, expected = int4(weight, packing, size)
-    stored = layer(tensors, config, expected, tmp_path)
-    assert torch.equal(stored.read(), expected)
-    assert hugging_face.METHODS["torchao"].label(config) == f"w4a16-{size}"
+    written = awq_gemv(weight, size) if kind == "awq" else int4(weight, kind, size)
+    assert torch.equal(layer(*written, tmp_path).read(), written[2])
+    label = hugging_face.METHODS[written[1]["quant_method"]].label(written[1])
+    assert label == f"{'awq-4' if kind == 'awq' else 'w4a16'}-{size}"
 
 
 @pytest.mark.parametrize("shape", [None, [32], [32, 0], [32, 2.0], [32, 1025], {}])

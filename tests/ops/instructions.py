@@ -1,7 +1,9 @@
-"""Instruction sets and threads of the C++ kernels. conftest.py makes fixtures of what is here."""
+"""Instruction sets and threads of the C++ kernels. conftest.py makes fixtures of some of this."""
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -73,3 +75,16 @@ def use(isa: str) -> None:
     except KernelError as error:
         pytest.skip(f"instruction set {isa}: {error}")
     coverage_of_machine.ran[isa] += 1
+
+
+def same_at_once(
+    function: Callable[..., torch.Tensor], problems: Sequence[Any], times: int
+) -> None:
+    """function(*problem) is the same to the bit whether or not another thread is in it."""
+
+    def same(problem: Any, alone: torch.Tensor) -> bool:
+        return all(torch.equal(function(*problem), alone) for _ in range(times))
+
+    alone = [function(*problem) for problem in problems]
+    with ThreadPoolExecutor(len(problems)) as threads:
+        assert all(threads.map(same, problems, alone))

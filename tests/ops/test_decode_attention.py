@@ -13,7 +13,6 @@ from quantbench.kv_cache import CACHES
 from quantbench.ops.cpu import attention
 from quantbench.ops.kv import Stored, dequantize
 from tests import seeds
-from tests.ops import at_once
 from tests.ops.attention_contract import (
     CPU,
     EDGES,
@@ -28,7 +27,7 @@ from tests.ops.attention_contract import (
     visible,
 )
 from tests.ops.exact import DTYPES
-from tests.ops.instructions import NEEDS_COMPILER
+from tests.ops.instructions import NEEDS_COMPILER, same_at_once
 
 FORMATS = pytest.mark.parametrize("format", CACHES)
 ON_EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS)
@@ -313,7 +312,7 @@ def test_any_number_of_threads_gives_the_same_bits(kernel, format, same_for_any_
 def test_two_calls_at_once():
     problems = [problem(1, 8, 2, 4000, 64, torch.bfloat16, format) for format in ("int8", "int4")]
     places = torch.tensor([7]), torch.tensor([3990])
-    at_once.check(attention.decode_attention, [(*p, *places) for p in problems], 30)
+    same_at_once(attention.decode_attention, [(*p, *places) for p in problems], 30)
 
 
 @ON_EVERY_KERNEL

@@ -10,9 +10,8 @@ from quantbench.errors import KernelError
 from quantbench.ops.cpu import linear, plain
 from quantbench.ops.formats import dequantize
 from tests import seeds
-from tests.ops import at_once
 from tests.ops.exact import DTYPES
-from tests.ops.instructions import NEEDS_COMPILER, use
+from tests.ops.instructions import NEEDS_COMPILER, same_at_once, use
 from tests.ops.linear_contract import (
     CPU,
     FORMS,
@@ -171,9 +170,9 @@ def test_two_calls_at_once(rows):
         (torch.randn(m, 512).bfloat16(), linear.pack(packed(form, N, 512), 512), N)
         for m, form, N in zip(rows, (("int", 4, 64), ("fp6", 6, None)), (500, 300), strict=True)
     ]
-    at_once.check(linear.linear, problems, 50)
+    same_at_once(linear.linear, problems, 50)
     plains = [(x, torch.randn(N, 512).bfloat16()) for x, _, N in problems]
-    at_once.check(plain.linear, plains, 50)
+    same_at_once(plain.linear, plains, 50)
 
 
 # ----------------------------------------------------------------------- what torch and users see

@@ -262,23 +262,15 @@ def test_an_embedding_reads_rows():
 # ---------------------------------------------------------------------------------- the registry
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_weights_that_are_not_finite_are_refused_by_name(bad):
-    made = linear()
-    made.weight[3, 5] = bad
-    with pytest.raises(CheckpointError, match="layers.0.attention.wo has 1 weights that are NaN"):
-        Quantizer(parse("fp6"), CPU, torch.bfloat16)("layers.0.attention.wo", made)
-
-
-@pytest.mark.parametrize("name", ["none", "int8wo"])
-def test_norms_and_biases_that_are_not_finite_are_refused_by_name(name):
-    """No layer takes them, and every token would be the same one."""
-    quantizer = Quantizer(parse(name), CPU, torch.float16)
-    norm = torch.nn.RMSNorm(8, dtype=torch.float16)
-    norm.weight.data[2] = math.inf
-    biased = torch.nn.Linear(64, 64, dtype=torch.float16)
-    biased.bias.data[1] = math.nan
-    for module in (norm, biased):
+@pytest.mark.parametrize("name", ["none", "int8wo", "embed-int8"])
+def test_numbers_that_are_not_finite_are_refused_by_name(name):
+    """Weights', norms' and biases'. With these every token would be the same one."""
+    quantizer, bad = Quantizer(parse(name), CPU, torch.float16), (math.nan, math.inf, -math.inf)
+    norm, biased = nn.RMSNorm(8, dtype=torch.float16), linear(dtype=torch.float16, bias=True)
+    norm.weight.data[2], biased.bias[1] = random.choice(bad), random.choice(bad)
+    weighed = linear(dtype=torch.float16)
+    weighed.weight[3, 5] = random.choice(bad)
+    for module in (norm, biased, weighed):
         assert refusal(CheckpointError, quantizer, "layers.0.part", module) == (
             "layers.0.part has 1 weights that are NaN or infinite: fetch the checkpoint again or "
             "give --precision bfloat16"
