@@ -2,7 +2,7 @@
 
     cpu        C++, built when first used (ops/cpu/attention.py)
     triton     on CUDA (ops/triton/attention.py)
-    torch      plain torch over the filled slots; on an accelerator over all of them
+    torch      plain torch over the filled slots; on an accelerator, or compiled, over all of them
 
 All compute what ops.reference.decode_attention computes.
 """
@@ -89,34 +89,11 @@ def decode_attention(
             return attention.decode_attention(query, key, value, first, count, *how)
         output, denominator = attention.past_attention(query, key, value, first, count, *how)
         return reference.with_sinks(output, denominator, sinks).to(query.dtype)
-    plain = all(one is None for one in (*how, sinks))
-    if plain and kernel == "triton":
+    if kernel == "triton" and all(one is None for one in (*how, sinks)):
         from quantbench.ops.triton import attention as on_card
 
         return on_card.decode_attention(query, key, value, first, count)
-    if plain and query.device.type == "cpu":
-        return torch.ops.quantbench.torch_decode_attention(
-            query, key.codes, key.scale, value.codes, value.scale, first, count, key.format
-        )
-    return reference.decode_attention(query, key, value, first, count, *how, sinks)
-
-
-@torch.library.custom_op(
-    "quantbench::torch_decode_attention",
-    mutates_args=(),
-    schema="(Tensor query, Tensor key_codes, Tensor? key_scale, Tensor value_codes, "
-    "Tensor? value_scale, Tensor first, Tensor count, str format) -> Tensor",
-)
-def _torch_decode_attention(
-    query, key_codes, key_scale, value_codes, value_scale, first, count, format
-):
-    key, value = Stored(key_codes, key_scale, format), Stored(value_codes, value_scale, format)
-    if not first.any():
+    if query.device.type == "cpu" and not torch.compiler.is_compiling() and not first.any():
         filled = int(count.max())
         key, value = key.slots(0, filled), value.slots(0, filled)
-    return reference.decode_attention(query, key, value, first, count)
-
-
-@_torch_decode_attention.register_fake
-def _(query, key_codes, key_scale, value_codes, value_scale, first, count, format):
-    return query.new_empty(query.shape)
+    return reference.decode_attention(query, key, value, first, count, *how, sinks)

@@ -337,7 +337,7 @@ def test_compiles_once_however_the_position_moves(kernel):
     "op",
     [
         *(pytest.param(f"cpu_{op}_attention", marks=NEEDS_COMPILER) for op in ("decode", "past")),
-        *("torch_decode_attention", "triton_decode_attention"),
+        "triton_decode_attention",
     ],
 )
 @pytest.mark.parametrize("format", ["dense", "int8", "int4"])  # opcheck has no product of fp8
