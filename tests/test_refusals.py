@@ -24,7 +24,7 @@ from quantbench.models.loading import load_config
 from quantbench.quantize import recipe
 from tests import programs
 from tests.answer import latencies
-from tests.answer.example_results import example_results, keep
+from tests.answer.example_results import ARMS, example_results
 from tests.experts import counted
 from tests.programs import OLD_LOG, ROOT
 
@@ -87,9 +87,7 @@ def made(tmp_path_factory):
         (folder / f"of_{name}").mkdir()
         for file in ("results.json", "meta.json"):
             (folder / f"of_{name}" / file).write_bytes(data)
-    compared = example_results()
-    compared.arms = compared.arms[:3]
-    keep(compared, folder / "ab")
+    example_results(folder=folder / "ab", arms=ARMS[:3])
     latencies.measured({"none": 1.0, "int8wo": 0.6}, folder / "sweep")
     (folder / "sweep" / "results.json").write_text('{"plan": {}}\n')
     counts = counted.counts_of(counted.ROUTERS, 40, 1)

@@ -4,7 +4,7 @@ The speeds, sizes and perplexities are invented, of a shape that real ones have.
 """
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from quantbench.bench.store import (
     ArmSample,
     Bandwidth,
     Ended,
+    Left,
     Ready,
     Results,
     Scored,
@@ -46,62 +47,50 @@ ARMS = (  # name, megabytes, speed-up, perplexity
 )
 CYCLES, PROCESSES, STEPS = 24, 2, 33
 BASELINE_STEP = 0.067  # seconds
+CHECKPOINT = "checkpoints/TinyLlama/TinyLlama-1.1B-Chat-v1.0"
 ARCHITECTURE = ModelConfig("example", 2048, 22, 32, 4, 64, 5632, 32000, 2048)
 ENVIRONMENT = Environment(2, 1, 2, 700, "madvise", 10**9, {"OMP_NUM_THREADS": "2"})
 
 
-def example_results(hostile: bool = False, seed: int = 3) -> Results:
-    """hostile: one arm that is named like an attack, and one that failed."""
+def example_results(hostile=False, seed=3, folder=None, arms=ARMS) -> Results:
+    """hostile: one arm that is named like an attack, and one that failed. folder: that keeps them,
+    as a session's does."""
     generator = np.random.default_rng(seed)
-    named = [*ARMS, (HOSTILE, 1250, 1.7, 7.04)] if hostile else ARMS
-    arms = [_arm(generator, number, *arm) for number, arm in enumerate(named)]
-    if hostile:
-        arms.append(ArmResult("mxfp4", "--quantization mxfp4", [], failed="no kernel runs <here>"))
-    readings = [Reading(rate * 1e9, i, "a probe") for i, rate in enumerate((33.1, 34.0, 33.6))]
-    return Results(
-        Settings(),
-        arms,
-        "none",
-        cycles=CYCLES,
-        ended="answered",
-        bandwidth={"cpu": readings},
-        about=About("quantbench ab --arms all", "2026-01-01", "0123abc", "Example CPU", {}),
-    )
-
-
-def keep(results: Results, folder: Path) -> None:
-    """Write them into the folder, as a session does."""
-    arms = [ArmResult(arm.name, arm.text, arm.argv) for arm in results.arms]
-    store = Store(Results(results.settings, arms, "none", results.about), folder)
-    for number, arm in enumerate(results.arms):
-        for process in range(PROCESSES if arm.facts else 0):
-            store.add(Ready(number, process, arm.facts))
-        for event in (Scored(number, arm.quality), *arm.turns, *arm.samples):
+    named = [*arms, (HOSTILE, 1250, 1.7, 7.04)] if hostile else arms
+    planned = [ArmResult(name, " ".join(argv), argv) for name, argv in map(_argv, named)]
+    planned += [ArmResult("mxfp4", "--quantization mxfp4", [])] * hostile
+    about = About("quantbench ab --arms all", "2026-01-01", "0123abc", "Example CPU", {})
+    store = Store(Results(Settings(), planned, "none", about), folder)
+    for number, arm in enumerate(named):
+        for event in _events(generator, number, *arm):
             store.add(event)
-    for reading in results.bandwidth["cpu"]:
-        store.add(Bandwidth("cpu", reading))
-    store.add(Ended(results.ended, 1.0))
+    if hostile:
+        store.add(Left(len(named), "no kernel runs <here>", failed=True))
+    for number, rate in enumerate((33.1, 34.0, 33.6)):
+        store.add(Bandwidth("cpu", Reading(rate * 1e9, number, "a probe")))
+    store.add(Ended("answered", 1.0))
+    return store.results
 
 
-def _arm(
+def _argv(arm: tuple) -> tuple[str, list[str]]:
+    scheme, _, other = arm[0].replace(HOSTILE, "int8wo").partition(", ")
+    return arm[0], ["--quantization", scheme] + ["--kernel", "reference"] * bool(other)
+
+
+def _events(
     generator: np.random.Generator,
     number: int,
     name: str,
     megabytes: float,
     speed_up: float,
     perplexity: float,
-) -> ArmResult:
+) -> Iterator[object]:
     scheme, _, other = name.replace(HOSTILE, "int8wo").partition(", ")
-    argv = ["--quantization", scheme] + ["--kernel", "reference"] * bool(other)
+    kernel = "reference" if other else "auto"
+    config = RunConfig(checkpoint_path=CHECKPOINT, quantization=scheme, kernel=kernel, device="cpu",
+                       compile=True, max_new_tokens=STEPS + 1)  # fmt: skip
     facts = arm_facts(
-        config=RunConfig(
-            checkpoint_path="checkpoints/TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-            quantization=scheme,
-            kernel="reference" if other else "auto",
-            device="cpu",
-            compile=True,
-            max_new_tokens=STEPS + 1,
-        ),
+        config=config,
         model="TinyLlama-1.1B-Chat-v1.0",
         architecture=ARCHITECTURE,
         scheme=scheme,
@@ -115,20 +104,20 @@ def _arm(
         versions={"torch": "2.13.0", "torchao": "0.18.0"},
         git_commit="0123abc",
     )
-    quality = _quality(name, perplexity)
-    arm = ArmResult(name, " ".join(argv), argv, facts=facts, quality=quality, processes=PROCESSES)
+    for process in range(PROCESSES):
+        yield Ready(number, process, facts)
+    yield Scored(number, _quality(name, perplexity))
     step = BASELINE_STEP / speed_up
     for cycle in range(CYCLES):
         process = cycle * PROCESSES // CYCLES
         seconds = 2 * step * generator.lognormal(0, 0.01)
-        arm.turns.append(Turn(number, process, cycle, "decode", 2, seconds))
+        yield Turn(number, process, cycle, "decode", 2, seconds)
         if cycle % 2 == 0:
             seconds = 8 * step * generator.lognormal(0, 0.01)
-            arm.turns.append(Turn(number, process, cycle, "prompt", 7, seconds))
+            yield Turn(number, process, cycle, "prompt", 7, seconds)
     for process in range(PROCESSES):
         steps = step * generator.normal(1, 0.01, STEPS) * (1 + generator.pareto(9, STEPS) / 9)
-        arm.samples.append(_sample(steps, 8 * step, number, process))
-    return arm
+        yield _sample(steps, 8 * step, number, process)
 
 
 def _quality(name: str, perplexity: float) -> Quality | NoQuality:
