@@ -10,6 +10,7 @@ import signal
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -18,7 +19,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from quantbench.__main__ import commands
 from quantbench.answer.interval import Interval
 from quantbench.bench import store as stores
 from quantbench.bench.answers import Planned
@@ -26,7 +26,7 @@ from quantbench.bench.arm import make_arms, of_one_model
 from quantbench.bench.process import Process
 from quantbench.bench.worker import NeverFits, Worker
 from quantbench.commands import ab as command
-from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
+from quantbench.errors import MemoryShortage, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.log import config_of
 from quantbench.log.log import read as read_log
@@ -34,10 +34,11 @@ from quantbench.log.options import parse
 from quantbench.models.formats import EMBEDDED
 from quantbench.quality.same_model import same_model
 from quantbench.quality.types import SameModel
-from tests import fake_counter
+from tests import fake_counter, programs
 from tests.bench.world import Behaviour, World
 from tests.models.test_gguf import tokenizer_of_tiny, written
 from tests.programs import ROOT, alive, children, started, wait_for
+from tests.refusals import one_line
 
 SHORT = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--max_minutes", "10")
 SHORT += ("--half_width", "90%")  # ends as soon as there are intervals
@@ -64,11 +65,7 @@ def start(folder, *arguments):
     return process
 
 
-def exit_code(*words):
-    """Runs the command in this process: for tests whose workers are fakes."""
-    with pytest.raises(SystemExit) as ended:
-        commands.main(["ab", *words], standalone_mode=False)
-    return ended.value.code
+run = partial(programs.command, "ab")  # in this process: for tests whose workers are fakes
 
 
 def finish(process):
@@ -221,12 +218,13 @@ def test_every_arm_that_ran_has_its_line_in_the_log(done):
     assert reading.records[2][1].kv_quant
 
 
-def test_a_finished_comparison_is_not_repeated(done, monkeypatch, capsys):
+def test_a_finished_comparison_is_not_repeated(done, monkeypatch):
     folder, _, results = done
     monkeypatch.chdir(folder)
     before = (folder / "benchmarks.txt").read_text()
-    code, (_, stderr) = exit_code("--resume", "out"), capsys.readouterr()
-    assert code == 1 and "loading" not in stderr and "2 of 5 arms failed" in stderr
+    result = run("--resume", "out")
+    assert result.exit_code == 1 and "loading" not in result.stderr
+    assert "2 of 5 arms failed" in result.stderr
     again = json.loads((folder / "out" / "results.json").read_text())
     assert again["rows"] == results["rows"]
     assert (folder / "benchmarks.txt").read_text() == before
@@ -335,8 +333,7 @@ def test_a_text_shorter_than_a_window(tmp_path):
 def test_arms_of_other_models_are_compared_when_asked(monkeypatch):
     begun = []
     monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
-    arms = [*NONE, "--arm", "--num_layers 2", "--allow_different"]
-    exit_code(*arms)
+    run(*NONE, "--arm", "--num_layers 2", "--allow_different")
     assert [arm.name for arm in begun[0][0].arms] == ["none", "none, num_layers=2"]
 
 
@@ -354,7 +351,7 @@ def files_of_tiny(tmp_path_factory):
     return folder
 
 
-def test_files_of_one_model(files_of_tiny, tmp_path, monkeypatch, capsys):
+def test_files_of_one_model(files_of_tiny, tmp_path, monkeypatch):
     """Quality is relative to the weights of the best file as floats, as none is in full precision;
     what is kept goes on without measuring again."""
     arms = ["--arm", f"--checkpoint_path {files_of_tiny}/Q4_0.gguf"]
@@ -375,8 +372,9 @@ def test_files_of_one_model(files_of_tiny, tmp_path, monkeypatch, capsys):
     logged = [config_of(record).checkpoint_path for _, record in records]
     assert logged == [f"{files_of_tiny}/{kind}.gguf" for kind in ("Q4_0", "Q8_0")]
     monkeypatch.chdir(tmp_path)
-    code, (stdout, stderr) = exit_code("--resume", "out"), capsys.readouterr()
-    assert code == 0 and "loading" not in stderr and sentence in stdout.splitlines()
+    again = run("--resume", "out")
+    assert again.exit_code == 0 and "loading" not in again.stderr
+    assert sentence in again.stdout.splitlines()
 
 
 def test_the_reference_is_the_first_file_in_full_precision(files_of_tiny):
@@ -401,47 +399,34 @@ def test_the_reference_is_the_first_file_in_full_precision(files_of_tiny):
     assert config.kv_cache == "dense"
 
 
-class FakeWorker:
-    """As a worker that knows four schemes; of their plans, those in `refused` cannot be made."""
+def all_arms(monkeypatch, *refused):
+    """--arms all beside --arm int8wo, where a worker knows four schemes, and of some no plan can
+    be made: how it ends, and the names of the arms."""
+    begun, closed = [], []
 
-    refused: tuple[str, ...] = ()
-    closed: list[bool] = []
-
-    def answer(self, kind, do, argv=None, argvs=()):
+    def answer(kind, do, argv=None, argvs=()):
         if do == "schemes":
             assert "--device" in argv
-            return kind(["none", "int8wo", "uintx-4-64", "fp6"])
-        assert do == "plans"
-        schemes = [parse(argv).quantization for argv in argvs]
-        return kind([
-            Planned(None, f"{scheme} takes no such shape", "refused") if scheme in self.refused
-            else Planned({})
-            for scheme in schemes
-        ])  # fmt: skip
+            return ["none", "int8wo", "uintx-4-64", "fp6"]
+        bad = {name: Planned(None, f"{name} takes no such shape", "refused") for name in refused}
+        return [bad.get(parse(argv).quantization, Planned({})) for argv in argvs]
 
-    def close(self):
-        self.closed.append(True)
-
-
-def all_arms(monkeypatch, *refused):
-    """The first names of --arms all, together with --arm int8wo."""
-    begun = []
-    monkeypatch.setattr(command, "Process", FakeWorker)
-    monkeypatch.setattr(FakeWorker, "refused", refused)
-    monkeypatch.setattr(FakeWorker, "closed", [])
+    worker = SimpleNamespace(answer=answer, close=lambda: closed.append(True))
+    monkeypatch.setattr(command, "Process", lambda: worker)
     monkeypatch.setattr(command, "compare", lambda *given, **_: begun.append(given) or 0)
-    exit_code("--arms", "all", *INT8)
-    assert FakeWorker.closed
-    return [arm.name for arm in begun[0][0].arms]
+    result = run("--arms", "all", *INT8)
+    assert closed
+    return result, [arm.name for results, *_ in begun for arm in results.arms]
 
 
-def test_every_scheme_that_runs_here_is_an_arm(monkeypatch, capsys):
+def test_every_scheme_that_runs_here_is_an_arm(monkeypatch):
     """After the arms that are given, each once; not a scheme that the model cannot take."""
-    assert all_arms(monkeypatch) == ["int8wo", "none", "uintx-4-64", "fp6"]
-    assert all_arms(monkeypatch, "fp6") == ["int8wo", "none", "uintx-4-64"]
-    assert "Not measured: fp6 takes no such shape" in capsys.readouterr().err
-    with pytest.raises(QuantbenchError, match="^none takes no such shape$"):
-        all_arms(monkeypatch, "none", "fp6", "uintx-4-64")
+    assert all_arms(monkeypatch)[1] == ["int8wo", "none", "uintx-4-64", "fp6"]
+    result, names = all_arms(monkeypatch, "fp6")
+    assert names == ["int8wo", "none", "uintx-4-64"]
+    assert "Not measured: fp6 takes no such shape" in result.stderr
+    result, _ = all_arms(monkeypatch, "none", "fp6", "uintx-4-64")
+    assert one_line(result) == "none takes no such shape"
 
 
 def test_the_worker_knows_what_runs_here():
@@ -473,12 +458,13 @@ def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypa
 
 
 @pytest.mark.parametrize("form", ["md", "csv", "json", None])
-def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form):
+def test_another_format_takes_the_place_of_the_tables(monkeypatch, form):
     world = World.of(Behaviour(between=0.002), Behaviour(0.05, between=0.002, joules=6.0))
     world.install(monkeypatch)
     words = ["--max_new_tokens", "4", "--tokens", "0", "--write_result", "none", "--device", "cpu"]
-    assert exit_code(*NONE, *INT8, *words, *(["-o", form] if form else [])) == 0
-    out = capsys.readouterr().out
+    result = run(*NONE, *INT8, *words, *(["-o", form] if form else []))
+    assert result.exit_code == 0
+    out = result.stdout
     if form == "json":
         value = json.loads(out)
         assert value["rows"][1]["speed_up"][0] == pytest.approx(2, rel=0.05)
@@ -504,16 +490,16 @@ def test_another_format_takes_the_place_of_the_tables(monkeypatch, capsys, form)
         ((0,), "the baseline, 'none' failed: no such thing; nothing was compared: "),
     ],
 )
-def test_an_arm_that_fails_is_the_exit_code_and_the_last_line(monkeypatch, capsys, bad, said):
+def test_an_arm_that_fails_is_the_exit_code_and_the_last_line(monkeypatch, bad, said):
     """What was measured is printed before."""
     world = World.of(*(Behaviour(fails_to_load=number in bad) for number in range(3)))
     world.install(monkeypatch)
     arms = [word for name in NAMES for word in ("--arm", f"--quantization {name}")]
     words = ["--max_new_tokens", "4", "--tokens", "0", "--write_result", "none"]
-    assert exit_code(*arms, *words) == 1
-    out, err = capsys.readouterr()
-    assert all(re.search(rf"^{name} ", out, re.M) for name in NAMES)
-    assert err.splitlines()[-1].startswith(f"error: {said}")
+    result = run(*arms, *words)
+    assert result.exit_code == 1
+    assert all(re.search(rf"^{name} ", result.stdout, re.M) for name in NAMES)
+    assert result.stderr.splitlines()[-1].startswith(f"error: {said}")
 
 
 @pytest.mark.gpu
