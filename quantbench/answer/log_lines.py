@@ -1,11 +1,11 @@
 """Lines of a log that are to be run again, and how each is run here.
 
-chosen, refused = read("benchmarks.txt", lines=[7], everything=False, conditions=[])
-config = mapped(chosen[0][1], {"device": "cpu"}, checkpoint_root=None, dummy=True)
+how = partial(mapped, changes={"device": "cpu"}, checkpoint_root=None, dummy=True)
+lines, problems = chosen("benchmarks.txt", [7], False, [], how)
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,17 @@ class Line:
         return f"line {self.number}: {self.record.quant}, {self.record.mod}"
 
 
-def read(
-    path: str, lines: Sequence[int], everything: bool, conditions: Sequence[str]
-) -> tuple[list[tuple[int, Record]], list[tuple[int, str]]]:
-    """The records that are asked for, and the lines that are no records; each with its number.
+def chosen(
+    path: str,
+    lines: Sequence[int],
+    everything: bool,
+    conditions: Sequence[str],
+    config_of_record: Callable[[Record], RunConfig],
+) -> tuple[list[Line], list[str]]:
+    """The lines that are asked for, and why others of them cannot be run.
 
-    Raises LogError for an unreadable or empty log, UsageError where nothing in it is meant.
+    config_of_record: how a record is run now; it raises QuantbenchError where it cannot be. Raises
+    LogError for an unreadable or empty log, UsageError where nothing in it is meant.
     """
     reading = read_log(path)
     if not reading.records and not reading.bad:
@@ -50,37 +55,23 @@ def read(
     if not (lines or everything or wanted):
         raise UsageError("which lines? --all, --line N or --where quant=int8wo")
     numbers = {number for number, _ in reading.records}
-    unread = [(number, reason) for number, reason in reading.bad if number not in numbers]
+    unread = {number: reason for number, reason in reading.bad if number not in numbers}
     for number in lines:
-        if number not in numbers and number not in dict(unread):
+        if number not in numbers and number not in unread:
             raise UsageError(f"--line {number}: there is no run in line {number} of {path}")
-    records = [
-        (number, record)
-        for number, record in reading.records
-        if (not lines or number in lines)
-        and all(_shown(record, name) == value for name, value in wanted)
-    ]
-    unread = [(n, reason) for n, reason in unread if n in lines or (everything and not wanted)]
-    if not records and not unread:
+    meant = (n for n in unread if n in lines or (everything and not wanted))
+    able, problems = [], [f"line {number}: {unread[number]}" for number in meant]
+    for number, record in reading.records:
+        if lines and number not in lines:
+            continue
+        if all(_shown(record, name) == value for name, value in wanted):
+            try:
+                able.append(Line(number, record, config_of_record(record)))
+            except QuantbenchError as error:
+                problems.append(f"line {number}: {error}")
+    if not able and not problems:
         raise UsageError(f"no line of {path} has {' and '.join(conditions)}")
-    return records, unread
-
-
-def runnable(
-    records: Sequence[tuple[int, Record]],
-    changes: Mapping[str, Any],
-    checkpoint_root: str | None,
-    dummy: bool,
-) -> tuple[list[Line], list[tuple[int, str]]]:
-    """The records as lines to run, and why others cannot be run."""
-    lines, problems = [], []
-    for number, record in records:
-        try:
-            config = mapped(record, changes, checkpoint_root, dummy)
-            lines.append(Line(number, record, config))
-        except QuantbenchError as error:
-            problems.append((number, str(error)))
-    return lines, problems
+    return able, problems
 
 
 def mapped(

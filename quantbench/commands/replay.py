@@ -13,13 +13,14 @@ speed that was read on both days (--history), and fails only on a slowdown that 
 import contextlib
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import click
 
 from quantbench import files
 from quantbench.answer.history import History
-from quantbench.answer.log_lines import read, runnable
+from quantbench.answer.log_lines import chosen, mapped
 from quantbench.arguments import given_options, refuse_given
 from quantbench.bench.old_commit import old_commit
 from quantbench.cli import Command
@@ -106,9 +107,8 @@ def replay(
         why = files.missing(checkpoint_root) or "it is no folder"
         raise UsageError(f"--checkpoint_root {checkpoint_root}: {why}")
     files.refuse_coinciding({"--history": history_path}, {"FILE": path, "--write_result": written})
-    chosen, refused = read(path, lines, everything, conditions)
-    chosen_lines, unable = runnable(chosen, changes, checkpoint_root, dummy)
-    problems = [f"line {number}: {reason}" for number, reason in (*refused, *unable)]
+    how = partial(mapped, changes=changes, checkpoint_root=checkpoint_root, dummy=dummy)
+    chosen_lines, problems = chosen(path, lines, everything, conditions, how)
     if not chosen_lines and len(problems) == 1:
         raise LogError(f"{path}: {problems[0]}")
     for problem in problems:

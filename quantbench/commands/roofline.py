@@ -13,17 +13,13 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from quantbench import files
 from quantbench.answer import decode_limit, layer_limit
-from quantbench.answer.json_rows import DecodeRow
-from quantbench.answer.layer_limit import LayerRow
 from quantbench.arguments import names_of, refuse_given
-from quantbench.bench.store import Results
 from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
@@ -35,23 +31,12 @@ from quantbench.quantize import spec
 from quantbench.quantize.recipe import Recipe
 from quantbench.report import floor, limit_tables
 from quantbench.report.columns import aligned
-from quantbench.typed_json import omitted
 
 # Other than generate.py's.
 DEFAULTS = {"checkpoint_path": "dummy:TinyLlama-1.1B-Chat-v1.0", "max_new_tokens": 33}
 SCHEMES = spec.COMPARED
 PARTS = ("layers", "model")
 OF_MODEL = ("max_new_tokens", "cycles", "max_minutes", "processes")
-
-
-@dataclass
-class Report:
-    """The contents of the file that --json names."""
-
-    config: RunConfig
-    layers: list[LayerRow] | None = omitted()
-    model: list[DecodeRow] | None = omitted()
-    comparison: Results | None = omitted()
 
 
 @click.command(cls=Command)
@@ -87,25 +72,26 @@ def roofline(
     settings, common = turn_settings(given), decoding(config)
     files.check_outputs([report_output(json_path)], {"--checkpoint_path": common.checkpoint_path})
     kernels, layers = layer_limit.measured(common, chosen, "layers" in wanted, only_ours)
-    report = Report(common, layers or None)
+    report: dict[str, object] = {"config": common}
     if layers:
+        report["layers"] = layers
         write_json(json_path, report)  # before stdout, which may be closed
         click.echo(aligned(limit_tables.LAYERS, layers))
         click.echo("\n" + "\n".join(limit_tables.layer_remarks(layers)))
     failed = any(row.why_not for row in layers)
     if "model" in wanted:
         arms = decode_limit.arms_of(_arms(common, kernels))
-        report.comparison = decode_limit.measure(arms, settings)
-        report.model = decode_limit.with_stock(report.comparison)
-        write_json(json_path, report)
-        click.echo("\n" * bool(layers) + aligned(limit_tables.MODELS, report.model))
-        remarks = limit_tables.model_remarks(report.model, report.comparison.bandwidth)
-        if report.comparison.ended == "max_minutes":
+        comparison = decode_limit.measure(arms, settings)
+        rows = decode_limit.with_stock(comparison)
+        write_json(json_path, {**report, "model": rows, "comparison": comparison})
+        click.echo("\n" * bool(layers) + aligned(limit_tables.MODELS, rows))
+        remarks = limit_tables.model_remarks(rows, comparison.bandwidth)
+        if comparison.ended == "max_minutes":
             remarks.append("--max_minutes was reached")
-        if "cpu" in report.comparison.bandwidth:
-            remarks += filter(None, [floor.warning(common, report.model)])
+        if "cpu" in comparison.bandwidth:
+            remarks += filter(None, [floor.warning(common, rows)])
         click.echo("\n" + "\n".join(remarks))
-        failed = failed or any(row.failed for row in report.model)
+        failed = failed or any(row.failed for row in rows)
     if json_path:
         say(f"Wrote {json_path}")
     if failed:
