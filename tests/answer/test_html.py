@@ -17,7 +17,7 @@ from quantbench.report import html
 from quantbench.report.pareto import band, front, points
 from quantbench.report.tables import remarks, tables
 from tests.answer.example_results import ARMS, HOSTILE, example_results
-from tests.answer.test_estimated_rows import with_figures
+from tests.answer.test_rows import with_figures
 from tests.bench.world import Behaviour, World
 from tests.programs import command, ran
 
