@@ -52,6 +52,11 @@ class LatencySample:
         return math.fsum(self.step_seconds)
 
     @property
+    def seconds(self) -> float:
+        """Of the whole request."""
+        return self.prefill_seconds + self.decode_seconds
+
+    @property
     def token_seconds(self) -> float:
         """Mean of the steps; NaN where there was none."""
         return self.decode_seconds / len(self.step_seconds) if self.step_seconds else math.nan
@@ -129,13 +134,9 @@ def resumable(folder: Path, option: str = "--resume") -> tuple[Results, CellPlan
         plan = from_json(CellPlan, results.plan)
         if len(plan.cells) != len(results.arms):
             raise ValueError(f"{len(results.arms)} cells instead of {len(plan.cells)}")
-        if any(
-            len(t.steps or ()) != plan.decode_length - 1
-            for arm in results.arms
-            for t in arm.turns
-            if t.kind == "decode"
-        ):
-            raise ValueError(f"a turn is not of {plan.decode_length - 1} steps")  # fmt: skip
+        steps, turns = plan.decode_length - 1, (t for arm in results.arms for t in arm.turns)
+        if any(len(t.steps or ()) != steps for t in turns if t.kind == "decode"):
+            raise ValueError(f"a turn is not of {steps} steps")
     except ValueError as error:
         raise UsageError(
             f"{option} {folder}: {META} is not what latency --output writes: {error}"
@@ -146,18 +147,19 @@ def resumable(folder: Path, option: str = "--resume") -> tuple[Results, CellPlan
 def tables(results: Results, plan: CellPlan) -> Latencies:
     """The tables that have a cell, in the plan's order."""
     made = Latencies(plan, about=results.about, ended=results.ended)
-    numbers: dict[tuple[str, str, int, int], dict[int, int]] = {}  # of cells, by batch size
-    for number, cell in enumerate(plan.cells):
-        key = cell.model, cell.arm.name, cell.ranks, cell.sequence_length
-        numbers.setdefault(key, {})[cell.batch_size] = number
+    numbers = {
+        (c.model, c.arm.name, c.ranks, c.sequence_length, c.batch_size): number
+        for number, c in enumerate(plan.cells)
+    }
     names = [arm.name for arm in plan.arms]
     for key in product(plan.models, names, plan.ranks, plan.sequence_lengths):
         table = Table(*key)
         ready: dict[int, ArmResult] = {}
         for size in plan.batch_sizes:
-            result = results.arms[numbers[key][size]]
+            number = numbers[*key, size]
+            result = results.arms[number]
             if result.facts or result.failed:
-                table.cells.append(_cell(size, results, numbers[key][size], plan.decode_length))
+                table.cells.append(_cell(size, results, number, plan.decode_length))
             if result.run:
                 ready[size] = result
         if ready:
@@ -175,14 +177,14 @@ def _cell(size: int, results: Results, number: int, decode_length: int) -> Cell:
         for turn in results.turns(number, "decode")
         if turn.cycle in prompts
     ]
-    facts = result.facts
-    counted = [one for one in facts.energy if isinstance(one, Energy)] if facts else []
-    every: Energy | NotCounted | None = facts.energy[-1] if facts and facts.energy else None
-    joules = None
-    if facts and counted and len(counted) == len(facts.energy):
-        every = pooled(counted)
-        joules = every.joules / (size * decode_length)
-    cell = Cell(size, samples, result.failed, None, joules, every)
+    facts, joules = result.facts, None
+    energies = facts.energy if facts else []
+    energy: Energy | NotCounted | None = energies[-1] if energies else None
+    counted = [one for one in energies if isinstance(one, Energy)]
+    if counted and len(counted) == len(energies):
+        energy = pooled(counted)
+        joules = energy.joules / (size * decode_length)
+    cell = Cell(size, samples, result.failed, None, joules, energy)
     if not facts or facts.estimate is None:
         return cell
     measured: dict[str, float | None] = {}

@@ -22,7 +22,7 @@ target, largest(baseline) ÷ largest(target) is at least the ratio at t, as the 
 no less than what it has there, and at most the ratio at b.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,31 +31,21 @@ import numpy as np
 from quantbench import stats
 from quantbench.answer.compared import CONFIDENCE
 from quantbench.answer.interval import Interval
-from quantbench.answer.latency import Cell, LatencySample, Table
+from quantbench.answer.latency import Cell, Table
 
 Counted = Literal["input", "output", "input + output"]
 Verdict = Literal["better", "worse", "no difference shown", "not in turns", "not measured"]
-Kind = tuple[str, Counted | None, Callable[[LatencySample], float], bool]
-
-
-def _prefill(sample: LatencySample) -> float:
-    return sample.prefill_seconds
-
-
-def _request(sample: LatencySample) -> float:
-    return sample.prefill_seconds + sample.decode_seconds
-
-
-# Name, tokens counted (of a latency none), seconds, and whether of several users: the best cell
-# above batch size 1, else batch size 1.
+Kind = tuple[str, Counted | None, str, bool]
+# Name, tokens counted (of a latency none), the seconds of a LatencySample, and whether of several
+# users: the best cell above batch size 1, else batch size 1.
 KINDS: tuple[Kind, ...] = (
-    ("time to first token", None, _prefill, False),
-    ("maximum prompt throughput", "input", _prefill, True),
-    ("single-user prompt throughput", "input", _prefill, False),
-    ("single-user throughput", "output", _request, False),
-    ("single-user throughput", "input + output", _request, False),
-    ("multi-user maximum throughput", "output", _request, True),
-    ("multi-user maximum throughput", "input + output", _request, True),
+    ("time to first token", None, "prefill_seconds", False),
+    ("maximum prompt throughput", "input", "prefill_seconds", True),
+    ("single-user prompt throughput", "input", "prefill_seconds", False),
+    ("single-user throughput", "output", "seconds", False),
+    ("single-user throughput", "input + output", "seconds", False),
+    ("multi-user maximum throughput", "output", "seconds", True),
+    ("multi-user maximum throughput", "input + output", "seconds", True),
 )
 DIFFERENT = len({kind[2:] for kind in KINDS})  # ratios
 
@@ -162,8 +152,8 @@ def _tokens(side: Side, counted: Counted | None) -> int:
     return sum(tokens[name] for name in tokens if counted and name in counted)
 
 
-def _mean(seconds: Callable[[LatencySample], float], cell: Cell) -> float:
-    return float(np.mean([seconds(sample) for sample in cell.counted]))
+def _mean(seconds: str, cell: Cell) -> float:
+    return float(np.mean([getattr(sample, seconds) for sample in cell.counted]))
 
 
 def _ratio(kind: Kind, sides: Iterable[Side], best: Iterable[Cell]) -> tuple[Interval, Verdict]:
@@ -200,7 +190,7 @@ def _in_turns(baseline: Cell, target: Cell) -> bool:
     return sum(sample.cycle in cycles for sample in target.counted) * 2 > len(target.counted)
 
 
-def _turns(seconds: Callable[[LatencySample], float], cell: Cell) -> stats.Turns:
-    rows = [(sample.cycle, sample.process, seconds(sample)) for sample in cell.counted]
+def _turns(seconds: str, cell: Cell) -> stats.Turns:
+    rows = [(sample.cycle, sample.process, getattr(sample, seconds)) for sample in cell.counted]
     cycle, process, taken = zip(*rows, strict=True)
     return stats.Turns(np.array(cycle), np.array(process), np.array(taken))
