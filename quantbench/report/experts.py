@@ -3,7 +3,6 @@ rates over capacities."""
 
 import io
 from collections.abc import Callable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from quantbench.experts.placement import HitRates
 from quantbench.experts.popularity import FLAT, LayerSkew, Popularity
 from quantbench.report.columns import Columns, aligned, number
 from quantbench.report.drawing import COLOURS, drawn, tidy
+from quantbench.report.filled import filled
 from quantbench.text import counted
 
 LEVELS = " ▁▂▃▄▅▆▇█"  # of a share, in quarters of an even one
@@ -114,18 +114,6 @@ WAYS = {  # fields of HitRates: their lines' colours and dashes
     "popularity": (COLOURS[0], "o-"),
     "uniform": (COLOURS[1], "s-"),
 }
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>{title}</title>
-<style>body{{font:16px sans-serif;margin:2em auto;max-width:72em;padding:0 1em}}
-svg{{max-width:100%;height:auto}}pre{{overflow-x:auto}}</style></head>
-<body><h1>Which experts are chosen</h1>
-{picture}
-<pre>{text}</pre>
-</body></html>
-"""
 
 
 def draw(
@@ -146,8 +134,8 @@ def page(
     svg = io.StringIO()
     draw(svg, title, layers, rates)
     picture = svg.getvalue()
-    text = escape("\n".join(lines))
-    return PAGE.format(title=escape(title), picture=picture[picture.index("<svg") :], text=text)
+    picture = picture[picture.index("<svg") :]
+    return filled("experts.html", title=title, picture=picture, lines=lines)
 
 
 def _heat(figure: Any, axes: Any, layers: Sequence[LayerSkew]) -> None:

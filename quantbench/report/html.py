@@ -1,16 +1,13 @@
 """report.html: a comparison as one page that works offline, loads nothing and runs no script.
 
-The page is assets/report.html filled by jinja2, which escapes arms' names: these are a person's
-text. Pictures are SVG in data: URLs, in which a browser runs no script either.
+Pictures are SVG in data: URLs, in which a browser runs no script either.
 """
 
 import base64
 import io
 from collections.abc import Callable, Sequence
-from importlib import resources
 from typing import Any
 
-import jinja2
 import numpy as np
 
 from quantbench.answer.recommend import Recommendation
@@ -21,6 +18,7 @@ from quantbench.log import shell
 from quantbench.quality.types import Quality
 from quantbench.report import pareto
 from quantbench.report.drawing import COLOURS, drawn, tidy
+from quantbench.report.filled import filled
 from quantbench.run.facts import Facts
 from quantbench.text import counted
 
@@ -40,9 +38,8 @@ def render(
     remarks: Sequence[str],
 ) -> str:
     run = first_run(results)
-    template = resources.files("quantbench.report").joinpath("assets", FILE)
-    page = jinja2.Environment(autoescape=True).from_string(template.read_text(encoding="utf-8"))
-    return page.render(
+    return filled(
+        FILE,
         title=named(results),
         subtitle=" · ".join([_date(results), counted(len(results.arms), "arm"), *_how(run)]),
         answer=answer,
@@ -181,7 +178,7 @@ def _arm(arm: ArmResult) -> tuple[str, str, str]:
     """Name, facts and command."""
     if arm.run is None:
         about = (arm.facts and arm.facts.about) or "it never ran"
-        return arm.name, about, shell.join(arm.argv) or arm.text
+        return arm.name, about, words(arm)
     run = arm.run
     reason = f" ({run.decoder_reason})" if run.decoder_reason else ""
     attention = f" ({run.attention_reason})" if run.attention_reason else ""
@@ -213,11 +210,14 @@ def _machine(results: Results, run: Facts | None) -> dict[str, str]:
     return about
 
 
+def words(arm: ArmResult) -> str:
+    """The arm as options of generate.py."""
+    return shell.join(arm.argv) or arm.text
+
+
 def _repeat(results: Results) -> str:
     """The command that repeats the whole comparison, on one line."""
-    words = ["quantbench", "ab"]
-    for arm in results.arms:
-        words += ["--arm", shell.join(arm.argv) or arm.text]
-    settings = results.settings
-    words += ["--max_minutes", f"{settings.max_minutes:g}", "--tokens", str(settings.tokens)]
-    return shell.join(words + (["--text", settings.text] if settings.text else []))
+    arms, settings = [("--arm", words(arm)) for arm in results.arms], results.settings
+    given = ["--max_minutes", f"{settings.max_minutes:g}", "--tokens", str(settings.tokens)]
+    given += ["--text", settings.text] if settings.text else []
+    return shell.join(["quantbench", "ab", *(word for arm in arms for word in arm), *given])

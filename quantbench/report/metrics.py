@@ -1,17 +1,12 @@
-"""A comparison of latencies as a table, and as prose in Markdown, templates/metrics.md.j2, in which
-names from the data are code spans."""
+"""A comparison of latencies as a table, and as prose in Markdown, templates/metrics.md.j2."""
 
 from collections.abc import Sequence
-from pathlib import Path
-
-import jinja2
 
 from quantbench.answer.compared import CONFIDENCE
 from quantbench.answer.metrics import Comparison, Metric, Side, Value
 from quantbench.report.columns import Columns, aligned
-from quantbench.text import counted, one_line
+from quantbench.report.filled import filled
 
-TEMPLATES = Path(__file__).parent / "templates"
 VERDICTS = (
     ("better", "The target is better in"),
     ("worse", "The baseline is better in"),
@@ -31,17 +26,8 @@ COLUMNS: Columns[Metric] = [
 
 def text(comparisons: Sequence[Comparison]) -> str:
     """The whole report. comparisons: at least one."""
-    made = jinja2.Environment(  # Markdown, in which HTML's escapes would be shown as they are
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    made.filters |= {"code": _code, "shown": shown, "ends": ends, "counted": counted}
-    made.filters |= {"sentence": lambda text: text[:1].upper() + text[1:]}
     given = {"confidence": f"{100 * CONFIDENCE:.0f}", "verdict_words": VERDICTS}
-    template = made.get_template("metrics.md.j2")
-    return template.render(comparisons=comparisons, **given).strip() + "\n"
+    return filled("metrics.md.j2", comparisons=comparisons, shown=shown, ends=ends, **given)
 
 
 def shown(metric: Metric) -> list[str]:
@@ -59,10 +45,6 @@ def ends(metric: Metric) -> str:
     if metric.verdict == "not in turns":
         return "not taken in turns"
     return " to ".join(shown(metric)[1:]) or "too few cycles for an interval"
-
-
-def _code(name: str) -> str:
-    return f"`{one_line(name).replace('`', chr(39)) or '-'}`"
 
 
 def table(comparison: Comparison) -> str:

@@ -8,7 +8,8 @@ from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
 from quantbench.answer.shared import Model, Shared
 from quantbench.report.columns import Columns, aligned, markdown, narrowed, with_error
-from quantbench.report.tables import MAIN, escaped
+from quantbench.report.filled import plain
+from quantbench.report.tables import MAIN
 
 Named = tuple[str, str, Row]  # the machine, the model, and an arm
 COLUMNS: Columns[Named] = [
@@ -38,7 +39,7 @@ def collected(files: Sequence[Shared], as_markdown: bool) -> str:
     columns, constant = narrowed(COLUMNS, rows)
     notes = [*([constant] if constant else []), *notes, NOTE]
     if as_markdown:
-        return "\n\n".join([markdown(columns, rows), *map(escaped, notes)])
+        return "\n\n".join([markdown(columns, rows), *map(plain, notes)])
     return "\n".join([aligned(columns, rows), "", *notes])
 
 

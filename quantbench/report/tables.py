@@ -12,13 +12,13 @@ from quantbench.answer.row import Row
 from quantbench.answer.rows import caveats, identical_plans, noise, span
 from quantbench.bench.store import Results
 from quantbench.errors import LogError
-from quantbench.log import shell
 from quantbench.quality.thresholds import LEGEND, described
 from quantbench.quality.types import Quality
 from quantbench.report import html as page
 from quantbench.report import pareto as picture
 from quantbench.report.columns import Columns, aligned, cells, interval, number, size, with_error
 from quantbench.report.columns import markdown as in_markdown
+from quantbench.report.filled import filled
 from quantbench.run import energy
 from quantbench.run.shown import sentence as estimate_sentence
 from quantbench.typed_json import to_json
@@ -99,30 +99,17 @@ def tables(rows: Sequence[Row]) -> list[list[list[str]]]:
 
 def markdown(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
     run = page.first_run(results)
-    lines = [
-        *(f"# {page.named(results)}", "", answer.markdown()),
-        *(in_markdown(MAIN, rows), "", in_markdown(DETAILS, rows), ""),
-        "![speed, memory and quality](pareto.svg)",
-        "",
-        *(f"- {escaped(remark)}" for remark in remarks(results, rows)),
-        "",
-        "On a CPU, peaks are of the whole process. KL is that of the next token, "
-        f"{'reference' if results.settings.reference else 'baseline'} to arm.",
-        "",
-    ]
-    if run:
-        versions = [f"{name} {version}" for name, version in run.versions.items() if version]
-        lines += [f"{', '.join(versions)}; commit {run.git_commit or 'unknown'}", ""]
-    lines += ["Arms, as options of generate.py:", ""]
-    lines += [
-        f"- {escaped(arm.name)}: `{shell.join(arm.argv) or arm.text}`" for arm in results.arms
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def escaped(text: str) -> str:
-    """Text as Markdown shows it: no HTML, no new column."""
-    return text.replace("<", "&lt;").replace("|", "\\|")
+    return filled(
+        "report.md.j2",
+        title=page.named(results),
+        answer=answer,
+        tables=[in_markdown(columns, rows) for columns in (MAIN, DETAILS)],
+        remarks=remarks(results, rows),
+        run=run,
+        versions=[f"{name} {it}" for name, it in run.versions.items() if it] if run else [],
+        results=results,
+        words=page.words,
+    )
 
 
 def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list[str]:
