@@ -107,8 +107,7 @@ def _write(folder: Path, measured: Latencies, text: str) -> list[str]:
     for name, content in texts.items():
         files.write_text("--output", folder / name, content)
     names = [*texts]
-    if report.panels(measured):
-        path = str(folder / PICTURE)
-        files.replace("--output", path, lambda path: report.draw(measured, path))
+    if panels := report.panels(measured):
+        files.replace("--output", folder / PICTURE, lambda path: report.draw(panels, path))
         names.append(PICTURE)
     return names

@@ -11,7 +11,7 @@ cell is NaN. Of these panels the picture has those with two points on a line:
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,21 +202,19 @@ def panels(results: Latencies) -> dict[str, Lines]:
     def add(panel: str, line: str, x: float, y: float, label: str = "") -> None:
         shown[panel].setdefault(line, []).append(Point(x, y, label))
 
-    for table in results.tables:
-        line, over_prompts, over_ranks = (
-            _name(table, results, without) for without in ("", "sequence_length", "ranks")
-        )
-        for cell in (cell for cell in table.cells if cell.counted):
-            size = cell.batch_size
-            step_ms = 1e3 * float(np.mean([sample.token_seconds for sample in cell.counted]))
+    for table, cell in [(t, cell) for t in results.tables for cell in t.cells if cell.counted]:
+        size, line = cell.batch_size, _name(table, results)
+        step_ms = 1e3 * float(np.mean([sample.token_seconds for sample in cell.counted]))
+        decoded = 1e3 * size / step_ms  # tokens/s of all rows
+        add(LATENCY, line, decoded, step_ms, str(size))
+        add(BATCH, line, size, decoded)
+        if size == smallest:
             prompt_ms = 1e3 * float(np.mean([sample.prefill_seconds for sample in cell.counted]))
-            decoded = 1e3 * size / step_ms  # tokens/s of all rows
-            add(LATENCY, line, decoded, step_ms, str(size))
-            add(BATCH, line, size, decoded)
-            if size == smallest:
-                add(PROMPT, over_prompts, table.sequence_length, prompt_ms)
-            if size == largest[over_ranks]:
-                add(RANKS, f"{over_ranks}, batch {size}", table.ranks, decoded)
+            over_prompts = _name(table, results, "sequence_length")
+            add(PROMPT, over_prompts, table.sequence_length, prompt_ms)
+        over_ranks = _name(table, results, "ranks")
+        if size == largest[over_ranks]:
+            add(RANKS, f"{over_ranks}, batch {size}", table.ranks, decoded)
     kept = {
         panel: {name: sorted(points) for name, points in lines.items() if len(points) > 1}
         for panel, lines in shown.items()
@@ -224,13 +222,10 @@ def panels(results: Latencies) -> dict[str, Lines]:
     return {panel: lines for panel, lines in kept.items() if lines}
 
 
-def draw(results: Latencies, path: Path) -> bool:
-    """Draw SVG. Returns False, and writes no file, without a panel. Raises OSError."""
+def draw(shown: Mapping[str, Lines], path: Path) -> None:
+    """Draw SVG: `panels`, at least one. Raises OSError."""
     from matplotlib.ticker import NullLocator
 
-    shown = panels(results)
-    if not shown:
-        return False
     names = list(dict.fromkeys(name for lines in shown.values() for name in lines))
     colours = dict(zip(names, COLOURS * len(names), strict=False))
     dashes = {name: ("o-", "s--", "^:")[n // len(COLOURS) % 3] for n, name in enumerate(names)}
@@ -254,7 +249,6 @@ def draw(results: Latencies, path: Path) -> bool:
                 panel.set_title("numbers: batch size", fontsize=8)
                 panel.set_xlim(left=0)
             panel.legend(fontsize=7)
-    return True
 
 
 def _name(table: Table, results: Latencies, without: str = "") -> str:
