@@ -22,6 +22,13 @@ def command(*words: object, **settings: Any) -> Result:
     return CliRunner().invoke(commands, [*map(str, words)], prog_name="quantbench", **settings)
 
 
+def worked(*words: object, **settings: Any) -> Result:
+    """A command that has ended with 0."""
+    result = command(*words, **settings)
+    assert result.exit_code == 0, result.output
+    return result
+
+
 def ran(*words: object, **settings: Any) -> subprocess.CompletedProcess[str]:
     """A program that has ended; it ran in the repository's root, if `cwd` says nothing else."""
     given = {"cwd": ROOT, "capture_output": True, "text": True, **settings}

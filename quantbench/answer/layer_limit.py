@@ -65,10 +65,7 @@ def layer_rows(shape: Shape, timings: ShapeTimings) -> list[LayerRow]:
     for product in timings.products:
         by_scheme.setdefault(product.scheme, []).append(product)
     full = next(iter(by_scheme.values()))[0].seconds
-    about = {
-        name: getattr(timings, name)
-        for name in ("bandwidth", "bandwidth_probe", "bandwidth_caveat", "rotated", "cache")
-    }
+    about = {name: value for name, value in vars(timings).items() if name != "products"}
     limit = timings.bandwidth if timings.bandwidth_caveat is None else None
     rows = []
     for own, *others in by_scheme.values():

@@ -3,11 +3,10 @@
 import json
 import os
 import signal
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
-from quantbench.__main__ import commands
 from quantbench.answer.latency import load
 from quantbench.bench.cell_plan import CellPlan, make_plan, whole_numbers
 from quantbench.errors import UsageError
@@ -16,13 +15,12 @@ from quantbench.log.options import parse
 from quantbench.typed_json import from_json, to_json
 from tests.answer.latencies import measured as made_up
 from tests.answer.latencies import plan
-from tests.programs import started, wait_for
+from tests.programs import command, started, wait_for
 
 SMALL = ("--batch_sizes", "1,3", "--decode_length", "3", "--runs", "4", "--device", "cpu")
 
 
-def latency(*words):
-    return CliRunner().invoke(commands, ["latency", *map(str, words)])
+latency = partial(command, "latency")
 
 
 @pytest.fixture(scope="module")

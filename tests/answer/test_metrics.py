@@ -10,7 +10,7 @@ from quantbench.answer.latency import Cell, LatencySample, Table, load
 from quantbench.answer.metrics import Metric, Side, compare
 from quantbench.report.metrics import ends, shown
 from tests.answer.latencies import MACHINE, MODEL, latencies, measured
-from tests.programs import command
+from tests.programs import command, worked
 from tests.refusals import one_line
 
 
@@ -168,8 +168,7 @@ def folders(in_tmp, tmp_path):
 
 def test_numbers_of_ranks(folders):
     same = ("--baseline", "ranks", "--target", "ranks")
-    done = command("metrics", *same, "--baseline_tp", 1, "--target_tp", 2)
-    assert done.exit_code == 0, done.output
+    done = worked("metrics", *same, "--baseline_tp", 1, "--target_tp", 2)
     assert "tiny none, 2 ranks (ranks) against tiny none (ranks)" in done.stdout
 
 
@@ -195,8 +194,7 @@ METRIC = (
 def written(baseline, target):
     """The report, the figures, and what is printed."""
     given = ["--baseline", baseline, "--target", target]
-    done = command("metrics", *given, "--narrative", "report.md", "--json", "report.json")
-    assert done.exit_code == 0, done.output
+    done = worked("metrics", *given, "--narrative", "report.md", "--json", "report.json")
     assert "Time to first token, ms" in done.stdout and "Wrote report.md" in done.stderr
     with open("report.md") as report, open("report.json") as figures:
         return report.read(), json.load(figures)["comparisons"], done.stdout

@@ -18,7 +18,7 @@ from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from tests.answer.example_results import example_results
 from tests.bench.world import Behaviour, FakeProcess, World
-from tests.programs import command
+from tests.programs import command, worked
 from tests.refusals import one_line
 
 GB = 10**9
@@ -54,8 +54,7 @@ SMALL = ("--device", "cpu", "--write_result", "none", "--max_new_tokens", "8")
 
 def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
     folder = tmp_path / "out"
-    result = run(*SMALL, "--output", folder)
-    assert result.exit_code == 0, result.stderr
+    result = worked("recommend", *SMALL, "--output", folder)
     first, runs, verify, *remarks = result.stdout.splitlines()
     assert first.startswith("Use fp6: the fastest within the limits, the smallest and the best")
     assert "KL 0.02 (good)" in first and "decodes 2." in first
@@ -95,7 +94,7 @@ def test_the_report_says_where_decoding_differs(world, monkeypatch, tmp_path):
         return dataclasses.replace(answer, quality=found)
 
     monkeypatch.setattr(FakeProcess, "quality", differing)
-    assert run(*SMALL, "--output", str(tmp_path / "out")).exit_code == 0
+    worked("recommend", *SMALL, "--output", tmp_path / "out")
     report = (tmp_path / "out" / "report.md").read_text()
     assert "quality is of the model tiny on " in report
     (said,) = [line for line in report.splitlines() if "differs from reading" in line]
@@ -123,8 +122,7 @@ def test_limits_that_exclude_everything_measured(world, tmp_path):
 
 def test_schemes_that_cannot_satisfy_the_memory_are_not_measured(world):
     """The embedded model takes 12.7 MB in full precision, 7.5 in int8wo."""
-    result = run(*SMALL, "--max_memory", "10MB")
-    assert result.exit_code == 0, (result.stderr, result.exception)
+    worked("recommend", *SMALL, "--max_memory", "10MB")
     assert world.asked("load")[:4] == [0, 1, 2, 3]  # the baseline even so
     result = run(*SMALL, "--max_memory", "6.9MB")
     assert "exceed --max_memory 6.90 MB: int8wo (" in result.stderr
@@ -184,9 +182,7 @@ collected = partial(command, "collect")
 
 
 def test_each_row_has_its_machine_and_its_own_interval(shared_files):
-    result = collected(*shared_files.values())
-    assert result.exit_code == 0, result.stderr
-    head, *lines = result.stdout.splitlines()
+    head, *lines = worked("collect", *shared_files.values()).stdout.splitlines()
     assert "machine" in head and "model" not in head  # one model: it is in the caption
     assert "model: TinyLlama-1.1B-Chat-v1.0; peak memory: 3.00 GB" in lines
     for machine, seed in (("Example CPU", 3), ("Other CPU", 4)):
@@ -228,14 +224,13 @@ def test_a_file_given_twice_is_refused(shared_files, tmp_path):
 
 
 def test_a_recommendation_is_shared(world, tmp_path):
-    path, folder = tmp_path / "here.json", str(tmp_path / "out")
-    result = run(*SMALL, "--share", str(path), "--output", folder)
-    assert result.exit_code == 0, result.stderr
+    path, folder = tmp_path / "here.json", tmp_path / "out"
+    worked("recommend", *SMALL, "--share", path, "--output", folder)
     (model,) = shared.read(path).models
     assert {row.arm for row in model.rows} == {"none", "int8wo", "fp6", "uintx-2-64"}
     assert "fp6" in collected(path).stdout and "uintx" not in collected(path).stdout
     again = tmp_path / "again.json"
-    assert run("--from", folder, "--share", str(again)).exit_code == 0
+    worked("recommend", "--from", folder, "--share", again)
     assert shared.read(again).models[0].rows == model.rows
 
 
@@ -260,8 +255,7 @@ BOTH = ("--checkpoint_path", "tiny", "--checkpoint_path", "tiny_moe")
 
 def test_models_are_compared_by_bits_per_byte(models, tmp_path):
     path = tmp_path / "both.json"
-    result = run(*SMALL, *BOTH, "--output", str(tmp_path / "out"), "--share", str(path))
-    assert result.exit_code == 0, (result.stderr, result.exception)
+    result = worked("recommend", *SMALL, *BOTH, "--output", tmp_path / "out", "--share", path)
     assert {(tmp_path / "out" / name / "report.md").exists() for name in BITS} == {True}
     table = result.stdout.rpartition("\n\n")[0].rpartition("\n\n")[2].splitlines()
     assert result.stdout.count("Use fp6: ") == 2

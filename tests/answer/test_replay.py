@@ -16,7 +16,7 @@ from quantbench.log.log import read as read_log
 from quantbench.log.options import parse
 from quantbench.typed_json import to_json
 from tests.bench.facts import arm_facts
-from tests.programs import OLD_LOG, command, git
+from tests.programs import OLD_LOG, command, git, worked
 from tests.refusals import one_line
 
 RECORDS = read_log(OLD_LOG).records
@@ -27,9 +27,7 @@ run = partial(command, "replay")
 
 def test_every_line_of_the_old_log_can_be_built():
     small = ("--dummy", "--num_layers", "1", "--device", "cpu", "--dry_run")
-    result = run(OLD_LOG, "--all", *small)
-    assert result.exit_code == 0, result.stderr
-    shown = result.stdout.splitlines()
+    shown = worked("replay", OLD_LOG, "--all", *small).stdout.splitlines()
     assert len(shown) == len(RECORDS) == 29
     for line, (number, record) in zip(shown, RECORDS, strict=True):
         assert line.startswith(f"line {number}: {record.quant}, {record.mod}: model size then")
@@ -42,8 +40,7 @@ def short_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     short = "--num_samples 2 --max_new_tokens 5 --device cpu --output_json_path old.jsonl"
     with contextlib.chdir(folder):
-        result = command("generate", *shlex.split(short))
-    assert result.exit_code == 0, result.stderr
+        worked("generate", *shlex.split(short))
     return (folder / "benchmarks.txt").read_text()
 
 
@@ -55,8 +52,7 @@ def short_log(short_run, in_tmp):
 
 def test_then_and_now(short_log):
     (_, record), before = read_log(short_log).records[0], short_log.read_text()
-    result = run("benchmarks.txt", "--all", "--write_result", "again.txt")
-    assert result.exit_code == 0, result.stderr
+    result = worked("replay", "benchmarks.txt", "--all", "--write_result", "again.txt")
     assert short_log.read_text() == before and not Path("old.jsonl").exists()
     (_, again), *others = read_log("again.txt").records
     assert not others
@@ -91,8 +87,7 @@ def test_lines_that_a_condition_chooses_are_counted_with_the_time_left(monkeypat
     monkeypatch.setattr(
         "quantbench.plans.replaying.measured", lambda *_: Replayed(next(left), [], None)
     )
-    result = run(OLD_LOG, "--where", "quant=int8wo", "--dummy")
-    assert result.exit_code == 0, result.stderr
+    result = worked("replay", OLD_LOG, "--where", "quant=int8wo", "--dummy")
     names = [f"line {number}: int8wo, {record.mod}" for number, record in chosen]
     assert len(names) == 2
     first, second = [line for line in result.stderr.splitlines() if " of 2: " in line]

@@ -4,6 +4,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -27,7 +28,7 @@ from quantbench.typed_json import to_json
 from tests.bench.facts import arm_facts
 from tests.bench.world import Behaviour, World
 from tests.models.small import small_checkpoint
-from tests.programs import command
+from tests.programs import worked
 
 CONFIG = RunConfig(context_depth=100, max_new_tokens=20, device="cpu")
 
@@ -150,16 +151,16 @@ def test_rows_of_a_layer():
     """1 MB in 0.1 ms is 10 GB/s, half of 20; int8 takes 0.04 ms for 0.5 MB: 12.5 GB/s."""
     shape = Shape(["w2"], 1000, 500, 22)
 
-    def product(scheme, kernel, seconds, count):
+    def timed(scheme, kernel, seconds, count):
         quartiles = {"seconds_low": seconds, "seconds_high": seconds}
         return Product(scheme=scheme, kernel=kernel, seconds=seconds, bytes=count, **quartiles)
 
     products = [
-        product("none", "cpu", 1e-4, 1_000_000),
+        timed("none", "cpu", 1e-4, 1_000_000),
         Product(scheme="none", kernel="torch", why_not="RuntimeError: too hot"),
-        product("int8wo", "cpu", 4e-5, 500_000),
-        product("int8wo", "torchao", 8e-5, 500_000),
-        product("fp6", "cpu", 5e-5, 375_000),
+        timed("int8wo", "cpu", 4e-5, 500_000),
+        timed("int8wo", "torchao", 8e-5, 500_000),
+        timed("fp6", "cpu", 5e-5, 375_000),
     ]
     none, int8, fp6 = layer_rows(shape, ShapeTimings(products, 20e9, "fake", None, 2, 1))
     assert none.layer == "w2 1000 × 500"
@@ -203,8 +204,7 @@ def roofline_of(folder, part, *arguments, scheme="int8wo", **changes):
     small = small_checkpoint(folder, **changes)
     given = ["--checkpoint_path", small, "--device", "cpu", "--schemes", scheme, "--parts", part]
     path = folder / "roofline.json"
-    result = command("roofline", *given, *arguments, "--json", path)
-    assert result.exit_code == 0, result.output
+    result = worked("roofline", *given, *arguments, "--json", path)
     return json.loads(path.read_text())[part], result.output
 
 
@@ -258,16 +258,13 @@ def test_the_limit_of_a_mixture_is_of_the_experts_that_are_chosen(tmp_path, monk
 
 
 def points():
-    found = []
-    for axis, values in (("layers", (4, 8)), ("batch", (1, 16)), ("depth", (0, 65536))):
-        for value in values:
-            for scheme in ("none", "int8wo"):
-                figures = dict.fromkeys(Point.__dataclass_fields__) | {
-                    "axis": axis, "value": value, "scheme": scheme,
-                    "decode_tok_s": 10.0 + value % 7, "limit_tok_s": 20.0,
-                }  # fmt: skip
-                found.append(Point(**figures))
-    return found
+    values = {"layers": (4, 8), "batch": (1, 16), "depth": (0, 65536)}
+    places = [(axis, value) for axis in values for value in values[axis]]
+    figures = {"failed": None, "decode_tok_s": 12.0, "limit_tok_s": 20.0}
+    return [
+        Point(**figures, axis=axis, value=value, scheme=scheme)
+        for (axis, value), scheme in product(places, ("none", "int8wo"))
+    ]
 
 
 def test_the_picture_has_its_axes_and_schemes(tmp_path):
@@ -286,9 +283,8 @@ def test_new_points_take_the_place_of_old_ones():
 def test_growth_measures_one_point(in_tmp):
     given = ["--over", "layers", "--values", "1", "--checkpoint_path", "tiny", "--schemes", "none"]
     files = ["--json", "growth.json", "--chart", "growth.svg"]
-    result = command("growth", *given, *files, "--cycles", "1", "--max_new_tokens", "4")
-    assert result.exit_code == 0, result.output
+    worked("growth", *given, *files, "--cycles", "1", "--max_new_tokens", "4")
     (point,) = json.loads(Path("growth.json").read_text())["points"]
     assert (point["axis"], point["value"], point["scheme"]) == ("layers", 1, "none")
     assert math.isfinite(point["limit_share"][0]) and Path("growth.svg").exists()
-    assert command("growth", "--over", "none", *files).exit_code == 0
+    worked("growth", "--over", "none", *files)
