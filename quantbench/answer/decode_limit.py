@@ -154,8 +154,6 @@ def peer_rows(scheme: str, results: Results) -> list[PeerRow]:
             row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
         own = step_bytes(run)
         theirs = own - run.step_weight_bytes + peer.facts.weight_bytes  # the caches are the same
-        if (share := limit_share(results, 0, own)) is not None:
-            row.ours_limit_share = share.value
-        if (share := limit_share(results, number, theirs)) is not None:
-            row.theirs_limit_share = share.value
+        shares = limit_share(results, 0, own), limit_share(results, number, theirs)
+        row.ours_limit_share, row.theirs_limit_share = (s and s.value for s in shares)
     return made

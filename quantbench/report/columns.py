@@ -11,7 +11,6 @@
 A cell whose figure is not known is a dash.
 """
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -22,6 +21,7 @@ from quantbench import text
 from quantbench.answer.interval import Interval
 
 R = TypeVar("R")
+F = TypeVar("F")
 Columns = Sequence[tuple[str, Callable[[R], str]]]  # a heading, and the text of a row's cell
 # Headings of columns that are aligned left.
 LEFT = {"", "machine", "model", "arm", "kernel", "verdict", "scheme", "peer", "layer", "over"}
@@ -32,22 +32,20 @@ def number(
     read: Callable[[R], float | None], form: str, unit: float = 1, suffix: str = ""
 ) -> Callable[[R], str]:
     """The figure times `unit`, in this format, with the suffix behind it: 27.69 tok/s."""
-
-    def shown(row: R) -> str:
-        value = read(row)
-        return "-" if value is None or math.isnan(value) else f"{value * unit:{form}}{suffix}"
-
-    return shown
+    return _known(read, lambda value: f"{value * unit:{form}}{suffix}")
 
 
 def interval(
     read: Callable[[R], Interval | None], form: str = ".3f", to: str = " to "
 ) -> Callable[[R], str]:
     """The figure with its ends: 0.860 (0.850 to 0.870)."""
+    return _known(read, lambda value: value.written(form, to))
 
+
+def _known(read: Callable[[R], F | None], write: Callable[[F], str]) -> Callable[[R], str]:
     def shown(row: R) -> str:
         value = read(row)
-        return "-" if value is None else value.written(form, to)
+        return "-" if value is None or value != value else write(value)  # NaN is not itself
 
     return shown
 

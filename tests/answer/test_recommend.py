@@ -65,6 +65,15 @@ CASES = {
         [arm("int8wo", 0.9, 5.0), BROKEN], Limits(),
         {"none": ["fastest", "smallest", "compromise"]}, ["KL above 0.03: uintx-2-64"],
     ),
+    "quality of one not known": (  # which is not a KL of 0
+        [INT8, arm("fast", 5.0, 0.5, kl=None, error=None, why_no_quality="another tokenizer")],
+        Limits(), {"int8wo": ["fastest", "smallest", "compromise"]},
+        ["Uncertain: fast (quality not measured)"],
+    ),
+    "quality of one not known, and no limit": (
+        [INT8, arm("fast", 5.0, 0.5, kl=None, error=None, why_no_quality="another tokenizer")],
+        Limits(max_kl=None), {"fast": ["fastest", "smallest", "compromise"]}, [],
+    ),
     "dropped before it was timed": (
         [INT8, Row("nf4", dropped="KL above 0.03", kl=0.3)], Limits(),
         {"int8wo": ["fastest", "smallest", "compromise"]}, ["Excluded: KL above 0.03: nf4"],
@@ -102,16 +111,6 @@ def best(rows):
         return {n for n, ratio in ends.items() if ratio.high >= top}
 
     return of
-
-
-def test_an_arm_whose_quality_is_not_known_is_uncertain():
-    """Others have one, so that there is a limit; an unknown KL is not one of 0."""
-    unknown = arm("fast", 5.0, 0.5, kl=None, error=None, why_no_quality="another tokenizer")
-    rows = [baseline(), INT8, unknown]
-    answer = recommend(rows, Limits(), best(rows))
-    assert [choice.arm for choice in answer.choices] == ["int8wo"]
-    assert answer.remarks == ["Uncertain: fast (quality not measured)"]
-    assert recommend([baseline(), INT8, unknown], Limits(max_kl=None), best(rows)).choices
 
 
 @pytest.mark.parametrize("name", CASES)

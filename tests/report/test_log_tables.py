@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from quantbench.log.log import read as read_log
+from quantbench.log.record import Record
 from quantbench.report.doc_tables import newest, runs
 from tests.programs import OLD_LOG
 
@@ -15,14 +16,9 @@ def line(
 ):
     scheme = "" if quant == "None" else f"--quantization {quant} "
     flags = " --compile" * compile + " --kv_cache_quantization" * kv
-    return (
-        f"{date}, tok/s={tok_s:6.2f}, mem/s={1:7.2f} GB/s, peak_mem={peak:5.2f} GB, "
-        f"model_size={4 if quant == 'None' else 1:5.2f} GB quant: {quant}, mod: {mod}, "
-        f"kv_quant: {kv}, compile: {compile}, compile_prefill: False, dtype: torch.bfloat16, "
-        f"device: {device} repro: python generate.py {scheme}--checkpoint_path {mod} "
-        f"--device {device} --precision torch.bfloat16{flags} --num_samples 5 "
-        f"--max_new_tokens 200 --top_k 200 --temperature 0.8{more}"
-    )
+    repro = f"python generate.py {scheme}--checkpoint_path {mod} --device {device}{flags}{more}"
+    size, how = 4 if quant == "None" else 1, (compile, False, "torch.bfloat16", device)
+    return Record(date, tok_s, 1, peak, size, quant, mod, kv, *how, repro).render()
 
 
 LINES = [
