@@ -1,9 +1,9 @@
 """A run's estimate beside what was measured.
 
     phases = phases_of(facts, model, generator_of)      # of the first layers of the run's own model
-    estimate = beside(measured, phases, bandwidth)
-    to_json(estimate)       # {"prompt_seconds": {"estimated": …, "measured": …, "error": …}, …}
-    estimate.sentences      # "a step runs at 71% of what memory allows for these bytes (…)"
+    report = beside(measured, phases, bandwidth)
+    report.figures["token_seconds"].error       # (estimated − measured) ÷ measured
+    report.reasons          # "a step runs at 71% of what memory allows for these bytes (…)", …
 
 On a card with a data sheet the estimate is by that. Memory's speed is read once, in 0.2 s.
 """
@@ -19,7 +19,7 @@ from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
 from quantbench.estimate.cards import card
 from quantbench.estimate.datasheets import known
 from quantbench.estimate.here import GeneratorOf, Here, of_model
-from quantbench.estimate.predict import Estimate, Figure, Phase, Request, pass_of, predict
+from quantbench.estimate.predict import Figure, Machine, Phase, Request, pass_of, predict
 from quantbench.log.config import RunConfig
 from quantbench.log.record import NO_COUNTER
 from quantbench.models.llama import Transformer
@@ -32,24 +32,9 @@ from quantbench.run.why import Expected
 from quantbench.text import size
 from quantbench.typed_json import to_json
 
-NAMES = tuple(shown.FIGURES)
 SECONDS = 1.0  # of turns of the first layers
+PHASES = ("prompt_seconds", "token_seconds")
 Phases = tuple[Phase, Phase]  # a prompt and a step
-
-
-@dataclass(frozen=True)
-class Beside:
-    """The figures of a run that have an estimate; or why none has."""
-
-    figures: dict[str, Estimated] = field(default_factory=dict)
-    sentences: list[str] = field(default_factory=list)
-    share_of_limit: float | None = None  # seconds that memory needs for a step's bytes ÷ measured
-    why_not: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        if self.why_not is not None:
-            return {"why_not": self.why_not}
-        return {**to_json(self.figures), "share_of_limit": self.share_of_limit}
 
 
 @dataclass(frozen=True)
@@ -57,13 +42,15 @@ class Report:
     """A run, its estimate, and why it is as fast as it is."""
 
     measured: Measured
-    estimate: Beside
     reasons: list[str]  # sentences
+    figures: dict[str, Estimated] = field(default_factory=dict)
+    share_of_limit: float | None = None  # seconds that memory needs for a step's bytes ÷ measured
+    why_not: str | None = None  # why nothing is estimated
 
     @property
     def table(self) -> str:
         """For the terminal: the run, and below it what was estimated."""
-        tables = shown.table(self.measured), shown.estimates(self.estimate.figures)
+        tables = shown.table(self.measured), shown.estimates(self.figures)
         return "\n\n".join(filter(None, tables))
 
     @property
@@ -72,7 +59,9 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """What --output_json_path writes, but for the log line."""
-        estimate = to_json(self.estimate)
+        estimate = {**to_json(self.figures), "share_of_limit": self.share_of_limit}
+        if self.why_not is not None:
+            estimate = {"why_not": self.why_not}
         return {**to_json(self.measured), "estimate": estimate, "why": self.reasons}
 
 
@@ -83,10 +72,10 @@ def report_of(measured: Measured, model: Transformer, generator_of: GeneratorOf)
         if reason := why_not(facts):
             raise QuantbenchError(reason)
         phases = phases_of(facts, model, generator_of)
-        estimate = beside(measured, phases, read_bandwidth(torch.device(facts.device.type)))
+        return beside(measured, phases, read_bandwidth(torch.device(facts.device.type)))
     except QuantbenchError as error:
-        estimate = Beside(why_not=str(error), sentences=[f"no estimate: {error}"])
-    return Report(measured, estimate, [*why.of_single_run(measured), *estimate.sentences])
+        reasons = [*why.of_single_run(measured), f"no estimate: {error}"]
+        return Report(measured, reasons, why_not=str(error))
 
 
 def read_bandwidth(device: torch.device) -> float:
@@ -136,7 +125,7 @@ def phases_of(facts: Facts, model: Transformer, generator_of: GeneratorOf) -> Ph
 
 def seconds_of(phases: Phases | None) -> dict[str, float] | None:
     """Phases as a worker sends them to another process."""
-    return None if phases is None else dict(zip(NAMES, (p.seconds for p in phases), strict=False))
+    return None if phases is None else {n: p.seconds for n, p in zip(PHASES, phases, strict=True)}
 
 
 def expected(facts: Facts, seconds: Mapping[str, float] | None, bandwidth: float) -> Expected:
@@ -146,58 +135,59 @@ def expected(facts: Facts, seconds: Mapping[str, float] | None, bandwidth: float
         return Expected()
     phases: Phases | None = None
     if seconds is not None:
-        prompt, token = (Phase({"layers": seconds[name]}, "", "", 0.0) for name in NAMES[:2])
+        prompt, token = (Phase({"layers": seconds[name]}, "", "", 0.0) for name in PHASES)
         phases = prompt, token
     try:
-        estimate = _estimate(facts, phases)
+        figures = _estimate(facts, phases)
     except QuantbenchError as error:
         return Expected(why_not=str(error))
-    values = {name: getattr(estimate, name).value for name in NAMES}
-    figures = {name: float(value) for name, value in values.items() if value is not None}
-    return Expected(figures, _limit(facts, bandwidth))
+    values = {name: float(figure.value) for name, figure in figures.items()}
+    return Expected(values, _limit(facts, bandwidth))
 
 
-def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Beside:
-    """The estimate of a run, compared with what was measured. Raises QuantbenchError for one that
+def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Report:
+    """The run and its estimate, which was made of these phases. Raises QuantbenchError for one that
     has none."""
-    facts = measured.facts
-    estimate = _estimate(facts, phases)
+    facts, reasons = measured.facts, why.of_single_run(measured)
     steps = [1 / s.decode_tok_s for s in measured.samples if s.decode_tok_s]
+    step = statistics.median(steps) if steps else None
     values = {
         "prompt_seconds": statistics.median(s.prefill_seconds for s in measured.samples),
-        "token_seconds": statistics.median(steps) if steps else None,
+        "token_seconds": step,
         "tokens_per_second": measured.summary.tok_s_all_rows,
         "peak_memory_bytes": float(next(iter(measured.peaks["generate"].values()))),
         "joules_per_token": measured.joules_per_token,
     }
     figures = {}
-    for name, value in values.items():
-        figure = getattr(estimate, name)
-        bound = figure.source == NO_COUNTER
-        if isinstance(figure, Figure) and (value or bound):
+    for name, figure in _estimate(facts, phases).items():
+        value, bound = values[name], figure.source == NO_COUNTER
+        if value or bound:
             relative = figure.value / value - 1 if value else None
             ends = figure.low, figure.high
             figures[name] = Estimated(figure.value, value, relative, bound, figure.source, *ends)
-    step = values["token_seconds"]
     if step is None:
-        return Beside(figures)
+        return Report(measured, reasons, figures)
     limit = _limit(facts, bandwidth)
-    return Beside(figures, [limit.sentence(step)], limit.share(step))
+    return Report(measured, [*reasons, limit.sentence(step)], figures, limit.share(step))
 
 
-def _estimate(facts: Facts, phases: Phases | None) -> Estimate:
-    """phases: of the CPU. Raises UsageError if they are missing."""
+def _estimate(facts: Facts, phases: Phases | None) -> dict[str, Figure]:
+    """The figures that have an estimate, by their keys in JSON. phases: of the CPU. Raises
+    UsageError if they are missing."""
     request, name = _request(facts), facts.device.name
     if facts.device.type != "cpu":
-        return predict(request, card(name))
-    if phases is None:
+        machine: Machine = card(name)
+    elif phases is None:
         layers = facts.architecture.num_layers
         raise UsageError(
             f"its {layers} layers are too few, or too small for the processor's cache, to "
             "estimate them from the first ones"
         )
-    device, power = torch.device("cpu"), energy.power_limit()
-    return predict(request, Here(name, "", device, power, None, measured={request: phases}))
+    else:
+        power, cpu = energy.power_limit(), torch.device("cpu")
+        machine = Here(name, "", cpu, power, None, measured={request: phases})
+    estimate = vars(predict(request, machine))
+    return {key: estimate[key] for key in shown.FIGURES if isinstance(estimate[key], Figure)}
 
 
 def _request(facts: Facts) -> Request:

@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from quantbench.devices import stored_bytes
-from quantbench.errors import UsageError
 
 Kind = Literal["linear", "attention", "rest"]
 MIB = 1 << 20
@@ -86,13 +85,7 @@ class Count:
 
 
 def count_module(module: nn.Module, *inputs: Any, **named: Any) -> Count:
-    """Count module(*inputs, **named), all on the meta device. Raises UsageError elsewhere."""
-    given = [*module.parameters(), *module.buffers()]
-    if (elsewhere := next((t for t in given if not t.is_meta), None)) is not None:
-        raise UsageError(
-            f"a module is counted on the meta device; this one is on {elsewhere.device}: build it "
-            'inside `with torch.device("meta"):`'
-        )
+    """Count module(*inputs, **named), all on the meta device."""
     recorder = Recorder(module, (inputs, named))
     with torch.no_grad(), recorder, _Attention(recorder):
         result = module(*inputs, **named)

@@ -116,12 +116,10 @@ def count_config(
 ) -> Count:
     """Count a pass of the causal language model that transformers builds from a config.json.
 
-    path: of the file, or of a folder that holds one. cached: whether keys and values are kept. The
-    other arguments are those of `count_model`.
+    path: of the file, or of a folder that holds one. cached: whether keys and values are kept, as
+    positions before the pass have to be. The other arguments are those of `count_model`.
     Raises UsageError without transformers, CheckpointError for a config that is not understood.
     """
-    if depth and not cached:
-        raise UsageError("positions before the pass are kept in a cache: leave out cached=False")
     fields, name = config_fields(path), str(path)
     made = _config_of(fields, name)
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, DynamicCache

@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from quantbench.errors import KernelError
 from quantbench.estimate.counting import Collective, Count, Recorder, pairs
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
@@ -24,10 +23,9 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
 from quantbench.models.split import Split
 from quantbench.ops.ranks import Ranks
-from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
 from quantbench.run.cutting import split_for
-from quantbench.run.sizes import kv_cache_bytes
+from quantbench.run.sizes import kv_cache_bytes, quantize_shapes
 
 Logits = Literal["last", "all", "none"]
 Item = TypeVar("Item")
@@ -153,27 +151,16 @@ class _Run:
             return 1.0
         return mixture.distinct(rows) / min(mixture.num_experts, rows * mixture.experts_per_token)
 
-    def _quantize(self, model: nn.Module) -> dict[str, str]:
-        """Put each layer's weight into the form in which its kernel stores it on the device; where
-        none can run here, into the form in which it is saved. Returns the packed layers' formats.
-        """
-        spec, device, precision = self.spec, self.device, self.precision
+    def _quantize(self, model: Transformer) -> dict[str, str]:
+        """Quantize the layers for a kernel of the device; where that is not here, as they are
+        saved. Returns the packed layers' formats."""
+        spec, device = self.spec, self.device
         if isinstance(spec, FullPrecision):
             return {}
-        try:
-            runs = device.type == "cpu" or bool(getattr(torch, device.type).is_available())
-            quantizer = Quantizer(spec, device, precision, "auto" if runs else None)
-        except KernelError:
-            quantizer, runs = Quantizer.of_shapes(spec, device, precision), False
-        formats = {}
-        for name, module in list(model.named_modules()):
-            if isinstance(module, nn.Linear | nn.Embedding):
-                layer = quantizer.quantized(name, module)
-                if isinstance(layer, nn.Linear):
-                    formats[name] = str(spec)
-                    layer = quantizer.stored(name, layer) if runs else layer
-                model.set_submodule(name, layer)
-        return formats
+        here = device.type == "cpu" or getattr(torch, device.type).is_available()
+        kernel = "auto" if here else None
+        linears, *_ = quantize_shapes(model, spec, device, self.precision, kernel)
+        return dict.fromkeys(linears, str(spec))
 
 
 class _CountedRanks(Ranks):

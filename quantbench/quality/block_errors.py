@@ -43,14 +43,7 @@ class Estimate:
 
 
 def block_mean(sums: Sequence[float], counts: Sequence[float]) -> Estimate:
-    """Mean per token from each block's sum and its number of tokens, blocks in the text's order.
-
-    Raises ValueError for different lengths or a block without tokens.
-    """
-    if len(sums) != len(counts) or not counts:
-        raise ValueError(f"{len(sums)} sums and {len(counts)} counts: one of each per block needed")
-    if min(counts) <= 0:
-        raise ValueError(f"a block of {min(counts)} tokens: at least one token each")
+    """Mean per token from each block's sum and its number of tokens, blocks in the text's order."""
     total, weight = np.asarray(sums, float), np.asarray(counts, float)
     mean = float(total.sum() / weight.sum())
     residuals = total - mean * weight

@@ -66,6 +66,19 @@ def shapes_of(
     with torch.device("meta"):
         alike = not isinstance(spec, AsIs)  # whose layers may differ in their types
         model = build(architecture.one_of_each_kind() if alike else architecture).to(precision)
+    return Shapes(model, *quantize_shapes(model, spec, device, precision, kernel, rows))
+
+
+def quantize_shapes(
+    model: Transformer,
+    spec: Spec,
+    device: torch.device,
+    precision: torch.dtype,
+    kernel: str | None = "auto",
+    rows: int = 1,
+) -> tuple[dict[str, nn.Linear], str | None, str | None]:
+    """Give each layer of a model on the meta device the form in which its kernel stores it; where
+    none can run, or kernel is None, that in which it is saved. Returns the fields of Shapes."""
     from quantbench.quantize.mixed import quantizer_of
 
     reason = None
@@ -78,10 +91,9 @@ def shapes_of(
         layer = quantizer.quantized(name, model.get_submodule(name))
         if isinstance(layer, nn.Linear):
             linears[name] = layer
-            layer = layer if reason else quantizer.stored(name, layer)
+            layer = quantizer.stored(name, layer) if kernel and not reason else layer
         model.set_submodule(name, layer)
-    kernels = None if reason else ", ".join(quantizer.ran) or "torch"
-    return Shapes(model, linears, kernels, reason)
+    return linears, None if reason else ", ".join(quantizer.ran) or "torch", reason
 
 
 def size_of(

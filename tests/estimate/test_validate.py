@@ -8,7 +8,7 @@ import pytest
 
 from quantbench.answer.row import Row
 from quantbench.errors import QuantbenchError
-from quantbench.estimate.beside import Report, beside
+from quantbench.estimate.beside import beside
 from quantbench.estimate.validate import FIGURES, Case, of_results, report
 from quantbench.log import log
 from quantbench.run.energy import Energy
@@ -28,8 +28,7 @@ def written(path, monkeypatch, **changes):
     energy = Energy("a counter", 22.0, 1.0, 3.0, 1)
     for step in (0.05, 0.06):
         run = dataclasses.replace(measured(step=step), energy=energy, **changes)
-        estimate = Report(run, beside(run, PHASES, BANDWIDTH), [])
-        log.append_json(path, {"line": "", **to_json(estimate)})
+        log.append_json(path, {"line": "", **to_json(beside(run, PHASES, BANDWIDTH))})
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

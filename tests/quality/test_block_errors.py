@@ -70,9 +70,3 @@ def test_windows_that_resemble_their_neighbours_are_merged():
 def test_few_windows_have_no_standard_error():
     estimate = block_mean([1.0, 2.0, 3.0], [1, 1, 1])
     assert math.isinf(estimate.standard_error) and estimate.ends() == (-math.inf, math.inf)
-
-
-@pytest.mark.parametrize("sums, counts", [([], []), ([1.0], [1, 2]), ([1.0, 2.0], [1, 0])])
-def test_blocks_that_cannot_be_are_refused(sums, counts):
-    with pytest.raises(ValueError, match="block"):
-        block_mean(sums, counts)
