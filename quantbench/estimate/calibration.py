@@ -13,7 +13,6 @@ from typing import Any, TypeGuard
 
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.estimate.cards import Run
-from quantbench.estimate.counting_models import Logits
 from quantbench.estimate.datasheets import find, known
 from quantbench.estimate.predict import Request
 from quantbench.estimate.validate import objects
@@ -74,7 +73,7 @@ def _of_json(path: str, assumed: str) -> Iterator[Run]:
         source = f"{path} on {sheet.name}"
         seconds, kind = content.get("measured_seconds"), content.get("kind", "prompt")
         if _is_measured(seconds) and kind in ("prompt", "token"):
-            if (case := _case(above, content)) is not None:
+            if (case := _case(above)) is not None:
                 yield Run(case, sheet.name, **{kind: seconds}, source=source)
             continue
         line, command = content.get("line"), content.get("command")
@@ -112,7 +111,7 @@ def _request(config: RunConfig, model: Any) -> Request | None:
     return Request.of(config, architecture, scheme, prompt, kv_cache=kv_cache)
 
 
-def _case(above: dict[str, Any], content: dict[str, Any]) -> Request | None:
+def _case(above: dict[str, Any]) -> Request | None:
     """A prompt of `positions`, or a step behind them; None where the model is not known."""
     name = str(above.get("model", ""))
     try:
@@ -122,10 +121,7 @@ def _case(above: dict[str, Any], content: dict[str, Any]) -> Request | None:
     positions, batch = above.get("positions", 128), above.get("batch", 1)
     if not (0 < positions <= MOST and 0 < batch <= MOST):
         return None
-    precision = "float16" if content.get("precision") == "float16" else "bfloat16"
-    logits: Logits = "all" if content.get("logits") == "all" else "last"
-    return Request(architecture, scheme, batch=batch, prompt=positions, new_tokens=0,
-                   precision=precision, logits=logits)  # fmt: skip
+    return Request(architecture, scheme, batch=batch, prompt=positions, new_tokens=0)
 
 
 def _architecture(name: str) -> ModelConfig | str:

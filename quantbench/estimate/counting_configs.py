@@ -15,7 +15,6 @@ from torch import Tensor
 from quantbench import files
 from quantbench.errors import CheckpointError, QuantbenchError, UsageError
 from quantbench.estimate.counting import Count, Recorder, count_module
-from quantbench.estimate.counting_models import Logits
 from quantbench.models.accepted import COUNT, LAYERS
 from quantbench.models.hugging_face import check_keys
 from quantbench.text import shown
@@ -110,14 +109,15 @@ def count_config(
     batch: int = 1,
     tokens: int = 1,
     depth: int = 0,
-    logits: Logits = "last",
     precision: torch.dtype = torch.bfloat16,
     cached: bool = True,
+    every_logit: bool = False,
 ) -> Count:
     """Count a pass of the causal language model that transformers builds from a config.json.
 
     path: of the file, or of a folder that holds one. cached: whether keys and values are kept, as
-    positions before the pass have to be. The other arguments are those of `count_model`.
+    positions before the pass have to be. every_logit: whether all positions have logits, or the
+    last one. The other arguments are those of `count_model`.
     Raises UsageError without transformers, CheckpointError for a config that is not understood.
     """
     fields, name = config_fields(path), str(path)
@@ -138,7 +138,7 @@ def count_config(
         raise CheckpointError(f"{name}: transformers builds no model: {_said(error)}") from None
     model.to("meta").eval().requires_grad_(False)  # some classes make a buffer elsewhere
     given: dict[str, Any] = {"use_cache": cached}
-    if logits == "last":
+    if not every_logit:
         given["logits_to_keep"] = 1
     try:
         if cached:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
 from quantbench.run.cutting import split_for
 from quantbench.run.sizes import kv_cache_bytes, quantize_shapes
 
-Logits = Literal["last", "all", "none"]
 Item = TypeVar("Item")
 
 
@@ -39,7 +38,6 @@ def count_model(
     tokens: int = 1,
     depth: int = 0,
     tp: int = 1,
-    logits: Logits = "last",
     precision: torch.dtype = torch.bfloat16,
     *,
     device: torch.device | str = "cpu",
@@ -48,10 +46,10 @@ def count_model(
 ) -> Count:
     """Count a pass of our model over `tokens` new positions of `batch` sequences.
 
-    depth: positions that the caches hold before. tp: ranks; the count is of the first.
-    logits: of the last position, of all, or none. device: where it would run; it decides how
-    kernels store weights. chunk: positions per pass; if not given, all in one. cache_size:
-    positions of the caches; if not given, as many as are filled at the end.
+    The last position has logits. depth: positions that the caches hold before. tp: ranks; the count
+    is of the first. device: where it would run; it decides how kernels store weights. chunk:
+    positions per pass; if not given, all in one. cache_size: positions of the caches; if not given,
+    as many as are filled at the end.
 
     Raises UsageError for a number of ranks or a cache that the model does not take, KernelError for
     a scheme that does not take the model's shapes.
@@ -62,8 +60,8 @@ def count_model(
     run = _Run(spec, CACHES[kv_cache], size, batch, precision, torch.device(device), split)
     passes = []
     for first in range(0, tokens, chunk):
-        some = logits if first + chunk >= tokens or logits == "all" else "none"
-        passes.append(_whole(run, config, min(chunk, tokens - first), depth + first, some))
+        some = min(chunk, tokens - first)
+        passes.append(_whole(run, config, some, depth + first, first + some == tokens))
     own = split.config if split else config
     return replace(
         max(passes, key=lambda one: one.peak_activation_bytes),
@@ -73,12 +71,12 @@ def count_model(
     )
 
 
-def _whole(run: "_Run", config: ModelConfig, tokens: int, depth: int, logits: Logits) -> Count:
+def _whole(run: "_Run", config: ModelConfig, tokens: int, depth: int, last: bool) -> Count:
     """One layer of a kind is counted; each of the rest adds what a second layer adds."""
     (first, *alike), *others = config.kinds_of_layers()
-    base = total = run.count(config.picked([first]), tokens, depth, logits)
+    base = total = run.count(config.picked([first]), tokens, depth, last)
     for layers in filter(None, (alike, *others)):
-        more, n = run.count(config.picked([first, layers[0]]), tokens, depth, logits), len(layers)
+        more, n = run.count(config.picked([first, layers[0]]), tokens, depth, last), len(layers)
         numbers = (
             getattr(total, name) + n * (getattr(more, name) - getattr(base, name))
             for name in ("weight_bytes", "block_bytes", "kv_cache_bytes", "peak_activation_bytes")
@@ -107,8 +105,9 @@ class _Run:
     device: torch.device
     split: Split | None
 
-    def count(self, few: ModelConfig, tokens: int, depth: int, logits: Logits) -> Count:
-        """One pass of a model of a few layers, or of a rank's part of it."""
+    def count(self, few: ModelConfig, tokens: int, depth: int, last: bool) -> Count:
+        """One pass of a model of a few layers, or of a rank's part of it. last: whether it has the
+        logits."""
         part = self.split and Split(few, self.split.ranks, self.split.unit)
         with torch.device("meta"):
             model = build(few, part).to(self.precision)
@@ -130,8 +129,8 @@ class _Run:
                 layer.forward = partial(recorder.linear, layer, formats.get(name), read)
         with torch.no_grad(), recorder:
             x = model.hidden(ids, positions, caches)
-            if logits != "none":
-                x = model.logits(x[:, -1:] if logits == "last" else x)
+            if last:
+                x = model.logits(x[:, -1:])
         return recorder.count()
 
     def _cache(self, model: Transformer, number: int, depth: int) -> "_CountedCache":

@@ -19,7 +19,7 @@ from quantbench.devices import prefill_chunk
 from quantbench.errors import UsageError
 from quantbench.estimate.counting import Count
 from quantbench.estimate.counting_configs import count_config
-from quantbench.estimate.counting_models import Logits, count_model
+from quantbench.estimate.counting_models import count_model
 from quantbench.log.config import RunConfig
 from quantbench.log.record import NO_COUNTER
 from quantbench.models.config import ModelConfig
@@ -53,7 +53,6 @@ class Request:
     precision: str = "bfloat16"
     chunk: int | None = None  # positions of a prompt per pass; None: the device's own
     cache_size: int | None = None  # positions; None: as many as the run needs
-    logits: Logits = "last"  # of the prompt: of its last position, or of all
 
     @staticmethod
     def of(
@@ -244,7 +243,6 @@ def pass_of(
 ) -> Count:
     """The count of `tokens` positions after `depth`, on one rank."""
     precision: torch.dtype = getattr(torch, request.precision)
-    logits = request.logits if tokens > 1 else "last"
     if isinstance(request.config, str):
         if request.scheme != "none" or request.kv_cache != "dense" or request.tp > 1:
             raise UsageError(
@@ -252,9 +250,9 @@ def pass_of(
                 "cache, on one device: leave out --quantization, --kv_cache, --tp, --all_schemes "
                 "and --what_fits"
             )
-        return count_config(request.config, request.batch, tokens, depth, logits, precision)
+        return count_config(request.config, request.batch, tokens, depth, precision)
     chunk = request.chunk or prefill_chunk(device, request.batch)
     return count_model(
         request.config, request.scheme, request.kv_cache, request.batch, tokens, depth, request.tp,
-        logits, precision, device=device, chunk=chunk, cache_size=cache_size,
+        precision, device=device, chunk=chunk, cache_size=cache_size,
     )  # fmt: skip

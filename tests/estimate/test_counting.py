@@ -96,7 +96,7 @@ def test_pairs_are_those_that_a_mask_leaves(queries, keys, depth, window):
 
 def test_layers_and_chunks_add_up():
     config = preset("TinyLlama-1.1B-Chat-v1.0")
-    count = count_model(config, tokens=1, depth=7, logits="all")
+    count = count_model(config, tokens=1, depth=7)
     matrices = config.parameters() - 32000 * 2048 - 45 * 2048  # without embedding and norms
     assert count.total("flops", "linear") == 2 * matrices
     assert calls(count, "linear") == 22 * 4 + 1
@@ -263,7 +263,7 @@ def test_models_of_transformers_are_counted_as_worked_by_hand(
     fields, matrices, others, config_json
 ):
     """Numbers of all matrices, and of all else that is stored."""
-    count = count_config(config_json(**fields), 2, 10, logits="all", precision=torch.float16)
+    count = count_config(config_json(**fields), 2, 10, every_logit=True, precision=torch.float16)
     assert count.total("flops", "linear") == 2 * 20 * matrices
     assert others is None or count.weight_bytes == 2 * (matrices + others)
     if fields is OPT:  # two sequences of 10 tokens, each of which sees itself and those before it

@@ -46,7 +46,7 @@ MEASURED = {
 def counts(tmp_path_factory):
     pytest.importorskip("transformers")
     path, found = tmp_path_factory.mktemp("published") / "config.json", {}
-    how = {"logits": "all", "precision": torch.float16, "cached": False}
+    how = {"every_logit": True, "precision": torch.float16, "cached": False}
     for model, (_, _, fields) in MEASURED.items():
         path.write_text(json.dumps(fields))
         found[model] = count_config(path, BATCH, LENGTH, **how)
