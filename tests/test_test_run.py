@@ -63,19 +63,12 @@ def run(tmp_path):
         (tmp_path / "pytest.ini").touch()
         command = ["-m", "pytest", f"-p{plugin}", f"--rootdir={tmp_path}", *options]
         chosen = (f"{tmp_path}/test_it.py{name}" for name in names)
-        done = python(*command, *chosen, env={**without_ours(), **environment})
+        done = python(*command, *chosen, env=around | environment)
         return done.returncode, done.stdout + done.stderr
 
+    ours = (seeds.VARIABLE, coverage_of_machine.VARIABLE, "PYTEST_ADDOPTS", "PYTEST_XDIST")
+    around = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return pytest_of
-
-
-def without_ours():
-    ours = (seeds.VARIABLE, coverage_of_machine.VARIABLE, "PYTEST_ADDOPTS")
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ours and not name.startswith("PYTEST_XDIST")
-    }
 
 
 def test_one_seed_draws_the_same_in_two_workers_in_one_process_and_alone(run, tmp_path):
@@ -141,10 +134,7 @@ def test_skips_are_counted_by_reason_and_fail_where_the_machine_must_not_lack_it
 
 
 def test_a_machine_cannot_be_expected_to_have_what_is_not_known(run):
-    def tested(**environment):
-        return run("tests.coverage_of_machine", SKIPS, **environment)
-
-    status, output = tested(QUANTBENCH_EXPECT="compiler,mmx")
+    status, output = run("tests.coverage_of_machine", SKIPS, QUANTBENCH_EXPECT="compiler,mmx")
     assert status == 4 and "names mmx; there are compiler, portable, avx2" in output
 
 

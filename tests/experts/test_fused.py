@@ -56,18 +56,6 @@ def test_the_cache_is_that_of_a_simulation():
     assert [set(layer.own) for layer in tiers.layers.values()] == [set(layer) for layer in own]
 
 
-def test_modules_and_the_fused_step_share_one_cache():
-    """A prompt by the modules, steps by the op, and a prompt again: always the same numbers."""
-    expected = logits(whole(), 1, 9, "cpu-step")
-    model, tiers = tiered("cache", None)
-    tiers.hold(FAST, 14)
-    for _ in range(3):
-        assert torch.equal(logits(model, 1, 9, "cpu-step"), expected)
-    slots = [slot for layer in tiers.layers.values() for slot in layer.own.values()]
-    slots += tiers.landing
-    assert len({id(slot) for slot in slots}) == len(slots) == 14
-
-
 def test_two_decodes_at_once(tmp_path):
     model, tiers = tiered("cache", tmp_path)
     tiers.hold(FAST, 14)

@@ -51,7 +51,8 @@ def place(tmp_path):
     ],
 )
 def test_logits_are_those_of_one_memory(family, scheme, kernel, tmp_path):
-    """Random placements, over a disk or RAM by chance, every policy and decoder."""
+    """Random placements, over a disk or RAM by chance, every policy and decoder. A prompt goes by
+    the modules, steps by the op: both use the same slots."""
     path = family if family == "tiny_moe" else str(saved(family, tmp_path)[0])
     one = whole(path, scheme, torch.bfloat16, kernel)
     fused = REFUSAL is None and kernel == "auto"
@@ -65,6 +66,9 @@ def test_logits_are_those_of_one_memory(family, scheme, kernel, tmp_path):
         for (rows, decoder), same in zip(how, expected, strict=True):
             got = logits(model, rows, decoder=decoder)
             assert torch.equal(got, same), (policy, tiers.slow.place, tiers.quotas, rows, decoder)
+        slots = [slot for layer in tiers.layers.values() for slot in layer.own.values()]
+        slots += tiers.landing
+        assert len({id(slot) for slot in slots}) == len(slots) == sum(tiers.quotas) + tiers.arrivals
 
 
 @pytest.mark.parametrize("scheme", [s for s in SHOWN if parse(s).scheme])

@@ -59,11 +59,16 @@ TIED = ModelConfig(
 
 @pytest.mark.parametrize("architecture", [TIED, "tiny", "tiny_moe"], ids=["tied", "tiny", "moe"])
 def test_bytes_of_uniform_choices_are_those_of_the_model(architecture):
+    """Every layer is in one group, with the other experts of its matrix."""
     if isinstance(architecture, str):
         architecture = load_config(architecture)
     specs = candidates(CPU, PRECISION, calibrated=True)
     costs = Costs(architecture, specs, CPU, PRECISION)
     groups = options(dict.fromkeys(costs.of, 0.0), costs, architecture.tie_embeddings)
+    names = [name for group in groups for name in group[0].schemes]
+    assert sorted(names) == sorted(["tok_embeddings", *architecture.linear_shapes()])
+    experts = {len(one.schemes) for one, *_ in groups if ".experts." in str(one.schemes)}
+    assert experts == ({8} if architecture.mixture else set())
     kinds = uniform(groups)
     assert {"none", "embed-int8", "int8wo", "fp6", "int4wo-64", "int4wo-64-gptq"} <= kinds.keys()
     weights = sum(rows * columns for rows, columns in architecture.linear_shapes().values())
@@ -73,13 +78,3 @@ def test_bytes_of_uniform_choices_are_those_of_the_model(architecture):
         assert 8 * total(kind, "stored") / weights == pytest.approx(expected.bits_per_weight)
         rest = expected.memory_bytes - total(kind, "held") if rest is None else rest
         assert expected.memory_bytes - total(kind, "held") == rest, name
-
-
-def test_every_layer_is_in_one_group():
-    architecture = load_config("tiny_moe")
-    costs = Costs(architecture, [parse_scheme("int8wo")], CPU, PRECISION)
-    groups = options(dict.fromkeys(costs.of, 0.0), costs, False)
-    names = [name for group in groups for name in group[0].schemes]
-    assert sorted(names) == sorted(["tok_embeddings", *architecture.linear_shapes()])
-    experts = [group for group in groups if any(".experts." in n for n in group[0].schemes)]
-    assert {len(group[0].schemes) for group in experts} == {8}  # of a layer's w13, or w2

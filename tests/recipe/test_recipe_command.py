@@ -166,15 +166,6 @@ def test_the_damage_is_not_estimated_on_what_judges():
     assert sum(ids in seen for ids in own) < 0.02 * len(own)  # what Python modules share
 
 
-def test_a_text_of_ones_own(tmp_path):
-    plan = make_plan(RunConfig(device="cpu"))
-    path = tmp_path / "own.txt"
-    path.write_text("".join(f"Line {i} of a text that nobody else has written down.\n"
-                            for i in range(40)))  # fmt: skip
-    tokens = calibration_tokens(plan, str(path))
-    assert 1 <= len(tokens) <= 8 and tokens.shape[1] == 256
-
-
 def test_a_uniform_scheme_is_taken_where_the_recipe_is_not_better(quick, monkeypatch):
     """The choice is given damage that is wrong: of every scheme the inverse."""
     damages = search.damages
@@ -189,9 +180,13 @@ def test_a_uniform_scheme_is_taken_where_the_recipe_is_not_better(quick, monkeyp
 
 @pytest.mark.parametrize("start", [0, 100_000])
 def test_a_text_that_judges_is_refused(tmp_path, start):
-    """Its beginning, or a later part, behind another line."""
+    """Its beginning, or a later part, behind lines that are of this file alone."""
+    own = "".join(f"Line {i} of a text that nobody else has written down.\n" for i in range(40))
     judging = (EMBEDDED / "heldout.txt").read_text()[start : start + 20_000]
-    path = tmp_path / "copied.txt"
-    path.write_text("A line that is of this file alone, and of no other.\n" + judging)
+    path, plan = tmp_path / "text.txt", make_plan(RunConfig(device="cpu"))
+    path.write_text(own)
+    tokens = calibration_tokens(plan, str(path))
+    assert 1 <= len(tokens) <= 8 and tokens.shape[1] == 256
+    path.write_text(own + judging)
     with pytest.raises(UsageError, match="has parts of heldout.txt, on which the recipe is judged"):
-        calibration_tokens(make_plan(RunConfig(device="cpu")), str(path))
+        calibration_tokens(plan, str(path))
