@@ -30,7 +30,7 @@ from quantbench.quality.scores import Reference, Scores, model_of, read_on, scor
 from quantbench.quality.tasks import Flips, Tasks, evaluate, flips
 from quantbench.quality.texts import ALL_LOOKS, Texts, calibrated_on
 from quantbench.quality.thresholds import MAX_KL, MOST_TOKENS, TOKENS, looks_needed
-from quantbench.quality.types import DecodeCheck, LayerSqnr, NoQuality, Quality, QualityAnswer
+from quantbench.quality.types import LayerSqnr, NoQuality, Quality, QualityAnswer
 from quantbench.quantize.observe import decibels
 from quantbench.run.checks import EXPERTS
 from quantbench.run.loading import Loaded, load
@@ -172,8 +172,6 @@ class Scored:
 
     answer: QualityAnswer
     scores: Scores | None = None
-    decoding: DecodeCheck | None = None
-    layers: list[LayerSqnr] | None = None
 
 
 @torch.no_grad()
@@ -218,13 +216,14 @@ def scored(
     scores = score(plan, model, full, max_kl, before.scores if before else None, own=not reference)
     if not math.isfinite(scores["nats"].mean()):
         return Scored(QualityAnswer(NoQuality("its predictions are not numbers")))
-    ids = full.passages[0].ids
-    decoding = before.decoding if before else decode_check.check(plan, model, ids)
-    layers = before.layers if before else _layers(plan, model, ids)
+    ids, earlier = full.passages[0].ids, before.answer.quality if before else None
+    if isinstance(earlier, Quality):
+        decoding, layers = earlier.decoding, earlier.layers
+    else:
+        decoding, layers = decode_check.check(plan, model, ids), _layers(plan, model, ids)
     quality = dataclasses.replace(summary(scores), model=stand_in, decoding=decoding, layers=layers)
     enough = not reference or full.about.whole or quality.settled(max_kl)
-    answer = QualityAnswer(quality, None if enough else full.about.looks + 1)
-    return Scored(answer, scores, decoding, layers)
+    return Scored(QualityAnswer(quality, None if enough else full.about.looks + 1), scores)
 
 
 def _layers(plan: Plan, model: Transformer, ids: list[int]) -> list[LayerSqnr] | None:
