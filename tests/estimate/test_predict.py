@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from quantbench.devices import prefill_chunk
 from quantbench.estimate import cards
 from quantbench.estimate.cards import Card, Efficiency, card
 from quantbench.estimate.counting_models import count_model
@@ -109,29 +110,16 @@ def test_two_devices_read_half_of_the_weights_each(machine):
     assert two.memory["token"].weights == pytest.approx(one.memory["token"].weights, rel=0.01)
 
 
-@pytest.mark.parametrize("card", ["cpu", "L4"])
-def test_a_prompt_of_as_many_positions_fits(machine, card):
-    """On a processor their passes have 512 tokens, on a card 2048."""
+@pytest.mark.parametrize(("card", "cache", "tp"), [("cpu", "int8", 2), ("L4", "int4", 1)])
+def test_what_fits_is_what_that_cache_takes(machine, card, cache, tp):
+    """Counted once, over a dense cache: here 64 sequences, in one pass, two and more."""
     device = machine if card == "cpu" else whole(card)
-    for gigabytes in (random.uniform(2.25, 2.4), random.uniform(2.4, 8.0)):
-        memory = gigabytes * 1e9 + device.workspace
-        (one,) = what_fits_into(Request(CONFIG), device, memory, ["none"], ["dense"])
-        assert one.positions > 1
-
-        def taken(positions):
-            run = Request(CONFIG, prompt=positions, new_tokens=0)
-            return predict(run, device).peak_memory_bytes.value
-
-        assert taken(one.positions) <= memory < taken(one.positions + 2), gigabytes
-
-
-@pytest.mark.parametrize(("cache", "tp"), [("int8", 2), ("int4", 1)])
-def test_what_fits_of_each_cache_is_what_that_cache_takes(machine, cache, tp):
-    """Counted once, over a dense cache: here 64 sequences, whose passes have 32 tokens each."""
     request = Request(CONFIG, "int8wo", cache, batch=64, new_tokens=0, tp=tp)
-    for positions in (random.randint(2, 32), random.randint(33, 64), random.randint(65, 400)):
-        memory = machine.memory(dataclasses.replace(request, prompt=positions), "prompt").total
-        (fit,) = what_fits_into(request, machine, memory, ["int8wo"], [cache])
+    chunk = prefill_chunk(device.device, 64)
+    for low, high in ((2, chunk), (chunk + 1, 2 * chunk), (2 * chunk + 1, 12 * chunk)):
+        positions = random.randint(low, high)
+        memory = device.memory(dataclasses.replace(request, prompt=positions), "prompt").total
+        (fit,) = what_fits_into(request, device, memory, ["int8wo"], [cache])
         assert fit.positions == positions
 
 

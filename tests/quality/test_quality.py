@@ -35,11 +35,9 @@ from tests.refusals import one_line
 
 TOKENS = 600
 TOKENIZER = load_tokenizer(EMBEDDED, 4096)
+IDS = TOKENIZER.encode((EMBEDDED / "heldout.txt").read_text())[: TOKENS + 1]
+BOS = [TOKENIZER.bos_id]
 run = partial(command, "quality")
-
-
-def text():
-    return torch.tensor(TOKENIZER.encode((EMBEDDED / "heldout.txt").read_text())[: TOKENS + 1])
 
 
 def measured(tmp_path, *arguments):
@@ -49,21 +47,19 @@ def measured(tmp_path, *arguments):
     return json.loads(path.read_text()), result
 
 
-def model(name, precision=torch.bfloat16):
-    quantizer = Quantizer(scheme(name), torch.device("cpu"), precision)
-    return load_model("tiny", precision=precision, transform=quantizer)
+def plan_and_model(*arguments):
+    plan = make_plan(parse([*arguments, "--device", "cpu"]))
+    return plan, load(plan, lambda done, total: None, lambda line: None).model
 
 
 @torch.no_grad()
-def logits(model):
-    """Logits (N, V), float64, that predict the first 512 tokens of the text, and the other 88 after
-    them: of sequences from position 0 on. No cache, no chunks."""
-    ids = TOKENIZER.encode((EMBEDDED / "heldout.txt").read_text(), bos=False)[:TOKENS]
-    opening = [TOKENIZER.bos_id] if TOKENIZER.bos_id is not None else []
-    parts = [[*opening, *ids[:512]], [*opening, *ids[512:]]]
-    found = [model(torch.tensor([part[:-1]]))[0].double() for part in parts]
-    targets = [torch.tensor(part[1:]) for part in parts]
-    return torch.cat(found), torch.cat(targets)
+def log_probabilities(name):
+    """Those of a scheme (N, V), float64, of the first 512 tokens of the text, and of the other 88
+    after them: of sequences from position 0 on. No cache, no chunks."""
+    _, model = plan_and_model("--quantization", name)
+    parts = (IDS[:512], [*BOS, *IDS[513:-1]])
+    logits = torch.cat([model(torch.tensor([part]))[0] for part in parts])
+    return logits.double().log_softmax(-1)
 
 
 def sem(values):
@@ -77,9 +73,8 @@ def sem(values):
 def test_figures_against_ones_computed_another_way(tmp_path):
     found, result = measured(tmp_path, "--quantization", "int4wo-64")
     figures = found["quality"]
-    p, targets = logits(model("none"))
-    q, _ = logits(model("int4wo-64"))
-    p, q = p.log_softmax(-1), q.log_softmax(-1)
+    p, q = map(log_probabilities, ("none", "int4wo-64"))
+    targets = torch.tensor(IDS[1:])
     nats, full_nats = (F.nll_loss(rows, targets, reduction="none") for rows in (q, p))
     kl = F.kl_div(q, p, log_target=True, reduction="none").sum(-1)
     right, full_right = q.argmax(-1) == targets, p.argmax(-1) == targets
@@ -100,7 +95,7 @@ def test_figures_against_ones_computed_another_way(tmp_path):
     }
     for name, (value, tolerance) in expected.items():
         assert figures[name] == pytest.approx(float(value), **tolerance), name
-    assert figures["tokens"] == len(targets) and figures["window"] == 512 - (len(targets) < TOKENS)
+    assert (figures["tokens"], figures["window"]) == (TOKENS, 512)
     assert figures["kl_median"] < figures["kl"] < figures["kl_p99"] <= figures["kl_max"]
     # neighbouring blocks that are alike are merged, which the oracle does not; the error then grows
     assert figures["kl_standard_error"] >= 0.9 * sem(kl)
@@ -111,7 +106,7 @@ def test_figures_against_ones_computed_another_way(tmp_path):
     assert full["perplexity"] == pytest.approx(full_nats.mean().exp().item(), rel=0.01)
     row = next(line for line in result.stdout.splitlines() if line.startswith("perplexity "))
     assert row.index(f"{full['perplexity']:.4f}") < row.index(f"{figures['perplexity']:.4f}")
-    assert result.stdout.startswith(f"tiny: {len(targets)} tokens of the embedded texts, at most")
+    assert result.stdout.startswith(f"tiny: {TOKENS} tokens of the embedded texts, at most")
     assert f"KL {figures['kl']:.4g}, {class_of(figures['kl'])}: above" in result.stdout
     assert not figures["decoding"]["differs"] and figures["decoding"]["tokens"] == 64
     for value in (figures["perplexity"], figures["kl"], figures["top1"], low, high):
@@ -160,7 +155,7 @@ def test_layers_against_their_own_weights(tmp_path):
 @pytest.mark.parametrize("name", ["int8dq", "bnb-nf4", "embed-int8"])
 def test_layers_of_any_kernel(name):
     plan, quantized = plan_and_model("--quantization", name)
-    layers = sqnr_of_layers(plan, quantized, "tiny", text().tolist())
+    layers = sqnr_of_layers(plan, quantized, "tiny", IDS)
     assert len(layers) == 21 and all(15 < layer.outputs < 60 for layer in layers)
     assert all(layer.weights > (15 if name == "bnb-nf4" else 35) for layer in layers)
 
@@ -170,8 +165,7 @@ def test_layers_of_experts_in_two_tiers_are_left_out(tmp_path):
     how = "--quantization int8wo --checkpoint_path tiny_moe".split()
     two = ["--expert_memory", "9", "--expert_policy", "fetch", "--expert_folder", str(tmp_path)]
     whole, tiered = (
-        sqnr_of_layers(*plan_and_model(*how, *more), "tiny_moe", text().tolist())
-        for more in ([], two)
+        sqnr_of_layers(*plan_and_model(*how, *more), "tiny_moe", IDS) for more in ([], two)
     )
     # In each of five layers two of attention, two of each of 8 experts, two of the shared one.
     assert (len(whole), len(tiered)) == (5 * (2 + 16 + 2) + 1, 5 * (2 + 2) + 1)
@@ -290,11 +284,10 @@ def test_a_reference_that_ranks_shared_serves_one_process(tmp_path):
 def test_a_passage_through_a_cache_predicts_the_same(request):
     """In chunks, and in a cache that held another passage before."""
     plan, full = plan_and_model("--precision", "float32")
-    ids = text().tolist()
     reader = Reader(plan, full)
     with torch.no_grad():
-        reader.hidden(Passage("text", 0, ids[:100], 1))
-        for part in (Passage("text", 0, ids, 1), Passage("text", 0, ids[:50], 20)):
+        reader.hidden(Passage("text", 0, IDS[:100], 1))
+        for part in (Passage("text", 0, IDS, 1), Passage("text", 0, IDS[:50], 20)):
             found = full.logits(reader.hidden(part))
             expected = full(torch.tensor([part.ids[:-1]]))[0, part.first - 1 :]
             assert torch.allclose(found, expected, atol=1e-3)
@@ -317,12 +310,11 @@ def test_passages_cover_each_text_once(tmp_path):
     found = looks(Texts(plan, None, 2048), full, 3)
     assert Texts(plan, None, 2048).last(2) and not Texts(plan, None, 2048).last(1)
     assert all(len(part.ids) <= 1025 for part in found)  # the model's context, and one to predict
-    opened = plan.tokenizer.bos_id is not None
     for name in ("prose", "code"):
         own = [part for part in found if part.text == name]
         expected = plan.tokenizer.encode(texts.TEXTS[name].read_text(), bos=False)[:768]
-        assert sum((part.ids[opened:] for part in own), []) == expected
-        assert [len(part.ids) - opened for part in own] == [192, 192, 384]
+        assert sum((part.ids[1:] for part in own), []) == expected
+        assert [part.predicted for part in own] == [192, 192, 384]
         assert [part.look for part in own] == [0, 1, 2]
         whole = plan.tokenizer.decode(expected).encode()
         assert abs(sum(part.bytes for part in own) - len(whole)) <= 30  # spaces at the seams
@@ -351,8 +343,7 @@ def test_an_embedded_model_takes_its_held_out_text_alone():
     found = looks(given, None, 20)
     ids = plan.tokenizer.encode((EMBEDDED / "heldout.txt").read_text(), bos=False)
     assert {part.text for part in found} == {"held out"} and given.last(20)
-    opened = plan.tokenizer.bos_id is not None
-    assert sum((part.ids[opened:] for part in found), []) == ids
+    assert sum((part.ids[1:] for part in found), []) == ids
     assert max(len(part.ids) - 1 for part in found) <= plan.architecture.max_position
 
 
@@ -435,11 +426,6 @@ def test_how_many_looks_are_needed():
 # ------------------------------------------------------------------------- decoding, random weights
 
 
-def plan_and_model(*arguments):
-    plan = make_plan(parse([*arguments, "--device", "cpu"]))
-    return plan, load(plan, lambda done, total: None, lambda line: None).model
-
-
 @pytest.mark.parametrize(
     "arguments",
     [(), ("--precision", "float32"), ("--quantization", "int8dq"), ("--kv_cache", "int4"),
@@ -447,7 +433,7 @@ def plan_and_model(*arguments):
 )  # fmt: skip
 def test_decoding_predicts_what_a_prompt_does(arguments):
     plan, model = plan_and_model(*arguments)
-    found = decode_check.check(plan, model, text().tolist(), 16)
+    found = decode_check.check(plan, model, IDS, 16)
     assert not found.differs and 0 <= found.kl < 0.1 and found.tokens == 16
     assert "modules" not in arguments or found.decoder == "modules"
     assert "predicts the same but for rounding" in found.sentence()
@@ -457,7 +443,7 @@ def test_decoding_predicts_what_a_prompt_does(arguments):
 def test_decoding_that_predicts_something_else_is_seen(monkeypatch, broken):
     """stale: a step stores its keys one position too early, so the last row of the cache is."""
     plan, model = plan_and_model("--quantization", "int8wo")
-    right = decode_check.check(plan, model, text().tolist(), 16)
+    right = decode_check.check(plan, model, IDS, 16)
     usual = Generator.forward
 
     def forward(self, tokens, start=0):
@@ -466,7 +452,7 @@ def test_decoding_that_predicts_something_else_is_seen(monkeypatch, broken):
         return logits * math.nan if step and broken != "stale" else logits
 
     monkeypatch.setattr(Generator, "forward", forward)
-    found = decode_check.check(plan, model, text().tolist(), 16)
+    found = decode_check.check(plan, model, IDS, 16)
     assert found.differs and (found.kl is None or found.kl > 100 * right.kl)
     assert "differs from reading the text as a prompt by more than rounding" in found.sentence()
     assert ("not a number" in found.sentence()) == (broken != "stale") == (found.kl is None)
@@ -512,11 +498,7 @@ def test_random_weights_take_their_quality_from_the_embedded_model(tmp_path):
 # ------------------------------------------------------------------------- lm-evaluation-harness
 
 DOCUMENTS = [
-    {
-        "text": "def read_lines(path):\n",
-        "right": "    with open(path) as f:",
-        "wrong": "    qx zv 8",
-    },
+    {"text": "def read(path):\n", "right": "    with open(path) as f:", "wrong": "    qx zv 8"},
     {"text": "import os\nimport ", "right": "sys", "wrong": "banana"},
 ]
 BETTER = {"aggregation": "mean", "higher_is_better": True}
