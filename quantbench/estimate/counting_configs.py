@@ -113,11 +113,12 @@ def count_config(
     cached: bool = True,
     every_logit: bool = False,
 ) -> Count:
-    """Count a pass of the causal language model that transformers builds from a config.json.
+    """Count a pass of the causal language model that transformers builds from a config.json, over
+    `tokens` new positions of each sequence behind `depth` others.
 
     path: of the file, or of a folder that holds one. cached: whether keys and values are kept, as
     positions before the pass have to be. every_logit: whether all positions have logits, or the
-    last one. The other arguments are those of `count_model`.
+    last one.
     Raises UsageError without transformers, CheckpointError for a config that is not understood.
     """
     fields, name = config_fields(path), str(path)

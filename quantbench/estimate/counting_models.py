@@ -1,6 +1,6 @@
 """The counts of our own models: of each scheme, cache and number of ranks.
 
-    count_model(config, "int4wo-128", batch=4, tokens=1, depth=1024)      # a decoding step; Count
+    count_model(Request(config, "int4wo-128"), device, tokens=1, depth=1024)    # a step; Count
 
 Linear layers, whose weights may be packed, and attention over caches are recorded whole. One layer
 of each kind is counted, and stands for the others.
@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from quantbench.devices import prefill_chunk
 from quantbench.estimate.counting import Collective, Count, Recorder, pairs
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
@@ -27,37 +28,31 @@ from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
 from quantbench.run.cutting import split_for
 from quantbench.run.sizes import kv_cache_bytes, quantize_shapes
 
+if TYPE_CHECKING:
+    from quantbench.estimate.predict import Request
+
 Item = TypeVar("Item")
 
 
 def count_model(
-    config: ModelConfig,
-    scheme: str | Spec = "none",
-    kv_cache: str = "dense",
-    batch: int = 1,
-    tokens: int = 1,
-    depth: int = 0,
-    tp: int = 1,
-    precision: torch.dtype = torch.bfloat16,
-    *,
-    device: torch.device | str = "cpu",
-    chunk: int | None = None,
-    cache_size: int | None = None,
+    request: "Request", device: torch.device, tokens: int, depth: int, cache_size: int | None = None
 ) -> Count:
-    """Count a pass of our model over `tokens` new positions of `batch` sequences.
+    """Count a pass of our model over `tokens` new positions of each sequence, the last of which has
+    logits. The count is of the first rank.
 
-    The last position has logits. depth: positions that the caches hold before. tp: ranks; the count
-    is of the first. device: where it would run; it decides how kernels store weights. chunk:
-    positions per pass; if not given, all in one. cache_size: positions of the caches; if not given,
-    as many as are filled at the end.
+    device: where it would run; it decides how kernels store weights, and how many positions a pass
+    has if the request does not say. depth: positions that the caches hold before. cache_size:
+    positions of the caches; if not given, as many as are filled at the end.
 
     Raises UsageError for a number of ranks or a cache that the model does not take, KernelError for
     a scheme that does not take the model's shapes.
     """
-    spec = parse_scheme(scheme) if isinstance(scheme, str) else scheme
-    split = split_for(config, _CountedRanks(0, tp), spec) if tp > 1 else None
-    size, chunk = cache_size or depth + tokens, chunk or tokens
-    run = _Run(spec, CACHES[kv_cache], size, batch, precision, torch.device(device), split)
+    config, spec, batch = request.config, parse_scheme(request.scheme), request.batch
+    assert not isinstance(config, str)
+    precision: torch.dtype = getattr(torch, request.precision)
+    split = split_for(config, _CountedRanks(0, request.tp), spec) if request.tp > 1 else None
+    size, chunk = cache_size or depth + tokens, request.chunk or prefill_chunk(device, batch)
+    run = _Run(spec, CACHES[request.kv_cache], size, batch, precision, device, split)
     passes = []
     for first in range(0, tokens, chunk):
         some = min(chunk, tokens - first)

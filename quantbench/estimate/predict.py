@@ -242,17 +242,13 @@ def pass_of(
     request: Request, device: torch.device, tokens: int, depth: int, cache_size: int | None = None
 ) -> Count:
     """The count of `tokens` positions after `depth`, on one rank."""
+    if not isinstance(request.config, str):
+        return count_model(request, device, tokens, depth, cache_size)
+    if request.scheme != "none" or request.kv_cache != "dense" or request.tp > 1:
+        raise UsageError(
+            f"{request.config}: models of transformers are estimated unquantized, with a dense "
+            "cache, on one device: leave out --quantization, --kv_cache, --tp, --all_schemes and "
+            "--what_fits"
+        )
     precision: torch.dtype = getattr(torch, request.precision)
-    if isinstance(request.config, str):
-        if request.scheme != "none" or request.kv_cache != "dense" or request.tp > 1:
-            raise UsageError(
-                f"{request.config}: models of transformers are estimated unquantized, with a dense "
-                "cache, on one device: leave out --quantization, --kv_cache, --tp, --all_schemes "
-                "and --what_fits"
-            )
-        return count_config(request.config, request.batch, tokens, depth, precision)
-    chunk = request.chunk or prefill_chunk(device, request.batch)
-    return count_model(
-        request.config, request.scheme, request.kv_cache, request.batch, tokens, depth, request.tp,
-        precision, device=device, chunk=chunk, cache_size=cache_size,
-    )  # fmt: skip
+    return count_config(request.config, request.batch, tokens, depth, precision)

@@ -13,6 +13,7 @@ from quantbench.errors import QuantbenchError
 from quantbench.estimate.counting import Collective, count_module, pairs
 from quantbench.estimate.counting_configs import count_config
 from quantbench.estimate.counting_models import count_model
+from quantbench.estimate.predict import Request
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.hugging_face import from_hugging_face
@@ -26,6 +27,12 @@ from tests.models import hugging_face
 
 # D 64, 4 query heads share 2 key/value heads of 16, F 96, V 256.
 GROUPED = ModelConfig("grouped", 64, 1, 4, 2, 16, 96, 256, 128)
+
+
+def counted(config, scheme="none", tokens=1, depth=0, device="cpu", cache_size=None, **more):
+    """A pass of a request with these other fields."""
+    request = Request(config, scheme, **more)
+    return count_model(request, torch.device(device), tokens, depth, cache_size)
 
 
 def of_kind(count, kind):
@@ -44,7 +51,7 @@ def calls(count, kind):
 # 5, 6 and 7 see 6, 7 and 8 keys, in 2 sequences of 4 heads: 168 pairs, each 4 · 16 operations. The
 # cache holds 2 heads · 16 · 2 (key and value) · 2 bytes = 128 bytes a position.
 def test_a_layer_with_grouped_heads_is_counted_as_worked_by_hand():
-    count = count_model(GROUPED, batch=2, tokens=3, depth=5, device="cuda")
+    count = counted(GROUPED, batch=2, tokens=3, depth=5, device="cuda")
     works = by_shape(count)
     assert {shape: work.flops for shape, work in works.items()} == {
         (64, 128): 2 * 6 * 64 * 128,  # (4 + 2 + 2) · 16 columns
@@ -65,7 +72,7 @@ def test_a_layer_with_grouped_heads_is_counted_as_worked_by_hand():
 
 
 def test_a_decoding_step_reads_the_cache_once_for_all_heads_that_share_it():
-    count = count_model(GROUPED, batch=2, tokens=1, depth=5)
+    count = counted(GROUPED, batch=2, tokens=1, depth=5)
     (attention,) = of_kind(count, "attention")
     assert attention.flops == 6 * 2 * 4 * 4 * 16
     assert attention.bytes_read == 2 * 6 * 128 + 2 * 4 * 16 * 2
@@ -74,7 +81,7 @@ def test_a_decoding_step_reads_the_cache_once_for_all_heads_that_share_it():
 
 def test_attention_is_counted_as_it_is_computed_on_the_device():
     def seen(device, **more):
-        count = count_model(GROUPED, tokens=8, device=device, **more)
+        count = counted(GROUPED, tokens=8, device=device, **more)
         return count.total("flops", "attention") / (4 * 4 * 16)
 
     assert seen("cuda") == 36  # flash attention leaves out the upper triangle
@@ -96,13 +103,13 @@ def test_pairs_are_those_that_a_mask_leaves(queries, keys, depth, window):
 
 def test_layers_and_chunks_add_up():
     config = preset("TinyLlama-1.1B-Chat-v1.0")
-    count = count_model(config, tokens=1, depth=7)
+    count = counted(config, tokens=1, depth=7)
     matrices = config.parameters() - 32000 * 2048 - 45 * 2048  # without embedding and norms
     assert count.total("flops", "linear") == 2 * matrices
     assert calls(count, "linear") == 22 * 4 + 1
     assert calls(count, "attention") == 22
-    whole = count_model(config, tokens=8, device="cuda")
-    chunks = count_model(config, tokens=8, chunk=2, device="cuda")
+    whole = counted(config, tokens=8, device="cuda")
+    chunks = counted(config, tokens=8, chunk=2, device="cuda")
     assert whole.total("flops") == chunks.total("flops")
     assert calls(chunks, "linear") == 4 * 22 * 4 + 1
 
@@ -123,7 +130,7 @@ def test_flops_of_products_are_those_of_torchs_counter():
 def test_a_decoding_step_reads_every_weight_but_the_embedding_once(scheme, tied):
     """A tied output layer that is quantized no longer shares the embedding's memory."""
     config = ModelConfig("wide", 256, 3, 4, 2, 64, 512, 512, 128, tie_embeddings=tied)
-    count = count_model(config, scheme, tokens=1)
+    count = counted(config, scheme, tokens=1)
     size = size_of(config, parse_scheme(scheme), torch.device("cpu"), torch.bfloat16)
     activations = sum(2 * n * w.inner for w, n in count.works.items() if w.kind == "linear")
     norms = 2 * (3 * 2 + 1) * 256
@@ -137,13 +144,13 @@ def test_a_decoding_step_reads_every_weight_but_the_embedding_once(scheme, tied)
 def test_a_scheme_is_counted_for_a_device_that_is_not_here():
     """4 bits a weight, and a scale and a zero point of 16 bits for every 32."""
     config = ModelConfig("wide", 256, 3, 4, 2, 64, 512, 512, 128, tie_embeddings=True)
-    count = count_model(config, "int4wo-32", tokens=1, device="cuda")
+    count = counted(config, "int4wo-32", tokens=1, device="cuda")
     works = by_shape(count)
     assert works[256, 512].bytes_read == (256 * 512 // 2 + 256 * 512 // 32 * 4 + 2 * 256)
     matrices = sum(rows * columns for rows, columns in config.linear_shapes().values())
     table, norms = 512 * 256, 7 * 256
     assert count.weight_bytes == matrices // 2 + matrices // 32 * 4 + 2 * (table + norms)
-    whole = count_model(config, tokens=1, device="cuda")
+    whole = counted(config, tokens=1, device="cuda")
     assert whole.weight_bytes == 2 * config.parameters()
 
 
@@ -152,15 +159,13 @@ def test_a_scheme_is_counted_for_a_device_that_is_not_here():
 def test_no_weight_of_70b_is_made(scheme, device, tmp_path):
     """The smallest matrix has 1024 · 8192 numbers, and a cache of 1024 positions 1 M."""
     sizes = {"tokens": 1024, "device": device, "tp": 8}
-    largest, _ = allocated(
-        lambda: count_model(preset("Meta-Llama-3-70B"), scheme, **sizes), tmp_path
-    )
+    largest, _ = allocated(lambda: counted(preset("Meta-Llama-3-70B"), scheme, **sizes), tmp_path)
     assert largest <= 8 * 8192
 
 
 def test_ranks_share_the_products_and_exchange_sums():
     config = preset("Meta-Llama-3-8B")
-    one, of_four = (count_model(config, "int8wo", tokens=16, tp=tp) for tp in (1, 4))
+    one, of_four = (counted(config, "int8wo", tokens=16, tp=tp) for tp in (1, 4))
     assert of_four.total("flops", "linear") * 4 == one.total("flops", "linear")
     assert of_four.total("flops", "attention") * 4 == one.total("flops", "attention")
     assert not one.collectives
@@ -275,7 +280,7 @@ def test_llama_of_transformers_computes_what_ours_does(config_json, depth):
     tokens = 1 if depth else 5
     theirs = count_config(config_json(**LLAMA), 3, tokens, depth)
     two = dataclasses.replace(GROUPED, num_layers=2)
-    ours = count_model(two, batch=3, tokens=tokens, depth=depth, device="cuda")
+    ours = counted(two, batch=3, tokens=tokens, depth=depth, device="cuda")
     for kind in ("linear", "attention"):
         assert theirs.total("flops", kind) == ours.total("flops", kind)
     assert theirs.weight_bytes == ours.weight_bytes
@@ -335,7 +340,7 @@ MIXED = dataclasses.replace(
 @pytest.mark.parametrize("tokens", [1, 2, 4, 64])
 def test_experts_are_read_as_often_as_they_are_chosen(tokens):
     """Weights that a step reads: those of Mixtral.step_bytes, which knows the modules."""
-    count = count_model(MIXED, batch=tokens, tokens=1)
+    count = counted(MIXED, batch=tokens, tokens=1)
     with torch.device("meta"):
         model = build(MIXED).to(torch.bfloat16)
     experts = [w for w in count.works.elements() if (w.inner, w.outer) in ((64, 192), (96, 64))]
@@ -348,7 +353,7 @@ def test_experts_are_read_as_often_as_they_are_chosen(tokens):
 
 def test_layers_without_experts_among_those_with():
     some = dataclasses.replace(MIXED, mixture=Mixture(8, 2, 96, dense_layers=(0, 2)))
-    count = count_model(some, batch=1, tokens=2)
+    count = counted(some, batch=1, tokens=2)
     assert count.weight_bytes == 2 * some.parameters()
     # The dense layers' feed-forward networks have the shapes of an expert: 2 tokens each.
     dense = [n for w, n in count.works.items() if (w.inner, w.outer, w.rows) == (96, 64, 2)]
@@ -381,7 +386,7 @@ def test_a_layer_of_each_kind_stands_for_the_others(family, tokens, depth, monke
 
     def sums():
         given = {"batch": 2, "tokens": tokens, "depth": depth, "cache_size": 128}
-        count = count_model(config, **given)
+        count = counted(config, **given)
         return count.total("flops"), count.total("bytes_read"), count.works.total()
 
     few, apart = sums(), [[number] for number in range(config.num_layers)]

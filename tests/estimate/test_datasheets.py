@@ -70,18 +70,19 @@ def test_a_card_of_another_size_is_not_taken_for_it(said):
         find(said)
 
 
-def test_a_short_sum_of_eight_cards_is_its_steps():
-    """14 steps of 0.6 µs, 6.6 µs once, and 14 · 1 KB of 8 KB over half of 450 GB/s: 64 ns."""
+@pytest.mark.parametrize(
+    ("kind", "size", "microseconds"),
+    [
+        # 14 steps of 0.6 µs, 6.6 µs once, and 14 · 1 KB of 8 KB over half of 450 GB/s: 64 ns.
+        ("all_reduce", 8192, 15.064),
+        ("all_gather", 8192, 11.055),  # half of the steps, each with all of a rank's 8 KB
+        # 8.4 µs, 14 steps of 3.4 µs, 14 · 8 MB at 450 GB/s; with flags 249 µs more.
+        ("all_reduce", 64_000_000, 304.9),
+    ],
+)
+def test_an_exchange_of_eight_cards_is_its_steps(kind, size, microseconds):
     link = find("H100 SXM").link_among(8)
-    assert link.ring_seconds("all_reduce", 8192, 8) == pytest.approx(15.064e-6, rel=1e-3)
-    # A gather has half of the steps, each with all of a rank's 8 KB.
-    assert link.ring_seconds("all_gather", 8192, 8) == pytest.approx(11.055e-6, rel=1e-3)
-
-
-def test_a_long_sum_takes_the_whole_link():
-    """64 MB: 8.4 µs, 14 steps of 3.4 µs, 14 · 8 MB at 450 GB/s; with flags 249 µs more."""
-    link = find("H100 SXM").link_among(8)
-    assert link.ring_seconds("all_reduce", 64_000_000, 8) == pytest.approx(304.9e-6, rel=1e-3)
+    assert link.ring_seconds(kind, size, 8) == pytest.approx(1e-6 * microseconds, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,7 @@ def test_a_window_that_fits_fits_for_ever(machine):
 @pytest.mark.parametrize(("prompt", "depth"), [(100, 0), (512, 700), (513, 0), (1500, 700)])
 def test_the_memory_of_a_prompt_is_that_of_its_last_passes(machine, prompt, depth):
     found = machine.memory(Request(CONFIG, prompt=prompt, depth=depth, new_tokens=0), "prompt")
-    size = depth + prompt
-    count = count_model(CONFIG, tokens=prompt, depth=depth, chunk=512, cache_size=size)
+    count = count_model(Request(CONFIG), machine.device, prompt, depth)
     left = LEFT_BEHIND[prompt > 512]
     assert found.activations == (1 + left) * count.peak_activation_bytes
     assert found.kv_cache == count.kv_cache_bytes

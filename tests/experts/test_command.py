@@ -144,8 +144,7 @@ def test_what_a_run_will_take_is_said_before_it(place):
 
 
 BAD = {  # words: the line; more of them are in tests/messages.txt
-    "--expert_memory 1": "--expert_memory 1 has room for 1 expert of ",
-    "--expert_memory 1 --seed 1": "the 2 of a token: --expert_memory 2 (",
+    "--expert_memory 1": "and a layer needs the 2 of a token: --expert_memory 2 (",
     "--expert_memory 1 --dry_run": "is the least that works",
     "--expert_memory 0.001MB": "--expert_memory 0.001MB has room for 0 experts of ",
     "--expert_memory 4 --expert_placement alike.json": "alike.json is of another model",
