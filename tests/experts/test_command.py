@@ -121,14 +121,8 @@ def test_auto_takes_what_is_free_without_the_cache_activations_and_a_reserve(mon
 
 def test_the_text_does_not_depend_on_the_tiers(place):
     whole = command("generate", *TIERED)
-    for words in (
-        "--expert_memory 2 --expert_policy fetch",
-        "--expert_memory 20 --expert_policy cache --expert_placement first",
-        "--expert_memory 15 --expert_policy compute_there",
-        "--expert_memory auto",
-        "--expert_memory 9999",
-    ):
-        result = run(f"{words} --write_result none")
+    for words in ("2 --expert_policy fetch", "20 --expert_placement first", "auto", "9999"):
+        result = run(f"--expert_memory {words} --write_result none")
         assert result.exit_code == 0, result.stderr
         assert result.stdout.split("\n\n")[0] == whole.stdout.split("\n\n")[0], words
 

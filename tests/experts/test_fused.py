@@ -13,7 +13,6 @@ from quantbench.devices import Stopwatch
 from quantbench.errors import QuantbenchError
 from quantbench.experts import aio, copies
 from quantbench.experts.copies import BySystem, ByThreads
-from quantbench.experts.fused import Fused
 from quantbench.experts.slow import Memory, new_file, pages
 from quantbench.experts.tiers import POLICIES
 from quantbench.generate import Generator
@@ -145,38 +144,18 @@ class Late:
 
 @pytest.mark.parametrize("scheme", ["none", "int8wo", "int4wo-32"])
 def test_nothing_is_computed_with_an_expert_that_has_not_arrived(scheme):
+    """And the op waits only where something arrives."""
     one = whole(scheme=scheme)
     expected = {rows: logits(one, rows, decoder="cpu-step") for rows in (1, 3)}
     model, tiers = tiered("cache", None, scheme=scheme)
     tiers.copies = late = Late(tiers.slow)
-    for name in ("fetch", "cache"):
-        tiers.policy = POLICIES[name]
+    for policy in POLICIES.values():
+        tiers.policy = policy
         hold_some(tiers, random.randint(5, 25))
         late.waited = 0
         for rows, same in expected.items():
             assert torch.equal(logits(model, rows, decoder="cpu-step"), same), rows
-        assert late.waited
-
-
-def test_the_op_waits_only_where_something_arrives(monkeypatch):
-    """It asks, computes what is there, and then waits; what computes there is not waited for."""
-    calls = []
-    for inner in (Fused._begin, Fused._finish):
-
-        def noted(self, layer, inner=inner):
-            calls.append((inner.__name__, layer.number))
-            return inner(self, layer)
-
-        monkeypatch.setattr(Fused, inner.__name__, noted)
-    model, tiers = tiered("fetch", None)
-    tiers.hold([set(range(0, 8, 2))] * 5, 20 + 2)  # of eight experts, of which a token takes two
-    logits(model, decoder="cpu-step")
-    begun = [number for name, number in calls if name == "_begin"]
-    assert begun and calls == [(n, number) for number in begun for n in ("_begin", "_finish")]
-    tiers.policy = POLICIES["compute_there"]
-    calls.clear()
-    logits(model, decoder="cpu-step")
-    assert {name for name, _ in calls} == {"_begin"}
+        assert bool(late.waited) == policy.fetches
 
 
 # ---------------------------------------------------------------------------------- who reads
