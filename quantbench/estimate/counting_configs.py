@@ -110,15 +110,11 @@ def count_config(
     tokens: int = 1,
     depth: int = 0,
     precision: torch.dtype = torch.bfloat16,
-    cached: bool = True,
-    every_logit: bool = False,
 ) -> Count:
     """Count a pass of the causal language model that transformers builds from a config.json, over
-    `tokens` new positions of each sequence behind `depth` others.
+    `tokens` new positions of each sequence behind `depth` others. The last one has logits.
 
-    path: of the file, or of a folder that holds one. cached: whether keys and values are kept, as
-    positions before the pass have to be. every_logit: whether all positions have logits, or the
-    last one.
+    path: of the file, or of a folder that holds one.
     Raises UsageError without transformers, CheckpointError for a config that is not understood.
     """
     fields, name = config_fields(path), str(path)
@@ -138,20 +134,15 @@ def count_config(
     except Exception as error:
         raise CheckpointError(f"{name}: transformers builds no model: {_said(error)}") from None
     model.to("meta").eval().requires_grad_(False)  # some classes make a buffer elsewhere
-    given: dict[str, Any] = {"use_cache": cached}
-    if not every_logit:
-        given["logits_to_keep"] = 1
     try:
-        if cached:
-            given["past_key_values"] = DynamicCache(config=made)
-        if depth:
-            before = torch.empty(batch, depth, dtype=torch.long, device="meta")
-            with torch.device("meta"), torch.no_grad(), Recorder(model, before):
-                model(before, use_cache=True, past_key_values=given["past_key_values"])
-        ids = torch.empty(batch, tokens, dtype=torch.long, device="meta")
+        cache: Any = DynamicCache(config=made)
         with torch.device("meta"):
-            count = count_module(model, ids, **given)
-        return _with_cache(count, given.get("past_key_values"))
+            before, ids = (torch.empty(batch, n, dtype=torch.long) for n in (depth, tokens))
+            if depth:
+                with torch.no_grad(), Recorder(model, before):
+                    model(before, use_cache=True, past_key_values=cache)
+            given = {"use_cache": True, "past_key_values": cache, "logits_to_keep": 1}
+            return _with_cache(count_module(model, ids, **given), cache)
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise QuantbenchError(
             f"{name}: this architecture cannot be counted from its shapes: {_said(error)}"
@@ -161,8 +152,7 @@ def count_config(
 def _with_cache(count: Count, cache: Any) -> Count:
     """The count with the keys and values that are kept as a cache: the pass makes them anew, by
     concatenation, so they are among its activations."""
-    layers = getattr(cache, "layers", None) or ()
-    tensors = [t for layer in layers for name in ("keys", "values")
+    tensors = [t for layer in cache.layers for name in ("keys", "values")
                if isinstance(t := getattr(layer, name, None), Tensor)]  # fmt: skip
     cached = sum(tensor.nbytes for tensor in tensors)
     rest = max(0, count.peak_activation_bytes - cached)

@@ -1,7 +1,6 @@
 """Six forward passes that were measured and published of an RTX A5000: their memory from first
 principles, and the seconds of each by the shares of the card that the other five reached."""
 
-import json
 import math
 import statistics
 from dataclasses import replace
@@ -11,7 +10,7 @@ import torch
 from scipy.optimize import least_squares
 
 from quantbench.estimate.cards import A5000, card
-from quantbench.estimate.counting_configs import count_config
+from quantbench.estimate.counting import count_module
 from quantbench.estimate.predict import CUBLAS_WORKSPACE, Request
 
 BATCH, LENGTH = 16, 1024
@@ -43,13 +42,14 @@ MEASURED = {
 
 
 @pytest.fixture(scope="module")
-def counts(tmp_path_factory):
-    pytest.importorskip("transformers")
-    path, found = tmp_path_factory.mktemp("published") / "config.json", {}
-    how = {"every_logit": True, "precision": torch.float16, "cached": False}
+def counts():
+    transformers, found = pytest.importorskip("transformers"), {}
     for model, (_, _, fields) in MEASURED.items():
-        path.write_text(json.dumps(fields))
-        found[model] = count_config(path, BATCH, LENGTH, **how)
+        config = transformers.AutoConfig.for_model(**fields)
+        with torch.device("meta"):
+            made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+            ids = torch.empty(BATCH, LENGTH, dtype=torch.long)
+            found[model] = count_module(made.eval(), ids, use_cache=False)
     return found
 
 
