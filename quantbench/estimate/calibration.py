@@ -127,11 +127,8 @@ def _case(above: dict[str, Any]) -> Request | None:
 def _architecture(name: str) -> ModelConfig | str:
     """A preset, or a config.json; its path where only transformers understands it."""
     try:
-        return preset(name)
-    except UsageError:
-        try:
-            return load_config(f"dummy:{name}")
-        except QuantbenchError:
-            if not Path(name).is_file():
-                raise
-            return name
+        return load_config(f"dummy:{name}")
+    except QuantbenchError:
+        if not Path(name).is_file():
+            raise
+        return name

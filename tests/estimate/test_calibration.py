@@ -49,21 +49,14 @@ def test_shares_are_found_again_in_results(tmp_path, kind):
     request = Request(preset("TinyLlama-1.1B-Chat-v1.0"), "int8wo", prompt=512, new_tokens=100)
     l4 = card("L4")
     prompt, token = (l4.phase(request, count, made) for count in l4.counts(request))
-    row = {
-        "model": "TinyLlama-1.1B-Chat-v1.0",
-        "time_to_first_token_s": prompt.seconds,
-        "decode_tok_s": 1 / token.seconds,
-    }
+    row = {"model": "TinyLlama-1.1B-Chat-v1.0", "time_to_first_token_s": prompt.seconds,
+           "decode_tok_s": 1 / token.seconds}  # fmt: skip
     command = COMMAND.format("int8wo", 100)
     if kind == "ab":
         content = {"about": {"machine": "NVIDIA L4"}, "rows": [row | {"command": command}]}
     else:
-        line = (
-            f"20260101000000, tok/s=  1.00, mem/s=   1.00 GB/s, peak_mem= 1.00 GB, "
-            f"model_size= 1.00 GB quant: int8wo, mod: TinyLlama-1.1B-Chat-v1.0, kv_quant: False, "
-            f"compile: True, compile_prefill: False, dtype: torch.bfloat16, device: cuda "
-            f"repro: {command}"
-        )
+        old = next(line for line in OLD_LOG.read_text().splitlines() if "quant: int8wo" in line)
+        line = dataclasses.replace(Record.parse(old), repro=command).render()
         content = row | {"line": line, "device": {"name": "NVIDIA L4"}}
     path = tmp_path / "results.json"
     path.write_text(json.dumps(content))

@@ -14,6 +14,7 @@ from quantbench.estimate.predict import Request, predict
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.mixture import Mixture
+from quantbench.run.facts import Generation
 from tests.models.refused import refusal
 
 MIB = 1 << 20
@@ -90,8 +91,6 @@ class Recorded:
         layers = len(self.model.layers)
         self.journal.append((layers, prompt.shape[1], new_tokens, start))
         seconds = 1e-3 * (layers + 1)
-        from quantbench.run.facts import Generation
-
         return Generation(prompt, seconds * prompt.shape[1], seconds * (new_tokens - 1))
 
 

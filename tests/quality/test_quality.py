@@ -576,10 +576,6 @@ def test_a_task_that_is_not_there_is_refused_before_torch_is_read(tasks, monkeyp
     ):  # fmt: skip
         result = run("--tokens", "600", "--lm_eval", given.format(**tasks))
         assert one_line(result).startswith(why) and result.exit_code == 2
-
-
-def test_without_the_harness_the_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.setitem(sys.modules, "quantbench.quality.measure", None)  # cannot be imported
     result = run("--lm_eval", "hellaswag")
     assert one_line(result) == "--lm_eval needs lm-evaluation-harness: pip install lm-eval"
