@@ -7,8 +7,7 @@ scheme.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -40,35 +39,27 @@ def options(damage: Mapping[Key, float], costs: Costs, tied: bool) -> list[list[
     members: dict[str, list[str]] = {}
     for name in costs.shapes:
         members.setdefault(re.sub(r"\.experts\.\d+", "", name), []).append(name)
-    table = {scheme: cost for (name, scheme), cost in costs.of.items() if name == EMBEDDING}
     schemes = list(dict.fromkeys(scheme for _, scheme in costs.of))
+    tables = [scheme for name, scheme in costs.of if name == EMBEDDING]
+
+    def option(chosen: Mapping[str, str]) -> Option:
+        shared = tied and (chosen.get(EMBEDDING), chosen.get(OUTPUT)) in ALIKE
+        each = [costs.of[key] for key in chosen.items() if not (shared and key[0] == EMBEDDING)]
+        return Option(
+            chosen,
+            sum(damage.get(key, 0.0) for key in chosen.items()),
+            sum(cost.stored for cost in each),
+            sum(cost.held for cost in each),
+            sum(cost.seconds for cost in each),
+        )
+
     groups = []
     for names in members.values():
-        found = []
-        for scheme in schemes:
-            keys = [(name, scheme) for name in names]
-            if not all(key in costs.of and key in damage for key in keys):
-                continue
-            each = [costs.of[key] for key in keys]
-            plain = Option(
-                dict.fromkeys(names, scheme),
-                sum(damage[key] for key in keys),
-                sum(cost.stored for cost in each),
-                sum(cost.held for cost in each),
-                sum(cost.seconds for cost in each),
-            )
-            if names != [OUTPUT]:
-                found.append(plain)
-                continue
-            for how, cost in table.items():
-                shared = tied and (how, scheme) in ALIKE
-                changes: dict[str, Any] = {
-                    "schemes": {EMBEDDING: how, **plain.schemes},
-                    "damage": plain.damage + damage.get((EMBEDDING, how), 0.0),
-                    "held": plain.held + (0 if shared else cost.held),
-                }
-                found.append(replace(plain, **changes))
-        groups.append(found)
+        known = (s for s in schemes if all((n, s) in costs.of and (n, s) in damage for n in names))
+        group = [dict.fromkeys(names, scheme) for scheme in known]
+        if names == [OUTPUT]:
+            group = [{EMBEDDING: table, **chosen} for chosen in group for table in tables]
+        groups.append([option(chosen) for chosen in group])
     return groups
 
 
