@@ -49,7 +49,7 @@ from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
 from quantbench.run import checks, environment, launch, measure, saved_model, sizes
 from quantbench.run import plan as planning
 from quantbench.run.bandwidth import Bandwidth
-from quantbench.run.energy import Energy, NotCounted, energy_of
+from quantbench.run.energy import Energy, NotCounted, meter
 from quantbench.run.facts import Facts, OneSample, Peaks, Ready
 from quantbench.run.loading import Loaded
 from quantbench.run.plan import Plan
@@ -194,12 +194,7 @@ class Worker:
     def _energy(self, run: Callable[[], object]) -> Energy | NotCounted:
         """The energy of a run. Those that are timed are not repeated for it: the other arms' would
         be further away from them."""
-
-        def one() -> int:
-            run()
-            return 1
-
-        return energy_of(one, self.plan.device, self.plan.ranks)
+        return meter(self.plan.device, self.plan.ranks).energy(0, run)
 
     def sample(self, index: int) -> TimedSample:
         clock = Clock(self.plan.device)

@@ -1,6 +1,7 @@
 """The energy of a run: RAPL's counters (Linux's powercap) of processors, NVIDIA's of its cards.
 
-energy = energy_of(runs, device, ranks)     # of one run, without the idle machine's
+counter = meter(device, ranks)          # reads the idle machine
+energy = counter.energy(runs, again)    # of each run since then, without the idle machine's
 """
 
 import statistics
@@ -36,6 +37,10 @@ class Energy:
 @dataclass(frozen=True)
 class NotCounted:
     why_not: str
+
+    def energy(self, runs: int, again: Callable[[], object]) -> "NotCounted":
+        """As `Meter.energy`: itself, and no further run."""
+        return self
 
 
 def pooled(energies: Sequence[Energy]) -> Energy:
@@ -98,36 +103,48 @@ def reader(device: "torch.device", ranks: int) -> tuple[str, Callable[[], float]
     return "NVML", lambda: sum(map(nvml.nvmlDeviceGetTotalEnergyConsumption, cards)) / 1e3
 
 
-def energy_of(
-    runs: Callable[[], int], device: "torch.device", ranks: "Ranks"
-) -> Energy | NotCounted:
-    """The energy of a run, or why it is not known. The ranks of a run call this together.
+class Meter:
+    """A counter that was read while the machine was idle, and is read again after a run."""
 
-    runs() carries out one run or more, and returns their number. It is repeated until rank 0 has
-    measured for LEAST_SECONDS; where nothing counts it is not called.
-    """
-    why, repeats, more = None, 0, 1.0
-    try:
-        name, joules = reader(device, ranks.size)
-        first, started = joules(), time.perf_counter()
+    def __init__(self, device: "torch.device", ranks: "Ranks") -> None:
+        """Raises what `reader` does."""
+        self.device, self.ranks = device, ranks
+        self.name, self.joules = reader(device, ranks.size)
+        first, started = self.joules(), time.perf_counter()
         time.sleep(IDLE_SECONDS)
-        before, begun = joules(), time.perf_counter()
+        self.before, self.begun = self.joules(), time.perf_counter()
+        self.watts = (self.before - first) / (self.begun - started)
+
+    def energy(self, runs: int, again: Callable[[], object]) -> Energy | NotCounted:
+        """The energy of a run, of which there were `runs` since the meter was made; `again` carries
+        out another one, until rank 0 has measured for LEAST_SECONDS."""
+        while True:
+            seconds = time.perf_counter() - self.begun
+            few = not runs or seconds < LEAST_SECONDS[self.device.type]
+            if not self.ranks.first([float(few)], self.device)[0]:
+                break
+            again()
+            runs += 1
+        try:
+            spent = self.joules() - self.before
+        except Exception as error:
+            return NotCounted(f"{self.name} stopped while it was read: {error}")
+        if spent <= 0 or self.watts < 0:
+            why = f"does not move in {seconds:.1f} s, or started again at 0"
+            return NotCounted(f"{self.name} {why}")
+        net = max(0.0, spent - self.watts * seconds)
+        return Energy(self.name, net / runs, seconds / runs, self.watts, runs)
+
+
+def meter(device: "torch.device", ranks: "Ranks") -> Meter | NotCounted:
+    """What counts the energy of the next runs, or why nothing does. The ranks of a run call this,
+    and `energy`, together."""
+    made, why = None, "of some ranks"
+    try:
+        made = Meter(device, ranks)
     except ImportError:
         why = "NVIDIA's counter needs a package: pip install nvidia-ml-py"
     except Exception as error:  # whatever a file or a driver raises, the run goes on without it
         why = str(error)
-    if ranks.total([float(why is not None)], device)[0]:
-        return NotCounted(f"{NO_COUNTER} ({why or 'of some ranks'})")
-    while more:
-        repeats += runs()
-        seconds = time.perf_counter() - begun
-        (more,) = ranks.first([float(seconds < LEAST_SECONDS[device.type])], device)
-    try:
-        spent = joules() - before
-    except Exception as error:
-        return NotCounted(f"{name} stopped while it was read: {error}")
-    if spent <= 0 or before < first:
-        return NotCounted(f"{name} does not move in {seconds:.1f} s, or started again at 0")
-    watts = (before - first) / (begun - started)
-    net = max(0.0, spent - watts * seconds)
-    return Energy(name, net / repeats, seconds / repeats, watts, repeats)
+    lacking = ranks.total([float(made is None)], device)[0]
+    return NotCounted(f"{NO_COUNTER} ({why})") if made is None or lacking else made

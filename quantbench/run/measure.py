@@ -24,8 +24,7 @@ from quantbench.log.config import RunConfig
 from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.progress import progress, say
 from quantbench.quantize.registry import available
-from quantbench.run import environment, machine
-from quantbench.run.energy import Energy, NotCounted, energy_of
+from quantbench.run import energy, environment, machine
 from quantbench.run.facts import (
     Device,
     Facts,
@@ -60,7 +59,9 @@ def measure(
     warm_up_peak = devices.peak_memory(device)
     check_logits(plan, generator)
     devices.reset_peak_memory(device)
-    samples, tokens, joules = metered(plan, one_sample)
+    counter = energy.meter(device, plan.ranks)
+    samples, tokens = take(plan, one_sample)
+    joules = counter.energy(config.num_samples, lambda: one_sample(0))
     load_average = machine.load_average()
     phases = {"load": loaded.peak_memory, "warm_up": warm_up_peak}
     phases["generate"] = devices.peak_memory(device)
@@ -263,24 +264,6 @@ def warm_up(one_sample: Callable[[int], float]) -> tuple[list[float], bool]:
     else:
         say(f"Not warm: of {count} warm-up samples no two in a row agree within {AGREEMENT:.0%}")
     return seconds, steady
-
-
-def metered(
-    plan: Plan, one_sample: OneSample
-) -> tuple[list[Sample], list[int], Energy | NotCounted]:
-    """`take`, and the energy of a sample; or why it is not known. Samples that a coarse counter
-    needs further are not among those returned."""
-    taken: list[tuple[list[Sample], list[int]]] = []
-
-    def runs() -> int:
-        if taken:
-            one_sample(0)
-            return 1
-        taken.append(take(plan, one_sample))
-        return plan.config.num_samples
-
-    energy = energy_of(runs, plan.device, plan.ranks)
-    return (*(taken[0] if taken else take(plan, one_sample)), energy)
 
 
 def take(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int]]:

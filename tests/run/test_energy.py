@@ -10,7 +10,7 @@ import torch
 
 from quantbench.ops.ranks import ALONE, Ranks
 from quantbench.run import energy
-from quantbench.run.energy import Energy, NotCounted, energy_of
+from quantbench.run.energy import Energy, NotCounted, meter
 
 CPU = torch.device("cpu")
 NONE = "no counter; power limit × time is an upper bound"
@@ -72,20 +72,19 @@ def test_a_run_net_of_the_idle_machine(tree, clock):
         clock.now += 0.02
         tree.more += more
         tree.move()
-        return 1
 
-    used = energy_of(one_run, CPU, ALONE)
+    used = meter(CPU, ALONE).energy(0, one_run)
     assert used == Energy("RAPL", pytest.approx(48), *map(pytest.approx, (0.02, 600.0)), 3)
 
-    again = energy_of(lambda: one_run(-1000.0), CPU, ALONE)  # it starts again from zero
+    again = meter(CPU, ALONE).energy(0, lambda: one_run(-1000.0))  # it starts again from zero
     assert again == NotCounted("RAPL does not move in 0.1 s, or started again at 0")
 
     def last_run():
         (tree.root / "intel-rapl:1" / "energy_uj").unlink(missing_ok=True)
-        return one_run()
+        one_run()
 
     tree.move = lambda *_: None
-    lost = energy_of(last_run, CPU, ALONE)
+    lost = meter(CPU, ALONE).energy(0, last_run)
     assert lost.why_not.startswith("RAPL stopped while it was read: [Errno 2] No such file")
 
 
@@ -113,22 +112,21 @@ class TwoRanks(Ranks):
         return totals
 
 
-def of_two_ranks(runs):
+def of_two_ranks(run):
+    def counted(rank):
+        return meter(CPU, TwoRanks(rank, 2)).energy(0, lambda: run(rank))
+
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda rank: energy_of(runs(rank), CPU, TwoRanks(rank, 2)), (0, 1)))
+        return list(pool.map(counted, (0, 1)))
 
 
 def test_ranks_repeat_a_run_as_often_as_the_first_one_needs(clock, monkeypatch):
     """0.02 s a run: three runs span 50 milliseconds by rank 0's clock, which decides."""
     ran = {0: 0, 1: 0}
 
-    def runs(rank):
-        def one_run():
-            ran[rank] += 1
-            clock.now += 0.02 * (rank == 0)
-            return 1
-
-        return one_run
+    def run(rank):
+        ran[rank] += 1
+        clock.now += 0.02 * (rank == 0)
 
     def read():
         clock.now += 1e-6
@@ -136,18 +134,18 @@ def test_ranks_repeat_a_run_as_often_as_the_first_one_needs(clock, monkeypatch):
 
     monkeypatch.setattr(energy, "reader", lambda device, ranks: ("a fake", read))
     monkeypatch.setattr(energy, "IDLE_SECONDS", 0.0)
-    assert [used.repeats for used in of_two_ranks(runs)] == [3, 3] and ran == {0: 3, 1: 3}
+    assert [used.repeats for used in of_two_ranks(run)] == [3, 3] and ran == {0: 3, 1: 3}
 
 
 def test_ranks_count_where_each_has_a_counter(monkeypatch):
     there = [("a fake", lambda: 0.0), None]
 
     def reader(device, ranks):
-        return there.pop() or energy_of.missing
+        return there.pop() or meter.missing
 
     monkeypatch.setattr(energy, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(energy, "reader", reader)
-    said = {used.why_not for used in of_two_ranks(lambda rank: pytest.fail)}
+    said = {used.why_not for used in of_two_ranks(pytest.fail)}
     assert said == {
         f"{NONE} (of some ranks)",
         f"{NONE} ('function' object has no attribute 'missing')",
@@ -206,5 +204,5 @@ def test_the_cards_of_a_run_or_why_nothing_counts(
         name, read = energy.reader(device, ranks)
         assert (name, read()) == ("NVML", joules)
     else:
-        assert energy_of(pytest.fail, device, ALONE) == NotCounted(f"{NONE} ({joules})")
+        assert meter(device, ALONE).energy(0, pytest.fail) == NotCounted(f"{NONE} ({joules})")
         assert clock.now == 0.0  # nobody waits for the idle machine
