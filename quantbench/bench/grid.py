@@ -2,8 +2,8 @@
 the same plan.
 
     grid = read_grid(common, ["threads=1,2", "quantization=int8wo,int4wo-128"])
-    settings = grid.settings()              # the default first, then the four combinations
-    able, refused = group(settings, planned)        # arms to measure, and what cannot run
+    settings = settings_of(common, grid)        # the default first, then the four combinations
+    able, refused = group(settings, planned)    # arms to measure, and what cannot run
 
 The default is the command line without --over: it is the baseline, and what stays if nothing else
 is shown to be faster. "default" as a value leaves an option as it is there, and switches take on
@@ -14,7 +14,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from quantbench.arguments import nearest
@@ -31,39 +30,21 @@ from quantbench.text import counted, key, shown
 MOST_SETTINGS = 64
 DEFAULT = "default"
 SWITCHES = {"on": True, "off": False}
+Grid = dict[str, dict[str, Any]]  # by option its values, by their texts in --over
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One option and the values to try, as they were written and as RunConfig has them."""
-
-    option: str
-    texts: list[str]
-    values: list[Any]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """All axes, and the other options of the command line."""
-
-    common: RunConfig
-    axes: list[Axis]
-
-    def settings(self) -> list[ArmResult]:
-        """The default, and every combination, named by its values."""
-        default = self.common.without(checks.unused(self.common))
-        settings = [ArmResult(DEFAULT, DEFAULT, argv(default, said=True), changes=0)]
-        names = [axis.option for axis in self.axes]
-        choices = (zip(axis.texts, axis.values, strict=True) for axis in self.axes)
-        for chosen in itertools.product(*choices):
-            pairs = list(zip(names, chosen, strict=True))
-            config = dataclasses.replace(self.common, **{n: value for n, (_, value) in pairs})
-            config = config.without(checks.unused(config))
-            changed = [n for n in names if getattr(config, n) != getattr(default, n)]
-            name = ", ".join(f"{n}={text}" for n, (text, _) in pairs)
-            own = argv(config, said=True)
-            settings.append(ArmResult(name, name, own, changes=len(changed)))
-        return settings
+def settings_of(common: RunConfig, grid: Grid) -> list[ArmResult]:
+    """The default, and every combination, named by its values."""
+    default = common.without(checks.unused(common))
+    settings = [ArmResult(DEFAULT, DEFAULT, argv(default, said=True), changes=0)]
+    for chosen in itertools.product(*(values.items() for values in grid.values())):
+        values = {option: value for option, (_, value) in zip(grid, chosen, strict=True)}
+        config = dataclasses.replace(common, **values)
+        config = config.without(checks.unused(config))
+        changed = [option for option in grid if getattr(config, option) != getattr(default, option)]
+        name = ", ".join(f"{option}={text}" for option, (text, _) in zip(grid, chosen, strict=True))
+        settings.append(ArmResult(name, name, argv(config, said=True), changes=len(changed)))
+    return settings
 
 
 def read_grid(common: RunConfig, texts: Sequence[str]) -> Grid:
@@ -73,25 +54,25 @@ def read_grid(common: RunConfig, texts: Sequence[str]) -> Grid:
             "nothing to tune: give --over OPTION=VALUE,VALUE, such as --over threads=1,2, once for "
             "each option"
         )
-    axes = [_axis(common, text) for text in texts]
-    names = [axis.option for axis in axes]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"--over {name} is given twice: give all of its values in one")
-    counts = [len(axis.values) for axis in axes]
+    grid: Grid = {}
+    for option, values in [_axis(common, text) for text in texts]:
+        if option in grid:
+            raise UsageError(f"--over {option} is given twice: give all of its values in one")
+        grid[option] = values
+    counts = [len(values) for values in grid.values()]
     if (count := math.prod(counts)) > MOST_SETTINGS:
         product = " × ".join(map(str, counts))
         raise UsageError(
             f"--over: {product} = {count} settings, and {MOST_SETTINGS} at most can be compared: "
             "give fewer values, or tune one option after the other"
         )
-    grid = Grid(common, axes)
     checks.check_inputs(common)
-    refuse_unused(common, [setting.config for setting in grid.settings()])
+    refuse_unused(common, [setting.config for setting in settings_of(common, grid)])
     return grid
 
 
-def _axis(common: RunConfig, text: str) -> Axis:
+def _axis(common: RunConfig, text: str) -> tuple[str, dict[str, Any]]:
+    """An option and its values."""
     spelled, equals, rest = text.partition("=")
     option = key(spelled.strip())
     option = {alias: name for name, alias in ALIASES.items()}.get(option, option)
@@ -121,7 +102,7 @@ def _axis(common: RunConfig, text: str) -> Axis:
             twice = shown(texts[place]) if texts[first] == texts[place] else (
                 f"{shown(texts[first])} and {shown(texts[place])}, which are the same")  # fmt: skip
             raise UsageError(f"{named}: twice {twice}: leave one out")
-    return Axis(option, texts, values)
+    return option, dict(zip(texts, values, strict=True))
 
 
 def _value(common: RunConfig, option: str, text: str, named: str) -> object:

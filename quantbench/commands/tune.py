@@ -23,7 +23,7 @@ from quantbench.answer.limits import Limits, limit_options, limits
 from quantbench.answer.recommend import Recommendation, tuned
 from quantbench.answer.stop import Enough
 from quantbench.bench.answers import Planned
-from quantbench.bench.grid import group, read_grid, said
+from quantbench.bench.grid import group, read_grid, said, settings_of
 from quantbench.bench.process import Process
 from quantbench.bench.store import ArmResult, Results, Settings
 from quantbench.errors import UsageError
@@ -67,9 +67,9 @@ def tune(
         asked = limits(given)
         grid = read_grid(config, overs)
         folder = prepared(config.write_result, settings, output)
-        if not any(axis.option in NUMBERS for axis in grid.axes):
+        if not any(option in NUMBERS for option in grid):
             settings.setdefault("tokens", 0)
-        every = grid.settings()
+        every = settings_of(config, grid)
         argvs = [setting.argv for setting in every]
         with closing(Process()) as worker:
             plans = worker.answer(list[Planned], "plans", argvs=argvs)

@@ -14,7 +14,7 @@ import pytest
 from quantbench import host
 from quantbench.bench import store as stores
 from quantbench.bench.answers import Planned
-from quantbench.bench.grid import DEFAULT, group, read_grid, said
+from quantbench.bench.grid import DEFAULT, group, read_grid, said, settings_of
 from quantbench.commands import tune
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.generate import make_generator
@@ -38,9 +38,12 @@ run = partial(command, "tune")
 # ------------------------------------------------------------------------------- the grid
 
 
+def settings_over(*texts):
+    return settings_of(COMMON, read_grid(COMMON, texts))
+
+
 def test_a_grid_is_every_combination_and_the_default():
-    grid = read_grid(COMMON, ["threads=1,2", "compile=on,off", "kv-cache=dense,int8"])
-    settings = grid.settings()
+    settings = settings_over("threads=1,2", "compile=on,off", "kv-cache=dense,int8")
     assert len(settings) == 1 + 8 and settings[0].name == DEFAULT
     assert settings[1].name == "threads=1, compile=on, kv_cache=dense"
     assert settings[1].config == dataclasses.replace(COMMON, threads=1, compile=True)
@@ -49,10 +52,8 @@ def test_a_grid_is_every_combination_and_the_default():
 
 
 def test_a_value_may_be_the_default():
-    names = [s.config.threads for s in read_grid(COMMON, ["threads=default,1"]).settings()]
-    assert names == [None, None, 1]
-    (axis,) = read_grid(COMMON, ["dtype=bfloat16,float32"]).axes
-    assert axis.option == "precision"
+    assert [s.config.threads for s in settings_over("threads=default,1")] == [None, None, 1]
+    assert list(read_grid(COMMON, ["dtype=bfloat16,float32"])) == ["precision"]
 
 
 # ------------------------------------------------------------------------------- identical plans
@@ -116,9 +117,8 @@ def test_kernel_and_decoder_are_those_that_the_loaded_model_gets(words):
 
 
 def test_settings_of_one_plan_are_measured_once():
-    grid = read_grid(COMMON, ["threads=1,2,3"])
     plans = [Planned({"threads": n}) for n in "2123"]
-    able, refused = group(grid.settings(), plans)
+    able, refused = group(settings_over("threads=1,2,3"), plans)
     assert [(one.name, one.also) for one in able] == [
         (DEFAULT, ["threads=2"]), ("threads=1", None), ("threads=3", None)]  # fmt: skip
     lines = said(able, refused, None, 3)
@@ -127,17 +127,17 @@ def test_settings_of_one_plan_are_measured_once():
 
 
 def test_a_default_that_cannot_run_is_no_baseline():
-    grid = read_grid(COMMON, ["threads=1,2,3"])
+    settings = settings_over("threads=1,2,3")
     plans = [Planned(None, "too little memory", "refused"), Planned(None, "bad", "usage"),
              Planned({"threads": "2"}), Planned({"threads": "3"})]  # fmt: skip
-    able, refused = group(grid.settings(), plans)
+    able, refused = group(settings, plans)
     assert [one.name for one in (*able, *refused)] == ["threads=2", "threads=3", "threads=1"]
     lines = said(able, refused, plans[0].problem, 3)
     assert "too little memory" in lines[1] and "threads=1 cannot run: bad" in lines
     with pytest.raises(QuantbenchError, match="no setting can run here: too little"):
-        group(grid.settings(), [plans[0]] * 4)
+        group(settings, [plans[0]] * 4)
     with pytest.raises(UsageError, match="no setting can run here: bad"):
-        group(grid.settings(), [plans[1]] * 4)
+        group(settings, [plans[1]] * 4)
 
 
 # ------------------------------------------------------------------------------- the comparison
