@@ -45,11 +45,11 @@ from quantbench.run.decoding import Decoder
 from quantbench.run.environment import without_collections
 from quantbench.run.facts import Generation, make_record
 from quantbench.run.plan import Plan, begin, make_plan
-from quantbench.run.speculate import Drafter, Lookup, ModelDraft, Speculator, load_draft
 from quantbench.typed_json import to_json
 
 if TYPE_CHECKING:
     from quantbench.estimate.beside import Report
+    from quantbench.run.speculate import Drafter, Speculator
 
 LARGEST_DEFAULT_CACHE = 4096  # positions of a Generator's caches, if cache_size is not given
 
@@ -208,7 +208,7 @@ class Generator:
         if any_rows and compile_decode:
             self.decode_one_token = decoding.for_any(self.decode_one_token, rows=True)
 
-    def speculate(self, drafter: Drafter) -> None:
+    def speculate(self, drafter: "Drafter") -> None:
         """Let `stream` read drafted tokens. Raises UsageError for more than one row, and for a
         sliding window that is shorter than the caches: a rejected draft would have
         overwritten what the next tokens attend to."""
@@ -220,6 +220,8 @@ class Generator:
                 f"speculation: the sliding window has {slots} positions, fewer than the "
                 f"{self.cache_size} of the caches"
             )
+        from quantbench.run.speculate import Speculator
+
         self.speculator = Speculator(self, drafter)
 
     @torch.no_grad()
@@ -402,8 +404,10 @@ def make_generator(plan: Plan, model: Transformer, any_rows: bool = False) -> Ge
     return generator
 
 
-def drafter_of(plan: Plan, generator: Generator) -> Drafter:
+def drafter_of(plan: Plan, generator: Generator) -> "Drafter":
     """What --speculate names; a model is loaded, and drafts for itself into the same caches."""
+    from quantbench.run.speculate import Lookup, ModelDraft, load_draft
+
     if plan.config.speculate == "lookup":
         return Lookup()
     is_self = plan.config.speculate == "self"

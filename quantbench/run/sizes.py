@@ -14,7 +14,6 @@ from torch import nn
 
 from quantbench.devices import stored_bytes
 from quantbench.errors import KernelError, MemoryShortage, UsageError
-from quantbench.experts.layout import whole_pages
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import CacheFactory
 from quantbench.log.config import RunConfig
@@ -22,7 +21,6 @@ from quantbench.log.kinds import room_bytes
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer, weight_bytes
-from quantbench.models.mixtral import MixtureOfExperts
 from quantbench.quantize.spec import AsIs, Selection, Spec
 from quantbench.run.environment import place
 from quantbench.run.plan import Plan, kv_cache
@@ -146,8 +144,8 @@ def expert_bytes(
 ) -> int:
     """Bytes of one expert of a mixture, as its kernels hold it. Raises KernelError as `size_of`."""
     model = shapes_of(architecture, spec, device, precision, kernel).model
-    mixtures = (module for module in model.modules() if isinstance(module, MixtureOfExperts))
-    return sum(map(stored_bytes, next(mixtures).experts[0].parameters()))
+    experts = (module for name, module in model.named_modules() if name.endswith(".experts.0"))
+    return sum(map(stored_bytes, next(experts).parameters()))
 
 
 def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
@@ -159,6 +157,8 @@ def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
     assert asked is not None
     if asked.isdigit():
         return int(asked)
+    from quantbench.experts.layout import whole_pages
+
     room = room_bytes(asked)
     return int((free if room is None else room) // whole_pages(nbytes))
 
