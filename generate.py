@@ -368,7 +368,7 @@ def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
 
         chat(plan, generator)
         return
-    one_sample = measure.sampler(plan, generator)
+    one_sample = measure.Sampler(plan, generator)
     ready = measure.get_ready(config, plan.device, one_sample, generator.compiles, since=started)
     measured = measure.measure(plan, generator, loaded, one_sample, ready)
     plan.ranks.meet()  # nothing is logged unless all ranks have come to the end

@@ -50,7 +50,7 @@ from quantbench.run import checks, environment, launch, measure, saved_model, si
 from quantbench.run import plan as planning
 from quantbench.run.bandwidth import Bandwidth
 from quantbench.run.energy import Energy, NotCounted, meter
-from quantbench.run.facts import Facts, OneSample, Peaks, Ready
+from quantbench.run.facts import Facts, Peaks, Ready
 from quantbench.run.loading import Loaded
 from quantbench.run.plan import Plan
 from quantbench.run.turns import Clock, Turns
@@ -78,7 +78,7 @@ class Worker:
 
     plan: Plan
     loaded: Loaded
-    one_sample: OneSample
+    one_sample: measure.Sampler
     turns: Turns
     generators: Generators | None = None  # of the cells of latency
     seconds: dict[str, float]  # of the process, by phase of its start
@@ -147,7 +147,7 @@ class Worker:
         started = time.perf_counter()
         plan, device = self.plan, self.plan.device
         generator = generate.make_generator(plan, self.loaded.model)
-        self.one_sample = measure.sampler(plan, generator)
+        self.one_sample = measure.Sampler(plan, generator)
         self.turns = Turns(plan, generator)
         ready = measure.get_ready(plan.config, device, self.one_sample, generator.compiles)
         warm_up = sum(ready.warm_ups)

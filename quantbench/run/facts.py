@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from quantbench.experts.traffic import PhaseFigures, Phases, TwoTiers, total
 from quantbench.log.config import RunConfig, repro
@@ -69,18 +69,6 @@ class Generation:
     prefill_seconds: float  # for the prompt and the first new token
     decode_seconds: float  # for the other N - 1 tokens
     speculation: Speculation | None = None  # None: every token took a step
-
-
-class OneSample(Protocol):
-    """A function that takes sample number `index`, drawn with the seed --seed + index; returns the
-    new tokens (B, N), too."""
-
-    def __call__(
-        self,
-        index: int,
-        tokens: int | None = None,
-        after_token: Callable[[], object] = lambda: None,
-    ) -> tuple[Tensor, Sample]: ...
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """How a run is measured: compiled, warmed up, sampled. run/facts.py has the types of what results.
 
-one_sample = sampler(plan, generator)
+one_sample = Sampler(plan, generator)
 ready = get_ready(plan.config, plan.device, one_sample, generator.compiles)  # warms up
 measured = measure(plan, generator, loaded, one_sample, ready)      # takes the samples
 """
@@ -29,7 +29,6 @@ from quantbench.run.facts import (
     Device,
     Facts,
     Measured,
-    OneSample,
     Parallel,
     Peak,
     Ready,
@@ -50,7 +49,7 @@ QUIET_SECONDS = 2  # least time between two lines of progress, for more than ten
 
 
 def measure(
-    plan: Plan, generator: Generator, loaded: Loaded, one_sample: OneSample, ready: Ready
+    plan: Plan, generator: Generator, loaded: Loaded, one_sample: Sampler, ready: Ready
 ) -> Measured:
     """Take samples, their energy and peak memory; write the traces that the options name."""
     from quantbench.run.tracing import trace
@@ -165,17 +164,25 @@ def of_all_ranks(plan: Plan, peak: Peak) -> Peak:
     return dict(zip(peak, map(int, totals), strict=True))
 
 
-def sampler(plan: Plan, generator: Generator) -> OneSample:
-    """A function that takes one sample, of --max_new_tokens tokens if not given another number."""
-    from quantbench.experts.tiers import tiers_of
+class Sampler:
+    """Takes samples of a planned run: the prompt of every row, and the new tokens behind it."""
 
-    config = plan.config
-    prompt = torch.tensor([plan.prompt] * config.batch_size, device=plan.device)
-    tiers = tiers_of(generator.model)
+    def __init__(self, plan: Plan, generator: Generator) -> None:
+        from quantbench.experts.tiers import tiers_of
 
-    def one_sample(
-        index: int, tokens: int | None = None, after_token: Callable[[], object] = lambda: None
+        self.plan, self.generator = plan, generator
+        self.prompt = torch.tensor([plan.prompt] * plan.config.batch_size, device=plan.device)
+        self.tiers = tiers_of(generator.model)
+
+    def __call__(
+        self,
+        index: int,
+        tokens: int | None = None,
+        after_token: Callable[[], object] = lambda: None,
     ) -> tuple[torch.Tensor, Sample]:
+        """Sample number `index`, drawn with the seed --seed + index: its new tokens (B, N), and its
+        speed. tokens: N; --max_new_tokens if not given."""
+        plan, config, tiers = self.plan, self.plan.config, self.tiers
         torch.manual_seed(config.seed + index)  # a sample does not depend on the warm-up's length
         new_tokens = config.max_new_tokens if tokens is None else tokens
         counts = [tiers.counted()] if tiers else []  # at the start, after the prompt, at the end
@@ -186,7 +193,7 @@ def sampler(plan: Plan, generator: Generator) -> OneSample:
             after_token()
 
         before = machine.Counters.read()
-        own = generator.generate(prompt, new_tokens, config.context_depth, count_and_call)
+        own = self.generator.generate(self.prompt, new_tokens, config.context_depth, count_and_call)
         use = machine.Counters.read().since(before)
         counts += [tiers.counted()] if tiers else []
         # All ranks take rank 0's seconds, so that they agree when they are warm.
@@ -203,13 +210,11 @@ def sampler(plan: Plan, generator: Generator) -> OneSample:
             speculation=own.speculation,
         )
 
-    return one_sample
-
 
 def get_ready(
     config: RunConfig,
     device: torch.device,
-    one_sample: OneSample,
+    one_sample: Sampler,
     compiles: bool,
     since: float | None = None,
 ) -> Ready:
@@ -266,7 +271,7 @@ def warm_up(one_sample: Callable[[int], float]) -> tuple[list[float], bool]:
     return seconds, steady
 
 
-def take(plan: Plan, one_sample: OneSample) -> tuple[list[Sample], list[int]]:
+def take(plan: Plan, one_sample: Sampler) -> tuple[list[Sample], list[int]]:
     """Take --num_samples samples and print each one's speed.
 
     Returns them, and the new tokens of the last sample's first row.
