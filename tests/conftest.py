@@ -79,6 +79,15 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new cache folder. The C++ kernels stay where the machine keeps them."""
+    from quantbench.ops.cpu import build
+
+    build.refusal()  # which builds them
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
 def kernel_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Writes the files in which the kernel describes a machine, by path; hides the real ones."""
     monkeypatch.setattr("quantbench.host.ROOT", tmp_path)

@@ -16,14 +16,13 @@ from quantbench.models.formats import EMBEDDED, open_checkpoint
 from quantbench.models.llama import weight_bytes
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
-from quantbench.ops.cpu import build
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of
-from quantbench.run.sizes import size_of
 from tests.models.small import small_checkpoint
 from tests.programs import python
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 CPU = torch.device("cpu")
 TOKENS = torch.arange(3, 40)[None]
 MAPS = Path("/proc/self/maps")
@@ -39,12 +38,6 @@ def small(tmp_path):
         return small_checkpoint(tmp_path, name, **changes)
 
     return path
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    build.refusal()  # builds the C++ kernels where the machine keeps them
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def load(said=None, **options):
@@ -175,15 +168,6 @@ def test_loading_never_holds_the_full_precision_model(tmp_path):
 
     assert all(within("layer_by_layer", scheme) for scheme in drawn), measured
     assert not within("everything_first", WHOLE)
-
-
-def test_sizes_from_shapes_are_those_of_the_loaded_model(small):
-    path = small(num_hidden_layers=3)
-    schemes = [name for name in SHOWN if not name.endswith(("hqq", "gptq"))]
-    for scheme in random.sample(schemes, len(schemes) // 3):
-        model, loading = load(checkpoint_path=path, quantization=scheme)
-        size = size_of(load_config(path), parse(scheme), CPU, torch.bfloat16)
-        assert size.model_bytes == weight_bytes(model) and size.kernel == loading.kernels
 
 
 def test_layers_that_the_best_kernel_refuses_get_another_and_it_is_said(small, monkeypatch):

@@ -11,19 +11,13 @@ from quantbench import generate
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED, saver
 from quantbench.models.llama import weight_bytes
-from quantbench.ops.cpu import build
 from quantbench.quantize.spec import SHOWN
 from quantbench.run import loading, saved_model
 from quantbench.run.plan import make_plan
 from tests.models.small import small_checkpoint
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 TOKENS = torch.arange(3, 20)[None]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    build.refusal()  # builds the C++ kernels where the machine keeps them
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

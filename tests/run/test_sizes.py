@@ -13,11 +13,13 @@ from quantbench.kv_cache.dense import DenseKVCache
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.formats.saved import inner_tensors
+from quantbench.models.llama import weight_bytes
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.presets import PRESETS
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.sizes import check_memory, kv_cache_bytes, size_of
+from tests import seeds
 from tests.programs import command
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
@@ -133,27 +135,31 @@ def test_what_is_said_where_it_does_not_fit(options, free, message):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("scheme", ["none", "int8wo", "embed-int8", "uintx-4-64"])
-def test_weights_are_what_a_loaded_model_stores(tied, scheme, tmp_path):
+def test_weights_are_what_a_loaded_model_stores(tied, tmp_path):
     """A tied output that is stored as the embedding's table is, takes nothing."""
     config = json.loads((EMBEDDED / "config.json").read_text()) | {"tie_word_embeddings": tied}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    quantizer = Quantizer(parse(scheme), CPU, torch.bfloat16)
     path = f"dummy:{tmp_path / 'config.json'}"
-    model = load_model(path, precision=torch.bfloat16, transform=quantizer)
-    parts = [
-        part
-        for name, parameter in model.named_parameters()
-        for part in inner_tensors(name, parameter.data).values()
-    ]
-    stored = {part.data_ptr(): part.nbytes for part in parts}  # weights may share a piece of memory
-    positions = 7
-    cached = 5 * 2 * 256 * 2 * positions
-    need = sum(stored.values()) + cached
     architecture = load_config(path)
-    assert memory(positions, need, architecture, quantization=scheme)
-    with pytest.raises(MemoryShortage):
-        memory(positions, need - 1, architecture, quantization=scheme)
+    cached = 5 * 2 * 256 * 2 * 7  # of 7 positions
+    others = [name for name in SHOWN if not name.endswith(("hqq", "gptq"))]  # which take long
+    for scheme in ("none", "int8wo", "embed-int8", *seeds.sample(others, 6)):
+        quantizer = Quantizer(parse(scheme), CPU, torch.bfloat16)
+        model = load_model(path, precision=torch.bfloat16, transform=quantizer)
+        parts = [
+            part
+            for name, parameter in model.named_parameters()
+            for part in inner_tensors(name, parameter.data).values()
+        ]
+        stored = {part.data_ptr(): part.nbytes for part in parts}  # weights may share memory
+        need = sum(stored.values()) + cached
+        size = size_of(architecture, parse(scheme), CPU, torch.bfloat16)
+        with seeds.naming(scheme):
+            assert size.model_bytes == weight_bytes(model)
+            assert size.kernel == (", ".join(quantizer.ran) or "torch")
+            assert memory(7, need, architecture, quantization=scheme)
+            with pytest.raises(MemoryShortage):
+                memory(7, need - 1, architecture, quantization=scheme)
 
 
 def test_a_cache_that_the_model_s_heads_do_not_fit_is_not_advised():
