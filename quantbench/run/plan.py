@@ -25,7 +25,6 @@ from quantbench.models.formats import Checkpoint, open_checkpoint, saver_of
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.ops.ranks import ALONE, Ranks
 from quantbench.progress import say
-from quantbench.quantize.recipe import Recipe
 from quantbench.quantize.registry import kernels_for
 from quantbench.quantize.spec import AsIs, Selection, Spec, named, parse, parse_layer, refuse_format
 from quantbench.run import environment
@@ -33,6 +32,7 @@ from quantbench.run.numa import share_nodes
 
 if TYPE_CHECKING:
     from quantbench.models.split import Split
+    from quantbench.quantize.recipe import Recipe
 
 INTERACTIVE_CACHE = 4096  # positions for --interactive; less if the model's context is shorter
 
@@ -198,8 +198,8 @@ def _share(
 
 def _kv_cache_of(config: RunConfig, spec: Spec | Selection) -> str:
     """--kv_cache, or the recipe's. Raises UsageError where both are given and differ."""
-    own = spec.kv_cache if isinstance(spec, Recipe) else None
-    asked = kv_cache(config)
+    recipe, asked = _as_recipe(spec), kv_cache(config)
+    own = recipe.kv_cache if recipe else None
     if own is None or own == asked:
         return config.kv_cache
     if asked != RunConfig.kv_cache:
@@ -219,9 +219,18 @@ def scheme_of(
     CheckpointError for a damaged quantbench.json.
     """
     spec, checkpoint = _chosen(config, asked, checkpoint)
-    if isinstance(spec, Recipe):
-        spec = spec.of_layers(checkpoint.name, checkpoint.config().linear_shapes())
+    if recipe := _as_recipe(spec):
+        spec = recipe.of_layers(checkpoint.name, checkpoint.config().linear_shapes())
     return spec, checkpoint
+
+
+def _as_recipe(spec: Spec | Selection) -> Recipe | None:
+    """The scheme, if it is a recipe; other runs do not import recipes."""
+    if not isinstance(spec, AsIs):
+        return None
+    from quantbench.quantize.recipe import Recipe
+
+    return spec if isinstance(spec, Recipe) else None
 
 
 def _chosen(
