@@ -21,8 +21,6 @@ import torch
 from quantbench import host
 from quantbench.errors import UsageError
 
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-STATUS = Path("/proc/self/status")
 CLEAR_REFERENCES = Path("/proc/self/clear_refs")
 LEAST_CHUNK = 32  # prompt tokens of a row
 
@@ -163,7 +161,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
         module = _torch_of(device.type)
         reserved, allocated = module.max_memory_reserved, module.max_memory_allocated
         return {"reserved": reserved(device), "allocated": allocated(device)}
-    if peak := re.search(r"^VmHWM:\s*(\d+)", host.read(STATUS), re.M):
+    if peak := re.search(r"^VmHWM:\s*(\d+)", host.read("proc/self/status"), re.M):
         return {"resident" if can_reset_peak() else "resident_since_start": int(peak[1]) * 1024}
     import resource  # here, because Windows has none: importing this module must not fail there
 
@@ -186,17 +184,17 @@ def free_memory(device: torch.device) -> int | None:
     return module.mem_get_info(device)[0] + unused
 
 
-def last_level_cache(device: torch.device, root: Path = CACHES) -> int | None:
+def last_level_cache(device: torch.device) -> int | None:
     """Bytes of the largest cache that a core of the processor, or a card, has; None where the
     system does not tell."""
     if device.type == "cuda" and torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    sizes = []
-    for file in root.glob("index*/size"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            text = file.read_text().strip()
-            sizes.append(int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[text[-1]])
-    return max(sizes, default=None) if device.type == "cpu" else None
+    if device.type != "cpu":
+        return None
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    texts = map(host.read, host.ROOT.glob("sys/devices/system/cpu/cpu0/cache/index*/size"))
+    sizes = [re.fullmatch("([0-9]+)([KMG])", text) for text in texts]
+    return max((int(size[1]) * units[size[2]] for size in sizes if size), default=None)
 
 
 def describe(device: torch.device) -> dict[str, str | int]:
@@ -207,7 +205,7 @@ def describe(device: torch.device) -> dict[str, str | int]:
     name = _torch_of(device.type).get_device_name(device)
     if device.type != "cuda":
         return {"name": name}
-    driver = host.read(Path("/proc/driver/nvidia/version")).partition("\n")[0]
+    driver = host.read("proc/driver/nvidia/version").partition("\n")[0]
     return {"name": name, "driver": driver or "unknown"}
 
 

@@ -46,9 +46,7 @@ def nodes() -> dict[int, set[int]]:
 def free_memory() -> int | None:
     """Bytes that can still be allocated: MemAvailable, or what is left of a control group's limit
     if that is less."""
-    lines = dict(
-        line.split(":", 1) for line in read(ROOT / "proc/meminfo").splitlines() if ":" in line
-    )
+    lines = dict(line.split(":", 1) for line in read("proc/meminfo").splitlines() if ":" in line)
     left = [int(lines["MemAvailable"].split()[0]) * 1024] if "MemAvailable" in lines else []
     for folder, unified in _groups("memory"):
         names = ("max", "current") if unified else ("limit_in_bytes", "usage_in_bytes")
@@ -61,17 +59,17 @@ def free_memory() -> int | None:
 
 def cpuinfo(key: str) -> str | None:
     """The first value of this key in /proc/cpuinfo."""
-    for line in read(ROOT / "proc/cpuinfo").splitlines():
+    for line in read("proc/cpuinfo").splitlines():
         name, colon, value = line.partition(":")
         if colon and name.strip() == key:
             return value.strip()
     return None
 
 
-def read(path: Path) -> str:
-    """The file's text without blanks at its ends; "" where it cannot be read."""
+def read(path: Path | str) -> str:
+    """The text of a file below ROOT without blanks at its ends; "" where it cannot be read."""
     try:
-        return path.read_text(errors="replace").strip()
+        return (ROOT / path).read_text(errors="replace").strip()
     except OSError:
         return ""
 
@@ -84,7 +82,7 @@ def _numbers(text: str) -> set[int]:
 
 def _siblings(number: int) -> str:
     """The CPUs that share a core with CPU `number`, as the kernel writes them: "0,4" or "0-1"."""
-    listed = read(ROOT / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
+    listed = read(f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
     return listed or str(number)
 
 
@@ -112,7 +110,7 @@ def _groups(controller: str) -> Iterator[tuple[Path, bool]]:
     """The folders of this process's control groups and of all that contain them; whether they are
     of version 2."""
     groups: dict[str, str] = {}  # by controller, from lines such as 4:cpu,cpuacct:/a/b and 0::/a/b
-    for line in read(ROOT / "proc/self/cgroup").splitlines():
+    for line in read("proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "?", "/")
         groups |= dict.fromkeys(controllers.split(","), path)
     for mounts, name in ((UNIFIED, ""), (LEGACY[controller], controller)):

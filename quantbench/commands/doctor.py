@@ -77,7 +77,7 @@ def examined() -> tuple[dict[str, Any], list[str]]:
         elif found["instruction_set"] == "portable":
             yield "the processor has no instruction set for which the C++ kernels have fast loops"
         if found["huge_pages"] == "never":
-            yield f"weights are in pages of 4 KB: {environment.HUGE_PAGES} is never, not madvise"
+            yield f"weights are in pages of 4 KB: /{environment.HUGE_PAGES} is never, not madvise"
         if warning := threads.warning():
             yield warning
         if threads.count and threads.cores and threads.count < threads.cores:

@@ -25,7 +25,6 @@ from quantbench.typed_json import to_json
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("quantbench", "torch", "torchao", "triton", "bitsandbytes")
-CARDS = Path("/proc/driver/nvidia/gpus")  # a folder a card; there without asking the driver's tools
 # Flags of the kernel, and what people call these instructions; the widest first.
 VECTORS = {"avx512_vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
 
@@ -86,7 +85,7 @@ def machine() -> str:
 
 def cards() -> list[str]:
     """Names of the NVIDIA cards, as the driver's files tell."""
-    texts = map(host.read, sorted(CARDS.glob("*/information")))
+    texts = map(host.read, sorted(host.ROOT.glob("proc/driver/nvidia/gpus/*/information")))
     return [name.strip() for text in texts for name in re.findall(r"^Model:\s*(.+)$", text, re.M)]
 
 

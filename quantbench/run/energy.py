@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quantbench import host
 from quantbench.log.record import NO_COUNTER
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from quantbench.ops.ranks import Ranks
 
-POWERCAP = Path("/sys/class/powercap")
+POWERCAP = "sys/class/powercap"
 IDLE_SECONDS = 1.0  # for which the idle machine is read; only where there is a counter
 LEAST_SECONDS = {"cpu": 0.05, "cuda": 5.0}  # 50 updates of the counter
 
@@ -72,7 +73,7 @@ def sentence(
 def zones() -> list[Path]:
     """RAPL's processor packages, and memory where it is counted apart from them. Cores lie within
     their package's figure, and the MMIO driver lists the same packages again."""
-    names = sorted(POWERCAP.glob("intel-rapl:*/name"))
+    names = sorted((host.ROOT / POWERCAP).glob("intel-rapl:*/name"))
     return [file.parent for file in names if file.read_text().startswith(("package", "dram"))]
 
 
@@ -88,7 +89,7 @@ def reader(device: "torch.device", ranks: int) -> tuple[str, Callable[[], float]
     cards of a run. Raises whatever a file, a library or a driver does."""
     if device.type == "cpu":
         if not (folders := zones()):
-            raise LookupError(f"there is no RAPL counter in {POWERCAP}")
+            raise LookupError(f"there is no RAPL counter in {host.ROOT / POWERCAP}")
         return "RAPL", lambda: sum(int((f / "energy_uj").read_text()) for f in folders) / 1e6
     if device.type != "cuda":
         raise LookupError(f"there is no counter of energy for {device.type}")

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from quantbench import host
 from quantbench.errors import UsageError
@@ -43,8 +42,7 @@ RECORDED = {
     "TRITON_INTERPRET",
 }
 STORE = "QUANTBENCH_RANK_STORE"  # where the ranks that run/launch.py started meet
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-MEMORY_MAP = Path("/proc/self/smaps_rollup")
+HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 
 
 @dataclass(frozen=True)
@@ -215,12 +213,12 @@ def in_force() -> Environment:
     )
 
 
-def system_huge_pages(path: Path = HUGE_PAGES) -> str | None:
+def system_huge_pages() -> str | None:
     """The kernel's setting, which is in brackets in its file: always, madvise or never."""
-    return host.read(path).partition("[")[2].partition("]")[0] or None
+    return host.read(HUGE_PAGES).partition("[")[2].partition("]")[0] or None
 
 
-def huge_page_bytes(path: Path = MEMORY_MAP) -> int | None:
+def huge_page_bytes() -> int | None:
     """Bytes of this process's anonymous memory in transparent huge pages."""
-    found = re.search(r"^AnonHugePages:\s*(\d+)", host.read(path), re.M)
+    found = re.search(r"^AnonHugePages:\s*(\d+)", host.read("proc/self/smaps_rollup"), re.M)
     return int(found[1]) * 1024 if found else None

@@ -15,11 +15,10 @@ import statistics
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from quantbench import host
 from quantbench.text import counted
 
-STAT, TASKS = Path("/proc/stat"), Path("/proc/self/task")
 # Columns of a cpu line in /proc/stat (man 5 proc): user, nice, system, irq and softirq are work.
 BUSY, STEAL = (1, 2, 3, 6, 7), 8
 SHORTEST = 0.1  # seconds of samples; in less, ticks tell nothing of other processes
@@ -138,7 +137,7 @@ def _allowed() -> set[int]:
     if not hasattr(os, "sched_getaffinity"):
         return set()
     try:
-        threads = [int(name) for name in os.listdir(TASKS)]
+        threads = [int(name) for name in os.listdir("/proc/self/task")]
     except OSError:
         threads = [0]
     allowed: set[int] = set()
@@ -148,11 +147,11 @@ def _allowed() -> set[int]:
     return allowed
 
 
-def _ticks(cores: Collection[int], path: Path = STAT) -> tuple[float | None, float | None]:
+def _ticks(cores: Collection[int]) -> tuple[float | None, float | None]:
     """Seconds of work and of steal on these cores since the system started."""
     busy = stolen = 0
     try:
-        for line in path.read_text().splitlines():
+        for line in (host.ROOT / "proc/stat").read_text().splitlines():
             name, *_ = columns = line.split()
             if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in cores:
                 busy += sum(int(columns[i]) for i in BUSY)

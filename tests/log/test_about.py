@@ -29,11 +29,9 @@ def test_the_processor(kernel_files, monkeypatch, text, cores, said):
     assert said in about.processor()
 
 
-def test_a_card_comes_first(tmp_path, monkeypatch):
-    (tmp_path / "0000:01:00.0").mkdir()
-    file = tmp_path / "0000:01:00.0" / "information"
-    file.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 1\n")
-    monkeypatch.setattr(about, "CARDS", tmp_path)
+def test_a_card_comes_first(kernel_files):
+    text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 1\n"
+    kernel_files({"proc/driver/nvidia/gpus/0000:01:00.0/information": text})
     assert about.machine().startswith("NVIDIA H100 80GB HBM3, ")
 
 

@@ -12,11 +12,7 @@ import torch
 from quantbench.bench.process import Process
 from quantbench.generate import Generator
 from quantbench.log.log import read as read_log
-from quantbench.run.environment import (
-    huge_page_bytes,
-    system_huge_pages,
-    without_collections,
-)
+from quantbench.run.environment import huge_page_bytes, system_huge_pages, without_collections
 from tests.models.small import small_checkpoint, small_model
 from tests.programs import python
 
@@ -111,13 +107,16 @@ def test_a_profile_prints_nothing_of_its_own_and_phases_are_told_once(generated,
         assert len(re.findall(f"^{phase}", said, re.MULTILINE)) == 1, said
 
 
-def test_files_of_the_kernel(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("always [madvise] never\n")
-    assert system_huge_pages(path) == "madvise"
-    path.write_text("Rss: 5 kB\nAnonHugePages:      2048 kB\n")
-    assert huge_page_bytes(path) == 2 << 20
-    assert system_huge_pages(tmp_path / "none") is huge_page_bytes(tmp_path / "none") is None
+def test_files_of_the_kernel(kernel_files):
+    kernel_files({})
+    assert system_huge_pages() is huge_page_bytes() is None
+    kernel_files(
+        {
+            "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
+            "proc/self/smaps_rollup": "Rss: 5 kB\nAnonHugePages:      2048 kB",
+        }
+    )
+    assert (system_huge_pages(), huge_page_bytes()) == ("madvise", 2 << 20)
 
 
 @pytest.fixture

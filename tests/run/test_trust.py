@@ -79,17 +79,14 @@ def test_the_counters_tell_this_process_from_others():
     assert ours.cores == len(os.sched_getaffinity(0))
 
 
-def test_the_kernel_s_ticks(tmp_path):
+def test_the_kernel_s_ticks(kernel_files):
     """Two cores, of which this process may use one; columns as in man 5 proc."""
-    stat = tmp_path / "stat"
-    stat.write_text(
-        "cpu  11 22 33 44 55 66 77 88 0 0\n"
-        "cpu0 100 20 30 9999 9999 4 5 70 60 0\ncpu1 1 2 3 4 5 6 7 8 9 0\nintr 5 0\n"
-    )
-    busy, stolen = machine._ticks({0}, stat)
+    assert machine._ticks({0}) == (None, None)
+    cores = "cpu0 100 20 30 9999 9999 4 5 70 60 0\ncpu1 1 2 3 4 5 6 7 8 9 0"
+    kernel_files({"proc/stat": f"cpu  11 22 33 44 55 66 77 88 0 0\n{cores}\nintr 5 0"})
+    busy, stolen = machine._ticks({0})
     ticks = machine.TICKS_PER_SECOND
     assert busy * ticks == pytest.approx(100 + 20 + 30 + 4 + 5) and stolen * ticks == 70
-    assert machine._ticks({0}, tmp_path / "absent") == (None, None)
 
 
 def test_where_no_work_is_counted_nothing_is_claimed():
