@@ -6,12 +6,13 @@ devices.free_memory(device)
 
 import contextlib
 import ctypes
+import itertools
 import os
 import platform
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,11 @@ def moment(device: torch.device) -> Any:
 def seconds_between(earlier: Any, later: Any) -> float:
     """Seconds from one `moment` of a device to another."""
     return later - earlier if isinstance(later, float) else earlier.elapsed_time(later) / 1e3
+
+
+def intervals(moments: Sequence[Any]) -> list[float]:
+    """Seconds from each `moment` of a device to the next, once the device is done."""
+    return [seconds_between(*pair) for pair in itertools.pairwise(moments)]
 
 
 class Stopwatch:

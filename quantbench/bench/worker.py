@@ -53,7 +53,7 @@ from quantbench.run.energy import Energy, NotCounted, meter
 from quantbench.run.facts import Facts, Peaks, Ready
 from quantbench.run.loading import Loaded
 from quantbench.run.plan import Plan
-from quantbench.run.turns import Clock, Turns
+from quantbench.run.turns import Turns
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
 
@@ -197,14 +197,17 @@ class Worker:
         return meter(self.plan.device, self.plan.ranks).energy(0, run)
 
     def sample(self, index: int) -> TimedSample:
-        clock = Clock(self.plan.device)
-        _, sample = self.one_sample(index, after_token=clock.tick)
+        device = self.plan.device
+        moments: list[Any] = []
+
+        def after_token() -> None:
+            moments.append(devices.moment(device))
+
+        _, sample = self.one_sample(index, after_token=after_token)
         return TimedSample(
             **vars(dataclasses.replace(sample, experts=None)),
-            token_seconds=[round(seconds, 7) for seconds in clock.intervals()],
-            peak_memory_bytes=measure.of_all_ranks(
-                self.plan, devices.peak_memory(self.plan.device)
-            ),
+            token_seconds=[round(seconds, 7) for seconds in devices.intervals(moments)],
+            peak_memory_bytes=measure.of_all_ranks(self.plan, devices.peak_memory(device)),
         )
 
     def turn(self, kind: str, tokens: int, each: bool = False) -> TurnTime:

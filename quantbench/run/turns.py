@@ -9,10 +9,9 @@ the positions of a run of --max_new_tokens, and begins again behind the prompt a
 step is not counted: it brings the arm's weights back into the processor's caches.
 """
 
-import itertools
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -53,30 +52,15 @@ class Turns:
         return self._seconds(steps)
 
     def _seconds(self, tokens: int) -> float:
-        devices.synchronize(self.plan.device)
-        clock = Clock(self.plan.device)
+        device = self.plan.device
+        devices.synchronize(device)
         with without_collections():
             started = time.perf_counter()
-            clock.tick()
+            moments = [devices.moment(device)]
             for _ in range(tokens):
                 next(self.stream)
-                clock.tick()
-            devices.synchronize(self.plan.device)
+                moments.append(devices.moment(device))
+            devices.synchronize(device)
             seconds = time.perf_counter() - started
-        self.steps_taken = clock.intervals()
-        return self.plan.ranks.first((seconds,), self.plan.device)[0]
-
-
-class Clock:
-    """`tick` after each token; `intervals` once the device is done."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.ticks: list[Any] = []
-
-    def tick(self) -> None:
-        self.ticks.append(devices.moment(self.device))
-
-    def intervals(self) -> list[float]:
-        """Seconds from each tick to the next."""
-        return [devices.seconds_between(*pair) for pair in itertools.pairwise(self.ticks)]
+        self.steps_taken = devices.intervals(moments)
+        return self.plan.ranks.first((seconds,), device)[0]

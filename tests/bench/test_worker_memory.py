@@ -35,7 +35,6 @@ serve(Telling())
 # modules by which it reads its requests.
 OURS = (
     "quantbench.bench",
-    "quantbench.run.clock",
     "quantbench.run.turns",
     "safetensors.torch",  # the reference's hidden states
     "quantbench.quality",
