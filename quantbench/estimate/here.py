@@ -188,7 +188,7 @@ class Here(Machine):
         check_memory(run, few, spec, self.device, request.positions, free)
         counts = " and ".join(map(str, chosen))
         with progress(f"Timing {counts} of {config.num_layers} layers as {spec}") as report:
-            loading = Loading(run, spec, self.device, checkpoint=Dummy.of(few))
+            loading = Loading(run, spec, self.device, Dummy.of(few))
             assert self.generator_of is not None
             model = loading.load(report, say)
             return timed(chosen, request, model, self.generator_of, SECONDS)

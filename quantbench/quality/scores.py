@@ -127,8 +127,8 @@ class Reference:
 def model_of(plan: Plan) -> Transformer:
     """The plan's model, beside another one of this process: quietly, and not counted as its peak of
     memory."""
-    given = (plan.config, plan.spec, plan.device, plan.tokenizer, plan.split, plan.checkpoint)
-    return Loading(*given).load(lambda done, total: None, lambda line: None)
+    loading = Loading(plan.config, plan.spec, plan.device, plan.checkpoint, plan.split)
+    return loading.load(lambda done, total: None, lambda line: None)
 
 
 @torch.no_grad()

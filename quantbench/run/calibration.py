@@ -62,7 +62,7 @@ def autoquantizer(loading: "Loading", say: Callable[[str], None]) -> MixedQuanti
 def _text(loading: "Loading", rows: int = ROWS) -> Tensor:
     """The token ids of the calibration text."""
     checkpoint = loading.checkpoint
-    tokenizer = loading.tokenizer or checkpoint.tokenizer(checkpoint.config().vocab_size)
+    tokenizer = checkpoint.tokenizer(checkpoint.config().vocab_size)
     return token_ids(loading.config.calibration_text, tokenizer, loading.device, rows)
 
 

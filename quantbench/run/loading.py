@@ -24,7 +24,6 @@ from quantbench.models.formats import Checkpoint, open_checkpoint, saver_of
 from quantbench.models.formats.base import SavedScheme
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, load_model
-from quantbench.models.tokenizer import Tokenizer
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import AsIs, Selection, Spec, parse
 from quantbench.run.plan import Plan, scheme_of
@@ -65,7 +64,7 @@ def load(
     devices.reset_peak_memory(plan.device)
     config = dataclasses.replace(plan.config, num_layers=None) if saved else plan.config
     checkpoint = saved or plan.checkpoint
-    loading = Loading(config, plan.spec, plan.device, plan.tokenizer, plan.split, checkpoint)
+    loading = Loading(config, plan.spec, plan.device, checkpoint, plan.split)
     loading.saver = saver or loading.saver
     try:
         if config.expert_memory is not None:
@@ -105,7 +104,7 @@ def load_quantized(
         quantization=Unsaid("none") if quantization == "none" else quantization,
     )
     spec, checkpoint = scheme_of(config, parse(quantization), checkpoint)
-    loading = Loading(config, spec, devices.resolve(config.device), checkpoint=checkpoint)
+    loading = Loading(config, spec, devices.resolve(config.device), checkpoint)
     return loading.load(lambda done, total: None, lambda line: None)
 
 
@@ -129,15 +128,12 @@ class Loading:
         config: RunConfig,
         spec: Spec | Selection,
         device: torch.device,
-        tokenizer: Tokenizer | None = None,
+        checkpoint: Checkpoint,
         split: Split | None = None,
-        checkpoint: Checkpoint | None = None,
     ) -> None:
-        """tokenizer: for calibration; the checkpoint's own if not given. checkpoint: that of
-        config.checkpoint_path, if it was opened. Raises NotSaved where --save cannot write."""
-        self.config, self.spec, self.device, self.split = config, spec, device, split
-        self.checkpoint = checkpoint or open_checkpoint(config.checkpoint_path)
-        self.tokenizer = tokenizer
+        """Raises NotSaved where --save cannot write."""
+        self.config, self.spec, self.device = config, spec, device
+        self.checkpoint, self.split = checkpoint, split
         self.precision: torch.dtype = getattr(torch, config.precision)
         self.quantize_seconds = 0.0  # for quantizing and packing all layers
         self.tiers: Tiers | None = None  # where experts go as they arrive

@@ -46,7 +46,7 @@ def load(ranks: Ranks, checkpoint_path: str, quantization: str = "none", **optio
     if ranks.size > 1:
         layers = checkpoint.saved and checkpoint.saved.layers
         split = split_for(checkpoint.config(), ranks, spec.scheme, layers)
-    loading = Loading(config, spec, torch.device("cpu"), split=split)
+    loading = Loading(config, spec, torch.device("cpu"), checkpoint, split)
     return loading, loading.load(lambda done, total: None, lambda line: None)
 
 

@@ -44,7 +44,7 @@ def load(said=None, **options):
     config = RunConfig(device="cpu", **options)
     checkpoint = open_checkpoint(config.checkpoint_path)
     spec, checkpoint = scheme_of(config, parse(config.quantization), checkpoint)
-    loading = Loading(config, spec, CPU, checkpoint=checkpoint)
+    loading = Loading(config, spec, CPU, checkpoint)
     said = [] if said is None else said
     return loading.load(lambda done, total: None, said.append), loading
 
