@@ -9,7 +9,6 @@ own generator, and says why.
 
 import os
 import random
-import re
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -82,15 +81,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = config.option.seed
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test's seed follows from its name, and worker processes must agree on the names."""
-    if names := [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]+", item.nodeid)]:
-        raise pytest.UsageError(
-            f"{names[0]}: an address, which differs in every run, is in the name of a test; give "
-            "its parameters `ids`"
-        )
-
-
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, in the process that starts the workers
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["seed"] = node.config.option.seed
@@ -117,15 +107,6 @@ def pytest_fixture_setup(
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(torch_)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    report = yield
-    if report.failed:
-        seed = item.config.option.seed
-        report.sections.append(("Seed", f"--seed {seed} draws the same random numbers again"))
-    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
