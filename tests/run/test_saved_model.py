@@ -100,35 +100,24 @@ def test_weights_that_changed_are_read_anew(arm, reads, tmp_path):
     assert reads == [False, True, False]
 
 
-def cut_short(folder):
-    file = min(folder.glob("*.safetensors"))
-    file.write_bytes(file.read_bytes()[:-1])
+def shard(folder):
+    return min(folder.glob("*.safetensors"))
 
 
-def lose_a_file(folder):
-    min(folder.glob("*.safetensors")).unlink()
-
-
-def spoil_the_description(folder):
-    (folder / "quantbench.json").write_text("{")
-
-
-def spoil_the_facts(folder):
-    (folder / saved_model.FACTS).write_text('{"facts": 3}')
-
-
-def never_finished(folder):
-    (folder / saved_model.FACTS).unlink()
-
-
-DAMAGES = cut_short, lose_a_file, spoil_the_description, spoil_the_facts, never_finished
+DAMAGES = {
+    "cut short": lambda folder: shard(folder).write_bytes(shard(folder).read_bytes()[:-1]),
+    "a lost file": lambda folder: shard(folder).unlink(),
+    "no description": lambda folder: (folder / "quantbench.json").write_text("{"),
+    "no facts": lambda folder: (folder / saved_model.FACTS).write_text('{"facts": 3}'),
+    "never finished": lambda folder: (folder / saved_model.FACTS).unlink(),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_damaged_is_written_anew_in_silence(arm, reads, tmp_path, damage):
     said = []
     logits, first = facts(*arm(said=said, quantization="int8wo"))
-    damage(tmp_path / "arms" / "1")
+    DAMAGES[damage](tmp_path / "arms" / "1")
     for _ in range(2):
         again, second = facts(*arm(said=said, quantization="int8wo"))
         assert torch.equal(logits, again) and first == second
@@ -159,7 +148,7 @@ def test_a_disk_that_would_be_full_is_left_alone(arm, reads, tmp_path, monkeypat
     assert not list((tmp_path / "arms").rglob("*.safetensors"))
 
 
-def test_keeping_it_takes_no_memory(arm):
+def test_keeping_it_takes_no_memory(arm, monkeypatch):
     """What waits to be written is never more than a layer, so that the peak is generate.py's."""
     waiting = []
     add = saver.Saver.add
@@ -168,9 +157,6 @@ def test_keeping_it_takes_no_memory(arm):
         add(self, name, module)
         waiting.append(sum(map(saver.stored_bytes, self.pending.values())))
 
-    saver.Saver.add = watched
-    try:
-        arm(quantization="int8wo", num_layers=2)
-    finally:
-        saver.Saver.add = add
+    monkeypatch.setattr(saver.Saver, "add", watched)
+    arm(quantization="int8wo", num_layers=2)
     assert waiting and max(waiting) < saved_model.SHARD_BYTES
