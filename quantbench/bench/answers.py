@@ -12,12 +12,12 @@ from typing import Any
 
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.facts import Facts, Peak, Peaks, Ready, Sample
-from quantbench.run.why import Limit
+from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, omitted, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Keys:
+class _Keys(Expected):
     """The keys of an ArmFacts' JSON that are not those of its `run` and `ready`."""
 
     weight_bytes: int  # bytes of weights that a decoding step reads
@@ -29,10 +29,6 @@ class _Keys:
     start_seconds: list[dict[str, float]] = dataclasses.field(default_factory=list)
     # A sample's energy, counted in each of the arm's processes before its first sample; or why not.
     energy: list[Energy | NotCounted] = dataclasses.field(default_factory=list)
-    # What was estimated, by the keys of `estimate`; None: nothing was.
-    estimate: dict[str, float] | None = None
-    limit: Limit | None = None  # of a step, where there is an estimate
-    no_estimate: str | None = None  # why there is none
 
 
 @dataclass(frozen=True, kw_only=True)

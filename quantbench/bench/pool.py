@@ -95,13 +95,7 @@ class Pool(ABC):
             first = {"estimate": True} if arm.facts is None and able else {}
             facts = worker.answer(ArmFacts, "get_ready", **first)
             if arm.facts is None:
-                expected = self.expected(facts)
-                facts = dataclasses.replace(
-                    facts,
-                    estimate=expected.figures,
-                    limit=expected.limit,
-                    no_estimate=expected.why_not,
-                )
+                facts = dataclasses.replace(facts, **vars(self.expected(facts)))
             self.store.add(Ready(number, arm.processes, facts))
             self._samples(number, worker)
         except WorkerFailed as error:

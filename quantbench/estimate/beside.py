@@ -140,7 +140,7 @@ def expected(facts: Facts, seconds: Mapping[str, float] | None, bandwidth: float
     try:
         figures = _estimate(facts, phases)
     except QuantbenchError as error:
-        return Expected(why_not=str(error))
+        return Expected(no_estimate=str(error))
     values = {name: float(figure.value) for name, figure in figures.items()}
     return Expected(values, _limit(facts, bandwidth))
 

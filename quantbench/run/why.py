@@ -38,9 +38,9 @@ class Limit:
 class Expected:
     """What is estimated of a run, before it."""
 
-    figures: dict[str, float] | None = None  # by the keys of `estimate` in the JSON of a run
-    limit: Limit | None = None
-    why_not: str | None = None  # None as well where memory's speed says nothing of the run
+    estimate: dict[str, float] | None = None  # by the keys of `estimate` in the JSON of a run
+    limit: Limit | None = None  # of a step, where there is an estimate
+    no_estimate: str | None = None  # None as well where memory's speed says nothing of the run
 
 
 def of_single_run(measured: Measured) -> list[str]:

@@ -180,7 +180,7 @@ class FakeProcess:
 
     def expected(self, run, seconds):
         self.world.expected.append((self in self.world.alive, run.config.quantization))
-        return {"figures": {"token_seconds": 0.5}}
+        return {"estimate": {"token_seconds": 0.5}}
 
     def bandwidth(self, device):
         rate = self.world.readings(len(self.world.read))

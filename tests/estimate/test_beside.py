@@ -119,8 +119,8 @@ def test_what_is_expected_before_a_run():
     told = seconds_of(PHASES)
     before = expected(measured().facts, told, BANDWIDTH)
     after = beside(measured(), PHASES, BANDWIDTH)
-    assert before.figures == {name: one.estimated for name, one in after.figures.items()}
-    assert before.limit.bytes_per_s == BANDWIDTH and before.why_not is None
+    assert before.estimate == {name: one.estimated for name, one in after.figures.items()}
+    assert before.limit.bytes_per_s == BANDWIDTH and before.no_estimate is None
     assert before.limit.share(0.05) == after.share_of_limit
     assert before.limit.sentence(0.05) == after.reasons[-1]
 
