@@ -101,7 +101,7 @@ def test_too_few_layers_or_too_little_memory_for_an_estimate(monkeypatch):
     with pytest.raises(UsageError) as caught:
         beside(measured(), None, BANDWIDTH)
     assert str(caught.value) == reason
-    assert expected(measured().facts, None, BANDWIDTH).why_not == reason
+    assert expected(measured().facts, None, BANDWIDTH).no_estimate == reason
     monkeypatch.setattr(module, "of_model", lambda *given: PHASES)
     monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 1 << 30)
     reason = "reading the memory's speed takes 1.07 GB, and 1.07 GB are free"
