@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.programs import ROOT, git, python, ran
+from tests.programs import ROOT, python, ran
 
 HIDDEN = (".*", "__pycache__", "build", "demo", "docs", "tests", "*.egg-info")
 # Files of the current folder, named as ours are, which must not be imported.
@@ -83,13 +83,8 @@ def wheel(tree, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """The folder of the commands. The environment is a folder of somebody's git repository."""
-    repository = tmp_path_factory.mktemp("repository")
-    programs = environment(repository / "environment", wheel)
-    if shutil.which("git"):
-        for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "everything"]):
-            git(repository, *words)
-    return programs
+    """The folder of the commands."""
+    return environment(tmp_path_factory.mktemp("environment"), wheel)
 
 
 @pytest.fixture
@@ -165,10 +160,9 @@ def test_it_is_imported_beside_others(installed, elsewhere):
         "generator = quantbench.Generator(model, cache_size=8)\n"
         "import text, files, run, cli\n"
         "print({module.whose for module in (models, errors, text, files, run, cli)})\n"
-        "from quantbench.log.about import git_commit\n"
-        "print(git_commit(), quantbench.config('int4wo-64').scheme, quantbench.__version__)\n"
+        "print(quantbench.config('int4wo-64').scheme, quantbench.__version__)\n"
     )
     (elsewhere / "user.py").write_text(text)
     out = run(installed, elsewhere, "python", "user.py").splitlines()
     version = run(installed, elsewhere, "quantbench", "--version").split()[1]
-    assert out == ["{'theirs'}", f"None int4wo-64 {version}"]
+    assert out == ["{'theirs'}", f"int4wo-64 {version}"]
