@@ -16,13 +16,13 @@ import click
 
 from quantbench.answer.row import Row
 from quantbench.cli import together
-from quantbench.log.kinds import Between, Kind, Share, Size
+from quantbench.log.kinds import Kind, Number, Share, Size
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import Quality
 from quantbench.run.shown import SINCE_START
 from quantbench.text import size
 
-KL = Between("nats per token, such as 0.03", "100")  # what --max_kl takes
+KL = Number(what="nats per token, such as 0.03", most="100")  # what --max_kl takes
 Z = 1.96  # standard errors to the ends of 95 %
 
 
@@ -52,7 +52,8 @@ OPTIONS: dict[str, tuple[Kind, str, Callable[[Any], str]]] = {
                  "top-1 below {:.3g}".format),
     "max_memory": (Size(), "that takes more, as 8GB: the peak while generating",
                    lambda count: f"memory above {size(count)}"),
-    "min_tok_s": (Between("tokens per second", "1e9"), "slower", "less than {:g} tok/s".format),
+    "min_tok_s": (Number(what="tokens per second", most="1e9"), "slower",
+                  "less than {:g} tok/s".format),
 }  # fmt: skip
 
 # The options of a click command that are limits.

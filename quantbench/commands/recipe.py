@@ -23,7 +23,7 @@ from quantbench.errors import UsageError
 from quantbench.log import shell
 from quantbench.log.about import write_json
 from quantbench.log.config import RunConfig
-from quantbench.log.kinds import Between, Choice, Size
+from quantbench.log.kinds import Choice, Number, Size
 from quantbench.log.options import options
 from quantbench.progress import say
 from quantbench.quality.thresholds import SCALE
@@ -37,7 +37,7 @@ OF_GENERATE = (
 FORMATS = ("torchao", "llama.cpp", "gptqmodel")
 DATA, CHART = "docs/data/frontier.json", "docs/frontier.svg"
 BITS = 3.0, 3.5, 4.0, 4.5, 5.0, 6.1  # of `frontier`
-A_WEIGHT = Between("bits a weight, such as 4.5", "32")
+A_WEIGHT = Number(what="bits a weight, such as 4.5", most="32")
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -45,7 +45,7 @@ A_WEIGHT = Between("bits a weight, such as 4.5", "32")
               help="At most N bits for a weight of the linear layers, scales included")  # fmt: skip
 @click.option("--max_memory", type=Size(),
               help="Peak memory while generating, at most, as 4GB")  # fmt: skip
-@click.option("--min_tok_s", type=Between("tokens per second", "1e9"), metavar="X",
+@click.option("--min_tok_s", type=Number(what="tokens per second", most="1e9"), metavar="X",
               help="Decode at least so fast; times every scheme's layers here")  # fmt: skip
 @click.option("--max_kl", type=KL, metavar="NATS",
               help=f"The smallest model of at most this KL divergence; {SCALE}")  # fmt: skip

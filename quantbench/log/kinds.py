@@ -87,13 +87,18 @@ class Whole(Kind):
 
 
 class Number(Kind):
-    """A finite number of at least 0, or above it."""
+    """A finite number of at least 0; or one above 0, and below `most` if that is given.
+
+    what: the number's unit, in words, where it has a `most`.
+    """
 
     metavar = "X"
 
-    def __init__(self, positive: bool = False) -> None:
-        self.positive = positive
+    def __init__(self, positive: bool = False, what: str = "", most: str = "") -> None:
+        self.positive, self.most = positive or bool(most), float(most or math.inf)
         self.accepts = f"a finite number {'above' if positive else 'of at least'} 0"
+        if most:
+            self.accepts = f"{what}, above 0 and below {most}"
 
     def read(self, value: object) -> float:
         if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -102,25 +107,9 @@ class Number(Kind):
             number = float(value)
         except OverflowError:
             raise ValueError from None
-        if not math.isfinite(number) or number < 0 or (self.positive and not number):
+        if not 0 <= number < self.most or (self.positive and not number):
             raise ValueError
         return abs(number)  # -0.0 would be written with a dash
-
-
-class Between(Kind):
-    """A number of something, above 0 and below a limit."""
-
-    metavar = "X"
-
-    def __init__(self, what: str, most: str) -> None:
-        self.most = float(most)
-        self.accepts = f"{what}, above 0 and below {most}"
-
-    def read(self, value: object) -> float:
-        number = float(str(value))
-        if not 0 < number < self.most:
-            raise ValueError
-        return number
 
 
 class Share(Kind):
