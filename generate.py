@@ -156,7 +156,7 @@ class Generator:
         """batch_size: the largest number of rows.
         cache_size: positions; if not given, the model's context, but at most 4096.
         kv_cache: a name of kv_cache.CACHES.
-        decoder: "auto" or a name of run.decoding.DECODERS.
+        decoder: a name of log.config.DECODERS.
         compile_decode, compile_prefill: whether to compile the decoding step and the prefill. A
         mixture's prompts never are, and its steps are on CUDA, with all experts in one memory.
         any_rows: whether what is compiled for several rows serves any other number from 2 on.

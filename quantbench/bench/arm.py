@@ -16,18 +16,13 @@ from quantbench.bench.process import Process
 from quantbench.bench.store import ArmResult
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log import shell
-from quantbench.log.config import RunConfig, Unsaid, argv, option_table
+from quantbench.log.config import NOT_IN_ARMS, NOT_TIMED, RunConfig, Unsaid, argv, option_table
 from quantbench.log.options import parse
 from quantbench.quality.types import QualityReference, SameModel
 from quantbench.quantize import spec
 from quantbench.run import checks
 from quantbench.text import key, shown
 
-# What a comparison decides itself, or what concerns one run alone.
-NOT_IN_ARMS = (
-    *("num_samples", "write_result", "output_json_path", "profile", "memory_profile"),
-    *("save", "format", "dry_run", "interactive", "debug"),
-)
 # Arms that differ in these do not do the same work.
 MODEL = ("checkpoint_path", "num_layers")
 WORK = ("prompt", "prefill_size", "max_new_tokens", "batch_size", "context_depth", "seed")
@@ -84,7 +79,7 @@ def same(config: RunConfig) -> RunConfig:
     """The config with everything that changes nothing set alike."""
     if config.kv_cache_quantization and config.kv_cache == "dense":
         config = dataclasses.replace(config, kv_cache="int8")
-    return config.without(("kv_cache_quantization", "linear_causal_mask", *NOT_IN_ARMS))
+    return config.without(NOT_TIMED)
 
 
 def _read_arm(common: RunConfig, text: str) -> ArmResult:

@@ -15,11 +15,11 @@ from functools import cached_property
 from itertools import product
 from typing import Any, TypeVar
 
-from quantbench.bench.arm import NOT_IN_ARMS, read_arms, refuse_identical, refuse_unused
+from quantbench.bench.arm import read_arms, refuse_identical, refuse_unused
 from quantbench.bench.store import Planned
 from quantbench.errors import UsageError
 from quantbench.log import shell
-from quantbench.log.config import RunConfig
+from quantbench.log.config import NOT_IN_ARMS, RunConfig
 from quantbench.log.options import parse
 from quantbench.text import counted, shown
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from quantbench.arguments import nearest
 from quantbench.bench.answers import Planned
-from quantbench.bench.arm import MODEL, NOT_IN_ARMS, WORK, refuse_unused
+from quantbench.bench.arm import MODEL, WORK, refuse_unused
 from quantbench.bench.store import ArmResult
 from quantbench.errors import QuantbenchError, UsageError
-from quantbench.log.config import ALIASES, RunConfig, argv, option_table
+from quantbench.log.config import ALIASES, NOT_IN_ARMS, RunConfig, argv, option_table
 from quantbench.log.kinds import Switch
 from quantbench.quantize import spec
 from quantbench.run import checks

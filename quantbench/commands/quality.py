@@ -9,11 +9,10 @@ import click
 
 from quantbench import files
 from quantbench.answer.limits import KL
-from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.log.about import report_output, write_json
-from quantbench.log.config import RunConfig
+from quantbench.log.config import NOT_IN_ARMS, RunConfig
 from quantbench.log.kinds import Whole
 from quantbench.log.options import options
 from quantbench.quality.tasks import find

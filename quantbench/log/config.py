@@ -49,6 +49,12 @@ SPECULATION = ("off", "lookup", "self", "draft")
 FORMATS = ("quantbench", "compressed-tensors", "torchao", "gguf")
 EXPERT_POLICIES = ("auto", "fetch", "compute_there", "cache")
 EXPERT_PREFETCH = ("auto", "router", "off")  # of old logs; a run accepts auto alone
+# Options that a comparison decides itself, or that concern one run alone.
+NOT_IN_ARMS = (
+    *("num_samples", "write_result", "output_json_path", "profile", "memory_profile"),
+    *("save", "format", "dry_run", "interactive", "debug"),
+)
+NOT_TIMED = (*NOT_IN_ARMS, "kv_cache_quantization", "linear_causal_mask")  # kv_cache has the first
 
 
 class Unsaid(str):

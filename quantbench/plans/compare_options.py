@@ -6,11 +6,10 @@ from typing import Any
 import click
 
 from quantbench.answer.limits import Limits
-from quantbench.bench.arm import NOT_IN_ARMS
 from quantbench.bench.store import Settings
 from quantbench.cli import Command, together
 from quantbench.errors import UsageError
-from quantbench.log.config import RunConfig
+from quantbench.log.config import NOT_IN_ARMS, RunConfig
 from quantbench.log.kinds import Choice, Number, Share, Whole
 
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))

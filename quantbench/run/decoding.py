@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from quantbench import devices
 from quantbench.errors import KernelError
 from quantbench.kv_cache.base import KVCache
+from quantbench.log.config import DECODERS
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, Transformer
 from quantbench.ops import attention
 
-DECODERS = FUSED, MODULES = "cpu-step", "modules"  # fastest first
+FUSED, MODULES = DECODERS[1:]  # fastest first; before them is auto
 
 
 class Decoder(Protocol):
@@ -61,8 +62,8 @@ def name_of(
 ) -> tuple[str, str | None]:
     """The name of the decoder that `choose` makes, and why the model cannot have cpu-step. The
     model and the caches may be on the meta device, where they stand for a model on the CPU."""
-    if name not in ("auto", *DECODERS):
-        raise KernelError(f"--decoder {name}: there are auto, {', '.join(DECODERS)}")
+    if name not in DECODERS:
+        raise KernelError(f"--decoder {name}: there are {', '.join(DECODERS)}")
     from quantbench.run import cpu_step
 
     refusal = cpu_step.why_not_fused(model, caches, rows)

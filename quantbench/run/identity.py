@@ -14,7 +14,7 @@ from typing import Any
 
 from quantbench import devices, host
 from quantbench.errors import KernelError
-from quantbench.log.config import option_table
+from quantbench.log.config import NOT_TIMED, option_table
 from quantbench.models.llama import Transformer
 from quantbench.models.mixture import compiles
 from quantbench.quantize.spec import Spec
@@ -22,13 +22,6 @@ from quantbench.run import decoding
 from quantbench.run.environment import choose_threads
 from quantbench.run.plan import Plan
 from quantbench.run.sizes import shapes_of
-
-# Options that change no generated token's time: what is written where, and how much is measured.
-NOT_TIMED = (
-    *("num_samples", "write_result", "output_json_path", "profile", "memory_profile"),
-    *("save", "format", "dry_run", "interactive", "debug", "linear_causal_mask"),
-    "kv_cache_quantization",
-)
 
 
 def identity(plan: Plan) -> dict[str, str]:

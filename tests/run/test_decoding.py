@@ -8,11 +8,9 @@ from torch import nn
 
 from quantbench.errors import KernelError
 from quantbench.generate import Generator
-from quantbench.log import config as names
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
 from quantbench.ops.cpu import build
-from quantbench.run import decoding
 from quantbench.run.cpu_step import UNDERSTOOD, why_not_fused
 from tests.models.small import on_kernel, small_model
 
@@ -97,7 +95,3 @@ def test_a_model_that_differs_in_one_part_is_refused(name, change, reason):
     assert (made.decoder.name, made.decoder.reason) == ("modules", reason)
     with pytest.raises(KernelError, match="^--decoder cpu-step: "):
         Generator(model, 1, 8, decoder="cpu-step")
-
-
-def test_the_option_takes_the_decoders_that_there_are():
-    assert names.DECODERS == ("auto", *decoding.DECODERS)
