@@ -155,5 +155,5 @@ def peer_rows(scheme: str, results: Results) -> list[PeerRow]:
         own = step_bytes(run)
         theirs = own - run.step_weight_bytes + peer.facts.weight_bytes  # the caches are the same
         shares = limit_share(results, 0, own), limit_share(results, number, theirs)
-        row.ours_limit_share, row.theirs_limit_share = (s and s.value for s in shares)
+        row.ours_limit_share, row.theirs_limit_share = (s.value if s else None for s in shares)
     return made

@@ -216,9 +216,9 @@ def scored(
     scores = score(plan, model, full, max_kl, before.scores if before else None, own=not reference)
     if not math.isfinite(scores["nats"].mean()):
         return Scored(QualityAnswer(NoQuality("its predictions are not numbers")))
-    ids, earlier = full.passages[0].ids, before.answer.quality if before else None
-    if isinstance(earlier, Quality):
-        decoding, layers = earlier.decoding, earlier.layers
+    ids, found = full.passages[0].ids, before.answer.quality if before else None
+    if isinstance(found, Quality):
+        decoding, layers = found.decoding, found.layers
     else:
         decoding, layers = decode_check.check(plan, model, ids), _layers(plan, model, ids)
     quality = dataclasses.replace(summary(scores), model=stand_in, decoding=decoding, layers=layers)
