@@ -61,14 +61,13 @@ def compare(
     answer = conclude(rows, best=found.best)
     if folder:  # before stdout, which may be closed
         report.write(folder, results, rows, answer)
-        text = json.dumps(as_json(results, rows, answer), indent=1) + "\n"
-        files.write_text("--output", str(folder / FILE), text)
+        files.write_text("--output", folder / FILE, as_json(results, rows, answer))
         say(f"Wrote {', '.join((FILE, *report.WRITTEN))} into {folder}")
     shown = {
         None: lambda: report.terminal(results, rows, answer),
         "md": lambda: report.markdown(results, rows, answer),
         "csv": lambda: report.as_csv(rows),
-        "json": lambda: json.dumps(as_json(results, rows, answer), indent=1),
+        "json": lambda: as_json(results, rows, answer),
         "answer": answer.text,
     }
     click.echo(shown[form]().rstrip("\n"))
@@ -80,7 +79,7 @@ def compare(
     return int(failure is not None)
 
 
-def as_json(results: Results, rows: Sequence[Row], answer: Recommendation) -> dict[str, object]:
+def as_json(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
     """Figures, answer and origin; samples are in samples.jsonl of --output."""
     value = {
         "settings": results.settings,
@@ -94,7 +93,7 @@ def as_json(results: Results, rows: Sequence[Row], answer: Recommendation) -> di
         "answer": answer,
         "about": results.about,  # not first: no --json of another command replaces the file
     }
-    return {name: to_json(part) for name, part in value.items()}
+    return json.dumps(to_json(value), indent=1) + "\n"
 
 
 def _log(results: Results, rows: Sequence[Row]) -> None:
