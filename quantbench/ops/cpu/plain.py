@@ -4,7 +4,7 @@
 
 For a few rows of x it reads the weight at the memory's speed; torch's library (oneDNN) reaches two
 thirds of that. For many rows of 16-bit numbers on a CPU without instructions for them it converts
-tiles of the weight to float32, and is 4 times as fast as torch.
+tiles of the weight to float32, and is 1.5 to 3.5 times as fast as torch (docs/LOG.md).
 """
 
 import torch
@@ -16,6 +16,8 @@ from quantbench.ops.cpu import build
 torch.library.define("quantbench::cpu_plain", "(Tensor x, Tensor weight) -> Tensor")
 
 MAX_ROWS = 16  # rows of x; for more, torch's library may be faster: _takes_many
+# Instruction sets of x86 without products of bfloat16: oneDNN converts one number after the other.
+WITHOUT_BF16 = ("avx2", "avxvnni", "avx512", "avx512vnni")
 
 
 @torch.library.register_fake("quantbench::cpu_plain")
@@ -42,7 +44,7 @@ def _takes_many(dtype: torch.dtype, columns: int) -> bool:
     instructions for the dtype and torch multiplies without vectors."""
     isa = build.isa()
     if dtype == torch.bfloat16:
-        return isa == "avx2" or (isa == "amx" and columns % 32 == 0)
+        return isa in WITHOUT_BF16 or (isa == "amx" and columns % 32 == 0)
     if dtype == torch.float32 or isa == "portable":
         return False
-    return isa == "avx2" or not torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return isa in ("avx2", "avxvnni") or not torch.ops.mkldnn._is_mkldnn_fp16_supported()
