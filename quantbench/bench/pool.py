@@ -39,6 +39,7 @@ HEADROOM = 500_000_000  # bytes to stay free when several arms are in memory tog
 TURN = 0.1  # seconds of a turn of decoding, about: states of a machine last longer
 WHOLE, MOST_WHOLE = 0.5, 3  # seconds of whole samples of each process, and their number
 
+READING_ON = 0.25  # of the session's time: what looks beyond the first may take, of all arms
 REFERENCE = -1  # as an arm's number: the process of a quality's reference that is no arm
 
 T = TypeVar("T")
@@ -54,6 +55,7 @@ class Pool(ABC):
     and estimates."""
 
     of_turns: Mapping[str, object] = {}  # the arguments of every request for a turn
+    clock: Callable[[], float]  # seconds
     progress: Progress
     scratch: Path  # a folder for this session
     saved: Path | None = None  # a folder for arms as they were quantized, for later processes
@@ -69,6 +71,7 @@ class Pool(ABC):
         self.loaded: dict[int, Process] = {}
         self.probes: dict[str, Process] = {}
         self.reference: str | None = None  # the file of the baseline's hidden states, once written
+        self.reading_on = 0.0  # seconds that looks beyond the first have taken
         self.steps: dict[int, int] = {}  # of a turn of decoding, by arm
         self.prompt_seconds: dict[int, float] = {}
 
@@ -228,19 +231,26 @@ class Pool(ABC):
 
     def _score(self, number: int, worker: Process) -> None:
         """Measure this arm's quality, once; the baseline's again if its states are missing. The
-        baseline reads on for an arm whose KL is not clear of the limit."""
+        baseline reads on for an arm whose KL is not clear of the limit, while READING_ON allows
+        another look, which has twice the last one's tokens."""
         arm, is_baseline = self.results.arms[number], number == 0 and self._apart is None
         for_others = is_baseline and self.reference is None and self._unscored()
         if not self.results.settings.tokens or not (arm.quality is None or for_others):
             return
-        answer = self._quality(worker, is_baseline)
+        answer, took = self._quality(worker, is_baseline), 0.0
+        most = READING_ON * 60 * self.results.settings.max_minutes
         while answer.looks and (self._apart or 0 in self.loaded) and not is_baseline:
+            if self.reading_on + 2 * took > most:
+                break
+            started = self.clock()
             full = self._read_on(answer.looks)
             if isinstance(full, NoQuality):
                 break
             if not self._apart:
                 self._scored(0, full)
             answer = self._quality(worker, False)
+            took = self.clock() - started
+            self.reading_on += took
         if is_baseline and isinstance(answer.quality, Quality):
             self.reference = self._states
         self._scored(number, answer.quality)

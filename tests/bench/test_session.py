@@ -83,6 +83,13 @@ def test_the_baseline_reads_on_for_an_arm_whose_quality_is_undecided(measure):
     assert world.looks == 3 and Counter(world.asked("quality")) == {0: 3, 1: 1, 2: 3, 3: 1}
 
 
+def test_reading_on_takes_a_quarter_of_the_minutes(measure):
+    """8 s for the second look leave 22 of 30 for a third of 16; after it none is left."""
+    behaviours = [replace(EQUAL, scoring=4.0), replace(EQUAL, scoring=4.0, looks=9)]
+    _, world = measure(behaviours, tokens=64, max_minutes=2)
+    assert Counter(world.asked("quality")) == {0: 3, 1: 3}
+
+
 def test_a_reference_that_is_no_arm_reads_in_a_process_of_its_own(measure):
     """Before the arms take memory; an arm whose quality is undecided has it read on."""
     behaviours = [EQUAL, replace(EQUAL, looks=2), EQUAL]  # the last is the reference's

@@ -35,6 +35,7 @@ class Behaviour:
     dies_at: int | None = None  # the turn, counted over all processes
     kl: float = 0.001
     looks: int = 1  # of the baseline, until its KL is clear of the limit
+    scoring: float = 0.0  # seconds of each look
     fails_to_load: bool = False
     joules: float | None = None  # of a sample, in every process; None: nothing counts them
 
@@ -132,6 +133,7 @@ class FakeProcess:
 
     def quality(self, tokens, text, reference, keep, max_kl=0.03, looks=1):
         self.world.looks = self.world.looks if reference else looks
+        self.world.now += self.behaviour.scoring
         scores, more = Quality(tokens, 8.0, 0.1), None
         if reference:
             scores = dataclasses.replace(scores, kl=self.behaviour.kl, kl_standard_error=1e-5)
