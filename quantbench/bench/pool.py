@@ -71,7 +71,8 @@ class Pool(ABC):
         self.loaded: dict[int, Process] = {}
         self.probes: dict[str, Process] = {}
         self.reference: str | None = None  # the file of the baseline's hidden states, once written
-        self.reading_on = 0.0  # seconds that looks beyond the first have taken
+        self.scoring = 0.0  # seconds that quality has taken
+        self.reading_on = 0.0  # those of looks beyond the first
         self.steps: dict[int, int] = {}  # of a turn of decoding, by arm
         self.prompt_seconds: dict[int, float] = {}
 
@@ -91,7 +92,9 @@ class Pool(ABC):
         try:
             saved = str(self.saved.absolute() / str(number)) if self.saved else None
             worker = self.start(number, arm.argv, saved=saved)
+            started = self.clock()
             self._score(number, worker)
+            self.scoring += self.clock() - started
             if self.leaves_out(number):
                 return
             able = self.has_turns and _of_ours(arm.argv)  # and no older commit

@@ -129,8 +129,10 @@ class Session(Pool):
         return 60 * self.results.settings.max_minutes - (self.clock() - self.started)
 
     def _a_load(self) -> float:
-        """Seconds that loading an arm took, the mean of this session."""
-        return self.loading / self.loads if self.loads else 0.0
+        """Seconds that loading an arm took, the mean of this session; with its quality, which is
+        measured once, where some arm has none yet."""
+        seconds = self.loading - (0.0 if self._unscored() else self.scoring)
+        return seconds / self.loads if self.loads else 0.0
 
     def _visit(self, waiting: list[int]) -> None:
         """Start every one of these arms anew, in groups that share the baseline's process."""

@@ -90,6 +90,13 @@ def test_reading_on_takes_a_quarter_of_the_minutes(measure):
     assert Counter(world.asked("quality")) == {0: 3, 1: 3}
 
 
+def test_quality_that_took_long_does_not_keep_arms_from_a_second_process(measure):
+    """The first took 84 s with it; another takes 4, and 18 are left after the first turns."""
+    behaviours = [replace(EQUAL, scoring=40.0, loading=2.0)] * 2
+    results, _ = measure(behaviours, tokens=64, max_minutes=2)
+    assert results.ended == "answered" and results.baseline.processes > 1
+
+
 def test_a_reference_that_is_no_arm_reads_in_a_process_of_its_own(measure):
     """Before the arms take memory; an arm whose quality is undecided has it read on."""
     behaviours = [EQUAL, replace(EQUAL, looks=2), EQUAL]  # the last is the reference's
