@@ -127,8 +127,10 @@ def test_a_quantized_cache_shows(tmp_path):
     assert dense["scheme"] == "none" and int4["scheme"] == "none, int4 KV cache"
     assert dense["quality"]["kl"] == 0 and dense["quality"]["top1"] == 1
     assert int4["quality"]["kl"] > 10 * int4["noise_floor"]["kl"]
-    # On 4080 tokens, each by a step: 0.50 and 0.69 % on two machines, of standard error 0.25 %.
-    assert int4["quality"]["perplexity_ratio"] < 1.015
+    # Of all 78,541 tokens: KL 0.0136, and a ratio of 1.0114 with standard error 0.0008.
+    assert 0.010 < int4["quality"]["kl"] < 0.017
+    error = int4["quality"]["perplexity_ratio_standard_error"]
+    assert abs(int4["quality"]["perplexity_ratio"] - 1.0114) < 3 * error < 0.03
     # exact; a kernel of ours may add the products up in another order, and bfloat16 rounds by 2^-9
     assert all(layer["weights"] is None for layer in dense["layers"])
     assert all(layer["outputs"] is None or layer["outputs"] > 45 for layer in dense["layers"])
