@@ -53,7 +53,7 @@ class LatencySample:
 
     @property
     def seconds(self) -> float:
-        """Of the whole request."""
+        """Seconds of the prompt and of all steps."""
         return self.prefill_seconds + self.decode_seconds
 
     @property

@@ -242,9 +242,8 @@ class Pool(ABC):
             return
         answer, took = self._quality(worker, is_baseline), 0.0
         most = READING_ON * 60 * self.results.settings.max_minutes
-        while answer.looks and (self._apart or 0 in self.loaded) and not is_baseline:
-            if self.reading_on + 2 * took > most:
-                break
+        can_read_on = not is_baseline and (self._apart or 0 in self.loaded)
+        while answer.looks and can_read_on and self.reading_on + 2 * took <= most:
             started = self.clock()
             full = self._read_on(answer.looks)
             if isinstance(full, NoQuality):

@@ -93,7 +93,7 @@ def model(family: str, seed: int = 0, **changes):
 
 
 def drawn(described):
-    """The model that a config describes, drawn like these."""
+    """The model of this config, with weights drawn as those of `model`."""
     described._attn_implementation = "eager"
     made = AutoModelForCausalLM.from_config(described, dtype=torch.float32).eval()
     for name, parameter in made.requires_grad_(False).named_parameters():

@@ -127,7 +127,8 @@ def test_a_quantized_cache_shows(tmp_path):
     assert dense["scheme"] == "none" and int4["scheme"] == "none, int4 KV cache"
     assert dense["quality"]["kl"] == 0 and dense["quality"]["top1"] == 1
     assert int4["quality"]["kl"] > 10 * int4["noise_floor"]["kl"]
-    # Of all 78,541 tokens: KL 0.0136, and a ratio of 1.0114 with standard error 0.0008.
+    # `quality --kv_cache int4 --tokens 0` reads 78,541 tokens: KL 0.0136, and a ratio of 1.0114
+    # with standard error 0.0008.
     assert 0.010 < int4["quality"]["kl"] < 0.017
     error = int4["quality"]["perplexity_ratio_standard_error"]
     assert abs(int4["quality"]["perplexity_ratio"] - 1.0114) < 3 * error < 0.03

@@ -4,7 +4,7 @@
 
 For a few rows of x it reads the weight at the memory's speed; torch's library (oneDNN) reaches two
 thirds of that. For many rows of 16-bit numbers on a CPU without instructions for them it converts
-tiles of the weight to float32, and is 1.5 to 3.5 times as fast as torch (docs/LOG.md).
+tiles of the weight to float32, and is 1.5 to 4 times as fast as torch (docs/LOG.md).
 """
 
 import torch
@@ -16,7 +16,7 @@ from quantbench.ops.cpu import build
 torch.library.define("quantbench::cpu_plain", "(Tensor x, Tensor weight) -> Tensor")
 
 MAX_ROWS = 16  # rows of x; for more, torch's library may be faster: _takes_many
-# Instruction sets of x86 without products of bfloat16: oneDNN converts one number after the other.
+# Instruction sets of x86 without products of bfloat16.
 WITHOUT_BF16 = ("avx2", "avxvnni", "avx512", "avx512vnni")
 
 
