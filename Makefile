@@ -50,8 +50,8 @@ demo: .venv/installed real-model
 	rm -rf $(DEMO)
 	mkdir $(DEMO)
 	echo "Four schemes on $(strip $(DEMO_MODEL))." >&2
-	echo "About two minutes, all of it into $(DEMO)/; the first time about one more, to compile the" >&2
-	echo "C++ kernels." >&2
+	echo "About two minutes, all of it into $(DEMO)/; the first time up to three more, to compile" >&2
+	echo "the C++ kernels." >&2
 	$(PY) -c "from quantbench.ops.cpu import build; build.refusal()"  # before --max_minutes begins
 	$(PY) -m quantbench ab --checkpoint_path $(strip $(DEMO_PATH)) \
 	  $(foreach scheme,$(DEMO_SCHEMES),--arm "--quantization $(scheme)") --max_minutes 2 \
@@ -169,7 +169,7 @@ floor: .venv/installed
 	  --json build/floor.json
 	$(PY) -m quantbench.report.floor build/floor.json
 
-# Thousands of simulated sessions, three minutes, into docs/data/trust.json.
+# Thousands of simulated sessions, a quarter of an hour, into docs/data/trust.json.
 trust: .venv/installed-dev
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(PY) -m tests.trust.simulation
 

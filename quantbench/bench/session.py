@@ -208,7 +208,7 @@ class Session(Pool):
             where = ", ".join(filter(None, (name, where)))
             self.progress(f"checking with {process} process of each arm: loading", where)
         else:
-            kernels = ", and building the C++ kernels (once, about a minute)"
+            kernels = ", and building the C++ kernels (once, up to three minutes)"
             builds = not self.loads and not any(files.cache_folder().glob("kernels-*.so"))
             self.progress(f"{name}: loading{kernels * builds}", where)
 

@@ -1,6 +1,6 @@
 """quantbench doctor: what this machine has, and what is slow here and why, for a bug report.
 
-quantbench doctor                       # some seconds; a minute where the C++ kernels are not built
+quantbench doctor                       # some seconds; minutes where the C++ kernels are not built
 quantbench doctor --json doctor.json    # the same, to attach
 """
 

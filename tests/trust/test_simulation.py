@@ -10,7 +10,7 @@ from tests.trust import simulation
 
 def test_the_proof_is_of_this_code():
     proof = json.loads(simulation.RESULT.read_text())
-    command = f"run `{simulation.COMMAND}` (three minutes) and commit {simulation.RESULT.name}"
+    command = f"run `{simulation.COMMAND}` (15 minutes) and commit {simulation.RESULT.name}"
     assert proof["digest"] == simulation.digest(), f"the statistics have changed: {command}"
     assert [row["cell"] for row in proof["rows"]] == [cell.name for cell in simulation.CELLS]
     assert simulation.failures(proof["rows"]) == []
