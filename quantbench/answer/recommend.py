@@ -248,7 +248,7 @@ def _remarks(rows: Sequence[Row], arms: Sequence[_Arm], limits: Limits) -> list[
         reasons["not measured"] = missing
     lines = [f"{why}: {listed(names)}" for why, names in reasons.items()]
     said_out = [f"Excluded: {'; '.join(lines)}"] if lines else []
-    return said_out + ([f"Uncertain: {listed(uncertain)}"] if uncertain else [])
+    return said_out + ([f"May exceed a limit: {listed(uncertain)}"] if uncertain else [])
 
 
 def listed(names: Sequence[str]) -> str:

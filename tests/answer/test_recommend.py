@@ -48,7 +48,7 @@ CASES = {
     "broken, and not shown to be good": (
         [INT8, BROKEN, MAYBE], Limits(),
         {"int8wo": ["fastest", "smallest", "compromise"]},
-        ["Excluded: KL above 0.03: uintx-2-64", "Uncertain: uintx-3-64 (KL above 0.03)"],
+        ["Excluded: KL above 0.03: uintx-2-64", "May exceed a limit: uintx-3-64 (KL above 0.03)"],
     ),
     "three answers": (
         [arm("fast", 3.0, 3.0), arm("small", 1.1, 0.5, 0.028, 0.0), arm("middle", 2.5, 0.8, 0.001),
@@ -68,7 +68,7 @@ CASES = {
     "quality of one not known": (  # which is not a KL of 0
         [INT8, arm("fast", 5.0, 0.5, kl=None, error=None, why_no_quality="another tokenizer")],
         Limits(), {"int8wo": ["fastest", "smallest", "compromise"]},
-        ["Uncertain: fast (quality not measured)"],
+        ["May exceed a limit: fast (quality not measured)"],
     ),
     "quality of one not known, and no limit": (
         [INT8, arm("fast", 5.0, 0.5, kl=None, error=None, why_no_quality="another tokenizer")],
@@ -186,7 +186,10 @@ def test_a_baseline_with_a_kl_has_to_keep_the_limits():
         "quality is relative to a.gguf, whose weights are quantized themselves (gguf-Q8_0)",
     ]
     rows[0].kl, rows[0].why_no_quality = None, "its predictions are not numbers"
-    assert "Uncertain: none (quality not measured)" in recommend(rows, Limits(), best(rows)).remarks
+    assert (
+        "May exceed a limit: none (quality not measured)"
+        in recommend(rows, Limits(), best(rows)).remarks
+    )
 
 
 def test_a_failed_baseline_is_the_answer():
