@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "common/streams.h"
+
 namespace {
 
 using torch::stable::Tensor;
@@ -29,7 +31,7 @@ uint64_t mixed(const char* from) {
   for (int64_t at = 0; at < STREAM; at += sizeof(Line))
     for (int i = 0; i < STREAMS; ++i) {
       const char* line = from + i * STREAM + at;
-      __builtin_prefetch(line + PREFETCHED);
+      read_ahead(line + PREFETCHED);
       mix[i] ^= *reinterpret_cast<const Line*>(line);
     }
   uint64_t result = 0;

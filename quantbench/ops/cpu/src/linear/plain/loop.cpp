@@ -9,14 +9,17 @@ namespace {
 
 constexpr int WHOLE = 32;         // columns at a time
 constexpr int STREAMS = Streams::COUNT;  // rows at a time, far apart
-constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
+constexpr int PREFETCHED = 1024;  // bytes ahead in each of them, for one token
 
 // Whether numbers are multiplied as they are, in pairs. Denormal ones count as zeros then.
 template <Number N>
 constexpr bool IN_PAIRS = LEVEL == LEVEL_avx512bf16 && N == Number::bf16;
 
+template <Number N>
+constexpr int FLOATS = IN_PAIRS<N> ? 16 : WHOLE;  // the numbers of x for WHOLE columns fill so many
+
 // 32 columns as two vectors. Of bfloat16 the first has the even columns, the second the odd ones; of pairs
-// the first has all.
+// each has all.
 template <Number N>
 inline void read_whole(const char* p, Floats& a, Floats& b) {
   if constexpr (IN_PAIRS<N>) {
@@ -57,8 +60,8 @@ void prepare(const Problem& problem, int64_t first, int64_t last) {
   const int64_t columns = problem.header->columns, padded = problem.geometry.padded_columns;
   for (int64_t token = first; token < last; ++token) {
     const char* row = static_cast<const char*>(problem.x) + token * problem.x_row * size_of(N);
-    float* to = problem.floats + token * padded;
-    for (int64_t k = 0; k < padded; k += WHOLE) {
+    float* to = problem.floats + token * padded / WHOLE * FLOATS<N>;
+    for (int64_t k = 0; k < padded; k += WHOLE, to += FLOATS<N>) {
       alignas(64) char copy[WHOLE * 4] = {};
       const char* from = row + k * size_of(N);
       if (problem.x_step != 1 || columns - k < WHOLE) {
@@ -69,30 +72,40 @@ void prepare(const Problem& problem, int64_t first, int64_t last) {
       }
       Floats a, b;
       read_whole<N>(from, a, b);
-      store(to + k, a), store(to + k + 16, b);
+      store(to, a);
+      if (!IN_PAIRS<N>) store(to + 16, b);
     }
   }
 }
 
+// What a tile asks for meanwhile: some of the streams, so many bytes ahead.
+struct Asked {
+  int64_t bytes;
+  int first, last;
+};
+
 // STREAMS rows times T tokens.
 template <Number N, int T>
-void rows_by_tile(const Problem& problem, const char* const* rows, const float* x,
+void rows_by_tile(const Problem& problem, const char* const* rows, Asked asked, const float* x,
                   Floats (*sums)[TILE]) {
-  const int64_t columns = problem.header->columns, padded = problem.geometry.padded_columns;
+  const int64_t columns = problem.header->columns;
+  const int64_t width = problem.geometry.padded_columns / WHOLE * FLOATS<N>;  // of a token
   const int64_t whole = columns / WHOLE * WHOLE;
   Floats sum[STREAMS][T] = {};
   auto add = [&](int64_t k, int s, Floats a, Floats b) {
-    for (int t = 0; t < T; ++t) add_products<N>(sum[s][t], a, b, x + t * padded + k);
+    for (int t = 0; t < T; ++t)
+      add_products<N>(sum[s][t], a, b, x + t * width + k / WHOLE * FLOATS<N>);
   };
-  for (int64_t k = 0; k < whole; k += WHOLE)
-    for (int s = 0; s < STREAMS; ++s) {
-      const char* p = rows[s] + k * size_of(N);
+  for (int64_t k = 0; k < whole; k += WHOLE) {
+    for (int s = asked.first; s < asked.last; ++s)
       for (int line = 0; line < WHOLE * size_of(N); line += 64)
-        __builtin_prefetch(p + PREFETCHED + line);
+        read_ahead(rows[s] + asked.bytes + k * size_of(N) + line);
+    for (int s = 0; s < STREAMS; ++s) {
       Floats a, b;
-      read_whole<N>(p, a, b);
+      read_whole<N>(rows[s] + k * size_of(N), a, b);
       add(k, s, a, b);
     }
+  }
   if (whole < columns)
     for (int s = 0; s < STREAMS; ++s) {
       Floats a, b;
@@ -109,6 +122,9 @@ void multiply(const Problem& problem, int64_t first, int64_t last) {
   const int64_t row_bytes = problem.header->columns * size_of(N);
   const char* weight = reinterpret_cast<const char*>(problem.blocks);
   const Streams cut(first, last);
+  // Memory works while several tiles compute: each asks for its part of the streams' next rows.
+  const int64_t ahead = problem.tokens > 1 ? row_bytes : PREFETCHED;
+  const int64_t tiles = (problem.tokens + TILE - 1) / TILE, part = (STREAMS + tiles - 1) / tiles;
   int64_t row[STREAMS];
   for (int64_t step = 0; const int streams = cut.next(step, row); ++step) {
     const char* rows[STREAMS];
@@ -116,11 +132,13 @@ void multiply(const Problem& problem, int64_t first, int64_t last) {
       rows[s] = weight + row[s < streams ? s : 0] * row_bytes;
     for (int64_t token = 0; token < problem.tokens;) {
       const int tile = tile_of(problem.tokens - token);
-      const float* x = problem.floats + token * problem.geometry.padded_columns;
+      const float* x = problem.floats + token * problem.geometry.padded_columns / WHOLE * FLOATS<N>;
+      const int64_t asked = token / TILE * part;
+      const Asked by_tile{ahead, int(asked), int(asked + part < STREAMS ? asked + part : STREAMS)};
       Floats sums[STREAMS][TILE];
-      if (tile == 4) rows_by_tile<N, 4>(problem, rows, x, sums);
-      else if (tile == 2) rows_by_tile<N, 2>(problem, rows, x, sums);
-      else rows_by_tile<N, 1>(problem, rows, x, sums);
+      if (tile == 4) rows_by_tile<N, 4>(problem, rows, by_tile, x, sums);
+      else if (tile == 2) rows_by_tile<N, 2>(problem, rows, by_tile, x, sums);
+      else rows_by_tile<N, 1>(problem, rows, by_tile, x, sums);
       for (int s = 0; s < streams; ++s)
         for (int t = 0; t < tile; ++t) {
           char* to = static_cast<char*>(problem.y) + ((token + t) * problem.header->rows + row[s]) * size_of(N);
