@@ -16,7 +16,7 @@ template <Number N>
 constexpr bool IN_PAIRS = LEVEL == LEVEL_avx512bf16 && N == Number::bf16;
 
 template <Number N>
-constexpr int FLOATS = IN_PAIRS<N> ? 16 : WHOLE;  // the numbers of x for WHOLE columns fill so many
+constexpr int FLOATS = IN_PAIRS<N> ? 16 : WHOLE;  // the room of WHOLE numbers of x
 
 // 32 columns as two vectors. Of bfloat16 the first has the even columns, the second the odd ones; of pairs
 // each has all.
@@ -78,7 +78,7 @@ void prepare(const Problem& problem, int64_t first, int64_t last) {
   }
 }
 
-// What a tile asks for meanwhile: some of the streams, so many bytes ahead.
+// The streams of which a tile asks for lines, and how far ahead.
 struct Asked {
   int64_t bytes;
   int first, last;
