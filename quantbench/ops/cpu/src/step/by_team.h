@@ -428,7 +428,7 @@ class ByTeam {
     bool operator()() {
       if (at >= NEAR) return false;
       for (int i = 0; i < Streams::COUNT; ++i)
-        if (at < bytes[i]) __builtin_prefetch(streams[i] + at, 0, 2);
+        if (at < bytes[i]) read_ahead(streams[i] + at);
       return (at += 64) < NEAR;
     }
   };

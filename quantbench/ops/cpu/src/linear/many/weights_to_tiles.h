@@ -150,7 +150,7 @@ const uint8_t* to_tiles(const Problem& problem, const Values& values, const uint
       const uint8_t* ahead = p + (far ? FAR : PREFETCHED);
       if (ahead >= end) ahead += g.block_bytes;
       for (int line = 0; line < g.unit_bytes; line += 64)
-        if (far) __builtin_prefetch(ahead + line, 0, 2);
+        if (far) read_ahead(ahead + line);
         else __builtin_prefetch(ahead + line);
       auto put = [&](int i, Floats low, Floats high) {
         if (SCALED && fine && i && i % pairs_of_a_scale == 0) by = read_scale(header, scales, outer);
