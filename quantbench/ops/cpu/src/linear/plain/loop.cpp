@@ -16,7 +16,7 @@ template <Number N>
 constexpr bool IN_PAIRS = LEVEL == LEVEL_avx512bf16 && N == Number::bf16;
 
 template <Number N>
-constexpr int FLOATS = IN_PAIRS<N> ? 16 : WHOLE;  // the room of WHOLE numbers of x
+constexpr int PER_FLOAT = IN_PAIRS<N> ? 2 : 1;  // numbers of x in the room of a float
 
 // 32 columns as two vectors. Of bfloat16 the first has the even columns, the second the odd ones; of pairs
 // each has all.
@@ -60,8 +60,8 @@ void prepare(const Problem& problem, int64_t first, int64_t last) {
   const int64_t columns = problem.header->columns, padded = problem.geometry.padded_columns;
   for (int64_t token = first; token < last; ++token) {
     const char* row = static_cast<const char*>(problem.x) + token * problem.x_row * size_of(N);
-    float* to = problem.floats + token * padded / WHOLE * FLOATS<N>;
-    for (int64_t k = 0; k < padded; k += WHOLE, to += FLOATS<N>) {
+    float* to = problem.floats + token * padded / PER_FLOAT<N>;
+    for (int64_t k = 0; k < padded; k += WHOLE, to += WHOLE / PER_FLOAT<N>) {
       alignas(64) char copy[WHOLE * 4] = {};
       const char* from = row + k * size_of(N);
       if (problem.x_step != 1 || columns - k < WHOLE) {
@@ -88,13 +88,11 @@ struct Asked {
 template <Number N, int T>
 void rows_by_tile(const Problem& problem, const char* const* rows, Asked asked, const float* x,
                   Floats (*sums)[TILE]) {
-  const int64_t columns = problem.header->columns;
-  const int64_t width = problem.geometry.padded_columns / WHOLE * FLOATS<N>;  // of a token
+  const int64_t columns = problem.header->columns, padded = problem.geometry.padded_columns;
   const int64_t whole = columns / WHOLE * WHOLE;
   Floats sum[STREAMS][T] = {};
   auto add = [&](int64_t k, int s, Floats a, Floats b) {
-    for (int t = 0; t < T; ++t)
-      add_products<N>(sum[s][t], a, b, x + t * width + k / WHOLE * FLOATS<N>);
+    for (int t = 0; t < T; ++t) add_products<N>(sum[s][t], a, b, x + (t * padded + k) / PER_FLOAT<N>);
   };
   for (int64_t k = 0; k < whole; k += WHOLE) {
     for (int s = asked.first; s < asked.last; ++s)
@@ -132,7 +130,7 @@ void multiply(const Problem& problem, int64_t first, int64_t last) {
       rows[s] = weight + row[s < streams ? s : 0] * row_bytes;
     for (int64_t token = 0; token < problem.tokens;) {
       const int tile = tile_of(problem.tokens - token);
-      const float* x = problem.floats + token * problem.geometry.padded_columns / WHOLE * FLOATS<N>;
+      const float* x = problem.floats + token * problem.geometry.padded_columns / PER_FLOAT<N>;
       const int64_t asked = token / TILE * part;
       const Asked by_tile{ahead, int(asked), int(asked + part < STREAMS ? asked + part : STREAMS)};
       Floats sums[STREAMS][TILE];
