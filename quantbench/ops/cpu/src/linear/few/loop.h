@@ -12,11 +12,11 @@ constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
 template <int T, int BYTES>
 constexpr int AHEAD = T > 1 ? 4096 : BYTES < 8 * 64 ? 2048 : PREFETCHED;
 
-// Codes of fewer than 7 bits take longer to unpack than to bring near, and would wait for the second cache.
+// Codes of fewer than 8 bits take longer to unpack than to bring near, and would wait for the second cache.
 template <int T, int BYTES>
 INLINE void fetch_ahead(const uint8_t* p) {
   for (int line = 0; line < BYTES; line += 64) {
-    if (BYTES < 7 * 64) __builtin_prefetch(p + AHEAD<T, BYTES> + line);
+    if (BYTES < 8 * 64) __builtin_prefetch(p + AHEAD<T, BYTES> + line);
     else read_ahead(p + AHEAD<T, BYTES> + line);
   }
 }
