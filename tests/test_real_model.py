@@ -120,6 +120,13 @@ def test_it_answers_and_is_logged_by_its_file_s_mix(tmp_path):
     assert "--quantization as-is" in first
 
 
+def test_a_text_that_ends_at_once_is_explained():
+    given = ["--checkpoint_path", str(FILE), "--max_new_tokens", "4", "--write_result", "none"]
+    greedy = ["--temperature", "0", "--num_samples", "1"]
+    done = run("generate", *given, *greedy, "--prompt", "What is the capital of France?")
+    assert "--interactive" in done.stderr
+
+
 def test_chat_ends_where_the_model_ends():
     given = ["generate", "--interactive", "--checkpoint_path", str(FILE), "--temperature", "0"]
     asked = "What is the capital of France? Answer with one word.\n"

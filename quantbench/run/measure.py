@@ -101,6 +101,11 @@ def readable(plan: Plan, tokens: list[int]) -> str | None:
         return None
     eos = plan.tokenizer.eos_ids
     end = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
+    if not end and plan.ranks.rank == 0:
+        say(
+            f"{plan.name} ended its text at once. Models made for chat often do so without their "
+            "chat template: --interactive uses it"
+        )
     return plan.tokenizer.decode([*plan.prompt, *tokens[:end]])
 
 
