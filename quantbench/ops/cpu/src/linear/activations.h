@@ -93,8 +93,8 @@ inline void arrange_eight(const int16_t* x, int32_t* to, int32_t* low_to) {
 }
 #endif
 
-// Some units of x, for one token of a tile.
-inline void arrange(const Header& header, const int16_t* x, int units, int tile, int32_t* to) {
+// Some units of x, for one token of a tile, whose numbers are of one word or of two.
+inline void arrange(const Header& header, const int16_t* x, int units, int tile, int words, int32_t* to) {
 #if LEVEL != LEVEL_portable
   const XLayout layout = x_layout(header);
   if (layout == XLayout::eights) {
@@ -107,7 +107,10 @@ inline void arrange(const Header& header, const int16_t* x, int units, int tile,
     return;
   }
 #endif
-  for (int q = 0; q < units * QUADS; ++q) arrange_words(x + 4 * q, to + 2 * q * tile);
+  const bool in_order = LEVEL == LEVEL_avx2 && header.coding == Coding::table && words == 1;  // see `dot_long`
+  for (int q = 0; q < units * QUADS; ++q)
+    if (in_order) __builtin_memcpy(to + 2 * q * tile, x + 4 * q, 8);
+    else arrange_words(x + 4 * q, to + 2 * q * tile);
 }
 
 inline float least(Floats v) {
@@ -162,7 +165,7 @@ inline void integers_of(const Problem& problem, int64_t token, int tile, int t) 
       float scale = whole ? 1.0f : word ? finer(scales[0]) : power(largest(row, units));
       scales[word] = scale;
       to_integers(row, units, scale, integers);
-      arrange(header, integers, units, tile, quads + 2 * word);
+      arrange(header, integers, units, tile, words, quads + 2 * word);
       for (int i = 0; i < units * UNIT / each; ++i) {
         int32_t sum = 0;
         for (int k = 0; k < each; ++k) sum += integers[i * each + k];

@@ -117,29 +117,44 @@ struct Bytes4 {
 };
 
 // A table of 16 integers of 24 bits, in three parts; in two parts they are scaled by DOWN and rounded to 16 bits.
+// AVX2 rounds them to 14, as words in the order of their columns, for `dot_long`.
 template <int COUNT>
 struct Table4 {
-  static constexpr int PARTS = COUNT, BYTES = 4 * 64, CENTRE[] = {0, COUNT == 2 ? 128 : 0, 128};
-  static constexpr float DOWN = COUNT == 2 ? 32767.0f / 8388607 : 1;
+  static constexpr bool LONG = COUNT == 2 && LEVEL == LEVEL_avx2;
+  static constexpr int PARTS = COUNT, BYTES = 4 * 64;
+  static constexpr int CENTRE[] = {0, COUNT == 2 && !LONG ? 128 : 0, LONG ? 0 : 128};
+  static constexpr float DOWN = (LONG ? 8191.0f : COUNT == 2 ? 32767.0f : 8388607.0f) / 8388607;
   static constexpr int WEIGHT[] = {1, 256, 65536};
   // Multiplies the parts' sum, which is exact. A factor of each part would make the sum depend on which
   // multiplications a compiler fuses with additions.
-  static constexpr float UP = 1 / DOWN;
+  static constexpr float UP = (LONG ? 256 : 1) / DOWN;
   alignas(64) uint8_t tables[PARTS][TABLE];
   explicit Table4(const Header& header) {
     for (int code = 0; code < TABLE; ++code) {
       const float value = float(header.table[code]) * DOWN;
-      const int number = int(value + (value < 0 ? -0.5f : 0.5f)) + (1 << (8 * COUNT - 1));
+      const int number = int(value + (value < 0 ? -0.5f : 0.5f)) + (LONG ? 0 : 1 << (8 * COUNT - 1));
       for (int part = 0; part < PARTS; ++part) tables[part][code] = uint8_t(number >> (8 * part));
     }
   }
   INLINE void read(const uint8_t* p, int half, Bytes quads[PARTS][HALF]) const {
     Codes<4>::read(p, half, quads[0]);
-    for (int i = 0; i < HALF; ++i)
+    for (int i = 0; i < HALF; ++i) {
       for (int part = PARTS - 1; part >= 0; --part)
         quads[part][i] = lookup16(tables[part], quads[0][i]);
+#ifdef PAIRS
+      if constexpr (LONG) interleave(quads[0][i], quads[1][i]);
+#endif
+    }
   }
 };
+template <class C>
+constexpr bool LONG = false;
+#ifdef PAIRS
+template <>
+constexpr bool WORDS<Table4<2>> = true;
+template <>
+constexpr bool LONG<Table4<2>> = true;
+#endif
 
 // 2:4 sparse integers: two of every 4 columns are stored, each as a code of 4 bits and a place of 2 bits, which of the
 // 4 columns it is. 8 columns have 4 codes, the first two for the first 4 columns. The other columns are unpacked as

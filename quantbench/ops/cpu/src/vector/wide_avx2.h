@@ -79,4 +79,32 @@ inline void dot_words(Ints& a, Ints& b, Bytes even, Bytes odd, const int32_t* x)
   b += pair_words((SignedWords)odd, (SignedWords)all(x[1]));
 }
 #include "vector/wide_words.h"
+
+// From the low and the high bytes of words: the words of rows 0, 1, 4 and 5 of each 8, then those of the others.
+INLINE void interleave(Bytes& low, Bytes& high) {
+  const Bytes a = low, b = high;
+  low = by_register<Bytes>([](auto a, auto b) { return _mm256_unpacklo_epi8((__m256i)a, (__m256i)b); }, a, b);
+  high = by_register<Bytes>([](auto a, auto b) { return _mm256_unpackhi_epi8((__m256i)a, (__m256i)b); }, a, b);
+}
+
+// Up to four quads of such words, of 14 bits, times 16-bit x in the order of its columns: so many products add up in
+// 32 bits. Sums are in units of 256 then. Two bytes for each number took 1.5 times as many instructions.
+template <int COUNT>
+INLINE void dot_long(Ints& a, Ints& b, const Bytes* low, const Bytes* high, const int32_t* x, int stride) {
+  static_assert(COUNT <= 4);
+  Ints some{}, others{};
+#pragma GCC unroll 4
+  for (int i = 0; i < COUNT; ++i, x += stride) {
+    int64_t quad;
+    __builtin_memcpy(&quad, x, sizeof quad);
+    const __m256i four = _mm256_set1_epi64x(quad);
+    const SignedWords numbers{(SignedWords::Half)four, (SignedWords::Half)four};
+    some += pair_words((SignedWords)low[i], numbers), others += pair_words((SignedWords)high[i], numbers);
+  }
+  a += some >> 8, b += others >> 8;
+}
+// The sums of 16 rows.
+inline Ints in_order(Ints a, Ints b) {
+  return by_register<Ints>([](auto a, auto b) { return _mm256_hadd_epi32((__m256i)a, (__m256i)b); }, a, b);
+}
 #endif

@@ -91,6 +91,8 @@ INLINE void add_products(Ints (*sums)[2], const Bytes (*codes)[HALF], int q, con
 #ifdef PAIRS
   if constexpr (requires { requires C::MOST < 128; })
     return dot_pairs<C::MOST, COUNT>(sums[0][0], codes[0] + q, x, stride);
+  if constexpr (LONG<C>)
+    return dot_long<COUNT>(sums[0][0], sums[0][1], codes[0] + q, codes[1] + q, x, stride);
 #endif
 #pragma GCC unroll 4
   for (int i = 0; i < COUNT; ++i, x += stride)
@@ -98,6 +100,15 @@ INLINE void add_products(Ints (*sums)[2], const Bytes (*codes)[HALF], int q, con
     else
       for (int part = 0; part < C::PARTS; ++part) dot(sums[part][0], sums[part][1], codes[part][q + i], x);
 #endif
+}
+
+// The sum of both sums of a part.
+template <class C>
+INLINE Floats whole_of(Ints a, Ints b) {
+#ifdef PAIRS
+  if constexpr (LONG<C>) return floats(in_order(a, b));
+#endif
+  return WORDS<C> ? floats(a) + floats(b) : floats(dotted(a, b));
 }
 
 template <class C, int T, bool FINE>
@@ -129,7 +140,7 @@ struct IntegerChunk {
       Floats sum{};
       for (int part = 0; part < PARTS; ++part) {
         const Ints* at = sums.at[t][part];
-        const Floats whole = WORDS<C> ? floats(at[0]) + floats(at[1]) : floats(dotted(at[0], at[1]));
+        const Floats whole = whole_of<C>(at[0], at[1]);
         sum = part ? sum + whole * float(C::WEIGHT[part]) : whole * float(C::WEIGHT[0]);
       }
       scaled[t] += sum * by.scale;
