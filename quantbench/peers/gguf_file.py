@@ -100,10 +100,10 @@ def write(path: Path, checkpoint_path: str, format: str, num_layers: int | None 
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, count: int) -> None:
-    """The end, bytes as BPE names them, one merge, since readers want some, and placeholders."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [chr(256 + number) for number in range(256 - len(printable))]
-    names = ["<|end|>", *map(chr, printable), *others, "!!"]
+    """The end, bytes as BPE names them, one merge, since readers want some, and placeholders.
+
+    Of ASCII alone: llama-server answers a request with an error whose text is no UTF-8."""
+    names = ["<|end|>", *map(chr, range(33, 127)), *map(chr, range(256, 290)), "!!"]
     names += [f"<{number}>" for number in range(len(names), count)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")

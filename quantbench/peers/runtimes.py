@@ -269,7 +269,8 @@ class LlamaServer(Whole):
                    "c": work.prompt + work.new + 8, "b": max(512, work.prompt),
                    "-host": "127.0.0.1", "-port": port}  # fmt: skip
         given = [word for name, value in options.items() for word in (f"-{name}", str(value))]
-        command = [work.program, *given, "--no-mmap", "-rtr"]
+        # It would write llama.log into the current folder.
+        command = [work.program, *given, "--no-mmap", "-rtr", "--log-disable"]
         self.server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         while not self._answers():
             if (code := self.server.poll()) is not None:

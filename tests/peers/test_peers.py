@@ -327,6 +327,7 @@ SERVER = """
             self.answer({})
         def do_POST(self):
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert "--log-disable" in sys.argv  # or it leaves a file
             made, length = asked["n_predict"] - (asked["prompt"] == [9]), len(asked["prompt"])
             times = {"prompt_n": 3, "prompt_ms": length * int(given["-t"])}
             times |= {"predicted_n": made, "predicted_ms": 500.0 * (made - 1)}
@@ -359,6 +360,14 @@ def test_a_servers_own_times(tmp_path):
     given["program"] = program(tmp_path, "raise SystemExit(7)")
     with pytest.raises(QuantbenchError, match="ended with exit code 7 for .*model.gguf"):
         LlamaServer(Work("ik_llama.cpp", 3, 8, 4, name, **given), headroom=0)
+
+
+def test_every_token_of_a_written_file_is_text(tmp_path):
+    """A server answers text, and refuses what is no UTF-8."""
+    write(tmp_path / "model.gguf", checkpoint(tmp_path), "BF16")
+    tokenizer = open_checkpoint(str(tmp_path / "model.gguf")).tokenizer(320)
+    texts = [tokenizer.decode([token]) for token in range(1, 320)]
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(texts) and len(set(texts)) == 319
 
 
 def test_gptqmodel_in_its_own_python(tmp_path):
