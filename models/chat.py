@@ -147,11 +147,10 @@ class TemplateChat(Chat):
         if marker := next((piece for piece in self._special.values() if piece in line), None):
             raise UsageError(f"{marker} is a special token of this model: leave it out")
         messages = []
-        for asked, answer in [*self.turns, (line, None)]:
+        for asked, answer in self.turns:
             messages.append({"role": "user", "content": asked})
-            if answer is not None:
-                content = self.tokenizer.decode(answer)
-                messages.append({"role": "assistant", "content": content})
+            messages.append({"role": "assistant", "content": self.tokenizer.decode(answer)})
+        messages.append({"role": "user", "content": line})
         return self._encode(self._render(messages, asks=True))
 
     def _encode(self, text: str) -> list[int]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from quantbench.errors import CheckpointError
 from quantbench.models.accepted import COUNT, NAME, NAMES, OBJECT, POSITIVE, TRUTH, Accepts, whole
-from quantbench.models.config import FIELDS, SCALING_FIELDS, ModelConfig, RopeScaling
-from quantbench.models.mixture import Mixture
+from quantbench.models.config import FIELDS, SCALING_FIELDS, Mixture, ModelConfig, RopeScaling
 from quantbench.models.registry import ARCHITECTURES, Architecture
 from quantbench.text import shown
 

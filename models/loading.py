@@ -184,7 +184,8 @@ class _Loader:
 
     def fill(self, name: str) -> None:
         """Give the model's module `name` its weights in full precision."""
-        module, split, tied = self.model.get_submodule(name), self.split, self._tied_output(name)
+        module, split = self.model.get_submodule(name), self.split
+        tied = name == "output" and self.model.config.tie_embeddings
         for kind, _ in list(module.named_parameters(recurse=False)):
             full_name = f"{name}.{kind}"
             cut = None if split is None or self.reads_whole(name) else split.cut(full_name)
@@ -208,9 +209,6 @@ class _Loader:
         if self.split and self.split.is_zero(name):
             weight = torch.zeros_like(weight)
         return nn.Parameter(weight, requires_grad=False)
-
-    def _tied_output(self, name: str) -> bool:
-        return name == "output" and self.model.config.tie_embeddings
 
     def _embedding(self) -> Tensor | None:
         """The embedding's weights, for a tied output to share; None where they are quantized."""

@@ -19,9 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quantbench.devices import stored_bytes
-from quantbench.models.config import ModelConfig
+from quantbench.models.config import Mixture, ModelConfig, compiles
 from quantbench.models.llama import Block, FeedForward, Transformer
-from quantbench.models.mixture import Mixture, compiles
 from quantbench.models.stacked import Stacked
 
 

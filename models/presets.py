@@ -9,24 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from quantbench.errors import UsageError
-from quantbench.models.config import ModelConfig, RopeScaling
-from quantbench.models.mixture import Mixture
+from quantbench.models.config import Mixture, ModelConfig, RopeScaling
 
 
 def _llama(
-    dim: int,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    ffn: int,
-    vocab: int,
-    context: int,
-    **more: Any,
+    dim: int, layers: int, heads: int, kv_heads: int, *sizes: int, **more: Any
 ) -> ModelConfig:
+    """sizes: ffn_dim, vocab_size and max_position."""
     head_dim = more.pop("head_dim", dim // heads)
     if "mixture" in more:
         more["architecture"] = "mixtral"
-    return ModelConfig("", dim, layers, heads, kv_heads, head_dim, ffn, vocab, context, **more)
+    return ModelConfig("", dim, layers, heads, kv_heads, head_dim, *sizes, **more)
 
 
 def _yarn(factor: float, original: int, **more: Any) -> RopeScaling:
@@ -42,7 +35,6 @@ _QWEN = {"rope_theta": 1000000.0, "norm_eps": 1e-6}
 _QWEN_2 = _QWEN | {"qkv_bias": True}
 _QWEN_3 = _QWEN | {"qk_norm": True, "head_dim": 128}
 _MIXTRAL = {"rope_theta": 1000000.0}
-_PHI = {"norm_eps": 1e-5}
 _OLMO_2 = {
     "rope_theta": 500000.0, "norm_eps": 1e-6, "qk_norm": True, "joint_qk_norm": True,
     "pre_norms": False, "post_norms": True,
@@ -103,9 +95,9 @@ _ROWS = {
     ("Qwen3-8B",):
         _llama(4096, 36, 32, 8, 12288, 151936, 40960, **_QWEN_3),
     ("Phi-3-mini-4k-instruct",):
-        _llama(3072, 32, 32, 32, 8192, 32064, 4096, sliding_window=2047, **_PHI),
+        _llama(3072, 32, 32, 32, 8192, 32064, 4096, sliding_window=2047),
     ("phi-4",):
-        _llama(5120, 40, 40, 10, 17920, 100352, 16384, rope_theta=250000.0, **_PHI),
+        _llama(5120, 40, 40, 10, 17920, 100352, 16384, rope_theta=250000.0),
     ("SmolLM3-3B",):
         _llama(2048, 36, 16, 4, 11008, 128256, 65536, no_rope_layers=tuple(range(3, 36, 4)),
                rope_theta=5000000.0, norm_eps=1e-6, tie_embeddings=True),
@@ -169,12 +161,9 @@ def preset(name: str) -> ModelConfig:
     config = PRESETS.get(name.rsplit("/", 1)[-1])
     if config is None:
         near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5)
-        hint = (
-            f"nearest: {', '.join(near)}"
-            if near
-            else f"presets: {', '.join(names[0] for names in _ROWS)}"
-        )
+        known = ", ".join(near or [names[0] for names in _ROWS])
         raise UsageError(
-            f"{name!r} is no preset; {hint} (or give the path of a config.json: dummy:PATH)"
+            f"{name!r} is no preset; {'nearest' if near else 'presets'}: {known} (or give the path "
+            "of a config.json: dummy:PATH)"
         )
     return config

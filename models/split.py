@@ -145,11 +145,6 @@ class Split:
         """The tokens whose embeddings and logits this rank has."""
         return _share(self.whole.vocab_size, 1, self.ranks.rank, self.ranks.size)
 
-    @property
-    def vocabularies(self) -> list[int]:
-        """How many tokens each rank has."""
-        return self.widths("output")
-
     def cut(self, parameter: str) -> Cut | None:
         """The part of a parameter, by its name in the model, that this rank has; None: all of it.
 
@@ -258,7 +253,7 @@ class Shared:
 
     def logits(self, x: Tensor) -> Tensor:
         y: Tensor = super().logits(x)  # type: ignore[misc]
-        return self.split.ranks.gather(y, self.split.vocabularies)
+        return self.split.ranks.gather(y, self.split.widths("output"))
 
 
 def build_share(kind: type[Transformer], split: Split) -> Transformer:

@@ -2,7 +2,7 @@
 
     tokenizer = load_tokenizer(Path("checkpoints/Llama-2-7b-chat-hf"), vocab_size=32000)
     ids = tokenizer.encode("Hello")            # the first id opens a sequence
-    text = stream(tokenizer, after=ids)
+    text = TextStream(tokenizer, after=ids)
     print(text.push(id), end="")               # as each id is generated; text.flush() at the end
 
 What is in a file decides how it is read, not its name: `tokenizer.model` is a sentencepiece
@@ -73,7 +73,7 @@ def tokenizer_of(folder: Path, content: Mapping[str, bytes], vocab_size: int) ->
             f"{path} has {tokenizer.size} ids, but the model only {vocab_size}:"
             " use the tokenizer that came with this checkpoint"
         )
-    tokenizer.chat_template = _chat_template(folder, content)
+    tokenizer.chat_template = hints.chat_template
     return tokenizer
 
 
@@ -124,15 +124,6 @@ class Tokenizer(ABC):
         return hints.eos_ids.union(self.special[name] for name in named if name in self.special)
 
 
-def stream(tokenizer: Tokenizer, after: Iterable[int] = ()) -> "TextStream":
-    """A decoder that emits text as ids arrive.
-
-    `after` are the ids that the new ones continue: their text is not emitted, but it decides
-    whether a leading space belongs to the text.
-    """
-    return TextStream(tokenizer, list(after))
-
-
 def other_encoding(
     one: Tokenizer, other: Tokenizer, lines: Iterable[str]
 ) -> tuple[str, list[int], list[int]] | None:
@@ -145,14 +136,13 @@ def other_encoding(
     return None
 
 
-@dataclass
 class TextStream:
     """Text as it comes: never half a character, and all of it together is `decode` of all ids."""
 
-    tokenizer: Tokenizer
-    ids: list[int]
-
-    def __post_init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer, after: Iterable[int] = ()) -> None:
+        """after: the ids that the new ones continue. Their text is not emitted, but it decides
+        whether a leading space belongs to the text."""
+        self.tokenizer, self.ids = tokenizer, list(after)
         self._emitted = len(self.tokenizer.decode(self.ids).rstrip(UNFINISHED))  # characters
 
     def push(self, id: int) -> str:
@@ -292,10 +282,11 @@ class Hints:
     add_bos: bool | None  # None: not said
     eos_token: str | None
     eos_ids: frozenset[int]
+    chat_template: str | None  # in Jinja; None: there is none
 
     @classmethod
     def of(cls, folder: Path, content: Mapping[str, bytes]) -> "Hints":
-        """From those of three files that there are. Raises CheckpointError for a bad one."""
+        """From those of four files that there are. Raises CheckpointError for a bad one."""
         file = folder / _CONFIG
         tokenizer, ids = _json(folder, content, _CONFIG), set[int]()
         if (add_bos := tokenizer.get("add_bos_token")) is not None:
@@ -309,21 +300,13 @@ class Hints:
                 )
             ids.update(listed)
         bos, eos = (_text(file, key, tokenizer.get(key)) for key in ("bos_token", "eos_token"))
-        return cls(bos, add_bos, eos, frozenset(ids))
-
-
-def _chat_template(folder: Path, content: Mapping[str, bytes]) -> str | None:
-    """The Jinja text of chat_template.jinja or of tokenizer_config.json; None if it has neither.
-
-    Raises CheckpointError for a template that is no text.
-    """
-    if _TEMPLATE in content:
-        return content[_TEMPLATE].decode("utf-8", "replace")
-    given = _json(folder, content, _CONFIG).get("chat_template")
-    if isinstance(given, list):  # several, by name
-        named = [item for item in given if isinstance(item, dict)]
-        given = next((i.get("template") for i in named if i.get("name") == "default"), None)
-    return _text(folder / _CONFIG, "chat_template", given)
+        template = tokenizer.get("chat_template")
+        if _TEMPLATE in content:
+            template = content[_TEMPLATE].decode("utf-8", "replace")
+        elif isinstance(template, list):  # several, by name
+            named = [item for item in template if isinstance(item, dict)]
+            template = next((i.get("template") for i in named if i.get("name") == "default"), None)
+        return cls(bos, add_bos, eos, frozenset(ids), _text(file, "chat_template", template))
 
 
 def _text(file: Path, key: str, token: Any) -> str | None:

@@ -171,13 +171,13 @@ def _measure(
 
 def _part(layer: nn.Linear) -> nn.Linear:
     """The layer with at most MAX_WEIGHTS of its weights, without its hooks."""
-    weight, bias = layer.weight.data, layer.bias
+    weight = layer.weight.data
     N, K = weight.shape
     rows = min(N, max(64, MAX_WEIGHTS // K // 64 * 64)) if weight.device.type == "cpu" else N
     chosen = torch.arange(rows, device=weight.device) * N // rows
-    part = nn.Linear(K, rows, False, "meta")
-    part.weight = nn.Parameter(weight[chosen] if rows < N else weight, requires_grad=False)
-    part.bias = None if bias is None else nn.Parameter(bias.data[chosen], requires_grad=False)
+    part = with_weight(layer, weight[chosen] if rows < N else weight)
+    if layer.bias is not None:
+        part.bias = nn.Parameter(layer.bias.data[chosen], requires_grad=False)
     return part
 
 

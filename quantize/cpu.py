@@ -94,10 +94,6 @@ def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
 class PlainLinear(KernelLinear):
     """The weight stays where torch has put it, in full precision; C++ reads it there."""
 
-    @classmethod
-    def of(cls, layer: nn.Linear, spec: Any) -> nn.Module:
-        return cls.like(layer, layer.weight)
-
     @property
     def fused_weight(self) -> Tensor | None:
         return self.weight

@@ -35,9 +35,8 @@ class Quantization:
     pattern: ClassVar[str]
     numerics: ClassVar[str]  # what it does to the linear layers, in words
     phrase: ClassVar[str]  # what a person who chooses has to know, in words
-    like: ClassVar[str]  # llama.cpp's type with a similar number of bits, made in a similar way
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    shown: ClassVar[tuple[str, ...]]  # the names that tables list
+    shown: ClassVar[tuple[str, ...]] = ()  # the names that tables list
     formats: ClassVar[tuple[str, ...]] = ()  # other programs' that may hold its weights: `fits`
 
     def __post_init__(self) -> None:
@@ -76,8 +75,8 @@ class Quantization:
 
     @property
     def gguf(self) -> str:
-        """The GGUF type of llama.cpp that it compares with."""
-        return self.like
+        """llama.cpp's type with a similar number of bits, made in a similar way; "-": none."""
+        return "-"
 
     def fits(self, format: str) -> bool:
         """Whether another program's format (--format) holds its weights exactly."""

@@ -22,7 +22,7 @@ class KernelLinear(nn.Linear):
         layer: its weight is a PackedWeight, or a plain (N, K) tensor for scheme none; it may be
         changed. Raises KernelError for weights that the kernel cannot take.
         """
-        return cls.like(layer, layer.weight.data)
+        return cls.like(layer, layer.weight)
 
     @classmethod
     def like(cls, layer: nn.Linear, weight: Tensor) -> Self:

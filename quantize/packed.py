@@ -142,16 +142,14 @@ class PackedWeight(TorchAOBaseTensor):
         A scale for the whole row stays. Raises ValueError where a border lies inside a group that
         shares a scale, or inside a byte.
         """
-        changes: dict[str, Any] = {"columns": end - start}
-        for name in PLANE_NAMES:
-            if (plane := getattr(self, name)) is not None:
-                changes[name] = _between(plane, start, end, self.columns)
-        if self.scale.shape[1] == 1:
-            return self.replaced(**changes, group_size=end - start)
-        for name in ("scale", "zero", "outer"):
-            if (scales := getattr(self, name)) is not None:
-                changes[name] = _between(scales, start, end, self.columns)
-        return self.replaced(**changes)
+        by_row = self.scale.shape[1] == 1
+        cut = {
+            name: _between(part, start, end, self.columns)
+            for name, part in self.parts.by_row.items()
+            if name in PLANE_NAMES or not by_row
+        }
+        group_size = end - start if by_row else self.group_size
+        return self.replaced(**cut, columns=end - start, group_size=group_size)
 
     def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
         """The (N, K) numbers that it encodes, in `output_dtype` or its own dtype."""

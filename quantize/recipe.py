@@ -92,9 +92,6 @@ class Recipe(AsIs):
     def calibrated(self) -> bool:
         return any(spec.calibrated for spec in self.candidates)
 
-    def fits(self, format: str) -> bool:
-        return all(spec.fits(format) for spec in self.candidates if spec != FullPrecision())
-
     def of_layers(self, name: str, shapes: Shapes) -> "Recipe":
         """The recipe with `layers`, for a model of this name. Raises UsageError for a recipe of
         another model, for patterns without a layer and layers without a scheme."""

@@ -11,6 +11,7 @@ import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ def _registered() -> dict[type[Spec], Scheme]:
 SCHEMES = _registered()
 _EMBED = (Int8Embedding, Stored)  # schemes that embeddings have, too
 MANY_COLUMNS = 1024  # more than any scheme's group, and a multiple of every one
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def available(spec: Spec, device: torch.device, dtype: torch.dtype) -> dict[str, str | None]:
@@ -264,15 +266,18 @@ def _rounds_here(layer: nn.Linear) -> bool:
     return not isinstance(weight, PackedWeight) or weight.activation is not None
 
 
-def with_weight(module: nn.Module, weight: Tensor) -> nn.Module:
-    """A layer like `module` but for its weight; `module` itself is left as it is."""
+def with_weight(module: Layer, weight: Tensor) -> Layer:
+    """A linear layer or an embedding with this weight, of its shape, and with the module's bias.
+    The module itself is left as it is; a Parameter stays the same object."""
+    rows, columns = weight.shape
     if isinstance(module, nn.Embedding):
-        like: nn.Module = nn.Embedding(*module.weight.shape, device="meta")
+        made: nn.Module = nn.Embedding(rows, columns, device="meta")
     else:
-        like = nn.Linear(module.in_features, module.out_features, False, "meta")
-        like.bias = module.bias
-    like.weight = nn.Parameter(weight, requires_grad=False)
-    return like
+        made = nn.Linear(columns, rows, False, "meta")
+        made.bias = module.bias
+    is_parameter = isinstance(weight, nn.Parameter)
+    made.weight = weight if is_parameter else nn.Parameter(weight, requires_grad=False)
+    return made
 
 
 def check_vectors(name: str, module: nn.Module) -> None:

@@ -49,17 +49,13 @@ def in_row_blocks(quantize: Callable[[Tensor], PackedWeight], w: Tensor) -> Pack
     rows = rows_at_once(w)
     if w.is_meta or w.shape[0] <= rows:
         return quantize(w)
-    first = quantize(w[:rows])
-    names = [name for name in first.__tensor_flatten__()[0] if name != "tensor_scale"]
-    whole = {}
-    for name in names:
-        part = getattr(first, name)
+    first, whole = quantize(w[:rows]), {}
+    for name, part in first.parts.by_row.items():
         whole[name] = part.new_empty((w.shape[0], *part.shape[1:]))
         whole[name][:rows] = part
     for start in range(rows, w.shape[0], rows):
-        block = quantize(w[start : start + rows])
-        for name in names:
-            whole[name][start : start + rows] = getattr(block, name)
+        for name, part in quantize(w[start : start + rows]).parts.by_row.items():
+            whole[name][start : start + rows] = part
     return first.replaced(**whole)
 
 

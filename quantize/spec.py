@@ -84,7 +84,7 @@ class FullPrecision(Spec):
     pattern = "none"
     numerics = "weights as --precision has them"
     phrase = "not quantized: what the others are compared with"
-    like = "BF16"
+    gguf = "BF16"
     shown = ("none",)
     formats = ("gguf",)
 
@@ -94,7 +94,7 @@ class Int8WeightOnly(Spec):
     pattern = "int8wo"
     numerics = "int8 weights, symmetric, one scale per output row"
     phrase = "half the memory; the loss in quality can hardly be measured"
-    like = "Q8_0"
+    gguf = "Q8_0"
     shown = ("int8wo",)
     formats = ("compressed-tensors", "torchao")
 
@@ -104,7 +104,7 @@ class Int8DynamicActivation(Spec):
     pattern = "int8dq"
     numerics = "int8wo's weights, and activations rounded to int8 per token as they come"
     phrase = "int8wo, and arithmetic in 8 bits: for long prompts and large batches"
-    like = "Q8_0"
+    gguf = "Q8_0"
     shown = ("int8dq",)
     multiplied = "int8"
 
@@ -114,7 +114,7 @@ class Int8Embedding(Spec):
     pattern = "embed-int8"
     numerics = "int8wo, and the embedding's table in int8 too, one scale per token"
     phrase = "int8wo, and the embedding too: for small models with large vocabularies"
-    like = "Q8_0"
+    gguf = "Q8_0"
     shown = ("embed-int8",)
 
 
@@ -123,7 +123,7 @@ class Float8WeightOnly(Spec):
     pattern = "float8wo"
     numerics = "float8 (E4M3) weights, one scale per output row"
     phrase = "as large as int8wo, and a little less exact"
-    like = "Q8_0"
+    gguf = "Q8_0"
     shown = ("float8wo",)
     formats = ("compressed-tensors",)
 
@@ -133,7 +133,7 @@ class Float8DynamicActivation(Spec):
     pattern = "float8dq-{granularity}"
     numerics = "float8 weights and activations, one scale per row or per tensor"
     phrase = "arithmetic in 8-bit floats: for GPUs that have it"
-    like = "Q8_0"
+    gguf = "Q8_0"
     shown = ("float8dq-row", "float8dq-tensor")
     choices = {"granularity": ("tensor", "row")}
     multiplied = "float8"
@@ -145,7 +145,7 @@ class Float6(Spec):
     pattern = "fp6"
     numerics = "6-bit floating point (E3M2) weights, one scale per output row"
     phrase = "three eighths of the memory; a small loss"
-    like = "Q6_K"
+    gguf = "Q6_K"
     shown = ("fp6",)
 
 
@@ -154,7 +154,6 @@ class Int4WeightOnly(Spec):
     pattern = "int4wo-{group_size}[-{way}]"
     numerics = "4-bit weights, a 16-bit scale and zero point for every G columns"
     phrase = "about a quarter of the memory; a loss that grows with G"
-    like = "Q4_0"
     shown = (
         *("int4wo-32", "int4wo-64", "int4wo-128", "int4wo-256"),
         *("int4wo-64-hqq", "int4wo-64-gptq", "int4wo-256-hqq"),
@@ -165,7 +164,7 @@ class Int4WeightOnly(Spec):
 
     @property
     def gguf(self) -> str:
-        return "Q4_1" if self.group_size == 32 else self.like
+        return "Q4_1" if self.group_size == 32 else "Q4_0"
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ class Int8DynamicActivationInt4Weight(Spec):
     pattern = "int8dq-int4wo-{group_size}[-{way}]"
     numerics = "4-bit symmetric weights, a 16-bit scale for every G columns; int8 activations"
     phrase = "4-bit weights and 8-bit arithmetic, as llama.cpp computes"
-    like = "Q4_0"
+    gguf = "Q4_0"
     shown = ("int8dq-int4wo-32",)
     formats = ("compressed-tensors", "gguf")
     choices = {"group_size": GROUP_SIZES, "way": ("", "gptq", "gptq-inorder", "awq")}
@@ -190,7 +189,7 @@ class MxFloat4(Spec):
     pattern = "mxfp4[-{way}]"
     numerics = "4-bit floating point (E2M1) weights, a power of two for every 32 columns"
     phrase = "4-bit floats as the MX standard has them"
-    like = "MXFP4"
+    gguf = "MXFP4"
     shown = ("mxfp4",)
     choices = {"way": ("", "gptq", "gptq-inorder", "awq")}
 
@@ -200,7 +199,7 @@ class NvFloat4(Spec):
     pattern = "nvfp4"
     numerics = "4-bit floating point (E2M1) weights, a float8 scale for every 16 columns"
     phrase = "4-bit floats as NVIDIA's newest GPUs have them"
-    like = "NVFP4"
+    gguf = "NVFP4"
     shown = ("nvfp4",)
 
 
@@ -209,7 +208,6 @@ class BitsAndBytes(Spec):
     pattern = "bnb-{form}"
     numerics = "bitsandbytes' int8 (activations too), or 4-bit nf4 or fp4 in blocks of 64"
     phrase = "bitsandbytes' own kernels, as transformers and QLoRA use them"
-    like = "IQ4_NL"
     shown = ("bnb-int8", "bnb-nf4", "bnb-fp4")
     choices = {"form": ("int8", "nf4", "fp4")}
     form: str = "nf4"
@@ -220,7 +218,7 @@ class BitsAndBytes(Spec):
 
     @property
     def gguf(self) -> str:
-        return "Q8_0" if self.form == "int8" else self.like
+        return "Q8_0" if self.form == "int8" else "IQ4_NL"
 
 
 @dataclass(frozen=True)
@@ -228,7 +226,6 @@ class UintX(Spec):
     pattern = "uintx-{bits}-{group_size}[-{way}]"
     numerics = "N-bit weights, a 16-bit scale and zero point for every G columns"
     phrase = "{} bits: the loss is {}"
-    like = "Q{}_K"
     shown = (
         *("uintx-7-64", "uintx-6-64", "uintx-5-64", "uintx-4-64", "uintx-3-64"),
         *("uintx-3-64-hqq", "uintx-2-8", "uintx-2-64", "uintx-2-64-hqq"),
@@ -250,7 +247,7 @@ class UintX(Spec):
     def gguf(self) -> str:
         if self.group_size < 32:  # no type of theirs has as many scales
             return "-"
-        return {1: "IQ1_M", 7: "Q8_0"}.get(self.bits) or self.like.format(self.bits)
+        return {1: "IQ1_M", 7: "Q8_0"}.get(self.bits, f"Q{self.bits}_K")
 
 
 @dataclass(frozen=True)
@@ -258,7 +255,7 @@ class SparseMarlin(Spec):
     pattern = "sparse-marlin[-{way}]"
     numerics = "2:4 sparse 4-bit symmetric weights, a 16-bit scale for every 64 columns"
     phrase = "half of the weights dropped, the rest 4-bit: a very large loss"
-    like = "Q3_K"
+    gguf = "Q3_K"
     shown = ("sparse-marlin", "sparse-marlin-wanda")
     choices = {"way": ("", "wanda")}
 
@@ -268,7 +265,6 @@ class AutoQuant(Selection):
     pattern = "autoquant[-int4]"
     numerics = "per layer shape the fastest scheme measured here that keeps --min_sqnr"
     phrase = "measures, and takes the fastest for each layer shape: slow to load"
-    like = "-"
     shown = ("autoquant", "autoquant-int4")
     int4: bool = False
 
@@ -289,8 +285,6 @@ class AsIs(Spec):
     pattern = "as-is"
     numerics = "the numbers that the checkpoint's file holds, on kernels that read them"
     phrase = "as the file has it"
-    like = "-"
-    shown = ()
     layers: tuple[tuple[str, Spec], ...] = ()  # by the layer's name
     label: str = "as-is"  # in logs
 
@@ -302,14 +296,12 @@ class AsIs(Spec):
     def candidates(self) -> tuple[Spec, ...]:
         return tuple(dict.fromkeys(spec for _, spec in self.layers))
 
-    @property
-    def rounds_activations(self) -> bool:
-        return any(spec.rounds_activations for spec in self.candidates)
+    rounds_activations = Quantization.rounds_activations
 
     def fits(self, format: str) -> bool:
         if format == "gguf" and self.label.startswith("gguf-"):  # its blocks are copied
             return True
-        return all(spec.fits(format) for _, spec in self.layers if spec != FullPrecision())
+        return all(spec.fits(format) for spec in self.candidates if spec != FullPrecision())
 
 
 @dataclass(frozen=True)
@@ -320,8 +312,6 @@ class Stored(Spec):
     pattern = "stored-{format}-{bits}-{group_size}-{scale}-{zero}[-outer][-whole][-{activation}]"
     numerics = "as a checkpoint's file has them"
     phrase = "as the file has it"
-    like = "-"
-    shown = ()
     choices = {
         "format": ("int", "uint", "fp8", "fp4", "nf4", "bnb-fp4", "iq4nl"),
         "bits": (1, 2, 3, 4, 5, 6, 7, 8),

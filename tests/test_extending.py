@@ -21,7 +21,6 @@ class Coarse(Spec):
     pattern = "coarse"
     numerics = "41 levels, symmetric, one scale per output row"
     phrase = "a test's"
-    like = "-"
     shown = ("coarse",)
 
 

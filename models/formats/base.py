@@ -74,10 +74,10 @@ class Checkpoint(ABC):
         self.name = self.folder.name  # the model's name in the log
 
     @classmethod
-    @abstractmethod
     def sniff(cls, path: Path) -> bool:
         """Whether a path, that of a file or a folder, is in this format. Raises CheckpointError
         where it is, but is not whole."""
+        return False
 
     @abstractmethod
     def config(self) -> ModelConfig:
@@ -103,11 +103,10 @@ class Checkpoint(ABC):
     def tokenizer_files(self) -> Mapping[str, bytes]:
         """The tokenizer as --save writes it: the content of each of its files."""
         folder = self.tokenizer_folder
-        names = TOKENIZER_FILES if folder else ()
-        paths = {name: folder / name for name in names if folder and (folder / name).is_file()}
         return {
-            name: files.read_bytes("cannot read", path, CheckpointError)
-            for name, path in paths.items()
+            name: files.read_bytes("cannot read", folder / name, CheckpointError)
+            for name in TOKENIZER_FILES
+            if folder and (folder / name).is_file()
         }
 
     def tokenizer(self, vocab_size: int) -> Tokenizer:

@@ -138,7 +138,7 @@ def group(weight: Packed, targets: list[str]) -> dict[str, Any]:
 
 def layouts(config: Mapping[str, Any]) -> list[Layout]:
     optional = ("weight_shape", "weight_zero_point", "weight_global_scale", *_ACTIVATIONS)
-    plain = functools.partial(_plain, _block(config))
+    plain = functools.partial(_plain, next(iter(_blocks(config)), None))
     hows = [_rounding(group) for group in config["config_groups"].values()]
 
     def rounding(parts: Parts) -> str:
@@ -190,7 +190,7 @@ def _rounding(group: Mapping[str, Any]) -> str:
     return "" if given.get("scale_dtype") else next(known, "")
 
 
-def _plain(block: tuple[int, int] | None, parts: Parts) -> Packed:
+def _plain(block: list[int] | None, parts: Parts) -> Packed:
     values = parts.tensor("weight", (torch.int8, torch.float8_e4m3fn), None, None)
     scale = scales(parts, "weight_scale", values.shape, block)
     zero = _zero(parts, 8, *scale.shape)
@@ -281,20 +281,16 @@ def check(config: Mapping[str, Any], where: str) -> None:
         require(f"{within}: weights", group["weights"], _WEIGHTS, _HARMLESS)
         _TARGETS.check(within, "targets", group.get("targets", []))
         OBJECT.check(within, "input_activations", group.get("input_activations") or {})
-    structures = [weights.get("block_structure") for weights in _weights(config)]
-    found = [structure for structure in structures if structure is not None]
-    BLOCK.check(where, "block_structure", found[0] if found else [1, 1])
-    if any(structure != found[0] for structure in found):
+    blocks = _blocks(config)
+    BLOCK.check(where, "block_structure", blocks[0] if blocks else [1, 1])
+    if any(block != blocks[0] for block in blocks):
         raise CheckpointError(f"{where}: groups have blocks of several sizes; one size is read")
 
 
-def _weights(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [group["weights"] for group in config["config_groups"].values()]
-
-
-def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    found = (weights.get("block_structure") for weights in _weights(config))
-    return next(((rows, columns) for rows, columns in filter(None, found)), None)
+def _blocks(config: Mapping[str, Any]) -> list[list[int]]:
+    """Rows and columns of the weights that share a scale, of each group that has such blocks."""
+    found = (group["weights"].get("block_structure") for group in config["config_groups"].values())
+    return [block for block in found if block is not None]
 
 
 def label(config: Mapping[str, Any]) -> str:

@@ -21,13 +21,12 @@ PERIOD = (1 << 20) + 7  # length of the repeated block; prime, so that a matrix'
 class Dummy(Checkpoint):
     """Random weights, for measuring speed and memory without a download."""
 
-    PREFIX = "dummy:"
     needs_tokenizer = False
     files = ()
 
     def __init__(self, path: Path) -> None:
         """Raises UsageError for a name that is no preset, CheckpointError for a bad config.json."""
-        name = str(path).removeprefix(self.PREFIX)
+        name = str(path).removeprefix("dummy:")
         file = Path(name)
         if file.suffix == ".json" or (name and os.path.lexists(file)):
             file = file / "config.json" if file.is_dir() else file
@@ -43,10 +42,6 @@ class Dummy(Checkpoint):
         dummy = cls.__new__(cls)
         dummy.folder, dummy._config, dummy.name = None, config, config.name
         return dummy
-
-    @classmethod
-    def sniff(cls, path: Path) -> bool:
-        return str(path).startswith(cls.PREFIX)
 
     def config(self) -> ModelConfig:
         return self._config

@@ -117,7 +117,6 @@ class GgufSaver(Saver):
     def _describe_tokenizer(self, size: int) -> None:
         """size: of the vocabulary; ids without a token are padding."""
         writer, folder = self.writer, self.checkpoint.tokenizer_folder
-        kind = _tokenizer_kind(self.checkpoint)
         if isinstance(self.checkpoint, Gguf):
             for key, value in self.checkpoint.metadata.items():
                 if key.startswith("tokenizer."):
@@ -126,6 +125,7 @@ class GgufSaver(Saver):
                         type = gguf.GGUFValueType.UINT32  # ids of tokens
                     writer.add_key_value(key, value, type)
             return
+        kind = _tokenizer_kind(self.checkpoint)
         writer.add_tokenizer_model(kind or "none")
         if kind is None:
             return
@@ -152,13 +152,10 @@ class GgufSaver(Saver):
 
 def _tokenizer_kind(checkpoint: Checkpoint) -> str | None:
     """GGUF's word for a tokenizer of which a file can be written; None: there is none."""
-    folder = checkpoint.tokenizer_folder
-    if folder and (folder / "tokenizer.json").is_file():
-        if cut_of(read_json(folder / "tokenizer.json")):
-            return "gpt2"
-    model = folder / "tokenizer.model" if folder else None
-    is_sentencepiece = model and model.is_file() and model.read_bytes()[:1] == b"\n"
-    return "llama" if is_sentencepiece else None
+    content, name = checkpoint.tokenizer_files(), "tokenizer.json"
+    if name in content and cut_of(read_json(checkpoint.tokenizer_folder / name)):
+        return "gpt2"
+    return "llama" if content.get("tokenizer.model", b"").startswith(b"\n") else None
 
 
 # -------------------------------------------------------------------------------------- description

@@ -28,13 +28,13 @@ class Meta(Checkpoint):
     """A folder as Meta publishes it. config.json is preferred to params.json; with neither, the
     folder has the exact name of a preset."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.files = tuple(sorted(self.folder.glob("consolidated.*.pth")))
+
     @classmethod
     def sniff(cls, path: Path) -> bool:
         return any(path.glob("consolidated.*.pth"))
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return tuple(sorted(self.folder.glob("consolidated.*.pth")))
 
     def config(self) -> ModelConfig:
         config, params = self.folder / "config.json", self.folder / "params.json"
@@ -76,17 +76,13 @@ class GptFast(Meta):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._file = path / "model.pth" if path.is_dir() else path
+        self.files = (path / "model.pth" if path.is_dir() else path,)
 
     @classmethod
     def sniff(cls, path: Path) -> bool:
         if path.is_file():
             return path.suffix in (".pth", ".pt") and "consolidated" not in path.name
         return os.path.lexists(path / "model.pth")
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return (self._file,)
 
 
 def _merged(name: str, ranks: list[dict[str, Stored]]) -> Tensor:

@@ -44,19 +44,12 @@ NameMap = Callable[[str], tuple[str, ...]]
 Layers = Mapping[str, tuple[str, ...]]  # a layer's parameters; # is an expert's number
 
 
-def hugging_face(name: str) -> tuple[str, ...]:
-    """The names of the Hugging Face tensors that the parameter `name` is stacked from."""
-    return _translate(name, _HUGGING_FACE, _HUGGING_FACE_TOP, "model.layers")
-
-
 def of_architecture(weights: Layers, tensors: Iterable[str] | None = None) -> NameMap:
-    """Like `hugging_face`, with the names `weights` for some parameters of a layer, if the
-    checkpoint's `tensors`, where these are given, have any of them."""
+    """From a parameter to the Hugging Face tensors that it is stacked from. Some parameters of a
+    layer have the names `weights`, if the checkpoint's `tensors`, where given, have any of them."""
     stems = {part.partition("#")[0] for parts in weights.values() for part in parts}
     known = tensors is None or any(f".{stem}" in name for name in tensors for stem in stems)
-    if not known:
-        return hugging_face
-    layers = _HUGGING_FACE | dict(weights)
+    layers = _HUGGING_FACE | dict(weights if known else {})
     return lambda name: _translate(name, layers, _HUGGING_FACE_TOP, "model.layers")
 
 
@@ -78,3 +71,6 @@ def _translate(
     if expert:
         parts = tuple(part.replace("#", expert[0]) for part in parts)
     return tuple(f"{prefix}.{number}.{part}.{kind}" for part in parts)
+
+
+hugging_face = of_architecture({})  # Llama's names

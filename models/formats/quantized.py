@@ -190,9 +190,7 @@ def eight_bit(values: Tensor, scale: Tensor) -> Packed:
     return Packed([values.contiguous()], scale, None, None, format, 8, group_size)
 
 
-def scales(
-    parts: Parts, end: str, shape: tuple[int, ...] | list[int], block: tuple[int, int] | None
-) -> Tensor:
+def scales(parts: Parts, end: str, shape: Sequence[int], block: Sequence[int] | None) -> Tensor:
     """The scales (N, groups) of a weight of shape (N, K). block: rows and columns that share one.
 
     Raises CheckpointError for a tensor that has another number of them.

@@ -30,11 +30,10 @@ from torch import Tensor
 from quantbench.errors import CheckpointError
 from quantbench.models import SAVED
 from quantbench.models.accepted import NAME, NAMES, OBJECT, Accepts, list_of, whole
-from quantbench.models.config import ModelConfig, RopeScaling
+from quantbench.models.config import Mixture, ModelConfig, RopeScaling
 from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json, require_inside
 from quantbench.models.formats.tensor_files import Stored, safetensors_file
 from quantbench.models.llama import Transformer
-from quantbench.models.mixture import Mixture
 from quantbench.models.split import Cut
 from quantbench.text import shown
 

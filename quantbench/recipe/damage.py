@@ -102,7 +102,7 @@ class _Layers:
         rows = torch.multinomial(weighs, SAMPLED_ROWS, replacement=True, generator=generator)
         stands_for = weighs.sum() / weighs[rows] / SAMPLED_ROWS  # rows, a row that was drawn
         part = with_weight(nn.Linear(1, 1, bias=False), layer.weight.data[rows])
-        exact, G = cast(Tensor, part.weight.data), gradient(rows).mT @ x
+        exact, G = part.weight.data, gradient(rows).mT @ x
         inverse = None if hessian is None else inverse_of(hessian)
         for scheme, quantizer in self.quantizers.items():
             spec = quantizer.spec

@@ -20,12 +20,12 @@ from quantbench.models.loading import load_model
 from quantbench.models.registry import build
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.quantize import autoquant, observe
-from quantbench.quantize import pruning as wanda
 from quantbench.quantize.autoquant import Sample
 from quantbench.quantize.gptq import refined
 from quantbench.quantize.mixed import MixedQuantizer, by_name
 from quantbench.quantize.packed import PackedWeight, dequantized
 from quantbench.quantize.registry import with_weight
+from quantbench.quantize.schemes.sparse_marlin import prune
 from quantbench.quantize.spec import CALIBRATED, AsIs, Spec
 from quantbench.run.awq import scale_inputs
 
@@ -138,11 +138,10 @@ class Calibration:
             model.set_submodule(name, self.quantizer.quantized(name, part))
             self.x = model.embed(self.x).float()
             return
-        # The output's logits are not needed, only its inputs.
-        if isinstance(part, nn.Linear):
-            wide = with_weight(part, part.weight.data[:0])
-        else:
+        if not isinstance(part, nn.Linear):
             wide = copy.deepcopy(part)
+        else:  # the output, whose logits are not needed, only its inputs
+            wide = with_weight(part, part.weight.data[:1])
         wide.float()
         linears = observe.linears_of(part)
         names = {layer: ".".join(filter(None, (name, layer))) for layer in linears}
@@ -165,7 +164,7 @@ class Calibration:
                 parameter.data.copy_(exact)
         for layer, linear in linears.items():
             if wanda_alone:
-                wanda.prune(linear, sums[layer])
+                prune(linear, sums[layer])
                 continue
             weight = self._rounded(names[layer], linear)
             if ways[layer].startswith("gptq"):

@@ -9,7 +9,7 @@ import torch
 
 from quantbench.errors import UsageError
 from quantbench.models.chat import TemplateChat, chat_of
-from quantbench.models.tokenizer import stream
+from quantbench.models.tokenizer import TextStream
 from quantbench.progress import say
 from quantbench.run.plan import Plan
 from quantbench.text import counted
@@ -67,7 +67,7 @@ def chat(plan: Plan, generator: "Generator") -> None:
             continue
         if not ids:
             continue
-        text = stream(tokenizer, ids if continues else ())
+        text = TextStream(tokenizer, ids if continues else ())
         answer: list[int] = []
         arrivals = [time.perf_counter()]
         for tensor in generator.stream(torch.tensor([ids], device=plan.device), start):

@@ -76,7 +76,7 @@ class CpuStep:
             rotations=rotations,
             norm=cast("Tensor", _norm(model.norm)),
             output=_linear(model.output),
-            vocabularies=split.vocabularies if split else [model.output.out_features],
+            vocabularies=split.widths("output") if split else [model.output.out_features],
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
             width=config.ffn_dim,

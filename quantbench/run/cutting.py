@@ -21,7 +21,7 @@ from quantbench.ops.ranks import Ranks
 from quantbench.quantize.activation import STATIC, RoundedAcross
 from quantbench.quantize.mixed import MixedQuantizer
 from quantbench.quantize.packed import PackedWeight
-from quantbench.quantize.registry import Quantizer, column_unit, has_row_scales
+from quantbench.quantize.registry import Quantizer, column_unit, has_row_scales, with_weight
 from quantbench.quantize.spec import Spec, parse_layer
 
 Layer = nn.Linear | nn.Embedding
@@ -97,7 +97,8 @@ class RankStages:
         if cut.dim == 0 or how is None or how in STATIC or isinstance(layer, nn.Embedding):
             return self.stages.built(name, layer)
         assert isinstance(weight, PackedWeight)
-        inner = _like(layer, weight.replaced(activation=None), None)
+        inner = with_weight(layer, weight.replaced(activation=None))
+        inner.register_parameter("bias", None)
         return RoundedAcross(
             self.stages.built(name, inner),
             layer.bias,
@@ -108,7 +109,7 @@ class RankStages:
 
     def _cut(self, layer: Layer, cut: Cut) -> Layer:
         whole, bias = layer.weight.data, getattr(layer, "bias", None)
-        weight: Tensor | nn.Parameter
+        weight: Tensor
         if isinstance(whole, PackedWeight):
             ((start, end), *_) = cut.ranges
             weight = whole.columns_between(start, end) if cut.dim else whole.rows_of(cut.ranges)
@@ -117,20 +118,7 @@ class RankStages:
             if whole.is_meta or key not in self._parts:
                 self._parts[key] = nn.Parameter(cut.of([whole]), requires_grad=False)
             weight = self._parts[key]
+        made = with_weight(layer, weight)
         if bias is not None and cut.dim == 0:
-            bias = cut.of([bias])
-        return _like(layer, weight, bias)
-
-
-def _like(layer: Layer, weight: Tensor | nn.Parameter, bias: Tensor | None) -> Layer:
-    """A linear layer or an embedding, as `layer` is, of the weight's shape."""
-    made: Layer
-    if isinstance(layer, nn.Embedding):
-        made = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
-    else:
-        made = nn.Linear(weight.shape[1], weight.shape[0], False, "meta")
-        if bias is not None:
-            made.bias = nn.Parameter(bias, requires_grad=False)
-    is_parameter = isinstance(weight, nn.Parameter)
-    made.weight = weight if is_parameter else nn.Parameter(weight, requires_grad=False)
-    return made
+            made.bias = nn.Parameter(cut.of([bias]), requires_grad=False)
+        return made

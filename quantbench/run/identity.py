@@ -15,8 +15,8 @@ from typing import Any
 from quantbench import devices, host
 from quantbench.errors import KernelError
 from quantbench.log.config import NOT_TIMED, option_table
+from quantbench.models.config import compiles
 from quantbench.models.llama import Transformer
-from quantbench.models.mixture import compiles
 from quantbench.quantize.spec import Spec
 from quantbench.run import decoding
 from quantbench.run.environment import choose_threads

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quantbench.models.mixture import compiles
+from quantbench.models.config import compiles
 from quantbench.run import energy
 from quantbench.run.energy import NotCounted
 from quantbench.run.facts import Facts, Measured, speculation_of

@@ -54,18 +54,8 @@ def _quantize_int8(w: Tensor) -> PackedWeight:
 
 
 def _quantize_4bit(w: Tensor, format: str) -> PackedWeight:
-    N, K = w.shape
-    if w.is_meta:
-        codes = w.new_empty((N, K // 2), dtype=torch.uint8)
-        largest = w.new_empty((N, K // BLOCK), dtype=torch.float32)
-    else:
-        codes, largest = _nearest(w, format)
-    return PackedWeight.make(w, [codes], largest, format, 4, BLOCK)
-
-
-def _nearest(w: Tensor, table: str) -> tuple[Tensor, Tensor]:
-    """Packed codes (N, K / 2) of the nearest numbers of a table, of two that are as near the
-    smaller; and max|w| of each block, (N, K / BLOCK) float32.
+    """Codes of the nearest numbers of the format's table, of two that are as near the smaller; the
+    scale is max|w| of each block.
 
     On the CPU bitsandbytes itself searches for each weight, which takes longer.
     """
@@ -73,13 +63,14 @@ def _nearest(w: Tensor, table: str) -> tuple[Tensor, Tensor]:
     largest = blocks.abs().amax(-1)
     inverse = 1.0 / largest.clamp(min=1e-38)
     numbers = (blocks * inverse[..., None]).clamp_(-1, 1).flatten(-2)
-    values, order = torch.tensor(TABLES[table], device=w.device).sort(stable=True)
+    values, order = torch.tensor(TABLES[format], device="cpu").sort(stable=True)
     places = torch.zeros_like(numbers, dtype=torch.uint8)
     larger = torch.empty_like(numbers, dtype=torch.bool)
     for border in ((values[1:] + values[:-1]) / 2).tolist():
         places += torch.gt(numbers, border, out=larger).view(torch.uint8)
-    codes = places if table == "nf4" else order.to(torch.uint8)[places.int()]
-    return pack(codes, 4)[0], largest
+    if format != "nf4":  # whose table is in this order
+        places = order.to(w.device, torch.uint8)[places.int()]
+    return PackedWeight.make(w, pack(places, 4), largest, format, 4, BLOCK)
 
 
 def build(layer: nn.Linear, spec: BitsAndBytes) -> nn.Module:

@@ -15,10 +15,9 @@ from quantbench.estimate.counting_configs import count_config
 from quantbench.estimate.counting_models import count_model
 from quantbench.estimate.predict import Request
 from quantbench.models import build
-from quantbench.models.config import ModelConfig
+from quantbench.models.config import Mixture, ModelConfig
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import step_bytes, weight_bytes
-from quantbench.models.mixture import Mixture
 from quantbench.models.presets import preset
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run.sizes import size_of

@@ -12,8 +12,7 @@ from quantbench.estimate import here as module
 from quantbench.estimate.here import Here, cut, depths, here, of_model, phase_along, timed
 from quantbench.estimate.predict import Request, predict
 from quantbench.models import build
-from quantbench.models.config import ModelConfig
-from quantbench.models.mixture import Mixture
+from quantbench.models.config import Mixture, ModelConfig
 from quantbench.run.facts import Generation
 from tests.models.refused import refusal
 

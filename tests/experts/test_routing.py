@@ -12,8 +12,8 @@ from quantbench.errors import UsageError
 from quantbench.experts.placement import hit_rates, hits, place
 from quantbench.experts.popularity import Popularity
 from quantbench.experts.routing import digest, identity, profile, routers_of
+from quantbench.models.config import Mixture
 from quantbench.models.formats import EMBEDDED, EMBEDDED_MODELS
-from quantbench.models.mixture import Mixture
 from quantbench.models.registry import build
 from tests.experts.small import tiered, whole
 from tests.models.small import small_model

@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 
 from quantbench import models
 from quantbench.generate import Generator
+from quantbench.models.config import compiles
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.models.loading import load_model
 from quantbench.models.mixtral import MixtureOfExperts, Router, tokens_per_expert
-from quantbench.models.mixture import compiles
 from quantbench.models.presets import PRESETS
 from quantbench.models.stacked import Stacked
 from quantbench.quantize.packed import PackedWeight

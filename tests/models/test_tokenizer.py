@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quantbench.errors import CheckpointError
 from quantbench.models.tiktoken_file import LLAMA_3_SPLIT, cuts, llama_3_special_tokens
-from quantbench.models.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, stream
+from quantbench.models.tokenizer import ByteTokenizer, TextStream, Tokenizer, load_tokenizer
 from tests.models.tiny_tokenizers import (
     llama_2_json,
     llama_3_json,
@@ -151,7 +151,7 @@ def test_tiktoken_special_tokens_have_the_published_ids():
 def test_a_stream_adds_up_to_decode_and_never_splits_a_character(kind, text, tokenizers):
     tokenizer = tokenizers[kind]
     ids = tokenizer.encode(text)
-    incremental = stream(tokenizer)
+    incremental = TextStream(tokenizer)
     pieces = [incremental.push(id) for id in ids]
     assert "".join(pieces) + incremental.flush() == tokenizer.decode(ids)
     assert text.count("\ufffd") == "".join(pieces).count("\ufffd")
@@ -165,19 +165,19 @@ def test_any_ids_at_all_can_be_streamed(kind, data, tokenizers):
     tokenizer = tokenizers[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.size + 10), max_size=30))
     cut = data.draw(st.integers(0, len(ids)))
-    incremental = stream(tokenizer)
+    incremental = TextStream(tokenizer)
     whole = "".join(incremental.push(id) for id in ids) + incremental.flush()
     if kind == "llama-2-json":  # its library makes earlier bytes U+FFFD when a later byte is wrong
         return
     assert whole == tokenizer.decode(ids)
-    before, after = stream(tokenizer), stream(tokenizer, after=ids[:cut])
+    before, after = TextStream(tokenizer), TextStream(tokenizer, after=ids[:cut])
     start = "".join(before.push(id) for id in ids[:cut])
     assert start + "".join(after.push(id) for id in ids[cut:]) + after.flush() == whole
 
 
 def test_a_stream_waits_for_the_whole_character(tokenizers):
     tokenizer = tokenizers["tiktoken"]
-    incremental = stream(tokenizer)
+    incremental = TextStream(tokenizer)
     emoji = tokenizer.encode("😀", bos=False)
     assert [incremental.push(id) for id in emoji] == ["", "", "", "😀"]
     assert incremental.push(emoji[0]) == ""

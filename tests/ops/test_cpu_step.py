@@ -10,8 +10,7 @@ import torch
 from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
 from quantbench.models import build
-from quantbench.models.config import ModelConfig, RopeScaling
-from quantbench.models.mixture import Mixture
+from quantbench.models.config import Mixture, ModelConfig, RopeScaling
 from quantbench.ops import formats
 from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import parse

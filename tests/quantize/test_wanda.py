@@ -6,7 +6,7 @@ from torch import nn
 
 from quantbench.quantize import scheme
 from quantbench.quantize.observe import observed, squares
-from quantbench.quantize.pruning import prune
+from quantbench.quantize.schemes.sparse_marlin import prune
 
 
 @pytest.mark.parametrize(
