@@ -39,7 +39,6 @@ from quantbench.log import log
 from quantbench.log.config import RunConfig
 from quantbench.models.llama import Transformer
 from quantbench.progress import progress, say
-from quantbench.quantize.spec import Selection, Spec
 from quantbench.run import decoding, loading, measure, sizes
 from quantbench.run.decoding import Decoder
 from quantbench.run.environment import without_collections
@@ -348,10 +347,9 @@ class Generator:
 # ---------------------------------------------------------------------------------- the run
 
 
-def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
+def run(config: RunConfig, started: float) -> None:
     """Plan, load, warm up, measure, print and log. started: time.perf_counter() of the process."""
-    plan = make_plan(config, scheme)
-    plan = begin(plan)  # threads are set, and ranks joined
+    plan = begin(make_plan(config))  # threads are set, and ranks joined
     config, free = plan.config, devices.free_memory(plan.device)
     if config.dry_run:
         from quantbench.run import dry_run
@@ -369,8 +367,8 @@ def run(config: RunConfig, scheme: Spec | Selection, started: float) -> None:
         chat(plan, generator)
         return
     one_sample = measure.Sampler(plan, generator)
-    ready = measure.get_ready(config, plan.device, one_sample, generator.compiles, since=started)
-    measured = measure.measure(plan, generator, loaded, one_sample, ready)
+    ready = measure.get_ready(one_sample, since=started)
+    measured = measure.measure(one_sample, loaded, ready)
     plan.ranks.meet()  # nothing is logged unless all ranks have come to the end
     if plan.ranks.rank == 0:
         from quantbench.estimate.beside import report_of

@@ -4,6 +4,8 @@ Attention has sinks; experts bound gate and up, and add 1 to up; all linear laye
 have biases. Windows by layer and YaRN are in `ModelConfig`.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +13,7 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Attention, Block, FeedForward
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts
 from quantbench.ops.attend import attend
+from quantbench.ops.kv import How
 
 
 class GptOss(Mixtral):
@@ -29,8 +32,9 @@ class SinkAttention(Attention):
         super().__init__(config, number)
         self.sinks = Sinks(config.num_heads)
 
-    def attend(self, *arguments: object) -> Tensor:  # type: ignore[override]
-        return attend(*arguments, sinks=self.sinks.weight.float())  # type: ignore[arg-type]
+    def attend(self, *arguments: Any) -> Tensor:  # type: ignore[override]
+        *given, (scale, softcap, _) = arguments
+        return attend(*given, How(scale, softcap, self.sinks.weight.float()))
 
 
 class Sinks(nn.Module):

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 Report = Callable[[int, int], None]
+Say = Callable[[str], None]
 SECONDS_BETWEEN_LINES = 2.0  # of progress, where no line can be erased
 SECONDS_BEFORE_ESTIMATE = 3.0  # of work, before the time left is shown
 

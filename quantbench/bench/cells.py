@@ -85,10 +85,7 @@ class Cells(Session):
         command: Command = process.COMMAND,
         machine: str | None = None,
     ) -> None:
-        """
-        timeout: seconds after which a cell is given up
-        machine: where it is not the machine of meta.json
-        """
+        """timeout: seconds after which a cell is given up. machine: where it is not meta.json's."""
         super().__init__(store, Runs(plan), command)
         self.plan, self.cells, self.arms = plan, plan.cells, len(plan.arms)
         self.warmups, self.timeout, self.machine = plan.warmups, timeout, machine

@@ -6,7 +6,6 @@ another place in memory.
 """
 
 import copy
-import functools
 import math
 
 import torch
@@ -20,7 +19,7 @@ from quantbench.models.loading import load_config
 from quantbench.quantize.race import Timing, module_bytes, race
 from quantbench.quantize.registry import Quantizer, kernels_for
 from quantbench.quantize.spec import parse_scheme
-from quantbench.run.bandwidth import BYTES, Bandwidth
+from quantbench.run.bandwidth import BYTES, reader
 
 STOCK = ("torchao", "torch")  # kernels that are not part of this project
 STACK_BYTES = 32 << 20  # at least, of a stack's weights: about 0.5 ms a call
@@ -77,7 +76,7 @@ def products(
     kernels: by scheme, the names of those to time.
     """
     quiet(False)
-    where, dtype, bandwidth = devices.resolve(device), getattr(torch, precision), _probe(device)
+    where, dtype, bandwidth = devices.resolve(device), getattr(torch, precision), reader(device)
     generator = torch.Generator().manual_seed(0)
     plain = nn.Linear(columns, rows, bias=False, device=where, dtype=dtype)
     nn.init.normal_(plain.weight, std=0.02)
@@ -106,11 +105,6 @@ def products(
         rotated=result.rotated + BYTES,  # a round also reads the bandwidth probe
         cache=result.cache,
     )
-
-
-@functools.cache
-def _probe(device: str) -> Bandwidth:
-    return Bandwidth(devices.resolve(device))
 
 
 def _stack(plain: nn.Linear, scheme: str, kernel: str) -> Stack:

@@ -17,16 +17,7 @@ from typing import TypeVar
 from quantbench.bench import ranks
 from quantbench.bench.answers import ArmFacts, Reading, TimedSample, TurnTime
 from quantbench.bench.process import Process, WorkerFailed
-from quantbench.bench.store import (
-    ArmResult,
-    ArmSample,
-    Kind,
-    Left,
-    Ready,
-    Scored,
-    Store,
-    Turn,
-)
+from quantbench.bench.store import ArmResult, ArmSample, Kind, Left, Ready, Scored, Store, Turn
 from quantbench.bench.store import Bandwidth as Read
 from quantbench.errors import UsageError
 from quantbench.log.options import parse
@@ -61,11 +52,9 @@ class Pool(ABC):
     saved: Path | None = None  # a folder for arms as they were quantized, for later processes
 
     def __init__(self, store: Store, command: Command, has_turns: bool) -> None:
-        """
-        command: starts a worker; or a function that gives the command for an arm's number
-        has_turns: False where workers take whole samples only, each a turn of both kinds: those of
-            an older commit
-        """
+        """command: starts a worker; or a function that gives the command for an arm's number.
+        has_turns: False where workers, those of an older commit, take whole samples only, each a
+        turn of both kinds."""
         self.store, self.results = store, store.results
         self.command, self.has_turns = command, has_turns
         self.loaded: dict[int, Process] = {}

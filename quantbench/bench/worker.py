@@ -48,11 +48,9 @@ from quantbench.quantize.registry import available, kernels_for
 from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
 from quantbench.run import checks, environment, launch, measure, saved_model, sizes
 from quantbench.run import plan as planning
-from quantbench.run.bandwidth import Bandwidth
+from quantbench.run.bandwidth import reader
 from quantbench.run.energy import Energy, NotCounted, meter
 from quantbench.run.facts import Facts, Peaks, Ready
-from quantbench.run.loading import Loaded
-from quantbench.run.plan import Plan
 from quantbench.run.turns import Turns
 from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
@@ -76,13 +74,7 @@ class NeverFits(QuantbenchError):
 class Worker:
     """What is loaded, and a method for each request."""
 
-    plan: Plan
-    loaded: Loaded
-    one_sample: measure.Sampler
-    turns: Turns
     generators: Generators | None = None  # of the cells of latency
-    seconds: dict[str, float]  # of the process, by phase of its start
-    probe: Bandwidth | None = None
 
     def __init__(self) -> None:
         self.speeds: dict[str, float] = {}  # bytes per second of memory, by kind of device
@@ -98,7 +90,7 @@ class Worker:
         Raises MemoryShortage where they would not, NeverFits where freeing the `others` bytes that
         the other arms hold would not be enough either.
         """
-        self.seconds = {"import": _age()}
+        self.seconds = {"import": _age()}  # of the process, by phase of its start
         config = parse(argv)
         quiet(config.debug)
         started = time.perf_counter()
@@ -149,7 +141,7 @@ class Worker:
         generator = generate.make_generator(plan, self.loaded.model)
         self.one_sample = measure.Sampler(plan, generator)
         self.turns = Turns(plan, generator)
-        ready = measure.get_ready(plan.config, device, self.one_sample, generator.compiles)
+        ready = measure.get_ready(self.one_sample)
         warm_up = sum(ready.warm_ups)
         self.seconds["compile"] = time.perf_counter() - started - warm_up
         self.seconds["warm_up"] = warm_up
@@ -199,11 +191,9 @@ class Worker:
     def sample(self, index: int) -> TimedSample:
         device = self.plan.device
         moments: list[Any] = []
-
-        def after_token() -> None:
-            moments.append(devices.moment(device))
-
-        _, sample = self.one_sample(index, after_token=after_token)
+        _, sample = self.one_sample(
+            index, after_token=lambda: moments.append(devices.moment(device))
+        )
         return TimedSample(
             **vars(dataclasses.replace(sample, experts=None)),
             token_seconds=[round(seconds, 7) for seconds in devices.intervals(moments)],
@@ -246,17 +236,12 @@ class Worker:
 
         kind = run.device.type
         if kind not in self.speeds:  # once: a reading takes as long as some samples
-            self.speeds[kind] = self._reader(kind).measure()
+            self.speeds[kind] = reader(kind).measure()
         return beside.expected(run, seconds, self.speeds[kind])
 
     def bandwidth(self, device: str) -> Reading:
-        probe = self._reader(device)
+        probe = reader(device)
         return Reading(probe.measure(), None, probe.probe, probe.caveat)
-
-    def _reader(self, device: str) -> Bandwidth:
-        if self.probe is None:
-            self.probe = Bandwidth(devices.resolve(device))
-        return self.probe
 
     def schemes(self, argv: list[str]) -> list[str]:
         """Every kind of scheme that has a kernel here."""

@@ -26,11 +26,11 @@ STARTED = time.perf_counter()  # start of the process, but for 0.1 s of Python a
 def generate(config: RunConfig) -> None:
     """Generate text with a quantized Llama-family model and log its speed and memory."""
     environment.prepare()
-    scheme = check(config)
+    check(config)
     if config.tp > 1 and environment.place() is None:
         launch.start(config)
         return
     config = launch.become_rank(config)
     with progress("Starting torch", lasting=False):
         from quantbench.generate import run
-    run(config, scheme, STARTED)
+    run(config, STARTED)

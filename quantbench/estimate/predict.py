@@ -164,10 +164,6 @@ class Machine(ABC):
     def is_cpu(self) -> bool:
         return self.device.type == "cpu"
 
-    @property
-    def workspace(self) -> int:
-        return PROCESS if self.is_cpu else CUBLAS_WORKSPACE
-
     def memory(self, request: Request, phase: str) -> Memory:
         """Bytes of a phase on one device; on a CPU those of all ranks. Of a prompt in several
         passes the deepest whole one and the last, which has the logits, are counted."""
@@ -182,10 +178,10 @@ class Machine(ABC):
         count = pass_of(request, self.device, tokens, before, request.positions)
         if not self.is_cpu:
             return Memory(count.block_bytes, count.kv_cache_bytes, count.peak_activation_bytes,
-                          self.workspace)  # fmt: skip
+                          CUBLAS_WORKSPACE)  # fmt: skip
         left = 0.0 if phase != "prompt" else LEFT_BEHIND[request.prompt > chunk]
         activations = round((1 + left) * count.peak_activation_bytes)
-        parts = count.weight_bytes, count.kv_cache_bytes, activations, self.workspace
+        parts = count.weight_bytes, count.kv_cache_bytes, activations, PROCESS
         return Memory(*(request.tp * part for part in parts))
 
     def memories(self, request: Request) -> dict[str, Memory]:

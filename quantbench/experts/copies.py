@@ -67,14 +67,7 @@ def buffers(count: int, nbytes: int, device: torch.device) -> list[Tensor]:
     return list(torch.empty((count, nbytes), dtype=torch.uint8, device=device))
 
 
-class ToCPU:
-    """Into memory of the CPU, where a product ends before its slot is used again."""
-
-    def done(self, slot: Slot) -> None:
-        """Nothing has to be noted."""
-
-
-class ByThreads(ToCPU):
+class ByThreads:
     def __init__(self, slow: SlowTier) -> None:
         self.slow, self.waits = slow, Stopwatch(CPU)
         self.pool = ThreadPoolExecutor(THREADS, "experts")
@@ -95,13 +88,19 @@ class ByThreads(ToCPU):
                 slot.coming = None
             self.waits.stop(started)
 
+    def done(self, slot: Slot) -> None:
+        """Nothing has to be noted: on the CPU a product ends before its slot is used again."""
 
-class BySystem(ToCPU):
+
+class BySystem(ByThreads):
     """The system reads from a disk, several experts at once, while this process computes."""
+
+    slow: File
 
     def __init__(self, slow: File, file: int, queue: aio.Queue) -> None:
         """file: the disk's file, opened with O_DIRECT."""
-        self.slow, self.file, self.queue, self.waits = slow, file, queue, Stopwatch(CPU)
+        super().__init__(slow)
+        self.file, self.queue = file, queue
         self.tickets = itertools.count()
         self.over: dict[int, int] = {}  # results of reads that `wait` has not taken, by ticket
 
@@ -111,17 +110,12 @@ class BySystem(ToCPU):
             slot.coming = next(self.tickets)
             address, start = slot.buffer.data_ptr(), self.slow.starts[key]
             reads.append((slot.coming, self.file, address, self.slow.nbytes, start))
-        refused = pairs[self.queue.submit(reads) :]  # too many, or an unsupported file system
-        for slot, _ in refused:
-            slot.coming = None
-        for slot, key in refused:
-            started = self.waits.start()
-            self.slow.read(key, slot.buffer)
-            self.waits.stop(started)
+        # Those that the system refused: they are too many, or its file system is unsupported.
+        super().begin(pairs[self.queue.submit(reads) :])
 
     def wait(self, slot: Slot) -> None:
-        if slot.coming is None:
-            return
+        if not isinstance(slot.coming, int):
+            return super().wait(slot)
         started = self.waits.start()
         while slot.coming not in self.over:
             self.over.update(self.queue.finished(at_least=1))

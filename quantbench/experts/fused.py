@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from quantbench.experts.copies import Slot
 from quantbench.experts.layer import TieredLayer
+from quantbench.experts.slow import numbers_of
 from quantbench.ops.cpu import step
 from quantbench.quantize.kernel import fused_weight
 
@@ -41,7 +42,7 @@ class Fused:
         self.store, self.layers = store, store.layers
         self.every = store.mixture.num_experts  # of a layer
         self.turn = torch.zeros(LISTS + 2 * self.every, dtype=torch.int64)
-        self.numbers = _numbers(self.turn)
+        self.numbers = numbers_of(self.turn)
         function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
         self.callbacks = [function(self._callback(of)) for of in (self._begin, self._finish)]
         for place, callback in zip((ASK, WAIT), self.callbacks, strict=True):
@@ -66,8 +67,8 @@ class Fused:
                 moving = self.turn.data_ptr(), used.data_ptr(), layer.number
                 made = replace(experts, networks=self._networks(), moving=moving).table()
                 self.tables[layer.number] = made
-                layer.used = _numbers(used)
-                layer.places = _numbers(made)[step.TABLE_HEAD :]
+                layer.used = numbers_of(used)
+                layer.places = numbers_of(made)[step.TABLE_HEAD :]
                 for expert, slot in layer.own.items():
                     layer.show(expert, slot.addresses)
             return self.tables[layer.number]
@@ -164,8 +165,3 @@ class Fused:
             if slot:
                 self.store.landing.append(slot)
         self.lent.clear()
-
-
-def _numbers(tensor: Tensor) -> memoryview:
-    """The numbers of a tensor (N,) int64 where they lie; faster to read than through the tensor."""
-    return memoryview(tensor.numpy())  # type: ignore[arg-type]

@@ -43,8 +43,8 @@ def pages(nbytes: int) -> Tensor:
     return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
 
 
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor (N,) uint8, not copied."""
+def numbers_of(tensor: Tensor) -> memoryview:
+    """The integers of a tensor (N,) where they lie; faster to read than through the tensor."""
     return memoryview(tensor.numpy())  # type: ignore[arg-type]
 
 
@@ -105,11 +105,11 @@ class File:
                     raise
         block = pages(len(header))
         block.numpy()[:] = bytearray(header)
-        self._write(as_bytes(block), 0)
+        self._write(numbers_of(block), 0)
 
     def put(self, key: Key, block: Tensor) -> None:
         """Store an expert's bytes, in a buffer of `pages`. Raises TierError."""
-        data = as_bytes(block)
+        data = numbers_of(block)
         if self.kept:
             self.sums[key] = zlib.crc32(data)
         self._write(data, self.starts[key])
@@ -134,7 +134,7 @@ class File:
 
     def read(self, key: Key, buffer: Tensor) -> None:
         """Copy an expert's bytes into a buffer of the fast tier. Raises TierError."""
-        start, data, done = self.starts[key], as_bytes(buffer), 0
+        start, data, done = self.starts[key], numbers_of(buffer), 0
         while done < self.nbytes:
             try:
                 count = os.preadv(self.file, [data[done:]], start + done)
@@ -216,7 +216,7 @@ def saved_file(folder: Path, saved: SavedExperts, keys: Sequence[Key], nbytes: i
             sums, buffer = dict(zip(keys, saved.sums, strict=False)), pages(nbytes)
             for key in keys:
                 file.read(key, buffer)
-                if zlib.crc32(as_bytes(buffer)) != sums.get(key):
+                if zlib.crc32(numbers_of(buffer)) != sums.get(key):
                     raise Unusable(f"{path} was changed: expert {key[1]} of layer {key[0]}")
     except (OSError, TierError) as error:
         raise Unusable(f"{path}: {files.reason(path, error)}") from None

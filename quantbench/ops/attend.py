@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quantbench.ops import reference
 from quantbench.ops.attention import choose, decode_attention
-from quantbench.ops.kv import Chunk, Stored, dequantize
+from quantbench.ops.kv import USUAL, Chunk, How, Stored, dequantize
 from quantbench.ops.reference import folded_sinks, visible, with_denominator, with_sinks
 
 BLOCK = 4096  # positions that are dequantized at a time
@@ -29,27 +29,22 @@ def attend(
     value: Tensor | Stored | Chunk,
     positions: Tensor,
     window: int | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    how: How = USUAL,
 ) -> Tensor:
     """Attention of S queries to all keys at their own position and before; (B, H, S, D).
 
     query (B, H, S, D), H a multiple of K. key and value: those of the same positions, (B, K, S, D),
     or what KVCache.update returned for them. positions (S,) int64, consecutive; of a prompt they
     are best on the CPU, for the first is read. window: only the last so many positions are seen,
-    the query's own included. scale: of scores; 1/√D if not given. softcap: scores become softcap ·
-    tanh(score / softcap). sinks (H,): for each head the score of a position whose value is 0, which
-    all queries see (https://arxiv.org/abs/2309.17453). The result has query's dtype.
+    the query's own included. The result has query's dtype.
     """
-    how = window, scale, softcap
     if isinstance(key, Stored):  # one position: filled slots alone are read, once for all heads
         rows, slots = query.shape[0], key.codes.shape[2]
         end = positions.to(query.device, non_blocking=True) + 1
         count = end.clamp(max=min(slots, window or slots))
         first = torch.zeros_like(end) if window is None else (end - count) % slots
         places = first.expand(rows), count.expand(rows)
-        y = decode_attention(key.kernel, query[:, :, 0], key, value, *places, scale, softcap, sinks)
+        y = decode_attention(key.kernel, query[:, :, 0], key, value, *places, how)
         return y[:, :, None]
     if isinstance(key, Chunk):
         past = key.past.codes, key.past.scale, value.past.codes, value.past.scale, key.past.format
@@ -57,9 +52,9 @@ def attend(
         if key.overwritten is not None and value.overwritten is not None:
             sides = key.overwritten, value.overwritten
             overwritten = [tensor for side in sides for tensor in (side.codes, side.scale)]
-        given = query, key.own, value.own, *past, positions, *how, *overwritten, sinks
-        return torch.ops.quantbench.chunk_attention(*given)
-    return reference.attention(query, key, value, *how, sinks)
+        given = query, key.own, value.own, *past, positions, window, how.scale, how.softcap
+        return torch.ops.quantbench.chunk_attention(*given, *overwritten, how.sinks)
+    return reference.attention(query, key, value, window, how)
 
 
 # ---------------------------------------------------------------------------- a prompt's chunk
@@ -81,7 +76,7 @@ def _chunk_attention(
     more. Where it holds the chunk by now, `old` is what stood there: positions start - T, start - T
     + 1, … It is an opaque op, because the number of blocks is known only when it runs."""
     B, H, S, D = query.shape
-    K, start, how = key.shape[1], int(positions[0]), (scale, softcap)
+    K, start, how = key.shape[1], int(positions[0]), How(scale, softcap)
     all_seen = window is None or S <= window
     plain = all_seen and softcap is None and sinks is None
     if start == 0 and query.device.type != "cpu" and plain:
@@ -117,7 +112,6 @@ def _(query, *rest):
 
 
 Sides = tuple[Stored, Stored]  # keys and values
-How = tuple[float | None, float | None]  # scale and softcap
 
 
 def _over_past(
@@ -136,7 +130,7 @@ def _over_past(
         oldest = max(oldest, start + 1 - window)
         seen_by_all = min(max(oldest, start + S - window), start)
     # A kernel that reads the cache as it is stored takes any number of queries per key head.
-    kernel = choose(query.device, query.shape[-1], 1, query.dtype, past[0].format, *how)
+    kernel = choose(query.device, query.shape[-1], 1, query.dtype, past[0].format, *how[:2])
     reads_codes = kernel.name == "cpu"
     if seen_by_all < start and reads_codes:
         yield _over_slots(query, past, seen_by_all % T, start - seen_by_all, how)
@@ -162,7 +156,7 @@ def _over_slots(
     B, K, N, D = query.shape
     slots = (torch.full((B,), number) for number in (first, count))
     folded = query.reshape(B, K * N, D)
-    output, denominator = past_attention(folded, *past, *slots, *how)
+    output, denominator = past_attention(folded, *past, *slots, how)
     return output.view(B, K, N, D), denominator.view(B, K, N)
 
 
@@ -185,14 +179,13 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (B, K, G · S, D), and the logarithm of its softmax's denominator
     (B, K, G · S), over key and value (B, K, N, D). A mask (S, N) holds for each of the G heads."""
-    scale, softcap = how
-    if mask is None and softcap is None and _card_takes(query):
-        return _flash_on_card(query, key, value, is_causal=False, scale=scale)
+    if mask is None and how.softcap is None and _card_takes(query):
+        return _flash_on_card(query, key, value, is_causal=False, scale=how.scale)
     if mask is not None:
         mask = mask.repeat(query.shape[2] // mask.shape[0], 1)
-    if query.device.type == "cpu" and softcap is None:
-        return _flash(query, key, value, mask, scale)
-    return with_denominator(query, key, value, mask, scale, softcap)
+    if query.device.type == "cpu" and how.softcap is None:
+        return _flash(query, key, value, mask, how.scale)
+    return with_denominator(query, key, value, mask, how)
 
 
 def _flash(

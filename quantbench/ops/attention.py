@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quantbench.ops import reference
-from quantbench.ops.kv import READ_BY_KERNELS, Stored
+from quantbench.ops.kv import READ_BY_KERNELS, USUAL, How, Stored
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEAD_DIM, GROUP = 256, 128  # largest head_dim, and most query heads for a key head, of our kernels
@@ -39,8 +39,7 @@ def choose(
     sinks: bool = False,
 ) -> Choice:
     """The fastest kernel for heads of `head_dim`, `group` query heads for each key head, in
-    `dtype`, over a cache of that format. scale, softcap: as in ops.attend; None: as usual.
-    sinks: whether there are any.
+    `dtype`, over a cache of that format. scale, softcap: as in How. sinks: whether it has any.
 
     On the CPU the first call builds the kernel, which takes a minute.
     """
@@ -75,25 +74,22 @@ def decode_attention(
     value: Stored,
     first: Tensor,
     count: Tensor,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    how: How = USUAL,
 ) -> Tensor:
     """ops.reference.decode_attention by the kernel of that name, or by plain torch where that
     kernel takes no scale, softcap or sinks."""
-    how = scale, softcap
     if kernel == "cpu":
         from quantbench.ops.cpu import attention
 
-        if sinks is None:
-            return attention.decode_attention(query, key, value, first, count, *how)
-        output, denominator = attention.past_attention(query, key, value, first, count, *how)
-        return reference.with_sinks(output, denominator, sinks).to(query.dtype)
-    if kernel == "triton" and all(one is None for one in (*how, sinks)):
+        given = query, key, value, first, count, how
+        if how.sinks is None:
+            return attention.decode_attention(*given)
+        return reference.with_sinks(*attention.past_attention(*given), how.sinks).to(query.dtype)
+    if kernel == "triton" and all(part is None for part in how):
         from quantbench.ops.triton import attention as on_card
 
         return on_card.decode_attention(query, key, value, first, count)
     if query.device.type == "cpu" and not torch.compiler.is_compiling() and not first.any():
         filled = int(count.max())
         key, value = key.slots(0, filled), value.slots(0, filled)
-    return reference.decode_attention(query, key, value, first, count, *how, sinks)
+    return reference.decode_attention(query, key, value, first, count, how)

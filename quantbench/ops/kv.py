@@ -11,6 +11,7 @@ one position; the cache decides which (kv_cache/).
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +52,19 @@ class Chunk:
     # What the chunk has overwritten in a sliding window's `past`: the first S (at most T) of the
     # last T positions before the chunk.
     overwritten: Stored | None = None
+
+
+class How(NamedTuple):
+    """How attention scores positions."""
+
+    scale: float | None = None  # of scores; None: 1/√D
+    softcap: float | None = None  # scores become softcap · tanh(score / softcap)
+    # (H,): for each head the score of a position whose value is 0, which all queries see
+    # (https://arxiv.org/abs/2309.17453).
+    sinks: Tensor | None = None
+
+
+USUAL = How()
 
 
 def dequantize(stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quantbench.ops.formats import Packed, dequantize
-from quantbench.ops.kv import Stored
+from quantbench.ops.kv import USUAL, How, Stored
 from quantbench.ops.kv import dequantize as dequantize_kv
 
 
@@ -39,37 +39,30 @@ def _(x, planes, scale, zero, tensor_scale, outer, format, bits, group_size):
 
 
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    window: int | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, window: int | None = None, how: How = USUAL
 ) -> Tensor:
     """Causal grouped-query attention: each query sees the keys at its own position and before.
 
     query is (B, H, S, D); key and value are (B, K, S, D) with H a multiple of K, query head h
     reading key head h // (H // K). With a `window` a query sees only the last `window` positions,
-    its own included. scale: of scores, 1/√D if not given; softcap: bounds them by softcap ·
-    tanh(score / softcap). sinks (H,): as in ops.attend. Returns (B, H, S, D) in query's dtype.
+    its own included. Returns (B, H, S, D) in query's dtype.
 
     The G = H // K query heads that share a key head are folded into the sequence dimension, so
     key and value are read as they lie and never repeated.
     """
     B, H, S, D = query.shape
     K = key.shape[1]
-    plain = softcap is None and sinks is None
+    plain = how.softcap is None and how.sinks is None
     if H == K and plain and (window or S) >= S:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=how.scale)
     folded = query.reshape(B, K, H // K * S, D)
     at = torch.arange(S, device=query.device)
     mask = visible(at, at, window).repeat(H // K, 1)
     if plain:
-        output = F.scaled_dot_product_attention(folded, key, value, mask, scale=scale)
+        output = F.scaled_dot_product_attention(folded, key, value, mask, scale=how.scale)
     else:
-        parts = with_denominator(folded, key, value.float(), mask, scale, softcap)
-        output = with_sinks(*parts, folded_sinks(sinks, K, S)).to(query.dtype)
+        parts = with_denominator(folded, key, value.float(), mask, how)
+        output = with_sinks(*parts, folded_sinks(how.sinks, K, S)).to(query.dtype)
     return output.view(B, H, S, D)
 
 
@@ -82,19 +75,15 @@ def visible(query_positions: Tensor, key_positions: Tensor, window: int | None) 
 
 
 def with_denominator(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    softcap: float | None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: How
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (…, S, D) over key and value (…, T, D), where a mask (S, T) allows it, in
-    value's dtype; and the logarithm of its softmax's denominator (…, S).
+    value's dtype; and the logarithm of its softmax's denominator (…, S), both without sinks.
 
     Scores are float32. In 16 bits they could overflow, and the rounding error of a large score
     would change its weight noticeably.
     """
+    scale, softcap, _ = how
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query.float() * factor) @ key.float().mT
     if softcap is not None:
@@ -121,21 +110,13 @@ def with_sinks(output: Tensor, denominator: Tensor, sinks: Tensor | None) -> Ten
 
 
 def decode_attention(
-    query: Tensor,
-    key: Stored,
-    value: Stored,
-    first: Tensor,
-    count: Tensor,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor, how: How = USUAL
 ) -> Tensor:
     """Attention of one new token per row over the slots that its cache has filled.
 
     query (B, H, D), H a multiple of the cache's K heads, query head h reading head h // (H // K);
     first and count (B,) integers on the same device: row b sees the slots (first[b] + i) % T for
-    i < count[b]. scale, softcap and sinks: as in `attention`. Returns (B, H, D) in query's dtype;
-    sums and softmax are float32.
+    i < count[b]. Returns (B, H, D) in query's dtype; sums and softmax are float32.
     """
     B, H, D = query.shape
     keys, values = dequantize_kv(key), dequantize_kv(value)
@@ -143,9 +124,9 @@ def decode_attention(
     slots = torch.arange(T, device=query.device)
     folded = query.float().view(B, K, H // K, D)
     mask = ((slots - first[:, None]) % T < count[:, None])[:, None, None]  # (B, 1, 1, T)
-    if softcap is None and sinks is None:
-        y = F.scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
+    if how.softcap is None and how.sinks is None:
+        y = F.scaled_dot_product_attention(folded, keys, values, mask, scale=how.scale)
     else:
-        parts = with_denominator(folded, keys, values, mask, scale, softcap)
-        y = with_sinks(*parts, folded_sinks(sinks, K, 1))
+        parts = with_denominator(folded, keys, values, mask, how)
+        y = with_sinks(*parts, folded_sinks(how.sinks, K, 1))
     return y.reshape(B, H, D).to(query.dtype)

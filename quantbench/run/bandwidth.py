@@ -1,5 +1,6 @@
 """How fast this device reads memory: the speed limit of decoding one row."""
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -48,3 +49,9 @@ class Bandwidth:
             devices.synchronize(self.device)
             rates.append(BYTES / (time.perf_counter() - started))
         return statistics.median(rates)
+
+
+@functools.cache
+def reader(device: str) -> Bandwidth:
+    """The one of this process for all readings of a device."""
+    return Bandwidth(devices.resolve(device))

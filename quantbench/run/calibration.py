@@ -6,7 +6,7 @@ inputs, GPTQ and AWQ choose codes and scales by the products of inputs with one 
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -19,6 +19,7 @@ from quantbench.models.llama import Transformer, rotation
 from quantbench.models.loading import load_model
 from quantbench.models.registry import build
 from quantbench.models.tokenizer import Tokenizer
+from quantbench.progress import Say
 from quantbench.quantize import autoquant, observe
 from quantbench.quantize.autoquant import Sample
 from quantbench.quantize.gptq import refined
@@ -38,7 +39,7 @@ HESSIAN_ROWS = 32  # for GPTQ and AWQ: more tokens than most layers have columns
 SAMPLED_EXPERTS = 2  # of a layer, for autoquant
 
 
-def autoquantizer(loading: "Loading", say: Callable[[str], None]) -> MixedQuantizer:
+def autoquantizer(loading: "Loading", say: Say) -> MixedQuantizer:
     """Choose a scheme for each shape of layer, on the inputs of the first layer and of the output;
     for a saved checkpoint, take the choices that were saved."""
     checkpoint, config = loading.checkpoint, loading.config
@@ -122,7 +123,7 @@ class Calibration:
     before it; with Wanda from unpruned ones.
     """
 
-    def __init__(self, loading: "Loading", say: Callable[[str], None]) -> None:
+    def __init__(self, loading: "Loading", say: Say) -> None:
         """say: gets a line for each layer that could not be calibrated."""
         assert isinstance(loading.spec, Spec)
         self.spec, self.quantizer, self.say = loading.spec, loading.quantizer, say

@@ -16,7 +16,7 @@ from quantbench.log import log
 from quantbench.log.config import RunConfig, Unsaid, refuse_former
 from quantbench.models import SAVED
 from quantbench.quantize.grammar import Quantization
-from quantbench.quantize.spec import CALIBRATED, Selection, Spec, parse, refuse_format
+from quantbench.quantize.spec import CALIBRATED, Selection, parse, refuse_format
 from quantbench.run import environment
 
 EXPERTS = ("expert_placement", "expert_policy", "expert_prefetch", "expert_folder")
@@ -56,23 +56,17 @@ OF_SCHEMES: Mapping[str, tuple[Callable[[Quantization], bool], str]] = {
 }
 
 
-def check(config: RunConfig) -> Spec | Selection:
-    """Check the options of a run; returns the scheme that --quantization names.
-
-    Raises UsageError for options that contradict each other, LogError or CheckpointError for an
-    output that cannot be written.
-    """
-    spec = check_options(config)
+def check(config: RunConfig) -> None:
+    """Raise UsageError for options that contradict each other, LogError or CheckpointError for an
+    output that cannot be written."""
+    check_options(config)
     if not (config.interactive or config.dry_run):
         _check_outputs(config)
-    return spec
 
 
-def check_options(config: RunConfig) -> Spec | Selection:
-    """Check all but the outputs; returns the scheme that --quantization names.
-
-    Raises UsageError, or LogError for a folder that cannot be written.
-    """
+def check_options(config: RunConfig) -> None:
+    """Check all but the outputs. Raises UsageError, or LogError for a folder that cannot be
+    written."""
     refuse_former(config)
     spec = parse(config.quantization)
     for name in unused(config):
@@ -89,7 +83,6 @@ def check_options(config: RunConfig) -> Spec | Selection:
     _check_experts(config)
     _check_speculation(config)
     check_inputs(config)
-    return spec
 
 
 def unused(config: RunConfig) -> list[str]:
@@ -168,14 +161,10 @@ def _refuse_coinciding(config: RunConfig, given: dict[str, str]) -> None:
         folder = getattr(config, option)
         for name, path in given.items() if folder else ():
             files.refuse_folder(f"--{name}", path, f"--{option}", folder)
-            if option == "save" and _real(path).is_relative_to(_real(folder)):
+            if option == "save" and Path(path).resolve().is_relative_to(Path(folder).resolve()):
                 raise UsageError(
                     f"--{name} {path} lies in the folder of --save, which holds a model"
                 )
-
-
-def _real(path: str) -> Path:
-    return Path(os.path.realpath(path))
 
 
 def _is_trace(head: bytes) -> bool:

@@ -238,7 +238,7 @@ def parts_of(layer: Block, moving: "Fused | None") -> list[Tensor]:
 
 
 def _how(layer: Block, cache: KVCache, rotation: int) -> step.How:
-    _, scale, softcap = layer.attention.how
+    _, (scale, softcap, _) = layer.attention.how
     scale = layer.attention.head_dim**-0.5 if scale is None else scale
     ffn: nn.Module = layer.feed_forward
     activation = F.silu if isinstance(ffn, MixtureOfExperts) else _activation(layer.feed_forward)

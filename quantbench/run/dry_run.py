@@ -23,7 +23,7 @@ def report(plan: Plan, free: int | None) -> str:
     else:
         how = config.kernel, config.batch_size
         size = size_of(architecture, scheme, device, precision, *how)
-        slow = slow_bytes(config, architecture, scheme, device, precision)
+        slow = slow_bytes(config, architecture, size.expert_bytes)
         need = size.memory_bytes - slow + cached
         bits = f"{size.bits_per_weight:.2f} on average in the quantized linear layers"
         embedding = f"{size.embedding_bytes / 1e9:.2f} GB, not part of model_size"

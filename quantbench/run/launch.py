@@ -97,7 +97,7 @@ def start(config: RunConfig) -> None:
         ranks.wait()
 
 
-class Running:
+class Running(contextlib.AbstractContextManager["Running"]):
     """The ranks of one run, as processes; those that are left at the end of `with` are ended.
 
     stdin: of each, as subprocess takes it; None: rank 0 has this process's, the others have none.
@@ -136,9 +136,6 @@ class Running:
                 )
             self.processes.append(process)
         os.close(theirs)
-
-    def __enter__(self) -> "Running":
-        return self
 
     def wait(self) -> None:
         """Wait until all ranks have ended. Raises RankFailed as soon as a rank has failed."""

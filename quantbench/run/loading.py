@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +24,9 @@ from quantbench.models.formats import Checkpoint, open_checkpoint, saver_of
 from quantbench.models.formats.base import SavedScheme
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, load_model
+from quantbench.progress import Report, Say
 from quantbench.quantize.registry import Quantizer
-from quantbench.quantize.spec import AsIs, Selection, Spec, parse
+from quantbench.quantize.spec import AsIs, Selection, Spec
 from quantbench.run.plan import Plan, scheme_of
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from quantbench.models.formats.saver import Saver
     from quantbench.models.split import Split
     from quantbench.quantize.mixed import MixedQuantizer
-
-Report = Callable[[int, int], None]
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def load_quantized(
         precision=str(precision).removeprefix("torch.") if precision else stored,
         quantization=Unsaid("none") if quantization == "none" else quantization,
     )
-    spec, checkpoint = scheme_of(config, parse(quantization), checkpoint)
+    spec, checkpoint = scheme_of(config, checkpoint)
     loading = Loading(config, spec, devices.resolve(config.device), checkpoint)
     return loading.load(lambda done, total: None, lambda line: None)
 

@@ -180,12 +180,6 @@ class Spread:
     most_tok_s: float
     coefficient_of_variation: float | None  # standard deviation ÷ mean; None for one sample
 
-    @staticmethod
-    def of(tok_s: Sequence[float]) -> "Spread":
-        mean = statistics.fmean(tok_s)
-        deviation = statistics.stdev(tok_s) / mean if len(tok_s) > 1 else None
-        return Spread(len(tok_s), min(tok_s), max(tok_s), deviation)
-
     def sentence(self) -> str:
         """The least and the most, without a full stop."""
         if self.coefficient_of_variation is None:
@@ -215,8 +209,9 @@ def judge(
     load_average: float | None = None,
 ) -> Trust:
     """tok_s: of each sample. threads: that compute on the CPU; 1 for a run on an accelerator."""
-    spread = Spread.of(tok_s)
-    scatters = (spread.coefficient_of_variation or 0) > MOST_SCATTER
+    variation = statistics.stdev(tok_s) / statistics.fmean(tok_s) if len(tok_s) > 1 else None
+    spread = Spread(len(tok_s), min(tok_s), max(tok_s), variation)
+    scatters = (variation or 0) > MOST_SCATTER
     crowded = machine is not None and _crowded(machine, threads)
     if crowded or scatters:
         reasons = [f"samples scatter {spread.most_tok_s / spread.least_tok_s:.1f} ×"] * scatters
@@ -224,7 +219,7 @@ def judge(
         advice = "on an idle machine" if crowded else "with longer samples (--max_new_tokens)"
         why = f"{'; '.join(reasons)}: not trustworthy; repeat it {advice}, or {IN_TURNS}"
         return Trust(spread, machine, load_average, False, why)
-    if spread.coefficient_of_variation is None:
+    if variation is None:
         why = "one sample shows no scatter; take more (--num_samples 5)"
         return Trust(spread, machine, load_average, None, why)
     return Trust(spread, machine, load_average, True, None)

@@ -1,8 +1,8 @@
 """How a run is measured: compiled, warmed up, sampled. run/facts.py has the types of what results.
 
 one_sample = Sampler(plan, generator)
-ready = get_ready(plan.config, plan.device, one_sample, generator.compiles)  # warms up
-measured = measure(plan, generator, loaded, one_sample, ready)      # takes the samples
+ready = get_ready(one_sample)                   # compiles, and warms up
+measured = measure(one_sample, loaded, ready)   # takes the samples
 """
 
 from __future__ import annotations
@@ -20,20 +20,11 @@ from quantbench import devices
 from quantbench.errors import QuantbenchError
 from quantbench.experts.traffic import Phases, Traffic
 from quantbench.log.about import git_commit, versions
-from quantbench.log.config import RunConfig
 from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.progress import progress, say
 from quantbench.quantize.registry import available
 from quantbench.run import energy, environment, machine
-from quantbench.run.facts import (
-    Device,
-    Facts,
-    Measured,
-    Parallel,
-    Peak,
-    Ready,
-    Sample,
-)
+from quantbench.run.facts import Device, Facts, Measured, Parallel, Peak, Ready, Sample
 
 if TYPE_CHECKING:
     from quantbench.generate import Generator
@@ -48,25 +39,23 @@ FIRST_TOKENS = 3  # new tokens of the sample that compiles: a prompt and two dec
 QUIET_SECONDS = 2  # least time between two lines of progress, for more than ten samples
 
 
-def measure(
-    plan: Plan, generator: Generator, loaded: Loaded, one_sample: Sampler, ready: Ready
-) -> Measured:
+def measure(one_sample: Sampler, loaded: Loaded, ready: Ready) -> Measured:
     """Take samples, their energy and peak memory; write the traces that the options name."""
     from quantbench.run.tracing import trace
 
-    config, device, scheme = plan.config, plan.device, plan.spec.scheme
+    plan, generator = one_sample.plan, one_sample.generator
+    device, scheme = plan.device, plan.spec.scheme
     warm_up_peak = devices.peak_memory(device)
     check_logits(plan, generator)
     devices.reset_peak_memory(device)
     counter = energy.meter(device, plan.ranks)
-    samples, tokens = take(plan, one_sample)
-    joules = counter.energy(config.num_samples, lambda: one_sample(0))
+    samples, tokens = take(one_sample)
+    joules = counter.energy(plan.config.num_samples, lambda: one_sample(0))
     load_average = machine.load_average()
     phases = {"load": loaded.peak_memory, "warm_up": warm_up_peak}
     phases["generate"] = devices.peak_memory(device)
     peaks = {phase: of_all_ranks(plan, peak) for phase, peak in phases.items()}
-    first = plan.ranks.rank == 0
-    trace(config, device, lambda: one_sample(0), first)
+    trace(plan, lambda: one_sample(0))
     return Measured(
         facts_of(plan, generator, loaded.kernels),
         ready,
@@ -122,9 +111,8 @@ def facts_of(plan: Plan, generator: Generator, kernels: str) -> Facts:
     weights, step_weights, kv_cache_bytes = map(int, plan.ranks.total(held, plan.device))
     parallel = None
     if plan.split:
-        from quantbench.run.parallel import backend
-
-        parallel = Parallel(plan.ranks.size, backend(plan.ranks))
+        through = "shared memory" if plan.ranks.memory else torch.distributed.get_backend()
+        parallel = Parallel(plan.ranks.size, through)
     decoder, attention = generator.decoder, generator.attention
     return Facts(
         config=plan.config,
@@ -216,20 +204,14 @@ class Sampler:
         )
 
 
-def get_ready(
-    config: RunConfig,
-    device: torch.device,
-    one_sample: Sampler,
-    compiles: bool,
-    since: float | None = None,
-) -> Ready:
+def get_ready(one_sample: Sampler, since: float | None = None) -> Ready:
     """Reset the peak memory, compile and warm up.
 
-    compiles: whether the Generator compiles anything (its `compiles`), whatever was asked.
     since: time.perf_counter() when the process started; if given, the time to the first token is
     printed and returned.
     """
-    devices.reset_peak_memory(device)
+    config, compiles = one_sample.plan.config, one_sample.generator.compiles
+    devices.reset_peak_memory(one_sample.plan.device)
     arrivals: list[float] = []  # time.perf_counter() after each token
     with progress("Compiling" if compiles else "First steps"):
         started = time.perf_counter()
@@ -276,12 +258,12 @@ def warm_up(one_sample: Callable[[int], float]) -> tuple[list[float], bool]:
     return seconds, steady
 
 
-def take(plan: Plan, one_sample: Sampler) -> tuple[list[Sample], list[int]]:
+def take(one_sample: Sampler) -> tuple[list[Sample], list[int]]:
     """Take --num_samples samples and print each one's speed.
 
     Returns them, and the new tokens of the last sample's first row.
     """
-    config, samples, last_line = plan.config, [], -math.inf
+    config, samples, last_line = one_sample.plan.config, [], -math.inf
     tokens: list[int] = []
     for number in range(1, config.num_samples + 1):
         new, sample = one_sample(number - 1)

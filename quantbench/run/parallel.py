@@ -15,7 +15,7 @@ from quantbench import host
 from quantbench.errors import UsageError
 from quantbench.ops.cpu import build
 from quantbench.ops.cpu import ranks as shared_memory
-from quantbench.ops.ranks import ALONE, Ranks
+from quantbench.ops.ranks import Ranks
 from quantbench.run.environment import STORE, Place, crowded
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -41,10 +41,8 @@ def warning(where: Place, device: torch.device) -> str | None:
     return crowded(where.local_size, host.cores()) if device.type == "cpu" else None
 
 
-def join(where: Place | None, device: torch.device) -> Ranks:
+def join(where: Place, device: torch.device) -> Ranks:
     """Meet the other ranks. On CUDA each takes the device of its number on its machine."""
-    if where is None:
-        return ALONE
     if device.type == "cuda":
         torch.cuda.set_device(where.local_rank)
     if not dist.is_initialized():
@@ -74,8 +72,3 @@ def _shared_memory(ranks: Ranks) -> int:
     if ranks.rank == 0:
         Path(path[0]).unlink(missing_ok=True)  # it lives as long as the ranks
     return handle if opened == ranks.size else 0
-
-
-def backend(ranks: Ranks) -> str:
-    """What the ranks of a model exchange numbers through: shared memory, gloo or nccl."""
-    return "shared memory" if ranks.memory else dist.get_backend()

@@ -67,10 +67,9 @@ class Plan:
         return self.split.ranks if self.split else ALONE
 
 
-def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
+def make_plan(config: RunConfig) -> Plan:
     """Resolve the device, scheme, kernel, architecture and tokenizer, and check that they fit.
 
-    asked: the scheme of config.quantization, if it was parsed before.
     Raises UsageError for options that name nothing or contradict each other, CheckpointError for a
     checkpoint whose description cannot be read, KernelError for a kernel that cannot run.
     """
@@ -82,7 +81,7 @@ def make_plan(config: RunConfig, asked: Spec | Selection | None = None) -> Plan:
         tp=where.size if where else config.tp,
     )
     checkpoint = open_checkpoint(config.checkpoint_path)
-    spec, checkpoint = scheme_of(config, asked or parse(config.quantization), checkpoint)
+    spec, checkpoint = scheme_of(config, checkpoint)
     if config.format != RunConfig.format:
         refuse_format(spec, config.format)
         if reason := saver_of(config.format).refuses(checkpoint):
@@ -209,16 +208,14 @@ def _kv_cache_of(config: RunConfig, spec: Spec | Selection) -> str:
     return own
 
 
-def scheme_of(
-    config: RunConfig, asked: Spec | Selection, checkpoint: Checkpoint
-) -> tuple[Spec | Selection, Checkpoint]:
-    """The scheme `asked`, or the one with which the checkpoint was saved; and the checkpoint that
-    it applies to: a file of another program's may be quantized anew.
+def scheme_of(config: RunConfig, checkpoint: Checkpoint) -> tuple[Spec | Selection, Checkpoint]:
+    """The scheme of --quantization, or the one with which the checkpoint was saved; and the
+    checkpoint that it applies to: a file of another program's may be quantized anew.
 
     Raises UsageError if both are given and differ, and for a recipe of another model;
     CheckpointError for a damaged quantbench.json.
     """
-    spec, checkpoint = _chosen(config, asked, checkpoint)
+    spec, checkpoint = _chosen(config, checkpoint)
     if recipe := _as_recipe(spec):
         spec = recipe.of_layers(checkpoint.name, checkpoint.config().linear_shapes())
     return spec, checkpoint
@@ -233,9 +230,8 @@ def _as_recipe(spec: Spec | Selection) -> Recipe | None:
     return spec if isinstance(spec, Recipe) else None
 
 
-def _chosen(
-    config: RunConfig, asked: Spec | Selection, checkpoint: Checkpoint
-) -> tuple[Spec | Selection, Checkpoint]:
+def _chosen(config: RunConfig, checkpoint: Checkpoint) -> tuple[Spec | Selection, Checkpoint]:
+    asked = parse(config.quantization)
     if checkpoint.saved is None:
         if asked == AsIs():
             raise UsageError(

@@ -21,8 +21,9 @@ from quantbench.log.about import versions
 from quantbench.models.formats.base import NotSaved
 from quantbench.models.formats.saved import SavedModel
 from quantbench.models.tokenizer import FILES
+from quantbench.progress import Report, Say
 from quantbench.quantize.spec import FullPrecision
-from quantbench.run.loading import Loaded, Report, Say, saved_scheme
+from quantbench.run.loading import Loaded, saved_scheme
 from quantbench.run.loading import load as load_anew
 from quantbench.run.plan import Plan
 

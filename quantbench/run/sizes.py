@@ -35,6 +35,7 @@ class Size:
     bits_per_weight: float  # of linear layers as saved: with scales, without a kernel's padding
     kernel: str | None  # the kernel that would run; None if none can
     reason: str | None = None  # why no kernel can run
+    expert_bytes: int = 0  # of each expert of a mixture, as its kernel holds it
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ def size_of(
     embedding_bytes = stored_bytes(table)
     alike = type(table.data) is type(output.data) and embedding_bytes == stored_bytes(output)
     shared = architecture.tie_embeddings and alike
+    experts = [layer for name, layer in model.named_modules() if name.endswith(".experts.0")]
     return Size(
         model_bytes,
         embedding_bytes,
@@ -132,20 +134,8 @@ def size_of(
         8 * packed / count,
         shapes.kernels,
         shapes.reason,
+        sum(map(stored_bytes, experts[0].parameters())) if experts else 0,
     )
-
-
-def expert_bytes(
-    architecture: ModelConfig,
-    spec: Spec,
-    device: torch.device,
-    precision: torch.dtype,
-    kernel: str = "auto",
-) -> int:
-    """Bytes of one expert of a mixture, as its kernels hold it. Raises KernelError as `size_of`."""
-    model = shapes_of(architecture, spec, device, precision, kernel).model
-    experts = (module for name, module in model.named_modules() if name.endswith(".experts.0"))
-    return sum(map(stored_bytes, next(experts).parameters()))
 
 
 def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
@@ -163,18 +153,12 @@ def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
     return int((free if room is None else room) // whole_pages(nbytes))
 
 
-def slow_bytes(
-    config: RunConfig,
-    architecture: ModelConfig,
-    spec: Spec,
-    device: torch.device,
-    precision: torch.dtype,
-) -> int:
-    """Bytes of the experts that --expert_memory leaves in slow memory alone, at most."""
+def slow_bytes(config: RunConfig, architecture: ModelConfig, nbytes: int) -> int:
+    """Bytes of the experts that --expert_memory leaves in slow memory alone, at most; each has
+    nbytes."""
     mixture = architecture.mixture
     if config.expert_memory is None or mixture is None:
         return 0
-    nbytes = expert_bytes(architecture, spec, device, precision, config.kernel)
     layers = sum(not mixture.is_dense(layer) for layer in range(architecture.num_layers))
     least = mixture.experts_per_token * nbytes  # what "auto" takes where there is nothing more
     return max(0, layers * mixture.num_experts - expert_slots(config, nbytes, least)) * nbytes
@@ -213,9 +197,9 @@ def check_memory(
     precision, name = getattr(torch, config.precision), kv_cache(config)
     weights = slow = 0
     if spec.scheme:
-        how = architecture, spec.scheme, device, precision
-        slow = slow_bytes(config, *how)
-        weights = size_of(*how, config.kernel).memory_bytes - slow
+        size = size_of(architecture, spec.scheme, device, precision, config.kernel)
+        slow = slow_bytes(config, architecture, size.expert_bytes)
+        weights = size.memory_bytes - slow
 
     def cached(positions: int, kind: CacheFactory = CACHES[name]) -> int:
         return kv_cache_bytes(architecture, config.batch_size, positions, precision, kind)

@@ -32,20 +32,19 @@ from quantbench.experts.slow import (
 from quantbench.experts.tiers import POLICIES, Policy, Tiers, keys_of
 from quantbench.log.config import RunConfig
 from quantbench.models import build
-from quantbench.models.config import ModelConfig
 from quantbench.models.formats.base import Tensors
 from quantbench.models.formats.saved import SavedModel
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, read_packed
 from quantbench.models.mixtral import MixtureOfExperts
+from quantbench.progress import Say
 from quantbench.quantize.mixed import quantizer_of
 from quantbench.quantize.registry import Quantizer
 from quantbench.run import decoding
 from quantbench.run.plan import Plan
-from quantbench.run.sizes import expert_bytes, expert_slots, kv_cache_bytes
+from quantbench.run.sizes import expert_slots, kv_cache_bytes, size_of
 from quantbench.text import counted, size
 
-Say = Callable[[str], None]
 RESERVE = 0.1  # share of the free memory that --expert_memory auto leaves free
 CPU = torch.device("cpu")
 # The policy `auto` is the faster of these two, by the median of STEPS steps of each, after one
@@ -66,8 +65,8 @@ def check(plan: Plan) -> None:
         )
     if plan.spec.scheme and config.expert_memory != "auto":
         how = plan.spec.scheme, device, plan.precision, config.kernel
-        nbytes = expert_bytes(plan.architecture, *how)
-        require_enough(config, plan.architecture, expert_slots(config, nbytes, 0), nbytes)
+        nbytes = size_of(plan.architecture, *how).expert_bytes
+        require_enough(plan, expert_slots(config, nbytes, 0), nbytes)
     if config.expert_placement not in PLACEMENTS:
         placed(config, routers, sum(routers.experts))
 
@@ -171,9 +170,9 @@ def policy_of(config: RunConfig) -> Policy:
     return POLICIES["cache" if config.expert_policy == "auto" else config.expert_policy]
 
 
-def require_enough(config: RunConfig, architecture: ModelConfig, count: int, nbytes: int) -> None:
+def require_enough(plan: Plan, count: int, nbytes: int) -> None:
     """Raise UsageError where fast memory for `count` experts is less than a layer needs."""
-    mixture = architecture.mixture
+    config, mixture = plan.config, plan.architecture.mixture
     assert mixture is not None
     least = mixture.experts_per_token
     if policy_of(config).fetches and count < least:
@@ -232,7 +231,7 @@ def settle(plan: Plan, tiers: Tiers, model: Transformer, say: Say) -> None:
     nbytes = tiers.layout.nbytes
     free = _free(plan) if config.expert_memory == "auto" else 0.0
     count = min(expert_slots(config, nbytes, free), every)
-    require_enough(config, plan.architecture, count, nbytes)
+    require_enough(plan, count, nbytes)
     routers = identity(model)
 
     def fill() -> None:

@@ -8,29 +8,28 @@ import torch
 
 from quantbench import files
 from quantbench.errors import LogError
-from quantbench.log.config import RunConfig
 from quantbench.progress import say
+from quantbench.run.plan import Plan
 from quantbench.text import aligned
 
 LISTED = 5  # operations in the table
 WIDEST = 60  # characters of a name: those of CUDA kernels have hundreds
 
 
-def trace(config: RunConfig, device: torch.device, once: Callable[[], object], write: bool) -> None:
+def trace(plan: Plan, once: Callable[[], object]) -> None:
     """Call `once` for each file that --profile and --memory_profile name, and write a trace of the
     call there: of operations; and a memory snapshot on CUDA, elsewhere a trace with allocations.
 
-    write: whether to trace; a rank that does not calls `once` as often, because the others wait for
-    it. Raises LogError if a file cannot be written in full; an older file of that name then stays
-    unchanged.
+    Rank 0 alone traces; the others call `once` as often, because it waits for them. Raises LogError
+    if a file cannot be written in full; an older file of that name then stays unchanged.
     """
     for option in ("profile", "memory_profile"):
-        path, of_memory = getattr(config, option), option == "memory_profile"
+        path, of_memory = getattr(plan.config, option), option == "memory_profile"
         if not path:
             continue
-        if not write:
+        if plan.ranks.rank:
             once()
-        elif of_memory and device.type == "cuda":
+        elif of_memory and plan.device.type == "cuda":
             torch.cuda.memory._record_memory_history()
             once()
             _write(option, path, torch.cuda.memory._dump_snapshot)

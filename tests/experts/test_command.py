@@ -18,7 +18,7 @@ from quantbench.log.options import parse
 from quantbench.run import loading
 from quantbench.run import tiers as tiers_of_a_run
 from quantbench.run.plan import make_plan
-from quantbench.run.sizes import expert_bytes
+from quantbench.run.sizes import size_of
 from tests.experts.small import CPU, REFUSAL, when_held
 from tests.models.refused import refusal
 from tests.programs import command
@@ -47,7 +47,7 @@ def record_of(words):
 
 def tiny_expert_bytes():
     plan = make_plan(parse(TIERED))
-    return expert_bytes(plan.architecture, plan.spec.scheme, CPU, plan.precision, "auto")
+    return size_of(plan.architecture, plan.spec.scheme, CPU, plan.precision).expert_bytes
 
 
 def test_the_names_of_options_are_those_of_the_registries():

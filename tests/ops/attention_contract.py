@@ -18,7 +18,7 @@ from torch import Tensor
 from quantbench.kv_cache import CACHES
 from quantbench.ops.attention import decode_attention
 from quantbench.ops.cpu import build
-from quantbench.ops.kv import Stored, dequantize
+from quantbench.ops.kv import How, Stored, dequantize
 from tests import seeds
 from tests.ops.exact import DTYPES, UNIT, Exact, attention
 from tests.ops.instructions import MARKS, use
@@ -47,7 +47,7 @@ class Kernel:
 
     def __call__(self, query, key, value, first, count, *how) -> Tensor:
         places = (torch.as_tensor(x, device=query.device) for x in (first, count))
-        return decode_attention(self.name, query, key, value, *places, *how)
+        return decode_attention(self.name, query, key, value, *places, How(*how))
 
 
 def check(kernel: Kernel, query: Tensor, key: Stored, value: Stored, first, count, *how) -> Tensor:

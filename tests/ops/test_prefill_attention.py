@@ -12,7 +12,7 @@ from quantbench.ops import attend as chunk
 from quantbench.ops.attend import attend
 from quantbench.ops.attention import Choice
 from quantbench.ops.cpu.build import ISAS, unavailable
-from quantbench.ops.kv import dequantize
+from quantbench.ops.kv import How, dequantize
 from tests import seeds
 from tests.memory import allocated
 from tests.ops.attention_contract import integer_products
@@ -36,7 +36,9 @@ def path(request, monkeypatch):
     elif reason := unavailable():
         pytest.skip(reason)
     if request.param == "any device":
-        monkeypatch.setattr(chunk, "_flash", lambda *given: chunk.with_denominator(*given, None))
+        monkeypatch.setattr(
+            chunk, "_flash", lambda *given: chunk.with_denominator(*given[:4], How(*given[4:]))
+        )
     if request.param == "card":
 
         def flash(query, key, value, is_causal, scale):
@@ -66,7 +68,7 @@ def through(cache, query, key, value, lengths, *how):
     outputs = []
     for at in torch.arange(query.shape[2]).split(lengths):
         sides = cache.update(at, key[:, :, at], value[:, :, at])
-        outputs.append(attend(query[:, :, at], *sides, at, cache.window, *how))
+        outputs.append(attend(query[:, :, at], *sides, at, cache.window, How(*how)))
     return torch.cat(outputs, 2)
 
 
@@ -177,7 +179,7 @@ def test_without_a_cache(window, how, sinks):
     query, key, value = sequence(2, 4, 2, 40, 32)
     at = torch.arange(40)
     exact = attention(query, key, value, causal(at, at, window), *how)
-    exact.check(attend(query, key, value, at, window, *how))
+    exact.check(attend(query, key, value, at, window, How(*how)))
 
 
 @ON_EVERY_PATH

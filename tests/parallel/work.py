@@ -13,7 +13,6 @@ from quantbench.ops.cpu import ranks as shared_memory
 from quantbench.ops.cpu.ranks import CAPACITY
 from quantbench.ops.ranks import Ranks
 from quantbench.quantize.activation import RoundedAcross
-from quantbench.quantize.spec import parse
 from quantbench.run.cutting import split_for
 from quantbench.run.decoding import choose
 from quantbench.run.loading import Loading
@@ -41,7 +40,7 @@ def load(ranks: Ranks, checkpoint_path: str, quantization: str = "none", **optio
         checkpoint_path=checkpoint_path, device="cpu", **{"precision": "float32"} | given | options
     )
     checkpoint = open_checkpoint(checkpoint_path)
-    spec, checkpoint = scheme_of(config, parse(quantization), checkpoint)
+    spec, checkpoint = scheme_of(config, checkpoint)
     split = None
     if ranks.size > 1:
         layers = checkpoint.saved and checkpoint.saved.layers

@@ -16,7 +16,7 @@ from quantbench.models.formats import EMBEDDED, open_checkpoint
 from quantbench.models.llama import weight_bytes
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
-from quantbench.quantize.spec import SHOWN, parse
+from quantbench.quantize.spec import SHOWN
 from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of
 from tests.models.small import small_checkpoint
@@ -43,7 +43,7 @@ def small(tmp_path):
 def load(said=None, **options):
     config = RunConfig(device="cpu", **options)
     checkpoint = open_checkpoint(config.checkpoint_path)
-    spec, checkpoint = scheme_of(config, parse(config.quantization), checkpoint)
+    spec, checkpoint = scheme_of(config, checkpoint)
     loading = Loading(config, spec, CPU, checkpoint)
     said = [] if said is None else said
     return loading.load(lambda done, total: None, said.append), loading

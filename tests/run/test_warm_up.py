@@ -37,6 +37,8 @@ def test_its_samples_are_short(asked, taken):
         return None, SimpleNamespace(seconds=1.0)
 
     config = RunConfig(max_new_tokens=asked)
-    ready = measure.get_ready(config, torch.device("cpu"), one_sample, compiles=False)
+    one_sample.plan = SimpleNamespace(config=config, device=torch.device("cpu"))
+    one_sample.generator = SimpleNamespace(compiles=False)
+    ready = measure.get_ready(one_sample)
     assert counts == [measure.FIRST_TOKENS, taken, taken]
     assert ready.warm_ups == [1.0, 1.0] and ready.warm_up_steady and ready.compile_seconds is None

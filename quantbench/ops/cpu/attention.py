@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quantbench.ops.cpu import build
-from quantbench.ops.kv import Stored
+from quantbench.ops.kv import USUAL, How, Stored
 
 _ARGUMENTS = (
     "Tensor query, Tensor key_codes, Tensor? key_scale, Tensor value_codes, Tensor? value_scale, "
@@ -30,33 +30,22 @@ def _(query, *rest):
 
 
 def decode_attention(
-    query: Tensor,
-    key: Stored,
-    value: Stored,
-    first: Tensor,
-    count: Tensor,
-    scale: float | None = None,
-    softcap: float | None = None,
+    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor, how: How = USUAL
 ) -> Tensor:
-    """As ops.reference.decode_attention, for D a multiple of 8 up to 256 and at least one slot.
+    """As ops.reference.decode_attention, for D a multiple of 8 up to 256 and at least one slot,
+    without sinks.
 
     A cache of fewer rows has B divided by them queries for each row, one behind the other. The
     cache's rows and heads may have any stride; a head's slots must be contiguous. The first call in
     a process loads the C++ library, or builds it. Raises KernelError if that fails, RuntimeError
     for other shapes or dtypes.
     """
-    given = _arguments(query, key, value, first, count, scale, softcap)
+    given = _arguments(query, key, value, first, count, how)
     return torch.ops.quantbench.cpu_decode_attention(*given)
 
 
 def past_attention(
-    query: Tensor,
-    key: Stored,
-    value: Stored,
-    first: Tensor,
-    count: Tensor,
-    scale: float | None = None,
-    softcap: float | None = None,
+    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor, how: How = USUAL
 ) -> tuple[Tensor, Tensor]:
     """Attention of several positions' queries over slots that all of them see.
 
@@ -64,12 +53,12 @@ def past_attention(
     read the same key head. Returns the output (B, K · N, D) and the logarithm of the softmax's
     denominator (B, K · N), both float32, so that attention over other slots can be joined to it.
     """
-    given = _arguments(query, key, value, first, count, scale, softcap)
+    given = _arguments(query, key, value, first, count, how)
     return torch.ops.quantbench.cpu_past_attention(*given)
 
 
-def _arguments(query, key, value, first, count, scale, softcap):
+def _arguments(query, key, value, first, count, how):
     build.ready()
     sides = key.codes, key.scale, value.codes, value.scale
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return query, *sides, first.long(), count.long(), key.format, scale, softcap or 0.0
+    scale = query.shape[-1] ** -0.5 if how.scale is None else how.scale
+    return query, *sides, first.long(), count.long(), key.format, scale, how.softcap or 0.0
