@@ -91,7 +91,6 @@ def _ratio(own: stats.Turns, other: stats.Turns) -> Interval | None:
 
 
 def rows(results: Results) -> list[DecodeRow]:
-    """A row for each arm."""
     found = Compared(results).decode
     made = []
     for number, arm in enumerate(results.arms):

@@ -58,8 +58,6 @@ class Point(DecodeRow):
 
 @dataclass(frozen=True)
 class Points:
-    """What the JSON file holds."""
-
     points: list[Point]
     about: About | None = None  # where the newest points come from
 

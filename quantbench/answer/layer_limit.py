@@ -44,10 +44,8 @@ def measured(
     rows: list[LayerRow] = []
     where = {"device": config.device, "precision": config.precision}
     with closing(Process()) as worker:
-        asked = {"schemes": list(schemes), **where}
-        kernels = worker.answer(dict[str, list[str]], "kernels", **asked)
-        path = config.checkpoint_path
-        shapes = worker.answer(list[Shape], "shapes", checkpoint_path=path)
+        kernels = worker.answer(dict[str, list[str]], "kernels", schemes=list(schemes), **where)
+        shapes = worker.answer(list[Shape], "shapes", checkpoint_path=config.checkpoint_path)
         if only_ours:
             kernels = {name: own[:1] for name, own in kernels.items()}
         for number, shape in enumerate(shapes if timed else [], 1):

@@ -168,15 +168,6 @@ def noise(rows: Sequence[Row], repeated: int) -> str:
     )
 
 
-def identical_plans(results: Results) -> list[str]:
-    """A sentence for each setting that was measured for others, too, whose plan is the same."""
-    return [
-        f"identical plans: {arm.name} was measured for {'; '.join(arm.also)}, too"
-        for arm in results.arms
-        if arm.also
-    ]
-
-
 def reasons(row: Row, arm: ArmFacts) -> list[str]:
     """Why an arm is no faster than the baseline; sentences without a full stop."""
     run, share = arm.run, row.bandwidth_share

@@ -82,7 +82,6 @@ class Work:
 
 
 def missing(runtime: str) -> str:
-    """What to install for an arm of that name."""
     package, install = PACKAGES[runtime.split(",")[0]]
     return f"{runtime} needs more packages: {install} ({package} is missing)"
 
@@ -170,7 +169,6 @@ def seconds_before(
 
 
 def name_of(runtime: str, form: str) -> str:
-    """The arm's name."""
     return f"{runtime} {form}".strip()
 
 

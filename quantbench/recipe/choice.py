@@ -93,7 +93,6 @@ def least(groups: Sequence[Sequence[Option]], name: str) -> float:
 
 
 def total(chosen: Sequence[Option], name: str) -> float:
-    """The sum of an Option's field."""
     return float(sum(getattr(option, name) for option in chosen))
 
 

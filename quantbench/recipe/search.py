@@ -63,8 +63,6 @@ class Budget:
 
 @dataclass(frozen=True)
 class Measured:
-    """A recipe or a uniform scheme."""
-
     name: str
     bits: float  # a weight of the linear layers
     memory_bytes: int  # the peak while generating, predicted
@@ -217,7 +215,6 @@ class Search:
         return recipe.make(self.plan.name, self.costs.shapes, schemes, cache)
 
     def measured(self, name: str, chosen: Sequence[Option], scores: Scores) -> Measured:
-        """The figures of a choice that was read as `scores`."""
         kl, seconds = scores.mean_kl(), self.fixed_seconds + total(chosen, "seconds")
         timed = self.asked.min_tok_s is not None
         bits = 8 * total(chosen, "stored") / self.weights
