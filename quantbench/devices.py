@@ -1,8 +1,4 @@
-"""Devices: memory in bytes, its peak, prompts' chunks, compile options, names.
-
-devices.resolve("auto")                 # the first accelerator present, or the CPU
-devices.free_memory(device)
-"""
+"""Devices: memory in bytes, its peak, prompts' chunks, compile options, names."""
 
 import contextlib
 import ctypes
@@ -39,9 +35,7 @@ class Kind:
 # Accelerators in the order in which "auto" takes them.
 KINDS = {
     # CUDA graphs remove the cost of launching each kernel.
-    "cuda": Kind(
-        compile_options={"triton.cudagraphs": True, "coordinate_descent_tuning": True},
-    ),
+    "cuda": Kind(compile_options={"triton.cudagraphs": True, "coordinate_descent_tuning": True}),
     "xpu": Kind(),
     "mps": Kind(chunk=1024),
     "cpu": Kind(

@@ -1,7 +1,4 @@
-"""Points of growth: decoding at one number of layers, batch size or depth, and their file.
-
-points = merged(read("growth.json").points, [Point(**vars(row), axis="batch", value=4)])
-"""
+"""Points of growth: decoding at one number of layers, batch size or depth, and their file."""
 
 import math
 import os

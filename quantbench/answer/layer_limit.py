@@ -1,11 +1,6 @@
-"""Linear layers alone, under every scheme, and the limit that memory sets to them: for roofline.
-
-kernels, rows = measured(config, ["none", "int8wo"])
-rows[0].limit_share            # 0.86: bytes per second of the product ÷ those of memory
-"""
+"""Linear layers alone, under every scheme, and the limit that memory sets to them: for roofline."""
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 
 from quantbench.bench.answers import Product, Shape, ShapeTimings
@@ -43,7 +38,7 @@ def measured(
     """
     rows: list[LayerRow] = []
     where = {"device": config.device, "precision": config.precision}
-    with closing(Process()) as worker:
+    with Process() as worker:
         kernels = worker.answer(dict[str, list[str]], "kernels", schemes=list(schemes), **where)
         shapes = worker.answer(list[Shape], "shapes", checkpoint_path=config.checkpoint_path)
         if only_ours:

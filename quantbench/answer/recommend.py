@@ -1,8 +1,5 @@
 """Which arm to use: at most three answers, each with the commands that run and verify it.
 
-    answer = recommend(rows, Limits(max_memory=8_000_000_000), found.best)
-    print(answer.text())
-
 **Who may be recommended.** Arms that were measured here, beside a baseline, and are shown to
 satisfy every limit; where an interval contains a limit, the arm is named as uncertain. Without
 quality there is no recommendation: a speed alone says nothing about the text.

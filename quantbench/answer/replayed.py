@@ -9,7 +9,6 @@ beside(config, old, half_width=0.02).speed              # now ÷ then, with its 
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,7 +149,7 @@ def measured(config: RunConfig, processes: int, read: bool) -> Replayed:
     relative: list[float] = []
     caveat: str | None = None
     for _ in range(processes):
-        with closing(Process(ranks.of(COMMAND, config.tp))) as worker:
+        with Process(ranks.of(COMMAND, config.tp)) as worker:
             worker.ask("load", argv=argv(config, said=True))
             facts = worker.answer(ArmFacts, "get_ready").run
             assert facts  # of a worker of ours
@@ -174,7 +173,7 @@ def _reading(worker: Process, facts: Facts) -> Reading:
     device = facts.config.device
     if facts.config.tp == 1:
         return worker.answer(Reading, "bandwidth", device=device)
-    with closing(Process()) as alone:
+    with Process() as alone:
         return alone.answer(Reading, "bandwidth", device=device)
 
 

@@ -10,7 +10,6 @@ The first arm is the baseline. Arms take short turns in cycles: bench/session.py
 
 import sys
 from collections.abc import Collection, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import click
 
 from quantbench.answer.limits import limit_options, limits
 from quantbench.answer.recommend import recommend
-from quantbench.answer.stop import Enough
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import MODEL, WORK, make_arms, of_one_model, other_schemes, read_arms
 from quantbench.bench.process import Process
@@ -31,7 +29,6 @@ from quantbench.log.options import options
 from quantbench.plans import compare_options as shared
 from quantbench.plans.comparing import check_open, compare, prepared, resumed, warn_of_threads
 from quantbench.progress import say
-from quantbench.typed_json import to_json
 
 
 @click.command(cls=shared.ShortOutput)
@@ -73,16 +70,15 @@ def ab(
         may_differ = (*MODEL, *WORK) if allow_different else ("checkpoint_path",) * same_model
         chosen = _arms(config, texts, arms, may_differ)
         if same_model:
-            with closing(Process()) as worker:
+            with Process() as worker:
                 chosen, reference = of_one_model(config, chosen, worker)
             if settings.get("tokens") != 0:
                 settings["reference"] = reference
         warn_of_threads((arm.name, arm.config) for arm in chosen)
         folder = prepared(config.write_result, settings, output)
         results = Results.begin(Settings(**settings), chosen, config.write_result)
-    results.limits = to_json(asked)
     conclude = partial(recommend, limits=asked, reference=results.settings.reference)
-    sys.exit(compare(results, folder, Enough(asked), conclude, form, show))
+    sys.exit(compare(results, folder, asked, conclude, form, show))
 
 
 def _arms(
@@ -93,7 +89,7 @@ def _arms(
     if every != "all":
         raise UsageError(f"--arms takes all; given: {every!r}; one arm is --arm OPTIONS")
     arms = read_arms(common, texts)  # refuses wrong options before torch is imported
-    with closing(Process()) as worker:
+    with Process() as worker:
         schemes = worker.answer(list[str], "schemes", argv=argv(common))
         added = other_schemes(common, arms, schemes)
         plans = worker.answer(list[Planned], "plans", argvs=[arm.argv for arm in added])

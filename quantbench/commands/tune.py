@@ -12,7 +12,6 @@ baseline.
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import click
 
 from quantbench.answer.limits import Limits, limit_options, limits
 from quantbench.answer.recommend import Recommendation, tuned
-from quantbench.answer.stop import Enough
 from quantbench.bench.answers import Planned
 from quantbench.bench.grid import group, read_grid, said, settings_of
 from quantbench.bench.process import Process
@@ -71,7 +69,7 @@ def tune(
             settings.setdefault("tokens", 0)
         every = settings_of(config, grid)
         argvs = [setting.argv for setting in every]
-        with closing(Process()) as worker:
+        with Process() as worker:
             plans = worker.answer(list[Planned], "plans", argvs=argvs)
         able, refused = group(every, plans)
         for line in said(able, refused, plans[0].problem, len(every) - 1):
@@ -83,9 +81,8 @@ def tune(
             return
         warn_of_threads((arm.name, arm.config) for arm in able)
         results = Results.begin(Settings(**settings), [*able, *refused], config.write_result)
-    results.limits = to_json(asked)
     conclude = partial(tuned, limits=asked, changes=[arm.changes or 0 for arm in results.arms])
-    sys.exit(compare(results, folder, Enough(asked), conclude, form, show))
+    sys.exit(compare(results, folder, asked, conclude, form, show))
 
 
 def nothing_to_measure(

@@ -183,8 +183,3 @@ class Room(Kind):
         if text[-1:] not in "bB":
             raise ValueError
         return re.sub(r"\s", "", text).upper().replace("IB", "iB")
-
-
-def room_bytes(value: str) -> float | None:
-    """The bytes in a value of the kind Room; None for a number of things, and auto."""
-    return bytes_in(value) if value[-1:] == "B" else None

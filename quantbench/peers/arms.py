@@ -1,8 +1,4 @@
-"""The arms of `quantbench peers`: one of our schemes, and the peers that it is compared with.
-
-arms = make_arms(config, of_runtimes("int8wo", ["llama.cpp"]), folder, threads=2)
-measure(arms, settings, command(threads=2))
-"""
+"""The arms of `quantbench peers`: one of our schemes, and the peers that it is compared with."""
 
 import importlib.util
 import json
@@ -10,7 +6,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -183,5 +178,5 @@ def _write(path: Path, form: str, ours: RunConfig) -> None:
     if not path.exists():
         say(f"Writing {path.name} …")
         model = {"checkpoint": ours.checkpoint_path, "num_layers": ours.num_layers}
-        with closing(Process(WORKER)) as worker:
+        with Process(WORKER) as worker:
             worker.ask("write_file", path=str(path), form=form, **model)

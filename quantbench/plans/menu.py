@@ -1,11 +1,7 @@
-"""What `recommend` measures: every scheme that runs here and may satisfy --max_memory.
-
-names, needs = menu(common, limits)         # the baseline first; bytes of weights and KV cache
-"""
+"""What `recommend` measures: every scheme that runs here and may satisfy --max_memory."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 
 from quantbench.answer.limits import Limits
@@ -27,7 +23,7 @@ def menu(
     scheme. autoquant is not among them: what it chooses from is. Raises UsageError where
     --max_memory is below all of them."""
     if given is None:
-        with closing(Process()) as worker:
+        with Process() as worker:
             names = worker.answer(list[str], "schemes", argv=argv(common))
     else:
         specs = [parse(name, "--schemes") for name in given]

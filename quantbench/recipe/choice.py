@@ -1,9 +1,5 @@
 """Which scheme each group of layers gets: the integer programme, one binary for each group and
-scheme.
-
-    groups = options(damage, costs, tied)
-    chosen = choose(groups, "damage", {"stored": 60e6})     # an Option per group, or None
-"""
+scheme."""
 
 import re
 from collections.abc import Mapping, Sequence

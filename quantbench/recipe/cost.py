@@ -1,12 +1,7 @@
 """What each scheme costs in each layer: bytes, from shapes alone, and seconds, from timed products.
-
-costs = Costs(architecture, specs, device, precision)
-costs.of["layers.0.feed_forward.w2", "int4wo-64"].held       # bytes as its kernel holds them
-costs.set_seconds(costs.time(config))
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -94,7 +89,7 @@ class Costs:
         shapes = list(dict.fromkeys(self.shapes.values()))
         found: dict[tuple[Shape, str], float] = {}
         timing = progress("Timing every scheme's layers", unit="shapes")
-        with closing(Process()) as worker, timing as report:
+        with Process() as worker, timing as report:
             kernels = {name: ["auto"] for name in schemes}
             for done, (rows, columns) in enumerate(shapes, 1):
                 size = {"rows": rows, "columns": columns, "batch_size": config.batch_size}

@@ -1,9 +1,4 @@
-"""The search for a recipe: damage and cost of every scheme in every layer, a choice, its check.
-
-found = search(config, Budget(bits=4.5), text=None)
-found.schemes               # a scheme by layer
-found.recipe.kl, found.uniform.kl, found.better
-"""
+"""The search for a recipe: damage and cost of every scheme in every layer, a choice, its check."""
 
 import dataclasses
 import functools
