@@ -1,5 +1,4 @@
-"""What each scheme costs in each layer: bytes, from shapes alone, and seconds, from timed products.
-"""
+"""What each scheme costs in each layer: bytes from shapes, and seconds from timed products."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
