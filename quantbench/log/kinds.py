@@ -80,9 +80,8 @@ class Whole(Kind):
     def read(self, value: object) -> int:
         if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,40}", value):
             value = int(value)
-        if isinstance(value, int) and not isinstance(value, bool):
-            if self.minimum <= value <= self.maximum:
-                return value
+        if type(value) is int and self.minimum <= value <= self.maximum:
+            return value
         raise ValueError
 
 
