@@ -257,11 +257,9 @@ def latency_rows(cells: Sequence[Cell]) -> list[Row]:
 
 
 def rate_rows(cells: Sequence[Cell], sequence_length: int) -> list[Row]:
-    """A row for each rate and cell; NaN for runs without work or time. sequence_length: tokens of
-    each prompt."""
+    """A row for each rate and cell. sequence_length: tokens of each prompt."""
     rows = []
     for (step, unit), cell in product(RATES, cells):
-        values, ends = dict.fromkeys(("average", "lowest", "highest"), math.nan), None
         if step == "Decode":
             # Runs of one cell decode equally many tokens; the first token is prefill's.
             tokens = len(cell.counted[0].step_seconds) if cell.counted else 0
@@ -269,14 +267,19 @@ def rate_rows(cells: Sequence[Cell], sequence_length: int) -> list[Row]:
         else:
             tokens = sequence_length if unit == "tokens/s" else 1
             seconds = [sample.prefill_seconds for sample in cell.counted]
-        work = cell.batch_size * tokens  # of one run
-        if seconds and work and min(seconds) > 0:
-            values = {"average": work * len(seconds) / math.fsum(seconds)}
-            values |= {"lowest": work / max(seconds), "highest": work / min(seconds)}
-            ends = interval(seconds)
-        inverted = (work / ends[1], work / ends[0]) if ends else None
-        rows.append(Row(step, cell.batch_size, unit, values, inverted))
+        rows.append(rate(Row(step, cell.batch_size, unit, {}), cell.batch_size * tokens, seconds))
     return rows
+
+
+def rate(row: Row, work: float, seconds: Sequence[float]) -> Row:
+    """The row with its rates. work: of one run. A run without work or time has no rate."""
+    values, ends = dict.fromkeys(("average", "lowest", "highest"), math.nan), None
+    if seconds and work and min(seconds) > 0:
+        values = {"average": work * len(seconds) / math.fsum(seconds)}
+        values |= {"lowest": work / max(seconds), "highest": work / min(seconds)}
+        ends = interval(seconds)
+    inverted = (work / ends[1], work / ends[0]) if ends else None
+    return Row(row.step, row.batch_size, row.unit, values, inverted)
 
 
 def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:

@@ -91,6 +91,12 @@ def terminal(results: Results, rows: Sequence[Row], answer: Recommendation) -> s
     return "\n".join([*lines, "", answer.text()])
 
 
+def tables(rows: Sequence[Row]) -> list[list[list[str]]]:
+    """The figures that a person reads; results.csv has all. Of each table the headings, then every
+    row."""
+    return [cells(MAIN, rows), cells(DETAILS, rows)]
+
+
 def markdown(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
     run = page.first_run(results)
     return filled(
@@ -209,8 +215,7 @@ def write(folder: Path, results: Results, rows: Sequence[Row], answer: Recommend
         (folder / TABLE).write_text(as_csv(rows))
         (folder / REPORT).write_text(markdown(results, rows, answer))
         picture.draw(rows, folder / PICTURE, page.title(results))
-        tables = [cells(columns, rows) for columns in (MAIN, DETAILS)]
-        shown = page.render(results, rows, answer, tables, remarks(results, rows))
+        shown = page.render(results, rows, answer, tables(rows), remarks(results, rows))
         (folder / page.FILE).write_text(shown, encoding="utf-8")
     except OSError as error:
         raise LogError(f"cannot write into {folder}: {error.strerror}") from None
