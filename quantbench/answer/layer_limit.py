@@ -1,6 +1,7 @@
 """Linear layers alone, under every scheme, and the limit that memory sets to them: for roofline."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from quantbench.bench.answers import Product, Shape, ShapeTimings
@@ -38,7 +39,7 @@ def measured(
     """
     rows: list[LayerRow] = []
     where = {"device": config.device, "precision": config.precision}
-    with Process() as worker:
+    with closing(Process()) as worker:
         kernels = worker.answer(dict[str, list[str]], "kernels", schemes=list(schemes), **where)
         shapes = worker.answer(list[Shape], "shapes", checkpoint_path=config.checkpoint_path)
         if only_ours:

@@ -9,6 +9,7 @@ beside(config, old, half_width=0.02).speed              # now ÷ then, with its 
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ def measured(config: RunConfig, processes: int, read: bool) -> Replayed:
     relative: list[float] = []
     caveat: str | None = None
     for _ in range(processes):
-        with Process(ranks.of(COMMAND, config.tp)) as worker:
+        with closing(Process(ranks.of(COMMAND, config.tp))) as worker:
             worker.ask("load", argv=argv(config, said=True))
             facts = worker.answer(ArmFacts, "get_ready").run
             assert facts  # of a worker of ours
@@ -173,7 +174,7 @@ def _reading(worker: Process, facts: Facts) -> Reading:
     device = facts.config.device
     if facts.config.tp == 1:
         return worker.answer(Reading, "bandwidth", device=device)
-    with Process() as alone:
+    with closing(Process()) as alone:
         return alone.answer(Reading, "bandwidth", device=device)
 
 

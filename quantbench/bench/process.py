@@ -120,8 +120,8 @@ def forked(stderr: IO[bytes]) -> Forked | None:
         return None
 
 
-class Process(contextlib.AbstractContextManager["Process"]):
-    """One worker, closed at the end of a `with`. Its stderr goes to a temporary file."""
+class Process:
+    """One worker. Its stderr goes to a temporary file."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self.stderr = tempfile.TemporaryFile()
@@ -191,9 +191,6 @@ class Process(contextlib.AbstractContextManager["Process"]):
             with contextlib.suppress(OSError):
                 stream.close()
         self.stderr.close()
-
-    def __exit__(self, *of_error: object) -> None:
-        self.close()
 
     def _last_words(self) -> str:
         code = self.spawned.wait()

@@ -10,6 +10,7 @@ The first arm is the baseline. Arms take short turns in cycles: bench/session.py
 
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def ab(
         may_differ = (*MODEL, *WORK) if allow_different else ("checkpoint_path",) * same_model
         chosen = _arms(config, texts, arms, may_differ)
         if same_model:
-            with Process() as worker:
+            with closing(Process()) as worker:
                 chosen, reference = of_one_model(config, chosen, worker)
             if settings.get("tokens") != 0:
                 settings["reference"] = reference
@@ -89,7 +90,7 @@ def _arms(
     if every != "all":
         raise UsageError(f"--arms takes all; given: {every!r}; one arm is --arm OPTIONS")
     arms = read_arms(common, texts)  # refuses wrong options before torch is imported
-    with Process() as worker:
+    with closing(Process()) as worker:
         schemes = worker.answer(list[str], "schemes", argv=argv(common))
         added = other_schemes(common, arms, schemes)
         plans = worker.answer(list[Planned], "plans", argvs=[arm.argv for arm in added])

@@ -12,6 +12,7 @@ baseline.
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def tune(
             settings.setdefault("tokens", 0)
         every = settings_of(config, grid)
         argvs = [setting.argv for setting in every]
-        with Process() as worker:
+        with closing(Process()) as worker:
             plans = worker.answer(list[Planned], "plans", argvs=argvs)
         able, refused = group(every, plans)
         for line in said(able, refused, plans[0].problem, len(every) - 1):

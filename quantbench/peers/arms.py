@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -178,5 +179,5 @@ def _write(path: Path, form: str, ours: RunConfig) -> None:
     if not path.exists():
         say(f"Writing {path.name} …")
         model = {"checkpoint": ours.checkpoint_path, "num_layers": ours.num_layers}
-        with Process(WORKER) as worker:
+        with closing(Process(WORKER)) as worker:
             worker.ask("write_file", path=str(path), form=form, **model)

@@ -4,6 +4,7 @@ its tables `metrics` compares."""
 import dataclasses
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def leave_out(results: Results, plan: CellPlan, ray: str | None) -> None:
     if ray is not None:  # the devices and the memory of other machines are not known here
         configs = [dataclasses.replace(config, device="cpu") for config in configs]
     argvs = [argv(config, said=True) for config in configs]
-    with Process() as worker:
+    with closing(Process()) as worker:
         runs = worker.answer(list[Planned], "plans", argvs=argvs)
     for arm, run in zip(results.arms, runs, strict=True):
         if run.problem and (run.kind == "usage" or ray is None):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from quantbench.answer.limits import Limits
@@ -23,7 +24,7 @@ def menu(
     scheme. autoquant is not among them: what it chooses from is. Raises UsageError where
     --max_memory is below all of them."""
     if given is None:
-        with Process() as worker:
+        with closing(Process()) as worker:
             names = worker.answer(list[str], "schemes", argv=argv(common))
     else:
         specs = [parse(name, "--schemes") for name in given]

@@ -1,6 +1,7 @@
 """What each scheme costs in each layer: bytes from shapes, and seconds from timed products."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -88,7 +89,7 @@ class Costs:
         shapes = list(dict.fromkeys(self.shapes.values()))
         found: dict[tuple[Shape, str], float] = {}
         timing = progress("Timing every scheme's layers", unit="shapes")
-        with Process() as worker, timing as report:
+        with closing(Process()) as worker, timing as report:
             kernels = {name: ["auto"] for name in schemes}
             for done, (rows, columns) in enumerate(shapes, 1):
                 size = {"rows": rows, "columns": columns, "batch_size": config.batch_size}
