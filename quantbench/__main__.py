@@ -43,7 +43,9 @@ class Commands(Group):
         module = importlib.import_module(f"quantbench.commands.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         if "_QUANTBENCH_COMPLETE" in os.environ:
-            offer_values(command)
+            for parameter in command.params:
+                offered = partial(offer, parameter, parameter.shell_complete)
+                vars(parameter)["shell_complete"] = offered
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -105,17 +107,11 @@ PATHS = {"PATH", "FILE"}  # placeholders of options whose values are files
 Offered = Callable[[click.Context, str], list[CompletionItem]]
 
 
-def offer_values(command: click.Command) -> None:
-    """Have the command's options and arguments offer values: schemes, caches, models, files."""
-    for parameter in command.params:
-        offered = partial(offer, parameter, parameter.shell_complete)
-        vars(parameter)["shell_complete"] = offered
-
-
 def offer(
     parameter: click.Parameter, usual: Offered, context: click.Context, incomplete: str
 ) -> list[CompletionItem]:
-    """usual: what click itself offers, such as the names of a click.Choice."""
+    """Values of an option or argument: schemes, caches, models, files. usual: what click itself
+    offers, such as the names of a click.Choice."""
     name = parameter.name or ""
     before, comma, last = incomplete.rpartition(",") if name in LISTS else ("", "", incomplete)
     values = [value for value in VALUES.get(name, ()) if value.startswith(last)]

@@ -21,13 +21,6 @@ def say(line: str) -> None:
         click.echo(line, err=True)
 
 
-def can_erase() -> bool:
-    """Whether stderr is a terminal on which a line can move."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return False
-    return os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
-
-
 class Progress:
     """What a command is doing: one line that moves on a terminal; elsewhere a line for each change.
 
@@ -42,7 +35,8 @@ class Progress:
         self.bar: Any = None  # on a terminal; of rich, which takes 40 ms to import
 
     def __enter__(self) -> "Progress":
-        if can_erase():
+        on_terminal = sys.stderr is not None and sys.stderr.isatty()
+        if on_terminal and os.environ.get("TERM", "").lower() not in ("dumb", "unknown"):
             from rich.console import Console
             from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -91,31 +91,27 @@ def _ratio(own: stats.Turns, other: stats.Turns) -> Interval | None:
 
 
 def rows(results: Results) -> list[DecodeRow]:
-    """A row for each arm."""
     found = Compared(results).decode
     made = []
     for number, arm in enumerate(results.arms):
         row = DecodeRow(arm.name, arm.failed, len(results.turns(number, "decode")))
-        speed = tok_s(results, number, "decode")
-        if arm.run and speed:
-            _add_figures(row, arm.run, results, number, speed)
+        made.append(row)
         if number in found:
             row.speed_up = Interval.of(found[number]).inverse
-        made.append(row)
+        run, speed = arm.run, tok_s(results, number, "decode")
+        if run is None or not speed:
+            continue
+        batch_size, needed = run.config.batch_size, step_bytes(run)
+        row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
+        row.attention_kernel = run.attention_kernel
+        row.batch_size, row.weight_bytes, row.step_bytes = batch_size, run.weight_bytes, needed
+        row.steps_per_s, row.decode_tok_s = speed, speed * batch_size
+        if readings := results.bandwidth.get(run.config.device):
+            row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
+            if is_limit(readings):
+                row.limit_tok_s = row.bandwidth / needed * batch_size
+                row.limit_share = limit_share(results, number, needed)
     return made
-
-
-def _add_figures(row: DecodeRow, run: Facts, results: Results, number: int, speed: float) -> None:
-    batch_size, needed = run.config.batch_size, step_bytes(run)
-    row.scheme, row.kernel, row.attention_kernel = run.scheme, run.kernel, run.attention_kernel
-    row.decoder = run.decoder
-    row.batch_size, row.weight_bytes, row.step_bytes = batch_size, run.weight_bytes, needed
-    row.steps_per_s, row.decode_tok_s = speed, speed * batch_size
-    if readings := results.bandwidth.get(run.config.device):
-        row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
-        if is_limit(readings):
-            row.limit_tok_s = row.bandwidth / needed * batch_size
-            row.limit_share = limit_share(results, number, needed)
 
 
 def with_stock(results: Results) -> list[DecodeRow]:

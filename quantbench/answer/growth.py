@@ -1,7 +1,4 @@
-"""Points of growth: decoding at one number of layers, batch size or depth, and their file.
-
-points = merged(read("growth.json").points, [Point(**vars(row), axis="batch", value=4)])
-"""
+"""Points of growth: decoding at one number of layers, batch size or depth, and their file."""
 
 import math
 import os
@@ -58,8 +55,6 @@ class Point(DecodeRow):
 
 @dataclass(frozen=True)
 class Points:
-    """What the JSON file holds."""
-
     points: list[Point]
     about: About | None = None  # where the newest points come from
 

@@ -1,7 +1,4 @@
-"""Figures with ends, as rows hold them, JSON has them and tables show them.
-
-Interval.of(stats.Interval(…)).inverse      # the speed-up that `ab` shows of an arm
-"""
+"""Figures with ends, as rows hold them, JSON has them and tables show them."""
 
 import math
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""Linear layers alone, under every scheme, and the limit that memory sets to them: for roofline.
-
-kernels, rows = measured(config, ["none", "int8wo"])
-rows[0].limit_share            # 0.86: bytes per second of the product ÷ those of memory
-"""
+"""Linear layers alone, under every scheme, and the limit that memory sets to them: for roofline."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -44,10 +40,8 @@ def measured(
     rows: list[LayerRow] = []
     where = {"device": config.device, "precision": config.precision}
     with closing(Process()) as worker:
-        asked = {"schemes": list(schemes), **where}
-        kernels = worker.answer(dict[str, list[str]], "kernels", **asked)
-        path = config.checkpoint_path
-        shapes = worker.answer(list[Shape], "shapes", checkpoint_path=path)
+        kernels = worker.answer(dict[str, list[str]], "kernels", schemes=list(schemes), **where)
+        shapes = worker.answer(list[Shape], "shapes", checkpoint_path=config.checkpoint_path)
         if only_ours:
             kernels = {name: own[:1] for name, own in kernels.items()}
         for number, shape in enumerate(shapes if timed else [], 1):

@@ -1,8 +1,5 @@
 """Which arm to use: at most three answers, each with the commands that run and verify it.
 
-    answer = recommend(rows, Limits(max_memory=8_000_000_000), found.best)
-    print(answer.text())
-
 **Who may be recommended.** Arms that were measured here, beside a baseline, and are shown to
 satisfy every limit; where an interval contains a limit, the arm is named as uncertain. Without
 quality there is no recommendation: a speed alone says nothing about the text.
@@ -67,14 +64,12 @@ class Recommendation:
     nothing: str | None = None
 
     def text(self) -> str:
-        """For a terminal."""
         lines = [self.nothing] if self.nothing else []
         for choice in self.choices:
             lines += [choice.line, f"    run:    {choice.run}", f"    verify: {choice.verify}"]
         return "\n".join([*lines, *self.remarks])
 
     def markdown(self) -> str:
-        """For report.md."""
         lines = ["## Recommendation", ""]
         lines += [f"- {self.nothing}"] if self.nothing else []
         for choice in self.choices:
@@ -298,26 +293,22 @@ def tuned(
     changes: how many options each setting changes. Of settings that cannot be told from the fastest
     the one is taken that changes the fewest: a winner inside the noise is none.
     """
-    baseline = rows[0]
-    arms = _arms(rows, limits)
+    baseline, arms = rows[0], _arms(rows, limits)
     left = [arm.number for arm in arms if arm.number == 0 or not arm.beyond]
     remarks = _remarks(rows, arms, limits)
     if baseline.verdict == "failed":
-        return Recommendation(
-            limits, [], remarks, f"Nothing to answer: {baseline.arm} failed: {baseline.failed}"
-        )
+        nothing = f"Nothing to answer: {baseline.arm} failed: {baseline.failed}"
+        return Recommendation(limits, [], remarks, nothing)
     fastest = best(left)
     faster = [n for n in left if rows[n].verdict == "faster" and n in fastest]
-    chosen = min(faster, key=lambda n: (changes[n], n)) if faster else 0
-    row = rows[chosen]
-    if chosen:
-        line = f"Take {row.arm}: {said(row)}"
-    else:
-        line = f"Keep {baseline.arm}: no setting is shown to be faster"
-    tied = [rows[n].arm for n in sorted(fastest) if n != chosen]
+    row, verify = baseline, ""
+    line = f"Keep {row.arm}: no setting is shown to be faster"
+    if faster:
+        row = rows[min(faster, key=lambda n: (changes[n], n))]
+        line, verify = f"Take {row.arm}: {said(row)}", verifying(row.argv, baseline.argv)
+    tied = [rows[n].arm for n in sorted(fastest) if rows[n] is not row]
     if tied and len(left) > 1:
         line += f"; not told apart from {listed(tied)}"
-        line += ", which change as many options or more" * bool(chosen)
-    verify = verifying(row.argv, baseline.argv) if chosen else ""
+        line += ", which change as many options or more" * bool(faster)
     choice = Choice(row.arm, ["fastest"], line, command(row.argv), verify)
     return Recommendation(limits, [choice], remarks)

@@ -1,9 +1,4 @@
-"""The figures of the report, computed from the samples: one row an arm.
-
-for row in rows(results):
-    print(row.arm, row.speed_up, row.verdict)
-Compared(results).best({0, 2, 5})            # of these rows, those that may be the fastest
-"""
+"""The figures of the report, computed from the samples: one row an arm."""
 
 import statistics
 from collections.abc import Sequence
@@ -166,15 +161,6 @@ def noise(rows: Sequence[Row], repeated: int) -> str:
         f"{max(row.cycles for row in known)} cycles{again * bool(repeated)}; intervals allow "
         f"±{floor:.1%} for what processes of one arm differ by"
     )
-
-
-def identical_plans(results: Results) -> list[str]:
-    """A sentence for each setting that was measured for others, too, whose plan is the same."""
-    return [
-        f"identical plans: {arm.name} was measured for {'; '.join(arm.also)}, too"
-        for arm in results.arms
-        if arm.also
-    ]
 
 
 def reasons(row: Row, arm: ArmFacts) -> list[str]:

@@ -19,7 +19,6 @@ import click
 
 from quantbench.answer.limits import limit_options, limits
 from quantbench.answer.recommend import recommend
-from quantbench.answer.stop import Enough
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import MODEL, WORK, make_arms, of_one_model, other_schemes, read_arms
 from quantbench.bench.process import Process
@@ -31,7 +30,6 @@ from quantbench.log.options import options
 from quantbench.plans import compare_options as shared
 from quantbench.plans.comparing import check_open, compare, prepared, resumed, warn_of_threads
 from quantbench.progress import say
-from quantbench.typed_json import to_json
 
 
 @click.command(cls=shared.ShortOutput)
@@ -80,9 +78,8 @@ def ab(
         warn_of_threads((arm.name, arm.config) for arm in chosen)
         folder = prepared(config.write_result, settings, output)
         results = Results.begin(Settings(**settings), chosen, config.write_result)
-    results.limits = to_json(asked)
     conclude = partial(recommend, limits=asked, reference=results.settings.reference)
-    sys.exit(compare(results, folder, Enough(asked), conclude, form, show))
+    sys.exit(compare(results, folder, asked, conclude, form, show))
 
 
 def _arms(

@@ -47,8 +47,7 @@ OF_VALIDATING = ("words", "validate", "debug")
 @click.option("--what_fits", type=Size(1e6), help="Schemes that fit into 24GB, and how deep")
 @click.option("--calibration", metavar="FILE",
               help="Runs that tell a card's speed: a log, or results in JSON")  # fmt: skip
-@click.option("--calibrated_on", metavar="NAME",
-              help="The card of --calibration's runs [--device]")  # fmt: skip
+@click.option("--calibrated_on", metavar="NAME", help="The card of --calibration's runs [--device]")
 @click.option("--validate", metavar="FILE",
               help="Results to hold estimates against; more files may follow")  # fmt: skip
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, too")

@@ -37,8 +37,7 @@ UNUSED = {*NOT_IN_ARMS, *SAMPLING, *FREE, "compile", "compile_prefill"} - {"debu
 @click.option("--max_kl", type=KL, default=MAX_KL, metavar="NATS",
               help=f"The KL divergence that is good enough [{MAX_KL}]; {SCALE}")  # fmt: skip
 @click.option("--lm_eval", metavar="TASKS", help="Tasks of lm-evaluation-harness, or their .yaml")
-@click.option("--limit", type=Whole(1),
-              help="Take only the first N documents of each task")  # fmt: skip
+@click.option("--limit", type=Whole(1), help="Take only the first N documents of each task")
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, every layer too")
 @click.option("--tp", hidden=True)
 @options(without=UNUSED)

@@ -43,8 +43,7 @@ A_WEIGHT = Number(what="bits a weight, such as 4.5", most="32")
 @click.group(cls=Group, invoke_without_command=True)
 @click.option("--bits", type=A_WEIGHT, metavar="N",
               help="At most N bits for a weight of the linear layers, scales included")  # fmt: skip
-@click.option("--max_memory", type=Size(),
-              help="Peak memory while generating, at most, as 4GB")  # fmt: skip
+@click.option("--max_memory", type=Size(), help="Peak memory while generating, at most, as 4GB")
 @click.option("--min_tok_s", type=Number(what="tokens per second", most="1e9"), metavar="X",
               help="Decode at least so fast; times every scheme's layers here")  # fmt: skip
 @click.option("--max_kl", type=KL, metavar="NATS",

@@ -25,7 +25,6 @@ from quantbench.answer.row import Row
 from quantbench.answer.rows import rows as rows_of
 from quantbench.answer.shared import HOLDS, Model
 from quantbench.answer.shared import write as write_shared
-from quantbench.answer.stop import Enough
 from quantbench.arguments import names_of, refuse_beside
 from quantbench.bench.arm import make_arms
 from quantbench.bench.store import Results, Settings, load
@@ -41,7 +40,6 @@ from quantbench.progress import say
 from quantbench.report.shared_tables import across
 from quantbench.run import checks
 from quantbench.text import shown, size
-from quantbench.typed_json import to_json
 
 UNUSED = (*shared.UNUSED, "quantization", "compile", "checkpoint_path")
 OF_EARLIER = ("earlier", "checkpoints", "share", "debug", *vars(Limits()))
@@ -51,8 +49,7 @@ EARLIER = "--from measures nothing: give limits, --share and --checkpoint_path a
 @click.command(cls=Command)
 @limit_options
 @click.option("--from", "earlier", metavar="DIR", help="Answer from a results folder of ab")
-@click.option("--schemes", metavar="A,B",
-              help="Measure these; a recipe's file, too [every scheme]")  # fmt: skip
+@click.option("--schemes", metavar="A,B", help="Measure these; a recipe's file, too [every scheme]")
 @click.option("--share", metavar="FILE", help="Write the figures here, too, for collect")
 @click.option("--checkpoint_path", "checkpoints", multiple=True, metavar="PATH",
               help="As in generate.py; several are compared by bits per byte [tiny]")  # fmt: skip
@@ -110,7 +107,7 @@ def recommend(
             answers.append((Model.of(results, rows), recommended(rows, asked, best)))
             return answers[-1][1]
 
-        code |= compare(results, own, Enough(asked, answer_only=True), conclude, "answer")
+        code |= compare(results, own, asked, conclude, "answer", answer_only=True)
         if results.ended == "interrupted":
             break
     if share:
@@ -136,7 +133,6 @@ def _begin(
     names, needs = menu(config, asked, schemes)
     arms = make_arms(config, [shell.join(["--quantization", name]) for name in names])
     results = Results.begin(settings, arms, config.write_result)
-    results.limits = to_json(asked)
     say(
         f"{len(arms)} schemes on {config.checkpoint_path}, at most {settings.max_minutes:g} min "
         f"(--max_minutes), and {size(sum(needs[name] for name in names[1:]))} of disk until it ends"

@@ -20,7 +20,7 @@ import click
 
 from quantbench import files
 from quantbench.answer.history import History
-from quantbench.answer.log_lines import chosen, mapped
+from quantbench.answer.replayed import chosen, mapped
 from quantbench.arguments import given_options, refuse_given
 from quantbench.bench.old_commit import old_commit
 from quantbench.cli import Command

@@ -21,7 +21,6 @@ import click
 
 from quantbench.answer.limits import Limits, limit_options, limits
 from quantbench.answer.recommend import Recommendation, tuned
-from quantbench.answer.stop import Enough
 from quantbench.bench.answers import Planned
 from quantbench.bench.grid import group, read_grid, said, settings_of
 from quantbench.bench.process import Process
@@ -83,9 +82,8 @@ def tune(
             return
         warn_of_threads((arm.name, arm.config) for arm in able)
         results = Results.begin(Settings(**settings), [*able, *refused], config.write_result)
-    results.limits = to_json(asked)
     conclude = partial(tuned, limits=asked, changes=[arm.changes or 0 for arm in results.arms])
-    sys.exit(compare(results, folder, Enough(asked), conclude, form, show))
+    sys.exit(compare(results, folder, asked, conclude, form, show))
 
 
 def nothing_to_measure(

@@ -1,7 +1,5 @@
 """What a file of measurements says of itself: the command, the day, the code and the machine.
 
-    json.dump({"about": dataclasses.asdict(about()), "rows": rows}, file)
-
 A table in the documentation takes its caption from it.
 """
 

@@ -80,9 +80,8 @@ class Whole(Kind):
     def read(self, value: object) -> int:
         if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,40}", value):
             value = int(value)
-        if isinstance(value, int) and not isinstance(value, bool):
-            if self.minimum <= value <= self.maximum:
-                return value
+        if type(value) is int and self.minimum <= value <= self.maximum:
+            return value
         raise ValueError
 
 
@@ -183,8 +182,3 @@ class Room(Kind):
         if text[-1:] not in "bB":
             raise ValueError
         return re.sub(r"\s", "", text).upper().replace("IB", "iB")
-
-
-def room_bytes(value: str) -> float | None:
-    """The bytes in a value of the kind Room; None for a number of things, and auto."""
-    return bytes_in(value) if value[-1:] == "B" else None

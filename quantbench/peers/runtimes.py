@@ -351,10 +351,7 @@ class GptqModel(Whole):
             text=True,
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         )
-        loaded = self._answer()
-        self.vocab, self.weight_bytes, self.about = (
-            loaded[name] for name in ("vocab", "weight_bytes", "about")
-        )
+        vars(self).update(self._answer())  # vocab, weight_bytes and about
 
     def generate(self, new: int) -> list[float]:
         assert self.process.stdin

@@ -1,8 +1,4 @@
-"""What ab, recommend and tune share: measure, conclude, log, report.
-
-results = Results.begin(settings, arms, "benchmarks.txt")
-code = compare(results, folder, Enough(limits), lambda rows, best: recommend(rows, limits, best))
-"""
+"""What ab, recommend and tune share: measure, conclude, log, report."""
 
 import dataclasses
 import json
@@ -20,9 +16,10 @@ from quantbench.answer.limits import Limits, limits
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
 from quantbench.answer.rows import rows as rows_of
+from quantbench.answer.stop import Enough
 from quantbench.arguments import refuse_beside
 from quantbench.bench import store
-from quantbench.bench.session import Rule, Session
+from quantbench.bench.session import Session
 from quantbench.bench.store import Results, Store
 from quantbench.errors import UsageError
 from quantbench.log import log
@@ -43,17 +40,19 @@ Conclude = Callable[..., Recommendation]  # from the rows, and best=Best
 def compare(
     results: Results,
     folder: Path | None,
-    rule: Rule,
+    asked: Limits,
     conclude: Conclude,
     form: str | None = None,
     show: bool = False,
+    answer_only: bool = False,
 ) -> int:
     """Measure, report and log; the exit code, 1 where an arm failed.
 
     form: md, csv, json or answer, in the place of the tables. show: the page of `folder`.
+    answer_only: as for answer.stop.Enough.
     """
-    before = len(results.arms[0].turns)
-    Session(Store(results, folder), rule).run()
+    before, results.limits = len(results.arms[0].turns), to_json(asked)
+    Session(Store(results, folder), Enough(asked, answer_only)).run()
     found = Compared(results)
     rows = rows_of(results, found)
     if len(results.arms[0].turns) > before:

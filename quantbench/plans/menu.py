@@ -1,7 +1,4 @@
-"""What `recommend` measures: every scheme that runs here and may satisfy --max_memory.
-
-names, needs = menu(common, limits)         # the baseline first; bytes of weights and KV cache
-"""
+"""What `recommend` measures: every scheme that runs here and may satisfy --max_memory."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,7 @@ import click
 
 from quantbench.answer.history import History
 from quantbench.answer.interval import Interval
-from quantbench.answer.log_lines import Line
-from quantbench.answer.replayed import Replayed, beside, measured
+from quantbench.answer.replayed import Line, Replayed, beside, measured
 from quantbench.bench.old_commit import OldCommit
 from quantbench.log import log
 from quantbench.log.config import repro

@@ -1,7 +1,5 @@
 """quantbench recipe --verify: the recipe and the best uniform scheme take turns on this machine.
 
-    code = verify(config, found, budget, "mix.json")
-
 The search predicts memory and speed, and has compared KL; here both run, and what was predicted has
 to hold.
 """
@@ -12,7 +10,6 @@ from collections.abc import Sequence
 from quantbench.answer.limits import Limits, exceeded, memory_bytes, memory_said
 from quantbench.answer.recommend import Best, Recommendation
 from quantbench.answer.row import Row
-from quantbench.answer.stop import Enough
 from quantbench.bench.arm import make_arms
 from quantbench.bench.store import Results, Settings
 from quantbench.log import shell
@@ -32,7 +29,7 @@ def verify(config: RunConfig, found: Found, asked: Budget, path: str) -> int:
     def conclude(rows: Sequence[Row], best: Best) -> Recommendation:
         return Recommendation(limits, [], [sentence(asked, limits, *rows)])
 
-    return compare(results, None, Enough(limits), conclude, "answer")
+    return compare(results, None, limits, conclude, "answer")
 
 
 def sentence(asked: Budget, limits: Limits, uniform: Row, recipe: Row) -> str:

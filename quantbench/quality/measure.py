@@ -119,9 +119,8 @@ def measure(
         needed = looks_needed(kl.mean, kl.standard_error, max_kl, full.about.looks)
         looks = max(needed, full.about.looks + 1)
     model, kernel = loading.model, loading.kernels
-    quality = dataclasses.replace(
-        quality, decoding=decode_check.check(plan, model, ids, FLOOR_STEPS)
-    )
+    decoding = decode_check.check(plan, model, ids, FLOOR_STEPS)
+    quality = dataclasses.replace(quality, decoding=decoding)
     with progress("Each layer against the same layer in full precision"):
         layers = sqnr_of_layers(plan, model, plan.config.checkpoint_path, ids)
     result = of_full = None
@@ -158,7 +157,6 @@ def full_precision(config: RunConfig) -> Plan:
 
 
 def loaded(plan: Plan) -> Loaded:
-    """The plan's model, with progress while it is loaded."""
     with progress(f"Loading {plan.name} as {plan.spec} in {plan.config.precision}") as report:
         return load(plan, report, say)
 

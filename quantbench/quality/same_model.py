@@ -1,7 +1,4 @@
-"""Whether checkpoints hold the same model, and which of them is the nearest to full precision.
-
-same_model(["model-Q8_0.gguf", "model-awq"]).schemes        # ["gguf-Q8_0", "awq-4-128"]
-"""
+"""Whether checkpoints hold the same model, and which of them is the nearest to full precision."""
 
 import dataclasses
 

@@ -1,9 +1,4 @@
-"""The search for a recipe: damage and cost of every scheme in every layer, a choice, its check.
-
-found = search(config, Budget(bits=4.5), text=None)
-found.schemes               # a scheme by layer
-found.recipe.kl, found.uniform.kl, found.better
-"""
+"""The search for a recipe: damage and cost of every scheme in every layer, a choice, its check."""
 
 import dataclasses
 import functools
@@ -63,8 +58,6 @@ class Budget:
 
 @dataclass(frozen=True)
 class Measured:
-    """A recipe or a uniform scheme."""
-
     name: str
     bits: float  # a weight of the linear layers
     memory_bytes: int  # the peak while generating, predicted
@@ -217,7 +210,6 @@ class Search:
         return recipe.make(self.plan.name, self.costs.shapes, schemes, cache)
 
     def measured(self, name: str, chosen: Sequence[Option], scores: Scores) -> Measured:
-        """The figures of a choice that was read as `scores`."""
         kl, seconds = scores.mean_kl(), self.fixed_seconds + total(chosen, "seconds")
         timed = self.asked.min_tok_s is not None
         bits = 8 * total(chosen, "stored") / self.weights

@@ -1,7 +1,5 @@
 """The tables of the documentation: a function each, from a file that is committed to Markdown.
 
-    TABLES["roofline"](["docs/data/roofline_tinyllama.json"])
-
 Under each table stands where its figures come from: machine, versions, day, commit, command. A
 figure that was not measured is a dash.
 """
@@ -25,7 +23,6 @@ from quantbench.report import documents
 from quantbench.report.columns import Columns, interval, markdown, number, size, table, with_error
 from quantbench.report.documents import Block
 from quantbench.report.limit_tables import MODELS, PEERS
-from quantbench.report.pareto import band
 from quantbench.typed_json import from_json
 
 R = TypeVar("R")
@@ -176,7 +173,7 @@ SPEEDS: Columns[Row] = [
 
 
 def _is_broken(row: Row) -> bool:
-    return row.kl is not None and band(row.kl) == BROKEN
+    return row.kl is not None and class_of(row.kl) == BROKEN
 
 
 # ------------------------------------------------------------------------------ schemes and trust
@@ -266,7 +263,7 @@ def budget(words: Sequence[str]) -> str:
     cache = kv_cache_bytes(model, 1, int(positions), dtype, CACHES["dense"])
     found = []
     for row in read(list[SchemeRow], path, "rows"):
-        if row.kl is not None and band(row.kl) != BROKEN:
+        if row.kl is not None and class_of(row.kl) != BROKEN:
             needs = size_of(model, parse_scheme(row.scheme), cpu, dtype, "reference")
             found.append((needs.memory_bytes, row.kl, needs.model_bytes, f"`{row.scheme}`"))
     rows: list[tuple[str, ...]] = []

@@ -40,21 +40,19 @@ def rewritten(name: str, text: str, blocks: Mapping[str, Block]) -> str:
     place = 0
     for begin in BEGIN.finditer(text):
         line = text.count("\n", 0, begin.start()) + 1
+        where = f"{name}, line {line}"
         end = text.find(f"\n{END}", begin.end())
         following = BEGIN.search(text, begin.end())
         if end < 0 or (following and following.start() < end):
-            raise UsageError(f"{name}, line {line}: {begin[0]} needs a line {END} after it")
+            raise UsageError(f"{where}: {begin[0]} needs a line {END} after it")
         kind, *words = begin["words"].split() or [""]
         if kind not in blocks:
-            raise UsageError(
-                f"{name}, line {line}: no table {kind!r}; there are {', '.join(blocks)}"
-            )
+            raise UsageError(f"{where}: no table {kind!r}; there are {', '.join(blocks)}")
         try:
             block = blocks[kind](words)
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            raise UsageError(
-                f"{name}, line {line}: {begin[0]}: its data do not fit this table: {error}"
-            ) from error
+            why = f"its data do not fit this table: {error}"
+            raise UsageError(f"{where}: {begin[0]}: {why}") from error
         written += [text[place : begin.end()], "\n\n", block, "\n"]
         place = end
     return "".join([*written, text[place:]])

@@ -13,7 +13,6 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def filled(name: str, **values: object) -> str:
-    """The template of this name with these values."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=name.endswith(".html"),
@@ -21,14 +20,13 @@ def filled(name: str, **values: object) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    made.filters |= {"code": _code, "counted": counted, "plain": plain}
-    made.filters |= {"sentence": lambda text: text[:1].upper() + text[1:]}
+    made.filters |= {
+        "code": lambda name: f"`{one_line(name).replace('`', chr(39)) or '-'}`",
+        "counted": counted,
+        "plain": plain,
+        "sentence": lambda text: text[:1].upper() + text[1:],
+    }
     return made.get_template(name).render(**values).strip() + "\n"
-
-
-def _code(name: str) -> str:
-    """A name from the data as a code span of Markdown."""
-    return f"`{one_line(name).replace('`', chr(39)) or '-'}`"
 
 
 def plain(text: str) -> str:

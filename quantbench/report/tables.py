@@ -9,7 +9,7 @@ from pathlib import Path
 from quantbench.answer.limits import memory_said
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
-from quantbench.answer.rows import caveats, identical_plans, noise, span
+from quantbench.answer.rows import caveats, noise, span
 from quantbench.bench.store import Results
 from quantbench.errors import LogError
 from quantbench.quality.thresholds import LEGEND, described
@@ -126,7 +126,11 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     best = [row.arm for row in rows if row.can_be_best]
     if len(best) > 1 and any(row.can_be_best is False for row in rows):
         lines.append(f"the fastest is one of these: {', '.join(best)}")
-    lines += identical_plans(results)
+    lines += [
+        f"identical plans: {arm.name} was measured for {'; '.join(arm.also)}, too"
+        for arm in results.arms
+        if arm.also
+    ]
     lines += _quality(results)
     for device, readings in results.bandwidth.items():
         lines += [

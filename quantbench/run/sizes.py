@@ -17,13 +17,13 @@ from quantbench.errors import KernelError, MemoryShortage, UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import CacheFactory
 from quantbench.log.config import RunConfig
-from quantbench.log.kinds import room_bytes
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer, weight_bytes
 from quantbench.quantize.spec import AsIs, Selection, Spec
 from quantbench.run.environment import place
 from quantbench.run.plan import Plan, kv_cache
+from quantbench.text import bytes_in
 from quantbench.text import size as size_text
 
 
@@ -149,8 +149,7 @@ def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
         return int(asked)
     from quantbench.experts.layout import whole_pages
 
-    room = room_bytes(asked)
-    return int((free if room is None else room) // whole_pages(nbytes))
+    return int((free if asked == "auto" else bytes_in(asked)) // whole_pages(nbytes))
 
 
 def slow_bytes(config: RunConfig, architecture: ModelConfig, nbytes: int) -> int:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.answer.log_lines import checkpoint, mapped
-from quantbench.answer.replayed import Replayed
+from quantbench.answer.replayed import Replayed, checkpoint, mapped
 from quantbench.log.log import config_of
 from quantbench.log.log import read as read_log
 from quantbench.log.options import parse
