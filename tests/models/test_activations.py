@@ -1,4 +1,5 @@
-"""Checkpoints whose files say how activations are rounded: as compressed-tensors rounds them."""
+"""Models that compressed-tensors saves as a whole, and what their files say of activations, which
+are rounded as the package rounds them."""
 
 import json
 import random
@@ -7,6 +8,7 @@ import time
 import pytest
 import torch
 from compressed_tensors import quantization as ct
+from compressed_tensors.compressors import ModelCompressor
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 from safetensors.torch import load_file
@@ -23,8 +25,8 @@ from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse, refuse_format
 from quantbench.run.cpu_step import why_not_fused
-from tests.models import hugging_face, test_compressed
-from tests.models.hugging_face import TOKENS, assert_near, edit_config, rewritten
+from tests.models import hugging_face
+from tests.models.hugging_face import TOKENS, assert_near, edit_config, logits, rewritten
 from tests.models.refused import refusal
 from tests.run.test_loading import load
 
@@ -87,6 +89,46 @@ def test_groups_by_hand():
     assert numbers.tolist() == [[20, -448, 6]]  # 20 and 6 have E4M3's 4 bits
 
 
+def scales(weight, weights):
+    """What covers the weight's largest values, in the shape of the strategy; of blocks, any."""
+    if weights.strategy == "block":
+        rows, columns = (-(-size // 128) for size in weight.shape)
+        return torch.empty(rows, columns).uniform_(0.002, 0.004)
+    largest = 448.0 if weights.type == "float" else 2 ** (weights.num_bits - 1) - 1
+    return weight.unflatten(1, (-1, weights.group_size or weight.shape[1])).abs().amax(2) / largest
+
+
+def hooked(theirs, **config):
+    """The model, whose layers the package's hooks round from now on."""
+    ct.apply_quantization_config(theirs, ct.QuantizationConfig(**config), show_progress=False)
+    for module in theirs.modules():
+        if hasattr(module, "weight_scale"):
+            module.weight_scale.data = scales(module.weight, module.quantization_scheme.weights)
+    return theirs
+
+
+def compressed(theirs, folder):
+    """Write a model that is hooked, which holds codes then; what is returned undoes that."""
+    compressor = ModelCompressor.from_pretrained_model(theirs)
+    compressor.compress_model(theirs)
+    theirs.save_pretrained(folder)
+    compressor.update_config(folder)
+    return compressor
+
+
+def test_weights_alone_each_in_a_number_of_bits_of_its_own(tmp_path):
+    """Also the embedding and the output."""
+    groups = {
+        kind: ct.QuantizationScheme(targets=[kind], weights=ct.QuantizationArgs(**weights))
+        for kind, weights in {"Linear": INT8, "Embedding": INT4}.items()
+    }
+    theirs = hooked(hugging_face.model("qwen-2"), config_groups=groups)
+    expected = theirs(TOKENS).logits
+    compressed(theirs, tmp_path)
+    assert load_file(tmp_path / "model.safetensors")["lm_head.weight_packed"].dtype == torch.int32
+    assert_near(load_model(str(tmp_path))(TOKENS), expected)
+
+
 def written(folder, label, family="llama-biased", **changes):
     """A folder of the package's, and the model that the package rounds as it computes."""
     weights, how, layout = FILES[label]
@@ -95,20 +137,16 @@ def written(folder, label, family="llama-biased", **changes):
         targets=["Linear"], weights=weights, input_activations=given, format=layout
     )
     theirs = hugging_face.model(family, **WIDE)
-    test_compressed.rounded(theirs, config_groups={"g": scheme}, format=layout, ignore=["lm_head"])
+    hooked(theirs, config_groups={"g": scheme}, format=layout, ignore=["lm_head"])
     for module in theirs.modules():
         if hasattr(module, "input_scale"):
             module.input_scale.data.fill_(STATIC_SCALE)
-    test_compressed.written(theirs, folder / label).decompress_model(theirs)
+    compressed(theirs, folder / label).decompress_model(theirs)
     return folder / label, theirs
 
 
 def loaded(folder, **options):
     return load(checkpoint_path=str(folder), precision="float32", **options)[0]
-
-
-def logits(model):
-    return Generator(model, 1, 64).forward(TOKENS, 0)
 
 
 @pytest.mark.parametrize("label", FILES)
@@ -186,19 +224,18 @@ def test_a_folder_is_saved_with_its_rounding(label, tmp_path):
         refuse_format(loading.spec, "compressed-tensors")
 
 
-GATE, UP = (f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up"))
+SCALE = "model.layers.1.mlp.up_proj.input_scale"
 
 
 def damage(value):
-    return lambda tensors, config: tensors.update({f"{UP}.input_scale": torch.tensor(value)})
+    return lambda tensors, config: tensors.update({SCALE: torch.tensor(value)})
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda t, c: t.pop(f"{UP}.input_scale"),
-         f"has no tensor {UP}.input_scale, the scale of activations that are static"),
-        (damage(0.0), f"{UP}.input_scale is torch.float32 of shape (); its values are [0.0]; expe"),
+        (lambda t, c: t.pop(SCALE), f"has no tensor {SCALE}, the scale of activations that are st"),
+        (damage(0.0), f"{SCALE} is torch.float32 of shape (); its values are [0.0]; expe"),
         (damage(-1.0), "its values are [-1.0]; expected is one float above 0"),
         (damage(float("nan")), "its values are [nan]; expected is one float above 0"),
         (damage(float("inf")), "its values are [inf]; expected is one float above 0"),
@@ -218,11 +255,18 @@ def test_bad_scales_are_one_clear_line(change, message, tmp_path):
 def changed(folder, change):
     """A static folder after change(tensors, its group in config_groups)."""
     folder, _ = written(folder, random.choice(["w8a8-static", "fp8-static"]))
-    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    config, group = quantization(folder)
     with rewritten(folder) as tensors:
-        change(tensors, config["config_groups"]["group_0"])
+        change(tensors, group)
     edit_config(folder, quantization_config=config)
     return folder
+
+
+def quantization(folder):
+    """The configuration in config.json, and its only group."""
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    (group,) = config["config_groups"].values()
+    return config, group
 
 
 def test_scales_that_differ_in_one_matrix_are_one_clear_line(tmp_path):
@@ -237,8 +281,7 @@ def test_scales_that_differ_in_one_matrix_are_one_clear_line(tmp_path):
 def with_groups(folder, *others):
     """A folder whose config has more groups: their targets, and their input_activations."""
     folder, _ = written(folder, "w8a8")
-    config = json.loads((folder / "config.json").read_text())["quantization_config"]
-    (group,) = config["config_groups"].values()
+    config, group = quantization(folder)
     groups = [group, *({**group, "targets": [a], "input_activations": b} for a, b in others)]
     named = {f"group_{i}": one for i, one in enumerate(groups)}
     edit_config(folder, quantization_config=config | {"config_groups": named})

@@ -3,6 +3,7 @@ against codes that were drawn here and packed as AutoGPTQ and AutoAWQ publish it
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from torchao.quantization.utils import pack_tinygemm_scales_and_zeros
 
 from quantbench import models
 from quantbench.errors import CheckpointError
-from quantbench.generate import Generator
 from quantbench.models.formats import hugging_face, open_checkpoint, quantized
 from quantbench.models.formats.tensor_files import safetensors_file
 from quantbench.models.loading import load_config, load_model
@@ -29,7 +29,15 @@ from quantbench.ops.formats import dequantize
 from quantbench.ops.ranks import Ranks
 from quantbench.quantize.spec import AsIs, Stored, parse_layer
 from quantbench.run.cutting import split_for
-from tests.models.hugging_face import TOKENS, assert_near, edit_config, rewritten, saved
+from tests.models.hugging_face import (
+    TOKENS,
+    assert_near,
+    edit_config,
+    logits,
+    read_by_transformers,
+    rewritten,
+    saved,
+)
 from tests.models.refused import refusal
 from tests.ops.packed_weights import in_tiles
 from tests.run.test_loading import load
@@ -211,6 +219,8 @@ def compressed(w, layout, **weights):
     scale = w.unflatten(1, (-1, size)).abs().amax(2) / (7 if weights.num_bits == 4 else 127)
     scale = scale if weights.symmetric and random.random() < 0.5 else scale.bfloat16()
     parts = {"weight": w.to(scale.dtype), "weight_scale": scale}
+    if weights.strategy == "tensor":
+        parts["weight_scale"] = scale.amax().view(1)
     if weights.strategy == "block":
         rows = -(-w.shape[0] // 128)
         parts["weight_scale"] = torch.rand(rows, -(-w.shape[1] // 128)) / 1000
@@ -239,6 +249,7 @@ def of(layout, **weights):
 
 BLOCKS = {"strategy": "block", "block_structure": [128, 128]}
 GROUPS = {"strategy": "group", "group_size": 32}
+SMALL_GROUPS = GROUPS | {"group_size": 16}
 ROWS = {"strategy": "channel"}
 TENSOR_GROUPS = {"strategy": "tensor_group", "group_size": 16}
 FLOAT, FLOAT_4 = ({"type": "float", "num_bits": bits} for bits in (8, 4))
@@ -260,7 +271,9 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
     "torchao int4, tiles": (None, lambda w: int4(w, "tile_packed_to_4d")),
     "w4a16": ("w4a16-32", of("pack-quantized", num_bits=4, **GROUPS)),
     "w4a16, zeros": ("w4a16-32", of("pack-quantized", num_bits=4, symmetric=False, **GROUPS)),
+    "w8a16": ("w8a16-16", of("pack-quantized", num_bits=8, **SMALL_GROUPS)),
     "w8a16, zeros": ("w8a16", of("pack-quantized", num_bits=8, symmetric=False, **ROWS)),
+    "w8a16, one scale": ("w8a16", of("naive-quantized", num_bits=8, strategy="tensor")),
     "w8a8": ("w8a16", of("int-quantized", num_bits=8, **ROWS)),
     "w8a8, zeros": ("w8a16", of("int-quantized", num_bits=8, symmetric=False, **ROWS)),
     "float8 rows": ("fp8", of("float-quantized", **FLOAT, **ROWS)),
@@ -268,7 +281,7 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
     "nvfp4": ("nvfp4", of("nvfp4-pack-quantized", **FLOAT_4, **TENSOR_GROUPS)),
     "mxfp4": ("mxfp4", of("mxfp4-pack-quantized", **FLOAT_4, **GROUPS)),
 }
-NO_FORM = ("gptq, act-order",)
+NO_FORM = "gptq, act-order"
 
 
 def layer(tensors, config, expected, folder):
@@ -290,7 +303,7 @@ def test_a_layer_has_the_numbers_of_its_format(name, tmp_path):
         tensors, config, expected = FORMATS[name][1](torch.randn(sizes) * 0.3)
         stored = layer(tensors, config, expected, tmp_path)
         assert torch.equal(stored.read().to(expected.dtype), expected)
-        if name in NO_FORM and stored.form is None:
+        if name == NO_FORM and stored.form is None:
             continue
         weight = stored.packed()
         exact = dict(rtol=0, atol=0) if weight.zero is None else dict(rtol=1e-6, atol=1e-6)
@@ -300,16 +313,16 @@ def test_a_layer_has_the_numbers_of_its_format(name, tmp_path):
         assert isinstance(parse_layer(str(stored.form)), Stored)
 
 
-def folder_of(name, folder, change=lambda tensors, config: None):
-    """A small Llama whose projections are in a format, all with the same options.
+def folder_of(name, folder, change=lambda tensors, config: None, family="llama-3"):
+    """A small model whose projections are in a format, all with the same options.
 
     change(tensors, quantization_config) is called before they are written.
     """
-    path, _ = saved("llama-3", folder)
+    path, _ = saved(family, folder)
     options, tensors, said = random.getstate(), {}, {}
     for key, tensor in load_file(path / "model.safetensors").items():
         tensors[key] = tensor
-        if key.endswith("_proj.weight"):
+        if re.search(r"(_proj|\.w\d)\.weight$", key):
             random.setstate(options)
             parts, config, weight = FORMATS[name][1](tensors.pop(key))
             stem = key.removesuffix("weight")
@@ -321,8 +334,9 @@ def folder_of(name, folder, change=lambda tensors, config: None):
     return path
 
 
-def logits(model):
-    return Generator(model, 1, 64).forward(TOKENS, 0)
+def assert_as_its_floats(path):
+    model, exact = models.load(str(path)), load_model(str(path))
+    assert_near(logits(model), logits(exact), 1e-3)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -330,11 +344,23 @@ def test_a_folder_computes_as_its_floats(name, tmp_path):
     path = folder_of(name, tmp_path)
     saved = open_checkpoint(str(path)).saved
     assert FORMATS[name][0] in (None, saved and saved.label)
-    if name in NO_FORM and saved is None:
+    if name == NO_FORM and saved is None:
         return
     assert all(scheme != "none" for layer, (scheme, _) in saved.layers.items() if "layers" in layer)
-    model, exact = models.load(str(path)), load_model(str(path))
-    assert_near(logits(model), logits(exact), 1e-3)
+    assert_as_its_floats(path)
+
+
+READ_BY_TRANSFORMERS = [
+    *(("w4a16", "llama-3"), ("w8a16", "qwen-2-moe"), ("w8a16", "mixtral")),
+    *((name, "llama-3") for name in ("w8a16, one scale", "w8a8", "float8 rows")),
+]
+
+
+@pytest.mark.parametrize(("name", "family"), READ_BY_TRANSFORMERS)
+def test_its_floats_are_those_of_transformers(name, family, tmp_path):
+    path = folder_of(name, tmp_path, family=family)
+    expected = read_by_transformers(path, compressed=True)(TOKENS).logits
+    assert_near(load_model(str(path))(TOKENS), expected)
 
 
 def test_a_folder_is_saved_with_its_numbers(tmp_path):
@@ -586,5 +612,4 @@ def test_a_matrix_of_two_formats_keeps_the_numbers_of_both(tmp_path):
     saved = open_checkpoint(str(path)).saved
     assert saved.label == "mixed"
     assert saved.layers["layers.1.feed_forward.w13"][0] == "stored-int-8-32-float32-float32"
-    model, exact = models.load(str(path)), load_model(str(path))
-    assert_near(logits(model), logits(exact), 1e-3)
+    assert_as_its_floats(path)

@@ -3,7 +3,11 @@
 import base64
 import io
 import json
+import tempfile
 from pathlib import Path
+from typing import Any
+
+from quantbench.models.tiktoken_file import llama_3_special_tokens
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and then the dog sleeps.",
@@ -56,9 +60,9 @@ def tiktoken_ranks() -> dict[bytes, int]:
     return ranks
 
 
-def tiktoken_file(ranks: dict[bytes, int]) -> bytes:
-    lines = (base64.b64encode(piece) + b" %d\n" % rank for piece, rank in ranks.items())
-    return b"".join(lines)
+def tiktoken_file() -> bytes:
+    ranks = tiktoken_ranks().items()
+    return b"".join(base64.b64encode(piece) + b" %d\n" % rank for piece, rank in ranks)
 
 
 def llama_2_json(model: bytes) -> dict:
@@ -95,11 +99,23 @@ def llama_2_json(model: bytes) -> dict:
     return json.loads(made.to_str())
 
 
-def llama_3_json(tiktoken_path: Path, special: list[str]) -> str:
+def hugging_face_llama(description: dict, **options: Any) -> Any:
+    """Their class, with its own normalization, template and decoder, on our pieces and merges."""
+    from transformers import LlamaTokenizer
+
+    model = description["model"]
+    merges = [tuple(pair) for pair in model["merges"]]
+    return LlamaTokenizer(vocab=model["vocab"], merges=merges, **options)
+
+
+def llama_3_json() -> str:
     """The tiktoken file as Hugging Face converts it, with Hugging Face's idea of the split."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    return TikTokenConverter(str(tiktoken_path), extra_special_tokens=special).converted().to_str()
+    special = list(llama_3_special_tokens(0))
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(tiktoken_file())
+        return TikTokenConverter(file.name, extra_special_tokens=special).converted().to_str()
 
 
 def write_folder(folder: Path, files: dict[str, bytes | str | dict]) -> Path:
