@@ -32,10 +32,6 @@ def copy(tmp_path, monkeypatch):
     return Path("mine")
 
 
-def rope(**changes):
-    return {"rope_scaling": {**LLAMA_3, **changes}}
-
-
 WHOLE = ["256", 256.5, 0, -1, True, [5], 10**12]
 ABOVE_0 = ["1e-5", float("nan"), -1, 0, True, [10000], 10**400]
 TRUTHS = ["false", 2, [], 1, 0.0]
@@ -58,16 +54,18 @@ WRONG_ROPE = {
     "original_max_position_embeddings": [512.5, "512"],
     "rope_type": [["llama3"], 3],
 }
-OF_QWEN = ("use_sliding_window", "max_window_layers", "layer_types")
+KINDS = {  # of models that have a key
+    **dict.fromkeys(("use_sliding_window", "max_window_layers", "layer_types"), "qwen2"),
+    "sliding_window": "mistral",
+}
 
 
 def test_a_config_of_wrong_types_names_file_and_key(copy):
     """One value of each key, drawn anew in every run."""
     for key, values in (WRONG | WRONG_ROPE).items():
         value = random.choice(values)
-        changes = {key: value} if key in WRONG else rope(**{key: value})
-        kind = {"model_type": "qwen2"} if key in OF_QWEN else {}
-        kind |= {"model_type": "mistral"} if key == "sliding_window" else {}
+        changes = {key: value} if key in WRONG else {"rope_scaling": LLAMA_3 | {key: value}}
+        kind = {"model_type": KINDS.get(key, "llama")}
         (copy / "config.json").write_text(json.dumps(CONFIG | kind | changes))
         message = refusal(CheckpointError, load_config, "mine")
         assert "config.json" in message and key in message, (key, value)

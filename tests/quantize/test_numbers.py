@@ -37,8 +37,13 @@ def theirs(config, weight):
     return layer.weight
 
 
-def gaussian(N=64, K=256, dtype=torch.bfloat16):
-    return torch.randn(N, K).to(dtype)
+KINDS = ("gaussian", "heavy-tailed", "off-centre")
+
+
+def drawn(kind="gaussian", N=64, K=256, dtype=torch.float32):
+    if kind == "heavy-tailed":
+        return torch.distributions.StudentT(3.0).sample((N, K)).to(dtype)
+    return (torch.randn(N, K) + 3 * (kind == "off-centre")).to(dtype)
 
 
 # ---------------------------------------------------------------------------------- torchao's own
@@ -48,7 +53,7 @@ def gaussian(N=64, K=256, dtype=torch.bfloat16):
 def test_int4wo_is_torchaos(group_size):
     """Its scales and zeros bit for bit. Codes come through its CPU kernel, times the identity,
     since its layout cannot be read back."""
-    weight = gaussian()
+    weight = drawn(dtype=torch.bfloat16)
     config = PrototypeInt4WeightOnlyConfig(group_size=group_size, set_inductor_config=False)
     made, ours = theirs(config, weight), packed(f"int4wo-{group_size}", weight)
     scale, zero = made.scale_and_zero.transpose(0, 1).unbind(-1)
@@ -71,14 +76,14 @@ BY_ROW = {
 
 @pytest.mark.parametrize("name", BY_ROW)
 def test_8_bits_a_row_are_torchaos(name):
-    weight = gaussian(dtype=torch.float32 if name == "float8wo" else torch.bfloat16)
+    weight = drawn(dtype=torch.float32 if name == "float8wo" else torch.bfloat16)
     made, ours = theirs(BY_ROW[name], weight), packed(name, weight)
     assert torch.equal(ours.scale, made.scale)
     assert torch.equal(ours.plane0.float(), made.qdata.float())
 
 
 def test_int8dq_int4wo_is_torchaos():
-    weight = gaussian(dtype=torch.float32)
+    weight = drawn()
     config = ao.Int8DynamicActivationIntxWeightConfig(
         weight_dtype=torch.int4,
         weight_granularity=ao.PerGroup(32),
@@ -93,7 +98,7 @@ def test_int8dq_int4wo_is_torchaos():
 
 
 def test_nvfp4_is_torchaos():
-    weight = gaussian()
+    weight = drawn(dtype=torch.bfloat16)
     made = theirs(NVFP4WeightOnlyConfig(), weight)
     torch.testing.assert_close(packed("nvfp4", weight).dequantize(), made.dequantize())
 
@@ -103,7 +108,7 @@ def test_nvfp4_is_torchaos():
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 def test_bnb_4_bit_is_bitsandbytes(kind):
-    weight = gaussian()
+    weight = drawn(dtype=torch.bfloat16)
     codes, state = bnb.quantize_4bit(weight, quant_type=kind, blocksize=64)
     expected = bnb.dequantize_4bit(codes, state)
     ours = packed(f"bnb-{kind}", weight).dequantize()
@@ -111,7 +116,7 @@ def test_bnb_4_bit_is_bitsandbytes(kind):
 
 
 def test_bnb_int8_is_bitsandbytes():
-    weight = gaussian(dtype=torch.float16)
+    weight = drawn(dtype=torch.float16)
     codes, largest, _ = bnb.int8_vectorwise_quant(weight)
     ours = packed("bnb-int8", weight)
     assert torch.equal(ours.plane0, codes)
@@ -136,15 +141,11 @@ BOOKS = {
 }
 
 
-@pytest.mark.parametrize("weights", ["gaussian", "heavy-tailed", "off-centre"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", BOOKS)
-def test_every_weight_is_the_nearest_one_there_is(name, weights):
+def test_every_weight_is_the_nearest_one_there_is(name, kind):
     """Nearest in the group's own code book: any different code would be farther away."""
-    weight = torch.randn(16, 128)
-    if weights == "heavy-tailed":
-        weight = torch.distributions.StudentT(2.0).sample((16, 128))
-    if weights == "off-centre":
-        weight += 3
+    weight = drawn(kind, 16, 128)
     made = packed(name, weight)
     groups = weight.unflatten(-1, (-1, made.group_size))
     scale = made.scale.float()[..., None, None]
@@ -163,12 +164,12 @@ HQQ = [name for name in SHOWN if name.endswith("-hqq")]
 
 
 @pytest.mark.parametrize("name", ["uintx-2-64-hqq", "uintx-3-8-hqq", "int4wo-64-hqq"])
-@pytest.mark.parametrize("kind", ["small", "gaussian", "heavy-tailed"])
-def test_hqq_errs_less_than_torchaos(name, kind):
+@pytest.mark.parametrize(
+    "kind, size", [("gaussian", 0.02), ("gaussian", 1), ("heavy-tailed", 0.02)]
+)
+def test_hqq_errs_less_than_torchaos(name, kind, size):
     """By squared error, in all; torchao rounds neither scale nor zero."""
-    weight = torch.randn(64, 512) * (0.02 if kind == "small" else 1)
-    if kind == "heavy-tailed":
-        weight = torch.distributions.StudentT(4.0).sample((64, 512)) * 0.02
+    weight = drawn(kind, 64, 512) * size
     made = packed(name, weight)
     codes, scale, zero, _ = _choose_qparams_and_quantize_affine_hqq(
         weight, made.bits, made.group_size, compute_dtype=torch.float32, device="cpu"
@@ -184,9 +185,8 @@ def test_hqq_errs_less_than_torchaos(name, kind):
 
 @pytest.mark.parametrize("name", [*HQQ, "uintx-3-128-hqq"])
 def test_hqq_is_no_worse_than_the_range_in_any_group(name):
-    """By squared error, on Gaussian, heavy-tailed and off-centre weights; in all it is better."""
-    gaussian = torch.randn(32, 256)
-    for weight in (gaussian, torch.distributions.StudentT(4.0).sample((32, 256)), gaussian + 3):
+    """By squared error; in all it is better."""
+    for weight in (drawn(kind, 32) for kind in KINDS):
         hqq, plain = (packed(n, weight) for n in (name, name.removesuffix("-hqq")))
         size = plain.group_size
         better, worse = (

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from quantbench.quantize.spec import SHOWN, parse_scheme
-from tests.quantize.test_numbers import packed
+from tests.quantize.test_numbers import KINDS, drawn, packed
 
 # A least-squares fit (-hqq, -gptq) gives up outliers: test_numbers holds it against the plain
 # scheme. 2:4 sparsity zeros weights on purpose: below.
@@ -76,20 +76,10 @@ def allowed(name, w, unit=BF16):
     return largest(grouped(64)) * (gap / 2 + 1e-3)
 
 
-def drawn(kind):
-    """Weights (32, 256) float32."""
-    if kind == "heavy-tailed":
-        return torch.distributions.StudentT(3.0).sample((32, 256))
-    return torch.randn(32, 256) + 3 * (kind == "off-centre")
-
-
-KINDS = ("gaussian", "heavy-tailed", "off-centre")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_weight_is_further_than_half_a_step_of_its_groups_range(name, kind):
-    w = drawn(kind)
+    w = drawn(kind, 32)
     limit = allowed(name, w)
     error = (packed(name, w).dequantize() - w).abs()
     error = error.view(limit.shape if limit.shape[-1] > 1 else (*limit.shape[:-1], -1))
@@ -102,7 +92,7 @@ def test_no_weight_is_further_than_half_a_step_of_its_groups_range(name, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sparse_marlin_keeps_two_of_four_by_size_with_a_scale_of_what_it_keeps(kind):
-    w = drawn(kind)
+    w = drawn(kind, 32)
     fours = w.view(32, -1, 4)
     least_kept = fours.abs().sort(-1).values[..., 2:3]
     kept = torch.where(fours.abs() >= least_kept, fours, 0.0).view(w.shape)
