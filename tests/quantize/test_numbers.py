@@ -1,6 +1,8 @@
 """Each scheme's numbers against an independent source: torchao's own configs, bitsandbytes, brute
 force over the code book, examples worked by hand."""
 
+import random
+
 import bitsandbytes.functional as bnb
 import pytest
 import torch
@@ -164,12 +166,10 @@ HQQ = [name for name in SHOWN if name.endswith("-hqq")]
 
 
 @pytest.mark.parametrize("name", ["uintx-2-64-hqq", "uintx-3-8-hqq", "int4wo-64-hqq"])
-@pytest.mark.parametrize(
-    "kind, size", [("gaussian", 0.02), ("gaussian", 1), ("heavy-tailed", 0.02)]
-)
-def test_hqq_errs_less_than_torchaos(name, kind, size):
+@pytest.mark.parametrize("kind", ["gaussian", "heavy-tailed"])
+def test_hqq_errs_less_than_torchaos(name, kind):
     """By squared error, in all; torchao rounds neither scale nor zero."""
-    weight = drawn(kind, 64, 512) * size
+    weight = drawn(kind, 64, 512) * random.choice((0.02, 1.0))
     made = packed(name, weight)
     codes, scale, zero, _ = _choose_qparams_and_quantize_affine_hqq(
         weight, made.bits, made.group_size, compute_dtype=torch.float32, device="cpu"
