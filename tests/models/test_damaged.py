@@ -17,7 +17,7 @@ from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
 from tests.models.hugging_face import LLAMA_3_1
 from tests.models.refused import refusal
-from tests.programs import ROOT, command, ran
+from tests.programs import ROOT, command, ran, worked
 
 TINY = ROOT / "models" / "tiny"
 CONFIG = json.loads((TINY / "config.json").read_text())
@@ -219,8 +219,7 @@ SAVE = [*SAVE.split(), "--write_result", "none", "--save"]
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved") / "mine"
-    done = command("generate", *SAVE, folder)
-    assert done.exit_code == 0, done.stderr
+    worked("generate", *SAVE, folder)
     return folder
 
 
@@ -300,7 +299,7 @@ def test_a_save_that_was_killed_can_be_repeated(saved, tmp_path):
     with pytest.raises(QuantbenchError, match="its --save did not finish; save it again"):
         load_config(str(folder))
     given = ("generate", *SAVE, folder)
-    assert command(*given).exit_code == 0
+    worked(*given)
     assert (folder / "quantbench.json").read_bytes() == (saved / "quantbench.json").read_bytes()
     (folder / "notes.txt").write_text("mine")
     again = command(*given)

@@ -28,7 +28,7 @@ from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run import decoding
 from quantbench.run.sizes import size_of
 from tests.models.hugging_face import MIXTURES, SIZES, assert_near, saved
-from tests.programs import command
+from tests.programs import worked
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(160, (3, 12), generator=torch.Generator().manual_seed(2))
@@ -138,12 +138,9 @@ def test_an_experts_numbers_are_those_of_its_own_matrix(name, wide):
 @pytest.mark.parametrize(
     "name", ["sparse-marlin-wanda", "autoquant", "int4wo-64-gptq", "int4wo-64-awq"]
 )
-def test_schemes_that_are_calibrated_take_experts(name, wide, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_schemes_that_are_calibrated_take_experts(name, wide, in_tmp, own_cache):
     given = ("--checkpoint_path", wide, "--quantization", name, "--write_result", "none")
-    result = command("generate", *given, "--prefill_size=4", "--max_new_tokens=2")
-    assert result.exit_code == 0, result.output
+    worked("generate", *given, "--prefill_size=4", "--max_new_tokens=2")
 
 
 @pytest.mark.parametrize("family", MIXTURES)
