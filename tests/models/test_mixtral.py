@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, MixtralConfig
+from transformers import AutoModelForCausalLM
 
 from quantbench import models
 from quantbench.generate import Generator
@@ -27,23 +27,21 @@ from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run import decoding
 from quantbench.run.sizes import size_of
-from tests.models.hugging_face import MIXTURES, SIZES, assert_near, saved
+from tests.models.hugging_face import MIXTURES, assert_near, config, saved
 from tests.programs import worked
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(160, (3, 12), generator=torch.Generator().manual_seed(2))
-WIDE = SIZES | {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
-WIDE |= {"vocab_size": 4096, "max_position_embeddings": 512}
-WIDE |= {"num_key_value_heads": 2, "num_local_experts": 4}
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "vocab_size": 4096}
+WIDE |= {"max_position_embeddings": 512, "num_key_value_heads": 2, "num_local_experts": 4}
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
     """A random Mixtral wide enough for every scheme's groups, saved by Hugging Face, with the
     embedded tokenizer; its folder."""
-    config, folder = MixtralConfig(**WIDE), tmp_path_factory.mktemp("wide")
-    torch.manual_seed(3)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("wide")
+    AutoModelForCausalLM.from_config(config("mixtral", **WIDE)).save_pretrained(folder)
     shutil.copyfile(EMBEDDED / "tokenizer.model", folder / "tokenizer.model")
     return folder
 

@@ -80,29 +80,22 @@ def gptq(w, order="static"):
     return tensors, config | {"desc_act": order == "act"}, expected
 
 
-def awq(w):
-    codes, scale, zero = drawn(w, 4, w.shape[1] // 32, False)
-
-    def words(values):  # (…, N)
-        order = values.unflatten(-1, (-1, 8))[..., [0, 2, 4, 6, 1, 3, 5, 7]]
-        return torch.from_numpy(in_bits(order.flatten(-2).contiguous().numpy(), 4))
-
-    tensors = {"qweight": words(codes.T), "qzeros": words(zero.T), "scales": scale.T.contiguous()}
-    config = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
-    group = torch.arange(w.shape[1]) // 32
-    return tensors, config, (codes - zero[:, group]) * scale.float()[:, group]
-
-
-def awq_gemv(w, size=32):
-    """As WQLinear_GEMV packs it: columns in order, groups padded by calculate_zeros_width."""
+def awq(w, version="gemm", size=32):
+    """gemm: columns out of order. gemv: groups padded, as WQLinear_GEMV's calculate_zeros_width
+    has it."""
     codes, scale, zero = drawn(w, 4, w.shape[1] // size, False)
-    padding = -scale.shape[1] % (8 * 128 // size)
-    scales, zeros = (torch.nn.functional.pad(part, (0, padding)) for part in (scale, zero))
-    words = {"qweight": codes, "qzeros": zeros}
-    tensors = {name: torch.from_numpy(in_bits(part.numpy(), 4)) for name, part in words.items()}
-    config = {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemv"}
     group = torch.arange(w.shape[1]) // size
-    return tensors | {"scales": scales}, config, (codes - zero[:, group]) * scale.float()[:, group]
+    expected = (codes - zero[:, group]) * scale.float()[:, group]
+    if version == "gemm":
+        order = [0, 2, 4, 6, 1, 3, 5, 7]
+        codes, zero = (x.T.unflatten(1, (-1, 8))[..., order].flatten(1) for x in (codes, zero))
+        scale = scale.T
+    else:
+        padding = -scale.shape[1] % (8 * 128 // size)
+        scale, zero = (torch.nn.functional.pad(part, (0, padding)) for part in (scale, zero))
+    qweight, qzeros = (torch.from_numpy(in_bits(x.contiguous().numpy(), 4)) for x in (codes, zero))
+    config = {"quant_method": "awq", "bits": 4, "group_size": size, "version": version}
+    return {"qweight": qweight, "qzeros": qzeros, "scales": scale.contiguous()}, config, expected
 
 
 def fp8(w):
@@ -257,7 +250,7 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
     "gptq": (None, gptq),
     "gptq, act-order": (None, lambda w: gptq(w, "act")),
     "awq": ("awq-4-32", awq),
-    "awq, by rows": ("awq-4-32", awq_gemv),
+    "awq, by rows": ("awq-4-32", lambda w: awq(w, "gemv")),
     "fp8": ("fp8", fp8),
     "bnb-nf4": ("bnb-nf4", lambda w: bnb_4bit(w, "nf4", False)),
     "bnb-nf4, nested": ("bnb-nf4", lambda w: bnb_4bit(w, "nf4", True)),
@@ -537,7 +530,7 @@ DAMAGE = [  # what is changed, and what the one line says
 def test_an_odd_number_of_groups(kind, size, tmp_path):
     """AWQ by rows pads them."""
     weight = torch.randn(24, size * random.randrange(1, 20, 2))
-    written = awq_gemv(weight, size) if kind == "awq" else int4(weight, kind, size)
+    written = awq(weight, "gemv", size) if kind == "awq" else int4(weight, kind, size)
     assert torch.equal(layer(*written, tmp_path).read(), written[2])
     label = hugging_face.METHODS[written[1]["quant_method"]].label(written[1])
     assert label == f"{'awq-4' if kind == 'awq' else 'w4a16'}-{size}"

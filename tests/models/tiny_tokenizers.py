@@ -73,29 +73,20 @@ def llama_2_json(model: bytes) -> dict:
     sp = SentencePieceProcessor(model_proto=model)
     pieces = [sp.id_to_piece(id) for id in range(sp.vocab_size())]
     vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    special = [piece for id, piece in enumerate(pieces) if sp.is_control(id) or sp.is_unknown(id)]
     merges = []  # a piece's rank is its id, so merges come in the order of what they make
     for id, piece in enumerate(pieces):
-        if sp.is_byte(id) or sp.is_control(id) or sp.is_unknown(id):
-            continue
-        pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
-        merges += [(a, b) for a, b in pairs if a in vocabulary and b in vocabulary]
+        if piece not in special and not sp.is_byte(id):
+            pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+            merges += [(a, b) for a, b in pairs if a in vocabulary and b in vocabulary]
     bpe = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
     made = Tokenizer(models.BPE(vocabulary, merges, **bpe))
-    made.add_special_tokens(
-        [piece for id, piece in enumerate(pieces) if sp.is_control(id) or sp.is_unknown(id)]
-    )
-    made.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
+    made.add_special_tokens(special)
+    normalized = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    made.normalizer = normalizers.Sequence(normalized)
     made.post_processor = processors.TemplateProcessing("<s> $A", "$A $B:1", [("<s>", 1)])
-    made.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", left=1),
-        ]
-    )
+    decoded = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*decoded, decoders.Strip(" ", left=1)])
     return json.loads(made.to_str())
 
 
