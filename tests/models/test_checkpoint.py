@@ -19,16 +19,9 @@ from quantbench.errors import CheckpointError
 from quantbench.models.formats import names, open_checkpoint, tensor_files
 from quantbench.models.formats.dummy import PERIOD
 from quantbench.models.loading import Pool, load_config, load_model
-from tests.models.hugging_face import (
-    SIZES,
-    TOKENS,
-    assert_near,
-    edit_config,
-    rewritten,
-    saved,
-    turned,
-)
+from tests.models.hugging_face import TOKENS, assert_near, edit_config, rewritten, saved, turned
 from tests.models.refused import refusal
+from tests.models.small import small_checkpoint
 from tests.models.tiny_tokenizers import write_folder
 
 
@@ -271,10 +264,7 @@ def test_a_files_pages_are_let_go(tmp_path, monkeypatch, layout):
     """However large the file, little of it stays resident: here 2 MB read through one mapping, one
     more tensor, and the 64 kB around each page fault that Linux maps along."""
     monkeypatch.setattr(tensor_files, "_MAPPED_BYTES", 2 << 20)
-    sizes = SIZES | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
-    config = {"model_type": "llama", **sizes, "max_position_embeddings": 64}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    made = load_model(f"dummy:{tmp_path / 'config.json'}")
+    made = load_model(small_checkpoint(tmp_path, intermediate_size=1024, num_hidden_layers=9))
     name_map = names.hugging_face if layout.endswith("safetensors") else names.meta
     tensors = {
         part: piece.clone()

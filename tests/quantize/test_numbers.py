@@ -232,17 +232,17 @@ def test_two_of_four_by_hand():
     assert made.plane1[0, 0].item() == 1 + 2 * 4 + 0 * 16 + 1 * 64
 
 
-def test_activations_by_hand():
-    x = torch.tensor([[127.5, -127.5, 1.0, 0.4], [0, 0, 0, 0]])
-    codes, scale = rounded(x, "int8")
-    assert codes.tolist() == [[127, -128, 1, 0], [0, 0, 0, 0]] and scale[0].item() == 1
-    x = torch.tensor([[255.0, 0.0, 1.0, 100.4]])
-    numbers, scale = rounded(x, "int8-asymmetric")
-    assert numbers.tolist() == [[255, 0, 1, 100]] and scale.item() == 1
-    numbers, scale = rounded(torch.tensor([[448.0, 1.0, 17.0, -0.3]]), "float8-row")
-    assert numbers.tolist() == [[448, 1, 16, -0.3125]] and scale.item() == 1
-    numbers, scale = rounded(torch.tensor([[127.0, -127, 0.6, 0]]), "int8-bitsandbytes")
-    assert numbers.tolist() == [[127, -127, 1, 0]] and scale.item() == 1
+@pytest.mark.parametrize(
+    "how, x, expected",
+    [
+        ("int8-asymmetric", [255.0, 0.0, 1.0, 100.4], [255, 0, 1, 100]),
+        ("int8-bitsandbytes", [127.0, -127, 0.6, 0], [127, -127, 1, 0]),
+    ],
+)
+def test_activations_by_hand(how, x, expected):
+    """Those that compressed-tensors has, too: tests/models/test_activations.py."""
+    numbers, scale = rounded(torch.tensor([x]), how)
+    assert numbers.tolist() == [expected] and scale.item() == 1
 
 
 def test_bnb_int8_refuses_weights_that_float16_cannot_hold():
