@@ -112,11 +112,9 @@ def saved(family: str, folder: Path, **options) -> tuple[Path, torch.nn.Module]:
 
 def read_by_transformers(folder: Path, compressed: bool = False) -> torch.nn.Module:
     """The floats of a folder. compressed: one in a format of compressed-tensors."""
+    how = {"quantization_config": CompressedTensorsConfig(dequantize=True)} if compressed else {}
     return AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        quantization_config=CompressedTensorsConfig(dequantize=True) if compressed else None,
-        attn_implementation="eager",
+        folder, dtype=torch.float32, attn_implementation="eager", **how
     )
 
 

@@ -264,7 +264,8 @@ def test_a_files_pages_are_let_go(tmp_path, monkeypatch, layout):
     """However large the file, little of it stays resident: here 2 MB read through one mapping, one
     more tensor, and the 64 kB around each page fault that Linux maps along."""
     monkeypatch.setattr(tensor_files, "_MAPPED_BYTES", 2 << 20)
-    made = load_model(small_checkpoint(tmp_path, intermediate_size=1024, num_hidden_layers=9))
+    sizes = {"intermediate_size": 1024, "num_hidden_layers": 8, "num_key_value_heads": 4}
+    made = load_model(small_checkpoint(tmp_path, **sizes))
     name_map = names.hugging_face if layout.endswith("safetensors") else names.meta
     tensors = {
         part: piece.clone()
