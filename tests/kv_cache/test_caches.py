@@ -103,33 +103,13 @@ def test_nbytes_is_what_is_stored_and_what_the_docstring_says(format, dtype, win
 # ---------------------------------------------------------------------------------- rounding
 
 
-def rounded_int8(x):
-    """127 steps to the largest of the token and head."""
-    step = x.double().abs().amax(-1, keepdim=True) / 127
-    return (x.double() / step).round() * step
-
-
-def rounded_fp8(x):
-    """The nearest E4M3 number, 448 standing for the largest of the token and head."""
-    step = x.double().abs().amax(-1, keepdim=True) / 448
-    y = x.double() / step
-    spacing = 2.0 ** (y.abs().log2().floor().clamp(min=-6) - 3)  # three bits behind the first
-    return (y / spacing).round() * spacing * step
-
-
-def rounded_int4(x):
-    """Code -8 means the largest in size of every 32 numbers."""
-    groups = x.double().unflatten(-1, (-1, 32))
-    extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
-    step = extreme / -8
-    return ((groups / step).round().clamp(-8, 7) * step).flatten(-2)
-
-
-# How numbers are rounded, and the code of the largest, times which a scale's own rounding counts.
-ROUNDED = {
-    Int8KVCache: (rounded_int8, 127),
-    Float8KVCache: (rounded_fp8, 448),
-    Int4KVCache: (rounded_int4, 8),
+E4M3 = torch.arange(256).byte().view(torch.float8_e4m3fn).double()
+# What codes mean, that of a group's largest number in size, and the size of a group: a token and
+# head of 64 numbers, or a half of it.
+BOOKS = {
+    Int8KVCache: (torch.arange(-127.0, 128), 127, 64),
+    Float8KVCache: (E4M3[E4M3.isfinite()], 448, 64),
+    Int4KVCache: (torch.arange(-8.0, 8), -8, 32),
 }
 
 
@@ -142,24 +122,23 @@ def some_rows(dtype):
     return torch.cat(rows).to(dtype)
 
 
-@pytest.mark.parametrize("cache_type", ROUNDED, ids=lambda t: t.format)
+@pytest.mark.parametrize("cache_type", BOOKS, ids=lambda t: t.format)
 @pytest.mark.parametrize("dtype", UNIT, ids=str)
 def test_numbers_are_rounded_to_the_nearest_code(cache_type, dtype):
     """None is farther off than the nearest code, but for what the scale's rounding to the dtype
-    adds, `largest` times over at the most."""
+    adds, of the largest code the most."""
     x = some_rows(dtype)
     cache = cache_type(1, 1, len(x), 64, dtype, "cpu")
     cache.update(torch.arange(len(x)), x[None, None], -x[None, None])
-    rounded, largest = ROUNDED[cache_type]
-    nearest = torch.where(x == 0, 0, rounded(x))
-    group = 32 if cache.format == "int4" else 64
-    scale = x.double().unflatten(-1, (-1, group)).abs().amax(-1, keepdim=True) / largest
-    slack = scale.expand(-1, -1, group).flatten(-2) * largest * torch.finfo(dtype).eps
-    allowed = (nearest - x.double()).abs() + slack + torch.finfo(dtype).smallest_normal
+    book, largest, size = BOOKS[cache_type]
+    groups = x.double().unflatten(-1, (-1, size))
+    extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    nearest = (groups[..., None] - extreme[..., None] / largest * book).abs().amin(-1)
+    allowed = nearest + extreme.abs() * torch.finfo(dtype).eps + torch.finfo(dtype).smallest_normal
     for side, sign in (("key", 1), ("value", -1)):
         read = sign * dequantize(cache.stored(side, 1), torch.float64)[0, 0]
         assert (read[-1] == 0).all() and read.isfinite().all()
-        assert ((read - x.double()).abs() <= allowed).all()
+        assert ((read.view_as(groups) - groups).abs() <= allowed).all()
 
 
 @pytest.mark.parametrize("dtype", UNIT, ids=str)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, CompressedTensorsConfig
+
+from quantbench.generate import Generator
 
 SIZES = {
     "hidden_size": 64,
@@ -106,6 +108,26 @@ def saved(family: str, folder: Path, **options) -> tuple[Path, torch.nn.Module]:
     made = model(family)
     made.save_pretrained(folder / family, **options)
     return folder / family, made
+
+
+def read_by_transformers(folder: Path, compressed: bool = False) -> torch.nn.Module:
+    """The floats of a folder. compressed: one in a format of compressed-tensors."""
+    how = {"quantization_config": CompressedTensorsConfig(dequantize=True)} if compressed else {}
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", **how
+    )
+
+
+def turned(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of queries or keys with rotary pairs side by side, as Meta and llama.cpp have them;
+    Hugging Face has halves of heads behind one another."""
+    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape).contiguous()
+
+
+def logits(model, tokens=TOKENS):
+    """Our model's, through its caches and kernels."""
+    return Generator(model, len(tokens), 64).forward(tokens, 0)
 
 
 def assert_near(found, expected, share=1e-4):

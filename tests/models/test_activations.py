@@ -1,4 +1,5 @@
-"""Checkpoints whose files say how activations are rounded: as compressed-tensors rounds them."""
+"""Models that compressed-tensors saves as a whole, and what their files say of activations, which
+are rounded as the package rounds them."""
 
 import json
 import random
@@ -7,6 +8,7 @@ import time
 import pytest
 import torch
 from compressed_tensors import quantization as ct
+from compressed_tensors.compressors import ModelCompressor
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 from safetensors.torch import load_file
@@ -23,8 +25,8 @@ from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse, refuse_format
 from quantbench.run.cpu_step import why_not_fused
-from tests.models import hugging_face, test_compressed
-from tests.models.hugging_face import TOKENS, assert_near, edit_config, rewritten
+from tests.models import hugging_face
+from tests.models.hugging_face import TOKENS, assert_near, edit_config, logits, rewritten
 from tests.models.refused import refusal
 from tests.run.test_loading import load
 
@@ -71,8 +73,8 @@ def test_numbers_are_those_of_the_package(how):
     assert torch.equal(numbers * ours, fake_quantize(x, scale, zero, args))
 
 
-def test_groups_by_hand():
-    """Columns from 128 on have another scale, and may be fewer than 128."""
+def test_a_group_that_is_not_whole_by_hand():
+    """Columns from 128 on have another scale, and are fewer than 128."""
     x = torch.zeros(1, 130, dtype=torch.bfloat16)
     x[0, :2] = torch.tensor([448.0, 17.0])
     x[0, 128:] = torch.tensor([4.48, 0.15])
@@ -81,10 +83,46 @@ def test_groups_by_hand():
     step = x[0, 128].float() / 448
     assert numbers[0, :2].tolist() == [448, 16]
     torch.testing.assert_close(numbers[0, 128:], torch.tensor([448, 15]) * step)
-    numbers, scale = rounded(torch.tensor([[1.0, -9.0, 0.3]]), "int8-static", torch.tensor(0.05))
-    assert numbers.tolist() == [[20, -128, 6]]
-    numbers, scale = rounded(torch.tensor([[1.0, -90, 0.3]]), "float8-static", torch.tensor(0.05))
-    assert numbers.tolist() == [[20, -448, 6]]  # 20 and 6 have E4M3's 4 bits
+
+
+def scales(weight, weights):
+    """What covers the weight's largest values, in the shape of the strategy; of blocks, any."""
+    if weights.strategy == "block":
+        rows, columns = (-(-size // 128) for size in weight.shape)
+        return torch.empty(rows, columns).uniform_(0.002, 0.004)
+    largest = 448.0 if weights.type == "float" else 2 ** (weights.num_bits - 1) - 1
+    return weight.unflatten(1, (-1, weights.group_size or weight.shape[1])).abs().amax(2) / largest
+
+
+def hooked(theirs, **config):
+    """The model, whose layers the package's hooks round from now on."""
+    ct.apply_quantization_config(theirs, ct.QuantizationConfig(**config), show_progress=False)
+    for module in theirs.modules():
+        if hasattr(module, "weight_scale"):
+            module.weight_scale.data = scales(module.weight, module.quantization_scheme.weights)
+    return theirs
+
+
+def compressed(theirs, folder):
+    """Write a model that is hooked, which holds codes then; what is returned undoes that."""
+    compressor = ModelCompressor.from_pretrained_model(theirs)
+    compressor.compress_model(theirs)
+    theirs.save_pretrained(folder)
+    compressor.update_config(folder)
+    return compressor
+
+
+def test_weights_alone_each_in_a_number_of_bits_of_its_own(tmp_path):
+    """Also the embedding and the output."""
+    groups = {
+        kind: ct.QuantizationScheme(targets=[kind], weights=ct.QuantizationArgs(**weights))
+        for kind, weights in {"Linear": INT8, "Embedding": INT4}.items()
+    }
+    theirs = hooked(hugging_face.model("qwen-2"), config_groups=groups)
+    expected = theirs(TOKENS).logits
+    compressed(theirs, tmp_path)
+    assert load_file(tmp_path / "model.safetensors")["lm_head.weight_packed"].dtype == torch.int32
+    assert_near(load_model(str(tmp_path))(TOKENS), expected)
 
 
 def written(folder, label, family="llama-biased", **changes):
@@ -95,20 +133,16 @@ def written(folder, label, family="llama-biased", **changes):
         targets=["Linear"], weights=weights, input_activations=given, format=layout
     )
     theirs = hugging_face.model(family, **WIDE)
-    test_compressed.rounded(theirs, config_groups={"g": scheme}, format=layout, ignore=["lm_head"])
+    hooked(theirs, config_groups={"g": scheme}, format=layout, ignore=["lm_head"])
     for module in theirs.modules():
         if hasattr(module, "input_scale"):
             module.input_scale.data.fill_(STATIC_SCALE)
-    test_compressed.written(theirs, folder / label).decompress_model(theirs)
+    compressed(theirs, folder / label).decompress_model(theirs)
     return folder / label, theirs
 
 
 def loaded(folder, **options):
     return load(checkpoint_path=str(folder), precision="float32", **options)[0]
-
-
-def logits(model):
-    return Generator(model, 1, 64).forward(TOKENS, 0)
 
 
 @pytest.mark.parametrize("label", FILES)
@@ -186,19 +220,18 @@ def test_a_folder_is_saved_with_its_rounding(label, tmp_path):
         refuse_format(loading.spec, "compressed-tensors")
 
 
-GATE, UP = (f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up"))
+SCALE = "model.layers.1.mlp.up_proj.input_scale"
 
 
 def damage(value):
-    return lambda tensors, config: tensors.update({f"{UP}.input_scale": torch.tensor(value)})
+    return lambda tensors, config: tensors.update({SCALE: torch.tensor(value)})
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda t, c: t.pop(f"{UP}.input_scale"),
-         f"has no tensor {UP}.input_scale, the scale of activations that are static"),
-        (damage(0.0), f"{UP}.input_scale is torch.float32 of shape (); its values are [0.0]; expe"),
+        (lambda t, c: t.pop(SCALE), f"has no tensor {SCALE}, the scale of activations that are st"),
+        (damage(0.0), f"{SCALE} is torch.float32 of shape (); its values are [0.0]; expe"),
         (damage(-1.0), "its values are [-1.0]; expected is one float above 0"),
         (damage(float("nan")), "its values are [nan]; expected is one float above 0"),
         (damage(float("inf")), "its values are [inf]; expected is one float above 0"),
@@ -218,11 +251,18 @@ def test_bad_scales_are_one_clear_line(change, message, tmp_path):
 def changed(folder, change):
     """A static folder after change(tensors, its group in config_groups)."""
     folder, _ = written(folder, random.choice(["w8a8-static", "fp8-static"]))
-    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    config, group = quantization(folder)
     with rewritten(folder) as tensors:
-        change(tensors, config["config_groups"]["group_0"])
+        change(tensors, group)
     edit_config(folder, quantization_config=config)
     return folder
+
+
+def quantization(folder):
+    """The configuration in config.json, and its only group."""
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    (group,) = config["config_groups"].values()
+    return config, group
 
 
 def test_scales_that_differ_in_one_matrix_are_one_clear_line(tmp_path):
@@ -237,8 +277,7 @@ def test_scales_that_differ_in_one_matrix_are_one_clear_line(tmp_path):
 def with_groups(folder, *others):
     """A folder whose config has more groups: their targets, and their input_activations."""
     folder, _ = written(folder, "w8a8")
-    config = json.loads((folder / "config.json").read_text())["quantization_config"]
-    (group,) = config["config_groups"].values()
+    config, group = quantization(folder)
     groups = [group, *({**group, "targets": [a], "input_activations": b} for a, b in others)]
     named = {f"group_{i}": one for i, one in enumerate(groups)}
     edit_config(folder, quantization_config=config | {"config_groups": named})
@@ -297,10 +336,9 @@ def test_groups_of_layers_round_by_their_targets(tmp_path):
     ],
 )  # fmt: skip
 def test_fp8_folders(label, how, tmp_path):
-    """As transformers' FP8Linear, whose kernels need a card: worked out here in float64."""
-    theirs, folder = hugging_face.model("llama-3", **WIDE), tmp_path
-    theirs.save_pretrained(folder)
-    block = how.get("weight_block_size")
+    """As transformers' FP8Linear has them, whose kernels need a card."""
+    folder, block, static = tmp_path, how.get("weight_block_size"), torch.tensor(STATIC_SCALE)
+    hugging_face.model("llama-3", **WIDE).save_pretrained(folder)
     with rewritten(folder) as tensors:
         for name in [name for name in tensors if name.endswith("_proj.weight")]:
             weight, stem = tensors[name], name.removesuffix("weight")
@@ -311,20 +349,15 @@ def test_fp8_folders(label, how, tmp_path):
             tensors[f"{stem}weight_scale_inv" if block else f"{stem}weight_scale"] = scale
             if label == "fp8-static":
                 kind = "activation_scale" if "layers.0" in name else "input_scale"
-                tensors[f"{stem}{kind}"] = torch.tensor(STATIC_SCALE, dtype=torch.bfloat16)
+                tensors[f"{stem}{kind}"] = static.bfloat16()
     edit_config(folder, quantization_config={"quant_method": "fp8", **how})
     assert open_checkpoint(str(folder)).saved.label == label
     model, exact = loaded(folder), load_model(str(folder))
     for ours, floats in zip(model.layers, exact.layers, strict=True):
-        x = torch.randn(3, 256) * 4
-        groups = x.double().unflatten(1, (-1, 128 if label == "fp8-128" else 256))
-        scale = groups.abs().amax(2, keepdim=True) / 448
-        if label == "fp8-static":
-            scale = torch.tensor(STATIC_SCALE, dtype=torch.bfloat16).double()
-        codes = (groups / scale).clamp(-448, 448).float().to(torch.float8_e4m3fn).double()
-        expected = x.double() if label == "fp8" else (codes * scale).flatten(1)
-        expected = expected @ floats.feed_forward.w2.weight.double().T
-        # The weights' scales were drawn, and some of x may be at a tie, which an ulp decides.
-        error = (ours.feed_forward.w2(x) - expected).abs()
-        assert error.median() < 1e-5 * expected.abs().max(), error.max()
-        assert error.max() < 1e-2 * expected.abs().max()
+        x = numbers = torch.randn(3, 256) * 4
+        if label != "fp8":
+            name = label.replace("fp8", "float8")
+            numbers, scale = rounded(x, name, static.bfloat16().float() if name in STATIC else None)
+            numbers = numbers * scale
+        expected = numbers.double() @ floats.feed_forward.w2.weight.double().T
+        assert_near(ours.feed_forward.w2(x), expected, 1e-5)

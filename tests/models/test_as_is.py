@@ -6,11 +6,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantbench import models
 from quantbench.errors import UsageError
-from quantbench.generate import Generator
 from quantbench.models.formats import open_checkpoint, packed
 from quantbench.models.formats.gguf import Gguf
 from quantbench.models.formats.gguf_blocks import PACKED
@@ -21,6 +20,8 @@ from quantbench.ops.cpu import linear
 from quantbench.ops.formats import dequantize
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.spec import Stored, parse, parse_layer, refuse_format
+from tests.models import hugging_face
+from tests.models.small import SMALL
 from tests.models.test_gguf import blocks, logits, written
 from tests.run.test_loading import load
 
@@ -111,9 +112,8 @@ MIXES = {
 
 def mixed(tmp_path, mix, **more):
     """A file of a small Llama whose matrices have several types."""
-    sizes = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, vocab_size=96)
-    heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=64)
-    made = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, **heads, **more)).eval()
+    config = AutoConfig.for_model(**SMALL | {"vocab_size": 96} | more)
+    made = AutoModelForCausalLM.from_config(config).eval()
     types = MIXES.get(mix, {"": mix})
 
     def kind(name):
@@ -128,7 +128,7 @@ def test_a_mixed_file_computes_as_its_floats(mix, tmp_path):
     tokens = torch.randint(3, 96, (2, 9))
     expected = logits(path, tokens)
     model = models.load(str(path), precision=torch.float32)
-    found = Generator(model, len(tokens), 64).forward(tokens, 0)
+    found = hugging_face.logits(model, tokens)
     assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
     assert isinstance(model.layers[0].attention.wqkv, torch.nn.Linear)
     assert model.tok_embeddings.weight.dtype == torch.float32
@@ -142,8 +142,7 @@ def test_a_file_is_saved_and_loaded_with_its_numbers(tmp_path, monkeypatch):
     assert spec.name.startswith("gguf-") and str(spec) == "as-is"
     again = models.load(str(folder), precision=torch.float32)
     tokens = torch.randint(3, 96, (1, 7))
-    first, second = (Generator(one, 1, 64).forward(tokens, 0) for one in (model, again))
-    assert torch.equal(first, second)
+    assert torch.equal(*(hugging_face.logits(one, tokens) for one in (model, again)))
     saved = open_checkpoint(str(folder)).saved
     assert saved.label == spec.name
     files = saved, loading.checkpoint.saved

@@ -7,9 +7,9 @@ import pytest
 
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.models.chat import TEMPLATES, Chat, TemplateChat, chat_of, family_of
-from quantbench.models.tiktoken_file import llama_3_special_tokens
 from quantbench.models.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from tests.models.tiny_tokenizers import (
+    hugging_face_llama,
     llama_2_json,
     llama_3_json,
     sentencepiece_model,
@@ -45,9 +45,7 @@ JINJA = {
     "mistral-v3": MISTRAL.replace(" [/INST]", "[/INST]"),
 }
 CONTROL = ("[INST]", "[/INST]")
-LIBRARY = {"llama-3": "tiktoken"} | dict.fromkeys(
-    ("llama-2", "mistral-v1", "mistral-v3"), "sentencepiece"
-)
+KINDS = ("model", "json")  # of tokenizer files: that of the family's library, and Hugging Face's
 CONVERSATION = (
     ("What is the answer?", "The answer is 42, I think."),
     ("  And 東京 😀?\n", "It's a city.\n\n    indented()"),
@@ -63,44 +61,42 @@ def loaded(tmp_path_factory) -> dict[tuple[str, str], tuple[Tokenizer, Any]]:
     return {
         (name, kind): load_family(root / f"{name}-{kind}", name, kind)
         for name in JINJA
-        for kind in (LIBRARY[name], "json")
+        for kind in KINDS
     }
 
 
 def load_family(folder: Path, name: str, kind: str) -> tuple[Tokenizer, Any]:
-    from transformers import LlamaTokenizer, PreTrainedTokenizerFast
+    from tokenizers import Tokenizer as Described
+    from transformers import PreTrainedTokenizerFast
 
     if name == "llama-3":
-        write_folder(folder, {"tokenizer.model": tiktoken_file(tiktoken_ranks())})
-        special = list(llama_3_special_tokens(0))
-        description = llama_3_json(folder / "tokenizer.model", special)
-        write_folder(folder, {"theirs/tokenizer.json": description})
-        path = str(folder / "theirs" / "tokenizer.json")
+        model, description = tiktoken_file(), llama_3_json()
         theirs: Any = PreTrainedTokenizerFast(
-            tokenizer_file=path, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>"
+            tokenizer_object=Described.from_str(description),
+            bos_token="<|begin_of_text|>",
+            eos_token="<|eot_id|>",
         )
     else:
         control = CONTROL if name == "mistral-v3" else ()
         model = sentencepiece_model(control)
         description = llama_2_json(model)
-        merges = [tuple(pair) for pair in description["model"]["merges"]]
         # Their v0.3 puts sentencepiece's space before the first word only, all others before each.
-        theirs = LlamaTokenizer(
-            vocab=description["model"]["vocab"], merges=merges, legacy=name != "mistral-v3"
-        )
+        theirs = hugging_face_llama(description, legacy=name != "mistral-v3")
         theirs.add_special_tokens({"additional_special_tokens": list(control)})
-        write_folder(folder, {"tokenizer.model": model})
-    if kind == "json":
-        (folder / "tokenizer.model").unlink()
-        write_folder(folder, {"tokenizer.json": description})
+    write_folder(folder, {f"tokenizer.{kind}": model if kind == "model" else description})
     return load_tokenizer(folder, 1 << 20), theirs
 
 
-NAMED = {"llama-2": "Llama-2-7b-chat-hf", "llama-3": "Meta-Llama-3-8B-Instruct",
-         "mistral-v1": "Mistral-7B-Instruct-v0.1",
-         "mistral-v3": "Mistral-7B-Instruct-v0.3"}  # fmt: skip
+NAMES = {
+    "llama-2": ("Llama-2-7b-chat-hf", "meta-llama/Llama-2-70b-chat", "llama2_7b_chat",
+                "CodeLlama-7b-Instruct-hf"),
+    "llama-3": ("Meta-Llama-3-8B-Instruct", "Meta-Llama-3.1-70B-Instruct", "Llama-3.2-1B-Instruct"),
+    "mistral-v1": ("Mistral-7B-Instruct-v0.1", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+    "mistral-v3": ("Mistral-7B-Instruct-v0.3",),
+}  # fmt: skip
+NAMED = {family: names[0] for family, names in NAMES.items()}
 OWN = [(name, "json", "own") for name in ("llama-2", "llama-3")]  # the checkpoint's template
-BY_NAME = [(name, kind, "named") for name in JINJA for kind in (LIBRARY[name], "json")]
+BY_NAME = [(name, kind, "named") for name in JINJA for kind in KINDS]
 
 
 @pytest.mark.parametrize(("family", "kind", "whose"), OWN + BY_NAME)
@@ -131,7 +127,7 @@ def test_a_conversation_is_encoded_as_transformers_does(family, kind, whose, loa
 
 def test_llama_3_by_hand(loaded):
     """Meta's description of the prompt format, written out in ids."""
-    tokenizer, _ = loaded["llama-3", "tiktoken"]
+    tokenizer, _ = loaded["llama-3", "model"]
     base = len(tiktoken_ranks())
     begin, header, end_header, end_of_turn = base, base + 6, base + 7, base + 9
 
@@ -153,7 +149,7 @@ def test_llama_3_by_hand(loaded):
 
 def test_mistral_v3_by_hand(loaded):
     """mistral-common: each text is encoded alone, so each has sentencepiece's space in front."""
-    tokenizer, _ = loaded["mistral-v3", "sentencepiece"]
+    tokenizer, _ = loaded["mistral-v3", "model"]
     chat = chat_of(tokenizer, NAMED["mistral-v3"])
     inst, end_inst = 3, 4  # as in Mistral's own file: control symbols come after <unk>, <s>, </s>
     hello = tokenizer.encode("Hello there", bos=False)
@@ -161,12 +157,6 @@ def test_mistral_v3_by_hand(loaded):
     assert chat.stop_ids == {2}
 
 
-NAMES = {
-    "llama-2": ("meta-llama/Llama-2-70b-chat", "llama2_7b_chat", "CodeLlama-7b-Instruct-hf"),
-    "llama-3": ("Meta-Llama-3.1-70B-Instruct", "Llama-3.2-1B-Instruct"),
-    "mistral-v1": ("mistralai/Mixtral-8x7B-Instruct-v0.1",),
-    "mistral-v3": (),
-}
 # Base models, and models that have another format.
 UNNAMED = {
     "llama-2": ("Llama-2-7b-hf", "CodeLlama-7b-Python-hf", "tiny", "CodeLlama-70b-Instruct-hf",
@@ -179,9 +169,9 @@ UNNAMED = {
 
 @pytest.mark.parametrize("family", JINJA)
 def test_the_name_and_the_pieces_tell_the_template(family, loaded):
-    for kind in (LIBRARY[family], "json"):
+    for kind in KINDS:
         tokenizer, _ = loaded[family, kind]
-        for name in (NAMED[family], *NAMES[family]):
+        for name in NAMES[family]:
             assert family_of(tokenizer, name) == family
         for name in UNNAMED[family]:
             assert family_of(tokenizer, name) is None
@@ -191,7 +181,7 @@ def test_the_name_and_the_pieces_tell_the_template(family, loaded):
 
 
 def test_without_a_template_the_text_goes_on(loaded):
-    tokenizer, _ = loaded["llama-2", "sentencepiece"]
+    tokenizer, _ = loaded["llama-2", "model"]
     chat = chat_of(tokenizer, "tiny")
     first, start = chat.ask("the")
     assert first == tokenizer.encode("the") and start == 0
@@ -232,10 +222,8 @@ def test_a_message_cannot_imitate_a_marker(family, loaded):
 
 
 def test_a_template_is_read_from_either_file(tmp_path):
-    write_folder(tmp_path, {"tokenizer.model": tiktoken_file(tiktoken_ranks())})
-    described = llama_3_json(tmp_path / "tokenizer.model", list(llama_3_special_tokens(0)))
     config = {"chat_template": [{"name": "default", "template": "of the config"}]}
-    folder = {"tokenizer.json": described, "tokenizer_config.json": config}
+    folder = {"tokenizer.json": llama_3_json(), "tokenizer_config.json": config}
     write_folder(tmp_path / "one", folder)
     assert load_tokenizer(tmp_path / "one", 1 << 20).chat_template == "of the config"
     write_folder(tmp_path / "two", folder | {"chat_template.jinja": "of its file"})

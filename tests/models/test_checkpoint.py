@@ -19,8 +19,10 @@ from quantbench.errors import CheckpointError
 from quantbench.models.formats import names, open_checkpoint, tensor_files
 from quantbench.models.formats.dummy import PERIOD
 from quantbench.models.loading import Pool, load_config, load_model
-from tests.models.hugging_face import SIZES, TOKENS, assert_near, edit_config, rewritten, saved
+from tests.models.hugging_face import TOKENS, assert_near, edit_config, rewritten, saved, turned
 from tests.models.refused import refusal
+from tests.models.small import small_checkpoint
+from tests.models.tiny_tokenizers import write_folder
 
 
 def assert_same(model, theirs):
@@ -32,39 +34,28 @@ def edit(folder, change):
         change(tensors)
 
 
+META = {  # parts of names
+    "model.": "", "lm_head": "output", "embed_tokens": "tok_embeddings", "_proj": "",
+    "self_attn.": "attention.w", "mlp.gate": "feed_forward.w1", "mlp.down": "feed_forward.w2",
+    "mlp.up": "feed_forward.w3", "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+
+
 def meta_layout(theirs, fused):
-    """A Hugging Face model's weights under Meta's names, q and k rows as Meta orders them: each
-    head's halves interleaved, as in the conversion script that made the published checkpoints."""
-    config, state, out = theirs.config, theirs.state_dict(), {}
-    dim = config.hidden_size
-    E = dim // config.num_attention_heads
-
-    def interleaved(w):
-        return w.view(-1, 2, E // 2, dim).transpose(1, 2).reshape(-1, dim)
-
-    out["tok_embeddings.weight"] = state["model.embed_tokens.weight"]
-    out["norm.weight"] = state["model.norm.weight"]
-    out["output.weight"] = state["lm_head.weight"]
-    for i in range(config.num_hidden_layers):
-        ours, hf = f"layers.{i}.", f"model.layers.{i}."
-        q = interleaved(state[hf + "self_attn.q_proj.weight"])
-        k = interleaved(state[hf + "self_attn.k_proj.weight"])
-        v = state[hf + "self_attn.v_proj.weight"]
-        if fused:
-            out[ours + "attention.wqkv.weight"] = torch.cat([q, k, v])
-        else:
-            names = ("wq", "wk", "wv")
-            out |= {f"{ours}attention.{n}.weight": w for n, w in zip(names, (q, k, v), strict=True)}
-        for name, source in {
-            "attention.wo": "self_attn.o_proj",
-            "feed_forward.w1": "mlp.gate_proj",
-            "feed_forward.w2": "mlp.down_proj",
-            "feed_forward.w3": "mlp.up_proj",
-            "attention_norm": "input_layernorm",
-            "ffn_norm": "post_attention_layernorm",
-        }.items():
-            out[f"{ours}{name}.weight"] = state[f"{hf}{source}.weight"]
-    return {name: tensor.clone() for name, tensor in out.items()}
+    """A Hugging Face model's weights under Meta's names, q and k rows as Meta orders them."""
+    out = {}
+    for name, tensor in theirs.state_dict().items():
+        for part, meta in META.items():
+            name = name.replace(part, meta)
+        for part, heads in (("wq", "num_attention_heads"), ("wk", "num_key_value_heads")):
+            if part in name:
+                tensor = turned(tensor, getattr(theirs.config, heads))
+        out[name] = tensor.clone()
+    for i in range(theirs.config.num_hidden_layers if fused else 0):
+        stem = f"layers.{i}.attention.w"
+        out[f"{stem}qkv.weight"] = torch.cat([out.pop(f"{stem}{part}.weight") for part in "qkv"])
+    return out
 
 
 PARAMS = {"dim": 64, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "multiple_of": 96,
@@ -84,13 +75,16 @@ def test_shards(family, tmp_path):
     assert_same(load_model(str(folder)), theirs)
 
 
+def pickled(folder, content, name="pytorch_model.bin", zipped=True):
+    """Put a pickle into the place of the weights."""
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / name, _use_new_zipfile_serialization=zipped)
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 def test_pickled_hugging_face_folder(tmp_path, zipped):
     folder, theirs = saved("llama-3", tmp_path)
-    (folder / "model.safetensors").unlink()
-    torch.save(
-        theirs.state_dict(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped
-    )
+    pickled(folder, theirs.state_dict(), zipped=zipped)
     assert_same(load_model(str(folder)), theirs)
 
 
@@ -98,11 +92,10 @@ def test_pickled_hugging_face_folder(tmp_path, zipped):
 @pytest.mark.parametrize("described_by", ["config.json", "params.json"])
 def test_gpt_fast_pickle(tmp_path, fused, described_by):
     folder, theirs = saved("llama-3", tmp_path)
-    (folder / "model.safetensors").unlink()
+    pickled(folder, meta_layout(theirs, fused), "model.pth")
     if described_by == "params.json":
         (folder / "config.json").unlink()
         (folder / "params.json").write_text(json.dumps(PARAMS))
-    torch.save(meta_layout(theirs, fused), folder / "model.pth")
     for path in (folder / "model.pth", folder):
         assert_same(load_model(str(path)), theirs)
         assert open_checkpoint(str(path)).name == "llama-3"
@@ -111,8 +104,7 @@ def test_gpt_fast_pickle(tmp_path, fused, described_by):
 def test_a_linked_checkpoint_goes_by_the_name_of_its_link(tmp_path):
     """The hub's cache links each file to a blob elsewhere; the config is in the link's folder."""
     folder, theirs = saved("llama-3", tmp_path)
-    (folder / "model.safetensors").unlink()
-    torch.save(meta_layout(theirs, fused=True), tmp_path / "blob")
+    pickled(folder, meta_layout(theirs, fused=True), "../blob")
     (folder / "model.pth").symlink_to(tmp_path / "blob")
     (tmp_path / "mine").symlink_to(folder)
     path = str(tmp_path / "mine" / "model.pth")
@@ -193,9 +185,8 @@ def test_a_dummy_weight_follows_from_its_name_and_place(tmp_path):
     for name, weight in part.named_parameters():
         assert torch.equal(weight, whole.get_parameter(name))
     table = whole.tok_embeddings.weight.flatten()
-    block = PERIOD
-    assert len(table) > 2 * block
-    for repeated in table.split(block)[1:]:
+    assert len(table) > 2 * PERIOD
+    for repeated in table.split(PERIOD)[1:]:
         assert torch.equal(repeated, table[: len(repeated)])
 
 
@@ -273,10 +264,8 @@ def test_a_files_pages_are_let_go(tmp_path, monkeypatch, layout):
     """However large the file, little of it stays resident: here 2 MB read through one mapping, one
     more tensor, and the 64 kB around each page fault that Linux maps along."""
     monkeypatch.setattr(tensor_files, "_MAPPED_BYTES", 2 << 20)
-    sizes = SIZES | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
-    config = {"model_type": "llama", **sizes, "max_position_embeddings": 64}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    made = load_model(f"dummy:{tmp_path / 'config.json'}")
+    sizes = {"intermediate_size": 1024, "num_hidden_layers": 8, "num_key_value_heads": 4}
+    made = load_model(small_checkpoint(tmp_path, **sizes))
     name_map = names.hugging_face if layout.endswith("safetensors") else names.meta
     tensors = {
         part: piece.clone()
@@ -305,15 +294,7 @@ class Harmful:
         return os.system, ("touch HARM",)
 
 
-def as_pickle(content):
-    def change(folder):
-        (folder / "model.safetensors").unlink()
-        torch.save(content, folder / "pytorch_model.bin")
-
-    return change
-
-
-def plain_pickle(folder):
+def old_pickle(folder):
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1, "b": [Harmful()]}))
 
@@ -321,19 +302,12 @@ def plain_pickle(folder):
 def already_quantized(folder):
     layer = nn.Linear(64, 64)
     quantize_(layer, Int8WeightOnlyConfig())
-    as_pickle(dict(layer.state_dict()))(folder)
-
-
-def changed_json(name, **change):
-    def edited(folder):
-        before = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
-        (folder / name).write_text(json.dumps(before | change))
-
-    return edited
+    pickled(folder, dict(layer.state_dict()))
 
 
 def index_of(file):
-    return changed_json("model.safetensors.index.json", weight_map={"lm_head.weight": file})
+    index = {"weight_map": {"lm_head.weight": file}}
+    return lambda folder: write_folder(folder, {"model.safetensors.index.json": index})
 
 
 def stale_shard(folder):
@@ -341,57 +315,56 @@ def stale_shard(folder):
     save_file({GATE: tensors[GATE] + 1}, folder / "model-00001-of-00002.safetensors")
 
 
-def only(folder, pickle=None, *kept):
-    """Nothing but a model.pth of these bytes, and the files `kept`."""
-    for file in folder.iterdir():
-        if file.name not in kept:
-            file.unlink()
-    if pickle is not None:
-        (folder / "model.pth").write_bytes(pickle)
+def put(name, tensor):
+    return lambda folder: edit(folder, lambda tensors: tensors.update({name: tensor}))
+
+
+def only(kept="", pickle=None):
+    """Nothing but the file `kept`, and a model.pth of these bytes."""
+
+    def change(folder):
+        for file in folder.iterdir():
+            if file.name != kept:
+                file.unlink()
+        write_folder(folder, {} if pickle is None else {"model.pth": pickle})
+
+    return change
 
 
 GATE = "model.layers.1.mlp.gate_proj.weight"
-DAMAGE = {
-    "noise": (lambda f: (f / "model.safetensors").write_bytes(bytes(5000)), "is damaged"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
-    "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
-    "config no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: it is no JSON"),
-    "config a list": (lambda f: (f / "config.json").write_text("[]"), "holds no JSON object"),
-    "missing tensor": (lambda f: edit(f, lambda t: t.pop(GATE)), f"llama-3 lacks tensor {GATE}"),
-    "extra tensor": (
-        lambda f: edit(f, lambda t: t.update(odd=torch.ones(2))),
-        "model.safetensors has tensor odd, which the model would not read",
+DAMAGE = {  # what is done to a folder, by what the line says
+    "is damaged": lambda f: (f / "model.safetensors").write_bytes(bytes(5000)),
+    "holds no weights": lambda f: (f / "model.safetensors").unlink(),
+    "config.json is missing": lambda f: (f / "config.json").unlink(),
+    "config.json: it is no JSON": lambda f: (f / "config.json").write_text("{"),
+    "holds no JSON object": lambda f: (f / "config.json").write_text("[]"),
+    f"llama-3 lacks tensor {GATE}": lambda f: edit(f, lambda tensors: tensors.pop(GATE)),
+    "model.safetensors has tensor odd, which the model would not read": put("odd", torch.ones(2)),
+    f"model.safetensors: tensor {GATE} has shape (95, 64); the config says (96, 64)": put(
+        GATE, torch.ones(95, 64)
     ),
-    "wrong shape": (
-        lambda f: edit(f, lambda t: t.update({GATE: torch.ones(95, 64)})),
-        f"model.safetensors: tensor {GATE} has shape (95, 64); the config says (96, 64)",
-    ),
-    "integers": (
-        lambda f: edit(f, lambda t: t.update({GATE: torch.ones(96, 64, dtype=torch.int8)})),
-        f"model.safetensors: tensor {GATE} is torch.int8",
-    ),
-    "more layers": (changed_json("config.json", num_hidden_layers=2), "has tensor model.layers.2."),
-    "fewer": (changed_json("config.json", num_hidden_layers=4), "lacks tensor model.layers.3"),
-    "shard missing": (index_of("model-9.safetensors"), "names model-9.safetensors, which is not"),
-    "index of numbers": (index_of(3), "must give a file's name for every tensor"),
-    "shard of another checkpoint": (stale_shard, f"model.safetensors both hold tensor {GATE}"),
-    "quantized by torchao": (already_quantized, "holds no state_dict of plain tensors"),
-    "pickle with code": (as_pickle({"a": Harmful()}), "holds more than weights"),
-    "old pickle with code": (plain_pickle, "pytorch_model.bin"),
-    "pickle of something else": (as_pickle([1, 2]), "holds no state_dict"),
-    "nothing at all": (lambda f: only(f), "holds no weights; looked for"),
-    "a pickle that nothing describes": (lambda f: only(f, b""), "no config.json or params.json"),
-    "a pickle cut short": (lambda f: only(f, b"PK\x03\x04 cut", "config.json"), "pth is damaged"),
-    "an empty pickle": (lambda f: only(f, b"", "config.json"), "model.pth is damaged"),
+    f"model.safetensors: tensor {GATE} is torch.int8": put(GATE, torch.ones(96, 64).char()),
+    "has tensor model.layers.2.": lambda f: edit_config(f, num_hidden_layers=2),
+    "lacks tensor model.layers.3": lambda f: edit_config(f, num_hidden_layers=4),
+    "names model-9.safetensors, which is not": index_of("model-9.safetensors"),
+    "must give a file's name for every tensor": index_of(3),
+    f"model.safetensors both hold tensor {GATE}": stale_shard,
+    "holds no state_dict of plain tensors": already_quantized,
+    "holds more than weights": lambda f: pickled(f, {"a": Harmful()}),
+    "pytorch_model.bin": old_pickle,
+    "holds no state_dict": lambda f: pickled(f, [1, 2]),
+    "holds no weights; looked for": only(),
+    "no config.json or params.json": only(pickle=b""),
+    "pth is damaged": only("config.json", b"PK\x03\x04 cut"),
+    "model.pth is damaged": only("config.json", b""),
 }
 
 
-@pytest.mark.parametrize("case", DAMAGE)
-def test_damage_is_one_clear_line(tmp_path, monkeypatch, case):
+@pytest.mark.parametrize("message", DAMAGE)
+def test_damage_is_one_clear_line(tmp_path, monkeypatch, message):
     monkeypatch.chdir(tmp_path)
     folder, _ = saved("llama-3", tmp_path)
-    change, message = DAMAGE[case]
-    change(folder)
+    DAMAGE[message](folder)
     assert message in refusal(CheckpointError, load_model, str(folder))
     assert not (tmp_path / "HARM").exists()
 
@@ -404,13 +377,12 @@ def test_ranks_of_different_models(tmp_path):
         load_model(str(folder))
 
 
-@pytest.mark.parametrize("pickled", [False, True])
-def test_a_hub_id_is_downloaded_and_named_by_its_last_part(tmp_path, monkeypatch, pickled):
+@pytest.mark.parametrize("as_pickle", [False, True])
+def test_a_hub_id_is_downloaded_and_named_by_its_last_part(tmp_path, monkeypatch, as_pickle):
     published, theirs = saved("llama-3", tmp_path)
     (published / "consolidated.safetensors").write_bytes(b"the same weights, under other names")
-    if pickled:
-        (published / "model.safetensors").unlink()
-        torch.save(theirs.state_dict(), published / "pytorch_model.bin")
+    if as_pickle:
+        pickled(published, theirs.state_dict())
     cache = tmp_path / "cache"
     cache.mkdir()
     asked = []
@@ -423,15 +395,12 @@ def test_a_hub_id_is_downloaded_and_named_by_its_last_part(tmp_path, monkeypatch
         return str(cache)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    hub_id = f"some-org/Small-{pickled}"
+    hub_id = f"some-org/Small-{as_pickle}"
     assert load_config(hub_id).num_layers == 3
     assert not {".safetensors", ".bin"} & {file.suffix for file in cache.iterdir()}
     assert_same(load_model(hub_id), theirs)
-    times = len(asked)
-    assert (
-        open_checkpoint(hub_id).name == f"Small-{pickled}"
-        and open_checkpoint(hub_id).tokenizer_folder == cache
-    )
+    times, opened = len(asked), open_checkpoint(hub_id)
+    assert (opened.name, opened.tokenizer_folder) == (f"Small-{as_pickle}", cache)
     assert_same(load_model(hub_id), theirs)
     assert len(asked) == times and set(asked) == {hub_id}  # once a run
     assert not (cache / "consolidated.safetensors").exists()

@@ -1,6 +1,5 @@
 """--save --format: models that transformers, compressed-tensors and gguf load with our numbers."""
 
-import json
 import random
 import shutil
 
@@ -8,7 +7,6 @@ import gguf
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
@@ -21,9 +19,8 @@ from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.spec import parse
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
-from tests.models.hugging_face import TOKENS, assert_near, saved
-from tests.models.test_compressed import read_by_transformers
-from tests.models.tiny_tokenizers import llama_3_json, tiktoken_file, tiktoken_ranks
+from tests.models.hugging_face import TOKENS, assert_near, read_by_transformers, saved
+from tests.models.tiny_tokenizers import llama_3_json, write_folder
 from tests.run.test_loading import load
 
 
@@ -50,14 +47,18 @@ def save_as_is(path, folder, format, precision="float16"):
     loading.load(make_plan(config), lambda done, total: None, lambda line: None)
 
 
+def assert_gives(folder, expected, precision=torch.float32):
+    assert_near(load_model(str(folder), precision=precision)(TOKENS), expected)
+
+
 @pytest.mark.parametrize("scheme", ["int8wo", "float8wo", "int8dq-int4wo-32"])
 def test_compressed_tensors(tmp_path, scheme):
     families = ["llama-3", "llama-3.2", "qwen-2", "llama-biased", "mixtral", "qwen-3-moe"]
     path, _ = saved(random.choice(families), tmp_path)
     expected = save(path, tmp_path / "given", scheme, "compressed-tensors")
-    theirs = read_by_transformers(tmp_path / "given")
+    theirs = read_by_transformers(tmp_path / "given", compressed=True)
     assert_near(theirs(TOKENS).logits, expected)
-    assert_near(load_model(str(tmp_path / "given"))(TOKENS), expected)
+    assert_gives(tmp_path / "given", expected)
 
 
 def test_torchao(tmp_path, monkeypatch):
@@ -65,13 +66,11 @@ def test_torchao(tmp_path, monkeypatch):
     family = random.choice(["llama-3", "llama-3.2", "qwen-2", "llama-biased"])
     path, _ = saved(family, tmp_path)
     expected = save(path, tmp_path / "given", "int8wo", "torchao")
-    theirs = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "given", dtype=torch.float32, attn_implementation="eager"
-    )
+    theirs = read_by_transformers(tmp_path / "given")
     assert type(theirs.model.layers[1].mlp.up_proj.weight).__name__ == "Int8Tensor"
     assert type(theirs.lm_head.weight).__name__ == "Int8Tensor"
     assert_near(theirs(TOKENS).logits, expected)
-    assert_near(load_model(str(tmp_path / "given"))(TOKENS), expected)
+    assert_gives(tmp_path / "given", expected)
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8dq-int4wo-32"])
@@ -82,7 +81,7 @@ def test_gguf(tmp_path, scheme):
     precision = random.choice(["bfloat16", "float16", "float32"])
     expected = save(path, tmp_path / "given", scheme, "gguf", precision=precision)
     file = tmp_path / "given" / "given.gguf"
-    assert_near(load_model(str(file), precision=getattr(torch, precision))(TOKENS), expected)
+    assert_gives(file, expected, getattr(torch, precision))
     for tensor in gguf.GGUFReader(file).tensors:
         theirs = gguf.dequantize(tensor.data, tensor.tensor_type)
         ours = GgufFile(file).tensors[tensor.name].read().float()
@@ -94,12 +93,10 @@ def test_gguf_keeps_the_tokenizer(tmp_path, kind):
     path = tmp_path / "source"
     shutil.copytree(EMBEDDED, path)
     if kind == "byte-level BPE":
-        (path / "tokenizer.model").write_bytes(tiktoken_file(tiktoken_ranks()))
-        special = ["<|begin_of_text|>", "<|eot_id|>"]
-        (path / "tokenizer.json").write_text(llama_3_json(path / "tokenizer.model", special))
-        notes = {"bos_token": special[0], "eos_token": special[1]}
-        (path / "tokenizer_config.json").write_text(json.dumps(notes))
         (path / "tokenizer.model").unlink()
+        notes = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
+        files = {"tokenizer.json": llama_3_json(), "tokenizer_config.json": notes}
+        write_folder(path, files)
     save(path, tmp_path / "given", "int8dq-int4wo-32", "gguf")
     mine = open_checkpoint(str(path)).tokenizer(4096)
     theirs = open_checkpoint(str(tmp_path / "given")).tokenizer(4096)
@@ -110,20 +107,17 @@ def test_gguf_keeps_the_tokenizer(tmp_path, kind):
 
 def test_what_is_kept_as_it_is(tmp_path):
     """Q4_0 and Q8_0 go back as they came; a folder in groups of 32 with float16 scales, too."""
-    path = "tiny"
-    expected = save(path, tmp_path / "q4", "int8dq-int4wo-32", "gguf", precision="float16")
-    source = tmp_path / "q4" / "q4.gguf"
-    save_as_is(source, tmp_path / "again", "gguf")
-    assert_near(load_model(str(tmp_path / "again"), precision=torch.float16)(TOKENS), expected)
-    save(path, tmp_path / "folder", "int8dq-int4wo-32", "compressed-tensors", precision="float16")
-    save_as_is(tmp_path / "folder", tmp_path / "other", "gguf")
-    assert_near(load_model(str(tmp_path / "other"), precision=torch.float16)(TOKENS), expected)
-    save(path, tmp_path / "rows", "int8wo", "compressed-tensors")
-    save_as_is(tmp_path / "rows", tmp_path / "same", "compressed-tensors", precision="float32")
+    scheme = "int8dq-int4wo-32"
+    expected = save("tiny", tmp_path / "q4", scheme, "gguf", precision="float16")
+    save("tiny", tmp_path / "folder", scheme, "compressed-tensors", precision="float16")
+    for source, copy in (("q4/q4.gguf", "again"), ("folder", "other")):
+        save_as_is(tmp_path / source, tmp_path / copy, "gguf")
+        assert_gives(tmp_path / copy, expected, torch.float16)
+    save("tiny", tmp_path / "rows", "int8wo", "compressed-tensors")
     expected = load_model(str(tmp_path / "rows"))(TOKENS)
-    assert_near(load_model(str(tmp_path / "same"))(TOKENS), expected)
-    save_as_is(tmp_path / "rows", tmp_path / "ao", "torchao", precision="float32")
-    assert_near(load_model(str(tmp_path / "ao"))(TOKENS), expected)
+    for format in ("compressed-tensors", "torchao"):
+        save_as_is(tmp_path / "rows", tmp_path / format, format, precision="float32")
+        assert_gives(tmp_path / format, expected)
     with pytest.raises(UsageError, match="does not hold the numbers of w4a16"):
         save_as_is(tmp_path / "folder", tmp_path / "no", "torchao")
     with pytest.raises(UsageError, match="does not hold the numbers of w8a16"):

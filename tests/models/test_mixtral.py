@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, MixtralConfig
+from transformers import AutoModelForCausalLM
 
 from quantbench import models
 from quantbench.generate import Generator
@@ -27,23 +27,21 @@ from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run import decoding
 from quantbench.run.sizes import size_of
-from tests.models.hugging_face import MIXTURES, SIZES, assert_near, saved
-from tests.programs import command
+from tests.models.hugging_face import MIXTURES, assert_near, config, saved
+from tests.programs import worked
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(160, (3, 12), generator=torch.Generator().manual_seed(2))
-WIDE = SIZES | {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
-WIDE |= {"vocab_size": 4096, "max_position_embeddings": 512}
-WIDE |= {"num_key_value_heads": 2, "num_local_experts": 4}
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "vocab_size": 4096}
+WIDE |= {"max_position_embeddings": 512, "num_key_value_heads": 2, "num_local_experts": 4}
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
     """A random Mixtral wide enough for every scheme's groups, saved by Hugging Face, with the
     embedded tokenizer; its folder."""
-    config, folder = MixtralConfig(**WIDE), tmp_path_factory.mktemp("wide")
-    torch.manual_seed(3)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("wide")
+    AutoModelForCausalLM.from_config(config("mixtral", **WIDE)).save_pretrained(folder)
     shutil.copyfile(EMBEDDED / "tokenizer.model", folder / "tokenizer.model")
     return folder
 
@@ -138,12 +136,9 @@ def test_an_experts_numbers_are_those_of_its_own_matrix(name, wide):
 @pytest.mark.parametrize(
     "name", ["sparse-marlin-wanda", "autoquant", "int4wo-64-gptq", "int4wo-64-awq"]
 )
-def test_schemes_that_are_calibrated_take_experts(name, wide, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_schemes_that_are_calibrated_take_experts(name, wide, in_tmp, own_cache):
     given = ("--checkpoint_path", wide, "--quantization", name, "--write_result", "none")
-    result = command("generate", *given, "--prefill_size=4", "--max_new_tokens=2")
-    assert result.exit_code == 0, result.output
+    worked("generate", *given, "--prefill_size=4", "--max_new_tokens=2")
 
 
 @pytest.mark.parametrize("family", MIXTURES)

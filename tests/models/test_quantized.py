@@ -3,6 +3,7 @@ against codes that were drawn here and packed as AutoGPTQ and AutoAWQ publish it
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from torchao.quantization.utils import pack_tinygemm_scales_and_zeros
 
 from quantbench import models
 from quantbench.errors import CheckpointError
-from quantbench.generate import Generator
 from quantbench.models.formats import hugging_face, open_checkpoint, quantized
 from quantbench.models.formats.tensor_files import safetensors_file
 from quantbench.models.loading import load_config, load_model
@@ -29,7 +29,15 @@ from quantbench.ops.formats import dequantize
 from quantbench.ops.ranks import Ranks
 from quantbench.quantize.spec import AsIs, Stored, parse_layer
 from quantbench.run.cutting import split_for
-from tests.models.hugging_face import TOKENS, assert_near, edit_config, rewritten, saved
+from tests.models.hugging_face import (
+    TOKENS,
+    assert_near,
+    edit_config,
+    logits,
+    read_by_transformers,
+    rewritten,
+    saved,
+)
 from tests.models.refused import refusal
 from tests.ops.packed_weights import in_tiles
 from tests.run.test_loading import load
@@ -72,29 +80,22 @@ def gptq(w, order="static"):
     return tensors, config | {"desc_act": order == "act"}, expected
 
 
-def awq(w):
-    codes, scale, zero = drawn(w, 4, w.shape[1] // 32, False)
-
-    def words(values):  # (…, N)
-        order = values.unflatten(-1, (-1, 8))[..., [0, 2, 4, 6, 1, 3, 5, 7]]
-        return torch.from_numpy(in_bits(order.flatten(-2).contiguous().numpy(), 4))
-
-    tensors = {"qweight": words(codes.T), "qzeros": words(zero.T), "scales": scale.T.contiguous()}
-    config = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
-    group = torch.arange(w.shape[1]) // 32
-    return tensors, config, (codes - zero[:, group]) * scale.float()[:, group]
-
-
-def awq_gemv(w, size=32):
-    """As WQLinear_GEMV packs it: columns in order, groups padded by calculate_zeros_width."""
+def awq(w, version="gemm", size=32):
+    """gemm: columns out of order. gemv: groups padded, as WQLinear_GEMV's calculate_zeros_width
+    has it."""
     codes, scale, zero = drawn(w, 4, w.shape[1] // size, False)
-    padding = -scale.shape[1] % (8 * 128 // size)
-    scales, zeros = (torch.nn.functional.pad(part, (0, padding)) for part in (scale, zero))
-    words = {"qweight": codes, "qzeros": zeros}
-    tensors = {name: torch.from_numpy(in_bits(part.numpy(), 4)) for name, part in words.items()}
-    config = {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemv"}
     group = torch.arange(w.shape[1]) // size
-    return tensors | {"scales": scales}, config, (codes - zero[:, group]) * scale.float()[:, group]
+    expected = (codes - zero[:, group]) * scale.float()[:, group]
+    if version == "gemm":
+        order = [0, 2, 4, 6, 1, 3, 5, 7]
+        codes, zero = (x.T.unflatten(1, (-1, 8))[..., order].flatten(1) for x in (codes, zero))
+        scale = scale.T
+    else:
+        padding = -scale.shape[1] % (8 * 128 // size)
+        scale, zero = (torch.nn.functional.pad(part, (0, padding)) for part in (scale, zero))
+    qweight, qzeros = (torch.from_numpy(in_bits(x.contiguous().numpy(), 4)) for x in (codes, zero))
+    config = {"quant_method": "awq", "bits": 4, "group_size": size, "version": version}
+    return {"qweight": qweight, "qzeros": qzeros, "scales": scale.contiguous()}, config, expected
 
 
 def fp8(w):
@@ -211,6 +212,8 @@ def compressed(w, layout, **weights):
     scale = w.unflatten(1, (-1, size)).abs().amax(2) / (7 if weights.num_bits == 4 else 127)
     scale = scale if weights.symmetric and random.random() < 0.5 else scale.bfloat16()
     parts = {"weight": w.to(scale.dtype), "weight_scale": scale}
+    if weights.strategy == "tensor":
+        parts["weight_scale"] = scale.amax().view(1)
     if weights.strategy == "block":
         rows = -(-w.shape[0] // 128)
         parts["weight_scale"] = torch.rand(rows, -(-w.shape[1] // 128)) / 1000
@@ -239,6 +242,7 @@ def of(layout, **weights):
 
 BLOCKS = {"strategy": "block", "block_structure": [128, 128]}
 GROUPS = {"strategy": "group", "group_size": 32}
+SMALL_GROUPS = GROUPS | {"group_size": 16}
 ROWS = {"strategy": "channel"}
 TENSOR_GROUPS = {"strategy": "tensor_group", "group_size": 16}
 FLOAT, FLOAT_4 = ({"type": "float", "num_bits": bits} for bits in (8, 4))
@@ -246,7 +250,7 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
     "gptq": (None, gptq),
     "gptq, act-order": (None, lambda w: gptq(w, "act")),
     "awq": ("awq-4-32", awq),
-    "awq, by rows": ("awq-4-32", awq_gemv),
+    "awq, by rows": ("awq-4-32", lambda w: awq(w, "gemv")),
     "fp8": ("fp8", fp8),
     "bnb-nf4": ("bnb-nf4", lambda w: bnb_4bit(w, "nf4", False)),
     "bnb-nf4, nested": ("bnb-nf4", lambda w: bnb_4bit(w, "nf4", True)),
@@ -260,7 +264,9 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
     "torchao int4, tiles": (None, lambda w: int4(w, "tile_packed_to_4d")),
     "w4a16": ("w4a16-32", of("pack-quantized", num_bits=4, **GROUPS)),
     "w4a16, zeros": ("w4a16-32", of("pack-quantized", num_bits=4, symmetric=False, **GROUPS)),
+    "w8a16": ("w8a16-16", of("pack-quantized", num_bits=8, **SMALL_GROUPS)),
     "w8a16, zeros": ("w8a16", of("pack-quantized", num_bits=8, symmetric=False, **ROWS)),
+    "w8a16, one scale": ("w8a16", of("naive-quantized", num_bits=8, strategy="tensor")),
     "w8a8": ("w8a16", of("int-quantized", num_bits=8, **ROWS)),
     "w8a8, zeros": ("w8a16", of("int-quantized", num_bits=8, symmetric=False, **ROWS)),
     "float8 rows": ("fp8", of("float-quantized", **FLOAT, **ROWS)),
@@ -268,7 +274,7 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
     "nvfp4": ("nvfp4", of("nvfp4-pack-quantized", **FLOAT_4, **TENSOR_GROUPS)),
     "mxfp4": ("mxfp4", of("mxfp4-pack-quantized", **FLOAT_4, **GROUPS)),
 }
-NO_FORM = ("gptq, act-order",)
+NO_FORM = "gptq, act-order"
 
 
 def layer(tensors, config, expected, folder):
@@ -290,7 +296,7 @@ def test_a_layer_has_the_numbers_of_its_format(name, tmp_path):
         tensors, config, expected = FORMATS[name][1](torch.randn(sizes) * 0.3)
         stored = layer(tensors, config, expected, tmp_path)
         assert torch.equal(stored.read().to(expected.dtype), expected)
-        if name in NO_FORM and stored.form is None:
+        if name == NO_FORM and stored.form is None:
             continue
         weight = stored.packed()
         exact = dict(rtol=0, atol=0) if weight.zero is None else dict(rtol=1e-6, atol=1e-6)
@@ -300,16 +306,16 @@ def test_a_layer_has_the_numbers_of_its_format(name, tmp_path):
         assert isinstance(parse_layer(str(stored.form)), Stored)
 
 
-def folder_of(name, folder, change=lambda tensors, config: None):
-    """A small Llama whose projections are in a format, all with the same options.
+def folder_of(name, folder, change=lambda tensors, config: None, family="llama-3"):
+    """A small model whose projections are in a format, all with the same options.
 
     change(tensors, quantization_config) is called before they are written.
     """
-    path, _ = saved("llama-3", folder)
+    path, _ = saved(family, folder)
     options, tensors, said = random.getstate(), {}, {}
     for key, tensor in load_file(path / "model.safetensors").items():
         tensors[key] = tensor
-        if key.endswith("_proj.weight"):
+        if re.search(r"(_proj|\.w\d)\.weight$", key):
             random.setstate(options)
             parts, config, weight = FORMATS[name][1](tensors.pop(key))
             stem = key.removesuffix("weight")
@@ -321,8 +327,9 @@ def folder_of(name, folder, change=lambda tensors, config: None):
     return path
 
 
-def logits(model):
-    return Generator(model, 1, 64).forward(TOKENS, 0)
+def assert_as_its_floats(path):
+    model, exact = models.load(str(path)), load_model(str(path))
+    assert_near(logits(model), logits(exact), 1e-3)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -330,11 +337,23 @@ def test_a_folder_computes_as_its_floats(name, tmp_path):
     path = folder_of(name, tmp_path)
     saved = open_checkpoint(str(path)).saved
     assert FORMATS[name][0] in (None, saved and saved.label)
-    if name in NO_FORM and saved is None:
+    if name == NO_FORM and saved is None:
         return
     assert all(scheme != "none" for layer, (scheme, _) in saved.layers.items() if "layers" in layer)
-    model, exact = models.load(str(path)), load_model(str(path))
-    assert_near(logits(model), logits(exact), 1e-3)
+    assert_as_its_floats(path)
+
+
+READ_BY_TRANSFORMERS = [
+    *(("w4a16", "llama-3"), ("w8a16", "qwen-2-moe"), ("w8a16", "mixtral")),
+    *((name, "llama-3") for name in ("w8a16, one scale", "w8a8", "float8 rows")),
+]
+
+
+@pytest.mark.parametrize(("name", "family"), READ_BY_TRANSFORMERS)
+def test_its_floats_are_those_of_transformers(name, family, tmp_path):
+    path = folder_of(name, tmp_path, family=family)
+    expected = read_by_transformers(path, compressed=True)(TOKENS).logits
+    assert_near(load_model(str(path))(TOKENS), expected)
 
 
 def test_a_folder_is_saved_with_its_numbers(tmp_path):
@@ -355,15 +374,6 @@ def test_schemes_apply_on_top(tmp_path):
 
 
 UP = "model.layers.1.mlp.up_proj"  # 96 rows, 64 columns
-
-
-def test_a_weight_worked_by_hand(tmp_path):
-    folder = folder_of("w8a8", tmp_path)
-    with rewritten(folder) as tensors:
-        tensors[f"{UP}.weight"][0, :3] = torch.tensor([3, -128, 0])
-        tensors[f"{UP}.weight_scale"][0] = 0.5
-    weight = load_model(str(folder)).layers[1].feed_forward.w13.weight[96]  # behind the gate's rows
-    assert weight[:3].tolist() == [1.5, -64.0, 0.0] and weight.dtype == torch.float32
 
 
 def lost(end):
@@ -511,7 +521,7 @@ DAMAGE = [  # what is changed, and what the one line says
 def test_an_odd_number_of_groups(kind, size, tmp_path):
     """AWQ by rows pads them."""
     weight = torch.randn(24, size * random.randrange(1, 20, 2))
-    written = awq_gemv(weight, size) if kind == "awq" else int4(weight, kind, size)
+    written = awq(weight, "gemv", size) if kind == "awq" else int4(weight, kind, size)
     assert torch.equal(layer(*written, tmp_path).read(), written[2])
     label = hugging_face.METHODS[written[1]["quant_method"]].label(written[1])
     assert label == f"{'awq-4' if kind == 'awq' else 'w4a16'}-{size}"
@@ -586,5 +596,4 @@ def test_a_matrix_of_two_formats_keeps_the_numbers_of_both(tmp_path):
     saved = open_checkpoint(str(path)).saved
     assert saved.label == "mixed"
     assert saved.layers["layers.1.feed_forward.w13"][0] == "stored-int-8-32-float32-float32"
-    model, exact = models.load(str(path)), load_model(str(path))
-    assert_near(logits(model), logits(exact), 1e-3)
+    assert_as_its_floats(path)

@@ -20,7 +20,7 @@ from quantbench.models.loading import load_config
 from quantbench.models.registry import ARCHITECTURES, ATTENTION_BIAS, Architecture
 from quantbench.models.split import check_split
 from tests.models.hugging_face import SIZES
-from tests.programs import command
+from tests.programs import worked
 
 FILE = '''
 """Granite: models.llama.Transformer, and a factor at four places."""
@@ -98,8 +98,7 @@ def test_it_is_quantized_saved_and_generates(granite, tmp_path):
     saved, lines = str(tmp_path / "saved"), str(tmp_path / "runs.jsonl")
     for checkpoint, more in ((f"dummy:{folder}/config.json", ["--save", saved]), (saved, [])):
         given = ("--checkpoint_path", checkpoint, *more, "--output_json_path", lines, *options)
-        ended = command("generate", *given)
-        assert ended.exit_code == 0, ended.output
+        worked("generate", *given)
     for line in open(lines):
         run = json.loads(line)
         assert (run["scheme"], run["decoder"]) == ("int8wo", "modules")

@@ -9,41 +9,36 @@ import pytest
 import sentencepiece
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
-from tests.models.hugging_face import assert_near
+from tests.models.hugging_face import assert_near, read_by_transformers
 from tests.models.test_mixtral import routed
 
 HERE = EMBEDDED
 TEXT = (HERE / "heldout.txt").read_text()
 MOE = HERE.parent / "tiny_moe"
 RECORD, MOE_RECORD = (json.loads((at / "training.json").read_text()) for at in (HERE, MOE))
+PIECES = sentencepiece.SentencePieceProcessor(str(HERE / "tokenizer.model"))
 
 
 @pytest.fixture(scope="module")
 def tokens():
-    return sentencepiece.SentencePieceProcessor(str(HERE / "tokenizer.model")).encode(TEXT)
+    return PIECES.encode(TEXT)
 
 
 def bits_per_byte(name, rows):
     """What a model needs for rows (n, 1025) of tokens, each from those before it in its row."""
-    text = sentencepiece.SentencePieceProcessor(str(HERE / "tokenizer.model"))
     logits = load_model(name)(rows[:, :-1]).flatten(0, 1)
     nats = F.cross_entropy(logits.float(), rows[:, 1:].flatten(), reduction="sum")
-    size = sum(len(text.decode(row[1:].tolist()).encode()) for row in rows)
+    size = sum(len(PIECES.decode(row[1:].tolist()).encode()) for row in rows)
     return nats.item() / math.log(2) / size
 
 
 @pytest.mark.parametrize("folder", [HERE, MOE], ids=lambda folder: folder.name)
 def test_hugging_face_reads_the_folder_and_gets_the_same_logits(tokens, folder):
-    read = CompressedTensorsConfig(dequantize=True) if folder == MOE else None
-    theirs = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, quantization_config=read
-    )
-    row = torch.tensor([tokens[:100]])
+    theirs, row = read_by_transformers(folder, folder == MOE), torch.tensor([tokens[:100]])
     assert_near(load_model(folder.name)(row), theirs(row).logits)
 
 

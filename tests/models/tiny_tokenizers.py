@@ -3,7 +3,11 @@
 import base64
 import io
 import json
+import tempfile
 from pathlib import Path
+from typing import Any
+
+from quantbench.models.tiktoken_file import llama_3_special_tokens
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and then the dog sleeps.",
@@ -56,9 +60,9 @@ def tiktoken_ranks() -> dict[bytes, int]:
     return ranks
 
 
-def tiktoken_file(ranks: dict[bytes, int]) -> bytes:
-    lines = (base64.b64encode(piece) + b" %d\n" % rank for piece, rank in ranks.items())
-    return b"".join(lines)
+def tiktoken_file() -> bytes:
+    ranks = tiktoken_ranks().items()
+    return b"".join(base64.b64encode(piece) + b" %d\n" % rank for piece, rank in ranks)
 
 
 def llama_2_json(model: bytes) -> dict:
@@ -69,37 +73,40 @@ def llama_2_json(model: bytes) -> dict:
     sp = SentencePieceProcessor(model_proto=model)
     pieces = [sp.id_to_piece(id) for id in range(sp.vocab_size())]
     vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    special = [piece for id, piece in enumerate(pieces) if sp.is_control(id) or sp.is_unknown(id)]
     merges = []  # a piece's rank is its id, so merges come in the order of what they make
     for id, piece in enumerate(pieces):
-        if sp.is_byte(id) or sp.is_control(id) or sp.is_unknown(id):
-            continue
-        pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
-        merges += [(a, b) for a, b in pairs if a in vocabulary and b in vocabulary]
+        if piece not in special and not sp.is_byte(id):
+            pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+            merges += [(a, b) for a, b in pairs if a in vocabulary and b in vocabulary]
     bpe = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
     made = Tokenizer(models.BPE(vocabulary, merges, **bpe))
-    made.add_special_tokens(
-        [piece for id, piece in enumerate(pieces) if sp.is_control(id) or sp.is_unknown(id)]
-    )
-    made.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
+    made.add_special_tokens(special)
+    normalized = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    made.normalizer = normalizers.Sequence(normalized)
     made.post_processor = processors.TemplateProcessing("<s> $A", "$A $B:1", [("<s>", 1)])
-    made.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", left=1),
-        ]
-    )
+    decoded = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*decoded, decoders.Strip(" ", left=1)])
     return json.loads(made.to_str())
 
 
-def llama_3_json(tiktoken_path: Path, special: list[str]) -> str:
+def hugging_face_llama(description: dict, **options: Any) -> Any:
+    """Their class, with its own normalization, template and decoder, on our pieces and merges."""
+    from transformers import LlamaTokenizer
+
+    model = description["model"]
+    merges = [tuple(pair) for pair in model["merges"]]
+    return LlamaTokenizer(vocab=model["vocab"], merges=merges, **options)
+
+
+def llama_3_json() -> str:
     """The tiktoken file as Hugging Face converts it, with Hugging Face's idea of the split."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    return TikTokenConverter(str(tiktoken_path), extra_special_tokens=special).converted().to_str()
+    special = list(llama_3_special_tokens(0))
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(tiktoken_file())
+        return TikTokenConverter(file.name, extra_special_tokens=special).converted().to_str()
 
 
 def write_folder(folder: Path, files: dict[str, bytes | str | dict]) -> Path:

@@ -13,7 +13,7 @@ from torch import nn
 
 from quantbench import devices
 from quantbench.errors import CheckpointError, KernelError
-from quantbench.models.loading import load_model
+from quantbench.models.loading import load_config, load_model
 from quantbench.ops.cpu import build
 from quantbench.quantize import autoquant, race
 from quantbench.quantize.mixed import MixedQuantizer, by_name
@@ -289,27 +289,25 @@ TOKENS = torch.arange(40, 56)[None]
 def logits(transform):
     model = load_model("tiny", precision=torch.float32, num_layers=2, transform=transform)
     with torch.no_grad():
-        return model(TOKENS), model
+        return model(TOKENS)
 
 
 def test_each_layer_gets_its_shape_s_choice():
-    _, plain = logits(None)
-    linears = {n: m for n, m in plain.named_modules() if isinstance(m, nn.Linear)}
-    names = {name: (m.out_features, m.in_features) for name, m in linears.items()}
+    names = load_config("tiny").with_layers(2).linear_shapes()
     schemes = ["int8wo", "none", "float8wo", "int8dq", "int4wo-64"]
-    distinct = dict.fromkeys(names.values())
-    kernels = ["torch" if scheme == "none" else "torchao" for scheme in schemes]
-    made = [autoquant.Candidate(*how) for how in zip(map(parse, schemes), kernels, strict=True)]
-    pairs = zip(distinct, made, strict=True)
-    choices = [autoquant.Choice(shape, [], "", one, []) for shape, one in pairs]
+    choices = []
+    for shape, scheme in zip(dict.fromkeys(names.values()), schemes, strict=True):
+        kernel = "torch" if scheme == "none" else "torchao"
+        chosen = autoquant.Candidate(parse(scheme), kernel)
+        choices.append(autoquant.Choice(shape, [], "", chosen, []))
     auto = MixedQuantizer(autoquant.by_shape(choices), CPU, torch.float32)
-    mine, _ = logits(auto)
+    mine = logits(auto)
     expected = {name: autoquant.by_shape(choices)[shape] for name, shape in names.items()}
     assert auto.layers == {name: (str(spec), kernel) for name, (spec, kernel) in expected.items()}
     assert auto.ran == Counter(kernel for _, kernel in expected.values())
     # The same, put together layer by layer from the schemes' own quantizers.
     singles = {how: Quantizer(how[0], CPU, torch.float32, how[1]) for how in expected.values()}
-    by_hand, _ = logits(lambda name, m: singles[expected[name]](name, m) if name in names else m)
+    by_hand = logits(lambda name, m: singles[expected[name]](name, m) if name in names else m)
     assert torch.equal(mine, by_hand)
 
     with pytest.raises(KernelError, match="output is 48 by 64, and no scheme was chosen"):
@@ -318,7 +316,7 @@ def test_each_layer_gets_its_shape_s_choice():
     # A saved model is read back by name, and by no shape.
     saved = json.loads(json.dumps({name: list(how) for name, how in auto.layers.items()}))
     again = MixedQuantizer(by_name(saved), CPU, torch.float32)
-    assert torch.equal(mine, logits(again)[0]) and again.layers == auto.layers
+    assert torch.equal(mine, logits(again)) and again.layers == auto.layers
 
 
 def test_a_saved_kernel_that_cannot_run_here_is_replaced_and_reported():

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torchao.prototype.custom_fp_utils import _floatx_unpacked_to_f32
 
 from quantbench.errors import KernelError
 from quantbench.ops.formats import dequantize
@@ -62,6 +63,13 @@ def test_int8dq_hands_torchaos_product_17_rows_or_more(rows, monkeypatch):
     assert handed == [(max(17, rows), 64)]
 
 
+def quantized(name, N, K, device="cpu"):
+    """A layer whose weight is packed, and no kernel's yet."""
+    layer = nn.Linear(K, N, dtype=torch.bfloat16, device=device).requires_grad_(False)
+    quantizer = Quantizer.of_shapes(parse(name), torch.device(device), torch.bfloat16)
+    return quantizer.quantized("layer", layer)
+
+
 def packed_by_tinygemm(bytes_, inner_tiles):
     """(N, K / 2) uint8, the first of two codes in the high bits, as CUDA packs them."""
     assert inner_tiles == 8 and bytes_.is_contiguous()
@@ -75,9 +83,8 @@ def test_a_prompt_of_int4wo_is_no_product_of_tinygemms(rows, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     N, K = 21, 192
-    layer = nn.Linear(K, N, dtype=torch.bfloat16).requires_grad_(False)
-    weight = int4.quantize(layer.weight.data, parse("int4wo-64"))
-    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer = quantized("int4wo-64", N, K)
+    weight = layer.weight.data
     with torch.library._scoped_library("aten", "IMPL") as aten:
         aten.impl("_convert_weight_to_int4pack", packed_by_tinygemm, "CPU")
         made = int4.CudaLinear.of(layer, parse("int4wo-64"))
@@ -104,13 +111,8 @@ class Theirs(nn.Module):
         codes, kind = self.tensors["weight"], self.config["dtype"]
         if kind.startswith("uint"):
             numbers = codes.float() - (1 << int(kind[4:]) - 1)
-        else:  # sign, exponent and mantissa, subnormals, no infinity
-            exponent, mantissa = (int(kind[i]) for i in (-3, -1))
-            high, low = codes >> mantissa & (1 << exponent) - 1, codes & (1 << mantissa) - 1
-            significand = low / 2**mantissa + (high > 0)
-            power = high.clamp(min=1) - (2 ** (exponent - 1) - 1)
-            sign = 1 - 2.0 * (codes >> exponent + mantissa)
-            numbers = sign * significand * torch.exp2(power.float())
+        else:  # such as float6e3m2
+            numbers = _floatx_unpacked_to_f32(codes.byte(), int(kind[-3]), int(kind[-1]))
         self.set(numbers, self.tensors["weight_scale"].float())
 
     def pack(self, codes, scale, zeros):
@@ -160,11 +162,9 @@ OF_BOTH = ["int8wo", "int4wo-64", "uintx-2-64", "int8dq", "int8dq-int4wo-64"]
 )
 def test_packages_are_handed_the_stored_weights(packages, kernel, name):
     N, K, spec = 64, 192, parse(name)
-    layer = nn.Linear(K, N, dtype=torch.bfloat16).requires_grad_(False)
-    scheme, bias = SCHEMES[type(spec)], layer.bias.double()
-    weight = scheme.quantize(layer.weight.data, spec)
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    row = scheme.kernels[kernel]
+    layer = quantized(name, N, K)
+    weight, bias = layer.weight.data, layer.bias.double()
+    row = SCHEMES[type(spec)].kernels[kernel]
     assert row.refuses(spec, CUDA, K, N) is None
     made, x = row.build(layer, spec), torch.randn(2, 3, K, dtype=torch.bfloat16)
     numbers = x.double()
@@ -209,10 +209,8 @@ def test_packages_are_planned_without_a_card(kernel, package, monkeypatch):
 @pytest.mark.parametrize("N, K", [(4096, 4096), (1000, 1984)])
 def test_tinygemm_and_cublas_multiply_by_the_same_weights(N, K):
     """Rows of a prompt, and the same rows in pieces that tinygemm takes."""
-    spec = parse("int4wo-64")
-    layer = nn.Linear(K, N, dtype=torch.bfloat16, device="cuda").requires_grad_(False)
-    weight = int4.quantize(layer.weight.data, spec)
-    layer.weight = nn.Parameter(weight, requires_grad=False)
+    spec, layer = parse("int4wo-64"), quantized("int4wo-64", N, K, "cuda")
+    weight = layer.weight.data
     made = SCHEMES[type(spec)].kernels["torchao"].build(layer, spec)
     x = torch.randn(96, K, dtype=torch.bfloat16, device="cuda")
     by_cublas, by_tinygemm = made(x), torch.cat([made(some) for some in x.split(32)])

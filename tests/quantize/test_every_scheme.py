@@ -41,6 +41,12 @@ def linear(N=96, K=256, dtype=torch.bfloat16, bias=False):
     return nn.Linear(K, N, bias=bias).to(dtype).requires_grad_(False)
 
 
+def compiled(layer, x):
+    torch._dynamo.reset()
+    with torch.no_grad():
+        return torch.compile(layer, fullgraph=True)(x)
+
+
 def built(name, layer, kernel="auto"):
     """The layer as its kernel runs it, and the float64 weights that its codes mean."""
     quantizer = Quantizer(parse(name), CPU, layer.weight.dtype, kernel)
@@ -132,11 +138,18 @@ def test_compiled_products_are_the_eager_ones(kernel):
     names = [name for name, its in CASES if its == kernel]
     for name in random.sample(names, min(4, len(names))):
         layer, exact, activation = built(name, linear(dtype=torch.float32), kernel)
-        torch._dynamo.reset()
         x = torch.randn(1, 1, 256)
-        with torch.no_grad():
-            y = torch.compile(layer, fullgraph=True)(x)
-        assert_product(y, x, exact, activation, kernel)
+        assert_product(compiled(layer, x), x, exact, activation, kernel)
+
+
+@pytest.mark.parametrize("N, K", [(256, 256), (2048, 2048), (1000, 512)])
+def test_one_compiled_row_of_int8dq_is_no_garbage(N, K):
+    """torch._int_mm on a row of stride 0 (torch 2.13): errors of 1e4 times the result."""
+    layer, exact, _ = built("int8dq", linear(N, K), "torchao")
+    x = torch.randn(1, 1, K).bfloat16()
+    wanted = x.double() @ exact.T
+    # int8 steps of activations, 1/127 of a row's largest: some 1 %
+    assert (compiled(layer, x) - wanted).norm() / wanted.norm() < 0.02
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -166,6 +179,24 @@ def test_extreme_weights(name):
     small = 1000 * 2**-20 if name == "float8dq-tensor" else 1e-3
     assert (exact[0] == 0).all() or exact[0].abs().max() <= small
     assert exact[1, 7] == pytest.approx(1000, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["int4wo-64", "uintx-2-64", "int8dq-int4wo-32", "sparse-marlin"])
+def test_float16_weights_near_the_end_of_the_range_stay_finite(name):
+    layer = linear(8, 256, torch.float16)
+    layer.weight[0, :2] = torch.tensor([65504.0, -65504.0])
+    packed = Quantizer(parse(name), CPU, torch.float16).quantized("layer", layer).weight.data
+    assert packed.scale.isfinite().all() and packed.dequantize().isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["int8wo", "int8dq"])
+def test_float16_products_that_overflow_before_their_scale_do_not(name):
+    """torchao puts 128 · x · √K and more in float16, 65504 at most; the result is some 50."""
+    layer, x = linear(32, 1024, torch.float16), (torch.rand(1, 1, 1024) * 20).half()
+    wanted = x.double() @ layer.weight.abs_().double().T
+    assert wanted.max() < 1000
+    made = Quantizer(parse(name), CPU, torch.float16)("layer", layer)
+    torch.testing.assert_close(made(x).double(), wanted, rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -251,8 +282,7 @@ def test_an_embedding_reads_rows():
     made = quantizer("tok_embeddings", table)
     indices = torch.tensor([[3, 49, 3], [0, 1, 2]])
     rows = made.weight.dequantize()[indices]
-    assert torch.equal(made(indices), rows)
-    assert torch.equal(torch.compile(made, fullgraph=True)(indices), rows)
+    assert torch.equal(made(indices), rows) and torch.equal(compiled(made, indices), rows)
     # Half a step, max|w| / 127.5, from rounding; a quarter each because torchao rounds the scale to
     # bfloat16, and because the result is rounded to it: 127 steps · 2^-9.
     step = table.weight.abs().amax(1, keepdim=True).double() / 127.5
@@ -288,6 +318,15 @@ def test_numbers_that_are_not_finite_are_refused_by_name(name):
 def test_a_kernel_that_cannot_run_says_why_and_what_can(name, kernel, message):
     how = parse(name), CPU, torch.bfloat16, kernel
     assert message in refusal(KernelError, Quantizer, *how)
+
+
+def test_a_width_that_torch_reads_past_is_refused_by_name_or_left_to_another_kernel():
+    name, layer, how = "layers.0.feed_forward.w2", linear(64, 264), (parse("int8wo"), CPU)
+    with pytest.raises(KernelError, match="w2 with kernel torchao has in_features 264; .* of 16"):
+        Quantizer(*how, torch.bfloat16, "torchao")(name, layer)
+    quantizer = Quantizer(*how, torch.bfloat16)
+    quantizer(name, layer)
+    assert set(quantizer.ran) <= {"cpu", "reference"}
 
 
 @pytest.mark.parametrize("name", ["bnb-int8", "bnb-nf4", "bnb-fp4"])

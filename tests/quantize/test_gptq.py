@@ -4,9 +4,9 @@ float64 (Frantar and Alistarh 2022, arXiv:2208.11580), and against rounding."""
 import pytest
 import torch
 
+from quantbench.ops.formats import TABLES
 from quantbench.quantize.gptq import refined
-from quantbench.quantize.registry import SCHEMES
-from quantbench.quantize.spec import parse
+from tests.quantize.test_numbers import packed as rounded
 
 NAMES = "int4wo-32-gptq uintx-3-8-gptq uintx-2-16-gptq int8dq-int4wo-32-gptq mxfp4-gptq".split()
 IN_ORDER = "uintx-3-8-gptq-inorder"
@@ -19,16 +19,12 @@ def drawn(rows, columns, tokens):
     return torch.randn(rows, columns).bfloat16(), x
 
 
-def rounded(name, w):
-    spec = parse(name)
-    return SCHEMES[type(spec)].quantize(w, spec)
-
-
 def brute_force(w, hessian, packed, act_order=True):
     """The weight (N, K) float64 that column-by-column quantization gives."""
     w, hessian = w.double(), hessian.double()
     hessian = hessian + torch.eye(len(hessian)) * hessian.diagonal().mean() * 0.01
-    codes = levels_of(packed)
+    codes = torch.arange(2.0**packed.bits).double() - 2 ** (packed.bits - 1)
+    codes = torch.tensor(TABLES["fp4"]).double() if packed.format == "fp4" else codes
     scale, zero = packed.parts.scales
     size, left = packed.group_size, list(range(len(hessian)))
     if act_order:
@@ -42,13 +38,6 @@ def brute_force(w, hessian, packed, act_order=True):
         w[:, j] = nearest
         left = left[1:]
     return w
-
-
-def levels_of(packed):
-    if packed.format == "fp4":
-        positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-        return torch.cat((positive, -positive)).double()
-    return torch.arange(2.0**packed.bits).double() - 2 ** (packed.bits - 1)
 
 
 @pytest.mark.parametrize("name", [*NAMES, IN_ORDER])

@@ -1,6 +1,8 @@
 """Each scheme's numbers against an independent source: torchao's own configs, bitsandbytes, brute
 force over the code book, examples worked by hand."""
 
+import random
+
 import bitsandbytes.functional as bnb
 import pytest
 import torch
@@ -37,8 +39,14 @@ def theirs(config, weight):
     return layer.weight
 
 
-def gaussian(N=64, K=256, dtype=torch.bfloat16):
-    return torch.randn(N, K).to(dtype)
+KINDS = ("gaussian", "heavy-tailed", "off-centre")
+OF_EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+
+
+def drawn(kind="gaussian", N=64, K=256, dtype=torch.float32):
+    if kind == "heavy-tailed":
+        return torch.distributions.StudentT(3.0).sample((N, K)).to(dtype)
+    return (torch.randn(N, K) + 3 * (kind == "off-centre")).to(dtype)
 
 
 # ---------------------------------------------------------------------------------- torchao's own
@@ -48,7 +56,7 @@ def gaussian(N=64, K=256, dtype=torch.bfloat16):
 def test_int4wo_is_torchaos(group_size):
     """Its scales and zeros bit for bit. Codes come through its CPU kernel, times the identity,
     since its layout cannot be read back."""
-    weight = gaussian()
+    weight = drawn(dtype=torch.bfloat16)
     config = PrototypeInt4WeightOnlyConfig(group_size=group_size, set_inductor_config=False)
     made, ours = theirs(config, weight), packed(f"int4wo-{group_size}", weight)
     scale, zero = made.scale_and_zero.transpose(0, 1).unbind(-1)
@@ -71,14 +79,14 @@ BY_ROW = {
 
 @pytest.mark.parametrize("name", BY_ROW)
 def test_8_bits_a_row_are_torchaos(name):
-    weight = gaussian(dtype=torch.float32 if name == "float8wo" else torch.bfloat16)
+    weight = drawn(dtype=torch.float32 if name == "float8wo" else torch.bfloat16)
     made, ours = theirs(BY_ROW[name], weight), packed(name, weight)
     assert torch.equal(ours.scale, made.scale)
     assert torch.equal(ours.plane0.float(), made.qdata.float())
 
 
 def test_int8dq_int4wo_is_torchaos():
-    weight = gaussian(dtype=torch.float32)
+    weight = drawn()
     config = ao.Int8DynamicActivationIntxWeightConfig(
         weight_dtype=torch.int4,
         weight_granularity=ao.PerGroup(32),
@@ -92,8 +100,9 @@ def test_int8dq_int4wo_is_torchaos():
     assert ((made.qdata - weight / scale).abs() <= 0.5 + 1e-5).all()
 
 
-def test_nvfp4_is_torchaos():
-    weight = gaussian()
+@OF_EVERY_KIND
+def test_nvfp4_is_torchaos(kind):
+    weight = drawn(kind, dtype=torch.bfloat16)
     made = theirs(NVFP4WeightOnlyConfig(), weight)
     torch.testing.assert_close(packed("nvfp4", weight).dequantize(), made.dequantize())
 
@@ -101,17 +110,19 @@ def test_nvfp4_is_torchaos():
 # ---------------------------------------------------------------------------------- bitsandbytes
 
 
-@pytest.mark.parametrize("kind", ["nf4", "fp4"])
-def test_bnb_4_bit_is_bitsandbytes(kind):
-    weight = gaussian()
-    codes, state = bnb.quantize_4bit(weight, quant_type=kind, blocksize=64)
+@OF_EVERY_KIND
+@pytest.mark.parametrize("table", ["nf4", "fp4"])
+def test_bnb_4_bit_is_bitsandbytes(table, kind):
+    weight = drawn(kind, dtype=torch.bfloat16)
+    codes, state = bnb.quantize_4bit(weight, quant_type=table, blocksize=64)
     expected = bnb.dequantize_4bit(codes, state)
-    ours = packed(f"bnb-{kind}", weight).dequantize()
+    ours = packed(f"bnb-{table}", weight).dequantize()
     torch.testing.assert_close(ours, expected, rtol=2**-7, atol=1e-6)
 
 
-def test_bnb_int8_is_bitsandbytes():
-    weight = gaussian(dtype=torch.float16)
+@OF_EVERY_KIND
+def test_bnb_int8_is_bitsandbytes(kind):
+    weight = drawn(kind, dtype=torch.float16)
     codes, largest, _ = bnb.int8_vectorwise_quant(weight)
     ours = packed("bnb-int8", weight)
     assert torch.equal(ours.plane0, codes)
@@ -132,19 +143,14 @@ BOOKS = {
     "fp6": e3m2(torch.arange(64, dtype=torch.uint8)),
     "float8wo": torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(0),
     "mxfp4": torch.tensor(TABLES["fp4"]),
-    "bnb-nf4": torch.tensor(TABLES["nf4"]),
 }
 
 
-@pytest.mark.parametrize("weights", ["gaussian", "heavy-tailed", "off-centre"])
+@OF_EVERY_KIND
 @pytest.mark.parametrize("name", BOOKS)
-def test_every_weight_is_the_nearest_one_there_is(name, weights):
+def test_every_weight_is_the_nearest_one_there_is(name, kind):
     """Nearest in the group's own code book: any different code would be farther away."""
-    weight = torch.randn(16, 128)
-    if weights == "heavy-tailed":
-        weight = torch.distributions.StudentT(2.0).sample((16, 128))
-    if weights == "off-centre":
-        weight += 3
+    weight = drawn(kind, 16, 128)
     made = packed(name, weight)
     groups = weight.unflatten(-1, (-1, made.group_size))
     scale = made.scale.float()[..., None, None]
@@ -154,8 +160,6 @@ def test_every_weight_is_the_nearest_one_there_is(name, weights):
     error = (made.dequantize() - weight).unflatten(-1, (-1, made.group_size)).abs()
     # ties, and what is almost one, may go either way
     slack = 1e-5 * (groups.abs() + scale.squeeze(-1))
-    if name == "bnb-nf4":
-        slack = slack + 1e-3 * groups.abs().amax(-1, keepdim=True)  # its boundaries are rounded
     assert (error <= nearest + slack).all()
 
 
@@ -163,12 +167,10 @@ HQQ = [name for name in SHOWN if name.endswith("-hqq")]
 
 
 @pytest.mark.parametrize("name", ["uintx-2-64-hqq", "uintx-3-8-hqq", "int4wo-64-hqq"])
-@pytest.mark.parametrize("kind", ["small", "gaussian", "heavy-tailed"])
+@pytest.mark.parametrize("kind", ["gaussian", "heavy-tailed"])
 def test_hqq_errs_less_than_torchaos(name, kind):
     """By squared error, in all; torchao rounds neither scale nor zero."""
-    weight = torch.randn(64, 512) * (0.02 if kind == "small" else 1)
-    if kind == "heavy-tailed":
-        weight = torch.distributions.StudentT(4.0).sample((64, 512)) * 0.02
+    weight = drawn(kind, 64, 512) * random.choice((0.02, 1.0))
     made = packed(name, weight)
     codes, scale, zero, _ = _choose_qparams_and_quantize_affine_hqq(
         weight, made.bits, made.group_size, compute_dtype=torch.float32, device="cpu"
@@ -184,9 +186,8 @@ def test_hqq_errs_less_than_torchaos(name, kind):
 
 @pytest.mark.parametrize("name", [*HQQ, "uintx-3-128-hqq"])
 def test_hqq_is_no_worse_than_the_range_in_any_group(name):
-    """By squared error, on Gaussian, heavy-tailed and off-centre weights; in all it is better."""
-    gaussian = torch.randn(32, 256)
-    for weight in (gaussian, torch.distributions.StudentT(4.0).sample((32, 256)), gaussian + 3):
+    """By squared error; in all it is better."""
+    for weight in (drawn(kind, 32) for kind in KINDS):
         hqq, plain = (packed(n, weight) for n in (name, name.removesuffix("-hqq")))
         size = plain.group_size
         better, worse = (
@@ -232,17 +233,17 @@ def test_two_of_four_by_hand():
     assert made.plane1[0, 0].item() == 1 + 2 * 4 + 0 * 16 + 1 * 64
 
 
-def test_activations_by_hand():
-    x = torch.tensor([[127.5, -127.5, 1.0, 0.4], [0, 0, 0, 0]])
-    codes, scale = rounded(x, "int8")
-    assert codes.tolist() == [[127, -128, 1, 0], [0, 0, 0, 0]] and scale[0].item() == 1
-    x = torch.tensor([[255.0, 0.0, 1.0, 100.4]])
-    numbers, scale = rounded(x, "int8-asymmetric")
-    assert numbers.tolist() == [[255, 0, 1, 100]] and scale.item() == 1
-    numbers, scale = rounded(torch.tensor([[448.0, 1.0, 17.0, -0.3]]), "float8-row")
-    assert numbers.tolist() == [[448, 1, 16, -0.3125]] and scale.item() == 1
-    numbers, scale = rounded(torch.tensor([[127.0, -127, 0.6, 0]]), "int8-bitsandbytes")
-    assert numbers.tolist() == [[127, -127, 1, 0]] and scale.item() == 1
+@pytest.mark.parametrize(
+    "how, x, expected",
+    [
+        ("int8-asymmetric", [255.0, 0.0, 1.0, 100.4], [255, 0, 1, 100]),
+        ("int8-bitsandbytes", [127.0, -127, 0.6, 0], [127, -127, 1, 0]),
+    ],
+)
+def test_activations_by_hand(how, x, expected):
+    """Those that compressed-tensors has, too: tests/models/test_activations.py."""
+    numbers, scale = rounded(torch.tensor([x]), how)
+    assert numbers.tolist() == [expected] and scale.item() == 1
 
 
 def test_bnb_int8_refuses_weights_that_float16_cannot_hold():

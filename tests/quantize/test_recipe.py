@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from quantbench import models
-from quantbench.__main__ import commands
 from quantbench.answer.limits import Limits
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.log import read as read_log
@@ -31,6 +29,7 @@ from quantbench.run.sizes import size_of
 from tests import seeds
 from tests.models import hugging_face
 from tests.parallel import work
+from tests.programs import command, worked
 
 CPU = torch.device("cpu")
 SHAPES = load_config("tiny").linear_shapes()
@@ -92,10 +91,9 @@ def test_an_exact_name_counts_first_and_then_the_first_pattern():
 
 def test_each_layer_is_that_of_its_scheme(tmp_path):
     schemes = drawn()
-    how = {"precision": torch.bfloat16}
     full, made = (
-        models.load("tiny", **how),
-        models.load("tiny", quantization=file_of(tmp_path, schemes), **how),
+        models.load("tiny", precision=torch.bfloat16, quantization=how)
+        for how in ("none", file_of(tmp_path, schemes))
     )
     for name, scheme in schemes.items():
         alone = Quantizer(parse(scheme), CPU, torch.bfloat16)(name, full.get_submodule(name))
@@ -180,20 +178,14 @@ def test_the_recipes_cache_is_the_runs(tmp_path):
         assert plan.kv_cache == cache and "--kv_cache int8" in " ".join(argv(plan.config))
 
 
-def run(*words):
-    return CliRunner().invoke(commands, [*words], prog_name="quantbench")
-
-
 SHORT = ("generate", "--num_samples", "1", "--max_new_tokens", "4", "--temperature", "0")
 
 
-def test_a_run_is_logged_saved_reloaded_and_replayed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_is_logged_saved_reloaded_and_replayed(in_tmp, monkeypatch):
     monkeypatch.setattr(calibration, "HESSIAN_ROWS", 4)
     path, digest = file_of(Path(), drawn((*SCHEMES, *CALIBRATED))), parse("mix.json").digest
-    first = run(*SHORT, "--quantization", path, "--save", "mine")
-    again = run(*SHORT, "--checkpoint_path", "mine")
-    assert first.exit_code == again.exit_code == 0, first.stderr + again.stderr
+    first = worked(*SHORT, "--quantization", path, "--save", "mine")
+    again = worked(*SHORT, "--checkpoint_path", "mine")
     assert first.stdout.split("scheme")[0] == again.stdout.split("scheme")[0]  # the same text
     made = models.load("tiny", precision=torch.bfloat16, quantization=path)
     assert torch.equal(made(IDS), models.load("mine")(IDS))
@@ -202,26 +194,25 @@ def test_a_run_is_logged_saved_reloaded_and_replayed(tmp_path, monkeypatch):
     assert f"--quantization mix.json@{digest} " in logged.repro
     assert logged.model_size == reloaded.model_size
     replay = ("replay", "benchmarks.txt", "--line", "1")
-    assert run(*replay).exit_code == 0
+    worked(*replay)
     file_of(Path(), {"*": "int8wo"})
-    changed = run(*replay)
+    changed = command(*replay)
     assert changed.exit_code == 1 and f"now; expected is recipe-{digest}" in changed.stderr
 
 
-def test_arms_of_recipes_are_compared(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_arms_of_recipes_are_compared(in_tmp):
     path = file_of(Path(), drawn())
     words = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--half_width", "90%")
     arms = ("--arm", "--quantization none", "--arm", f"--quantization {path}")
-    compared = run("ab", *words, *arms, "--write_result", "log.txt")
-    assert compared.exit_code == 0, compared.stderr
+    compared = worked("ab", *words, *arms, "--write_result", "log.txt")
     assert str(parse(path)) in compared.stdout
     assert parse(path).name in Path("log.txt").read_text()
 
 
 def test_a_dry_run_tells_the_recipes_size(tmp_path):
     path = file_of(tmp_path, {"*": "int4wo-32"})
-    sizes = [run("generate", "--dry_run", "--quantization", x).stdout for x in (path, "int4wo-32")]
+    plans = (worked("generate", "--dry_run", "--quantization", x) for x in (path, "int4wo-32"))
+    sizes = [plan.stdout for plan in plans]
     bits = [next(line for line in s.splitlines() if line.startswith("bits per")) for s in sizes]
     assert bits[0] == bits[1] and f"as {path}" in sizes[0]
 

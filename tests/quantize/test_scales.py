@@ -5,11 +5,13 @@ import pytest
 import torch
 
 from quantbench.quantize.spec import SHOWN, parse_scheme
-from tests.quantize.test_numbers import packed
+from tests.quantize.test_numbers import OF_EVERY_KIND, drawn, packed
 
 # A least-squares fit (-hqq, -gptq) gives up outliers: test_numbers holds it against the plain
-# scheme. 2:4 sparsity zeros weights on purpose: below.
-NAMES = [n for n in SHOWN if n != "none" and "marlin" not in n and not parse_scheme(n).way]
+# scheme, and bitsandbytes' and nvfp4 against their packages. 2:4 sparsity zeros weights on purpose:
+# below.
+ELSEWHERE = ("none", "bnb", "nvfp4", "sparse")
+NAMES = [n for n in SHOWN if not n.startswith(ELSEWHERE) and not parse_scheme(n).way]
 BF16 = 2.0**-8  # the largest relative error of a scale or zero that is stored in bfloat16
 
 
@@ -50,8 +52,6 @@ def allowed(name, w, unit=BF16):
     family, *numbers = name.split("-")
     if name in ("int8wo", "int8dq", "embed-int8"):
         return symmetric(w, 255)
-    if name == "bnb-int8":
-        return symmetric(w, 254, unit / 8)  # weights become float16 first
     if name == "int8dq-int4wo-32":
         return symmetric(grouped(32), 15, unit)
     if family in ("int4wo", "uintx"):
@@ -63,33 +63,14 @@ def allowed(name, w, unit=BF16):
         return floating(w.view(1, -1), 448, 3, 2.0**-9).view(N, K)
     if name == "fp6":
         return floating(w, 28, 2, 2.0**-4)
-    if name == "mxfp4":  # the power of two above max|w| / 6: less than twice that
-        return floating(grouped(32), 6, 1, 0.5, 2.0 if unit else 1.0)
-    if name == "nvfp4":
-        # The group's scale is rounded to E4M3, 1/16 either way: down, it clips the largest weight.
-        groups = grouped(16)
-        bound = floating(groups, 6, 1, 0.5, 17 / 16 if unit else 1.0)
-        return torch.maximum(bound, (groups.abs() - largest(groups) * (15 / 16)).clamp(min=0))
-    # The largest gap of bitsandbytes' tables, from their papers: nf4 1 - 0.7230 below -0.6962,
-    # fp4 1 - 2/3.
-    gap = {"bnb-nf4": 1 - 0.6961928, "bnb-fp4": 1 / 3}[name]
-    return largest(grouped(64)) * (gap / 2 + 1e-3)
+    assert name == "mxfp4"  # the power of two above max|w| / 6: less than twice that
+    return floating(grouped(32), 6, 1, 0.5, 2.0 if unit else 1.0)
 
 
-def drawn(kind):
-    """Weights (32, 256) float32."""
-    if kind == "heavy-tailed":
-        return torch.distributions.StudentT(3.0).sample((32, 256))
-    return torch.randn(32, 256) + 3 * (kind == "off-centre")
-
-
-KINDS = ("gaussian", "heavy-tailed", "off-centre")
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@OF_EVERY_KIND
 @pytest.mark.parametrize("name", NAMES)
 def test_no_weight_is_further_than_half_a_step_of_its_groups_range(name, kind):
-    w = drawn(kind)
+    w = drawn(kind, 32)
     limit = allowed(name, w)
     error = (packed(name, w).dequantize() - w).abs()
     error = error.view(limit.shape if limit.shape[-1] > 1 else (*limit.shape[:-1], -1))
@@ -100,9 +81,9 @@ def test_no_weight_is_further_than_half_a_step_of_its_groups_range(name, kind):
     assert (error / allowed(name, w, unit=0)).max() > 0.7
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@OF_EVERY_KIND
 def test_sparse_marlin_keeps_two_of_four_by_size_with_a_scale_of_what_it_keeps(kind):
-    w = drawn(kind)
+    w = drawn(kind, 32)
     fours = w.view(32, -1, 4)
     least_kept = fours.abs().sort(-1).values[..., 2:3]
     kept = torch.where(fours.abs() >= least_kept, fours, 0.0).view(w.shape)

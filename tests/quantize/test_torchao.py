@@ -6,20 +6,20 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import nn
 from torchao.quantization import quantize_
 
 from quantbench import quantize
 from quantbench.errors import CheckpointError, KernelError, UsageError
-from quantbench.quantize.activation import rounded
 from quantbench.quantize.cpu import PackedLinear
 from quantbench.quantize.kernel import KernelLinear
 from quantbench.quantize.packed import PackedWeight, dequantized
 from quantbench.quantize.registry import Quantizer, available
 from quantbench.quantize.spec import SHOWN, parse_scheme
+from tests.models.hugging_face import assert_near, config, drawn
 from tests.models.refused import refusal
 from tests.ops.instructions import NEEDS_COMPILER
+from tests.quantize.test_every_scheme import activations, compiled
 
 CPU = torch.device("cpu")
 # Every scheme with a kernel "cpu". -hqq has the formats of the names without it, and takes seconds
@@ -29,30 +29,19 @@ NAMES = [
     for name in SHOWN
     if "cpu" in available(parse_scheme(name), CPU, torch.float32) and not name.endswith(("q", "a"))
 ]
-COMMON = {"vocab_size": 96, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-CONFIGS = {
-    "llama": transformers.LlamaConfig(
-        **COMMON, intermediate_size=512, num_key_value_heads=2, tie_word_embeddings=False
-    ),
-    "llama-tied": transformers.LlamaConfig(
-        **COMMON, intermediate_size=512, num_key_value_heads=2, tie_word_embeddings=True
-    ),
-    "opt": transformers.OPTConfig(**COMMON, ffn_dim=512, word_embed_proj_dim=256),
-    "neox": transformers.GPTNeoXConfig(**COMMON, intermediate_size=512),
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "eos_token_id": None}
+FAMILIES = {
+    "llama": ("llama", {"num_key_value_heads": 2}),
+    "llama-tied": ("llama", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "opt": ("opt", {"ffn_dim": 512, "word_embed_proj_dim": 256}),
+    "neox": ("gpt_neox", {}),
 }
 TOKENS = torch.randint(96, (2, 12), generator=torch.Generator().manual_seed(5))
 
 
 def hugging_face(family, **changes):
-    torch.manual_seed(3)
-    config = copy.deepcopy(CONFIGS[family])
-    config.update(changes)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    for name, parameter in model.named_parameters():  # biases that matter, wherever there are any
-        if name.endswith("bias"):
-            nn.init.normal_(parameter, std=0.1)
-    model.generation_config.eos_token_id = None
-    return model.eval().requires_grad_(False)
+    kind, own = FAMILIES[family]
+    return drawn(config(kind, **SIZES | own | changes))
 
 
 def exact(name, layer, spec):
@@ -61,25 +50,12 @@ def exact(name, layer, spec):
     activation = weight.activation if isinstance(weight, PackedWeight) else None
     whole = dequantized(weight).double()
     bias = None if layer.bias is None else layer.bias.double()
-
-    def product(x):
-        numbers, scale = rounded(x.float(), activation) if activation else (x, torch.ones(()))
-        return F.linear(numbers.double() * scale.double(), whole, bias)
-
-    return product
-
-
-# Share of the largest output: float32 sums of 512 terms in two layers, as in test_families.py.
-BOUND = 1e-4
-
-
-def assert_near(y, expected):
-    assert (y - expected).abs().max() <= BOUND * expected.abs().max()
+    return lambda x: F.linear(activations(x, activation)[0], whole, bias)
 
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_layers_are_those_of_the_scheme_and_the_model_generates(family, name):
     """Each on the inputs that it gets in the model: a number between two codes may be rounded to
     either for a difference in the 24th bit, and then later layers differ by a whole step."""
@@ -99,7 +75,7 @@ def test_layers_are_those_of_the_scheme_and_the_model_generates(family, name):
     logits = model(TOKENS).logits
     assert met == set(layers) and len(met) > 8
     if name != "none":  # quantized at all: its error is larger than what is allowed above
-        assert (logits - plain).abs().max() > 2 * BOUND * plain.abs().max()
+        assert (logits - plain).abs().max() > 2e-4 * plain.abs().max()
     made = model.generate(TOKENS, max_new_tokens=5, do_sample=False, pad_token_id=0)
     assert made.shape == (2, 17) and torch.equal(made[:, :12], TOKENS)
 
@@ -119,8 +95,7 @@ def test_a_compiled_model_is_the_model():
 def test_a_compiled_layer_rounds_activations_as_the_layer(name):
     layer, x = nn.Linear(256, 64).requires_grad_(False), torch.randn(2, 12, 256)
     quantize_(layer, quantize.config(name, "cpu"))
-    torch._dynamo.reset()
-    assert_near(torch.compile(layer, fullgraph=True)(x), layer(x))
+    assert_near(compiled(layer, x), layer(x))
 
 
 # ---------------------------------------------------------------------------------- what is changed
