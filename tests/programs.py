@@ -39,6 +39,13 @@ def python(*words: object, **settings: Any) -> subprocess.CompletedProcess[str]:
     return ran(sys.executable, *words, **settings)
 
 
+def finished(*words: object, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """A Python program that has ended with 0."""
+    done = python(*words, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
 def git(folder: Path, *words: str) -> str:
     """What git prints in that folder, as somebody whose commits it takes."""
     settings = ("user.name=somebody", "user.email=somebody@example.org", "commit.gpgsign=false")

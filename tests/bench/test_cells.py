@@ -23,13 +23,11 @@ class World:
     """What happens at which cells (arm, prompt, batch size)."""
 
     plan: object
-    out_of_memory: set = field(default_factory=set)
-    out_of_memory_beside: set = field(default_factory=set)  # only while another arm is loaded
-    dies_at: set = field(default_factory=set)  # in its third turn
-    hangs_at: set = field(default_factory=set)  # until it is killed
+    # At a cell: "out of memory", or "out of memory beside" while another arm is loaded; "dies" in
+    # its third turn; "hangs" until it is killed; "interrupted" in its seventh turn.
+    at: dict = field(default_factory=dict)
     fails_to_load: set = field(default_factory=set)  # arms
     fits_beside: dict = field(default_factory=dict)  # other arms that each may have beside it
-    interrupted_at: tuple | None = None
     energy: object = field(default_factory=lambda: NotCounted("no counter"))
     disturbed: object = lambda cycle: False  # whether the memory's speed moves in it
     journal: list = field(default_factory=list)
@@ -66,9 +64,10 @@ class FakeProcess:
 
     def cell(self, prompt, rows, new_tokens, most_rows):
         self.at, self.turns = (self.arm, prompt, rows), 0
+        self.happens = self.world.at.get(self.at)
         self.world.journal.append(f"cell {self.arm} {prompt} {rows}")
-        beside = len(self.world.alive) > 1 and self.at in self.world.out_of_memory_beside
-        if beside or self.at in self.world.out_of_memory:
+        beside = self.happens == "out of memory beside" and len(self.world.alive) > 1
+        if beside or self.happens == "out of memory":
             raise WorkerFailed("out of memory", "memory")
         facts = arm_facts(decoder="cpu-step" if rows < 4 else "modules")
         facts.energy.append(self.world.energy)
@@ -77,11 +76,11 @@ class FakeProcess:
     def turn(self, kind, tokens, each):
         self.turns += 1
         self.world.journal.append(f"{kind} {self.arm}")
-        if hangs := self.at in self.world.hangs_at:
+        if self.happens == "hangs":
             assert self.killed.wait(30)
-        if hangs or (self.at in self.world.dies_at and self.turns > 2):
+        if self.happens == "hangs" or (self.happens == "dies" and self.turns > 2):
             raise WorkerFailed("killed (SIGKILL), as the system does when memory runs out")
-        if self.at == self.world.interrupted_at and self.turns > 6:
+        if self.happens == "interrupted" and self.turns > 6:
             raise KeyboardInterrupt
         if kind == "prompt":
             return TurnTime(self.at[1], 0.1 * self.at[2], [0.1])
@@ -138,7 +137,7 @@ def test_every_cell_is_measured_and_each_model_loaded_once(measure):
 
 
 def test_larger_batches_than_one_out_of_memory_are_not_tried(measure):
-    happens = {"out_of_memory": {("none", 100, 2)}}
+    happens = {"at": {("none", 100, 2): "out of memory"}}
     measured, _, world = measure(sequence_lengths=[100, 200], happens=happens)
     found = cells(measured)
     assert [found[size].reason for size in (1, 2)] == [None, "out of memory"]
@@ -149,7 +148,7 @@ def test_larger_batches_than_one_out_of_memory_are_not_tried(measure):
 
 
 def test_a_cell_that_does_not_fit_beside_the_others_is_measured_alone(measure):
-    measured, results, world = measure(happens={"out_of_memory_beside": {("int8wo", 100, 2)}})
+    measured, results, world = measure(happens={"at": {("int8wo", 100, 2): "out of memory beside"}})
     assert all(len(cell.samples) == 4 for cell in cells(measured, "int8wo").values())
     assert world.journal.count("load int8wo") == 2
     arms = [cells(measured, arm) for arm in ("none", "int8wo")]
@@ -171,7 +170,7 @@ def test_arms_that_do_not_fit_together_share_the_baseline(measure, others):
 
 
 def test_a_worker_that_dies_is_started_again_and_the_others_go_on(measure):
-    measured, _, world = measure(happens={"dies_at": {("int8wo", 100, 2)}})
+    measured, _, world = measure(happens={"at": {("int8wo", 100, 2): "dies"}})
     found = cells(measured, "int8wo")
     assert found[2].reason.startswith("killed (SIGKILL)") and not found[2].counted
     assert len(found[4].samples) == 4 and len(cells(measured)[2].samples) == 4
@@ -187,13 +186,13 @@ def test_an_arm_that_cannot_be_loaded(measure):
 
 
 def test_a_cell_that_takes_too_long_is_ended(measure):
-    measured, _, world = measure(timeout=1, happens={"hangs_at": {("none", 100, 2)}})
+    measured, _, world = measure(timeout=1, happens={"at": {("none", 100, 2): "hangs"}})
     assert cells(measured)[2].reason == "timed out: it takes longer than --timeout 1 s"
     assert len(cells(measured)[4].samples) == 4 and world.journal.count("load none") == 2
 
 
 def test_an_interrupted_session_keeps_what_there_is_and_is_resumed(measure, tmp_path):
-    measured, results, _ = measure(happens={"interrupted_at": ("none", 100, 2)})
+    measured, results, _ = measure(happens={"at": {("none", 100, 2): "interrupted"}})
     assert measured.ended == "interrupted"
     assert [len(cell.samples) for cell in cells(measured).values()] == [4, 2]
     again, made = resumable(tmp_path)

@@ -194,7 +194,7 @@ def test_the_fastest_setting_is_taken(measured, tmp_path):
 def test_a_tune_goes_on_with_its_answer(measured, tmp_path):
     folder = str(tmp_path / "out")
     first = measured((1.0, 1.0, 0.2, 1.0), *GRID, "--processes", "1", "--output", folder)
-    assert first.exit_code == 0, first.exception
+    assert first.exit_code == 0, first.output
     result = run("--resume", folder, "--processes", "2")
     assert "Take threads=2: " in result.stdout, result.output
     saved = json.loads((tmp_path / "out" / "results.json").read_text())

@@ -1,6 +1,7 @@
 """What a worker answers, as whoever asked it gets it."""
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -12,41 +13,29 @@ import pytest
 from quantbench.bench import process, ranks
 from quantbench.bench.process import Forked, Process, Template, WorkerFailed
 from quantbench.errors import UsageError
-from tests.programs import wait_for
+from tests.programs import finished, wait_for
 
 ANSWER = "import sys; input(); print(sys.argv[1], flush=True); sys.stdin.read()"
-
-
-@pytest.fixture
-def worker():
-    started = []
-
-    def start(answer):
-        started.append(Process((sys.executable, "-c", ANSWER, answer)))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.close()
-
-
-@pytest.mark.parametrize(("kind", "code"), [("usage", 2), ("memory", 1), ("other", 1)])
-def test_only_wrong_options_are_a_usage_error(worker, kind, code):
-    """Whichever command asked: the worker's own words; a comparison goes on without the arm."""
-    with pytest.raises(WorkerFailed, match="^too large$") as failure:
-        worker(f'{{"failed": "too large", "kind": "{kind}"}}').ask("load")
-    assert (failure.value.kind, failure.value.exit_code) == (kind, code)
-    assert isinstance(failure.value, UsageError) == (code == UsageError.exit_code)
-
-
-# ---------------------------------------------------------------------------------- forks
 
 
 @pytest.fixture
 def opened():
     """Makes workers, which the test's end closes."""
     with contextlib.ExitStack() as stack:
-        yield lambda: stack.enter_context(closing(Process()))
+        yield lambda *command: stack.enter_context(closing(Process(*command)))
+
+
+@pytest.mark.parametrize(("kind", "code"), [("usage", 2), ("memory", 1), ("other", 1)])
+def test_only_wrong_options_are_a_usage_error(opened, kind, code):
+    """Whichever command asked: the worker's own words; a comparison goes on without the arm."""
+    answer = f'{{"failed": "too large", "kind": "{kind}"}}'
+    with pytest.raises(WorkerFailed, match="^too large$") as failure:
+        opened((sys.executable, "-c", ANSWER, answer)).ask("load")
+    assert (failure.value.kind, failure.value.exit_code) == (kind, code)
+    assert isinstance(failure.value, UsageError) == (code == UsageError.exit_code)
+
+
+# ---------------------------------------------------------------------------------- forks
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems fork no workers")
@@ -108,14 +97,12 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def three_ranks(tmp_path, monkeypatch):
+def three_ranks(opened, tmp_path, monkeypatch):
     """A worker of three ranks, whose class has no model."""
     (tmp_path / "answering.py").write_text(ANSWERING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    process = Process(ranks.of((sys.executable, "-m", "answering"), 3))
-    yield process
-    process.close()
+    return opened(ranks.of((sys.executable, "-m", "answering"), 3))
 
 
 def test_every_rank_carries_out_a_request_and_the_first_one_answers(three_ranks, tmp_path):
@@ -148,3 +135,74 @@ def test_ranks_that_refuse_say_why(three_ranks, do, message, kind):
     with pytest.raises(WorkerFailed, match=message) as failure:
         three_ranks.ask(do)
     assert failure.value.kind == kind
+
+
+# --------------------------------------------------------------------------------- imports
+# A worker's peak memory is that of generate.py: it has imported next to nothing else.
+
+OPTIONS = ["--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu"]
+# `finish` starts when the peak has been read.
+GENERATE = """
+import json, sys
+from quantbench import generate
+from quantbench.commands.generate import generate as main
+
+def tell(*given):
+    print("modules", json.dumps(sorted(sys.modules)))
+
+generate.finish = tell
+main(sys.argv[1:], standalone_mode=False)
+"""
+WORKER = """
+import sys
+from quantbench.bench.worker import Worker, serve
+
+class Telling(Worker):
+    def modules(self) -> list:
+        return sorted(sys.modules)
+
+serve(Telling())
+"""
+# What else a worker needs, by prefixes of names: our own files, some kB each, and Python's
+# modules by which it reads its requests.
+OURS = (
+    "quantbench.bench",
+    "quantbench.run.turns",
+    "safetensors.torch",  # the reference's hidden states
+    "quantbench.quality",
+    "quantbench.quantize.observe",  # SQNR
+    "quantbench.models.chat",
+    "numpy.ctypeslib",  # safetensors writes by it
+    "quantbench.run.saved_model",
+    "quantbench.run.bandwidth",
+    "quantbench.run.why",
+)
+OF_PYTHON = {"_queue", "queue"}
+
+
+@pytest.fixture(scope="module")
+def of_generate():
+    done = finished("-c", GENERATE, *OPTIONS, "--write_result", "none")
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("modules "))
+    return set(json.loads(line.partition(" ")[2]))
+
+
+@pytest.mark.parametrize("quality", [False, True], ids=["speed", "and quality"])
+def test_a_worker_imports_next_to_nothing_that_generate_does_not(
+    of_generate, opened, tmp_path, quality
+):
+    path = tmp_path / "worker.py"
+    path.write_text(WORKER)
+    worker = opened((sys.executable, str(path)))
+    worker.ask("load", argv=OPTIONS)
+    if quality:
+        logits = str(tmp_path / "logits")
+        worker.ask("quality", tokens=64, text=None, reference=None, keep=logits)
+        again = {"tokens": 64, "text": None, "reference": logits, "keep": None}
+        assert worker.ask("quality", **again)["quality"]["perplexity_ratio"] == 1.0
+    worker.ask("get_ready")
+    worker.ask("sample", index=0)
+    found = set(worker.ask("modules"))
+    assert "torch" in found & of_generate
+    more = {name for name in found - of_generate if not name.startswith(OURS)}
+    assert more <= OF_PYTHON

@@ -1,5 +1,6 @@
 """Small mixtures of experts, whole and in two tiers, with the same weights."""
 
+import os
 import random
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from quantbench.models.loading import load_config, load_model
 from quantbench.ops.cpu import build
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
+from tests.models.small import by_steps
 
 CPU = torch.device("cpu")
 FAST = [{0, 3}, {1}, set(), {2, 4, 5}, {7}]  # 7 of tiny_moe's experts, by layer
@@ -56,24 +58,19 @@ def hold_some(tiers: Tiers, count: int | None = None) -> None:
     tiers.hold(fast, count + tiers.least + random.randint(0, 7))
 
 
-def logits(model, rows=1, steps=4, decoder="modules") -> torch.Tensor:
+def logits(model, rows=1, steps=4, decoder="modules", kv_cache="dense") -> torch.Tensor:
     """Logits of a prompt in two chunks and of decoding steps, for rows of different tokens."""
-    generator = Generator(model, rows, 64, decoder=decoder)
+    generator = Generator(model, rows, 64, kv_cache, decoder)
     draw = torch.Generator().manual_seed(rows)
     tokens = torch.randint(model.config.vocab_size, (rows, 24 + steps), generator=draw)
     tokens = tokens.to(model.tok_embeddings.weight.device)
-    with torch.no_grad():
-        parts = [generator.forward(tokens[:, :17], 0), generator.forward(tokens[:, 17:24], 17)]
-        parts += [generator.forward(tokens[:, i : i + 1], i) for i in range(24, 24 + steps)]
-    return torch.cat(parts, 1)
+    parts = [generator.forward(tokens[:, :17], 0), generator.forward(tokens[:, 17:24], 17)]
+    return torch.cat([*parts, by_steps(generator, tokens[:, 24:], 24)], 1)
 
 
-def decoded(model, tokens: torch.Tensor, decoder, kv_cache="dense") -> torch.Tensor:
+def decoded(model, tokens: torch.Tensor, decoder) -> torch.Tensor:
     """Logits of tokens (1, S), each by a decoding step."""
-    generator = Generator(model, 1, tokens.shape[1], kv_cache, decoder)
-    with torch.no_grad():
-        steps = [generator.forward(tokens[:, i : i + 1], i) for i in range(tokens.shape[1])]
-    return torch.cat(steps, 1)
+    return by_steps(Generator(model, 1, tokens.shape[1], decoder=decoder), tokens)
 
 
 def routing(tokens: torch.Tensor) -> list[tuple[int, set[int]]]:
@@ -100,3 +97,17 @@ def when_held(monkeypatch, action) -> None:
         action(self.slow)
 
     monkeypatch.setattr(Tiers, "hold", and_then)
+
+
+def disk_full(monkeypatch, name: str, works: int, file: str = "") -> None:
+    """os.<name> raises when it has worked so often; os.open: for a file of that name."""
+    function, calls = getattr(os, name), []
+
+    def fails_later(*arguments, **more):
+        if name != "open" or Path(arguments[0]).name == file:
+            calls.append(arguments)
+        if len(calls) > works:
+            raise OSError(28, "No space left on device")
+        return function(*arguments, **more)
+
+    monkeypatch.setattr(os, name, fails_later)

@@ -109,15 +109,6 @@ def test_what_goes_wrong_in_the_middle_of_a_step_ends_it(error, rows, tmp_path, 
     assert torch.equal(logits(model, rows, decoder="cpu-step"), expected)
 
 
-def test_quantized_caches():
-    model, tiers = tiered("fetch", None)
-    tiers.hold(FAST, 10)
-    tokens = torch.randint(4096, (1, 40))
-    for kv_cache in ("int8", "fp8", "int4"):
-        expected = decoded(whole(), tokens, "cpu-step", kv_cache)
-        assert torch.equal(decoded(model, tokens, "cpu-step", kv_cache), expected), kv_cache
-
-
 # ---------------------------------------------------------------------------------- arrivals
 
 

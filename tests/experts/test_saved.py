@@ -14,13 +14,11 @@ from safetensors import safe_open
 
 from quantbench.log.config import RunConfig
 from quantbench.models.formats.saved import SavedTensors
-from quantbench.models.llama import weight_bytes
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
-from tests.experts.small import NEEDS_KERNELS, logits, when_held
+from tests.experts.small import NEEDS_KERNELS, disk_full, logits, when_held
 from tests.models.small import small_checkpoint
-from tests.programs import ROOT, command, python
-from tests.run.loading_peak import peak_of
+from tests.programs import command, finished, worked
 from tests.test_refusals import only_error
 
 SHORT = ("--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
@@ -37,8 +35,8 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def save(*words):
-    return command("generate", *TINY, *words, "--write_result", "none")
+def save(*words, start=worked):
+    return start("generate", *TINY, *words, "--write_result", "none")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +44,6 @@ def original(tmp_path_factory):
     """tiny_moe as int8wo, saved with its experts' file, and the text that it wrote meanwhile."""
     folder = tmp_path_factory.mktemp("original") / "saved"
     result = save(*ROOM, "--save", str(folder))
-    assert result.exit_code == 0, result.stderr
     assert f"({folder}, " in result.stderr.replace("; ", "(")
     return folder, result.stdout.split("\n\n")[0]
 
@@ -57,8 +54,8 @@ def saved(original, place):
     shutil.copytree(original[0], place / "saved")
 
 
-def run(*words):
-    return command("generate", *SHORT, "--checkpoint_path", "saved", *ROOM, *words)
+def run(*words, start=worked):
+    return start("generate", *SHORT, "--checkpoint_path", "saved", *ROOM, *words)
 
 
 def written(place):
@@ -97,7 +94,6 @@ def test_a_run_reads_it_and_writes_none(original, saved, place, monkeypatch):
     with safe_open(FILE, "pt") as opened:
         assert set(opened.keys()) == {f"layers.{i}.experts.{e}" for i in range(5) for e in range(8)}
     result = run("--output_json_path", "runs.jsonl")
-    assert result.exit_code == 0, result.stderr
     assert result.stdout.split("\n\n")[0] == original[1]
     record = json.loads(Path("runs.jsonl").read_text())
     assert record["experts"]["slow_place"].startswith(str(place / FILE))
@@ -161,7 +157,7 @@ def reading_fails(patch):
 
 def saved_without_them(_):
     shutil.rmtree("saved")
-    assert save("--save", "saved").exit_code == 0 and not FILE.exists()
+    assert save("--save", "saved") and not FILE.exists()
 
 
 DAMAGE = [
@@ -184,7 +180,6 @@ def test_a_damaged_file_is_a_line_and_the_run_writes_its_own(
     damage(monkeypatch)
     before = {path.name: path.stat().st_size for path in Path("saved").iterdir()}
     result = run()
-    assert result.exit_code == 0, result.stderr
     (line,) = [line for line in result.stderr.splitlines() if reason in line]
     assert f": experts are written into {place}/cache/quantbench/experts until the run" in line
     assert "--save with --expert_memory writes them once" in line
@@ -195,17 +190,14 @@ def test_a_damaged_file_is_a_line_and_the_run_writes_its_own(
 @NEEDS_KERNELS
 def test_another_kernel_and_a_folder_that_is_named_write_their_own(saved, place):
     result = run("--kernel", "reference")
-    assert result.exit_code == 0, result.stderr
     assert "has another form than this run's kernels read: experts are written" in result.stderr
     assert written(place)
-    result = run("--expert_folder", "slow")
-    assert result.exit_code == 0 and "(slow, " in result.stderr.replace("; ", "(")
+    assert "(slow, " in run("--expert_folder", "slow").stderr.replace("; ", "(")
 
 
 def test_a_copy_of_another_date_is_compared_whole_and_read(original, saved, place):
     os.utime(FILE, (1, 1))
-    result = run()
-    assert result.exit_code == 0 and result.stdout.split("\n\n")[0] == original[1]
+    assert run().stdout.split("\n\n")[0] == original[1]
     assert not written(place)
 
 
@@ -213,7 +205,7 @@ def test_what_is_noted_of_it_is_checked(saved):
     noted = json.loads(MANIFEST.read_text())
     for key, value in (("sums", "x"), ("modified", -1)):
         MANIFEST.write_text(json.dumps(noted | {"experts": noted["experts"] | {key: value}}))
-        result = run()
+        result = run(start=command)
         assert f"quantbench.json: experts.{key} is " in only_error(result)
         assert result.exit_code == 1
 
@@ -221,7 +213,7 @@ def test_what_is_noted_of_it_is_checked(saved):
 def test_a_file_that_is_truncated_in_the_middle_of_a_run(saved, monkeypatch):
     when_held(monkeypatch, lambda slow: os.truncate(FILE, 4096))
     Path("log.txt").write_text("")
-    result = run("--write_result", "log.txt")
+    result = run("--write_result", "log.txt", start=command)
     assert "experts.safetensors: the experts' file was truncated while the" in only_error(result)
     assert result.exit_code == 1 and Path("log.txt").read_text() == ""
 
@@ -231,17 +223,8 @@ def test_a_file_that_is_truncated_in_the_middle_of_a_run(saved, monkeypatch):
 )
 def test_a_disk_that_is_full_while_experts_are_saved(where, works, monkeypatch):
     """Whatever fails first, and however often it has worked before: nothing is left."""
-    function, calls = getattr(os, where), []
-
-    def fails_later(*arguments, **more):
-        if where != "open" or Path(arguments[0]).name == FILE.name:
-            calls.append(arguments)
-        if len(calls) > works:
-            raise OSError(28, "No space left on device")
-        return function(*arguments, **more)
-
-    monkeypatch.setattr(os, where, fails_later)
-    result = save(*ROOM, "--save", "saved")
+    disk_full(monkeypatch, where, works, FILE.name)
+    result = save(*ROOM, "--save", "saved", start=command)
     line = "error: --save saved: the experts' file cannot be written: No space"
     assert only_error(result).startswith(line)
     assert result.exit_code == 1 and not Path("saved").exists()
@@ -255,17 +238,6 @@ MIXTURE = {"model_type": "mixtral", "hidden_size": 384, "intermediate_size": 512
            "num_hidden_layers": 8, "num_local_experts": 16, "num_experts_per_tok": 2}  # fmt: skip
 
 
-@torch.no_grad()
-def loading_peak(folder, small):
-    """By how much loading a saved mixture raises the resident set, at its highest; in bytes. A
-    smaller one is loaded first, for whatever is imported or allocated once."""
-    torch.set_num_threads(1)
-    two = {"expert_memory": "4", "expert_policy": "fetch"}
-    model_of(checkpoint_path=small, **two)
-    model, peak = peak_of(lambda: model_of(checkpoint_path=folder, **two))
-    return {"peak": peak, "weights": weight_bytes(model)}
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_loading_holds_no_more_than_the_rest_and_the_fast_experts(place):
     """The resident set's rise while loading, from the saved file, is far below the experts' bytes.
@@ -275,17 +247,14 @@ def test_loading_holds_no_more_than_the_rest_and_the_fast_experts(place):
     """
     for name, changes in (("large", MIXTURE), ("small", MIXTURE | {"num_hidden_layers": 1})):
         path = small_checkpoint(place, f"{name}.json", **changes)
-        result = save(*ROOM, "--checkpoint_path", path, "--save", name)
-        assert result.exit_code == 0, result.stderr
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        save(*ROOM, "--checkpoint_path", path, "--save", name)
+    environment = {**os.environ}
     environment.pop("XDG_CACHE_HOME")  # it has the C++ kernels
-    code = "import json, sys; from tests.experts.test_saved import loading_peak as peak;"
-    code += "print(json.dumps(peak(*sys.argv[1:])))"
-    done = python("-c", code, place / "large", place / "small", env=environment)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout.splitlines()[-1])
+    words = ("tests.run.loading_peak", place / "small", place / "large", "two_tiers:none")
+    done = finished("-m", *words, env=environment)
     experts = 8 * 16 * 3 * 384 * 512
-    assert answer["weights"] > experts and answer["peak"] < experts / 2
+    assert (place / "large" / FILE.name).stat().st_size > experts
+    assert json.loads(done.stdout.splitlines()[-1])["peak"] < experts / 2
 
 
 def in_page_cache(path):

@@ -1,6 +1,7 @@
 """Experts in two tiers: the same logits as in one memory, wherever experts are and however they
 come; what is counted; what goes wrong with the slow tier."""
 
+import itertools
 import os
 import random
 
@@ -8,15 +9,18 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from quantbench.devices import Stopwatch
 from quantbench.errors import KernelError, TierError
 from quantbench.experts import slow
 from quantbench.experts.layout import Layout, without_weights
 from quantbench.experts.slow import Memory, new_file
 from quantbench.experts.tiers import POLICIES, Tiers
+from quantbench.kv_cache import CACHES
 from quantbench.models.formats.saved import inner_tensors
 from quantbench.models.loading import load_config
 from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import SHOWN, parse
+from quantbench.run import tiers as tiers_of_a_run
 from tests.experts.small import (
     CPU,
     FAST,
@@ -35,11 +39,6 @@ from tests.models.hugging_face import saved
 DECODERS = ["modules", pytest.param("cpu-step", marks=NEEDS_KERNELS)]
 
 
-@pytest.fixture
-def place(tmp_path):
-    return tmp_path / "slow"
-
-
 @pytest.mark.parametrize(
     ("family", "scheme", "kernel"),
     [
@@ -51,21 +50,23 @@ def place(tmp_path):
     ],
 )
 def test_logits_are_those_of_one_memory(family, scheme, kernel, tmp_path):
-    """Random placements, over a disk or RAM by chance, every policy and decoder. A prompt goes by
-    the modules, steps by the op: both use the same slots."""
+    """Random placements, over a disk or RAM by chance, every policy and decoder, any cache. A
+    prompt goes by the modules, steps by the op: both use the same slots."""
     path = family if family == "tiny_moe" else str(saved(family, tmp_path)[0])
     one = whole(path, scheme, torch.bfloat16, kernel)
     fused = REFUSAL is None and kernel == "auto"
-    how = [(rows, d) for rows in (1, 3) for d in ("modules", *["cpu-step"] * fused)]
-    expected = [logits(one, rows, decoder=decoder) for rows, decoder in how]
+    # int4's groups of 32 fit tiny_moe's heads alone
+    cache = random.choice([name for name in CACHES if name != "int4" or family == "tiny_moe"])
+    how = [(rows, 4, d, cache) for rows in (1, 3) for d in ("modules", *["cpu-step"] * fused)]
+    expected = [logits(one, *given) for given in how]
     slow_tier = random.choice([tmp_path / "slow", None])
     model, tiers = tiered("cache", slow_tier, path, scheme, torch.bfloat16, kernel)
     for policy in POLICIES.values():
         tiers.policy = policy
         hold_some(tiers)
-        for (rows, decoder), same in zip(how, expected, strict=True):
-            got = logits(model, rows, decoder=decoder)
-            assert torch.equal(got, same), (policy, tiers.slow.place, tiers.quotas, rows, decoder)
+        for given, same in zip(how, expected, strict=True):
+            got = logits(model, *given)
+            assert torch.equal(got, same), (policy, tiers.slow.place, tiers.quotas, given)
         slots = [slot for layer in tiers.layers.values() for slot in layer.own.values()]
         slots += tiers.landing
         assert len({id(slot) for slot in slots}) == len(slots) == sum(tiers.quotas) + tiers.arrivals
@@ -118,12 +119,12 @@ def test_an_expert_stored_in_another_way_is_refused():
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_the_counts_are_those_of_the_routing(decoder, place):
+def test_the_counts_are_those_of_the_routing(decoder, tmp_path):
     """Hits and all others add up to what the routers of a model in one memory choose. By policy,
     each token and layer at a time."""
     tokens = torch.randint(4096, (1, 40))
     hits = sum(len(FAST[layer] & experts) for layer, experts in routing(tokens))
-    model, tiers = tiered("fetch", place, "tiny_moe", "int8wo", torch.float32)
+    model, tiers = tiered("fetch", tmp_path, "tiny_moe", "int8wo", torch.float32)
     for policy in ("fetch", "compute_there"):
         tiers.policy = POLICIES[policy]
         tiers.hold(FAST, 7 + tiers.least)
@@ -163,13 +164,13 @@ def test_experts_without_tokens_are_neither_fetched_nor_computed():
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_the_file_is_safetensors_and_has_no_name(direct, place, monkeypatch):
+def test_the_file_is_safetensors_and_has_no_name(direct, tmp_path, monkeypatch):
     """Read back by its own library: whole pages, an expert each. Nothing is left, even if the
     process is killed. Without O_DIRECT the file's pages are dropped."""
     if not direct:
         monkeypatch.delattr(os, "O_DIRECT")
-    disk = new_file(place)
-    assert not list(place.iterdir())
+    disk = new_file(tmp_path)
+    assert not list(tmp_path.iterdir())
     keys = [(layer, expert) for layer in (0, 2) for expert in range(3)]
     disk.reserve(keys, 8192)
     blocks = {key: torch.randint(256, (8192,), dtype=torch.uint8) for key in keys}
@@ -188,12 +189,97 @@ def test_the_file_is_safetensors_and_has_no_name(direct, place, monkeypatch):
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(("policy", "cut"), [("cache", 10**6), ("fetch", 1), ("compute_there", 1)])
-def test_a_truncated_file_is_an_error_of_one_line(policy, cut, decoder, place):
-    model, tiers = tiered(policy, place)
+def test_a_truncated_file_is_an_error_of_one_line(policy, cut, decoder, tmp_path):
+    model, tiers = tiered(policy, tmp_path)
     tiers.hold([set()] * 5, 2)
     logits(model)
     os.ftruncate(tiers.slow.buffered, tiers.slow.end - cut)
     with pytest.raises(TierError, match="was truncated while the run used it") as raised:
         for _ in range(9):  # until a step has needed every expert
             logits(model, 3, 9, decoder)
-    assert "\n" not in str(raised.value) and str(place) in str(raised.value)
+    assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
+
+
+# ------------------------------------------------------------------------------ a card over RAM
+# The CPU computes with experts of its own. A CPU stands in for the card; where there is a card, the
+# same tests run there, too.
+
+CARDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def over_ram(device, scheme="int8wo"):
+    """tiny_moe on a device, its experts in RAM, in the form of both processors."""
+    how = torch.bfloat16, "auto", device
+    return tiered("cache", None, "tiny_moe", scheme, *how, beneath=True)
+
+
+@pytest.mark.parametrize("device", CARDS)
+@pytest.mark.parametrize("scheme", ["none", "int8wo"])
+def test_logits_over_a_card_are_those_of_one_memory(scheme, device):
+    """To the bit with fetching. Under a card the CPU adds in another order: 5 % of the largest
+    logit is more than bfloat16 makes of that in five layers, and less than any wrong expert does.
+    """
+    expected = logits(whole("tiny_moe", scheme, torch.bfloat16, "auto", device), 2)
+    model, tiers = over_ram(device, scheme)
+    for policy in POLICIES.values():
+        tiers.policy = policy
+        for count in (0, None):
+            hold_some(tiers, count)
+            got = logits(model, 2)
+            if policy.fetches or device == "cpu":
+                assert torch.equal(got, expected), (policy, tiers.quotas)
+            else:
+                assert (got - expected).abs().max() <= 0.05 * expected.abs().max()
+    assert tiers.counted().there > 0
+
+
+def test_the_processor_beneath_computes_while_the_other_is_busy(monkeypatch):
+    """A card is given all that it will compute before the CPU starts."""
+    model, tiers = over_ram("cpu")
+    tiers.policy = POLICIES["compute_there"]
+    tiers.hold([{0, 1, 2, 3}] * 5, 20)
+    order, in_place = [], tiers.in_place
+    layers = {slot: n for n, layer in tiers.layers.items() for slot in layer.own.values()}
+
+    def beneath(key):
+        order.append((key[0], "beneath"))
+        return in_place(key)
+
+    monkeypatch.setattr(tiers, "in_place", beneath)
+    monkeypatch.setattr(tiers.copies, "done", lambda slot: order.append((layers[slot], "card")))
+    logits(model, 2)
+    turns = [[w for _, w in turn] for _, turn in itertools.groupby(order, key=lambda each: each[0])]
+    assert all(who == sorted(who, key=("card", "beneath").index) for who in turns)
+    assert any(len(set(who)) == 2 for who in turns)  # layers in which both compute
+
+
+@pytest.mark.parametrize("device", CARDS)
+def test_auto_takes_the_faster_policy_and_leaves_no_count(device, monkeypatch):
+    model, tiers = over_ram(device)
+    tiers.hold([{0}, {1, 2}, set(), set(), {7}], 8)
+    clock = [0.0]
+    monkeypatch.setattr(tiers_of_a_run.time, "perf_counter", lambda: clock[0])
+    for slower, faster in (("cache", "compute_there"), ("compute_there", "cache")):
+        before, policies, seen = tiers.counted(), [], []
+
+        def step(tokens, position, slower=slower, policies=policies, seen=seen):
+            policies.append(tiers.policy.name)
+            seen.append(tokens.flatten().tolist())
+            clock[0] += 1.0 + (tiers.policy.name == slower)
+            model(tokens)
+
+        assert tiers_of_a_run.faster(tiers, step, [5, 6, 7, 8, 9], 2).name == faster
+        assert policies == ["cache", "compute_there"] * 13 and seen[:3] == [[5, 6], [7, 8], [9, 5]]
+        assert tiers.policy is POLICIES["cache"] and tiers.counted() == before
+
+
+@pytest.mark.parametrize("device", CARDS)
+def test_a_stopwatch_adds_up_what_was_between_starts_and_stops(device):
+    watch = Stopwatch(torch.device(device))
+    assert watch.seconds() == 0
+    x = torch.randn(500, 500, device=device)
+    for _ in range(3):
+        started = watch.start()
+        x = (x @ x).clamp(-1, 1)
+        watch.stop(started)
+    assert watch.seconds() > 0 and watch.seconds() == 0

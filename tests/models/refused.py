@@ -1,6 +1,7 @@
 """How a call refuses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
@@ -11,3 +12,10 @@ def refusal(error: type[Exception], act: Callable[..., object], *arguments: obje
         act(*arguments)
     assert "\n" not in str(raised.value)
     return str(raised.value)
+
+
+def refuses(act: Callable[..., object], table: Iterable[tuple[dict[str, Any], str]]) -> None:
+    """act(**given) raises a RuntimeError, as an operator does, for each (given, its message)."""
+    for given, message in table:
+        with pytest.raises(RuntimeError, match=message):
+            act(**given)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quantbench.generate import Generator
 from quantbench.models import build
 from quantbench.models.llama import Transformer
 from quantbench.models.presets import PRESETS
@@ -61,3 +62,9 @@ def small_checkpoint(folder: Path, name: str = "config.json", **changes: Any) ->
     path = folder / name
     path.write_text(json.dumps(SMALL | changes))
     return f"dummy:{path}"
+
+
+def by_steps(generator: Generator, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
+    """Logits (B, S, V) of tokens (B, S) that are decoded one by one, from position `start` on."""
+    steps = [generator.forward(tokens[:, [i]], start + i) for i in range(tokens.shape[1])]
+    return torch.cat(steps, 1)

@@ -52,11 +52,12 @@ class Kernel:
 
 def check(kernel: Kernel, query: Tensor, key: Stored, value: Stored, first, count, *how) -> Tensor:
     """how: scale and softcap, of kernels that take them."""
-    y = kernel(query, key, value, first, count, *how)
-    first, count = (torch.as_tensor(x, device=query.device) for x in (first, count))
-    exact = expected(query, key, value, first, count, *how)
-    allowed = kernel.allowed(query, key, value, first, count, exact, *how[:1])
-    exact.check(y[:, :, None], dtype=query.dtype, **allowed)
+    with seeds.naming((query.shape, query.dtype, key.codes.shape, key.format, first, count, how)):
+        y = kernel(query, key, value, first, count, *how)
+        first, count = (torch.as_tensor(x, device=query.device) for x in (first, count))
+        exact = expected(query, key, value, first, count, *how)
+        allowed = kernel.allowed(query, key, value, first, count, exact, *how[:1])
+        exact.check(y[:, :, None], dtype=query.dtype, **allowed)
     return y
 
 

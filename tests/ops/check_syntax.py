@@ -8,12 +8,12 @@ A compiler that is missing is an error where QUANTBENCH_EXPECT names it (coverag
 
 import platform
 import shutil
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from quantbench.ops.cpu import build, compiler
 from tests.coverage_of_machine import expected, why_skipping_fails
+from tests.programs import ran
 
 FLAGS = [flag for flag in compiler.FLAGS if flag != "-O3"]
 STRICT = ("-O0", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fsyntax-only")
@@ -22,8 +22,7 @@ COMPILERS = {"clang++": platform.machine(), "aarch64-linux-gnu-g++": "aarch64"}
 
 def complaint(program: str, unit: compiler.Unit) -> str:
     """What the compiler says about a source: nothing, if all is well."""
-    command = [program, *FLAGS, *STRICT, *unit.options, str(unit.source)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = ran(program, *FLAGS, *STRICT, *unit.options, unit.source)
     return done.stderr if done.returncode else ""
 
 

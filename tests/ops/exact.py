@@ -20,11 +20,13 @@ def causal(queries: Tensor, keys: Tensor, window: int | None = None) -> Tensor:
 @dataclass(frozen=True)
 class Exact:
     """Attention y (B, H, S, D); `mass`, the same of the values' sizes; `score`, (B, H, S, 1), the
-    largest sum of sizes, signs aside, of the terms of a score."""
+    largest sum of sizes, signs aside, of the terms of a score; `denominator`, (B, H, S), the
+    logarithm of the softmax's sum."""
 
     y: Tensor
     mass: Tensor
     score: Tensor
+    denominator: Tensor
 
     def check(
         self,
@@ -78,4 +80,5 @@ def attention(
     # What nobody sees may hold anything, infinities too.
     value = value.masked_fill(~visible.expand(B, H, S, -1).any(2)[..., None], 0)
     sizes = (query.abs() @ key.abs().mT * scale).masked_fill(~visible, 0)
-    return Exact(weights @ value, weights @ value.abs(), sizes.amax(-1, keepdim=True))
+    largest, denominator = sizes.amax(-1, keepdim=True), scores.logsumexp(-1)
+    return Exact(weights @ value, weights @ value.abs(), largest, denominator)

@@ -7,7 +7,6 @@ Raises what Triton or ptxas raises, or AssertionError for more shared memory tha
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +15,9 @@ from types import SimpleNamespace
 import torch
 
 from quantbench.kv_cache import CACHES
+from tests import seeds
 from tests.ops.packed_weights import packed
-from tests.programs import python
+from tests.programs import finished
 
 BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
 FORMS = [
@@ -93,16 +93,14 @@ def compile_for_gpus(kernel: str, capabilities: Collection[int]) -> None:
     """For every capability, each in a process of its own, where Triton is not
     interpreting. As many run at once as there are cores: a compiler takes one."""
 
-    def compiled(capability: int) -> subprocess.CompletedProcess[str]:
-        return python("-m", "tests.ops.gpu_compiler", kernel, capability)
+    def compiled(capability: int) -> None:
+        with seeds.naming(f"compute capability {capability}"):
+            finished("-m", "tests.ops.gpu_compiler", kernel, capability)
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        ended = threads.map(compiled, capabilities)
-        for capability, done in zip(capabilities, ended, strict=True):
-            assert done.returncode == 0, f"compute capability {capability}: {done.stderr}"
+        list(threads.map(compiled, capabilities))
 
 
 if __name__ == "__main__":
-    {"linear": linear, "attention": attention}[sys.argv[1]](
-        compile_instead(int(sys.argv[2])), int(sys.argv[2])
-    )
+    kernel, capability = {"linear": linear, "attention": attention}[sys.argv[1]], int(sys.argv[2])
+    kernel(compile_instead(capability), capability)

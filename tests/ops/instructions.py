@@ -1,7 +1,6 @@
-"""Instruction sets and threads of the C++ kernels. conftest.py makes fixtures of some of this."""
+"""Where the C++ kernels run: instruction sets, and several threads in one kernel."""
 
-import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,52 +16,6 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton runs on th
 # Where a kernel is tested, by its label: Triton's in its interpreter, or on a GPU.
 MARKS = {"triton": NO_GPU, "triton-gpu": pytest.mark.gpu}
 before: list[str] = []  # the instruction set that the process had, once a test has used another
-
-
-@pytest.fixture(scope="module", autouse=True)
-def best() -> Iterator[None]:
-    """The instruction set the process had, again."""
-    yield
-    if before:
-        build.use_isa(before[0])
-
-
-@pytest.fixture(params=build.ISAS)
-def isa(request) -> str:
-    use(request.param)
-    return request.param
-
-
-@pytest.fixture
-def small_pieces():
-    """Work is shared among threads however small it is, and in pieces of a few hundred bytes."""
-    set_limits = build.load().quantbench_set_limits
-    set_limits(*(ctypes.c_int64(number) for number in (0, 0, 256)))
-    yield
-    set_limits(*(ctypes.c_int64(number) for number in (-1, 0, 0)))
-
-
-@pytest.fixture
-def threads():
-    """Sets the number of torch's threads; the test's end restores it."""
-    count = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(count)
-
-
-@pytest.fixture
-def same_for_any_threads(threads):
-    """The result of a function, if 1 to 4 threads give it bit for bit."""
-
-    def result(function: Callable[[], torch.Tensor]) -> torch.Tensor:
-        results = []
-        for count in (1, 2, 3, 4):
-            threads(count)
-            results.append(function())
-        assert all(torch.equal(results[0], other) for other in results)
-        return results[0]
-
-    return result
 
 
 def use(isa: str) -> None:

@@ -3,7 +3,7 @@
     for kernel in KERNELS:
         check(kernel, x, weight, activation)        # one product
         check(kernel, *draw(kernel, form))
-    same_bits(kernel, x, weight, activation)        # of the C++ kernels
+    same_bits(kernel, x, weight, torch.set_num_threads)     # of the C++ kernels
 
 A row of KERNELS says which numbers a kernel takes, how it multiplies, and how far each result may
 be from the exact one. torchao's own kernels are compared with the reference's numbers where
@@ -112,22 +112,20 @@ def columns_of(form: tuple) -> int:
     return math.lcm(unit, group or 1)
 
 
-def same_bits(kernel: Kernel, x: Tensor, weight: Packed | Tensor, activation: str | None) -> None:
+def same_bits(
+    kernel: Kernel, x: Tensor, weight: Packed | Tensor, set_threads: Callable[[int], None]
+) -> None:
     """Whatever the number of threads, and however x lies in memory: off a vector's boundary, by
     columns, the same row again and again."""
-    y = kernel.multiply(x, weight, activation)
-    (rows, K), count = x.shape, torch.get_num_threads()
+    y, (rows, K) = kernel.multiply(x, weight, None), x.shape
     elsewhere = torch.zeros(rows, K + 1, dtype=x.dtype)[:, 1:]
     by_columns = torch.zeros(K, rows, dtype=x.dtype).T
-    try:
-        views = [x, elsewhere.copy_(x), by_columns.copy_(x), x]
-        for threads, view in enumerate(random.sample(views, 4), 1):
-            torch.set_num_threads(threads)
-            torch.full_like(y, math.nan)  # whose memory is next: what is not written is not right
-            assert torch.equal(kernel.multiply(view, weight, activation), y)
-        same = kernel.multiply(x[:1].expand(rows, K), weight, activation)
-    finally:
-        torch.set_num_threads(count)
+    views = [x, elsewhere.copy_(x), by_columns.copy_(x), x]
+    for threads, view in zip((4, 3, 2, 1), random.sample(views, 4), strict=True):
+        set_threads(threads)
+        torch.full_like(y, math.nan)  # whose memory is next: what is not written is not right
+        assert torch.equal(kernel.multiply(view, weight, None), y)
+    same = kernel.multiply(x[:1].expand(rows, K), weight, None)
     assert torch.equal(same, same[:1].expand_as(same))
 
 

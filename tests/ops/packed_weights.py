@@ -42,34 +42,37 @@ def packed(
     format, bits, group = form
     groups = K // (group or K)
     if format in OF_FILES:
-        return _as_files_have_it(format, bits, group, N, K, device)
+        return moved(_as_files_have_it(format, bits, group, N, K), device)
     scale = (torch.rand(N, groups) / 8 + 1 / 16).to(scale_dtype)
     offset = torch.randn(N, groups).to(scale_dtype) if zero else None
     factor = None if tensor_scale is None else torch.tensor(tensor_scale)
-    tensors = [_planes(format, bits, N, K), scale, offset, factor]
-    planes, *scales = torch.utils._pytree.tree_map_only(
-        torch.Tensor, lambda tensor: tensor.to(device), tensors
-    )
-    return Packed(planes, *scales, format, bits, group or K)
+    planes = _planes(format, bits, N, K)
+    return moved(Packed(planes, scale, offset, factor, format, bits, group or K), device)
 
 
-def _as_files_have_it(format: str, bits: int, group: int, N: int, K: int, device: str) -> Packed:
+def moved(weight: Packed, device: str) -> Packed:
+    """The weight on another device."""
+
+    def there(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device)
+
+    return Packed(**torch.utils._pytree.tree_map_only(torch.Tensor, there, vars(weight)))
+
+
+def _as_files_have_it(format: str, bits: int, group: int, N: int, K: int) -> Packed:
     def codes(low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.randint(low, high, (N, K // group), device=device).to(dtype)
+        return torch.randint(low, high, (N, K // group)).to(dtype)
 
     kind = random.choice(("floats", "codes", "outer") if K % OUTER == 0 else ("floats", "codes"))
-    scale = (torch.rand(N, K // group, device=device) / 8 + 1 / 16).half()
-    zero = torch.randn(N, K // group, device=device).half()
-    outer = None
+    scale = (torch.rand(N, K // group) / 8 + 1 / 16).half()
+    zero, outer = torch.randn(N, K // group).half(), None
     if kind == "codes":
         zero = codes(0, 2**bits, torch.uint8)
     elif kind == "outer":
         scale, zero = codes(-32, 64, torch.int8), codes(0, 64, torch.int8)
-        outer = torch.randn(N, K // OUTER, 2, device=device).mul(0.004).half()
-    planes = [plane.to(device) for plane in _planes(format, bits, N, K)]
-    return Packed(
-        planes, scale, zero if format == "uint" else None, None, format, bits, group, outer
-    )
+        outer = torch.randn(N, K // OUTER, 2).mul(0.004).half()
+    zero = zero if format == "uint" else None
+    return Packed(_planes(format, bits, N, K), scale, zero, None, format, bits, group, outer)
 
 
 def _planes(format: str, bits: int, N: int, K: int) -> list[torch.Tensor]:

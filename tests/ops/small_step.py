@@ -8,14 +8,14 @@ from quantbench import models
 from quantbench.generate import Generator
 from quantbench.models.config import ModelConfig
 from quantbench.ops.cpu import build
-from tests.models.small import on_kernel
+from tests.models.small import by_steps, on_kernel
 
 SLOTS, VOCABULARY = 32, 256
 CONFIG = ModelConfig("small", 256, 4, 4, 2, 64, 512, VOCABULARY, SLOTS)
 
 
 class SmallStep:
-    """A model with random weights; `run` puts a token of each row through its layers."""
+    """A model with random weights, and tokens for each row."""
 
     def __init__(self, seed: int = 0, rows: int = 1) -> None:
         draw = torch.Generator().manual_seed(seed)  # other threads draw at the same time
@@ -25,13 +25,9 @@ class SmallStep:
         self.tokens = torch.randint(VOCABULARY, (rows, SLOTS), generator=draw)
         self.generator = Generator(on_kernel(model), rows, SLOTS, decoder="cpu-step")
 
-    def run(self, position: int) -> torch.Tensor:
-        """The logits after the token at this position, whose keys and values the layers store."""
-        return self.generator.forward(self.tokens[:, [position]], position)
-
     def sequence(self) -> torch.Tensor:
-        """One position after another. The same again when called again."""
-        return torch.cat([self.run(position) for position in range(SLOTS)])
+        """Logits, position after position. The same again when called again."""
+        return by_steps(self.generator, self.tokens)
 
 
 def fail_allocation(member: int, layer: int) -> None:

@@ -16,36 +16,29 @@ BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
 
 
 @pytest.mark.parametrize(
-    ("device", "head_dim", "group", "dtype", "name", "reason"),
+    ("device", "given", "name", "reason"),  # given: head_dim, heads of a group, dtype and so on
     [
-        ("cuda", 64, 4, BFLOAT16, "triton", None),
-        ("cuda", 80, 8, FLOAT32, "triton", None),
-        ("cuda", 256, 128, BFLOAT16, "triton", None),
-        ("cuda", 264, 1, BFLOAT16, "torch", "head_dim 264 is no multiple of 8 up to 256"),
-        ("cuda", 64, 129, BFLOAT16, "torch", "129 query heads for a key head"),
-        ("cuda", 64, 4, torch.float64, "torch", "torch.float64"),
-        ("cpu", 20, 1, FLOAT32, "torch", "head_dim 20 is no multiple of 8 up to 256"),
-        ("cpu", 64, 4, torch.float64, "torch", "torch.float64"),
-        pytest.param("cpu", 256, 128, FLOAT32, "cpu", None, marks=NEEDS_COMPILER),
-        pytest.param("cpu", 80, 7, FLOAT16, "cpu", None, marks=NEEDS_COMPILER),
-        ("mps", 64, 4, FLOAT16, "torch", "there is no other for mps"),
-        ("meta", 64, 4, BFLOAT16, "torch", "there is no other for meta"),
+        ("cuda", (64, 4, BFLOAT16), "triton", None),
+        ("cuda", (80, 8, FLOAT32), "triton", None),
+        ("cuda", (256, 128, BFLOAT16), "triton", None),
+        ("cuda", (264, 1, BFLOAT16), "torch", "head_dim 264 is no multiple of 8 up to 256"),
+        ("cuda", (64, 129, BFLOAT16), "torch", "129 query heads for a key head"),
+        ("cuda", (64, 4, torch.float64), "torch", "torch.float64"),
+        ("cuda", (64, 2, FLOAT32, "dense", 0.1, None), "torch", "scales scores by 0.1"),
+        ("cuda", (64, 2, FLOAT32, "dense", None, 30.0), "torch", "softcap 30"),
+        ("cpu", (20, 1, FLOAT32), "torch", "head_dim 20 is no multiple of 8 up to 256"),
+        ("cpu", (64, 4, torch.float64), "torch", "torch.float64"),
+        pytest.param("cpu", (256, 128, FLOAT32), "cpu", None, marks=NEEDS_COMPILER),
+        pytest.param("cpu", (80, 7, FLOAT16), "cpu", None, marks=NEEDS_COMPILER),
+        ("mps", (64, 4, FLOAT16), "torch", "there is no other for mps"),
+        ("meta", (64, 4, BFLOAT16), "torch", "there is no other for meta"),
     ],
 )
-def test_what_runs_where(device, head_dim, group, dtype, name, reason, monkeypatch):
+def test_what_runs_where(device, given, name, reason, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: module)  # Triton is there
-    choice = choose(torch.device(device), head_dim, group, dtype)
+    choice = choose(torch.device(device), *given)
     assert choice.name == name
     assert choice.reason is None if reason is None else reason in choice.reason
-
-
-@pytest.mark.parametrize(
-    ("scale", "softcap", "reason"),
-    [(0.1, None, "scales scores by 0.1"), (None, 30.0, "softcap 30")],
-)
-def test_a_kernel_that_cannot_scale_or_cap_scores_is_refused(scale, softcap, reason):
-    choice = choose(torch.device("cuda"), 64, 2, FLOAT32, "dense", scale, softcap)
-    assert choice.name == "torch" and reason in choice.reason
 
 
 def test_cuda_without_triton(monkeypatch):

@@ -11,12 +11,14 @@ from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
+from quantbench.models.mixture import Mixture
 from quantbench.ops.kv import WRITTEN_BY_STEPS, dequantize
 from tests import seeds
+from tests.models.refused import refuses
 from tests.models.small import on_kernel
 from tests.ops.exact import DTYPES
 from tests.ops.instructions import NEEDS_COMPILER
-from tests.ops.test_cpu_step import MODELS, PLAIN, built, decoded_by, decoder_step, error, refuses
+from tests.ops.test_cpu_step import MODELS, PLAIN, built, decoded_by, decoder_step, error
 
 pytestmark = NEEDS_COMPILER
 
@@ -96,25 +98,27 @@ FAMILIES = ("smollm3", "granite", "olmo-2", "arcee", "glm-4", "gemma-2", "gemma-
 
 
 def models(name):
-    """Some of the models and batches: each as a model and tokens (rows, 9). The last is a mixture,
-    in float32: in 16 bits its experts' results differ by more."""
+    """Some of the models and batches: each as a model, its scheme, and tokens (rows, 9)."""
     for family, rows, dtype in seeds.sample(itertools.product(FAMILIES, (1, 3), DTYPES), 5):
         config = dataclasses.replace(MODELS[family], head_dim=random.choice((64, 96, 256)))
-        yield built(config, dtype), torch.randint(0, 50, (rows, 9))
+        yield built(config, dtype), "none", torch.randint(0, 50, (rows, 9))
     every = [(E, window) for E, window in SHAPES if name != "int4" or E % 32 == 0]
-    for (E, window), rows, dtype in seeds.sample(itertools.product(every, (1, 3), DTYPES), 5):
+    for (E, window), rows, dtype in seeds.sample(itertools.product(every, (1, 3), DTYPES), 8):
         config = dataclasses.replace(PLAIN, head_dim=E, sliding_window=window, qk_norm=E == 128)
-        yield built(config, dtype), torch.randint(0, 50, (rows, 9))
-    config = dataclasses.replace(MODELS["all experts"], head_dim=64)
-    yield built(config, torch.float32), torch.randint(0, 50, (random.choice((1, 3)), 9))
+        config = dataclasses.replace(config, ffn_dim=224)  # as int4 groups want it
+        if random.random() < 0.5:
+            mixture = Mixture(3, 3, 64, shared_dim=96)
+            config = dataclasses.replace(config, architecture="mixtral", mixture=mixture)
+        scheme = random.choice(("none", "int8wo", "int8dq", "int4wo-32"))
+        yield built(config, dtype, scheme), scheme, torch.randint(0, 50, (rows, 9))
 
 
-@pytest.mark.parametrize("name", [name for name in CACHES if name != "dense"])
+@pytest.mark.parametrize("name", CACHES)
 def test_a_whole_step_in_one_op(isa, name):
     """Its rotation and its last norm round otherwise than the modules', so a number may go to the
     code beside the other's. But the first layer's keys and values depend on tokens alone: they are
     those that the step stores in a dense cache, as Python encodes them."""
-    for model, tokens in models(name):
+    for model, scheme, tokens in models(name):
         rows = len(tokens)
         logits, caches = decoded_by("cpu-step", model, tokens, name, 0, 12, 4)
         _, dense = decoded_by("cpu-step", model, tokens, "dense", 0, 12, 4)
@@ -127,8 +131,9 @@ def test_a_whole_step_in_one_op(isa, name):
                 assert (stored[rows:] == 0).all() and (stored[:, :, filled:] == 0).all()
         expected, _ = decoded_by("modules", model, tokens, name, 0, 12, 4)
         # two layers, in which some codes are others, and of bfloat16 some ten roundings; the most
-        # that 275 draws gave: 0.059, 0.060 and 0.023
-        assert error(logits, expected) < {"int4": 0.1, "fp8": 0.1, "int8": 0.05}[name]
+        # that 275 draws gave: 0.059, 0.060 and 0.023; with int8dq 0.081, 0.056 and 0.033
+        allowed = {"int4": 0.1, "fp8": 0.1, "int8": 0.05, "dense": 0.03}[name]
+        assert error(logits, expected) < allowed + 0.04 * (scheme == "int8dq"), model.config
 
 
 class Halving(CACHES["int8"]):  # type: ignore[misc]

@@ -14,10 +14,10 @@ import torch
 
 from quantbench.errors import KernelError
 from quantbench.ops.cpu import build, linear
-from quantbench.ops.formats import Packed
 from quantbench.ops.packing import unpack
+from tests.models.refused import refuses
 from tests.ops.instructions import NEEDS_COMPILER
-from tests.ops.packed_weights import FORMATS, name, packed
+from tests.ops.packed_weights import FORMATS, moved, name, packed
 
 pytestmark = NEEDS_COMPILER
 
@@ -60,18 +60,7 @@ def test_python_repeats_the_numbers_of_cpp():
 def test_sizes_on_the_meta_device_are_those_of_cpp(form):
     for N, K in ((1, 128), (33, 256), (16, 512)):
         weight = packed(form, N, K)
-        meta = on_meta(weight)
-        assert linear.pack(meta, K).shape == linear.pack(weight, K).shape
-
-
-def on_meta(weight: Packed) -> Packed:
-    tensors = {
-        field.name: torch.utils._pytree.tree_map_only(
-            torch.Tensor, lambda tensor: tensor.to("meta"), getattr(weight, field.name)
-        )
-        for field in dataclasses.fields(weight)
-    }
-    return Packed(**tensors)
+        assert linear.pack(moved(weight, "meta"), K).shape == linear.pack(weight, K).shape
 
 
 def changed(packed_bytes: torch.Tensor, **fields: int) -> torch.Tensor:
@@ -104,35 +93,52 @@ BROKEN = {  # message → headers
 @pytest.mark.parametrize("message", BROKEN)
 def test_a_header_that_does_not_fit_is_an_error(message):
     right = linear.pack(packed(("int", 4, 32), 16, 64), 64)
-    x = torch.randn(1, 64)
-    for fields in BROKEN[message]:
-        with pytest.raises(RuntimeError, match=message):
-            torch.ops.quantbench.cpu_linear(x, changed(right, **fields), fields.get("rows", 16))
-    assert linear.linear(x, changed(right), 16).shape == (1, 16)
+
+    def multiply(**fields):
+        data, rows = changed(right, **fields), fields.get("rows", 16)
+        return torch.ops.quantbench.cpu_linear(torch.randn(1, 64), data, rows)
+
+    refuses(multiply, ((fields, message) for fields in BROKEN[message]))
+    assert multiply().shape == (1, 16)
 
 
 ROWS, COLUMNS = 32, 64
 
 
-WRONG = {
-    "a format that nothing knows": {"format": "int4-of-mine"},
-    "half of the columns": {"planes": [torch.zeros(ROWS, 16, dtype=torch.uint8)]},
-    "a missing plane": {"bits": 6},
-    "a plane too many": {"planes": [torch.zeros(ROWS, 32, dtype=torch.uint8)] * 2},
-    "fewer rows of scales": {"scale": torch.ones(8, 2, dtype=torch.bfloat16)},
-    "fewer scales": {"scale": torch.ones(ROWS, 1, dtype=torch.bfloat16)},
-    "fewer zeros": {"zero": torch.ones(ROWS, 1, dtype=torch.bfloat16)},
-    "scales of 8 bits alone": {"scale": torch.ones(ROWS, 2, dtype=torch.int8)},
-    "what multiplies floats": {"outer": torch.ones(ROWS, 1, 2, dtype=torch.half)},
-    "larger groups": {"group_size": 64},
+def filled(rows, columns, dtype=torch.bfloat16, last=1):
+    """A scale or a zero of 1 for each group, but for the last one."""
+    numbers = torch.ones(rows, columns).to(dtype)
+    numbers[-1, -1] = last
+    return numbers
+
+
+WRONG = {  # message → changes of a weight of int4 in groups of 32
+    "knows no format int4-of-mine": [{"format": "int4-of-mine"}],
+    "takes tensors": [
+        {"planes": [torch.zeros(ROWS, 16, dtype=torch.uint8)]},  # half of the columns
+        {"bits": 6},  # a plane is missing
+        {"planes": [torch.zeros(ROWS, 32, dtype=torch.uint8)] * 2},
+        *({"scale": filled(*shape)} for shape in ((8, 2), (ROWS, 1))),
+        {"zero": filled(ROWS, 1)},
+        {"scale": filled(ROWS, 2, torch.int8)},  # nothing multiplies codes
+        {"outer": torch.ones(ROWS, 1, 2, dtype=torch.half)},  # multiplies no codes
+        {"group_size": 64},
+    ],
+    "multiples of 8": [{"group_size": 4, "scale": filled(ROWS, 16)}],
+    "NaN or infinite": [
+        *({"scale": filled(ROWS, 2, last=bad)} for bad in (torch.nan, torch.inf, -torch.inf)),
+        *({"zero": filled(ROWS, 2, last=bad)} for bad in (torch.nan, torch.inf, -torch.inf)),
+        {"format": "fp8", "bits": 8, "planes": [filled(ROWS, 64, torch.float8_e4m3fn, torch.nan)]},
+    ],
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_packed_is_refused(case):
+@pytest.mark.parametrize("message", WRONG)
+def test_what_cannot_be_packed_is_refused(message):
     weight = packed(("int", 4, 32), ROWS, COLUMNS)
     assert linear.pack(weight, COLUMNS).numel() > ROWS * COLUMNS // 2
-    with pytest.raises(KernelError, match="takes tensors|knows no format int4-of-mine"):
-        linear.pack(dataclasses.replace(weight, **WRONG[case]), COLUMNS)
+    for changes in WRONG[message]:
+        with pytest.raises(KernelError, match=message):
+            linear.pack(dataclasses.replace(weight, **changes), COLUMNS)
     with pytest.raises(KernelError, match="takes tensors"):
         linear.pack(weight, 2 * COLUMNS)

@@ -1,6 +1,7 @@
 """A decoding step in C++ against the model's own modules, and these in float64."""
 
 import dataclasses
+import itertools
 import random
 import re
 
@@ -15,13 +16,15 @@ from quantbench.ops import formats
 from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import parse
 from tests import seeds
-from tests.models.small import on_kernel
+from tests.models.refused import refuses
+from tests.models.small import by_steps, on_kernel
 from tests.ops.exact import DTYPES
-from tests.ops.instructions import NEEDS_COMPILER, use
+from tests.ops.instructions import NEEDS_COMPILER
 
 pytestmark = NEEDS_COMPILER
 
 ISAS = ("portable", "avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx")
+ON_EVERY_ISA = pytest.mark.parametrize("isa", ISAS, indirect=True)
 # Bound on a model's outputs, in norm, against float64 on the same weights: two layers of some ten
 # roundings each. Where the modules' own roundings cost more, twice theirs.
 ALLOWED = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 0.003}
@@ -86,58 +89,66 @@ def doubled(model):
 def decoded(model, tokens, cache="dense", decoder="cpu-step", prompt=4):
     """Logits of tokens (B, S), each but the first four, the prompt's, decoded on its own."""
     generator = Generator(model, len(tokens), 16, cache, decoder)
-    logits = [generator.forward(tokens[:, :prompt])[:, -1:]]
-    for position in range(prompt, tokens.shape[1]):
-        logits.append(generator.forward(tokens[:, position : position + 1], position))
-    return torch.cat(logits, 1)
+    logits = generator.forward(tokens[:, :prompt])[:, -1:]
+    return torch.cat([logits, by_steps(generator, tokens[:, prompt:], prompt)], 1)
 
 
 def decoded_by(decoder, model, tokens, cache, start, size, rows=None):
     """Logits of steps for tokens (B, S) behind `start` random positions; and the caches."""
-    generator = Generator(model, rows or len(tokens), size, cache, decoder)
+    generator = filled(model, rows or len(tokens), start, cache, decoder, size)
     assert generator.decoder.name == decoder
-    torch.manual_seed(start)  # the same for every decoder
-    generator.fill_randomly(start)
-    logits = [generator.forward(tokens[:, [i]], start + i) for i in range(tokens.shape[1])]
-    return torch.cat(logits, 1), generator.caches
+    return by_steps(generator, tokens, start), generator.caches
+
+
+def filled(model, rows, depth, cache, decoder="cpu-step", size=None):
+    """A Generator whose caches have the same random numbers in every call."""
+    generator = Generator(model, rows, size or depth, cache, decoder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        generator.fill_randomly(depth)
+    return generator
 
 
 def error(one, other):
     return float((one.double() - other.double()).norm() / other.double().norm())
 
 
+def close(found, by_modules, wanted, roundings):
+    """Every row of logits, for none may be a mixture of others, is about as near to float64's as
+    the modules' own are. `roundings`: how many times as far it may be."""
+    own = max(map(error, by_modules, wanted))
+    allowed = max(ALLOWED[found.dtype], roundings * own)
+    assert max(map(error, found, wanted)) < allowed
+
+
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("isa", ISAS)
+@ON_EVERY_ISA
 def test_what_the_modules_mean(isa, name):
-    """Blocks of rows in the products differ in size, and one row is shared out in another way."""
-    use(isa)
+    """Token by token; and several of a sequence at once, which modules read as a part of a prompt.
+    Blocks of rows in the products differ in size, and one row is shared out in another way."""
     # In 16 bits another expert may be chosen where two score alike.
     dtype = torch.float32 if name in ("some experts", "normalized") else random.choice(DTYPES)
-    model = built(MODELS[name], dtype)
+    model, slots = built(MODELS[name], dtype), MODELS[name].sliding_window or 32
     exact = doubled(model)
     for rows in (1, random.choice((2, 3, 4)), random.choice((5, 12, 16))):
         tokens = torch.randint(0, 50, (rows, 12))
-        wanted = decoded(exact, tokens, decoder="modules")
-        own = max(map(error, decoded(model, tokens, decoder="modules"), wanted))
-        for mine, right in zip(decoded(model, tokens), wanted, strict=True):
-            with seeds.naming((dtype, rows)):  # each row alone: none may be a mixture of others
-                assert error(mine, right) < max(ALLOWED[dtype], 2 * own)
+        by_modules, wanted = (decoded(m, tokens, decoder="modules") for m in (model, exact))
+        with seeds.naming((dtype, rows)):
+            close(decoded(model, tokens), by_modules, wanted, 2)
+    for rows, most in ((1, 16), (random.choice((2, 3, 4)), 4)):
+        count = random.randint(2, min(most, slots))
+        at = random.randint(0, slots - count)
+        prompt, tokens = torch.randint(0, 50, (rows, at + count)).split((at, count), 1)
 
+        def behind(model, decoder, prompt=prompt):
+            generator = Generator(model, len(prompt), 32, decoder=decoder)
+            if prompt.numel():
+                generator.forward(prompt)
+            return generator
 
-def behind(prompt, model, cache="dense", decoder="cpu-step"):
-    """A Generator whose caches have the prompt (B, S)."""
-    generator = Generator(model, len(prompt), 32, cache, decoder)
-    if prompt.numel():
-        generator.forward(prompt)
-    return generator
-
-
-def filled(model, rows, depth, cache="dense"):
-    """A Generator whose caches have the same random numbers in every call."""
-    generator = Generator(model, rows, depth, cache, "cpu-step")
-    torch.manual_seed(0)
-    generator.fill_randomly(depth)
-    return generator
+        by_modules, wanted = (behind(m, "modules").forward(tokens, at) for m in (model, exact))
+        with seeds.naming((dtype, at, tokens)):  # few tokens scatter more than whole texts
+            close(stepped(behind(model, "cpu-step"), tokens, at), by_modules, wanted, 3)
 
 
 @torch.no_grad()
@@ -147,36 +158,13 @@ def stepped(generator, tokens, *positions):
     return logits.view(*tokens.shape, -1)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("isa", ISAS)
-def test_several_tokens_of_a_sequence(isa, name):
-    """Against the modules, which read them as a part of a prompt."""
-    use(isa)
-    dtype = torch.float32 if name in ("some experts", "normalized") else random.choice(DTYPES)
-    model, slots = built(MODELS[name], dtype), MODELS[name].sliding_window or 32
-    exact = doubled(model)
-    for rows, most in ((1, 16), (random.choice((2, 3, 4)), 4)):
-        count = random.randint(2, min(most, slots))
-        at = random.randint(0, slots - count)
-        prompt, tokens = torch.randint(0, 50, (rows, at + count)).split((at, count), 1)
-        by_modules = (
-            behind(prompt, m, decoder="modules").forward(tokens, at) for m in (exact, model)
-        )
-        wanted, own = by_modules
-        own = max(map(error, own, wanted))
-        for mine, right in zip(stepped(behind(prompt, model), tokens, at), wanted, strict=True):
-            with seeds.naming((dtype, at, tokens)):  # few tokens scatter more than whole texts
-                assert error(mine, right) < max(ALLOWED[dtype], 3 * own)
-
-
 SOME_OF_ALL = "none int8wo int8dq int4wo-64 fp6 float8wo bnb-nf4 sparse-marlin".split()
 
 
 @pytest.mark.parametrize("scheme", SOME_OF_ALL)
-@pytest.mark.parametrize("isa", ISAS)
+@ON_EVERY_ISA
 def test_a_token_among_others_of_its_sequence_gets_the_bits_it_gets_alone(isa, scheme):
     """So guesses that are read together, or one by one, lead to the same text."""
-    use(isa)
     experts = {"architecture": "mixtral", "mixture": Mixture(4, 2, 128, shared_dim=64)}
     config = dataclasses.replace(PACKED, num_heads=8, num_kv_heads=8, max_position=2048)
     config = dataclasses.replace(config, **random.choice(({}, experts)))
@@ -187,22 +175,21 @@ def test_a_token_among_others_of_its_sequence_gets_the_bits_it_gets_alone(isa, s
     together = filled(model, rows, at + count, cache)
     separate = [filled(model, 1, at + count, cache) for _ in range(rows)]
     for row, generator in enumerate(separate):
-        for one, of_all in zip(generator.caches, together.caches, strict=True):
-            for mine, other in zip(one.buffers(), of_all.buffers(), strict=True):
-                mine.copy_(other[[row]])
-    alone = [
-        [stepped(generator, tokens[[row]][:, [i]], at + i) for i in range(count)]
-        for row, generator in enumerate(separate)
-    ]
+        for mine, of_all in buffers(generator, together):
+            mine.copy_(of_all[[row]])
+    alone = [by_steps(generator, tokens[[row]], at) for row, generator in enumerate(separate)]
     with seeds.naming((config, cache, dtype, rows, count, at)):
-        logits = stepped(together, tokens, at)
-        assert torch.equal(logits, torch.cat([torch.cat(row, 1) for row in alone]))
+        assert torch.equal(stepped(together, tokens, at), torch.cat(alone))
 
 
-@pytest.mark.parametrize("isa", ISAS)
+def buffers(*generators):
+    """The buffers of their caches, pair by pair."""
+    return zip(*([b for c in each.caches for b in c.buffers()] for each in generators), strict=True)
+
+
+@ON_EVERY_ISA
 def test_each_row_at_its_own_position(isa):
     """A row's logits, and what it stores, are those of a step with all rows at its position."""
-    use(isa)
     rows, cache, dtype = random.randint(2, 6), random.choice(list(CACHES)), random.choice(DTYPES)
     config = dataclasses.replace(random.choice((PLAIN, MODELS["mistral"])), head_dim=32)
     model, tokens = built(config, dtype), torch.randint(0, 50, (rows, 1))
@@ -213,22 +200,14 @@ def test_each_row_at_its_own_position(isa):
         same = filled(model, rows, 24, cache)
         with seeds.naming((config, cache, dtype, positions)):
             assert torch.equal(logits[row], stepped(same, tokens, position)[row])
-            for one, other in zip(each.caches, same.caches, strict=True):
-                for mine, wanted in zip(one.buffers(), other.buffers(), strict=True):
-                    assert torch.equal(mine[row], wanted[row])
+            assert all(torch.equal(mine[row], wanted[row]) for mine, wanted in buffers(each, same))
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8dq", "int4wo-32", "fp6", "sparse-marlin"])
-@pytest.mark.parametrize("pieces", ["whole", "small"])
-@pytest.mark.parametrize("isa", ISAS)
-def test_any_number_of_threads_gives_the_same_bits(
-    isa, pieces, scheme, request, same_for_any_threads
-):
+@ON_EVERY_ISA
+def test_any_number_of_threads_gives_the_same_bits(isa, pieces, scheme, same_for_any_threads):
     """Wherever a piece of a dense layer or of an expert starts and ends. Prompts have one token:
     more than 16 rows are torch's, whose bits differ with AMX."""
-    use(isa)
-    if pieces == "small":
-        request.getfixturevalue("small_pieces")
     mixture = Mixture(6, 3, 192, normalized=False, shared_dim=128, dense_layers=(0,))
     width = 1600 if scheme in ("none", "int4wo-32") else 256
     config = dataclasses.replace(PACKED, architecture="mixtral", ffn_dim=width, mixture=mixture)
@@ -237,30 +216,23 @@ def test_any_number_of_threads_gives_the_same_bits(
     same_for_any_threads(lambda: decoded(model, tokens, prompt=1))
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("cache", CACHES)
-def test_a_deep_context_is_shared_by_the_team(cache, rows, same_for_any_threads):
+@pytest.mark.parametrize(
+    ("depth", "rows", "cache"), [*itertools.product([1500], [1, 3], CACHES), (60_011, 1, "dense")]
+)
+def test_a_deep_context_is_shared_by_the_team(depth, rows, cache, same_for_any_threads):
     """More than a thread takes alone. In float32 hardly a number is near enough to the middle of
-    two codes to go to the other, which would cost 1/254 of it, or an eighth."""
-    depth, dense = 1500, cache == "dense"
-    model = built(dataclasses.replace(PLAIN, head_dim=64, max_position=2048), torch.float32)
+    two codes to go to the other, which would cost 1/254 of it, or an eighth.
+
+    The deepest position is rotated by float32 angles, of which 60011 radians are rounded to 2^-9 of
+    one, in the float64 modules as well: only sums differ."""
+    config = dataclasses.replace(PLAIN, head_dim=64, max_position=depth + 3)
+    model = built(config, torch.float32)
     tokens = torch.randint(0, 50, (rows, 3))
     given = (tokens, cache, depth, depth + 3)
-    wanted = decoded_by("modules", doubled(model) if dense else model, *given)[0]
     y = same_for_any_threads(lambda: decoded_by("cpu-step", model, *given)[0])
+    wanted = decoded_by("modules", doubled(model) if cache == "dense" else model, *given)[0]
     # a sum of 1500 float32 products is off by some more than one of 16
     assert error(y, wanted) < {"dense": 2e-5, "int8": 0.005, "fp8": 0.02, "int4": 0.1}[cache]
-
-
-def test_a_position_beyond_60000():
-    """Its rotation by float32 angles, and attention over all that random keys fill. An angle of
-    60011 radians is rounded to 2^-9 of one, in the float64 modules as well: only sums differ."""
-    at = 60_011
-    model = built(dataclasses.replace(PLAIN, max_position=at + 1), torch.float32)
-    given = torch.randint(0, 50, (1, 1)), "dense", at, at + 1
-    y, _ = decoded_by("cpu-step", model, *given)
-    for wanted in (model, doubled(model)):
-        assert error(y, decoded_by("modules", wanted, *given)[0]) < 2e-5
 
 
 # One scheme for each format of ops/formats.py, and for each way in which scales lie
@@ -301,31 +273,6 @@ def test_packed_weights_in_float32(scheme):
         assert not rounding or sorted(errors)[len(errors) // 4] < 1e-5
 
 
-@pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("scheme", ["none", "int8wo", "int8dq", "int4wo-32", "float8dq-row"])
-def test_schemes_and_caches(scheme, cache, experts):
-    """Against the same weights and kernels by way of modules: only roundings differ. A window's
-    slots are overwritten."""
-    config = dataclasses.replace(PLAIN, head_dim=32, ffn_dim=224)  # as int4 groups want it
-    config = dataclasses.replace(config, sliding_window=random.choice((None, 5)))
-    if experts:
-        mixture = Mixture(3, 3, 64, shared_dim=96)
-        config = dataclasses.replace(config, architecture="mixtral", mixture=mixture)
-    model = built(config, torch.bfloat16, scheme)
-    rows = random.choice((1, 3))
-    tokens = torch.randint(0, 50, (rows, 12))
-    fused = scheme != "float8dq-row"  # which rounds activations outside of its kernel
-    name = "cpu-step" if fused else "modules"
-    assert Generator(model, rows, 16, cache).decoder.name == name
-    # Numbers between two steps fall to either side: at most 0.013, 0.022, 0.040 and 0.064 in 109
-    # draws each, and 0.031, 0.033, 0.056 and 0.081 with int8dq.
-    allowed = {"dense": 0.03, "int8": 0.04, "fp8": 0.08, "int4": 0.12}[cache]
-    allowed += 0.04 * (scheme == "int8dq")
-    y = decoded(model, tokens, cache, "auto")
-    assert error(y, decoded(model, tokens, cache, "modules")) < allowed
-
-
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("scheme", ["none", "embed-int8"])
 def test_a_quantized_embedding_and_a_biased_output(scheme, rows):
@@ -344,12 +291,6 @@ def test_a_quantized_embedding_and_a_biased_output(scheme, rows):
     wanted = decoded(exact, tokens, decoder="modules")
     own = error(decoded(model, tokens, decoder="modules"), wanted)
     assert error(decoded(model, tokens), wanted) < max(ALLOWED[torch.bfloat16], 1.5 * own)
-
-
-def refuses(run, table):
-    for given, message in table:
-        with pytest.raises(RuntimeError, match=message):
-            run(**given)
 
 
 def decoder_step(decoder, x, positions=(0,), sequences=None, **changed):

@@ -13,6 +13,7 @@ from quantbench.kv_cache import CACHES
 from quantbench.ops.cpu import attention
 from quantbench.ops.kv import Stored, dequantize
 from tests import seeds
+from tests.models.refused import refuses
 from tests.ops.attention_contract import (
     CPU,
     EDGES,
@@ -24,14 +25,13 @@ from tests.ops.attention_contract import (
     problem,
     shapes,
     stored,
-    visible,
 )
 from tests.ops.exact import DTYPES
 from tests.ops.instructions import NEEDS_COMPILER, same_at_once
 
 FORMATS = pytest.mark.parametrize("format", CACHES)
-ON_EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS)
-ON_CPU = pytest.mark.parametrize("kernel", CPU, ids=lambda kernel: kernel.label)
+ON_EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS, indirect=True)
+ON_CPU = pytest.mark.parametrize("kernel", CPU, ids=lambda kernel: kernel.label, indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -47,18 +47,14 @@ def processors(monkeypatch):
 @FORMATS
 def test_attention(kernel, format):
     """Over rings and ragged rows, of any shape and dtype."""
-    kernel.begin()
     for shape in [*shapes(kernel, format), *[None] * kernel.draws]:
-        given = draw(kernel, format, shape)
-        with seeds.naming((given[0].shape, given[0].dtype, given[1].codes.shape, given[3:])):
-            check(kernel, *given)
+        check(kernel, *draw(kernel, format, shape))
 
 
 @ON_CPU
 @FORMATS
 def test_several_queries_of_a_row_of_the_cache(kernel, format):
     """Each has the bits that it has as the only one, however deep the cache is."""
-    kernel.begin()
     for T in (random.randint(1, 100), 600, 5000):
         rows, each, K, heads = 2, random.randint(2, 5), 8, random.randint(1, 3)
         dtype = random.choice(DTYPES)
@@ -77,12 +73,10 @@ def test_several_queries_of_a_row_of_the_cache(kernel, format):
 @FORMATS
 def test_scaled_and_bounded_scores(kernel, format):
     """Far beyond the bound, too, on either side."""
-    kernel.begin()
     for softcap in (None, 0.5, 4.0, 50.0):
         given = draw(kernel, format)
         scale = random.choice((0.05, 1.0, 4.0 / given[0].shape[-1]))
-        with seeds.naming((given[0].shape, given[0].dtype, given[3:], scale, softcap)):
-            check(kernel, *given, scale, softcap)
+        check(kernel, *given, scale, softcap)
 
 
 @ON_EVERY_KERNEL
@@ -90,7 +84,6 @@ def test_scaled_and_bounded_scores(kernel, format):
 def test_counts_at_the_edges_of_blocks_and_parts(kernel, format):
     """A row for each: 512 slots are a part, and a ring ends in the middle of it, and of a block.
     Triton's tiles have 32 to 128 slots, its shares of a row a multiple of 16."""
-    kernel.begin()
     T = 256 if kernel.slow else kernel.most_slots
     counts = [count for count in EDGES if count <= T]
     query, key, value = problem(len(counts), 4, 1, T, 64, torch.bfloat16, format, 0, kernel.device)
@@ -99,7 +92,6 @@ def test_counts_at_the_edges_of_blocks_and_parts(kernel, format):
 
 @ON_EVERY_KERNEL
 def test_extreme_values(kernel):
-    kernel.begin()
     T, first = 100, 0 if kernel is TORCH else 10  # torch's reads all slots before the last
     for format, dtype in seeds.sample(itertools.product(CACHES, DTYPES), 4 if kernel.slow else 12):
         query = torch.randn(1, 8, 64).to(kernel.device, dtype)
@@ -109,17 +101,15 @@ def test_extreme_values(kernel):
         keys[:, :, 41], values[:, :, 42:50] = 0, 0
         values[:, :, 50, 7], values[:, :, 51] = 1e4, values[:, :, 51] * 1e-3
         given = query, stored(keys, format), stored(values, format), [first], [80]
-        with seeds.naming((format, dtype)):
-            y = check(kernel, *given)
-            for side in given[1:3]:  # what no row sees may hold anything
-                hidden = side.codes if side.scale is None else side.scale
-                hidden[:, :, [*range(first), *range(first + 80, T)]] = math.nan
-            assert torch.equal(kernel(*given), y)
+        y = check(kernel, *given)
+        for side in given[1:3]:  # what no row sees may hold anything
+            hidden = side.codes if side.scale is None else side.scale
+            hidden[:, :, [*range(first), *range(first + 80, T)]] = math.nan
+        assert torch.equal(kernel(*given), y), (format, dtype)
 
 
 @ON_EVERY_KERNEL
 def test_numbers_near_the_ends_of_the_dtype(kernel):
-    kernel.begin()
     interpreted = kernel.label == "triton"
     # The interpreter takes subnormal bfloat16 for something else, and AMX for zeros.
     for dtype in (torch.float16, torch.float32):
@@ -133,13 +123,11 @@ def test_numbers_near_the_ends_of_the_dtype(kernel):
         triples += (query * smallest, keys, keys), (large[:, :, 0], small, keys)
         for format in CACHES if not interpreted else seeds.sample(CACHES, 2):
             for given, key, value in triples:
-                with seeds.naming((format, dtype)):
-                    check(kernel, given, stored(key, format), stored(value, format), [0], [30])
+                check(kernel, given, stored(key, format), stored(value, format), [0], [30])
 
 
 @ON_EVERY_KERNEL
 def test_zeros_give_zeros_and_nan_stays_in_its_head(kernel):
-    kernel.begin()
     query = torch.randn(1, 4, 64, device=kernel.device)
     for format in CACHES:
         zeros = torch.zeros(1, 2, 40, 64, device=kernel.device)
@@ -156,20 +144,14 @@ def test_zeros_give_zeros_and_nan_stays_in_its_head(kernel):
 @pytest.mark.parametrize("format", ["int8", "fp8", "int4"])
 def test_every_code_is_read_as_it_is(kernel, format, dtype):
     """With one visible slot attention returns its value; a key that is NaN gives NaN."""
-    kernel.begin()
-    codes = torch.arange(256, dtype=torch.uint8, device=kernel.device)
-    if format == "int4":
-        codes = codes.view(1, 2, 1, 128)
-    else:
-        codes = codes.view(torch.int8 if format == "int8" else torch.float8_e4m3fn)
-        codes = codes.view(1, 1, 1, 256)
-    K = codes.shape[1]
-    scale = torch.full(
-        (1, K, 1, 8 if format == "int4" else 1), 0.5, dtype=dtype, device=codes.device
-    )
-    value = Stored(codes, scale, format)
-    key = Stored(torch.zeros_like(codes.view(torch.uint8)).view(codes.dtype), scale, format)
-    query = torch.zeros(1, K, 256, dtype=dtype, device=codes.device)
+    K, groups, kind = {
+        "int8": (1, 1, torch.int8), "fp8": (1, 1, torch.float8_e4m3fn), "int4": (2, 8, torch.uint8),
+    }[format]  # fmt: skip
+    codes = torch.arange(256, dtype=torch.uint8, device=kernel.device).view(1, K, 1, 256 // K)
+    scale = torch.full((1, K, 1, groups), 0.5, dtype=dtype, device=kernel.device)
+    value = Stored(codes.view(kind), scale, format)
+    key = Stored(torch.zeros_like(codes).view(kind), scale, format)
+    query = torch.zeros(1, K, 256, dtype=dtype, device=kernel.device)
     y = kernel(query, key, value, [0], [1])
     wanted = dequantize(value, dtype).view(1, K, 256)
     torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
@@ -180,7 +162,6 @@ def test_every_code_is_read_as_it_is(kernel, format, dtype):
 @ON_CPU
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_every_number_of_16_bits_is_read_as_it_is(kernel, dtype):
-    kernel.begin()
     query = torch.zeros(1, 1, 256)
     codes = torch.arange(-(2**15), 2**15).short().view(dtype)
     codes = codes[codes.isfinite()]
@@ -199,7 +180,6 @@ def test_every_number_of_16_bits_is_read_as_it_is(kernel, dtype):
 def test_scales_of_both_signs_and_of_any_size(kernel, format):
     """Codes that quantization does not use, -128, and scales below zero have a meaning, too. Groups
     of int4 have weights of their own, so that small numbers are not lost beside large ones."""
-    kernel.begin()
     K, T, D = 2, 150, 64
     query = torch.randn(1, 4, D).to(kernel.device, torch.bfloat16)
 
@@ -219,7 +199,6 @@ def test_scales_of_both_signs_and_of_any_size(kernel, format):
 @ON_CPU
 @FORMATS
 def test_a_head_whose_query_is_not_finite_has_no_attention(kernel, format):
-    kernel.begin()
     for bad in (math.nan, math.inf, -math.inf):
         query, key, value = problem(1, 4, 2, 100, 64, torch.bfloat16, format)
         query[0, 1, 3] = bad
@@ -231,7 +210,6 @@ def test_a_head_whose_query_is_not_finite_has_no_attention(kernel, format):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_slots_whose_scores_are_minus_infinity_weigh_nothing(kernel, head_dim):
     """Whole blocks of them, too, between others."""
-    kernel.begin()
     T, begin, end = 250, 40, 200
     query, key, value = problem(1, 6, 2, T, head_dim, torch.bfloat16, "dense")
     query[:, :, 5] = 1
@@ -245,7 +223,6 @@ def test_slots_whose_scores_are_minus_infinity_weigh_nothing(kernel, head_dim):
 @FORMATS
 def test_tensors_that_are_views(kernel, format):
     """They give the same bits, but for torch's own kernel, which may sum in another order."""
-    kernel.begin()
     query, key, value = problem(3, 8, 2, 50, 64, torch.float16, format, 2, kernel.device)
     first, count = torch.tensor([0, 3, 40], device=kernel.device), torch.tensor([41, 9, 1])
     key, value = key.slots(0, 41), value.slots(0, 41)  # heads lie apart, with slots between them
@@ -268,7 +245,6 @@ def test_tensors_that_are_views(kernel, format):
 def test_the_past_of_a_chunk(kernel, format):
     """As many queries a key head as the kernel takes at once, and more; rows wrap and differ.
     Output and denominators are float32 whatever the query is."""
-    kernel.begin()
     for queries in (1, 129, *seeds.sample((2, 5, 17, 68, 128, 300), 1)):
         dtype = seeds.sample(DTYPES, 1)[0]
         query, key, value = problem(2, 2 * queries, 2, 600, 64, dtype, format, 1)
@@ -277,10 +253,7 @@ def test_the_past_of_a_chunk(kernel, format):
         exact = expected(query, key, value, first, count)
         beside = kernel.allowed(query, key, value, first, count, exact)["beside"]
         exact.check(y[:, :, None], dtype=torch.float32, beside=beside)
-        keys = dequantize(key, torch.float64).repeat_interleave(queries, 1)
-        scores = (keys @ query.double()[..., None])[..., 0] / math.sqrt(query.shape[-1])
-        hidden = ~visible(first, count, keys.shape[2])[:, None]
-        wanted = scores.masked_fill(hidden, -math.inf).logsumexp(-1)
+        wanted = exact.denominator[..., 0]
         # An error of every score, and of the sum; what bytes may be off by bounds the former.
         relative = (beside / exact.mass).amax((-2, -1)) if torch.is_tensor(beside) else 0
         allowed = 64 * 2.0**-24 * (1 + exact.score.amax((-2, -1)) + wanted.abs())
@@ -291,17 +264,16 @@ def test_the_past_of_a_chunk(kernel, format):
 @NEEDS_COMPILER
 @FORMATS
 def test_a_deep_cache_and_a_first_beyond_its_end(format):
-    query, key, value = problem(1, 4, 1, 20000, 64, torch.float32, format)
+    given = problem(1, 4, 1, 20000, 64, torch.float32, format)
     first, count = torch.tensor([19990]), torch.tensor([19999])
-    y = attention.decode_attention(query, key, value, first, count)
-    expected(query, key, value, first, count).check(y[:, :, None])
-    assert torch.equal(attention.decode_attention(query, key, value, first - 20000, count), y)
+    y = attention.decode_attention(*given, first, count)
+    expected(*given, first, count).check(y[:, :, None])
+    assert torch.equal(attention.decode_attention(*given, first - 20000, count), y)
 
 
 @ON_CPU
 @FORMATS
 def test_any_number_of_threads_gives_the_same_bits(kernel, format, same_for_any_threads):
-    kernel.begin()
     for dtype in (torch.float32, torch.bfloat16):
         query, key, value = problem(2, 8, 2, 3000, 64, dtype, format)
         given = query, key, value, [5, 2990], [2900, 777]
@@ -318,7 +290,6 @@ def test_two_calls_at_once():
 @ON_EVERY_KERNEL
 def test_compiles_once_however_the_position_moves(kernel):
     torch._dynamo.reset()  # `step` is one function to it, and at most eight graphs
-    kernel.begin()
     given = problem(2, 8, 2, 70, 64, torch.bfloat16, "int8", device=kernel.device)
     query, *sides = given
     compiler = CompileCounter()
@@ -355,26 +326,24 @@ def test_the_ops_are_registered_as_torch_wants_it(op, format):
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"count": torch.tensor([0])}, "row 0 sees no slot"),
+def test_what_it_does_not_take_is_an_error():
+    whole, *sides = problem(1, 4, 2, 10, 64, torch.float32, "int8")
+    zero, three = torch.tensor([0]), torch.tensor([3])
+
+    def run(query=whole, first=zero, count=three, format="int8", sides=sides):
+        sides = (Stored(side.codes, side.scale, format) for side in sides)
+        return attention.decode_attention(query, *sides, first, count)
+
+    assert run().shape == (1, 4, 64)
+    empty = [Stored(side.codes[:, :, :0].float(), None, "dense") for side in sides]
+    wrong = (
+        ({"count": zero}, "row 0 sees no slot"),
         ({"query": torch.randn(1, 3, 64)}, "3 for 2"),
         ({"query": torch.randn(1, 4, 60)}, "head_dim"),
-        ({"query": torch.randn(1, 4, 64, dtype=torch.float64)}, "float32, bfloat16"),
+        ({"query": whole.double()}, "float32, bfloat16"),
         ({"first": torch.zeros(2, dtype=torch.long)}, "first and count"),
         ({"format": "int4"}, "int4"),
         ({"format": "int3"}, "as int3"),
-    ],
-    ids=["count", "heads", "head_dim", "dtype", "first", "scales", "format"],
-)
-def test_what_it_does_not_take_is_an_error(change, message):
-    query, key, value = problem(1, 4, 2, 10, 64, torch.float32, "int8")
-    empty = Stored(key.codes[:, :, :0].float(), None, "dense")
-    with pytest.raises(RuntimeError, match="the cache has no slots"):
-        attention.decode_attention(query, empty, empty, torch.tensor([0]), torch.tensor([1]))
-    given = {"query": query, "first": torch.tensor([0]), "count": torch.tensor([3])} | change
-    format = given.pop("format", "int8")
-    key, value = (Stored(side.codes, side.scale, format) for side in (key, value))
-    with pytest.raises(RuntimeError, match=message):
-        attention.decode_attention(given["query"], key, value, given["first"], given["count"])
+        ({"format": "dense", "sides": empty}, "the cache has no slots"),
+    )
+    refuses(run, wrong)

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quantbench.errors import KernelError
 from quantbench.ops.cpu import linear, plain
 from quantbench.ops.formats import dequantize
 from tests import seeds
+from tests.models.refused import refuses
 from tests.ops.exact import DTYPES
 from tests.ops.instructions import NEEDS_COMPILER, same_at_once, use
 from tests.ops.linear_contract import (
@@ -26,7 +26,8 @@ from tests.ops.linear_contract import (
 )
 from tests.ops.packed_weights import packed
 
-ON_CPU = pytest.mark.parametrize("kernel", CPU, ids=lambda kernel: kernel.name)
+ON_EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS, indirect=True)
+ON_CPU = pytest.mark.parametrize("kernel", CPU, ids=lambda kernel: kernel.name, indirect=True)
 
 
 def forms(kernel, count):
@@ -40,20 +41,10 @@ def weight_of(form, N, K, device="cpu", **more):
     return packed(form, N, K, device=device, **more)
 
 
-def multiplier(kernel, weight):
-    """Products by a weight that is packed once."""
-    if isinstance(weight, torch.Tensor):
-        return lambda x: kernel.multiply(x, weight, None)
-    columns = dequantize(weight).shape[1]
-    packed_bytes, N = linear.pack(weight, columns), len(weight.planes[0])
-    return lambda x: linear.linear(x, packed_bytes, N)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
+@ON_EVERY_KERNEL
 @pytest.mark.parametrize("group", range(6))
 def test_products(kernel, group):
     """A sixth of the formats: random shapes, dtypes, groups, scales, zero points, activations."""
-    kernel.begin()
     every = list(filter(kernel.takes, FORMS))
     for form in every[group::6] or every:
         for _ in range(kernel.draws):
@@ -61,13 +52,9 @@ def test_products(kernel, group):
 
 
 @ON_CPU
-@pytest.mark.parametrize("pieces", ["whole", "small"])
-def test_what_changes_no_bit(kernel, pieces, request):
+def test_what_changes_no_bit(kernel, pieces, threads):
     """Threads, views, and numbers of other rows that are not finite. Small: half of a weight is cut
     evenly, half handed out, here block by block."""
-    kernel.begin()
-    if pieces == "small":
-        request.getfixturevalue("small_pieces")
     for form in forms(kernel, 8):
         K = columns_of(form) * max(1, 256 // columns_of(form))
         some = random.randint(1, 40), random.randint(2, 40)
@@ -80,15 +67,14 @@ def test_what_changes_no_bit(kernel, pieces, request):
             x = torch.randn(M, K).to(dtype)
             with seeds.naming((form, N, K, M, dtype)):
                 check(kernel, x, weight, None)
-                same_bits(kernel, x, weight, None)
+                same_bits(kernel, x, weight, threads)
                 if form != FULL_PRECISION and M > 1:
                     broken_rows(kernel, x, weight)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@ON_EVERY_KERNEL
 def test_single_numbers_are_picked_out(kernel):
     """By rows of the identity: each has to be right, zeros included. 256 rows have every code."""
-    kernel.begin()
     for form in forms(kernel, 6 if kernel.slow else len(FORMS)):
         K = 8 * columns_of(form) if columns_of(form) < 32 else columns_of(form)
         weight = weight_of(form, 40 if kernel.slow else 256, K, kernel.device)
@@ -101,7 +87,6 @@ def test_single_numbers_are_picked_out(kernel):
 @ON_CPU
 def test_errors_are_as_small_as_a_product_of_bfloat16s(kernel):
     """torch's own, of the weight rounded to bfloat16: the mean error, of 9600 results."""
-    kernel.begin()
     for form in forms(kernel, 8):
         weight, x = weight_of(form, 96, 1024), torch.randn(100, 1024).bfloat16()
         whole = weight if form == FULL_PRECISION else dequantize(weight)
@@ -136,11 +121,11 @@ def test_short_prompts_stay_in_integers_with_vnni(form, dtype):
 @ON_CPU
 def test_a_row_is_the_same_among_any_others(kernel):
     """And more of them than go through the weights together."""
-    kernel.begin()
-    multiply = multiplier(kernel, weight_of(forms(kernel, 1)[0], 20, 256))
+    weight = weight_of(forms(kernel, 1)[0], 20, 256)
     for M, some in ((1100, slice(1050, 1099)), (40, slice(0, 33))):
         x = torch.randn(M, 256).bfloat16()
-        assert torch.equal(multiply(x[some]), multiply(x)[some])
+        alone, all_rows = (kernel.multiply(rows, weight, None) for rows in (x[some], x))
+        assert torch.equal(alone, all_rows[some])
 
 
 @NEEDS_COMPILER
@@ -188,13 +173,6 @@ def test_two_calls_at_once(rows):
 
 
 @NEEDS_COMPILER
-def test_nothing_comes_of_nothing():
-    packed_bytes = linear.pack(packed(("int", 4, 32), 5, 64), 64)
-    assert linear.linear(torch.zeros(0, 64), packed_bytes, 5).shape == (0, 5)
-    assert plain.linear(torch.zeros(0, 64), torch.zeros(5, 64)).shape == (0, 5)
-
-
-@NEEDS_COMPILER
 def test_compiles_and_is_registered_as_torch_wants_it():
     packed_bytes = linear.pack(packed(("int", 4, 32), 20, 64), 64)
     x = torch.randn(1, 3, 64).bfloat16()
@@ -209,44 +187,34 @@ def test_compiles_and_is_registered_as_torch_wants_it():
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_weights_that_are_not_finite_are_refused(bad):
-    weight = packed(("int", 4, 32), 20, 64, zero=True)
-    for tensor in (weight.scale, weight.zero):
-        before, tensor[2, 1] = tensor[2, 1].clone(), bad
-        with pytest.raises(KernelError, match="NaN or infinite"):
-            linear.pack(weight, 64)
-        tensor[2, 1] = before
-    weight = packed(("fp8", 8, None), 20, 64)
-    weight.planes[0].view(torch.uint8)[7, 7] = 127
-    with pytest.raises(KernelError, match="NaN or infinite"):
-        linear.pack(weight, 64)
-
-
-@NEEDS_COMPILER
 def test_what_it_does_not_take_is_an_error():
-    packed_bytes = linear.pack(packed(("int", 8, None), 20, 64), 64)
-    x, whole = torch.randn(1, 64), torch.randn(20, 64)
-    for arguments, message in (
-        ((x.double(), packed_bytes, 20), "float32, bfloat16"),
-        ((x[:, :60], packed_bytes, 20), "64"),
-        ((x, packed_bytes, 21), "20 rows, not 21"),
-        ((x, packed_bytes[:-64], 20), "size"),
-        ((x, torch.zeros(500, dtype=torch.uint8), 20), "no weight packed"),
-        ((x, packed_bytes[:100], 20), "no weight packed"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            linear.linear(*arguments)
-    for plain_arguments, message in (
-        ((x.double(), whole.double()), "float32, bfloat16"),
-        ((x.bfloat16(), whole), "differ in dtype"),
-        ((x[:, :60], whole), "64"),
-        ((x, whole.T.contiguous().T), "contiguous"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            plain.linear(*plain_arguments)
-    with pytest.raises(KernelError, match="multiples of 8"):
-        linear.pack(packed(("int", 8, 4), 20, 64), 64)
+    whole, right = torch.randn(20, 64), linear.pack(packed(("int", 8, None), 20, 64), 64)
+    one = torch.randn(1, 64)
+
+    def packed_product(x=one, weight=right, rows=20):
+        return linear.linear(x, weight, rows)
+
+    def plain_product(x=one, weight=whole):
+        return plain.linear(x, weight)
+
+    for rows in (1, 0):  # nothing comes of nothing
+        assert packed_product(one[:rows]).shape == plain_product(one[:rows]).shape == (rows, 20)
+    wrong = (
+        ({"x": one.double()}, "float32, bfloat16"),
+        ({"x": one[:, :60]}, "64"),
+        ({"rows": 21}, "20 rows, not 21"),
+        ({"weight": right[:-64]}, "size"),
+        ({"weight": torch.zeros(500, dtype=torch.uint8)}, "no weight packed"),
+        ({"weight": right[:100]}, "no weight packed"),
+    )
+    refuses(packed_product, wrong)
+    wrong = (
+        ({"x": one.double(), "weight": whole.double()}, "float32, bfloat16"),
+        ({"x": one.bfloat16()}, "differ in dtype"),
+        ({"x": one[:, :60]}, "64"),
+        ({"weight": whole.T.contiguous().T}, "contiguous"),
+    )
+    refuses(plain_product, wrong)
 
 
 # ---------------------------------------------------------------------------------- the contract

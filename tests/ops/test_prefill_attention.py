@@ -21,6 +21,7 @@ from tests.ops.instructions import use
 
 FORMATS = pytest.mark.parametrize("format", CACHES)
 BLOCK = 16
+SCALED = ((None, None), (0.5, None), (None, 2.0), (0.3, 5.0))  # scale and softcap
 flash_on_card = chunk._flash_on_card  # as it is; the path "card" replaces it
 PATHS = ("codes", "dequantized", "any device", "card")
 ON_EVERY_PATH = pytest.mark.parametrize("path", PATHS, indirect=True)
@@ -134,7 +135,7 @@ def drawn(format):
             left -= lengths[-1]
     dtype, how = random.choice([torch.float32, torch.float32, *UNIT]), (None, None)
     if dtype == torch.float32:
-        how = random.choice((how, how, (0.5, None), (None, 2.0), (0.3, 5.0)))
+        how = random.choice((how, *SCALED))
     sinks = random.choice((None, 2 * torch.randn(K * group)))
     shape = random.choice((1, 2, 5)), K * group, K, L, D
     return shape, window, lengths, dtype, (*how, sinks)
@@ -171,15 +172,20 @@ def test_sequences_in_pieces(format, path, isa):
             assert not any(buffer[B:].any() for buffer in cache.buffers())
 
 
-@pytest.mark.parametrize("how", [(None, None), (0.5, None), (None, 2.0), (0.3, 5.0)])
 @pytest.mark.parametrize("window", [None, 7, 40])
 @pytest.mark.parametrize("sinks", [None, torch.tensor([-1.0, 0.0, 1.0, 5.0])])
-def test_without_a_cache(window, how, sinks):
-    how = *how, sinks
-    query, key, value = sequence(2, 4, 2, 40, 32)
-    at = torch.arange(40)
-    exact = attention(query, key, value, causal(at, at, window), *how)
-    exact.check(attend(query, key, value, at, window, How(*how)))
+def test_without_a_cache(window, sinks):
+    given, at = sequence(2, 4, 2, 40, 32), torch.arange(40)
+    for how in SCALED:
+        exact = attention(*given, causal(at, at, window), *how, sinks)
+        exact.check(attend(*given, at, window, How(*how, sinks)))
+
+
+def check_chunk(format, start, S, B=1, dtype=torch.float32, window=None, device="cpu"):
+    """A chunk of S positions behind `start` others."""
+    cache = made(format, B, 2, start + S + random.randint(0, 9), 64, dtype, window)
+    given = sequence(B, 4 * B, 2, start + S, 64, dtype)
+    check(cache, behind(cache.to(device), start, *(x.to(device) for x in given)).cpu(), *given)
 
 
 @ON_EVERY_PATH
@@ -187,12 +193,7 @@ def test_without_a_cache(window, how, sinks):
 def test_deep_chunks_at_the_size_of_blocks_that_is_used(path, format, monkeypatch):
     monkeypatch.setattr(chunk, "BLOCK", 4096)
     for start, S in ((5000, 2), (5000, 64), (100, 512)):
-        dtype = random.choice(list(UNIT))
-        cache, given = (
-            made(format, 1, 2, start + S, 64, dtype),
-            sequence(1, 4, 2, start + S, 64, dtype),
-        )
-        check(cache, behind(cache, start, *given), *given)
+        check_chunk(format, start, S, dtype=random.choice(list(UNIT)))
 
 
 @pytest.mark.parametrize("path", ["codes"], indirect=True)
@@ -240,12 +241,7 @@ def test_a_card_s_flash_attention_takes_what_it_is_given(N, path):
 @pytest.mark.parametrize("window", [None, 7, 100])
 def test_on_cuda(format, dtype, window):
     for start, S in ((0, 5), (0, 21), (40, 21)):
-        cache, given = (
-            made(format, 2, 2, 61, 64, dtype, window),
-            sequence(2, 8, 2, start + S, 64, dtype),
-        )
-        y = behind(cache.cuda(), start, *(x.cuda() for x in given)).cpu()
-        check(cache, y, *given)
+        check_chunk(format, start, S, 2, dtype, window, "cuda")
 
 
 @ON_EVERY_PATH
@@ -290,10 +286,9 @@ def test_memory_grows_with_the_chunk_and_not_with_the_cache(
     H, K, S, D = 4, 1, 64, 64
 
     def measured(slots):
-        cache = CACHES[format](1, K, slots, D, torch.bfloat16, "cpu", slots if window else None)
-        sides = [torch.randn(1, n, S, D).bfloat16() for n in (H, K, K)]
+        cache = made(format, 1, K, slots, D, torch.bfloat16, slots if window else None)
+        query, key, value = sequence(1, H, K, S, D, torch.bfloat16)
         positions = torch.arange(slots - S, slots)
-        query, key, value = sides
 
         def layer():
             attend(query, *cache.update(positions, key, value), positions, cache.window)

@@ -127,15 +127,20 @@ def test_layers_of_real_models(form, dtype, rows):
         multiplied(torch.randn(rows, K, dtype=dtype, device="cuda"), weight)
 
 
+def captured_by_a_graph(function):
+    """A CUDA graph of a function, and the tensor that each replay writes."""
+    function()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        return graph, function()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", [("int", 4, 64), ("nf4", 4, 64), ("fp8", 8, None)], ids=name)
 def test_a_cuda_graph_replays_on_new_activations(form):
     weight = packed(form, 512, 1024, device="cuda")
     x = torch.randn(1, 1024, dtype=torch.bfloat16, device="cuda")
-    linear(x, weight)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = linear(x, weight)
+    graph, captured = captured_by_a_graph(lambda: linear(x, weight))
     x.copy_(torch.randn_like(x))
     graph.replay()
     assert torch.equal(captured, linear(x, weight))
@@ -200,16 +205,14 @@ def test_a_cuda_graph_replays_at_another_depth(format):
         2, 32, 8, 4096, 128, torch.bfloat16, format, 0, "cuda"
     )
     first, count = (torch.tensor(x, device="cuda") for x in ([0, 7], [1, 2]))
-    attention.decode_attention(query, key, value, first, count)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = attention.decode_attention(query, key, value, first, count)
+    given = query, key, value, first, count
+    graph, captured = captured_by_a_graph(lambda: attention.decode_attention(*given))
     for depths in ([1, 1], [200, 3000], [4096, 17]):
         count.copy_(torch.tensor(depths))
         first.copy_(torch.tensor([0, 4000]))
         query.copy_(torch.randn_like(query))
         graph.replay()
-        assert torch.equal(captured, attended(query, key, value, first, count))
+        assert torch.equal(captured, attended(*given))
 
 
 @pytest.mark.gpu

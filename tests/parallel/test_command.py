@@ -1,23 +1,30 @@
-"""generate.py as several ranks: what is logged, and how a run ends when one rank does."""
+"""generate.py as several ranks: what is logged, and how a run ends when one rank does; and arms and
+lines of a log, whose workers are several ranks each."""
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from quantbench.errors import UsageError
+from quantbench.answer.replayed import beside
+from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.log import config_of
+from quantbench.log.log import read as read_log
 from quantbench.log.record import Record
 from quantbench.run import checks, environment, launch
 from quantbench.run.launch import RankFailed
+from tests.answer.test_ab import ENVIRONMENT
+from tests.answer.test_replay import RECORDS
 from tests.models.hugging_face import rewritten
-from tests.programs import ROOT, children, started
+from tests.programs import ROOT, children, finished, started, worked
 
 SHORT = ("--num_samples", "1", "--max_new_tokens", "8", "--temperature", "0.8", "--device", "cpu")
 
@@ -162,3 +169,54 @@ def test_what_runs_in_one_process_is_refused(option):
 def test_threads_are_divided_among_ranks(cores, ranks, each):
     assert environment.choose_threads(None, cores, {}, ranks).count == each
     assert bool(environment.crowded(ranks, cores)) == (cores == 2)
+
+
+# ------------------------------------------------------------------------------ replay and ab
+
+REPRO = (
+    "torchrun --nproc_per_node 2 generate.py --checkpoint_path tiny --device cpu --precision "
+    "torch.bfloat16 --num_samples 1 --max_new_tokens 5 --top_k 200 --temperature 0.8 --threads 1"
+)
+
+
+@pytest.fixture
+def old_log(tmp_path):
+    """A log whose one line has a repro of torchrun."""
+    line = replace(RECORDS[0][1], mod="tiny", compile=False, device="cpu", repro=REPRO)
+    (tmp_path / "old.txt").write_text(line.render() + "\n")
+    return tmp_path / "old.txt"
+
+
+def test_a_line_of_torchrun_is_replayed_by_ranks(old_log):
+    again = old_log.with_name("again.txt")
+    worked("replay", old_log, "--all", "--write_result", again)
+    ((_, record),) = read_log(again).records
+    assert record.repro.startswith(REPRO) and config_of(record).tp == 2
+
+
+def test_what_a_replay_of_ranks_would_do_and_cannot_do(old_log):
+    told = worked("replay", old_log, "--all", "--dry_run").stdout
+    assert re.search(r"now 0\.01 GB \(5 layers\), kernel ", told)
+    ((_, record),) = read_log(old_log).records
+
+    class Old:
+        name, has_ranks = "abc1234", False
+
+    with pytest.raises(QuantbenchError, match="abc1234: that commit measures no ranks"):
+        beside(config_of(record), Old, None)
+
+
+def test_an_arm_of_two_ranks(tmp_path):
+    short = ("--max_new_tokens", "4", "--tokens", "64", "--processes", "1", "--half_width", "90%")
+    words = ("-m", "quantbench", "ab", *short, "--arm", "", "--arm", "--tp 2")
+    words += ("--device", "cpu", "--output", "out")
+    finished(*words, cwd=tmp_path, env=ENVIRONMENT, timeout=200)
+    alone, shared = json.loads(Path(tmp_path, "out/results.json").read_text())["rows"]
+    assert shared["arm"] == "none, tp=2" and not shared["failed"]
+    # every rank reads the norms
+    assert alone["weight_bytes"] < shared["weight_bytes"] < 1.001 * alone["weight_bytes"]
+    assert shared["decoder"] == "cpu-step"
+    # bfloat16 parts of sums are rounded on each rank: far less than what a scheme changes
+    assert 0 <= shared["kl"] < 1e-3
+    repros = [record.repro for _, record in read_log(tmp_path / "benchmarks.txt").records]
+    assert [repro.split()[0] for repro in repros] == ["python", "torchrun"]

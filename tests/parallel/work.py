@@ -1,6 +1,8 @@
 """What ranks do in the tests: functions of (ranks, …), which processes receive by name."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -112,18 +114,21 @@ def decoded(
     _, model = load(sharing(ranks, memory), **options)
     generator = Generator(model, len(tokens), len(tokens[0]), kv_cache, decoder)
     chunks = torch.tensor(tokens).split(together, 1)
+    assert all(generator.decoder.takes(chunk) for chunk in chunks)
+    with of_threads(threads):
+        logits = [generator.forward(chunk, at * together) for at, chunk in enumerate(chunks)]
+    return torch.cat(logits, 1), generator.decoder.name
+
+
+@contextmanager
+def of_threads(count: int) -> Iterator[None]:
+    """torch has so many threads meanwhile."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(count)
     try:
-        with torch.no_grad():
-            logits = [
-                generator.decoder.step(chunk, torch.tensor([at * together]))
-                for at, chunk in enumerate(chunks)
-            ]
+        yield
     finally:
         torch.set_num_threads(before)
-    logits = [x.view(*chunk.shape, -1) for x, chunk in zip(logits, chunks, strict=True)]
-    return torch.cat(logits, 1), generator.decoder.name
 
 
 def failing_step(ranks: Ranks, memory: str, member: int) -> list[str]:
@@ -131,8 +136,7 @@ def failing_step(ranks: Ranks, memory: str, member: int) -> list[str]:
     _, model = load(sharing(ranks, memory), "tiny")
     generator = Generator(model, 1, 4, decoder="cpu-step")
     token, messages = torch.tensor([[5]]), []
-    torch.set_num_threads(2)
-    try:
+    with of_threads(2):
         generator.forward(token, 0)
         if ranks.rank == 1:
             fail_allocation(member, 2)
@@ -141,8 +145,6 @@ def failing_step(ranks: Ranks, memory: str, member: int) -> list[str]:
                 generator.forward(token, 1)
             except RuntimeError as error:
                 messages.append(str(error).splitlines()[0])
-    finally:
-        torch.set_num_threads(1)
     return messages
 
 

@@ -1,6 +1,7 @@
 """By how much loading a quantized model raises the resident set, at its highest; bytes, as JSON.
 
     python -m tests.run.loading_peak dummy:small.json dummy:model.json layer_by_layer:fp6 …
+    python -m tests.run.loading_peak small large two_tiers:none     # saved mixtures of experts
 
 A line for each way and scheme. Each is loaded by a process of its own, forked when torch is
 imported and nothing was computed yet: what earlier loads left in malloc's arenas would count, or
@@ -21,9 +22,12 @@ import torch
 from torch import nn
 
 from quantbench.devices import stored_bytes
+from quantbench.log.config import RunConfig
 from quantbench.models.loading import load_model
 from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse
+from quantbench.run import loading
+from quantbench.run.plan import make_plan
 
 
 def layer_by_layer(path, quantizer):
@@ -37,6 +41,16 @@ def everything_first(path, quantizer):
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, quantizer(name, model.get_submodule(name)))
     return model
+
+
+def two_tiers(path, _):
+    """A saved mixture, of whose experts four are in fast memory."""
+    how = {"checkpoint_path": path, "expert_memory": "4", "expert_policy": "fetch"}
+    plan = make_plan(RunConfig(device="cpu", **how))
+    return loading.load(plan, lambda done, total: None, lambda line: None).model
+
+
+WAYS = {way.__name__: way for way in (layer_by_layer, everything_first, two_tiers)}
 
 
 def peak_of(work):
@@ -56,14 +70,13 @@ def status(name):
 
 @torch.no_grad()
 def measure(small, path, job):
-    how, _, scheme = job.partition(":")
-    load = {"layer_by_layer": layer_by_layer, "everything_first": everything_first}[how]
+    way, _, scheme = job.partition(":")
 
-    def quantizer():
-        return Quantizer(parse(scheme), torch.device("cpu"), torch.bfloat16)
+    def load(model):
+        return WAYS[way](model, Quantizer(parse(scheme), torch.device("cpu"), torch.bfloat16))
 
-    load(small, quantizer())
-    model, peak = peak_of(lambda: load(path, quantizer()))
+    load(small)
+    model, peak = peak_of(lambda: load(path))
     quantized = sum(map(stored_bytes, model.parameters()))
     return {"job": job, "peak": peak, "quantized": quantized}
 

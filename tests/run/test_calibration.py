@@ -19,7 +19,7 @@ from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import parse
 from quantbench.run import awq, calibration
 from tests.models.hugging_face import FAMILIES, saved
-from tests.programs import command
+from tests.programs import command, worked
 from tests.refusals import one_line
 from tests.run.test_loading import load
 
@@ -140,8 +140,7 @@ def test_a_text_that_judges_is_refused(tmp_path):
 def test_a_run_tells_what_its_scheme_was_calibrated_on(tmp_path):
     file = tmp_path / "run.json"
     given = "--quantization int4wo-64-gptq --num_samples 1 --max_new_tokens 2 --write_result none"
-    result = command("generate", *given.split(), "--output_json_path", file)
-    assert result.exit_code == 0, result.output
+    worked("generate", *given.split(), "--output_json_path", file)
     assert '"calibration_digest": "' in file.read_text()
 
 

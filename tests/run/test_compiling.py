@@ -14,8 +14,6 @@ from quantbench.run import decoding
 from tests.models.small import on_kernel, small_model
 from tests.programs import python
 
-CPU = torch.device("cpu")
-
 
 @pytest.mark.parametrize("words", ["env c++ -g", "nope"])
 def test_inductor_takes_a_compiler_of_several_words(words, tmp_path):

@@ -52,6 +52,11 @@ def test_a_library_that_cannot_be_had_is_the_reason(monkeypatch):
     assert why_not_fused(model, caches, 1) == "the C++ kernels do not load: no reason"
 
 
+def test_a_scheme_that_rounds_activations_outside_of_its_kernel_is_refused():
+    model = on_kernel(small_model(), "float8dq-row", torch.bfloat16, "auto")
+    assert Generator(model, 1, 8).decoder.name == "modules"
+
+
 class Gelu(nn.Module):
     """A feed-forward layer with all of its linear layers in C++, that computes something else."""
 

@@ -7,7 +7,7 @@ import pytest
 
 from quantbench.ops.cpu import build
 from quantbench.run import bandwidth, environment
-from tests.programs import command
+from tests.programs import worked
 
 
 @pytest.fixture
@@ -24,9 +24,7 @@ def machine(monkeypatch):
 
 
 def shown(*words):
-    done = command("doctor", *words)
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    return worked("doctor", *words).stdout
 
 
 def test_the_file_holds_what_is_shown(machine, tmp_path):

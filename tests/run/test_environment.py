@@ -5,6 +5,7 @@ import json
 import os
 import re
 import time
+from contextlib import closing
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from quantbench.generate import Generator
 from quantbench.log.log import read as read_log
 from quantbench.run.environment import huge_page_bytes, system_huge_pages, without_collections
 from tests.models.small import small_checkpoint, small_model
-from tests.programs import python
+from tests.programs import finished
 
 OPTIONS = ["--num_samples", "1", "--max_new_tokens", "2", "--device", "cpu"]
 UNSET = ("THP_MEM_ALLOC_ENABLE", "KMP_BLOCKTIME", "TORCH_WARM_POOL", "OMP_NUM_THREADS")
@@ -34,8 +35,7 @@ def generated(tmp_path):
         json_path, log_path = tmp_path / "runs.jsonl", tmp_path / "log.txt"
         outputs = ["--output_json_path", json_path, "--write_result", log_path]
         words = ["generate.py", *OPTIONS, *options, *outputs]
-        done = python(*words, env={**os.environ, **variables})
-        assert done.returncode == 0, done.stderr
+        done = finished(*words, env={**os.environ, **variables})
         facts = json.loads(json_path.read_text().splitlines()[-1])
         return facts, read_log(str(log_path)).records[-1][1], done.stderr
 
@@ -43,12 +43,9 @@ def generated(tmp_path):
 
 
 def of_a_worker(*options):
-    worker = Process()
-    try:
+    with closing(Process()) as worker:
         worker.ask("load", argv=[*OPTIONS, *options])
         return worker.ask("get_ready")
-    finally:
-        worker.close()
 
 
 def same(facts):
@@ -119,17 +116,8 @@ def test_files_of_the_kernel(kernel_files):
     assert (system_huge_pages(), huge_page_bytes()) == ("madvise", 2 << 20)
 
 
-@pytest.fixture
-def eager_collector():
-    """Collects after every tenth object."""
-    before = gc.get_threshold()
-    gc.set_threshold(10)
-    yield
-    gc.set_threshold(*before)
-
-
-def test_no_garbage_is_collected_while_a_sample_is_timed(eager_collector, monkeypatch):
-    generator = Generator(small_model(), cache_size=16)
+def test_no_garbage_is_collected_while_a_sample_is_timed(monkeypatch):
+    generator, before = Generator(small_model(), cache_size=16), gc.get_threshold()
     timed, collected = [False], []
 
     def clock(perf_counter=time.perf_counter):
@@ -143,10 +131,12 @@ def test_no_garbage_is_collected_while_a_sample_is_timed(eager_collector, monkey
     read = []
     gc.callbacks.append(collector)
     monkeypatch.setattr("time.perf_counter", clock)
+    gc.set_threshold(10)  # a collection after every tenth object
     try:
         for _ in range(3):
             generator.generate(torch.tensor([[1, 2, 3]]), 5)
     finally:
+        gc.set_threshold(*before)
         gc.callbacks.remove(collector)
     assert len(read) == 9 and collected and not any(collected)
 

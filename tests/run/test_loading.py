@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from quantbench.errors import CheckpointError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
-from quantbench.models.formats import EMBEDDED, open_checkpoint
+from quantbench.models.formats import EMBEDDED, open_checkpoint, saver
 from quantbench.models.llama import weight_bytes
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.tokenizer import load_tokenizer
@@ -20,7 +20,7 @@ from quantbench.quantize.spec import SHOWN
 from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of
 from tests.models.small import small_checkpoint
-from tests.programs import python
+from tests.programs import finished
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 CPU = torch.device("cpu")
@@ -54,8 +54,11 @@ def logits(model):
         return model(TOKENS)
 
 
-def test_a_saved_model_has_the_same_logits_bit_for_bit(small, tmp_path):
+def test_a_saved_model_has_the_same_logits_bit_for_bit(small, tmp_path, monkeypatch):
+    usual = saver.SHARD_BYTES
     for scheme in [*random.sample(SHOWN, len(SHOWN) // 3), "autoquant"]:
+        shard = random.choice([usual, 100_000])
+        monkeypatch.setattr(saver, "SHARD_BYTES", shard)
         folder = str(tmp_path / f"saved-{scheme}")
         how = {"precision": random.choice(["bfloat16", "float16", "float32"])}
         model, first = load(checkpoint_path=small(), quantization=scheme, save=folder, **how)
@@ -63,6 +66,8 @@ def test_a_saved_model_has_the_same_logits_bit_for_bit(small, tmp_path):
         assert torch.equal(logits(model), logits(again)), (scheme, how)
         assert first.kernels == second.kernels and str(second.spec) == scheme
         assert weight_bytes(model) == weight_bytes(again)
+        files = list(Path(folder).glob("quantized-*.safetensors"))
+        assert (len(files) > 1) == (shard < usual)
     if MAPS.exists():  # pages of a file that stays mapped would count as memory
         assert "quantized-0" not in MAPS.read_text()
 
@@ -103,14 +108,6 @@ def test_a_saved_model_can_be_cut_to_some_layers(small, tmp_path):
     load(checkpoint_path=small(), quantization="int8wo", save=folder)
     model, _ = load(checkpoint_path=folder, num_layers=1)
     assert len(model.layers) == 1 and logits(model).isfinite().all()
-
-
-def test_many_shards(small, tmp_path, monkeypatch):
-    monkeypatch.setattr("quantbench.models.formats.saver.SHARD_BYTES", 100_000)
-    folder = tmp_path / "saved"
-    model, _ = load(checkpoint_path=small(), quantization="int4wo-32", save=str(folder))
-    assert len(list(folder.glob("quantized-*.safetensors"))) > 3
-    assert torch.equal(logits(model), logits(load(checkpoint_path=str(folder))[0]))
 
 
 def test_another_scheme_or_precision_than_the_saved_one_is_an_error(small, tmp_path):
@@ -154,8 +151,7 @@ def test_loading_never_holds_the_full_precision_model(tmp_path):
     drawn = random.sample(STREAMED, 4)
     jobs = [f"layer_by_layer:{scheme}" for scheme in drawn]
     jobs.append(f"everything_first:{WHOLE}")
-    done = python("-m", "tests.run.loading_peak", small, path, *jobs, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
+    done = finished("-m", "tests.run.loading_peak", small, path, *jobs, env=ENVIRONMENT)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"job"')]
     measured = {line["job"]: line for line in lines}
     largest = 2 * max(math.prod(shape) for shape in load_config(path).linear_shapes().values())

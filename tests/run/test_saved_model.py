@@ -22,7 +22,7 @@ TOKENS = torch.arange(3, 20)[None]
 
 @pytest.fixture
 def arm(tmp_path):
-    """Load a small model as an arm does, keeping it: what was loaded, and whether it was read."""
+    """Load a small model as an arm does, keeping it: its logits, and what is recorded of it."""
     checkpoint = small_checkpoint(tmp_path)
 
     def load(folder=tmp_path / "arms" / "1", said=None, **options):
@@ -30,7 +30,11 @@ def arm(tmp_path):
         plan = make_plan(RunConfig(**own))
         said = [] if said is None else said
         loaded = saved_model.load(plan, folder, lambda done, total: None, said.append)
-        return plan, loaded
+        decoder = generate.make_generator(plan, loaded.model).decoder
+        with torch.no_grad():
+            logits = loaded.model(TOKENS)
+        of_model = loaded.kernels, decoder.name, decoder.reason, weight_bytes(loaded.model)
+        return logits, (*of_model, plan.name, plan.prompt)
 
     return load
 
@@ -48,18 +52,10 @@ def reads(monkeypatch):
     return seen
 
 
-def facts(plan, loaded):
-    made = generate.make_generator(plan, loaded.model)
-    with torch.no_grad():
-        logits = loaded.model(TOKENS)
-    decoder = made.decoder.name, made.decoder.reason
-    return logits, (loaded.kernels, decoder, weight_bytes(loaded.model), plan.name, plan.prompt)
-
-
 @pytest.mark.parametrize("scheme", [*SHOWN, "autoquant"])
 def test_read_back_it_is_the_same_model(arm, reads, scheme):
-    logits, first = facts(*arm(quantization=scheme))
-    again, second = facts(*arm(quantization=scheme))
+    logits, first = arm(quantization=scheme)
+    again, second = arm(quantization=scheme)
     assert torch.equal(logits, again) and first == second
     assert reads == ([False, False] if scheme == "none" else [False, True])
 
@@ -69,9 +65,8 @@ def test_read_back_it_is_the_same_model(arm, reads, scheme):
 )
 def test_what_was_kept_for_other_options_is_not_taken(arm, reads, changes):
     arm(quantization="int8wo")
-    plan, loaded = arm(**{"quantization": "int8wo"} | changes)
-    fresh, other = arm(folder=None, **{"quantization": "int8wo"} | changes)
-    assert torch.equal(facts(plan, loaded)[0], facts(fresh, other)[0])
+    changed = {"quantization": "int8wo"} | changes
+    assert torch.equal(arm(**changed)[0], arm(folder=None, **changed)[0])
     assert reads == [False, False, False]
 
 
@@ -116,16 +111,16 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_damaged_is_written_anew_in_silence(arm, reads, tmp_path, damage):
     said = []
-    logits, first = facts(*arm(said=said, quantization="int8wo"))
+    logits, first = arm(said=said, quantization="int8wo")
     DAMAGES[damage](tmp_path / "arms" / "1")
     for _ in range(2):
-        again, second = facts(*arm(said=said, quantization="int8wo"))
+        again, second = arm(said=said, quantization="int8wo")
         assert torch.equal(logits, again) and first == second
     assert reads == [False, False, True] and not said
 
 
 def test_a_full_disk_only_costs_time(arm, reads, tmp_path, monkeypatch):
-    expected, first = facts(*arm(folder=None, quantization="int8wo"))
+    expected, first = arm(folder=None, quantization="int8wo")
 
     def full(*arguments):
         raise OSError(28, "No space left on device")
@@ -133,7 +128,7 @@ def test_a_full_disk_only_costs_time(arm, reads, tmp_path, monkeypatch):
     monkeypatch.setattr(saver, "save_file", full)
     said = []
     for _ in range(2):
-        logits, again = facts(*arm(said=said, quantization="int8wo"))
+        logits, again = arm(said=said, quantization="int8wo")
         assert torch.equal(expected, logits) and first == again
     assert len(said) == 2 and all("not kept" in line and "No space left" in line for line in said)
     assert not any(reads)

@@ -20,7 +20,7 @@ from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import SHOWN, parse
 from quantbench.run.sizes import check_memory, kv_cache_bytes, size_of
 from tests import seeds
-from tests.programs import command
+from tests.programs import worked
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
 CPU = torch.device("cpu")
@@ -192,9 +192,7 @@ def test_layers_without_the_window_take_every_position():
 
 
 def dry_run(*arguments):
-    result = command("generate", *arguments, "--dry_run", "--device", "cpu")
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return worked("generate", *arguments, "--dry_run", "--device", "cpu").stdout
 
 
 def test_a_dry_run_allocates_nothing_and_lists_every_scheme(tmp_path):

@@ -11,7 +11,7 @@ from quantbench.run.facts import Measured, Ready, Sample
 from quantbench.run.machine import Counters, MachineUse, judge, together
 from quantbench.run.shown import remarks, table
 from tests.bench.facts import FACTS
-from tests.programs import python
+from tests.programs import finished
 
 QUIET = MachineUse(10.0, 2, 2.0, 0.05, 0.0, 3)
 BUSY = MachineUse(10.0, 2, 1.1, 1.4, 0.0, 4000)
@@ -67,7 +67,7 @@ def test_the_counters_tell_this_process_from_others():
     """Another process computes for 0.6 s, and then this process does."""
     spin = "import time; end = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
     before = Counters.read()
-    python("-c", spin, check=True)
+    finished("-c", spin)
     between = Counters.read()
     end = time.process_time() + 0.3
     while time.process_time() < end:
@@ -118,8 +118,7 @@ def test_steady_is_not_said_of_samples(tmp_path):
     """The JSON of a real run has every figure, and what is printed says the same."""
     arguments = ["--compile", "--num_samples", "3", "--max_new_tokens", "4"]
     arguments += ["--write_result", "none", "--output_json_path", tmp_path / "j"]
-    done = python("generate.py", *arguments)
-    assert done.returncode == 0, done.stderr
+    done = finished("generate.py", *arguments)
     details = json.loads((tmp_path / "j").read_text())
     trust = judge(
         [sample["tok_s"] for sample in details["samples"]],
