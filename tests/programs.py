@@ -1,6 +1,7 @@
 """Programs that tests start: those that end by themselves, and those that are watched and ended;
 and commands of quantbench that run inside this process."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -27,6 +28,12 @@ def worked(*words: object, **settings: Any) -> Result:
     result = command(*words, **settings)
     assert result.exit_code == 0, result.output
     return result
+
+
+def json_of(path: Path, *words: object) -> tuple[Any, Result]:
+    """What a command writes to this path as --json, and the command, which has ended with 0."""
+    result = worked(*words, "--json", path)
+    return json.loads(path.read_text()), result
 
 
 def ran(*words: object, **settings: Any) -> subprocess.CompletedProcess[str]:

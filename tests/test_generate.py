@@ -21,7 +21,7 @@ from quantbench.ops.cpu import build
 from quantbench.run.loading import Loading
 from tests import fake_counter, seeds
 from tests.programs import OLD_LOG, ROOT, command, started
-from tests.test_refusals import only_error
+from tests.refusals import one_line
 
 TINY = ROOT / "models" / "tiny"
 SHORT = ["--num_samples", "2", "--max_new_tokens", "5"]
@@ -298,7 +298,7 @@ BAD = [  # arguments, exit code, what the line says
 def test_bad_input_is_one_line_and_no_log(broken, monkeypatch, arguments, code, message):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     result = run(*arguments.split(), code=code)
-    assert message in only_error(result)
+    assert message in one_line(result)
     assert Path("benchmarks.txt").read_text() == OLD_LOG.read_text()
 
 

@@ -54,12 +54,10 @@ def answered(results):
 @pytest.fixture(scope="module")
 def report(results, tmp_path_factory):
     """The page's path."""
-    folder, arm_rows = tmp_path_factory.mktemp("report"), rows(results)
-    answer = answered(results)
-    said = remarks(results, arm_rows)
-    text = html.render(results, arm_rows, answer, tables(arm_rows), said)
-    (folder / html.FILE).write_text(text, encoding="utf-8")
-    return folder / html.FILE
+    path, arm_rows = tmp_path_factory.mktemp("report") / html.FILE, rows(results)
+    said = tables(arm_rows), remarks(results, arm_rows)
+    path.write_text(html.render(results, arm_rows, answered(results), *said), encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")
