@@ -33,8 +33,7 @@ PROMPT = torch.tensor([[1, 40, 50, 60, 70]])
 
 
 def tiny(sampling=GREEDY, scheme="none", precision=torch.float32, rows=1, **options):
-    quantizer = Quantizer(parse(scheme), torch.device("cpu"), precision)
-    model = load_model("tiny", precision=precision, transform=quantizer)
+    model = models.load("tiny", precision=precision, quantization=scheme)
     return Generator(model, rows, 64, sampling=sampling, **options)
 
 
@@ -211,8 +210,7 @@ def test_streaming_continues_where_it_stopped():
 @pytest.mark.parametrize("scheme", ["none", "int8wo", "int8dq"])
 def test_cuda_graphs_write_the_tokens_that_eager_steps_write(scheme):
     def on_cuda(**options):
-        quantizer = Quantizer(parse(scheme), torch.device("cuda"), torch.bfloat16)
-        model = load_model("tiny", "cuda", torch.bfloat16, transform=quantizer)
+        model = models.load("tiny", "cuda", torch.bfloat16, scheme)
         return Generator(model, 1, 64, **options).generate(PROMPT.cuda(), 24).tokens
 
     assert (on_cuda() == on_cuda(compile_decode=True)).float().mean() > 0.8

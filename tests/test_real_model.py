@@ -5,19 +5,19 @@ The oracle is transformers' Llama with the weights that the gguf package dequant
 
 import re
 
+import gguf
 import pytest
 import torch
-from click.testing import CliRunner
+import transformers
 
 from quantbench import files, models
-from quantbench.__main__ import commands
 from quantbench.generate import Generator
 from quantbench.log.config import split
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_model
 from quantbench.quantize.spec import parse
 from tests.models.test_gguf import KEYS
-from tests.programs import python
+from tests.programs import python, worked
 
 FILE = files.cache_folder() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "The capital of France is"
@@ -30,7 +30,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def theirs():
-    gguf, transformers = pytest.importorskip("gguf"), pytest.importorskip("transformers")
     reader = gguf.GGUFReader(FILE)
     fields = reader.fields
 
@@ -100,19 +99,16 @@ def test_60_greedy_tokens_are_those_of_transformers(theirs, tokens):
     assert torch.equal(found, best[:, -61:-1])
 
 
-def run(*arguments):
-    result = CliRunner().invoke(commands, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.stderr
-    return result
+GREEDY = ("--checkpoint_path", FILE, "--temperature", "0")
 
 
 def test_it_answers_and_is_logged_by_its_file_s_mix(tmp_path):
     log = tmp_path / "log.txt"
-    greedy = ["--temperature", "0", "--num_samples", "1", "--write_result", str(log)]
-    given = ["--checkpoint_path", str(FILE), "--prompt", PROMPT, "--max_new_tokens", "4"]
-    done = run("generate", *given, *greedy, "--save", str(tmp_path / "saved"))
+    given = ["generate", *GREEDY, "--prompt", PROMPT, "--max_new_tokens", "4"]
+    given += ["--num_samples", "1", "--write_result", log]
+    done = worked(*given, "--save", tmp_path / "saved")
     assert f"{PROMPT} Paris" in done.stdout
-    again = run("generate", *given, *greedy, "--checkpoint_path", str(tmp_path / "saved"))
+    again = worked(*given, "--checkpoint_path", tmp_path / "saved")
     assert f"{PROMPT} Paris" in again.stdout
     first, second = log.read_text().splitlines()
     assert " quant: gguf-Q4_1, mod: SmolLM2-135M-Instruct.Q4_1, " in first
@@ -121,17 +117,15 @@ def test_it_answers_and_is_logged_by_its_file_s_mix(tmp_path):
 
 
 def test_a_text_that_ends_at_once_is_explained():
-    given = ["--checkpoint_path", str(FILE), "--max_new_tokens", "4", "--write_result", "none"]
-    greedy = ["--temperature", "0", "--num_samples", "1"]
-    done = run("generate", *given, *greedy, "--prompt", "What is the capital of France?")
+    short = ("--max_new_tokens", "4", "--num_samples", "1", "--write_result", "none")
+    done = worked("generate", *GREEDY, *short, "--prompt", "What is the capital of France?")
     assert "--interactive" in done.stderr
 
 
 def test_chat_ends_where_the_model_ends():
-    given = ["generate", "--interactive", "--checkpoint_path", str(FILE), "--temperature", "0"]
     asked = "What is the capital of France? Answer with one word.\n"
-    result = CliRunner().invoke(commands, given, input=asked)
-    assert result.exit_code == 0 and "Paris" in result.stdout
+    result = worked("generate", "--interactive", *GREEDY, input=asked)
+    assert "Paris" in result.stdout
     assert "<|im_end|>" not in result.stdout and len(result.stdout) < 500
 
 
@@ -139,10 +133,10 @@ def test_chat_ends_where_the_model_ends():
 def test_from_the_file_to_a_recommendation_that_runs(tmp_path):
     measured = ["--schemes", "as-is,int8wo,int4wo-64", "--max_minutes", "0.7", "--tokens", "64"]
     measured += ["--processes", "1", "--half_width", "90%", "--max_new_tokens", "4"]
-    measured += ["--output", str(tmp_path / "out"), "--write_result", "none"]
-    done = run("recommend", "--checkpoint_path", str(FILE), *measured)
+    measured += ["--output", tmp_path / "out", "--write_result", "none"]
+    done = worked("recommend", "--checkpoint_path", FILE, *measured)
     (use,) = re.findall(r"^Use (\S+):", done.stdout, re.M)
     assert parse(use)
     words = split(re.search(rf"^.*generate.*--quantization {use}.*$", done.stdout, re.M)[0])
-    again = run(*words[words.index("generate") :], "--num_samples", "1", "--write_result", "none")
+    again = worked(*words[words.index("generate") :], "--num_samples", "1", "--write_result", "none")
     assert re.search(rf"^{use if use != 'as-is' else 'gguf-Q4_1'} ", again.stdout, re.M)

@@ -18,6 +18,7 @@ from quantbench.log.config import RunConfig, repro
 from quantbench.log.log import config_of
 from quantbench.log.log import read as read_log
 from quantbench.log.record import Record
+from tests.models.refused import refusal
 from tests.programs import OLD_LOG, python, started
 
 RECORD = Record.parse(OLD_LOG.read_text().splitlines()[2])
@@ -214,12 +215,12 @@ def test_the_writable_check_accepts_without_touching(tmp_path):
     assert (tmp_path / "target").read_text() == f"{LINE}\n"
 
 
-def unwritable(tmp_path):
+def test_unwritable_logs_are_one_line_each_before_and_at_the_append(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "nowhere").symlink_to(tmp_path / "missing" / "log")
-    return {
+    unwritable = {
         str(tmp_path / "folder"): "Is a directory",
         str(tmp_path / "missing" / "log"): f"there is no folder {str(tmp_path / 'missing')!r}",
         str(tmp_path / "nowhere"): f"there is no folder {str(tmp_path / 'missing')!r}",
@@ -230,14 +231,9 @@ def unwritable(tmp_path):
         "/dev/full": "not a regular file",
         "": "no such file",
     }
-
-
-def test_unwritable_logs_are_one_line_each_before_and_at_the_append(tmp_path):
-    for path, reason in unwritable(tmp_path).items():
+    for path, reason in unwritable.items():
         for act in (log.check_writable, lambda path: log.append(path, LINE)):
-            with pytest.raises(LogError) as raised:
-                act(path)
-            assert str(raised.value) == f"cannot append to {path!r}: {reason}"
+            assert refusal(LogError, act, path) == f"cannot append to {path!r}: {reason}"
 
 
 NOBODY = 65534
