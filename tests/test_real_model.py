@@ -100,6 +100,7 @@ def test_60_greedy_tokens_are_those_of_transformers(theirs, tokens):
 
 
 GREEDY = ("--checkpoint_path", FILE, "--temperature", "0")
+ONCE = ("--num_samples", "1", "--write_result", "none")
 
 
 def test_it_answers_and_is_logged_by_its_file_s_mix(tmp_path):
@@ -117,8 +118,8 @@ def test_it_answers_and_is_logged_by_its_file_s_mix(tmp_path):
 
 
 def test_a_text_that_ends_at_once_is_explained():
-    short = ("--max_new_tokens", "4", "--num_samples", "1", "--write_result", "none")
-    done = worked("generate", *GREEDY, *short, "--prompt", "What is the capital of France?")
+    asked = ("--prompt", "What is the capital of France?", "--max_new_tokens", "4")
+    done = worked("generate", *GREEDY, *ONCE, *asked)
     assert "--interactive" in done.stderr
 
 
@@ -138,5 +139,5 @@ def test_from_the_file_to_a_recommendation_that_runs(tmp_path):
     (use,) = re.findall(r"^Use (\S+):", done.stdout, re.M)
     assert parse(use)
     words = split(re.search(rf"^.*generate.*--quantization {use}.*$", done.stdout, re.M)[0])
-    again = worked(*words[words.index("generate") :], "--num_samples", "1", "--write_result", "none")
+    again = worked(*words[words.index("generate") :], *ONCE)
     assert re.search(rf"^{use if use != 'as-is' else 'gguf-Q4_1'} ", again.stdout, re.M)

@@ -27,7 +27,7 @@ class Text(HTMLParser):
 
     def __init__(self, page):
         super().__init__()
-        self.words, self.tags, self.links = [], set(), []
+        self.text, self.tags, self.links = "", set(), []
         self.feed(page)
 
     def handle_starttag(self, tag, attributes):
@@ -35,11 +35,7 @@ class Text(HTMLParser):
         self.links += [value for name, value in attributes if name in ("src", "href")]
 
     def handle_data(self, data):
-        self.words.append(data)
-
-    @property
-    def text(self):
-        return " ".join(self.words)
+        self.text += f"{data} "
 
 
 @pytest.fixture(scope="module")

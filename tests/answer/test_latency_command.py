@@ -4,10 +4,11 @@ import json
 import os
 import signal
 from functools import partial
+from itertools import product
 
 import pytest
 
-from quantbench.answer.latency import load
+from quantbench.answer.latency import Latencies, load
 from quantbench.bench.cell_plan import CellPlan, make_plan
 from quantbench.log.config import RunConfig
 from quantbench.log.options import parse
@@ -37,7 +38,10 @@ def test_the_files(measured):
         "meta.json", "samples.jsonl", "results.json", "report.md", "samples.csv", "latency.svg"
     }  # fmt: skip
     found = load(folder)
-    assert found.ended == "complete" and len(found.tables) == 8
+    assert found == from_json(Latencies, json.loads((folder / "results.json").read_text()))
+    places = [(table.arm, table.ranks, table.sequence_length) for table in found.tables]
+    assert places == list(product(("none", "int8wo"), (1, 2), (20, 99999)))
+    assert found.ended == "complete"
     for table in found.tables:
         for cell in table.cells:
             if table.sequence_length == 20:
@@ -46,8 +50,6 @@ def test_the_files(measured):
             else:
                 assert "need 100002 positions; the model's context has" in cell.reason
                 assert "--decode_length 3" in cell.reason and not cell.samples
-    for other in (found.tables[0], found.tables[4]):  # of one arm each, with one rank
-        assert other.ranks == 1 and other.sequence_length == 20
     cycles = [[s.cycle for s in found.tables[n].cells[0].samples] for n in (0, 4)]
     assert cycles[0] == cycles[1]  # the arms took turns
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -101,18 +102,12 @@ def test_the_choice_of_the_batch_size_is_paid_for():
     """The largest throughputs are at batch 4 and at batch 2: the ratio of the largest is between
     the ratios at these sizes, and its interval has both."""
     baseline, target = sides(slownesses={"none": 1.0, "other": 1.0}, runs=48)
-
-    def slower(side, size, by):
-        cells = [
-            Cell(c.batch_size, [
-                LatencySample(by * s.prefill_seconds, s.step_seconds, s.cycle, s.process)
-                for s in c.samples
-            ]) if c.batch_size == size else c
-            for c in side.table.cells
-        ]  # fmt: skip
-        return Side("folder", Table(*side.table.key, cells=cells), 3, 48)
-
-    baseline, target = slower(baseline, 2, 1.5), slower(target, 4, 1.2)
+    for side, size, slowness in ((baseline, 2, 1.5), (target, 4, 1.2)):
+        (cell,) = [cell for cell in side.table.cells if cell.batch_size == size]
+        cell.samples[:] = [
+            replace(sample, prefill_seconds=slowness * sample.prefill_seconds)
+            for sample in cell.samples
+        ]
     metric = compare(baseline, target).metrics[1]
     assert (metric.baseline.batch_size, metric.target.batch_size) == (4, 2)
     # At batch 2, the target's best, it is 1/1.5; at batch 4, the baseline's best, 1.2.

@@ -66,20 +66,15 @@ def checkpoint(folder, **changes):
 # ------------------------------------------------------------------------------------ the file
 
 
-def blocks(shape, seed):
-    numbers = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-    numbers[0] = 0
-    numbers[1] *= 1e-2
-    numbers[2, ::7] *= 30  # outliers
-    numbers[3, :16] = 0  # a group of nothing among others
-    return numbers
-
-
 def test_q6_k_is_what_the_package_reads():
     """Half a step of each group's own scale is what rounding may cost: a thirty-second of its
     largest weight is a step; an eighth more for scales that were rounded to eight bits themselves,
     and for the largest weight of the other sign, which stops at 31 steps."""
-    numbers = blocks((6, 512), seed=3)
+    numbers = np.random.default_rng(3).standard_normal((6, 512)).astype(np.float32)
+    numbers[0] = 0
+    numbers[1] *= 1e-2
+    numbers[2, ::7] *= 30  # outliers
+    numbers[3, :16] = 0  # a group of nothing among others
     bytes_ = q6_k(numbers)
     assert bytes_.shape == (6, 2 * 210) and bytes_.dtype == np.uint8
     found = gguf.quants.dequantize(bytes_, gguf.GGMLQuantizationType.Q6_K)

@@ -25,9 +25,9 @@ from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import size_of
 from tests.bench.world import Behaviour, World
-from tests.programs import command
+from tests.programs import worked
 
-ran = partial(command, "recipe", "--device", "cpu")
+made = partial(worked, "recipe", "--device", "cpu")
 
 
 @pytest.fixture
@@ -43,8 +43,7 @@ def quick(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("words, rival", [("", "int4wo-64-gptq"), ("--uncalibrated", "int4wo-64")])
 def test_bits_are_kept_and_the_recipe_is_better(words, rival, quick, in_tmp):
-    result = ran("--bits", "4.5", "--output", "mix.json", *words.split())
-    assert result.exit_code == 0, result.output
+    result = made("--bits", "4.5", "--output", "mix.json", *words.split())
     assert "take the recipe: its KL is" in result.stdout
     assert f"below that of {rival}," in result.stdout
     plan = make_plan(RunConfig(quantization="mix.json", device="cpu"))
@@ -55,7 +54,7 @@ def test_bits_are_kept_and_the_recipe_is_better(words, rival, quick, in_tmp):
     assert about["better"] and about["recipe"]["kl"] < about["uniform"][0]["kl"]
     assert 0.5 < about["recipe"]["predicted_kl"] / about["recipe"]["kl"] < 2
     if words:
-        exported = command("recipe", "export", "mix.json", "--format", "llama.cpp")
+        exported = worked("recipe", "export", "mix.json", "--format", "llama.cpp")
         assert len(exported.stdout.splitlines()) == 5 * 7 + 2  # Hugging Face's tensors, by layer
 
 
@@ -143,8 +142,7 @@ def test_the_frontier_is_below_uniform_schemes_and_files(quick, in_tmp):
     config = RunConfig(quantization="int4wo-64", device="cpu", save="saved")
     load(make_plan(config), lambda done, total: None, lambda line: None)
     words = "recipe frontier saved --device cpu --bits 3.5 --json new.json --chart new.svg"
-    result = command(*words.split())
-    assert result.exit_code == 0, result.output
+    worked(*words.split())
     points = json.loads(Path("new.json").read_text())["points"]
     assert [round(p["bits"], 1) for p in points] == sorted([3.5] * 3 + [4.5] * 4)
     small, large = ({p["kind"]: p["kl"] for p in points if (p["bits"] > 4) == large}
@@ -173,8 +171,8 @@ def test_a_uniform_scheme_is_taken_where_the_recipe_is_not_better(quick, monkeyp
         search, "damages",
         lambda *given: {key: 1 / (value + 1e-9) for key, value in damages(*given).items()},
     )  # fmt: skip
-    result = ran("--bits", "5", "--uncalibrated")
-    assert result.exit_code == 0 and "the recipe's KL is not lower beyond doubt" in result.stdout
+    result = made("--bits", "5", "--uncalibrated")
+    assert "the recipe's KL is not lower beyond doubt" in result.stdout
     assert "take the recipe" not in result.stdout
 
 
