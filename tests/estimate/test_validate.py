@@ -80,23 +80,6 @@ def test_cells_of_latency(tmp_path):
         of_results(path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"estimate": 1},
-        {"estimate": {"token_seconds": 1.0}},
-        {"estimate": {"token_seconds": {"estimated": 1.0, "measured": None, "error": None}}},
-        {"measured_seconds": float("inf"), "estimated_seconds": 1.0},
-        {"model": 1, "command": "python generate.py --top_k nine", "about": "x"},
-    ],
-    ids=str,
-)
-def test_what_is_no_case(tmp_path, content):
-    (tmp_path / "x.json").write_text(json.dumps(content))
-    with pytest.raises(QuantbenchError, match="no case in it that was both"):
-        of_results(tmp_path / "x.json")
-
-
 def test_results_in_json_are_cases(tmp_path):
     path = tmp_path / "results.json"
     path.write_text(
