@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quantbench.errors import LogError, UsageError
@@ -54,7 +54,6 @@ NUMBERS = st.floats(0, 1e6)
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]), min_size=1)
 
 
-@settings(deadline=None)  # a busy machine is not a failure
 @given(*[NUMBERS] * 4, NAMES | st.just("a, mod: b, device: y repro: z"), *[st.booleans()] * 3)
 def test_any_record_reads_back_within_its_two_decimals(a, b, c, d, mod, kv_quant, fast, prefill):
     record = dataclasses.replace(

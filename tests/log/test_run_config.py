@@ -8,7 +8,7 @@ import shlex
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quantbench.cli import Command
@@ -87,7 +87,6 @@ def test_a_reference_line_worked_by_hand():
     )
 
 
-@settings(deadline=None)  # a busy machine is not a failure
 @given(CONFIGS)
 def test_argv_and_repro_read_back_as_the_same_config(config):
     assert parse(argv(config)) == config
@@ -100,7 +99,6 @@ def test_argv_and_repro_read_back_as_the_same_config(config):
     assert not breaks_off(line)
 
 
-@settings(deadline=None)  # a busy machine is not a failure
 @given(CONFIGS)
 def test_dashes_and_equals_signs_are_the_same_as_underscores_and_spaces(config):
     words = []
