@@ -2,6 +2,7 @@
 and commands of quantbench that run inside this process."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +52,13 @@ def git(folder: Path, *words: str) -> str:
     settings = ("user.name=somebody", "user.email=somebody@example.org", "commit.gpgsign=false")
     given = [word for setting in settings for word in ("-c", setting)]
     return ran("git", *given, *words, cwd=folder, check=True).stdout.strip()
+
+
+def copy_of_tree(folder: Path) -> Path:
+    """A copy of the project in a folder, without documents, tests and what git ignores."""
+    hidden = (".*", "__pycache__", "build", "demo", "docs", "tests", "*.egg-info")
+    ignored = shutil.ignore_patterns(*hidden)
+    return Path(shutil.copytree(ROOT, folder / "tree", symlinks=True, ignore=ignored))
 
 
 def started(*words: object, **settings: Any) -> subprocess.Popen[str]:

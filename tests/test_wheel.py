@@ -6,7 +6,6 @@ has the packages which the wheel declares, and no other.
 
 import json
 import os
-import shutil
 import venv
 import zipfile
 from email import message_from_bytes
@@ -16,9 +15,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.programs import ROOT, python, ran
+from tests.programs import copy_of_tree, python, ran
 
-HIDDEN = (".*", "__pycache__", "build", "demo", "docs", "tests", "*.egg-info")
 # Files of the current folder, named as ours are, which must not be imported.
 THEIRS = ("cli", "compare", "errors", "files", "generate", "models", "run", "text")
 
@@ -66,15 +64,9 @@ def environment(folder, wheel):
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("copy") / "tree"
-    shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(*HIDDEN))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(tree, tmp_path_factory):
+def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
+    tree = copy_of_tree(tmp_path_factory.mktemp("copy"))
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
     pip = python("-m", "pip", "wheel", *options, "-w", folder, tree)
     assert pip.returncode == 0, pip.stderr
