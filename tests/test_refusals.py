@@ -84,7 +84,6 @@ def made(tmp_path_factory):
     (folder / "prose.md").write_text("Once upon a time\n")
     (folder / "binary").write_bytes(bytes(range(256)) * 4)
     (folder / "utf16").write_bytes(f"{LINE}\n".encode("utf-16"))
-    (folder / "deep").write_text("[" * 100_000)
     (folder / "other.json").write_text('{"name": "of another program"}\n')
     (folder / "page.svg").write_text("<html></html>")
     (folder / "hard").hardlink_to(folder / "benchmarks.txt")

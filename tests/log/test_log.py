@@ -259,28 +259,24 @@ def as_nobody(work):
 
 
 def test_permissions_are_seen():
-    def refusals():
-        reasons = []
-        for path in (writable, locked, open_folder / "new", closed_folder / "new"):
-            try:
-                log.check_writable(path)
-                reasons.append("")
-            except LogError as error:
-                reasons.append(str(error))
-        return reasons
+    def reason(path):
+        try:
+            log.check_writable(path)
+        except LogError as error:
+            return str(error).rpartition(": ")[2]
 
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders are root's alone
-        writable, locked = Path(name, "writable"), Path(name, "locked")
-        open_folder, closed_folder = Path(name, "open"), Path(name, "closed")
-        for path, mode in ((writable, 0o666), (locked, 0o444)):
-            path.touch()
-            path.chmod(mode)
-        for path, mode in ((open_folder, 0o777), (closed_folder, 0o555), (Path(name), 0o755)):
-            path.mkdir(exist_ok=True)
-            path.chmod(mode)
-        reasons = as_nobody(refusals)
-    assert [bool(reason) for reason in reasons] == [False, True, False, True]
-    assert all(reason.endswith(": Permission denied") for reason in reasons if reason)
+        folder = Path(name)
+        for file in ("writable", "locked"):
+            (folder / file).touch()
+        for inner in ("open", "closed"):
+            (folder / inner).mkdir()
+        modes = {".": 0o755, "writable": 0o666, "locked": 0o444, "open": 0o777, "closed": 0o555}
+        for path, mode in modes.items():
+            (folder / path).chmod(mode)
+        paths = [folder / path for path in ("writable", "locked", "open/new", "closed/new")]
+        reasons = as_nobody(lambda: list(map(reason, paths)))
+    assert reasons == [None, "Permission denied", None, "Permission denied"]
 
 
 def test_reading_tells_records_headings_and_bad_lines_apart(tmp_path):
