@@ -59,6 +59,7 @@ BLOCKS = {
     "torn": "<!-- readme: roofline torn.json -->\n<!-- end -->\n",
     "empty": "<!-- readme: runs empty.json -->\n<!-- end -->\n",
     "printed": "<!-- readme: printed a.txt -->\n<!-- end -->\n",
+    "fields": "<!-- readme: fields quantbench.no:Such -->\n<!-- end -->\n",
 }
 
 
@@ -105,9 +106,12 @@ def made(tmp_path_factory):
     example_results(folder=folder / "ab", arms=ARMS[:3])
     latencies.measured({"none": 1.0, "int8wo": 0.6}, folder / "sweep")
     (folder / "sweep" / "results.json").write_text('{"plan": {}}\n')
+    latencies.measured({"none": 1.0}, folder / "longer", sequence_lengths=[300])
+    latencies.measured({"none": 1.0}, folder / "more", decode_length=5)
     counts = counted.counts_of(counted.ROUTERS, 40, 1)
     counted.popularity_of(counts).save("--output", folder / "popularity.json")
-    shutil.copy(ROOT / "docs" / "data" / "growth.json", folder)
+    for path in ("docs/data/growth.json", "tests/estimate/opt-1.3b.json"):
+        shutil.copy(ROOT / path, folder)
     config = json.loads((ROOT / "models" / "tiny" / "config.json").read_text())
     narrow = config | {"hidden_size": 96, "head_dim": 24, "num_hidden_layers": 1}
     (folder / "narrow.json").write_text(json.dumps(narrow))

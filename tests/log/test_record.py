@@ -90,7 +90,8 @@ def test_any_record_reads_back_within_its_two_decimals(a, b, c, d, mod, kv_quant
     ],
 )
 def test_what_would_not_read_back_is_refused(change):
-    refusal(LogError, lambda: dataclasses.replace(RECORD, **change).render())
+    line = refusal(LogError, lambda: dataclasses.replace(RECORD, **change).render())
+    assert line.splitlines() == [line]
 
 
 @pytest.mark.parametrize(

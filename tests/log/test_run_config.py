@@ -215,7 +215,7 @@ def test_all_else_is_split_as_shlex_does(command):
 )
 def test_every_wrong_argument_is_one_line_that_names_it(words, says, capfd):
     line = refusal(UsageError, parse, words.split(" "))
-    assert says in line and len(line) < 250
+    assert says in line and len(line) < 250 and line.splitlines() == [line]
     assert capfd.readouterr() == ("", "")
 
 

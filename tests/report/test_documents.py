@@ -105,8 +105,6 @@ def test_what_a_document_asks_for_in_vain(in_tmp):
                           {"arm": "fp6", "failed": "no kernel"}])  # fmt: skip
     with pytest.raises(UsageError, match="ab.json measured no arm fp6; it has none, int8wo,_kv"):
         TABLES["speeds"](["ab.json", "fp6"])
-    with pytest.raises(UsageError, match="nothing is called quantbench.no:Such"):
-        TABLES["fields"](["quantbench.no:Such"])
 
 
 def test_no_table_with_figures_is_typed_by_hand():
