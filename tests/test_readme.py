@@ -102,7 +102,7 @@ def test_the_demo_s_command_and_words_are_right(real, tmp_path, monkeypatch):
     assert lines.index("mkdir demo") == lines.index("rm -rf demo") + 1
     (line,) = [line for line in lines if "-m quantbench" in line]
     words = split(line)[3:]
-    options = option_values(words)
+    options = context_of(words).params
     arms = [parse(split(arm)).quantization for arm in options["texts"]]
     assert arms == demo_of(printed)[0]
     path = str(file) if real else "dummy:TinyLlama-1.1B-Chat-v1.0"
@@ -110,13 +110,7 @@ def test_the_demo_s_command_and_words_are_right(real, tmp_path, monkeypatch):
     assert options["output"] == "demo" and options["write_result"] == "demo/log.txt"
     assert options["tokens"] is None  # quality
     (told,) = re.findall(r"\.venv/bin/quantbench (.*)\"", printed)
-    assert option_values(split(told))
-
-
-def option_values(words):
-    """The options of a command of quantbench, as its click command reads them."""
-    group = click.Context(commands)
-    return commands.get_command(group, words[0]).make_context(words[0], list(words[1:])).params
+    assert context_of(split(told)).params
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "test-fast", "check"])
@@ -193,21 +187,26 @@ class Parsed(Exception):
     """Raised in place of what a command does, once its options have been read and converted."""
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_in_the_documents_parse(command, monkeypatch):
-    """Up to the plan of each run, where the model needs no file."""
-    words = words_of(command)
-    if not words or words[-1] in ("--help", "check"):  # `quantbench log check` by name, no FILE
-        return
+def context_of(words):
+    """The context of the command that these words call, with its options."""
 
     def stop(context, /, *_, **given):
         if context.invoked_subcommand is None:
             raise Parsed(context)
 
-    monkeypatch.setattr(click.Context, "invoke", stop)
-    with pytest.raises(Parsed) as parsed:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Parsed) as parsed:
+        patch.setattr(click.Context, "invoke", stop)
         commands.main(words, standalone_mode=False)
-    (context,) = parsed.value.args
+    return parsed.value.args[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_in_the_documents_parse(command):
+    """Up to the plan of each run, where the model needs no file."""
+    words = words_of(command)
+    if not words or words[-1] in ("--help", "check"):  # `quantbench log check` by name, no FILE
+        return
+    context = context_of(words)
     names = [param.name for param in context.command.params if isinstance(param, TableOption)]
     given = {name: context.params[name] for name in names}
     common = RunConfig(**{name: v for name, v in given.items() if v not in (None, "…")})
