@@ -21,22 +21,14 @@ from tests.programs import copy_of_tree, python, ran
 THEIRS = ("cli", "compare", "errors", "files", "generate", "models", "run", "text")
 
 
-def needed(requirements):
+def needed(lines, extras=()):
     """The installed distributions that requirements ask for, and those that these ask for."""
-    found, waiting = {}, list(requirements)
-    while waiting:
-        requirement = Requirement(waiting.pop())
-        asked = [{"extra": extra} for extra in requirement.extras] or [{"extra": ""}]
-        wanted = not requirement.marker or any(requirement.marker.evaluate(e) for e in asked)
-        if not wanted or requirement.name in found:
-            continue
-        distribution = metadata.distribution(requirement.name)
-        found[requirement.name] = distribution
-        for further in distribution.requires or []:
-            marker = Requirement(further).marker
-            if not marker or any(marker.evaluate(extra) for extra in asked):
-                waiting.append(further)
-    return found.values()
+    for requirement in map(Requirement, lines):
+        given = [{"extra": extra} for extra in extras or [""]]
+        if not requirement.marker or any(map(requirement.marker.evaluate, given)):
+            distribution = metadata.distribution(requirement.name)
+            yield distribution
+            yield from needed(distribution.requires or [], requirement.extras)
 
 
 def environment(folder, wheel):
@@ -50,7 +42,6 @@ def environment(folder, wheel):
     with zipfile.ZipFile(wheel) as archive:
         (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         declared = message_from_bytes(archive.read(about)).get_all("Requires-Dist")
-    declared = [line for line in declared if "extra ==" not in line]
     for distribution in needed(declared):
         for name in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
             link = packages / name
