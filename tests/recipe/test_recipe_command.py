@@ -28,6 +28,7 @@ from tests.bench.world import Behaviour, World
 from tests.programs import worked
 
 made = partial(worked, "recipe", "--device", "cpu")
+searched = partial(search.search, RunConfig(device="cpu"), calibrated=False)
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_bits_are_kept_and_the_recipe_is_better(words, rival, quick, in_tmp):
 
 
 def test_the_smallest_of_a_kl(quick):
-    found = search.search(RunConfig(device="cpu"), Budget(max_kl=0.05), calibrated=False)
+    found = searched(Budget(max_kl=0.05))
     assert found.recipe.kl <= 0.05
     assert found.better == (found.recipe.memory_bytes < found.uniform[0].memory_bytes)
     assert all(rival.kl <= 0.05 for rival in found.uniform)
@@ -68,7 +69,7 @@ def test_the_smallest_of_a_kl(quick):
 def test_memory_counts_what_the_recipe_holds(quick, monkeypatch):
     """The recipe's own weights, and what a run of any scheme has."""
     monkeypatch.setattr(search.devices, "peak_memory", lambda _: {"resident": 430_000_000})
-    found = search.search(RunConfig(device="cpu"), Budget(max_memory=437_000_000), calibrated=False)
+    found = searched(Budget(max_memory=437_000_000))
     plan = make_plan(RunConfig(device="cpu"))
     sizes = [
         size_of(plan.architecture, spec, plan.device, plan.precision).memory_bytes
@@ -76,7 +77,7 @@ def test_memory_counts_what_the_recipe_holds(quick, monkeypatch):
     ]
     assert found.recipe.memory_bytes <= 437_000_000
     with pytest.raises(UsageError, match="400.00 MB: the smallest schemes .* come to 43"):
-        search.search(RunConfig(device="cpu"), Budget(max_memory=400_000_000), calibrated=False)
+        searched(Budget(max_memory=400_000_000))
     apart = found.recipe.memory_bytes - found.uniform[0].memory_bytes
     assert apart == sizes[0] - sizes[1]
 
@@ -91,15 +92,12 @@ def test_a_step_is_timed_and_the_slowest_schemes_are_left_out(quick, monkeypatch
     monkeypatch.setattr(search.Costs, "time", time)
     step = SimpleNamespace(seconds=0.02)
     monkeypatch.setattr("quantbench.estimate.here.Here.phases", lambda *_: (step, step))
-    found = search.search(RunConfig(device="cpu"), Budget(min_tok_s=80.0), calibrated=False)
+    found = searched(Budget(min_tok_s=80.0))
     assert 80 <= found.recipe.tok_s < 82
     assert all(rival.tok_s >= 80 for rival in found.uniform)
 
 
 def test_a_search_that_was_killed_goes_on_behind_its_last_stage(quick, monkeypatch):
-    def look():
-        return search.search(RunConfig(device="cpu"), Budget(bits=4.5), calibrated=False)
-
     def scores(state, spec):
         read.append(spec.name)
         if spec.name == killed:
@@ -109,13 +107,13 @@ def test_a_search_that_was_killed_goes_on_behind_its_last_stage(quick, monkeypat
     measure, read, killed = search.Search._scores, [], "int4wo-64"
     monkeypatch.setattr(search.Search, "_scores", scores)
     with pytest.raises(KeyboardInterrupt):
-        look()
+        searched(Budget(bits=4.5))
     assert len(read) == 2 and read[0].startswith("recipe-")
     monkeypatch.delattr(search, "damages")
     killed = None
-    found = look()
+    found = searched(Budget(bits=4.5))
     assert read[2:] == ["int4wo-64"]
-    assert look().difference == found.difference and len(read) == 3
+    assert searched(Budget(bits=4.5)).difference == found.difference and len(read) == 3
 
 
 @pytest.mark.parametrize(
