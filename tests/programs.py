@@ -1,6 +1,8 @@
 """Programs that tests start: those that end by themselves, and those that are watched and ended;
 and commands of quantbench that run inside this process."""
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +31,12 @@ def worked(*words: object, **settings: Any) -> Result:
     return result
 
 
+def json_of(path: Path, *words: object) -> tuple[Any, Result]:
+    """What a command writes to this path as --json, and the command, which has ended with 0."""
+    result = worked(*words, "--json", path)
+    return json.loads(path.read_text()), result
+
+
 def ran(*words: object, **settings: Any) -> subprocess.CompletedProcess[str]:
     """A program that has ended; it ran in the repository's root, if `cwd` says nothing else."""
     given = {"cwd": ROOT, "capture_output": True, "text": True, **settings}
@@ -51,6 +59,13 @@ def git(folder: Path, *words: str) -> str:
     settings = ("user.name=somebody", "user.email=somebody@example.org", "commit.gpgsign=false")
     given = [word for setting in settings for word in ("-c", setting)]
     return ran("git", *given, *words, cwd=folder, check=True).stdout.strip()
+
+
+def copy_of_tree(folder: Path) -> Path:
+    """A copy of the project in a folder, without documents, tests and what git ignores."""
+    hidden = (".*", "__pycache__", "build", "demo", "docs", "tests", "*.egg-info")
+    ignored = shutil.ignore_patterns(*hidden)
+    return Path(shutil.copytree(ROOT, folder / "tree", symlinks=True, ignore=ignored))
 
 
 def started(*words: object, **settings: Any) -> subprocess.Popen[str]:

@@ -2,16 +2,12 @@
 
 from click.testing import Result
 
-from quantbench.errors import QuantbenchError
-
 
 def one_line(result: Result) -> str:
-    """The message of the one error that a command ended with: printed by one that stands alone, and
-    raised by one of a group, which prints it."""
-    if isinstance(result.exception, QuantbenchError):
-        message = str(result.exception)
-    else:
-        assert result.exit_code in (1, 2)
-        message = result.stderr.splitlines()[-1].removeprefix("error: ")
-    assert "\n" not in message and "Traceback" not in result.stderr
-    return message
+    """The message of the one error line that a command ended with, the last on stderr; above it is
+    nothing but progress."""
+    *before, last = result.stderr.splitlines()
+    assert result.exit_code in (1, 2) and last.startswith("error: "), result.output
+    assert not [line for line in before if line.startswith("error: ")], result.stderr
+    assert "Traceback" not in result.output and "report it" not in last and len(last) < 1000
+    return last.removeprefix("error: ")

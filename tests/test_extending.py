@@ -6,14 +6,12 @@ tests/models/test_registry.py adds an architecture.
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.programs import ROOT, python
+from tests.programs import copy_of_tree, python
 
-ROOMS = ("kv_cache", "models", "quantbench", "quantize")
 # int8wo with 41 levels instead of 256.
 SPELLING = """
 @dataclass(frozen=True)
@@ -79,12 +77,7 @@ def greet(name: str) -> None:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     """The tree with a scheme, a cache and a command more."""
-    folder = tmp_path_factory.mktemp("copy")
-    ignored = shutil.ignore_patterns("__pycache__", "train*")
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, folder / room, symlinks=True, ignore=ignored)
-    for file in ROOT.glob("*.py"):
-        shutil.copy(file, folder)
+    folder = copy_of_tree(tmp_path_factory.mktemp("copy"))
     (folder / "quantize/schemes/coarse.py").write_text(SCHEME)
     (folder / "kv_cache/half.py").write_text(CACHE)
     (folder / "quantbench/commands/greet.py").write_text(COMMAND)

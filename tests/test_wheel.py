@@ -6,7 +6,6 @@ has the packages which the wheel declares, and no other.
 
 import json
 import os
-import shutil
 import venv
 import zipfile
 from email import message_from_bytes
@@ -16,29 +15,20 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.programs import ROOT, python, ran
+from tests.programs import copy_of_tree, python, ran
 
-HIDDEN = (".*", "__pycache__", "build", "demo", "docs", "tests", "*.egg-info")
 # Files of the current folder, named as ours are, which must not be imported.
 THEIRS = ("cli", "compare", "errors", "files", "generate", "models", "run", "text")
 
 
-def needed(requirements):
+def needed(lines, extras=()):
     """The installed distributions that requirements ask for, and those that these ask for."""
-    found, waiting = {}, list(requirements)
-    while waiting:
-        requirement = Requirement(waiting.pop())
-        asked = [{"extra": extra} for extra in requirement.extras] or [{"extra": ""}]
-        wanted = not requirement.marker or any(requirement.marker.evaluate(e) for e in asked)
-        if not wanted or requirement.name in found:
-            continue
-        distribution = metadata.distribution(requirement.name)
-        found[requirement.name] = distribution
-        for further in distribution.requires or []:
-            marker = Requirement(further).marker
-            if not marker or any(marker.evaluate(extra) for extra in asked):
-                waiting.append(further)
-    return found.values()
+    for requirement in map(Requirement, lines):
+        given = [{"extra": extra} for extra in extras or [""]]
+        if not requirement.marker or any(map(requirement.marker.evaluate, given)):
+            distribution = metadata.distribution(requirement.name)
+            yield distribution
+            yield from needed(distribution.requires or [], requirement.extras)
 
 
 def environment(folder, wheel):
@@ -52,7 +42,6 @@ def environment(folder, wheel):
     with zipfile.ZipFile(wheel) as archive:
         (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         declared = message_from_bytes(archive.read(about)).get_all("Requires-Dist")
-    declared = [line for line in declared if "extra ==" not in line]
     for distribution in needed(declared):
         for name in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
             link = packages / name
@@ -66,15 +55,9 @@ def environment(folder, wheel):
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("copy") / "tree"
-    shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(*HIDDEN))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(tree, tmp_path_factory):
+def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
+    tree = copy_of_tree(tmp_path_factory.mktemp("copy"))
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
     pip = python("-m", "pip", "wheel", *options, "-w", folder, tree)
     assert pip.returncode == 0, pip.stderr
@@ -104,19 +87,15 @@ def run(installed, folder, program, *arguments):
     return result.stdout
 
 
-def test_nothing_but_quantbench_is_at_the_top_level(wheel):
+def test_what_is_in_it(wheel):
+    """At the top quantbench alone; in it modules, C++ sources, the embedded model, and all other
+    files in their folders."""
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
+        names = set(archive.namelist())
         (top_level,) = (name for name in names if name.endswith("top_level.txt"))
         assert archive.read(top_level).split() == [b"quantbench"]
     folders = {name.split("/")[0] for name in names}
     assert {name for name in folders if not name.endswith(".dist-info")} == {"quantbench"}
-
-
-def test_every_file_that_the_programs_need_is_in_it(wheel):
-    """Modules, C++ sources, the embedded model, and all other files in their folders."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
     listed = ran("git", "ls-files")
     if listed.returncode:
         pytest.skip("needs git: the tree is no checkout")

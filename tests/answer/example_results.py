@@ -4,7 +4,6 @@ The speeds, sizes and perplexities are invented, of a shape that real ones have.
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from quantbench.bench.store import (
     Turn,
 )
 from quantbench.log.about import About
-from quantbench.log.config import RunConfig
+from quantbench.log.options import parse
 from quantbench.models.config import ModelConfig
 from quantbench.quality.types import LayerSqnr, NoQuality, Quality
 from quantbench.run.environment import Environment
@@ -57,7 +56,7 @@ def example_results(hostile=False, seed=3, folder=None, arms=ARMS) -> Results:
     as a session's does."""
     generator = np.random.default_rng(seed)
     named = [*arms, (HOSTILE, 1250, 1.7, 7.04)] if hostile else arms
-    planned = [ArmResult(name, " ".join(argv), argv) for name, argv in map(_argv, named)]
+    planned = [ArmResult(name, " ".join(_argv(name)), _argv(name)) for name, *_ in named]
     planned += [ArmResult("mxfp4", "--quantization mxfp4", [])] * hostile
     about = About("quantbench ab --arms all", "2026-01-01", "0123abc", "Example CPU", {})
     store = Store(Results(Settings(), planned, "none", about), folder)
@@ -72,31 +71,23 @@ def example_results(hostile=False, seed=3, folder=None, arms=ARMS) -> Results:
     return store.results
 
 
-def _argv(arm: tuple) -> tuple[str, list[str]]:
-    scheme, _, other = arm[0].replace(HOSTILE, "int8wo").partition(", ")
-    return arm[0], ["--quantization", scheme] + ["--kernel", "reference"] * bool(other)
-
-
-def _events(
-    generator: np.random.Generator,
-    number: int,
-    name: str,
-    megabytes: float,
-    speed_up: float,
-    perplexity: float,
-) -> Iterator[object]:
+def _argv(name):
     scheme, _, other = name.replace(HOSTILE, "int8wo").partition(", ")
-    kernel = "reference" if other else "auto"
-    config = RunConfig(checkpoint_path=CHECKPOINT, quantization=scheme, kernel=kernel, device="cpu",
-                       compile=True, max_new_tokens=STEPS + 1)  # fmt: skip
+    return ["--quantization", scheme] + ["--kernel", "reference"] * bool(other)
+
+
+def _events(generator, number, name, megabytes, speed_up, perplexity):
+    given = ["--checkpoint_path", CHECKPOINT, "--device", "cpu", "--compile"]
+    config = parse([*_argv(name), *given, "--max_new_tokens", str(STEPS + 1)])
+    fused = config.kernel == "auto"
     facts = arm_facts(
         config=config,
         model="TinyLlama-1.1B-Chat-v1.0",
         architecture=ARCHITECTURE,
-        scheme=scheme,
-        kernel="reference" if other else "cpu",
-        decoder="modules" if other else "cpu-step",
-        decoder_reason="kernel reference is not fused" if other else None,
+        scheme=config.quantization,
+        kernel="cpu" if fused else "reference",
+        decoder="cpu-step" if fused else "modules",
+        decoder_reason=None if fused else "kernel reference is not fused",
         weight_bytes=int(megabytes * 1e6),
         kv_cache_bytes=23_000_000,
         device=Device("cpu", "Example CPU @ 2.60GHz", threads=2),

@@ -8,6 +8,7 @@ from quantbench.bench.cell_plan import CellPlan
 from quantbench.bench.cells import begin
 from quantbench.bench.store import Ended, Left, Planned, Ready, Store, Turn
 from quantbench.run.energy import NotCounted
+from quantbench.typed_json import from_json
 from tests.bench.facts import arm_facts
 
 MODEL, MACHINE = "made-up-1B", "2 cores of a CPU"
@@ -58,8 +59,5 @@ def measured(slownesses, folder=None, seed=0, together=True, estimate=None, mode
 
 
 def latencies(slownesses, **given):
-    kept = measured(slownesses, **given)
-    changes = {
-        name: value for name, value in given.items() if name in CellPlan.__dataclass_fields__
-    }
-    return tables(kept.results, plan(tuple(slownesses), **changes))
+    results = measured(slownesses, **given).results
+    return tables(results, from_json(CellPlan, results.plan))

@@ -316,7 +316,6 @@ def test_a_worker_that_waits_burns_nothing():
 
 # ------------------------------------------------------------------------- what cannot be compared
 
-NAMES = ("none", "int8wo", "fp6")
 NONE, INT8 = ("--arm", "--quantization none"), ("--arm", "--quantization int8wo")
 
 
@@ -461,7 +460,7 @@ def test_an_arm_too_large_for_the_machine_is_told_from_one_without_room(monkeypa
 def test_another_format_takes_the_place_of_the_tables(monkeypatch, form):
     world = World.of(Behaviour(between=0.002), Behaviour(0.05, between=0.002, joules=6.0))
     world.install(monkeypatch)
-    words = ["--max_new_tokens", "4", "--tokens", "0", "--write_result", "none", "--device", "cpu"]
+    words = (*QUICK, "--write_result", "none", "--device", "cpu")
     result = run(*NONE, *INT8, *words, *(["-o", form] if form else []))
     assert result.exit_code == 0
     out = result.stdout
@@ -494,11 +493,10 @@ def test_an_arm_that_fails_is_the_exit_code_and_the_last_line(monkeypatch, bad, 
     """What was measured is printed before."""
     world = World.of(*(Behaviour(fails_to_load=number in bad) for number in range(3)))
     world.install(monkeypatch)
-    arms = [word for name in NAMES for word in ("--arm", f"--quantization {name}")]
-    words = ["--max_new_tokens", "4", "--tokens", "0", "--write_result", "none"]
-    result = run(*arms, *words)
+    arms = (*NONE, *INT8, "--arm", "--quantization fp6")
+    result = run(*arms, *QUICK, "--write_result", "none")
     assert result.exit_code == 1
-    assert all(re.search(rf"^{name} ", result.stdout, re.M) for name in NAMES)
+    assert all(re.search(rf"^{name} ", result.stdout, re.M) for name in ("none", "int8wo", "fp6"))
     assert result.stderr.splitlines()[-1].startswith(f"error: {said}")
 
 

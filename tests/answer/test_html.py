@@ -27,7 +27,7 @@ class Text(HTMLParser):
 
     def __init__(self, page):
         super().__init__()
-        self.words, self.tags, self.links = [], set(), []
+        self.text, self.tags, self.links = "", set(), []
         self.feed(page)
 
     def handle_starttag(self, tag, attributes):
@@ -35,11 +35,7 @@ class Text(HTMLParser):
         self.links += [value for name, value in attributes if name in ("src", "href")]
 
     def handle_data(self, data):
-        self.words.append(data)
-
-    @property
-    def text(self):
-        return " ".join(self.words)
+        self.text += f"{data} "
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +50,10 @@ def answered(results):
 @pytest.fixture(scope="module")
 def report(results, tmp_path_factory):
     """The page's path."""
-    folder, arm_rows = tmp_path_factory.mktemp("report"), rows(results)
-    answer = answered(results)
-    said = remarks(results, arm_rows)
-    text = html.render(results, arm_rows, answer, tables(arm_rows), said)
-    (folder / html.FILE).write_text(text, encoding="utf-8")
-    return folder / html.FILE
+    path, arm_rows = tmp_path_factory.mktemp("report") / html.FILE, rows(results)
+    said = tables(arm_rows), remarks(results, arm_rows)
+    path.write_text(html.render(results, arm_rows, answered(results), *said), encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")

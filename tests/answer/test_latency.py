@@ -1,7 +1,6 @@
 """Latency tables: computed by hand, written, drawn, and read back."""
 
 import csv
-import io
 import re
 from xml.etree import ElementTree
 
@@ -14,7 +13,6 @@ from quantbench.answer.latency import (
     Row,
     interval,
     latency_rows,
-    load,
     rate,
     rate_rows,
 )
@@ -28,7 +26,7 @@ from quantbench.report.latency import (
     samples,
 )
 from quantbench.typed_json import from_json, to_json
-from tests.answer.latencies import ESTIMATE, MACHINE, latencies, measured, plan
+from tests.answer.latencies import ESTIMATE, MACHINE, latencies, plan
 
 # Two batch sizes, two runs of 3 tokens; batch 4 failed. By hand: prefill 100 and 120 ms, steps of
 # 10 and 30, 20 and 20: 40 ms both times, 20 a token.
@@ -144,10 +142,11 @@ def test_a_report_with_estimates(made):
         f"({100 / average - 1:+.0%}), a step 30 ms ({30 / steps - 1:+.0%})\n"
     ) in text
     assert "batch size 1: at most 0.5 J a new token (no counter; power limit × time is" in text
+    assert from_json(Latencies, to_json(made)) == made  # results.json
 
 
 def test_every_sample_is_in_the_csv(made):
-    rows = list(csv.DictReader(io.StringIO(samples(made))))
+    rows = list(csv.DictReader(samples(made).splitlines()))
     for table in made.tables:
         for cell in table.cells:
             own = (table.arm, str(cell.batch_size))
@@ -187,15 +186,3 @@ def test_the_same_results_give_the_same_picture(made, tmp_path):
     assert "batch size" in texts and "none" in texts
     assert "int8wo" not in texts  # a single point is no line
     assert panels(Latencies(plan())) == {}
-
-
-def test_a_folder_is_read_back(tmp_path):
-    slownesses = {"none": 1.0, "int8wo": 0.8}
-    given = {"ranks": [1, 2], "estimate": ESTIMATE}
-    measured(slownesses, tmp_path, **given)
-    found = load(tmp_path)
-    assert found.tables == latencies(slownesses, **given).tables and found.ended == "complete"
-    assert from_json(Latencies, to_json(found)) == found  # results.json
-    keys = [table.key for table in found.tables]
-    arms = (("none", 1), ("none", 2), ("int8wo", 1))
-    assert keys[:3] == [("tiny", arm, ranks, 100) for arm, ranks in arms]

@@ -39,15 +39,13 @@ def arm(name, speed, memory, kl=0.005, error=0.001, **more):
 INT8, INT4, FP6 = arm("int8wo", 1.9, 2.0), arm("int4wo-64", 2.9, 1.2), arm("fp6", 2.1, 1.6)
 BROKEN = arm("uintx-2-64", 4.4, 0.8, 3.0, 0.1)
 MAYBE = arm("uintx-3-64", 3.5, 1.0, 0.029, 0.002)
+ALL = ["fastest", "smallest", "compromise"]
+UNKNOWN = arm("fast", 5.0, 0.5, kl=None, error=None, why_no_quality="another tokenizer")
 CASES = {
     # rows behind the baseline, limits, the arms chosen with what for, parts of the remarks
-    "one is all three": (
-        [INT8, INT4, FP6], Limits(),
-        {"int4wo-64": ["fastest", "smallest", "compromise"]}, [],
-    ),
+    "one is all three": ([INT8, INT4, FP6], Limits(), {"int4wo-64": ALL}, []),
     "broken, and not shown to be good": (
-        [INT8, BROKEN, MAYBE], Limits(),
-        {"int8wo": ["fastest", "smallest", "compromise"]},
+        [INT8, BROKEN, MAYBE], Limits(), {"int8wo": ALL},
         ["Excluded: KL above 0.03: uintx-2-64", "May exceed a limit: uintx-3-64 (KL above 0.03)"],
     ),
     "three answers": (
@@ -58,37 +56,30 @@ CASES = {
     ),
     "memory and speed rule out": (
         [INT8, INT4, FP6, arm("slow", 0.5, 0.9)], Limits(max_memory=1_500_000_000, min_tok_s=20),
-        {"int4wo-64": ["fastest", "smallest", "compromise"]},
+        {"int4wo-64": ALL},
         ["memory above 1.50 GB: none, int8wo, fp6", "less than 20 tok/s: none, int8wo, slow"],
     ),
     "nothing is better than the baseline": (
-        [arm("int8wo", 0.9, 5.0), BROKEN], Limits(),
-        {"none": ["fastest", "smallest", "compromise"]}, ["KL above 0.03: uintx-2-64"],
+        [arm("int8wo", 0.9, 5.0), BROKEN], Limits(), {"none": ALL}, ["KL above 0.03: uintx-2-64"],
     ),
     "quality of one not known": (  # which is not a KL of 0
-        [INT8, arm("fast", 5.0, 0.5, kl=None, error=None, why_no_quality="another tokenizer")],
-        Limits(), {"int8wo": ["fastest", "smallest", "compromise"]},
+        [INT8, UNKNOWN], Limits(), {"int8wo": ALL},
         ["May exceed a limit: fast (quality not measured)"],
     ),
-    "quality of one not known, and no limit": (
-        [INT8, arm("fast", 5.0, 0.5, kl=None, error=None, why_no_quality="another tokenizer")],
-        Limits(max_kl=None), {"fast": ["fastest", "smallest", "compromise"]}, [],
-    ),
+    "the same, and no limit": ([INT8, UNKNOWN], Limits(max_kl=None), {"fast": ALL}, []),
     "dropped before it was timed": (
-        [INT8, Row("nf4", dropped="KL above 0.03", kl=0.3)], Limits(),
-        {"int8wo": ["fastest", "smallest", "compromise"]}, ["Excluded: KL above 0.03: nf4"],
+        [INT8, Row("nf4", dropped="KL above 0.03", kl=0.3)], Limits(), {"int8wo": ALL},
+        ["Excluded: KL above 0.03: nf4"],
     ),
     "perplexity as a limit": (
         [dataclasses.replace(INT8, perplexity_ratio=Interval(1.002, 1.001, 1.003)),
          dataclasses.replace(INT4, perplexity_ratio=Interval(1.04, 1.03, 1.05))],
-        Limits(max_perplexity_increase=0.02),
-        {"int8wo": ["fastest", "smallest", "compromise"]},
+        Limits(max_perplexity_increase=0.02), {"int8wo": ALL},
         ["perplexity more than 0.02 above the baseline's: int4wo-64"],
     ),
     "agreement as a limit": (
         [dataclasses.replace(INT8, top1=0.99), dataclasses.replace(INT4, top1=0.9)],
-        Limits(min_top1=0.95),
-        {"int8wo": ["fastest", "smallest", "compromise"]}, ["top-1 below 0.95: int4wo-64"],
+        Limits(min_top1=0.95), {"int8wo": ALL}, ["top-1 below 0.95: int4wo-64"],
     ),
 }  # fmt: skip
 NOTHING = {

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,24 +31,28 @@ SECONDS = {"none": 0.1, "int8wo": 0.05, "fp6": 0.04, "uintx-2-64": 0.02}
 run = partial(command, "recommend")
 
 
-class Schemes:
-    """As a worker that knows which schemes run here."""
-
-    def answer(self, kind, do, **arguments):
-        return [*KL, "autoquant"]
-
-    def close(self):
-        pass
-
-
 @pytest.fixture
 def world(monkeypatch):
     made = World.of(
         *(Behaviour(SECONDS[name], between=0.002, noise=0.002, kl=KL[name]) for name in KL)
     )
     made.install(monkeypatch)
-    monkeypatch.setattr(menu, "Process", Schemes)
+    # A worker that knows which schemes run here.
+    answers = {"answer": lambda *_, **__: [*KL, "autoquant"], "close": lambda: None}
+    monkeypatch.setattr(menu, "Process", lambda: SimpleNamespace(**answers))
     return made
+
+
+def score(monkeypatch, figures):
+    """Let figures(config) be those of every arm's quality, and the others stay."""
+    usual = FakeProcess.quality
+
+    def quality(self, *given, **more):
+        answer = usual(self, *given, **more)
+        found = dataclasses.replace(answer.quality, **figures(self.config))
+        return dataclasses.replace(answer, quality=found)
+
+    monkeypatch.setattr(FakeProcess, "quality", quality)
 
 
 SMALL = ("--device", "cpu", "--write_result", "none", "--max_new_tokens", "8")
@@ -85,16 +90,13 @@ def test_a_scheme_that_fails_is_the_exit_code_after_the_answer(world):
 
 def test_the_report_says_where_decoding_differs(world, monkeypatch, tmp_path):
     """The decoder of one arm computes something else; the report has a sentence about that arm."""
-    usual = FakeProcess.quality
 
-    def differing(self, *given, **more):
-        answer = usual(self, *given, **more)
-        differs = self.config.quantization == "int8wo"
+    def figures(config):
+        differs = config.quantization == "int8wo"
         check = DecodeCheck("cpu-step", 16, 0.5 if differs else 1e-4, 0.002, differs)
-        found = dataclasses.replace(answer.quality, window=1024, model="tiny", decoding=check)
-        return dataclasses.replace(answer, quality=found)
+        return {"window": 1024, "model": "tiny", "decoding": check}
 
-    monkeypatch.setattr(FakeProcess, "quality", differing)
+    score(monkeypatch, figures)
     worked("recommend", *SMALL, "--output", tmp_path / "out")
     report = (tmp_path / "out" / "report.md").read_text()
     assert "quality is of the model tiny on " in report
@@ -241,15 +243,11 @@ BITS = {"tiny": (1.2, 0.01), "tiny_moe": (1.1, 0.01)}  # and the relative error 
 
 @pytest.fixture
 def models(world, monkeypatch):
-    usual = FakeProcess.quality
+    def figures(config):
+        bits, error = BITS[config.checkpoint_path]
+        return {"bits_per_byte": bits, "perplexity": 8.0, "perplexity_standard_error": 8 * error}
 
-    def quality(self, *given, **more):
-        answer = usual(self, *given, **more)
-        bits, error = BITS[self.config.checkpoint_path]
-        figures = {"bits_per_byte": bits, "perplexity": 8.0, "perplexity_standard_error": 8 * error}
-        return dataclasses.replace(answer, quality=dataclasses.replace(answer.quality, **figures))
-
-    monkeypatch.setattr(FakeProcess, "quality", quality)
+    score(monkeypatch, figures)
 
 
 BOTH = ("--checkpoint_path", "tiny", "--checkpoint_path", "tiny_moe")

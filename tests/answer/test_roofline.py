@@ -28,7 +28,7 @@ from quantbench.typed_json import to_json
 from tests.bench.facts import arm_facts
 from tests.bench.world import Behaviour, World
 from tests.models.small import small_checkpoint
-from tests.programs import worked
+from tests.programs import json_of, worked
 
 CONFIG = RunConfig(context_depth=100, max_new_tokens=20, device="cpu")
 
@@ -203,9 +203,8 @@ def roofline_of(folder, part, *arguments, scheme="int8wo", **changes):
     """What the command writes as JSON about a small model, and what it prints."""
     small = small_checkpoint(folder, **changes)
     given = ["--checkpoint_path", small, "--device", "cpu", "--schemes", scheme, "--parts", part]
-    path = folder / "roofline.json"
-    result = worked("roofline", *given, *arguments, "--json", path)
-    return json.loads(path.read_text())[part], result.output
+    value, result = json_of(folder / "roofline.json", "roofline", *given, *arguments)
+    return value[part], result.output
 
 
 def test_roofline_of_a_small_model_s_layers(tmp_path):

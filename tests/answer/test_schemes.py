@@ -1,17 +1,13 @@
 """quantbench schemes: the table of schemes, and its messages for wrong input."""
 
-import json
 import sys
 
-import pytest
+import gguf
 
 from quantbench.quantize.spec import SHOWN
-from tests.programs import python, worked
+from tests.programs import json_of, python, worked
 
-
-def run(*arguments):
-    device = () if "--list" in arguments else ("--device", "cpu")
-    return worked("schemes", *arguments, *device)
+ON_CPU = ("schemes", "--device", "cpu")
 
 
 def test_the_command_lists_every_scheme_with_bits_and_kernel():
@@ -21,40 +17,39 @@ def test_the_command_lists_every_scheme_with_bits_and_kernel():
     assert head.split() == ["scheme", "bits/weight", "GGUF", "kernel", "in", "words"]
     assert [row[2:].split()[0] for row in rows] == [*SHOWN, "autoquant", "autoquant-int4"]
     assert all(len(row) <= 140 for row in rows if " cpu " in row)
-    bits = {row[2:].split()[0]: row[2:].split()[1] for row in rows}
-    assert bits["none"] == "16.00" and bits["int4wo-64"] == "4.50"
-    assert bits["sparse-marlin"] == "3.25" and bits["autoquant"] == "measured"
+    bits = dict(row[2:].split()[:2] for row in rows).items()
+    assert bits >= {"none": "16.00", "int4wo-64": "4.50", "sparse-marlin": "3.25"}.items()
+    assert ("autoquant", "measured") in bits
     assert done.stdout.splitlines()[-1].startswith("Forms: none, int8wo, int8dq, embed-int8")
 
 
 def test_names_alone_need_no_torch_and_three_are_marked(monkeypatch):
     monkeypatch.setitem(sys.modules, "quantbench.answer.schemes", None)  # which imports torch
-    result = run("--list")
+    result = worked("schemes", "--list")
     head, *rows = result.stdout.split("\n\n")[0].splitlines()
     assert head.split() == ["scheme", "GGUF", "in", "words"]
     assert [row.split()[1] for row in rows if row.startswith("*")] == ["int8wo", "fp6", "int4wo-64"]
-    gguf = {row[2:].split()[0]: row[2:].split()[1] for row in rows}
-    assert list(gguf) == [*SHOWN, "autoquant", "autoquant-int4"]
-    types = {"none": "BF16", "uintx-3-64-hqq": "Q3_K", "bnb-int8": "Q8_0"}
-    assert {name: gguf[name] for name in types} == types
+    kinds = dict(row[2:].split()[:2] for row in rows)
+    assert list(kinds) == [*SHOWN, "autoquant", "autoquant-int4"]
+    assert kinds.items() >= {"none": "BF16", "uintx-3-64-hqq": "Q3_K", "bnb-int8": "Q8_0"}.items()
     assert max(map(len, rows)) <= 120
 
 
 def test_a_gguf_type_has_about_as_many_bits(tmp_path):
     """llama.cpp's bits per weight, from the gguf package, are within a bit of the scheme's."""
-    constants = pytest.importorskip("gguf.constants")
-    run("--json", tmp_path / "rows.json")
-    for row in json.loads((tmp_path / "rows.json").read_text())["rows"]:
+    found, _ = json_of(tmp_path / "rows.json", *ON_CPU)
+    for row in found["rows"]:
         if "bits_per_weight" in row and row["gguf"] != "-":
-            values, size = constants.GGML_QUANT_SIZES[constants.GGMLQuantizationType[row["gguf"]]]
+            values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[row["gguf"]]]
             assert abs(row["bits_per_weight"] - 8 * size / values) <= 1.01, row["scheme"]
 
 
 def test_measured_quality_is_as_it_has_to_be(tmp_path):
     """1024 tokens of held-out text, in pairs: the ratios' errors are below 0.01."""
     names = "none int8wo int4wo-64 int4wo-64-hqq uintx-2-64".split()
-    result = run("--measure", "--tokens", "1024", "--json", tmp_path / "rows.json", *names)
-    rows = {row["scheme"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    words = (*ON_CPU, "--measure", "--tokens", "1024", *names)
+    found, result = json_of(tmp_path / "rows.json", *words)
+    rows = {row["scheme"]: row for row in found["rows"]}
     assert list(rows) == names and rows["none"]["ratio"] == 1
     ratio = {name: row["ratio"] for name, row in rows.items()}
     assert abs(ratio["int8wo"] - 1) < 0.005
@@ -67,7 +62,8 @@ def test_measured_quality_is_as_it_has_to_be(tmp_path):
 
 
 def test_a_scheme_the_model_cannot_take_says_why():
-    result = run("--checkpoint_path", "dummy:Qwen2.5-0.5B", "int4wo-256", "int4wo-64")
+    words = ("--checkpoint_path", "dummy:Qwen2.5-0.5B", "int4wo-256", "int4wo-64")
+    result = worked(*ON_CPU, *words)
     refused, taken = result.stdout.splitlines()[1:3]
     assert "in_features 896, no multiple of 256; 32 and 64 and 128 would fit" in refused
     assert taken.split()[:5] == ["*", "int4wo-64", "4.50", "Q4_0", "cpu"]

@@ -14,6 +14,7 @@ from quantbench.run.shown import estimates
 from quantbench.run.why import Expected
 from quantbench.typed_json import to_json
 from tests.bench.facts import FACTS
+from tests.models.refused import refusal
 
 CONFIG = preset("TinyLlama-1.1B-Chat-v1.0")
 NEW = 11
@@ -98,9 +99,7 @@ def test_too_few_layers_or_too_little_memory_for_an_estimate(monkeypatch):
         "its 22 layers are too few, or too small for the processor's cache, to estimate them "
         "from the first ones"
     )
-    with pytest.raises(UsageError) as caught:
-        beside(measured(), None, BANDWIDTH)
-    assert str(caught.value) == reason
+    assert refusal(UsageError, beside, measured(), None, BANDWIDTH) == reason
     assert expected(measured().facts, None, BANDWIDTH).no_estimate == reason
     monkeypatch.setattr(module, "of_model", lambda *given: PHASES)
     monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 1 << 30)

@@ -22,7 +22,7 @@ from quantbench.run.sizes import size_of
 from tests.experts.small import CPU, REFUSAL, disk_full, when_held
 from tests.models.refused import refusal
 from tests.programs import command, worked
-from tests.test_refusals import only_error
+from tests.refusals import one_line
 
 SHORT = ("--num_samples", "2", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
 TIERED = (*SHORT, "--checkpoint_path", "tiny_moe", "--quantization", "int8wo")
@@ -151,7 +151,7 @@ def test_bad_input_is_one_line_and_the_log_untouched(place, words, message):
     Popularity(routers, "text", 40, (counts, counts)).save("", "alike.json")
     before = {path.name: path.read_bytes() for path in place.iterdir()}
     result = command("generate", *TIERED, *words.split())
-    assert message in only_error(result) and result.exit_code == (1 if "--kernel" in words else 2)
+    assert message in one_line(result) and result.exit_code == (1 if "--kernel" in words else 2)
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
 
 
@@ -173,7 +173,7 @@ def test_a_disk_that_fails_in_the_middle_of_a_run(fails, message, place, monkeyp
     """A failure is one line, and nothing is logged."""
     fails(monkeypatch)
     result = run("--expert_memory 4 --expert_policy fetch", command)
-    assert f"--expert_folder slow: the experts' file {message}" in only_error(result)
+    assert f"--expert_folder slow: the experts' file {message}" in one_line(result)
     assert result.exit_code == 1 and Path("benchmarks.txt").read_text() == ""
     gc.collect()
     assert not list(Path("slow").iterdir())

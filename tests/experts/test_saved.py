@@ -19,7 +19,7 @@ from quantbench.run.plan import make_plan
 from tests.experts.small import NEEDS_KERNELS, disk_full, logits, when_held
 from tests.models.small import small_checkpoint
 from tests.programs import command, finished, worked
-from tests.test_refusals import only_error
+from tests.refusals import one_line
 
 SHORT = ("--num_samples", "1", "--max_new_tokens", "4", "--device", "cpu", "--threads", "1")
 ROOM = ("--expert_memory", "12", "--expert_policy", "cache", "--write_result", "none")
@@ -206,7 +206,7 @@ def test_what_is_noted_of_it_is_checked(saved):
     for key, value in (("sums", "x"), ("modified", -1)):
         MANIFEST.write_text(json.dumps(noted | {"experts": noted["experts"] | {key: value}}))
         result = run(start=command)
-        assert f"quantbench.json: experts.{key} is " in only_error(result)
+        assert f"quantbench.json: experts.{key} is " in one_line(result)
         assert result.exit_code == 1
 
 
@@ -214,7 +214,7 @@ def test_a_file_that_is_truncated_in_the_middle_of_a_run(saved, monkeypatch):
     when_held(monkeypatch, lambda slow: os.truncate(FILE, 4096))
     Path("log.txt").write_text("")
     result = run("--write_result", "log.txt", start=command)
-    assert "experts.safetensors: the experts' file was truncated while the" in only_error(result)
+    assert "experts.safetensors: the experts' file was truncated while the" in one_line(result)
     assert result.exit_code == 1 and Path("log.txt").read_text() == ""
 
 
@@ -225,8 +225,8 @@ def test_a_disk_that_is_full_while_experts_are_saved(where, works, monkeypatch):
     """Whatever fails first, and however often it has worked before: nothing is left."""
     disk_full(monkeypatch, where, works, FILE.name)
     result = save(*ROOM, "--save", "saved", start=command)
-    line = "error: --save saved: the experts' file cannot be written: No space"
-    assert only_error(result).startswith(line)
+    line = "--save saved: the experts' file cannot be written: No space"
+    assert one_line(result).startswith(line)
     assert result.exit_code == 1 and not Path("saved").exists()
 
 

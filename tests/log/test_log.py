@@ -2,10 +2,12 @@
 
 import dataclasses
 import errno
+import itertools
 import json
+import multiprocessing
 import os
 import random
-import signal
+import resource
 import tempfile
 import time
 from pathlib import Path
@@ -18,29 +20,19 @@ from quantbench.log.config import RunConfig, repro
 from quantbench.log.log import config_of
 from quantbench.log.log import read as read_log
 from quantbench.log.record import Record
-from tests.programs import OLD_LOG, python, started
+from tests.models.refused import refusal
+from tests.programs import OLD_LOG, python
 
 RECORD = Record.parse(OLD_LOG.read_text().splitlines()[2])
 LINE = dataclasses.replace(RECORD, repro=repro(RunConfig(device="cpu", compile=True))).render()
 
-# What the subprocesses below share: a whole record whose prompt says who wrote it.
-WRITER = f"""
-import dataclasses, itertools, json, os, sys
-from quantbench.log import log
-from quantbench.log.config import RunConfig, repro
-from quantbench.log.record import Record
-
-path, who, *rest = sys.argv[1:]
-record = Record.parse(open({str(OLD_LOG)!r}).read().splitlines()[2])
-
-def line(count, words=1):
-    prompt = f"{{who}} {{count}} " + "word " * words
-    return dataclasses.replace(record, repro=repro(RunConfig(prompt=prompt))).render()
-"""
+FORK = multiprocessing.get_context("fork")
 
 
-def start(code, *arguments):
-    return started("-c", WRITER + code, *arguments, stderr=None)
+def line(who, count, words=1):
+    """A whole record, whose prompt says who wrote it."""
+    prompt = f"{who} {count} " + "word " * words
+    return dataclasses.replace(RECORD, repro=repro(RunConfig(prompt=prompt))).render()
 
 
 def check(path):
@@ -60,40 +52,50 @@ def test_more_than_one_line_is_refused(tmp_path, several):
     assert not (tmp_path / "log").exists()
 
 
+def append_200(path, who):
+    for count in range(200):
+        log.append(path, line(who, count))
+
+
 def test_eight_processes_of_200_lines_each_lose_none(tmp_path):
     path = tmp_path / "log"
-    writers = [
-        start("for count in range(200): log.append(path, line(count))", path, who)
-        for who in range(8)
-    ]
-    assert [writer.wait() for writer in writers] == [0] * 8
+    writers = [FORK.Process(target=append_200, args=(path, who)) for who in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * 8
     assert path.read_bytes().count(b"\n") == 1600
     assert read_log(path).bad == []
     assert sorted(written_by(path)) == sorted((str(w), c) for w in range(8) for c in range(200))
 
 
+def append_on(path, who, reports):
+    """Lines of 200 kB, for a kill to land inside a write; each is reported once it is written."""
+    whole = line(who, "COUNT", 40_000)
+    for count in itertools.count():
+        log.append(path, whole.replace("COUNT", str(count)))
+        os.write(reports, f"{count}\n".encode())
+
+
 def test_killed_writers_leave_no_torn_line(tmp_path):
-    """Lines of 200 kB, for a kill to land inside a write; every line reported as written is there,
-    whatever came after it."""
+    """Every line reported as written is there, whatever came after it."""
     chance = random.Random(7)
     for attempt in range(10):
-        path = tmp_path / f"log{attempt}"
-        writers = [
-            start(
-                "whole = line('COUNT', 40_000)\n"
-                "for count in itertools.count():\n"
-                "    log.append(path, whole.replace('COUNT', str(count)))\n"
-                "    os.write(1, f'{count}\\n'.encode())",
-                path,
-                who,
-            )
-            for who in range(2)
-        ]
-        reported = {(str(who), int(writer.stdout.readline())) for who, writer in enumerate(writers)}
+        path, writers, reports = tmp_path / f"log{attempt}", [], []
+        for who in range(2):
+            reading, writing = os.pipe()
+            reports.append(open(reading))
+            writers.append(FORK.Process(target=append_on, args=(path, who, writing)))
+            writers[who].start()
+            os.close(writing)
+        reported = {(str(who), int(counts.readline())) for who, counts in enumerate(reports)}
         time.sleep(chance.random() * 0.02)
         for who, writer in enumerate(writers):
-            writer.send_signal(signal.SIGKILL)
-            reported |= {(str(who), int(count)) for count in writer.communicate()[0].split()}
+            writer.kill()
+            writer.join()
+            reported |= {(str(who), int(count)) for count in reports[who].read().split()}
+            reports[who].close()
         log.append(path, LINE)
         lines = path.read_text().splitlines()
         assert lines.pop() == LINE
@@ -140,28 +142,24 @@ def test_a_last_line_without_newline(tmp_path, tail, kept):
     assert path.read_text() == f"above\n{kept}{LINE}\n"
 
 
+def append_at_most(path, room):
+    """What two writers say of a file that has room for so many bytes more."""
+    limit = os.path.getsize(path) + room
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    json_line = {"a": "b" * 400}
+    return [
+        refusal(LogError, append, path, value)
+        for append, value in ((log.append, line("limited", 1)), (log.append_json, json_line))
+    ]
+
+
 @pytest.mark.parametrize("room", [0, 1, 40, 300])
 @pytest.mark.parametrize("before", ["", f"llama 2\n{LINE}\n", "llama 2"])
 def test_a_file_size_limit_leaves_the_log_as_it_was(tmp_path, room, before):
     path = tmp_path / "log"
     path.write_text(before)
-    writer = start(
-        "import resource\n"
-        "from quantbench.errors import LogError\n"
-        "limit = os.path.getsize(path) + int(rest[0])\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))\n"
-        "appends = (lambda: log.append(path, line(1)),\n"
-        "           lambda: log.append_json(path, {'a': 'b' * 400}))\n"
-        "for append in appends:\n"
-        "    try: append()\n"
-        "    except LogError as error: print(error)\n"
-        "    else: print('no error')",
-        path,
-        "limited",
-        room,
-    )
-    said = writer.communicate()[0].splitlines()
-    assert writer.returncode == 0
+    with FORK.Pool(1) as child:
+        said = child.apply(append_at_most, (path, room))
     assert said == [f"cannot append to {str(path)!r}: File too large"] * 2
     assert path.read_text() == before
 
@@ -214,12 +212,12 @@ def test_the_writable_check_accepts_without_touching(tmp_path):
     assert (tmp_path / "target").read_text() == f"{LINE}\n"
 
 
-def unwritable(tmp_path):
+def test_unwritable_logs_are_one_line_each_before_and_at_the_append(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "nowhere").symlink_to(tmp_path / "missing" / "log")
-    return {
+    unwritable = {
         str(tmp_path / "folder"): "Is a directory",
         str(tmp_path / "missing" / "log"): f"there is no folder {str(tmp_path / 'missing')!r}",
         str(tmp_path / "nowhere"): f"there is no folder {str(tmp_path / 'missing')!r}",
@@ -230,61 +228,43 @@ def unwritable(tmp_path):
         "/dev/full": "not a regular file",
         "": "no such file",
     }
-
-
-def test_unwritable_logs_are_one_line_each_before_and_at_the_append(tmp_path):
-    for path, reason in unwritable(tmp_path).items():
+    for path, reason in unwritable.items():
         for act in (log.check_writable, lambda path: log.append(path, LINE)):
-            with pytest.raises(LogError) as raised:
-                act(path)
-            assert str(raised.value) == f"cannot append to {path!r}: {reason}"
+            assert refusal(LogError, act, path) == f"cannot append to {path!r}: {reason}"
 
 
 NOBODY = 65534
 
 
-def as_nobody(work):
-    """What work() returns in a child without root's privileges, who may write everywhere."""
-    reading, writing = os.pipe()
-    if child := os.fork():
-        os.close(writing)
-        with open(reading) as pipe:
-            answer = pipe.read()
-        os.waitpid(child, 0)
-        return json.loads(answer)
+def become_nobody():
+    """Lose root's privileges, who may write everywhere."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+def reason(path):
     try:
-        if os.geteuid() == 0:
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-        os.write(writing, json.dumps(work()).encode())
-    finally:
-        os._exit(0)
+        log.check_writable(path)
+    except LogError as error:
+        return str(error).rpartition(": ")[2]
 
 
 def test_permissions_are_seen():
-    def refusals():
-        reasons = []
-        for path in (writable, locked, open_folder / "new", closed_folder / "new"):
-            try:
-                log.check_writable(path)
-                reasons.append("")
-            except LogError as error:
-                reasons.append(str(error))
-        return reasons
-
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders are root's alone
-        writable, locked = Path(name, "writable"), Path(name, "locked")
-        open_folder, closed_folder = Path(name, "open"), Path(name, "closed")
-        for path, mode in ((writable, 0o666), (locked, 0o444)):
-            path.touch()
-            path.chmod(mode)
-        for path, mode in ((open_folder, 0o777), (closed_folder, 0o555), (Path(name), 0o755)):
-            path.mkdir(exist_ok=True)
-            path.chmod(mode)
-        reasons = as_nobody(refusals)
-    assert [bool(reason) for reason in reasons] == [False, True, False, True]
-    assert all(reason.endswith(": Permission denied") for reason in reasons if reason)
+        folder = Path(name)
+        for file in ("writable", "locked"):
+            (folder / file).touch()
+        for inner in ("open", "closed"):
+            (folder / inner).mkdir()
+        modes = {".": 0o755, "writable": 0o666, "locked": 0o444, "open": 0o777, "closed": 0o555}
+        for path, mode in modes.items():
+            (folder / path).chmod(mode)
+        paths = [folder / path for path in ("writable", "locked", "open/new", "closed/new")]
+        with FORK.Pool(1, become_nobody) as child:
+            reasons = child.map(reason, paths)
+    assert reasons == [None, "Permission denied", None, "Permission denied"]
 
 
 def test_reading_tells_records_headings_and_bad_lines_apart(tmp_path):

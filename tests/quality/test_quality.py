@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from scipy import stats
 
 from quantbench.generate import Generator
@@ -30,7 +31,7 @@ from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse as scheme
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
-from tests.programs import command
+from tests.programs import command, json_of
 from tests.refusals import one_line
 
 TOKENS = 600
@@ -41,10 +42,7 @@ run = partial(command, "quality")
 
 
 def measured(tmp_path, *arguments):
-    path = tmp_path / "quality.json"
-    result = run("--tokens", TOKENS, "--json", path, *arguments)
-    assert result.exit_code == 0, result.output
-    return json.loads(path.read_text()), result
+    return json_of(tmp_path / "quality.json", "quality", "--tokens", TOKENS, *arguments)
 
 
 def plan_and_model(*arguments):
@@ -193,18 +191,6 @@ def summary_of(q, p, targets):
     return summary(Scores([passage], compared(q, p, torch.tensor(targets))))
 
 
-def test_scores_of_hand_worked_logits():
-    """Two tokens: p = (1/2, 1/4, 1/4, 0, 0), q = (1/4, 1/2, 1/4, 0, 0), and the same again."""
-    p, q = torch.tensor([2.0, 1, 1, 1e-30, 1e-30]), torch.tensor([1.0, 2, 1, 1e-30, 1e-30])
-    given = torch.stack([q, p]).log(), torch.stack([p, p]).log()
-    found = compared(*given, torch.tensor([0, 0]))
-    assert found["nats"].exp().tolist() == pytest.approx([4, 2])
-    assert found["kl"].tolist() == pytest.approx([math.log(2) / 4, 0])  # 1/2 log 2 - 1/4 log 2
-    expected = {"top1": [0, 1], "top5": [1, 1], "right": [0, 1], "reference_right": [1, 1]}
-    assert {name: found[name].tolist() for name in expected} == expected
-    assert (summary_of(*given, [0, 0]).lost, summary_of(*given, [0, 0]).gained) == (0.5, 0)
-
-
 def test_hand_worked_divergence():
     p, q = torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.0625]]), torch.full((1, 5), 0.2)
     found = summary_of(q.log().expand(4, 5), p.log().expand(4, 5), [0] * 4)
@@ -219,7 +205,6 @@ def test_hand_worked_divergence():
 
 def test_against_transformers(tmp_path):
     """A tiny random Llama against one whose weights moved by 3 %, on all texts."""
-    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=4096, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
@@ -284,7 +269,7 @@ def test_a_reference_that_ranks_shared_serves_one_process(tmp_path):
         assert torch.equal(kept_file.head(plan)(kept_file.hidden(0)), full.logits(x))
 
 
-def test_a_passage_through_a_cache_predicts_the_same(request):
+def test_a_passage_through_a_cache_predicts_the_same():
     """In chunks, and in a cache that held another passage before."""
     plan, full = plan_and_model("--precision", "float32")
     reader = Reader(plan, full)
@@ -302,6 +287,18 @@ def test_a_passage_through_a_cache_predicts_the_same(request):
 def copy_of_tiny(folder):
     """The embedded model elsewhere: for quality one like any other."""
     return shutil.copytree(EMBEDDED, folder / "copy")
+
+
+def recorded(monkeypatch, kind, method, what):
+    """A list that grows by what(first argument) at each call of a method."""
+    found, usual = [], getattr(kind, method)
+
+    def recording(self, given, *more):
+        found.append(what(given))
+        return usual(self, given, *more)
+
+    monkeypatch.setattr(kind, method, recording)
+    return found
 
 
 def looks(texts, model, count):
@@ -330,8 +327,9 @@ def test_passages_cover_each_text_once(tmp_path):
     assert texts.digest(found[:1]) != texts.digest(found[1:2])
 
 
-def test_a_model_writes_its_text_in_few_steps_of_its_decoder(tmp_path, steps):
+def test_a_model_writes_its_text_in_few_steps_of_its_decoder(tmp_path, monkeypatch):
     """Of 512 tokens 128 are its own: 64 steps of two rows, the first of them the prompt's."""
+    steps = recorded(monkeypatch, Generator, "forward", lambda tokens: tuple(tokens.shape))
     plan, full = plan_and_model("--checkpoint_path", str(copy_of_tiny(tmp_path)))
     parts = Texts(plan, None, 4096).look(0, full)
     own = sum(part.predicted for part in parts if part.text in ("greedy", "sampled"))
@@ -350,34 +348,9 @@ def test_an_embedded_model_takes_its_held_out_text_alone():
     assert max(len(part.ids) - 1 for part in found) <= plan.architecture.max_position
 
 
-@pytest.fixture
-def steps(monkeypatch):
-    """The shapes of all that a Generator's `forward` is given."""
-    shapes, usual = [], Generator.forward
-
-    def forward(self, tokens, start=0):
-        shapes.append(tuple(tokens.shape))
-        return usual(self, tokens, start)
-
-    monkeypatch.setattr(Generator, "forward", forward)
-    return shapes
-
-
-@pytest.fixture
-def prompts(monkeypatch):
-    """The tokens of each passage that is read."""
-    counts, usual = [], Reader.hidden
-
-    def hidden(self, passage):
-        counts.append(passage.predicted)
-        return usual(self, passage)
-
-    monkeypatch.setattr(Reader, "hidden", hidden)
-    return counts
-
-
-def test_both_models_read_as_much_as_the_arm_needs(tmp_path, prompts):
+def test_both_models_read_as_much_as_the_arm_needs(tmp_path, monkeypatch):
     """512 tokens where the KL is far from the limit; each token once where it is not."""
+    prompts = recorded(monkeypatch, Reader, "hidden", lambda passage: passage.predicted)
     full, arm = plan_and_model(), plan_and_model("--quantization", "int4wo-64")  # KL 0.06
     file = str(tmp_path / "kept")
     baseline = scored(*full, keep=file)

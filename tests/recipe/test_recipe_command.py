@@ -25,9 +25,10 @@ from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import size_of
 from tests.bench.world import Behaviour, World
-from tests.programs import command
+from tests.programs import worked
 
-ran = partial(command, "recipe", "--device", "cpu")
+made = partial(worked, "recipe", "--device", "cpu")
+searched = partial(search.search, RunConfig(device="cpu"), calibrated=False)
 
 
 @pytest.fixture
@@ -43,8 +44,7 @@ def quick(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("words, rival", [("", "int4wo-64-gptq"), ("--uncalibrated", "int4wo-64")])
 def test_bits_are_kept_and_the_recipe_is_better(words, rival, quick, in_tmp):
-    result = ran("--bits", "4.5", "--output", "mix.json", *words.split())
-    assert result.exit_code == 0, result.output
+    result = made("--bits", "4.5", "--output", "mix.json", *words.split())
     assert "take the recipe: its KL is" in result.stdout
     assert f"below that of {rival}," in result.stdout
     plan = make_plan(RunConfig(quantization="mix.json", device="cpu"))
@@ -55,12 +55,12 @@ def test_bits_are_kept_and_the_recipe_is_better(words, rival, quick, in_tmp):
     assert about["better"] and about["recipe"]["kl"] < about["uniform"][0]["kl"]
     assert 0.5 < about["recipe"]["predicted_kl"] / about["recipe"]["kl"] < 2
     if words:
-        exported = command("recipe", "export", "mix.json", "--format", "llama.cpp")
+        exported = worked("recipe", "export", "mix.json", "--format", "llama.cpp")
         assert len(exported.stdout.splitlines()) == 5 * 7 + 2  # Hugging Face's tensors, by layer
 
 
 def test_the_smallest_of_a_kl(quick):
-    found = search.search(RunConfig(device="cpu"), Budget(max_kl=0.05), calibrated=False)
+    found = searched(Budget(max_kl=0.05))
     assert found.recipe.kl <= 0.05
     assert found.better == (found.recipe.memory_bytes < found.uniform[0].memory_bytes)
     assert all(rival.kl <= 0.05 for rival in found.uniform)
@@ -69,7 +69,7 @@ def test_the_smallest_of_a_kl(quick):
 def test_memory_counts_what_the_recipe_holds(quick, monkeypatch):
     """The recipe's own weights, and what a run of any scheme has."""
     monkeypatch.setattr(search.devices, "peak_memory", lambda _: {"resident": 430_000_000})
-    found = search.search(RunConfig(device="cpu"), Budget(max_memory=437_000_000), calibrated=False)
+    found = searched(Budget(max_memory=437_000_000))
     plan = make_plan(RunConfig(device="cpu"))
     sizes = [
         size_of(plan.architecture, spec, plan.device, plan.precision).memory_bytes
@@ -77,7 +77,7 @@ def test_memory_counts_what_the_recipe_holds(quick, monkeypatch):
     ]
     assert found.recipe.memory_bytes <= 437_000_000
     with pytest.raises(UsageError, match="400.00 MB: the smallest schemes .* come to 43"):
-        search.search(RunConfig(device="cpu"), Budget(max_memory=400_000_000), calibrated=False)
+        searched(Budget(max_memory=400_000_000))
     apart = found.recipe.memory_bytes - found.uniform[0].memory_bytes
     assert apart == sizes[0] - sizes[1]
 
@@ -92,15 +92,12 @@ def test_a_step_is_timed_and_the_slowest_schemes_are_left_out(quick, monkeypatch
     monkeypatch.setattr(search.Costs, "time", time)
     step = SimpleNamespace(seconds=0.02)
     monkeypatch.setattr("quantbench.estimate.here.Here.phases", lambda *_: (step, step))
-    found = search.search(RunConfig(device="cpu"), Budget(min_tok_s=80.0), calibrated=False)
+    found = searched(Budget(min_tok_s=80.0))
     assert 80 <= found.recipe.tok_s < 82
     assert all(rival.tok_s >= 80 for rival in found.uniform)
 
 
 def test_a_search_that_was_killed_goes_on_behind_its_last_stage(quick, monkeypatch):
-    def look():
-        return search.search(RunConfig(device="cpu"), Budget(bits=4.5), calibrated=False)
-
     def scores(state, spec):
         read.append(spec.name)
         if spec.name == killed:
@@ -110,13 +107,13 @@ def test_a_search_that_was_killed_goes_on_behind_its_last_stage(quick, monkeypat
     measure, read, killed = search.Search._scores, [], "int4wo-64"
     monkeypatch.setattr(search.Search, "_scores", scores)
     with pytest.raises(KeyboardInterrupt):
-        look()
+        searched(Budget(bits=4.5))
     assert len(read) == 2 and read[0].startswith("recipe-")
     monkeypatch.delattr(search, "damages")
     killed = None
-    found = look()
+    found = searched(Budget(bits=4.5))
     assert read[2:] == ["int4wo-64"]
-    assert look().difference == found.difference and len(read) == 3
+    assert searched(Budget(bits=4.5)).difference == found.difference and len(read) == 3
 
 
 @pytest.mark.parametrize(
@@ -143,8 +140,7 @@ def test_the_frontier_is_below_uniform_schemes_and_files(quick, in_tmp):
     config = RunConfig(quantization="int4wo-64", device="cpu", save="saved")
     load(make_plan(config), lambda done, total: None, lambda line: None)
     words = "recipe frontier saved --device cpu --bits 3.5 --json new.json --chart new.svg"
-    result = command(*words.split())
-    assert result.exit_code == 0, result.output
+    worked(*words.split())
     points = json.loads(Path("new.json").read_text())["points"]
     assert [round(p["bits"], 1) for p in points] == sorted([3.5] * 3 + [4.5] * 4)
     small, large = ({p["kind"]: p["kl"] for p in points if (p["bits"] > 4) == large}
@@ -173,8 +169,8 @@ def test_a_uniform_scheme_is_taken_where_the_recipe_is_not_better(quick, monkeyp
         search, "damages",
         lambda *given: {key: 1 / (value + 1e-9) for key, value in damages(*given).items()},
     )  # fmt: skip
-    result = ran("--bits", "5", "--uncalibrated")
-    assert result.exit_code == 0 and "the recipe's KL is not lower beyond doubt" in result.stdout
+    result = made("--bits", "5", "--uncalibrated")
+    assert "the recipe's KL is not lower beyond doubt" in result.stdout
     assert "take the recipe" not in result.stdout
 
 

@@ -12,7 +12,6 @@ from quantbench.log.about import git_commit
 from quantbench.report.doc_tables import TABLES
 from quantbench.report.documents import rewritten
 from tests.programs import ROOT, command, worked
-from tests.refusals import one_line
 
 ABOUT = {
     "command": "quantbench roofline",
@@ -49,37 +48,6 @@ def test_only_what_lies_between_the_markers_changes():
     assert given == [["f", "g"], []] and "old" not in new
     assert new.startswith("# a\n\n<!-- readme: x f g -->\n\n| new |\n\n<!-- end -->\nb\n")
     assert rewritten("R.md", new, {"x": block}) == new
-
-
-@pytest.mark.parametrize(
-    "text, reason",
-    [
-        ("<!-- readme: x -->\n", "D.md, line 1: <!-- readme: x --> needs a line <!-- end -->"),
-        (
-            "a\n<!-- readme: x -->\n<!-- readme: x -->\n<!-- end -->\n",
-            "D.md, line 2: <!-- readme: x --> needs a line <!-- end --> after it",
-        ),
-        ("<!-- readme: speed -->\n<!-- end -->\n", "line 1: no table 'speed'; there are about, "),
-        ("<!-- readme: roofline -->\n<!-- end -->\n", "needs the name of a file"),
-        ("<!-- readme: roofline no.json -->\n<!-- end -->\n", "cannot read no.json: No such file"),
-        ("<!-- readme: roofline list.json -->\n<!-- end -->\n", "list.json is not what"),
-        ("<!-- readme: roofline torn.json -->\n<!-- end -->\n", "torn.json: it is no JSON"),
-        ("<!-- readme: runs empty.txt -->\n<!-- end -->\n", "empty.txt holds no line of a run"),
-        ("<!-- readme: printed a.txt -->\n<!-- end -->\n", "is printed FILE JSON; given: a.txt"),
-    ],
-)
-def test_bad_input_is_one_line_and_changes_nothing(in_tmp, text, reason):
-    Path("D.md").write_text(text)
-    Path("list.json").write_text("[]")
-    Path("torn.json").write_text('{"about": ')
-    Path("empty.txt").touch()
-    result = run("D.md")
-    assert reason in one_line(result).replace("no table 'x'", "needs a line")
-    assert Path("D.md").read_text() == text
-
-
-def test_a_folder_without_documents(in_tmp):
-    assert "no README.md and no docs/*.md here" in one_line(run("--check"))
 
 
 def test_check_tells_what_is_stale(in_tmp):
@@ -137,8 +105,6 @@ def test_what_a_document_asks_for_in_vain(in_tmp):
                           {"arm": "fp6", "failed": "no kernel"}])  # fmt: skip
     with pytest.raises(UsageError, match="ab.json measured no arm fp6; it has none, int8wo,_kv"):
         TABLES["speeds"](["ab.json", "fp6"])
-    with pytest.raises(UsageError, match="nothing is called quantbench.no:Such"):
-        TABLES["fields"](["quantbench.no:Such"])
 
 
 def test_no_table_with_figures_is_typed_by_hand():
