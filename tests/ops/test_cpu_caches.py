@@ -6,12 +6,11 @@ import random
 
 import pytest
 import torch
-from quantbench.models.mixture import Mixture
 
 from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
 from quantbench.models import build
-from quantbench.models.config import ModelConfig
+from quantbench.models.config import Mixture, ModelConfig
 from quantbench.ops.kv import WRITTEN_BY_STEPS, dequantize
 from tests import seeds
 from tests.models.refused import refuses
