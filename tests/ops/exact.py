@@ -49,7 +49,8 @@ class Exact:
         steps = UNIT[dtype]
         relative = read + roundings * steps + 2 * read * self.score
         relative = relative + 64 * 2.0**-24 * (1 + self.score)
-        allowed = steps * self.y.abs() + relative * self.mass + 2.0**-24 + beside
+        # float16 ends at 2^-24: y, and weights below its normal numbers, lose half of it.
+        allowed = steps * self.y.abs() + relative * self.mass + 2.0**-23 + beside
         error = (y.double() - self.y).abs()
         assert (error <= allowed).all(), f"{(error / allowed).max():.3g} times what is allowed"
 
