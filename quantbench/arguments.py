@@ -35,6 +35,7 @@ def sections(parameters: Sequence[click.Parameter]) -> dict[str, list[tuple[str,
 
 
 def write_options(formatter: click.HelpFormatter, parameters: Sequence[click.Parameter]) -> None:
+    """Write the options in sections."""
     by_group = sections(parameters)
     shared = next(iter(by_group)) == OWN  # generate.py itself has no options but these
     for group, rows in by_group.items():
@@ -43,6 +44,7 @@ def write_options(formatter: click.HelpFormatter, parameters: Sequence[click.Par
 
 
 def placeholder(option: click.Option) -> str:
+    """The placeholder of the option's value."""
     usual = option.metavar or getattr(option.type, "metavar", "TEXT")
     return "" if option.is_flag else str(usual)
 
@@ -79,6 +81,7 @@ def stray(word: str, options: Collection[str]) -> str:
 
 
 def refusal(error: click.UsageError) -> str:
+    """One line for what click refuses."""
     match error:
         case click.NoSuchOption(option_name=name, possibilities=near):
             hint = f"did you mean {near[0]}?" if near else "--help lists them all"

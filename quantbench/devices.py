@@ -1,4 +1,8 @@
-"""Devices: memory in bytes, its peak, prompts' chunks, compile options, names."""
+"""Devices: memory in bytes, its peak, prompts' chunks, compile options, names.
+
+devices.resolve("auto")                 # the first accelerator present, or the CPU
+devices.free_memory(device)
+"""
 
 import contextlib
 import ctypes
@@ -24,6 +28,8 @@ LEAST_CHUNK = 32  # prompt tokens of a row
 
 @dataclass(frozen=True)
 class Kind:
+    """How a kind of device is given work."""
+
     # Prompt tokens of a row per forward pass, and of all rows together: enough to keep the device
     # busy, and few enough that the activations take little memory. Float32 sums of an 8 B Llama's
     # widest layer take 115 KB a token.
@@ -57,6 +63,7 @@ def _torch_of(kind: str) -> Any:
 
 
 def _count(kind: str) -> int:
+    """Devices of this kind that are present."""
     return _torch_of(kind).device_count() if _torch_of(kind).is_available() else 0
 
 

@@ -1,5 +1,9 @@
 """This machine as the files of Linux tell it: cores, memory, control groups, the processor.
 
+    cores()                 # that this process may use
+    free_memory()           # bytes that can still be allocated
+    cpuinfo("model name")   # "AMD EPYC 7763 64-Core Processor"
+
 Other systems have no such files: what they do not tell is None.
 """
 

@@ -91,6 +91,7 @@ def _ratio(own: stats.Turns, other: stats.Turns) -> Interval | None:
 
 
 def rows(results: Results) -> list[DecodeRow]:
+    """A row for each arm."""
     found = Compared(results).decode
     made = []
     for number, arm in enumerate(results.arms):

@@ -1,4 +1,7 @@
-"""Points of growth: decoding at one number of layers, batch size or depth, and their file."""
+"""Points of growth: decoding at one number of layers, batch size or depth, and their file.
+
+points = merged(read("growth.json").points, [Point(**vars(row), axis="batch", value=4)])
+"""
 
 import math
 import os
@@ -55,6 +58,8 @@ class Point(DecodeRow):
 
 @dataclass(frozen=True)
 class Points:
+    """What the JSON file holds."""
+
     points: list[Point]
     about: About | None = None  # where the newest points come from
 

@@ -1,4 +1,7 @@
-"""Figures with ends, as rows hold them, JSON has them and tables show them."""
+"""Figures with ends, as rows hold them, JSON has them and tables show them.
+
+Interval.of(stats.Interval(…)).inverse      # the speed-up that `ab` shows of an arm
+"""
 
 import math
 from dataclasses import dataclass

@@ -85,6 +85,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Ran:
+    """How a table's model ran."""
+
     machine: str  # its cards and processor, or the node of a cluster
     device: str
     precision: str

@@ -62,6 +62,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Value:
+    """A metric of the baseline or of the target alone."""
+
     value: float  # in the metric's unit
     batch_size: int
     runs: int
@@ -91,6 +93,8 @@ class Metric:
 
 @dataclass(frozen=True)
 class Comparison:
+    """All metrics of two tables of one sequence length."""
+
     baseline: Side
     target: Side
     metrics: list[Metric]

@@ -1,5 +1,8 @@
 """Which arm to use: at most three answers, each with the commands that run and verify it.
 
+    answer = recommend(rows, Limits(max_memory=8_000_000_000), found.best)
+    print(answer.text())
+
 **Who may be recommended.** Arms that were measured here, beside a baseline, and are shown to
 satisfy every limit; where an interval contains a limit, the arm is named as uncertain. Without
 quality there is no recommendation: a speed alone says nothing about the text.
@@ -64,12 +67,14 @@ class Recommendation:
     nothing: str | None = None
 
     def text(self) -> str:
+        """For a terminal."""
         lines = [self.nothing] if self.nothing else []
         for choice in self.choices:
             lines += [choice.line, f"    run:    {choice.run}", f"    verify: {choice.verify}"]
         return "\n".join([*lines, *self.remarks])
 
     def markdown(self) -> str:
+        """For report.md."""
         lines = ["## Recommendation", ""]
         lines += [f"- {self.nothing}"] if self.nothing else []
         for choice in self.choices:

@@ -1,4 +1,9 @@
-"""The figures of the report, computed from the samples: one row an arm."""
+"""The figures of the report, computed from the samples: one row an arm.
+
+for row in rows(results):
+    print(row.arm, row.speed_up, row.verdict)
+Compared(results).best({0, 2, 5})            # of these rows, those that may be the fastest
+"""
 
 import statistics
 from collections.abc import Sequence

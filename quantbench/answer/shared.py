@@ -1,5 +1,8 @@
 """Comparisons in one file that another machine's can be put beside: `recommend --share`, `collect`.
 
+    write("--share", "here.json", [Model.of(results, rows)], None)
+    files = [read("here.json"), read("there.json")]
+
 Rows keep their machine: figures of two machines are never mixed into one interval. The digest is
 of everything else in the file, so an edited file is refused.
 """

@@ -1,5 +1,7 @@
 """What a file of measurements says of itself: the command, the day, the code and the machine.
 
+    write_json("rows.json", rows)          # {"about": …, "rows": …}
+
 A table in the documentation takes its caption from it.
 """
 

@@ -78,6 +78,7 @@ def parse(argv: Sequence[str]) -> RunConfig:
 
 @functools.cache
 def _command() -> Command:
+    """A command of these options alone."""
     return click.command(cls=Command, add_help_option=False)(options()(lambda **given: None))
 
 

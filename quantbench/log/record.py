@@ -14,6 +14,8 @@ NO_COUNTER = "no counter; power limit × time is an upper bound"
 
 @dataclass(frozen=True)
 class Part:
+    """One field of the line."""
+
     label: str  # the text before the value
     style: str  # format specification that the value is written with
     pattern: str  # regular expression that the written value matches

@@ -15,6 +15,8 @@ from quantbench.errors import UsageError
 
 @dataclass(frozen=True)
 class Word:
+    """One word of a command."""
+
     text: str
     bare: bool  # whether it was written without any quote or backslash
 

@@ -1,4 +1,8 @@
-"""The arms of `quantbench peers`: one of our schemes, and the peers that it is compared with."""
+"""The arms of `quantbench peers`: one of our schemes, and the peers that it is compared with.
+
+arms = make_arms(config, of_runtimes("int8wo", ["llama.cpp"]), folder, threads=2)
+Process(command(threads=2)(1))       # of the first peer; 0 is ours
+"""
 
 import importlib.util
 import json
@@ -78,6 +82,7 @@ class Work:
 
 
 def missing(runtime: str) -> str:
+    """What to install for an arm of that name."""
     package, install = PACKAGES[runtime.split(",")[0]]
     return f"{runtime} needs more packages: {install} ({package} is missing)"
 
@@ -165,6 +170,7 @@ def seconds_before(
 
 
 def name_of(runtime: str, form: str) -> str:
+    """The arm's name."""
     return f"{runtime} {form}".strip()
 
 

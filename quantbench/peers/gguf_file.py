@@ -1,5 +1,7 @@
 """A model as a GGUF file, which llama.cpp reads (github.com/ggml-org/ggml, docs/gguf.md).
 
+    write(Path("model.gguf"), "dummy:TinyLlama-1.1B-Chat-v1.0", "Q8_0")
+
 Llama models and Mixtrals are written as architecture "llama", Qwen3-MoE as "qwen3moe", with the
 weights that generate.py loads from the same checkpoint. All matrices have one format, embedding and
 output included, as all linear layers have in a scheme of ours; norms and routers stay in float32.

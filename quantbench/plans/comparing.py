@@ -1,4 +1,8 @@
-"""What ab, recommend and tune share: measure, conclude, log, report."""
+"""What ab, recommend and tune share: measure, conclude, log, report.
+
+results = Results.begin(settings, arms, "benchmarks.txt")
+code = compare(results, folder, limits, lambda rows, best: recommend(rows, limits, best))
+"""
 
 import dataclasses
 import json

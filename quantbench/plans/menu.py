@@ -1,4 +1,7 @@
-"""What `recommend` measures: every scheme that runs here and may satisfy --max_memory."""
+"""What `recommend` measures: every scheme that runs here and may satisfy --max_memory.
+
+names, needs = menu(common, limits)         # the baseline first; bytes of weights and KV cache
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -22,6 +22,8 @@ GRACE = 60.0  # seconds behind --max_minutes in which a comparison may come to i
 
 @dataclass(frozen=True)
 class Report:
+    """The contents of the file that --json names."""
+
     threads: int
     rows: list[PeerRow]
     comparisons: list[Results]

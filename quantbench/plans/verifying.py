@@ -1,5 +1,7 @@
 """quantbench recipe --verify: the recipe and the best uniform scheme take turns on this machine.
 
+    code = verify(config, found, budget, "mix.json")
+
 The search predicts memory and speed, and has compared KL; here both run, and what was predicted has
 to hold.
 """

@@ -1,5 +1,7 @@
 """Standard errors of means over tokens that depend on each other: of perplexity and KL.
 
+    kl = block_mean(kl_sums, token_counts)                  # by blocks of tokens, or windows
+
 Tokens of one text are not independent: what is hard to predict comes in passages. The mean over
 tokens is a ratio of sums over blocks (windows or files), and its standard error is the ratio
 estimator's, from the blocks' residuals (Cochran 1977, section 6.3). Neighbouring windows are merged

@@ -157,6 +157,7 @@ def full_precision(config: RunConfig) -> Plan:
 
 
 def loaded(plan: Plan) -> Loaded:
+    """The plan's model, with progress while it is loaded."""
     with progress(f"Loading {plan.name} as {plan.spec} in {plan.config.precision}") as report:
         return load(plan, report, say)
 

@@ -1,4 +1,7 @@
-"""Whether checkpoints hold the same model, and which of them is the nearest to full precision."""
+"""Whether checkpoints hold the same model, and which of them is the nearest to full precision.
+
+same_model(["model-Q8_0.gguf", "model-awq"]).schemes        # ["gguf-Q8_0", "awq-4-128"]
+"""
 
 import dataclasses
 

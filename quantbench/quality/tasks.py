@@ -32,6 +32,8 @@ WINDOW = 1024  # positions, of which each token sees at least half
 
 @dataclass(frozen=True)
 class Tasks:
+    """Tasks that are there."""
+
     names: list[str]  # names of the harness, patterns of them, or files
     manager: Any = None  # the harness's TaskManager; None where all of them are files
 

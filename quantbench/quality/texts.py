@@ -150,6 +150,7 @@ class Texts:
 
 
 def digest(passages: list[Passage]) -> str:
+    """A hash of the tokens that are predicted."""
     predicted = [part.ids[part.first :] for part in passages]
     return hashlib.sha256(str(predicted).encode()).hexdigest()[:12]
 

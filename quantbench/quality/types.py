@@ -122,6 +122,8 @@ class Quality:
 
 @dataclass(frozen=True)
 class NoQuality:
+    """Quality that cannot be measured."""
+
     why_not: str
 
 
@@ -141,6 +143,8 @@ class QualityReference:
 
 @dataclass(frozen=True)
 class SameModel:
+    """Checkpoints of one model."""
+
     schemes: list[str | None]  # of each checkpoint's weights; None: they are not quantized
     best: int  # the number of the first one in full precision, else of the one with most bytes
     floats: bool  # whether the best checkpoint can be read in full precision

@@ -1,5 +1,9 @@
 """Which scheme each group of layers gets: the integer programme, one binary for each group and
-scheme."""
+scheme.
+
+    groups = options(damage, costs, tied)
+    chosen = choose(groups, "damage", {"stored": 60e6})     # an Option per group, or None
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -89,6 +93,7 @@ def least(groups: Sequence[Sequence[Option]], name: str) -> float:
 
 
 def total(chosen: Sequence[Option], name: str) -> float:
+    """The sum of an Option's field."""
     return float(sum(getattr(option, name) for option in chosen))
 
 

@@ -1,4 +1,9 @@
-"""What each scheme costs in each layer: bytes from shapes, and seconds from timed products."""
+"""What each scheme costs in each layer: bytes, from shapes alone, and seconds, from timed products.
+
+costs = Costs(architecture, specs, device, precision)
+costs.of["layers.0.feed_forward.w2", "int4wo-64"].held       # bytes as its kernel holds them
+costs.set_seconds(costs.time(config))
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing

@@ -1,5 +1,8 @@
 """KL against bytes: recipes, uniform schemes and other programs' files of the same weights.
 
+    found = frontier(config, bits=[3.5, 4.5], paths=["model-Q4_K_M.gguf"])
+    draw(found, Path("frontier.svg"))
+
 A recipe for each number of bits a weight and for that of each file; beside it the best uniform
 scheme within these bits, calibrated and not.
 """

@@ -1,4 +1,9 @@
-"""The search for a recipe: damage and cost of every scheme in every layer, a choice, its check."""
+"""The search for a recipe: damage and cost of every scheme in every layer, a choice, its check.
+
+found = search(config, Budget(bits=4.5))
+found.mixture               # a scheme by layer
+found.recipe.kl, found.uniform[0].kl, found.better
+"""
 
 import dataclasses
 import functools
@@ -58,6 +63,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class Measured:
+    """A recipe or a uniform scheme."""
+
     name: str
     bits: float  # a weight of the linear layers
     memory_bytes: int  # the peak while generating, predicted
@@ -210,6 +217,7 @@ class Search:
         return recipe.make(self.plan.name, self.costs.shapes, schemes, cache)
 
     def measured(self, name: str, chosen: Sequence[Option], scores: Scores) -> Measured:
+        """The figures of a choice that was read as `scores`."""
         kl, seconds = scores.mean_kl(), self.fixed_seconds + total(chosen, "seconds")
         timed = self.asked.min_tok_s is not None
         bits = 8 * total(chosen, "stored") / self.weights

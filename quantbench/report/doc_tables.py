@@ -1,5 +1,7 @@
 """The tables of the documentation: a function each, from a file that is committed to Markdown.
 
+    TABLES["roofline"](["docs/data/roofline_tinyllama.json"])
+
 Under each table stands where its figures come from: machine, versions, day, commit, command. A
 figure that was not measured is a dash.
 """

@@ -13,6 +13,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def filled(name: str, **values: object) -> str:
+    """The template of this name with these values."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=name.endswith(".html"),

@@ -144,6 +144,7 @@ def first_run(results: Results) -> Facts | None:
 
 
 def named(results: Results) -> str:
+    """The model and the machine."""
     run = first_run(results)
     return f"{run.model} on {run.device.name}" if run else "Nothing was loaded"
 
@@ -174,6 +175,7 @@ def _how(run: Facts | None) -> list[str]:
 
 
 def _arm(arm: ArmResult) -> tuple[str, str, str]:
+    """Name, facts and command."""
     if arm.run is None:
         about = (arm.facts and arm.facts.about) or "it never ran"
         return arm.name, about, words(arm)
@@ -209,6 +211,7 @@ def _machine(results: Results, run: Facts | None) -> dict[str, str]:
 
 
 def words(arm: ArmResult) -> str:
+    """The arm as options of generate.py."""
     return shell.join(arm.argv) or arm.text
 
 

@@ -48,6 +48,7 @@ FIELDS = "model arm ranks sequence_length batch_size run step seconds reason".sp
 
 
 def report(results: Latencies) -> str:
+    """All tables that have a cell, as one Markdown text."""
     sections = [section(table, results.plan) for table in results.tables]
     return "\n".join(sections) if sections else "Nothing was measured.\n"
 
@@ -179,6 +180,8 @@ AXES = {
 
 
 class Point(NamedTuple):
+    """x and y of a panel."""
+
     x: float
     y: float
     label: str = ""

@@ -45,6 +45,7 @@ PARTS: Columns[Part] = [
 
 
 def report(measured: QualityReport) -> str:
+    """The whole report, for a terminal."""
     quality = measured.quality
     lines = [
         f"{measured.model}: {described(measured.text, [quality.tokens], quality.window or 0)}",
