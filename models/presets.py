@@ -13,13 +13,19 @@ from quantbench.models.config import Mixture, ModelConfig, RopeScaling
 
 
 def _llama(
-    dim: int, layers: int, heads: int, kv_heads: int, *sizes: int, **more: Any
+    dim: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    context: int,
+    **more: Any,
 ) -> ModelConfig:
-    """sizes: ffn_dim, vocab_size and max_position."""
     head_dim = more.pop("head_dim", dim // heads)
     if "mixture" in more:
         more["architecture"] = "mixtral"
-    return ModelConfig("", dim, layers, heads, kv_heads, head_dim, *sizes, **more)
+    return ModelConfig("", dim, layers, heads, kv_heads, head_dim, ffn, vocab, context, **more)
 
 
 def _yarn(factor: float, original: int, **more: Any) -> RopeScaling:

@@ -152,10 +152,13 @@ class GgufSaver(Saver):
 
 def _tokenizer_kind(checkpoint: Checkpoint) -> str | None:
     """GGUF's word for a tokenizer of which a file can be written; None: there is none."""
-    content, name = checkpoint.tokenizer_files(), "tokenizer.json"
-    if name in content and cut_of(read_json(checkpoint.tokenizer_folder / name)):
-        return "gpt2"
-    return "llama" if content.get("tokenizer.model", b"").startswith(b"\n") else None
+    folder = checkpoint.tokenizer_folder
+    if folder and (folder / "tokenizer.json").is_file():
+        if cut_of(read_json(folder / "tokenizer.json")):
+            return "gpt2"
+    model = folder / "tokenizer.model" if folder else None
+    is_sentencepiece = model and model.is_file() and model.read_bytes()[:1] == b"\n"
+    return "llama" if is_sentencepiece else None
 
 
 # -------------------------------------------------------------------------------------- description

@@ -351,7 +351,10 @@ class GptqModel(Whole):
             text=True,
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         )
-        vars(self).update(self._answer())  # vocab, weight_bytes and about
+        loaded = self._answer()
+        self.vocab, self.weight_bytes, self.about = (
+            loaded[name] for name in ("vocab", "weight_bytes", "about")
+        )
 
     def generate(self, new: int) -> list[float]:
         assert self.process.stdin
