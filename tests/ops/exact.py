@@ -19,14 +19,13 @@ def causal(queries: Tensor, keys: Tensor, window: int | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class Exact:
-    """Attention y (B, H, S, D); `mass`, the same of the values' sizes; `score`, (B, H, S, 1), the
-    largest sum of sizes, signs aside, of the terms of a score; `denominator`, (B, H, S), the
-    logarithm of the softmax's sum."""
+    """Attention in float64, and what the bounds of its errors are made of."""
 
-    y: Tensor
-    mass: Tensor
-    score: Tensor
-    denominator: Tensor
+    y: Tensor  # attention (B, H, S, D)
+    mass: Tensor  # the same of the values' sizes
+    small: Tensor  # the same of what float16 may lose of each weight below its normal numbers
+    score: Tensor  # (B, H, S, 1): the largest sum of sizes, signs aside, of the terms of a score
+    denominator: Tensor  # (B, H, S): the logarithm of the softmax's sum
 
     def check(
         self,
@@ -49,8 +48,9 @@ class Exact:
         steps = UNIT[dtype]
         relative = read + roundings * steps + 2 * read * self.score
         relative = relative + 64 * 2.0**-24 * (1 + self.score)
-        # float16 ends at 2^-24: y, and weights below its normal numbers, lose half of it.
-        allowed = steps * self.y.abs() + relative * self.mass + 2.0**-23 + beside
+        allowed = steps * self.y.abs() + relative * self.mass + 2.0**-24 + beside
+        if dtype == torch.float16:
+            allowed = allowed + roundings * self.small
         error = (y.double() - self.y).abs()
         assert (error <= allowed).all(), f"{(error / allowed).max():.3g} times what is allowed"
 
@@ -82,4 +82,6 @@ def attention(
     value = value.masked_fill(~visible.expand(B, H, S, -1).any(2)[..., None], 0)
     sizes = (query.abs() @ key.abs().mT * scale).masked_fill(~visible, 0)
     largest, denominator = sizes.amax(-1, keepdim=True), scores.logsumexp(-1)
-    return Exact(weights @ value, weights @ value.abs(), largest, denominator)
+    small = (weights * (weights < 2.0**-14)).clamp(max=2.0**-25)
+    made = (weights @ value, weights @ value.abs(), small @ value.abs())
+    return Exact(*made, largest, denominator)

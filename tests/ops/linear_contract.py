@@ -224,10 +224,11 @@ def cpu_allowed(case: Case) -> Tensor:
         if case.format in ("nf4", "bnb-fp4") and x.dtype != torch.float32:
             factor = 1.0 if case.weight.tensor_scale is None else float(case.weight.tensor_scale)
             scale = case.weight.plain.scales[0] * factor
-            allowed += 2.0**-16 * case.terms_of(scale)
-            if build.isa() == "avx2":  # 13 bits and a sign; what sums of 8 products lose
+            words = build.isa() == "avx2"
+            allowed += 2.0 ** -(14 if words else 16) * case.terms_of(scale)
+            if words:  # the sum of 8 products, in units of 2^-13 and 2^-14, loses its low byte
                 each = scale.double().abs().sum(1) * case.weight.group_size
-                allowed += 2.0**-14 * case.terms_of(scale) + 2.0**-20 * case.largest * each
+                allowed += 2.0**-22 * case.largest * each
     half = 2.0**-25 if x.dtype == torch.float16 else 0
     return allowed + 2.0**-125 * (1 + w.abs().sum(1)) + half
 
