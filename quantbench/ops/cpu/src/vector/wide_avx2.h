@@ -87,8 +87,8 @@ INLINE void interleave(Bytes& low, Bytes& high) {
   high = by_register<Bytes>([](auto a, auto b) { return _mm256_unpackhi_epi8((__m256i)a, (__m256i)b); }, a, b);
 }
 
-// Up to four quads of such words, of 14 bits, times 16-bit x in the order of its columns: so many products add up in
-// 32 bits. Sums are in units of 256 then. Two bytes for each number took 1.5 times as many instructions.
+// COUNT quads of such words, of 14 bits, times 16-bit x in the order of its columns: the products of four quads add
+// up in 32 bits, and are added to a and b in units of 256.
 template <int COUNT>
 INLINE void dot_long(Ints& a, Ints& b, const Bytes* low, const Bytes* high, const int32_t* x, int stride) {
   static_assert(COUNT <= 4);
