@@ -81,7 +81,7 @@ BROKEN = {  # message → headers
         *({"bits": number} for number in (0, 9, -4)),
         *({"coding": number} for number in (9, -1, 1, 5)),
     ],
-    "no such rounding": [{"rounding": 3}],
+    "no such rounding": [{"rounding": 3}, {"coding": 3, "rounding": 1}],  # 3: a table
     "size": [
         *({"rows": number} for number in (-1, 17, 2**62)),
         *({"columns": number} for number in (-1, 2**62)),

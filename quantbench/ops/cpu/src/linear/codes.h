@@ -147,14 +147,10 @@ struct Table4 {
     }
   }
 };
+template <>
+constexpr bool WORDS<Table4<2>> = Table4<2>::LONG;
 template <class C>
-constexpr bool LONG = false;
-#ifdef PAIRS
-template <>
-constexpr bool WORDS<Table4<2>> = true;
-template <>
-constexpr bool LONG<Table4<2>> = true;
-#endif
+constexpr bool LONG = requires { requires C::LONG; };
 
 // 2:4 sparse integers: two of every 4 columns are stored, each as a code of 4 bits and a place of 2 bits, which of the
 // 4 columns it is. 8 columns have 4 codes, the first two for the first 4 columns. The other columns are unpacked as

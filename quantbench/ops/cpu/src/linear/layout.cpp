@@ -61,10 +61,10 @@ const char* wrong(const Header& h, int64_t bytes) {
   if (h.magic != MAGIC) return "this is no weight packed by ops/cpu/linear.py";
   if (!bits_fit(h.coding, h.bits)) return "a packed weight has no such format";
   if (!scales_fit(h)) return "a packed weight has no such scales";
-  if (h.rounding < Rounding::none || h.rounding > Rounding::int8_asymmetric)
+  // A table's numbers are multiplied by 16-bit x alone.
+  if (h.rounding < Rounding::none || h.rounding > Rounding::int8_asymmetric ||
+      (h.coding == Coding::table && h.rounding != Rounding::none))
     return "a packed weight has no such rounding of activations";
-  if (h.coding == Coding::table && h.rounding != Rounding::none)
-    return "a packed weight of a table's numbers takes no rounded activations";
   // So many that all sizes fit 64 bits; then exactly those that fit.
   if (h.rows < 0 || h.rows > bytes || h.columns < 0 || h.columns > 8 * bytes + UNIT)
     return "a packed weight has not the size that its header says";
