@@ -73,8 +73,8 @@ def test_numbers_are_those_of_the_package(how):
     assert torch.equal(numbers * ours, fake_quantize(x, scale, zero, args))
 
 
-def test_a_group_that_is_not_whole_by_hand():
-    """Columns from 128 on have another scale, and are fewer than 128."""
+def test_groups_by_hand():
+    """Columns from 128 on have another scale, and may be fewer than 128."""
     x = torch.zeros(1, 130, dtype=torch.bfloat16)
     x[0, :2] = torch.tensor([448.0, 17.0])
     x[0, 128:] = torch.tensor([4.48, 0.15])
@@ -83,6 +83,10 @@ def test_a_group_that_is_not_whole_by_hand():
     step = x[0, 128].float() / 448
     assert numbers[0, :2].tolist() == [448, 16]
     torch.testing.assert_close(numbers[0, 128:], torch.tensor([448, 15]) * step)
+    numbers, scale = rounded(torch.tensor([[1.0, -9.0, 0.3]]), "int8-static", torch.tensor(0.05))
+    assert numbers.tolist() == [[20, -128, 6]]
+    numbers, scale = rounded(torch.tensor([[1.0, -90, 0.3]]), "float8-static", torch.tensor(0.05))
+    assert numbers.tolist() == [[20, -448, 6]]  # 20 and 6 have E4M3's 4 bits
 
 
 def scales(weight, weights):

@@ -380,6 +380,15 @@ def test_schemes_apply_on_top(tmp_path):
 UP = "model.layers.1.mlp.up_proj"  # 96 rows, 64 columns
 
 
+def test_a_weight_worked_by_hand(tmp_path):
+    folder = folder_of("w8a8", tmp_path)
+    with rewritten(folder) as tensors:
+        tensors[f"{UP}.weight"][0, :3] = torch.tensor([3, -128, 0])
+        tensors[f"{UP}.weight_scale"][0] = 0.5
+    weight = load_model(str(folder)).layers[1].feed_forward.w13.weight[96]  # behind the gate's rows
+    assert weight[:3].tolist() == [1.5, -64.0, 0.0] and weight.dtype == torch.float32
+
+
 def lost(end):
     return lambda tensors, _: tensors.pop(f"{UP}.{end}")
 

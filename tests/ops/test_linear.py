@@ -84,6 +84,13 @@ def test_single_numbers_are_picked_out(kernel):
             check(kernel, eye.to(getattr(weight, "dtype", torch.float32)), weight)
 
 
+@NEEDS_COMPILER
+def test_nothing_comes_of_nothing():
+    packed_bytes = linear.pack(packed(("int", 4, 32), 5, 64), 64)
+    assert linear.linear(torch.zeros(0, 64), packed_bytes, 5).shape == (0, 5)
+    assert plain.linear(torch.zeros(0, 64), torch.zeros(5, 64)).shape == (0, 5)
+
+
 @ON_CPU
 def test_errors_are_as_small_as_a_product_of_bfloat16s(kernel):
     """torch's own, of the weight rounded to bfloat16: the mean error, of 9600 results."""

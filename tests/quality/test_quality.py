@@ -191,6 +191,18 @@ def summary_of(q, p, targets):
     return summary(Scores([passage], compared(q, p, torch.tensor(targets))))
 
 
+def test_scores_of_hand_worked_logits():
+    """Two tokens: p = (1/2, 1/4, 1/4, 0, 0), q = (1/4, 1/2, 1/4, 0, 0), and the same again."""
+    p, q = torch.tensor([2.0, 1, 1, 1e-30, 1e-30]), torch.tensor([1.0, 2, 1, 1e-30, 1e-30])
+    given = torch.stack([q, p]).log(), torch.stack([p, p]).log()
+    found = compared(*given, torch.tensor([0, 0]))
+    assert found["nats"].exp().tolist() == pytest.approx([4, 2])
+    assert found["kl"].tolist() == pytest.approx([math.log(2) / 4, 0])  # 1/2 log 2 - 1/4 log 2
+    expected = {"top1": [0, 1], "top5": [1, 1], "right": [0, 1], "reference_right": [1, 1]}
+    assert {name: found[name].tolist() for name in expected} == expected
+    assert (summary_of(*given, [0, 0]).lost, summary_of(*given, [0, 0]).gained) == (0.5, 0)
+
+
 def test_hand_worked_divergence():
     p, q = torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.0625]]), torch.full((1, 5), 0.2)
     found = summary_of(q.log().expand(4, 5), p.log().expand(4, 5), [0] * 4)

@@ -24,6 +24,18 @@ def test_the_largest_of_many_against_drawn_ones(count, freedom):
     assert (drawn > largest(0.05, count, freedom)).mean() == pytest.approx(0.05, abs=0.002)
 
 
+def test_it_lies_between_dunnett_and_bonferroni():
+    """scipy's Dunnett with a control, 11 values each: 4 groups, 40 degrees of freedom."""
+    generator = np.random.default_rng(4)
+    control, *arms = generator.normal(0, 1, (4, 11))
+    result = stats.dunnett(*arms, control=control)
+    ends = result.confidence_interval(0.95)
+    groups = [control, *arms]
+    error = math.sqrt(sum(group.var(ddof=1) for group in groups) / 4 * 2 / 11)
+    dunnett = (ends.high - ends.low)[0] / 2 / error
+    assert dunnett < largest(0.05, 3, 40) < stats.t.isf(0.05 / 6, 40)
+
+
 def test_there_is_no_interval_before_the_first_look():
     assert reach(FIRST - 1, 10, 0.05) == math.inf and reach(100, 0, 0.05) == math.inf
     assert reach(FIRST, FIRST - 1, 0.05) < math.inf
