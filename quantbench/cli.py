@@ -28,7 +28,7 @@ from click import shell_completion
 
 from quantbench import arguments
 from quantbench.errors import QuantbenchError, UsageError
-from quantbench.progress import say
+from quantbench.progress import give_up, say
 from quantbench.text import key, one_line, shown
 
 RANK_REPORTS = "QUANTBENCH_RANK_REPORT"  # a file for the message of a rank that fails
@@ -309,8 +309,7 @@ def _lost_stdout(error: BaseException) -> str | None:
     echoed = module == "click.utils" and stream is not sys.stderr
     if not echoed and module != __name__:
         return None
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    give_up(sys.stdout)
     return f"cannot write to stdout: {error.strerror}"
 
 

@@ -43,6 +43,7 @@ interpret_triton()
 # Or tiktoken, as Hugging Face calls it, keeps files by their path: those of a folder that once had
 # this name.
 os.environ["TIKTOKEN_CACHE_DIR"] = ""
+os.environ.pop("PYTHONUNBUFFERED", None)  # users' streams keep what they could not write
 
 
 # Two processes share the tests, file by file (Makefile). The slowest files start first:
