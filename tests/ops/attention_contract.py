@@ -42,7 +42,7 @@ class Kernel:
     allowed: Callable[..., dict] = field(default=lambda *_: {})  # arguments of Exact.check
     device: str = "cpu"
     most_slots: int = 600
-    draws: int = 14
+    draws: int = 10
     slow: bool = False  # Triton's interpreter: fewer and smaller problems
 
     def __call__(self, query, key, value, first, count, *how) -> Tensor:
