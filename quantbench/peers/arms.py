@@ -28,7 +28,7 @@ WORKER = (sys.executable, "-m", "quantbench.peers.worker")
 # without any.
 RUNTIMES = ("llama.cpp", "transformers", "openvino", "ik_llama.cpp", "gptqmodel")
 DEFAULT = RUNTIMES[:2]
-BATCHED = ("llama.cpp", "transformers")  # --batch_size takes these alone
+BATCHED = ("llama.cpp", "ik_llama.cpp", "transformers")  # --batch_size takes these alone
 ON_A_CARD = ("transformers",)  # llama.cpp's wheel on PyPI is built for the CPU
 OPTIONS = {"ik_llama.cpp": "--ik_llama", "gptqmodel": "--gptqmodel_python"}
 PEERS_EXTRA = "pip install '.[peers]'"

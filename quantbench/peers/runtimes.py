@@ -23,6 +23,7 @@ import time
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -255,18 +256,21 @@ class LlamaServer(Whole):
     """ik_llama.cpp's llama-server (llama.cpp's answers the same requests), a program of the user's.
 
     The prompt's keys and values stay in the server, so that a decoding turn computes its last token
-    alone anew.
+    alone anew. Each row of a batch is a request of its own, which the server carries out together
+    with the others.
     """
 
     def __init__(self, work: Work, headroom: int) -> None:
         _check_memory(Path(work.file).stat().st_size, headroom)
+        self.work = work
         self.weight_bytes = gguf_file.weight_bytes(Path(work.file))
         self.vocab = gguf_file.vocabulary(Path(work.file))
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        options = {"m": work.file, "t": work.threads, "tb": work.threads, "np": 1,
-                   "c": work.prompt + work.new + 8, "b": max(512, work.prompt),
+        options = {"m": work.file, "t": work.threads, "tb": work.threads, "np": work.rows,
+                   "c": work.rows * (work.prompt + work.new + 8),
+                   "b": max(512, work.rows * work.prompt),
                    "-host": "127.0.0.1", "-port": port}  # fmt: skip
         given = [word for name, value in options.items() for word in (f"-{name}", str(value))]
         # It would write llama.log into the current folder.
@@ -286,22 +290,30 @@ class LlamaServer(Whole):
             return False
 
     def generate(self, new: int) -> list[float]:
+        rows = range(self.work.rows)
+        with ThreadPoolExecutor(len(rows)) as pool:
+            started = time.perf_counter()
+            rest = max(pool.map(lambda row: self._seconds_after_the_prompt(row, new), rows))
+            prompt = time.perf_counter() - started - rest
+        steps = new - 1  # the first token is chosen when the prompt's time ends
+        return [prompt, *steps * [rest / max(1, steps)]]
+
+    def _seconds_after_the_prompt(self, row: int, new: int) -> float:
         asked = {"prompt": self.tokens, "n_predict": new, "temperature": 0, "top_k": 1,
-                 "ignore_eos": True, "cache_prompt": new > 1}  # fmt: skip
+                 "ignore_eos": True, "cache_prompt": new > 1, "id_slot": row}  # fmt: skip
         body = json.dumps(asked).encode()
         request = urllib.request.Request(
             f"{self.url}/completion", body, {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request) as answer:
-            took = json.load(answer)["timings"]
+            took: dict[str, float] = json.load(answer)["timings"]
         if took["predicted_n"] != new:
             raise QuantbenchError(f"the server made {took['predicted_n']} tokens of {new}")
         if new == 1 and took["prompt_n"] != len(self.tokens):
             raise QuantbenchError(
                 f"the server had kept the prompt: it read {took['prompt_n']} of it"
             )
-        steps = new - 1  # the first token is chosen when the prompt's time ends
-        return [took["prompt_ms"] / 1e3, *steps * [took["predicted_ms"] / 1e3 / max(1, steps)]]
+        return took["predicted_ms"] / 1e3
 
 
 class OpenVino(Whole):

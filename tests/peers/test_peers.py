@@ -310,7 +310,7 @@ def program(tmp_path, text):
 
 
 SERVER = """
-    import http.server, json, sys
+    import http.server, json, sys, threading, time
     given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
     class Handler(http.server.BaseHTTPRequestHandler):
         def answer(self, value):
@@ -322,25 +322,28 @@ SERVER = """
         def do_POST(self):
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             assert "--log-disable" in sys.argv  # or it leaves a file
-            made, length = asked["n_predict"] - (asked["prompt"] == [9]), len(asked["prompt"])
-            times = {"prompt_n": 3, "prompt_ms": length * int(given["-t"])}
-            times |= {"predicted_n": made, "predicted_ms": 500.0 * (made - 1)}
+            rows.wait()  # for a request of every row
+            time.sleep(0.05 * len(asked["prompt"]))
+            made, late = asked["n_predict"] - (asked["prompt"] == [9]), asked["id_slot"] == 2
+            times = {"prompt_n": 3, "predicted_n": made}
+            times["predicted_ms"] = (500.0 if late else 400.0) * (made - 1)
             self.answer({"timings": times})
         def log_message(self, *_): pass
-    http.server.HTTPServer((given["--host"], int(given["--port"])), Handler).serve_forever()
+    rows, at = threading.Barrier(int(given["-np"])), (given["--host"], int(given["--port"]))
+    http.server.ThreadingHTTPServer(at, Handler).serve_forever()
 """
 
 
-def test_a_servers_own_times(tmp_path):
-    """4 ms for a token of the prompt (the fake takes -t for that), 500 ms for each step."""
+def test_a_server_of_three_rows(tmp_path):
+    """50 ms for a token of the prompt; 500 ms, it says, for each step of the slowest row."""
     name, file = checkpoint(tmp_path), tmp_path / "model.gguf"
     write(file, name, "BF16")
     given = {"file": str(file), "program": program(tmp_path, SERVER)}
-    runtime = LlamaServer(Work("ik_llama.cpp", 3, 8, 4, name, **given), headroom=0)
+    runtime = LlamaServer(Work("ik_llama.cpp", 3, 8, 4, name, rows=3, **given), headroom=0)
     try:
         runtime.tokens = [5, 6, 7]
         assert runtime.vocab == 320 and runtime.weight_bytes == weight_bytes(file)
-        assert runtime.prompt() == pytest.approx(0.012)
+        assert runtime.prompt() >= 0.15
         assert runtime.decode(3) == pytest.approx([0.5] * 3)
         runtime.tokens = [9]
         with pytest.raises(QuantbenchError, match="made 1 tokens of 2"):
