@@ -256,9 +256,12 @@ class LlamaServer(Whole):
     """ik_llama.cpp's llama-server (llama.cpp's answers the same requests), a program of the user's.
 
     The prompt's keys and values stay in the server, so that a decoding turn computes its last token
-    alone anew. Each row of a batch is a request of its own, which the server carries out together
-    with the others.
+    alone anew. Each row of a batch is a request of its own. A row that begins early waits for others'
+    prompts between its tokens, if the server has dropped one: only the last row's steps are all
+    rows' steps.
     """
+
+    TOGETHER = 8  # steps of a batch at least: the last ones have fewer rows
 
     def __init__(self, work: Work, headroom: int) -> None:
         _check_memory(Path(work.file).stat().st_size, headroom)
@@ -293,10 +296,14 @@ class LlamaServer(Whole):
         rows = range(self.work.rows)
         with ThreadPoolExecutor(len(rows)) as pool:
             started = time.perf_counter()
-            rest = max(pool.map(lambda row: self._seconds_after_the_prompt(row, new), rows))
+            rest = min(pool.map(lambda row: self._seconds_after_the_prompt(row, new), rows))
             prompt = time.perf_counter() - started - rest
         steps = new - 1  # the first token is chosen when the prompt's time ends
         return [prompt, *steps * [rest / max(1, steps)]]
+
+    def decode(self, steps: int) -> list[float]:
+        least = min(self.TOGETHER, self.work.new - 1) if self.work.rows > 1 else 1
+        return super().decode(max(steps, least))[:steps]
 
     def _seconds_after_the_prompt(self, row: int, new: int) -> float:
         asked = {"prompt": self.tokens, "n_predict": new, "temperature": 0, "top_k": 1,
