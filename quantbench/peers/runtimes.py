@@ -256,9 +256,8 @@ class LlamaServer(Whole):
     """ik_llama.cpp's llama-server (llama.cpp's answers the same requests), a program of the user's.
 
     The prompt's keys and values stay in the server, so that a decoding turn computes its last token
-    alone anew. Each row of a batch is a request of its own. A row that begins early waits for others'
-    prompts between its tokens, if the server has dropped one: only the last row's steps are all
-    rows' steps.
+    alone anew. Each row of a batch is a request of its own. Where the server has dropped a
+    prompt, a row that begins early waits for it between its tokens: so the last row's time counts.
     """
 
     TOGETHER = 8  # steps of a batch at least: the last ones have fewer rows
