@@ -43,7 +43,7 @@ class Row:
     prefill_tok_s: float | None = omitted()
     decode_tok_s: float | None = omitted()
     time_to_first_token_s: float | None = omitted()
-    weight_bytes_per_s: float | None = omitted()
+    weight_bytes_per_s: float | None = omitted()  # while it decodes
     token_p50_s: float | None = omitted()
     token_p90_s: float | None = omitted()
     token_p99_s: float | None = omitted()

@@ -51,9 +51,11 @@ def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
             row.attention_kernel, row.command = run.attention_kernel, run.repro
             row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
             if arm.samples:
-                _add_samples(row, arm, run)
+                summary = _add_samples(row, arm, run)
                 # Speeds of the turns, in the place of those of the few whole samples.
-                row.decode_tok_s = tok_s(results, number, "decode") or row.decode_tok_s
+                if decode := tok_s(results, number, "decode"):
+                    row.decode_tok_s = decode
+                    row.weight_bytes_per_s = summary.weight_bytes_per_s * decode / summary.tok_s
                 row.prefill_tok_s = tok_s(results, number, "prompt") or row.prefill_tok_s
                 _add_energy(row, arm.facts.energy, run)
                 _add_estimate(row, arm.facts)
@@ -90,7 +92,7 @@ def _add_quality(row: Row, arm: ArmResult) -> None:
             row.why_no_quality = why_not
 
 
-def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
+def _add_samples(row: Row, arm: ArmResult, run: Facts) -> Summary:
     summary = Summary.of(arm.samples, run.config.batch_size, run.step_weight_bytes)
     for name, value in vars(summary).items():
         setattr(row, name, value)
@@ -102,6 +104,7 @@ def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
     peaks = [sample.peak_memory_bytes for sample in arm.samples if sample.process == first]
     highest = {kind: max(peak[kind] for peak in peaks) for kind in peaks[0]}
     row.peak_memory_bytes = (row.peak_memory_bytes or {}) | {"generate": highest}
+    return summary
 
 
 def _add_energy(row: Row, energies: Sequence[Energy | NotCounted], run: Facts) -> None:

@@ -121,6 +121,8 @@ def test_figures_are_those_of_turns_and_samples(done):
             turns = [t for t in arm.turns if t.kind == kind and t.cycle not in kept.repeated]
             tokens, seconds = sum(t.tokens for t in turns), sum(t.seconds for t in turns)
             assert row[name] == pytest.approx(tokens / seconds)
+        rate = row["decode_tok_s"] * arm.run.step_weight_bytes
+        assert row["weight_bytes_per_s"] == pytest.approx(rate)
         bandwidth = statistics.median(r["bytes_per_s"] for r in results["bandwidth"]["cpu"])
         assert row["bandwidth_share"] == pytest.approx(row["weight_bytes_per_s"] / bandwidth)
     base = {t.cycle: t.seconds / t.tokens for t in kept.arms[0].turns if t.kind == "decode"}
