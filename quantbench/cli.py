@@ -21,14 +21,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 from click import shell_completion
 
 from quantbench import arguments
 from quantbench.errors import QuantbenchError, UsageError
-from quantbench.progress import give_up, say
+from quantbench.progress import say
 from quantbench.text import key, one_line, shown
 
 RANK_REPORTS = "QUANTBENCH_RANK_REPORT"  # a file for the message of a rank that fails
@@ -183,6 +183,11 @@ class OneLineErrors(Command):
                 say("")  # ends the line in which the terminal wrote ^C
             _report(f"error: {one_line(message)}", code)
             cause = error
+        try:
+            if sys.stderr:
+                sys.stderr.flush()
+        except OSError:
+            _give_up(sys.stderr)
         raise SystemExit(code) from cause
 
 
@@ -309,8 +314,15 @@ def _lost_stdout(error: BaseException) -> str | None:
     echoed = module == "click.utils" and stream is not sys.stderr
     if not echoed and module != __name__:
         return None
-    give_up(sys.stdout)
+    _give_up(sys.stdout)
     return f"cannot write to stdout: {error.strerror}"
+
+
+def _give_up(stream: TextIO) -> None:
+    """Send to /dev/null what a stream could not write and keeps: Python would try again at its end,
+    and end with exit code 120."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextlib.contextmanager

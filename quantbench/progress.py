@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -17,17 +17,8 @@ SECONDS_BEFORE_ESTIMATE = 3.0  # of work, before the time left is shown
 
 def say(line: str) -> None:
     """Print a line to stderr; stdout is for results. A failure to write it is ignored."""
-    try:
+    with contextlib.suppress(OSError):
         click.echo(line, err=True)
-    except OSError:
-        give_up(sys.stderr)
-
-
-def give_up(stream: TextIO) -> None:
-    """Send to /dev/null what a stream could not write and keeps: Python would try again at its end,
-    and end with exit code 120."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Progress:

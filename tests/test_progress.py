@@ -51,3 +51,14 @@ def test_a_terminal_erases_the_moving_line(capsys, monkeypatch):
         report(1_000_000_000, 2_200_000_000)
     moving, _, last = capsys.readouterr().err.rpartition("\x1b[2K")
     assert "Loading" in moving and last.count("Loading") == 1 and last.endswith(" s\n")
+
+
+def test_a_line_that_cannot_be_written_is_not_the_last(capfd, monkeypatch):
+    def full(*_, **__):
+        raise BlockingIOError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress.click, "echo", full)
+        progress.say("lost")
+    progress.say("kept")
+    assert capfd.readouterr().err == "kept\n"
