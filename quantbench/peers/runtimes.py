@@ -257,7 +257,7 @@ class LlamaServer(Whole):
 
     The prompt's keys and values stay in the server, so that a decoding turn computes its last token
     alone anew. Each row of a batch is a request of its own. Where the server has dropped a
-    prompt, a row that begins early waits for it between its tokens: so the last row's time counts.
+    row's prompt, rows that are decoding wait for it: so the row that starts last is timed.
     """
 
     TOGETHER = 8  # steps of a batch at least: the last ones have fewer rows

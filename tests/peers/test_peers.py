@@ -324,7 +324,8 @@ SERVER = """
             assert "--log-disable" in sys.argv  # or it leaves a file
             rows.wait()  # for a request of every row
             time.sleep(0.05 * len(asked["prompt"]))
-            made, late = asked["n_predict"] - (asked["prompt"] == [9]), asked["id_slot"] == 2
+            made = asked["n_predict"] - (asked["prompt"] == [9])
+            late = asked["id_slot"] == rows.parties - 1
             times = {"prompt_n": 3, "predicted_n": made}
             times["predicted_ms"] = (500.0 if late else 700.0) * (made - 1)
             self.answer({"timings": times})
@@ -334,19 +335,21 @@ SERVER = """
 """
 
 
-def test_a_server_of_three_rows(tmp_path):
-    """50 ms for a token of the prompt; 500 ms, it says, for each step of the last row."""
+@pytest.mark.parametrize("count, made", [(1, "made 1 tokens of 2"), (3, "made 7 tokens of 8")])
+def test_a_server_of_rows(tmp_path, count, made):
+    """It takes 50 ms for a token of the prompt, and reports 500 ms a step of the last row, 700 ms
+    of the others."""
     name, file = checkpoint(tmp_path), tmp_path / "model.gguf"
     write(file, name, "BF16")
     given = {"file": str(file), "program": program(tmp_path, SERVER)}
-    runtime = LlamaServer(Work("ik_llama.cpp", 3, 8, 4, name, rows=3, **given), headroom=0)
+    runtime = LlamaServer(Work("ik_llama.cpp", 3, 8, 4, name, rows=count, **given), headroom=0)
     try:
         runtime.tokens = [5, 6, 7]
         assert runtime.vocab == 320 and runtime.weight_bytes == weight_bytes(file)
         assert runtime.prompt() >= 0.15
         assert runtime.decode(3) == pytest.approx([0.5] * 3)
         runtime.tokens = [9]
-        with pytest.raises(QuantbenchError, match="made 7 tokens of 8"):
+        with pytest.raises(QuantbenchError, match=made):
             runtime.decode(1)
         runtime.tokens = [5, 6, 7, 8]
         with pytest.raises(QuantbenchError, match="had kept the prompt: it read 3 of it"):
