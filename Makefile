@@ -6,6 +6,7 @@ SHELL := bash
 PYTHON ?= python3
 PY := .venv/bin/python
 DEMO := demo
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # The C++ kernels with checks of memory and of undefined behaviour, which GCC brings along. Shown with
 # -s; torch's leaks are not ours to count, and what inductor compiles is not ours to check. Exceptions
