@@ -93,9 +93,9 @@ def peers(
             raise UsageError("--gguf keeps llama.cpp's files, and --runtimes leaves llama.cpp out")
         files.check_folder("--gguf", gguf)
     files.check_outputs([report_output(json_path)], {"--checkpoint_path": common.checkpoint_path})
-    wanted = programs.chosen_runtimes(asked, paths)
-    if common.batch_size > 1 and (alone := set(wanted) - set(programs.BATCHED)):
+    if common.batch_size > 1 and (alone := set(asked) - set(programs.BATCHED)):
         raise UsageError(f"--batch_size: not for {', '.join(sorted(alone))} (--runtimes)")
+    wanted = programs.chosen_runtimes(asked, paths)
     each = {scheme: programs.of_runtimes(scheme, wanted) for scheme in chosen}
     peers_of = {scheme: others for scheme, others in each.items() if others}
     if not peers_of:
