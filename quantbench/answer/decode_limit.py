@@ -24,7 +24,6 @@ from quantbench.bench.pool import Command
 from quantbench.bench.session import Rule, Session
 from quantbench.bench.store import ArmResult, Results, Settings, Store
 from quantbench.log.config import RunConfig, argv
-from quantbench.run.facts import Facts
 
 
 def arms_of(configs: Sequence[RunConfig]) -> list[ArmResult]:
@@ -50,19 +49,6 @@ def measure(
     assert settings.cycles
     Session(Store(results, None), Rule(), command, probe=True).run()
     return results
-
-
-def step_bytes(run: Facts) -> float:
-    """Bytes that the mean decoding step of a run has to read.
-
-    The weights once, whatever the batch (of experts those that are chosen), and every row's keys
-    and values so far. The first of N - 1 steps reads positions 0 to depth + prompt, the last N - 2
-    more: depth + prompt + N / 2 in the mean. The one row of the embedding's table that a token
-    reads is left out.
-    """
-    config = run.config
-    positions = config.context_depth + run.prompt_tokens + config.max_new_tokens / 2
-    return run.step_weight_bytes + run.kv_cache_bytes / run.cache_size * positions
 
 
 def limit_share(results: Results, number: int, bytes_of_step: float) -> Interval | None:
@@ -102,7 +88,7 @@ def rows(results: Results) -> list[DecodeRow]:
         run, speed = arm.run, tok_s(results, number, "decode")
         if run is None or not speed:
             continue
-        batch_size, needed = run.config.batch_size, step_bytes(run)
+        batch_size, needed = run.config.batch_size, run.mean_step_bytes
         row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
         row.attention_kernel = run.attention_kernel
         row.batch_size, row.weight_bytes, row.step_bytes = batch_size, run.weight_bytes, needed
@@ -149,7 +135,7 @@ def peer_rows(scheme: str, results: Results) -> list[PeerRow]:
             row.prompt_theirs_tok_s = tok_s(results, number, "prompt")
         if readings := results.bandwidth.get("cpu"):
             row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
-        own = step_bytes(run)
+        own = run.mean_step_bytes
         theirs = own - run.step_weight_bytes + peer.facts.weight_bytes  # the caches are the same
         shares = limit_share(results, 0, own), limit_share(results, number, theirs)
         row.ours_limit_share, row.theirs_limit_share = (s.value if s else None for s in shares)

@@ -49,13 +49,12 @@ class Row:
     token_p99_s: float | None = omitted()
     bandwidth: float | None = omitted()  # bytes per second that the device reads
     bandwidth_probe: str | None = omitted()  # the op that read them
-    bandwidth_share: float | None = omitted()  # weight_bytes_per_s ÷ bandwidth
+    limit_share: float | None = omitted()  # seconds that memory needs for a step ÷ measured
     peak_memory_bytes: Peaks | None = omitted()  # of the arm's first process
     joules_per_token: float | None = omitted()  # of a new token, without the idle machine's
     idle_watts: float | None = omitted()  # of the idle machine
     why_no_joules: str | None = omitted()  # why there are none
     estimate: dict[str, Estimated] | None = omitted()  # by the names of run.shown.FIGURES
-    share_of_limit: float | None = omitted()  # seconds that memory needs for a step ÷ measured
     why_no_estimate: str | None = omitted()
     perplexity: float | None = None
     perplexity_ratio: Interval | None = omitted()  # arm ÷ baseline, of the same tokens; 95 %

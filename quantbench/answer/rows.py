@@ -15,14 +15,15 @@ from quantbench.answer.interval import Interval
 from quantbench.answer.row import Row
 from quantbench.bench.answers import ArmFacts, Reading
 from quantbench.bench.store import ArmResult, Kind, Results
+from quantbench.log.config import RunConfig
 from quantbench.quality.types import NoQuality, Quality
 from quantbench.run.energy import Energy, NotCounted, pooled
 from quantbench.run.facts import Facts, Summary
 from quantbench.run.shown import against
-from quantbench.run.why import held_back
+from quantbench.run.why import held_back, of_limit
 
-# Shares of the read bandwidth at which an arm reads its weights. Decoding reads activations and
-# caches as well, so a memory-bound arm stays below 1.
+# Shares of what memory allows of a step. It reads activations as well, so a memory-bound arm stays
+# below 1.
 MEMORY_BOUND, NOT_MEMORY_BOUND = 0.6, 0.4
 
 
@@ -61,8 +62,10 @@ def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
                 _add_estimate(row, arm.facts)
                 if readings := results.bandwidth.get(arm.facts.device):
                     row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
-                    if is_limit(readings) and row.weight_bytes_per_s is not None:
-                        row.bandwidth_share = row.weight_bytes_per_s / row.bandwidth
+                    a_token_a_step = run.config.speculate == RunConfig.speculate
+                    if is_limit(readings) and row.decode_tok_s and a_token_a_step:
+                        seconds = run.mean_step_bytes / row.bandwidth
+                        row.limit_share = seconds * row.decode_tok_s
     _add_quality(row, arm)
     _add_verdict(row, results, number, found)
     if arm.facts and arm.samples:
@@ -124,8 +127,6 @@ def _add_estimate(row: Row, facts: ArmFacts) -> None:
     estimate, row.why_no_estimate = facts.estimate, facts.no_estimate
     if estimate is None:
         return
-    if facts.limit and row.decode_tok_s:
-        row.share_of_limit = facts.limit.share(1 / row.decode_tok_s)
     peaks = (row.peak_memory_bytes or {}).get("generate") or {}
     measured = {
         "prompt_seconds": row.time_to_first_token_s,
@@ -173,23 +174,18 @@ def noise(rows: Sequence[Row], repeated: int) -> str:
 
 def reasons(row: Row, arm: ArmFacts) -> list[str]:
     """Why an arm is no faster than the baseline; sentences without a full stop."""
-    run, share = arm.run, row.bandwidth_share
+    run, share = arm.run, row.limit_share
     if row.verdict == "faster" or run is None:
         return []
     sentences = held_back(run, arm.kernels or {})
-    if share is not None and share >= MEMORY_BOUND:
-        sentences.append(
-            f"memory-bound: it reads its weights at {share:.0%} of the memory's bandwidth; only "
-            "fewer bytes make it faster"
-        )
-    elif share is not None and share < NOT_MEMORY_BOUND:
-        sentences.append(
-            f"not memory-bound: it reads its weights at {share:.0%} of the memory's bandwidth, so "
-            "arithmetic or the cost of each call sets its speed"
-        )
-    if arm.limit and row.decode_tok_s:
-        sentences.append(arm.limit.sentence(1 / row.decode_tok_s))
-    return sentences
+    if share is None or row.bandwidth is None:
+        return sentences
+    sentence = of_limit(share, run.mean_step_bytes, row.bandwidth)
+    if share >= MEMORY_BOUND:
+        sentence = f"memory-bound: {sentence}; only fewer bytes make it faster"
+    elif share < NOT_MEMORY_BOUND:
+        sentence += ": arithmetic or the cost of each call sets its speed"
+    return [*sentences, sentence]
 
 
 # ---------------------------------------------------------- readings of a device's bandwidth

@@ -219,7 +219,6 @@ class Results:
                         start_seconds=[*arm.facts.start_seconds, *facts.start_seconds],
                         energy=[*arm.facts.energy, *facts.energy],
                         estimate=arm.facts.estimate,
-                        limit=arm.facts.limit,
                         no_estimate=arm.facts.no_estimate,
                     )
                 arm.facts, arm.processes = facts, process + 1

@@ -77,7 +77,6 @@ class Worker:
     generators: Generators | None = None  # of the cells of latency
 
     def __init__(self) -> None:
-        self.speeds: dict[str, float] = {}  # bytes per second of memory, by kind of device
         self.scored: dict[str | None, Scored] = {}  # quality so far, by the reference
 
     def load(
@@ -234,10 +233,7 @@ class Worker:
         measures no memory: counting takes 12 MB, and generate.py counts after its samples."""
         from quantbench.estimate import beside
 
-        kind = run.device.type
-        if kind not in self.speeds:  # once: a reading takes as long as some samples
-            self.speeds[kind] = reader(kind).measure()
-        return beside.expected(run, seconds, self.speeds[kind])
+        return beside.expected(run, seconds)
 
     def bandwidth(self, device: str) -> Reading:
         probe = reader(device)

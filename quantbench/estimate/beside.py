@@ -19,7 +19,7 @@ from quantbench.errors import MemoryShortage, QuantbenchError, UsageError
 from quantbench.estimate.cards import card
 from quantbench.estimate.datasheets import known
 from quantbench.estimate.here import GeneratorOf, Here, of_model
-from quantbench.estimate.predict import Figure, Machine, Phase, Request, pass_of, predict
+from quantbench.estimate.predict import Figure, Machine, Phase, Request, predict
 from quantbench.log.config import RunConfig
 from quantbench.log.record import NO_COUNTER
 from quantbench.models.llama import Transformer
@@ -44,7 +44,7 @@ class Report:
     measured: Measured
     reasons: list[str]  # sentences
     figures: dict[str, Estimated] = field(default_factory=dict)
-    share_of_limit: float | None = None  # seconds that memory needs for a step's bytes ÷ measured
+    limit_share: float | None = None  # seconds that memory needs for a step's bytes ÷ measured
     why_not: str | None = None  # why nothing is estimated
 
     @property
@@ -59,7 +59,7 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """What --output_json_path writes, but for the log line."""
-        estimate = {**to_json(self.figures), "share_of_limit": self.share_of_limit}
+        estimate = {**to_json(self.figures), "limit_share": self.limit_share}
         if self.why_not is not None:
             estimate = {"why_not": self.why_not}
         return {**to_json(self.measured), "estimate": estimate, "why": self.reasons}
@@ -128,9 +128,9 @@ def seconds_of(phases: Phases | None) -> dict[str, float] | None:
     return None if phases is None else {n: p.seconds for n, p in zip(PHASES, phases, strict=True)}
 
 
-def expected(facts: Facts, seconds: Mapping[str, float] | None, bandwidth: float) -> Expected:
-    """The estimate of a run, before it, and its limit; nothing for one that has none. seconds: what
-    `seconds_of` gave in another process."""
+def expected(facts: Facts, seconds: Mapping[str, float] | None) -> Expected:
+    """The estimate of a run, before it; nothing for one that has none. seconds: what `seconds_of`
+    gave in another process."""
     if why_not(facts) is not None:
         return Expected()
     phases: Phases | None = None
@@ -141,8 +141,7 @@ def expected(facts: Facts, seconds: Mapping[str, float] | None, bandwidth: float
         figures = _estimate(facts, phases)
     except QuantbenchError as error:
         return Expected(no_estimate=str(error))
-    values = {name: float(figure.value) for name, figure in figures.items()}
-    return Expected(values, _limit(facts, bandwidth))
+    return Expected({name: float(figure.value) for name, figure in figures.items()})
 
 
 def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Report:
@@ -167,8 +166,9 @@ def beside(measured: Measured, phases: Phases | None, bandwidth: float) -> Repor
             figures[name] = Estimated(figure.value, value, relative, bound, figure.source, *ends)
     if step is None:
         return Report(measured, reasons, figures)
-    limit = _limit(facts, bandwidth)
-    return Report(measured, [*reasons, limit.sentence(step)], figures, limit.share(step))
+    read = facts.mean_step_bytes
+    share = read / bandwidth / step
+    return Report(measured, [*reasons, why.of_limit(share, read, bandwidth)], figures, share)
 
 
 def _estimate(facts: Facts, phases: Phases | None) -> dict[str, Figure]:
@@ -196,12 +196,3 @@ def _request(facts: Facts) -> Request:
         facts.config, facts.architecture, facts.scheme, facts.prompt_tokens,
         kv_cache=facts.kv_cache, tp=1, **more,
     )  # fmt: skip
-
-
-def _limit(facts: Facts, bandwidth: float) -> why.Limit:
-    """What memory allows of a step in the middle of the new tokens."""
-    request = _request(facts)
-    middle = request.depth + request.prompt + request.new_tokens // 2
-    step = pass_of(request, torch.device(facts.device.type), 1, middle)
-    read = facts.step_weight_bytes + step.total("bytes_read", "attention")
-    return why.Limit(read, bandwidth)

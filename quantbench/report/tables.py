@@ -36,13 +36,6 @@ ENDED = {
 }
 
 
-def _memory_rate(row: Row) -> str:
-    rate, share = row.weight_bytes_per_s, row.bandwidth_share
-    if rate is None:
-        return "-"
-    return f"{rate / 1e9:.2f} GB/s" + ("" if share is None else f" ({share:.1%})")
-
-
 def _peak_memory(row: Row) -> str:
     return memory_said(row) if row.weight_bytes else "-"
 
@@ -78,7 +71,8 @@ DETAILS: Columns[Row] = [
     ("first token", number(lambda row: row.time_to_first_token_s, ".2f", 1e3, " ms")),
     ("token p50, p99", lambda row: f"{P50(row)}, {P99(row)}"),
     ("model size", lambda row: size(row.weight_bytes)),
-    ("mem/s (of bandwidth)", _memory_rate),
+    ("mem/s", number(lambda row: row.weight_bytes_per_s, ".2f", 1e-9, " GB/s")),
+    ("of the limit", number(lambda row: row.limit_share, ".0%")),
     ("perplexity", number(lambda row: row.perplexity, ".3f")),
     ("kernel", lambda row: row.kernel or "-"),
 ]

@@ -122,6 +122,18 @@ class Facts:
             object.__setattr__(self, "step_weight_bytes", self.weight_bytes)
 
     @property
+    def mean_step_bytes(self) -> float:
+        """Bytes that the mean decoding step has to read.
+
+        The weights once, whatever the batch (of experts those that are chosen), and every row's
+        keys and values so far. The first of N - 1 steps reads positions 0 to depth + prompt, the
+        last N - 2 more: depth + prompt + N / 2 in the mean. The one row of the embedding's table
+        that a token reads is left out.
+        """
+        positions = self.config.context_depth + self.prompt_tokens + self.config.max_new_tokens / 2
+        return self.step_weight_bytes + self.kv_cache_bytes / self.cache_size * positions
+
+    @property
     def repro(self) -> str:
         """The command that repeats the run."""
         # --save takes a new folder.

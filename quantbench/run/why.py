@@ -15,23 +15,12 @@ STEP = {
 }
 
 
-@dataclass(frozen=True)
-class Limit:
-    """What memory allows of a decoding step."""
-
-    step_bytes: float  # of weights and cache that a step reads, of all ranks
-    bytes_per_s: float  # of memory, as measured with the run
-
-    def share(self, step_seconds: float) -> float:
-        """Seconds that memory needs for these bytes ÷ those that a step took."""
-        return self.step_bytes / self.bytes_per_s / step_seconds
-
-    def sentence(self, step_seconds: float) -> str:
-        """How near a step came to the limit."""
-        return (
-            f"a step runs at {self.share(step_seconds):.0%} of what memory allows for these bytes "
-            f"({self.step_bytes / 1e9:.2f} GB at {self.bytes_per_s / 1e9:.1f} GB/s)"
-        )
+def of_limit(share: float, step_bytes: float, bytes_per_s: float) -> str:
+    """How near a step came to the limit. share: seconds that memory needs ÷ those it took."""
+    return (
+        f"a step runs at {share:.0%} of what memory allows for these bytes "
+        f"({step_bytes / 1e9:.2f} GB at {bytes_per_s / 1e9:.1f} GB/s)"
+    )
 
 
 @dataclass(frozen=True)
@@ -39,7 +28,6 @@ class Expected:
     """What is estimated of a run, before it."""
 
     estimate: dict[str, float] | None = None  # by the keys of `estimate` in the JSON of a run
-    limit: Limit | None = None  # of a step, where there is an estimate
     no_estimate: str | None = None  # None as well where memory's speed says nothing of the run
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quantbench.answer import decode_limit
-from quantbench.answer.decode_limit import step_bytes, with_stock
+from quantbench.answer.decode_limit import with_stock
 from quantbench.answer.growth import Point, merged
 from quantbench.answer.layer_limit import layer_rows
 from quantbench.bench.answers import Product, Shape, ShapeTimings
@@ -58,7 +58,7 @@ def test_bytes_of_a_step():
     assert sum(read) / 19 == 140
     own = {"weight_bytes": 1_000_000, "kv_cache_bytes": 64 * 500, "cache_size": 500}
     run = arm_facts(config=CONFIG, prompt_tokens=30, **own).run
-    assert step_bytes(run) == 1_000_000 + 64 * 140
+    assert run.mean_step_bytes == 1_000_000 + 64 * 140
 
 
 def test_share_of_the_limit_is_that_of_each_cycle(measured):

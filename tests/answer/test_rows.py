@@ -17,7 +17,6 @@ from quantbench.log.record import NO_COUNTER
 from quantbench.report.tables import joules_sentence, terminal
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.shown import sentence
-from quantbench.run.why import Limit
 from tests.answer.example_results import example_results
 from tests.bench.facts import arm_facts
 
@@ -40,8 +39,7 @@ def with_figures(results):
         "joules_per_token": 1.0,
     }
     energy = [Energy("a fake", joules, 0.5, 12.0, 2) for joules in (5.0, 7.0)]
-    limit = Limit(10e9, 10e9 * row.decode_tok_s / 0.8)  # 0.8 of a step
-    arm.facts = dataclasses.replace(arm.facts, estimate=estimate, limit=limit, energy=energy)
+    arm.facts = dataclasses.replace(arm.facts, estimate=estimate, energy=energy)
     return results
 
 
@@ -56,7 +54,7 @@ def test_a_row_has_its_estimate_and_the_errors():
         {"prompt_seconds": 0, "token_seconds": 0.1, "tokens_per_second": -1 / 11,
          "peak_memory_bytes": -0.5, "joules_per_token": 1 / joules - 1}
     )  # fmt: skip
-    assert row.share_of_limit == pytest.approx(0.8) and row.idle_watts == 12.0
+    assert row.idle_watts == 12.0
     assert joules_sentence(row).endswith("without the idle machine's, 12 W; 1 J estimated")
     assert sentence(row.estimate).endswith(" tok/s (-9%), peak memory 1.50 GB (-50%)")
     results.arms = results.arms[:5]  # of more arms the terminal gives no reasons
@@ -90,8 +88,9 @@ def test_why_there_is_no_estimate():
     arm = results.arms[1]
     arm.facts = dataclasses.replace(arm.facts, no_estimate="reading takes 1.07 GB")
     row = rows(results)[1]
-    assert (row.estimate, row.share_of_limit) == (None, None)
-    assert "no estimate: reading takes 1.07 GB" in " ".join(said(results).split())
+    assert row.estimate is None and "no estimate: reading takes 1.07 GB" in " ".join(
+        said(results).split()
+    )
     assert row.joules_per_token is None and sentence(row.estimate) == ""
 
 
@@ -109,45 +108,38 @@ COMPILED = RunConfig(compile=True)
 ROW = Row("arm", verdict="slower")
 
 
-def test_nothing_to_say_of_an_arm_that_runs_as_it_should():
-    for share in (None, 0.5):  # between the two bounds nothing is claimed
-        assert (
-            reasons(dataclasses.replace(ROW, bandwidth_share=share), arm_facts(config=COMPILED))
-            == []
-        )
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"decoder": "modules", "decoder_reason": "the KV cache is int8"},
+         "a step is not one op (decoder modules): the KV cache is int8"),
+        ({"attention_reason": "no compiler"}, "attention runs on plain torch: no compiler"),
+        ({"config": RunConfig(), "decoder": "modules"}, "nothing is compiled"),
+        ({"kernel": "cpu, torchao"}, "not every layer's shape fits"),
+        ({"kernel": "reference", "kernels": {"cpu": "no compiler", "reference": None}},
+         "no other kernel here (cpu: no compiler)"),
+    ],
+)  # fmt: skip
+def test_each_reason(facts, said):
+    arm = arm_facts(**({"config": COMPILED} | facts))
+    (sentence,) = reasons(ROW, arm)
+    assert said in sentence
+    assert reasons(dataclasses.replace(ROW, verdict="faster"), arm) == []
 
 
 @pytest.mark.parametrize(
-    ("facts", "share", "said"),
+    ("share", "before", "after"),
     [
-        ({"decoder": "modules", "decoder_reason": "the KV cache is int8"}, None,
-         "a step is not one op (decoder modules): the KV cache is int8"),
-        ({"attention_reason": "no compiler"}, None, "attention runs on plain torch: no compiler"),
-        ({"config": RunConfig(), "decoder": "modules"}, None, "nothing is compiled"),
-        ({"kernel": "cpu, torchao"}, None, "not every layer's shape fits"),
-        ({"kernel": "reference", "kernels": {"cpu": "no compiler", "reference": None}}, None,
-         "no other kernel here (cpu: no compiler)"),
-        ({}, 0.6, "memory-bound: it reads its weights at 60%"),
-        ({}, 0.39, "not memory-bound: it reads its weights at 39%"),
+        (0.75, "memory-bound: ", "; only fewer bytes make it faster"),
+        (0.5, "", ""),  # between the two bounds nothing more is claimed
+        (0.39, "", ": arithmetic or the cost of each call sets its speed"),
     ],
-)  # fmt: skip
-def test_each_reason(facts, share, said):
-    row = dataclasses.replace(ROW, bandwidth_share=share)
-    arm = arm_facts(**({"config": COMPILED} | facts))
-    (sentence,) = reasons(row, arm)
-    assert said in sentence
+)
+def test_how_near_a_step_is_to_what_the_machine_allows(share, before, after):
+    row = dataclasses.replace(ROW, limit_share=share, bandwidth=50e9)
+    own = {"weight_bytes": 1_500_000_000, "kv_cache_bytes": 0}
+    arm = arm_facts(config=COMPILED, **own)
+    of_limit = f"a step runs at {share:.0%} of what memory allows for these bytes"
+    assert reasons(row, arm) == [f"{before}{of_limit} (1.50 GB at 50.0 GB/s){after}"]
     assert reasons(dataclasses.replace(row, verdict="faster"), arm) == []
-
-
-def test_how_near_a_step_is_to_what_the_machine_allows():
-    """1.5 GB at 50 GB/s are 30 ms of the 40 that a step takes."""
-    row = dataclasses.replace(ROW, decode_tok_s=25.0)
-    arm = dataclasses.replace(
-        arm_facts(config=COMPILED), estimate={"token_seconds": 0.038}, limit=Limit(1.5e9, 50e9)
-    )
-    assert reasons(row, arm) == [
-        "a step runs at 75% of what memory allows for these bytes (1.50 GB at 50.0 GB/s)"
-    ]
-    assert reasons(dataclasses.replace(row, verdict="faster"), arm) == []
-    assert reasons(ROW, arm) == []  # no steps
-    assert reasons(row, dataclasses.replace(arm, limit=None)) == []
+    assert reasons(ROW, arm) == []  # no readings, or no steps

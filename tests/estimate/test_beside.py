@@ -30,6 +30,7 @@ def measured(step=0.05, config=(), **changes):
         "config": dataclasses.replace(FACTS.config, max_new_tokens=NEW, **dict(config)),
         "prompt_tokens": 128,
         "cache_size": 139,
+        "kv_cache_bytes": 139 * 22 * 2 * 256 * 2,  # layers, keys and values, of bfloat16
         "device": Device("cpu", "Invented CPU", 2),
         "weight_bytes": 1_034_420_224,
         "step_weight_bytes": 0,  # the same: the model has no experts
@@ -62,7 +63,7 @@ def test_estimated_measured_error():
 def test_the_share_of_what_memory_allows():
     """1.03 GB at 50 GB/s are 20.7 ms; the cache of 133 positions adds 3 MB. 52 ms were measured."""
     estimate = beside(measured(step=0.052), PHASES, BANDWIDTH)
-    assert estimate.share_of_limit == pytest.approx(0.0207 / 0.052, rel=0.01)
+    assert estimate.limit_share == pytest.approx(0.0207 / 0.052, rel=0.01)
     sentence = "a step runs at 40% of what memory allows for these bytes (1.04 GB at 50.0 GB/s)"
     assert estimate.reasons[-1] == sentence
 
@@ -90,7 +91,7 @@ def test_what_has_no_estimate(changes, reason, monkeypatch):
     monkeypatch.setattr(module, "read_bandwidth", None)
     run = measured(**changes)
     report = report_of(run, None, None)
-    assert reason in report.why_not and expected(run.facts, None, BANDWIDTH) == Expected()
+    assert reason in report.why_not and expected(run.facts, None) == Expected()
     assert report.reasons[-1] == f"no estimate: {report.why_not}"
 
 
@@ -100,7 +101,7 @@ def test_too_few_layers_or_too_little_memory_for_an_estimate(monkeypatch):
         "from the first ones"
     )
     assert refusal(UsageError, beside, measured(), None, BANDWIDTH) == reason
-    assert expected(measured().facts, None, BANDWIDTH).no_estimate == reason
+    assert expected(measured().facts, None).no_estimate == reason
     monkeypatch.setattr(module, "of_model", lambda *given: PHASES)
     monkeypatch.setattr("quantbench.devices.free_memory", lambda device: 1 << 30)
     reason = "reading the memory's speed takes 1.07 GB, and 1.07 GB are free"
@@ -114,14 +115,12 @@ def test_a_card_is_estimated_by_its_data_sheet(monkeypatch):
 
 
 def test_what_is_expected_before_a_run():
-    """The same figures as after it, and its limit, also by way of another process."""
+    """The same figures as after it, also by way of another process."""
     told = seconds_of(PHASES)
-    before = expected(measured().facts, told, BANDWIDTH)
+    before = expected(measured().facts, told)
     after = beside(measured(), PHASES, BANDWIDTH)
     assert before.estimate == {name: one.estimated for name, one in after.figures.items()}
-    assert before.limit.bytes_per_s == BANDWIDTH and before.no_estimate is None
-    assert before.limit.share(0.05) == after.share_of_limit
-    assert before.limit.sentence(0.05) == after.reasons[-1]
+    assert before.no_estimate is None
 
 
 def test_the_table_of_a_run():
