@@ -5,20 +5,16 @@
 
 A step reads all weights and all of the cache. With one row, a product takes two operations for each
 weight, which any of today's processors does faster than its memory delivers the weight: the bytes
-decide, until rows or positions are many. The bandwidth is read before every cycle, and a step at
-the limit takes its bytes ÷ that reading. It is compared with the turns of the same cycles as an arm
-is with the baseline, so that what slows both cancels.
+decide, until rows or positions are many.
 """
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from quantbench import stats
 from quantbench.answer.compared import Compared, turns_of
 from quantbench.answer.interval import Interval
 from quantbench.answer.json_rows import DecodeRow, PeerRow
-from quantbench.answer.rows import is_limit, median, tok_s
+from quantbench.answer.limit import is_limit, limit_share, median, ratio
+from quantbench.answer.rows import tok_s
 from quantbench.bench import process
 from quantbench.bench.pool import Command
 from quantbench.bench.session import Rule, Session
@@ -47,33 +43,14 @@ def measure(
     """
     results = Results(settings, arms)
     assert settings.cycles
-    Session(Store(results, None), Rule(), command, probe=True).run()
+    Session(Store(results, None), Rule(), command, probed=1).run()
     return results
-
-
-def limit_share(results: Results, number: int, bytes_of_step: float) -> Interval | None:
-    """Seconds of a step at the memory's speed ÷ seconds of the arm's; above 1 where a cache held
-    some of the weights. None without readings of the memory's speed, or turns in their cycles."""
-    facts, own = results.arms[number].facts, turns_of(results.turns(number, "decode"))
-    readings = results.bandwidth.get(facts.device, []) if facts else []
-    if own is None or not is_limit(readings):
-        return None
-    rates = {one.cycle: one.bytes_per_s for one in readings if one.cycle is not None}
-    cycles = np.array(sorted(rates))
-    seconds = np.array([bytes_of_step / rates[cycle] for cycle in cycles])
-    return _ratio(own, stats.Turns(cycles, np.zeros_like(cycles), seconds))
 
 
 def decode_ratio(results: Results, number: int, other: int) -> Interval | None:
     """The arm's speed of decoding ÷ another arm's."""
     own, others = (turns_of(results.turns(n, "decode")) for n in (number, other))
-    return _ratio(own, others) if own and others else None
-
-
-def _ratio(own: stats.Turns, other: stats.Turns) -> Interval | None:
-    """Seconds of the other ÷ own; None where they share no cycle."""
-    found = stats.intervals(own, {1: other}, stats.Floor())[1]
-    return Interval.of(found) if found.cycles else None
+    return ratio(own, others) if own and others else None
 
 
 def rows(results: Results) -> list[DecodeRow]:

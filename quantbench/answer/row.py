@@ -49,7 +49,7 @@ class Row:
     token_p99_s: float | None = omitted()
     bandwidth: float | None = omitted()  # bytes per second that the device reads
     bandwidth_probe: str | None = omitted()  # the op that read them
-    limit_share: float | None = omitted()  # seconds that memory needs for a step ÷ measured
+    limit_share: Interval | None = omitted()  # seconds that memory needs for a step ÷ measured
     peak_memory_bytes: Peaks | None = omitted()  # of the arm's first process
     joules_per_token: float | None = omitted()  # of a new token, without the idle machine's
     idle_watts: float | None = omitted()  # of the idle machine

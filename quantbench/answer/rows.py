@@ -12,8 +12,9 @@ import numpy as np
 
 from quantbench.answer.compared import Compared
 from quantbench.answer.interval import Interval
+from quantbench.answer.limit import limit_share, median
 from quantbench.answer.row import Row
-from quantbench.bench.answers import ArmFacts, Reading
+from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import ArmResult, Kind, Results
 from quantbench.log.config import RunConfig
 from quantbench.quality.types import NoQuality, Quality
@@ -62,10 +63,8 @@ def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
                 _add_estimate(row, arm.facts)
                 if readings := results.bandwidth.get(arm.facts.device):
                     row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
-                    a_token_a_step = run.config.speculate == RunConfig.speculate
-                    if is_limit(readings) and row.decode_tok_s and a_token_a_step:
-                        seconds = run.mean_step_bytes / row.bandwidth
-                        row.limit_share = seconds * row.decode_tok_s
+                    if run.config.speculate == RunConfig.speculate:  # a step gives one token
+                        row.limit_share = limit_share(results, number, run.mean_step_bytes)
     _add_quality(row, arm)
     _add_verdict(row, results, number, found)
     if arm.facts and arm.samples:
@@ -180,33 +179,9 @@ def reasons(row: Row, arm: ArmFacts) -> list[str]:
     sentences = held_back(run, arm.kernels or {})
     if share is None or row.bandwidth is None:
         return sentences
-    sentence = of_limit(share, run.mean_step_bytes, row.bandwidth)
-    if share >= MEMORY_BOUND:
+    sentence = of_limit(share.value, run.mean_step_bytes, row.bandwidth)
+    if share.value >= MEMORY_BOUND:
         sentence = f"memory-bound: {sentence}; only fewer bytes make it faster"
-    elif share < NOT_MEMORY_BOUND:
+    elif share.value < NOT_MEMORY_BOUND:
         sentence += ": arithmetic or the cost of each call sets its speed"
     return [*sentences, sentence]
-
-
-# ---------------------------------------------------------- readings of a device's bandwidth
-
-
-def median(readings: Sequence[Reading]) -> float:
-    """Bytes per second."""
-    return statistics.median(reading.bytes_per_s for reading in readings)
-
-
-def is_limit(readings: Sequence[Reading]) -> bool:
-    """Whether they are the memory's speed, so that shares of it have a meaning."""
-    return bool(readings) and all(reading.caveat is None for reading in readings)
-
-
-def caveats(readings: Sequence[Reading]) -> list[str]:
-    """Why they are not the memory's speed, in words for the report; each reason once."""
-    return list(dict.fromkeys(reading.caveat for reading in readings if reading.caveat))
-
-
-def span(readings: Sequence[Reading]) -> str:
-    """The slowest and the fastest: 30.7 to 31.2 GB/s."""
-    rates = [reading.bytes_per_s / 1e9 for reading in readings]
-    return f"{min(rates):.1f} to {max(rates):.1f} GB/s"

@@ -29,6 +29,7 @@ from quantbench.progress import Progress, duration
 MOST_BESIDE = 8  # arms next to the baseline: a cycle has to be shorter than the machine's states
 LEAST_CYCLES = 12  # of each process: there is no interval of fewer (stats/sequence.py)
 MOST_APART = 4  # cycles between two prompts, at most
+PROBED = 4  # cycles from one reading of the memory's speed, 0.1 s, to the next
 APART = 20  # turns of an arm that is loaded without the baseline, for lack of memory
 
 
@@ -78,16 +79,16 @@ class Session(Pool):
         store: Store,
         rule: Rule,
         command: Command = process.COMMAND,
-        probe: bool = False,
+        probed: int = PROBED,
         has_turns: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         command, has_turns: as Pool takes them
-        probe: read the memory's bandwidth before every cycle, not once for each group
+        probed: cycles from one reading of the memory's bandwidth to the next
         """
         super().__init__(store, command, has_turns)
-        self.rule, self.probes_cycles, self.clock = rule, probe, clock
+        self.rule, self.probed, self.clock = rule, probed, clock
         self.arms = len(self.results.arms)  # of each place: arm `a` of place `p` is p * arms + a
         self.noise = Noise()
         self.started = clock()
@@ -225,8 +226,6 @@ class Session(Pool):
         wanting: Collection[int] = [number for number in group if number in every]
         if not wanting or (self.is_paired and baseline not in every):
             return
-        if self.is_paired and not self.probes_cycles:
-            self.probe(self.results.cycles, every)
         for _ in range(self.warmups):
             self._measuring(every, 1)
             self._cycle(every, None, self.kinds)
@@ -239,7 +238,7 @@ class Session(Pool):
             self._measuring(every, taken + 1)
             order = [n for n in every if n == baseline or n in wanting]
             number = self.results.cycles
-            if self.probes_cycles:
+            if self.is_paired and taken % self.probed == 0:
                 self.probe(number, order)
             kinds = [k for k in self.kinds if k == "decode" or taken % prompts == 0]
             taken += self._cycle(order, number, kinds)

@@ -165,7 +165,7 @@ def speeds(words: Sequence[str]) -> str:
 SPEEDS: Columns[Row] = [
     ("", lambda row: f"`{row.arm}`" + " (broken)" * _is_broken(row)),
     ("decode, tok/s", number(lambda row: row.decode_tok_s, ".1f")),
-    ("of the limit", number(lambda row: row.limit_share, ".0%")),
+    ("of the limit", interval(lambda row: row.limit_share, ".0%")),
     ("decode ×", interval(lambda row: row.decode_speed_up, ".2f")),
     ("prompt ×", interval(lambda row: row.prompt_speed_up, ".2f")),
     ("weights", lambda row: size(row.weight_bytes or None)),

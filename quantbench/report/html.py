@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from quantbench.answer.limit import span
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
-from quantbench.answer.rows import span
 from quantbench.bench.store import ArmResult, Results
 from quantbench.log import shell
 from quantbench.quality.types import Quality

@@ -8,7 +8,7 @@ from quantbench.answer import growth
 from quantbench.answer.growth import Point
 from quantbench.answer.json_rows import DecodeRow, PeerRow
 from quantbench.answer.layer_limit import LayerRow
-from quantbench.answer.rows import caveats, span
+from quantbench.answer.limit import caveats, span
 from quantbench.bench.answers import Product, Reading
 from quantbench.bench.store import Results
 from quantbench.report.columns import Columns, interval, number

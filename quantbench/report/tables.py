@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from quantbench.answer.limit import caveats, span
 from quantbench.answer.limits import memory_said
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
-from quantbench.answer.rows import caveats, noise, span
+from quantbench.answer.rows import noise
 from quantbench.bench.store import Results
 from quantbench.errors import LogError
 from quantbench.quality.thresholds import LEGEND, described
@@ -72,7 +73,7 @@ DETAILS: Columns[Row] = [
     ("token p50, p99", lambda row: f"{P50(row)}, {P99(row)}"),
     ("model size", lambda row: size(row.weight_bytes)),
     ("mem/s", number(lambda row: row.weight_bytes_per_s, ".2f", 1e-9, " GB/s")),
-    ("of the limit", number(lambda row: row.limit_share, ".0%")),
+    ("of the limit", interval(lambda row: row.limit_share, ".0%")),
     ("perplexity", number(lambda row: row.perplexity, ".3f")),
     ("kernel", lambda row: row.kernel or "-"),
 ]

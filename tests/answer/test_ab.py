@@ -123,9 +123,13 @@ def test_figures_are_those_of_turns_and_samples(done):
             assert row[name] == pytest.approx(tokens / seconds)
         rate = row["decode_tok_s"] * arm.run.step_weight_bytes
         assert row["weight_bytes_per_s"] == pytest.approx(rate)
-        bandwidth = statistics.median(r["bytes_per_s"] for r in results["bandwidth"]["cpu"])
-        read = arm.run.mean_step_bytes * row["decode_tok_s"]
-        assert row["limit_share"] == pytest.approx(read / bandwidth)
+        rates = {r["cycle"]: r["bytes_per_s"] for r in results["bandwidth"]["cpu"]}
+        logs = [
+            math.log(arm.run.mean_step_bytes / rates[t.cycle] / (t.seconds / t.tokens))
+            for t in arm.turns
+            if t.kind == "decode" and t.cycle in rates.keys() - kept.repeated
+        ]
+        assert row["limit_share"][0] == pytest.approx(math.exp(statistics.fmean(logs)), rel=1e-6)
     base = {t.cycle: t.seconds / t.tokens for t in kept.arms[0].turns if t.kind == "decode"}
     arm = [t for t in kept.arms[1].turns if t.kind == "decode" and t.cycle not in kept.repeated]
     logs = [math.log(base[t.cycle] / (t.seconds / t.tokens)) for t in arm]
@@ -173,7 +177,7 @@ def shown(results):
         yield f"{row['weight_bytes'] / 1e6:.2f} MB"
         yield f"{row['peak_memory_bytes']['generate']['resident'] / 1e6:.2f} MB"
         yield f"{row['weight_bytes_per_s'] / 1e9:.2f} GB/s"
-        yield f"{100 * row['limit_share']:.0f}%"
+        yield Interval(*row["limit_share"]).written(".0%")
         yield f"{row['perplexity']:.3f}"
         if row["kl"] is not None:
             error = row["kl_standard_error"]

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from quantbench.answer.compared import Compared
+from quantbench.answer.interval import Interval
 from quantbench.answer.limits import Limits
 from quantbench.answer.recommend import recommend
 from quantbench.answer.row import Row
@@ -136,7 +137,7 @@ def test_each_reason(facts, said):
     ],
 )
 def test_how_near_a_step_is_to_what_the_machine_allows(share, before, after):
-    row = dataclasses.replace(ROW, limit_share=share, bandwidth=50e9)
+    row = dataclasses.replace(ROW, limit_share=Interval(share), bandwidth=50e9)
     own = {"weight_bytes": 1_500_000_000, "kv_cache_bytes": 0}
     arm = arm_facts(config=COMPILED, **own)
     of_limit = f"a step runs at {share:.0%} of what memory allows for these bytes"
