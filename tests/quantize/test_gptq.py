@@ -42,7 +42,8 @@ def brute_force(w, hessian, packed, act_order=True):
 
 @pytest.mark.parametrize("name", [*NAMES, IN_ORDER])
 def test_codes_are_those_of_optimal_brain_quantization(name):
-    w, x = drawn(3, 32, 100)
+    _, x = drawn(3, 32, 100)
+    w = torch.randn(3, 32)  # of bfloat16 some lie halfway between two codes, where either is right
     packed, hessian = rounded(name, w), x.T @ x
     found = refined(w, packed, hessian, name != IN_ORDER)
     torch.testing.assert_close(
