@@ -187,6 +187,16 @@ def test_the_second_process_is_loaded_in_the_other_order(measure):
     assert [reading.cycle for reading in results.bandwidth["cpu"]] == [0, 3]
 
 
+def test_memory_is_read_every_fourth_cycle(measure):
+    results, _ = measure([EQUAL] * 2, cycles=9, processes=1)
+    assert [reading.cycle for reading in results.bandwidth["cpu"]] == [0, 4, 8]
+    assert all(row.limit_share.low is None for row in rows(results))  # three are too few
+    arm = results.arms[1]
+    run = replace(arm.run, config=replace(arm.run.config, speculate="lookup"))
+    arm.facts = replace(arm.facts, run=run)
+    assert rows(results)[1].limit_share is None  # a step gives several tokens
+
+
 def test_arms_come_in_a_later_group_where_memory_is_short(measure):
     short = replace(EQUAL, fits_beside=1)
     results, _ = measure([short] * 3, cycles=3, processes=1)
