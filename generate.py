@@ -184,7 +184,7 @@ class Generator:
         # Around a single op torch.compile would only add its own overhead.
         compile_decode = compile_decode and self.decoder.name != decoding.FUSED
         compile_prefill = compile_prefill and config.mixture is None
-        self.compiles = compile_decode or compile_prefill  # whether anything is compiled
+        self.compiled_step, self.compiled_prefill = compile_decode, compile_prefill  # what runs
         self.speculator: Speculator | None = None
 
         options = decoding.compile_options(self.device) if self.compiles else {}
@@ -206,6 +206,11 @@ class Generator:
             self.read_chunk = decoding.for_any(compiled, length=True, rows=any_rows)
         if any_rows and compile_decode:
             self.decode_one_token = decoding.for_any(self.decode_one_token, rows=True)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile compiles anything."""
+        return self.compiled_step or self.compiled_prefill
 
     def speculate(self, drafter: "Drafter") -> None:
         """Let `stream` read drafted tokens. Raises UsageError for more than one row, and for a

@@ -14,11 +14,20 @@ a message that contains "[INST]" imitates the marker.
 
 import json
 import re
-import time
+import subprocess
+import sys
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 
 from quantbench.errors import CheckpointError, UsageError
-from quantbench.models.tokenizer import Tokenizer
+from quantbench.models.tokenizer import Tokenizer, well_formed
+from quantbench.text import one_line
+
+SECONDS = 10  # that a template may take
+MOST_OF_REASON = 200  # characters of what a template raised
+# The texts that quality is measured on have to be the same on another day.
+FIXED_DATE = datetime(2026, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -116,25 +125,13 @@ class TemplateChat(Chat):
     A template may rewrite earlier turns, for example to drop their reasoning.
     """
 
-    def __init__(self, tokenizer: Tokenizer, jinja: str, splits: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, jinja: str, splits: bool = False, now: datetime | None = None
+    ) -> None:
         """splits: whether what stands between special tokens is encoded part by part, and not by
-        the tokenizer's own rules. Raises CheckpointError for a template that is not valid."""
-        import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        def refuse(message: str) -> None:
-            raise UsageError(f"the chat template refuses this conversation: {message}")
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-        environment.globals.update(raise_exception=refuse, strftime_now=time.strftime)
-        try:
-            self._template = environment.from_string(jinja)
-        except jinja2.TemplateError as error:
-            raise CheckpointError(f"the checkpoint's chat template is not valid: {error}") from None
-        self._error = jinja2.TemplateError
+        the tokenizer's own rules. now: the date that a template may write; a fixed one if not
+        given. Raises CheckpointError for a template that is not valid."""
+        self._jinja, self._now = jinja, now or FIXED_DATE
         self._special = {id: piece for piece, id in tokenizer.special.items()}
         self._splits = splits
         super().__init__(tokenizer)
@@ -154,33 +151,52 @@ class TemplateChat(Chat):
         return self._encode(self._render(messages, asks=True))
 
     def _encode(self, text: str) -> list[int]:
+        text = well_formed(text)
         if self._splits:
             return Tokenizer.encode_marked(self.tokenizer, text)
         return self.tokenizer.encode_marked(text)
 
     def _render(self, messages: list[dict[str, str]], asks: bool) -> str:
-        ends = (self._special[id] for id in self.tokenizer.eos_ids if id in self._special)
-        bos = self.tokenizer.bos_id
+        values = {
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": asks,
+            **self.tokenizer.named,
+        }
+        request = {"template": self._jinja, "values": values, "now": self._now.isoformat()}
+        program = [sys.executable, "-P", str(Path(__file__).with_name("chat_template.py"))]
         try:
-            return self._template.render(
-                messages=messages,
-                add_generation_prompt=asks,
-                bos_token="" if bos is None else self._special.get(bos, ""),
-                eos_token=next(ends, ""),
+            done = subprocess.run(
+                program, input=json.dumps(request).encode(), capture_output=True, timeout=SECONDS
             )
-        except self._error as error:
-            raise UsageError(f"the checkpoint's chat template fails: {error}") from None
+            reply = json.loads(done.stdout)
+        except subprocess.TimeoutExpired:
+            reply = {"failed": f"it takes longer than {SECONDS} s"}
+        except ValueError:  # killed, most likely for its memory
+            reply = {"failed": f"its process ended with {done.returncode}"}
+        ((kind, text),) = reply.items()
+        if kind == "text":
+            return str(text)
+        said = one_line(text[:MOST_OF_REASON])
+        if kind == "invalid":
+            raise CheckpointError(f"the checkpoint's chat template is not valid: {said}")
+        if kind == "refused":
+            raise UsageError(f"the chat template refuses this conversation: {said}")
+        raise UsageError(f"the checkpoint's chat template fails: {said}")
 
 
-def chat_of(tokenizer: Tokenizer, model_name: str) -> Chat:
+def chat_of(tokenizer: Tokenizer, model_name: str, now: datetime | None = None) -> Chat:
     """A conversation by the checkpoint's template, else by the one that its name tells, else none.
 
-    Raises CheckpointError for a checkpoint whose template is not valid.
+    now: as for TemplateChat. Raises CheckpointError for a checkpoint whose template is not valid.
     """
     if tokenizer.chat_template:
-        return TemplateChat(tokenizer, tokenizer.chat_template)
+        return TemplateChat(tokenizer, tokenizer.chat_template, now=now)
     name = family_of(tokenizer, model_name)
-    return TemplateChat(tokenizer, TEMPLATES[name].jinja, splits=True) if name else Chat(tokenizer)
+    if name is None:
+        return Chat(tokenizer)
+    return TemplateChat(tokenizer, TEMPLATES[name].jinja, splits=True, now=now)
 
 
 def family_of(tokenizer: Tokenizer, model_name: str) -> str | None:

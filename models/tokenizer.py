@@ -31,6 +31,7 @@ FILES = ("tokenizer.json", "tokenizer.model", "original/tokenizer.model")
 _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 _ENDS = ("generation_config.json", "config.json")  # have the ids that end a generation
 # The special tokens that end a text in the families we run, whether or not a config lists them.
+NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 ENDINGS = ("</s>", "<|end_of_text|>", "<|eot_id|>")
 LLAMA_3_BEGINNING = "<|begin_of_text|>"
 UNFINISHED = "\ufffd"  # in the place of bytes that are no whole character
@@ -74,6 +75,7 @@ def tokenizer_of(folder: Path, content: Mapping[str, bytes], vocab_size: int) ->
             " use the tokenizer that came with this checkpoint"
         )
     tokenizer.chat_template = hints.chat_template
+    tokenizer.named = hints.names_of(tokenizer)
     return tokenizer
 
 
@@ -85,16 +87,15 @@ class Tokenizer(ABC):
     size: int  # one more than the largest id in use
     special: Mapping[str, int] = {}  # ids of the special tokens by their names, as "<|eot_id|>"
     chat_template: str | None = None  # the checkpoint's own, in Jinja
+    named: Mapping[str, str] = {}  # special tokens as a chat template sees them: bos_token, …
 
     def encode(self, text: str, bos: bool = True) -> list[int]:
         """The ids of `text`, after `bos_id` if there is one and `bos` is true.
 
-        A special token written out in the text is text like any other. What is no Unicode (lone
-        surrogates, from undecodable bytes on a command line) becomes U+FFFD.
+        A special token written out in the text is text like any other.
         """
-        well_formed = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         start = [self.bos_id] if bos and self.bos_id is not None else []
-        return start + self._encode(well_formed)
+        return start + self._encode(well_formed(text))
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`. Special tokens and ids that nothing is known of leave no trace."""
@@ -122,6 +123,12 @@ class Tokenizer(ABC):
     def _endings(self, hints: "Hints") -> frozenset[int]:
         named = (*ENDINGS, hints.eos_token)
         return hints.eos_ids.union(self.special[name] for name in named if name in self.special)
+
+
+def well_formed(text: str) -> str:
+    """The text with U+FFFD in the place of what is no Unicode: lone surrogates, which stand for
+    bytes of a command line that cannot be decoded."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def other_encoding(
@@ -283,6 +290,18 @@ class Hints:
     eos_token: str | None
     eos_ids: frozenset[int]
     chat_template: str | None  # in Jinja; None: there is none
+    named: Mapping[str, str | None]  # those of NAMED that tokenizer_config.json has
+
+    def names_of(self, tokenizer: Tokenizer) -> dict[str, str]:
+        """Special tokens by the names of NAMED: the file's own words, or, where it has neither a
+        beginning nor an end, those of the ids."""
+        if not self.named.keys().isdisjoint(("bos_token", "eos_token")):
+            return {name: piece for name, piece in self.named.items() if piece is not None}
+        pieces = {id: piece for piece, id in tokenizer.special.items()}
+        ends = [pieces[id] for id in sorted(tokenizer.eos_ids) if id in pieces]
+        bos = None if tokenizer.bos_id is None else pieces.get(tokenizer.bos_id)
+        names = {"bos_token": bos, "eos_token": next(iter(ends), None), **self.named}
+        return {name: piece for name, piece in names.items() if piece is not None}
 
     @classmethod
     def of(cls, folder: Path, content: Mapping[str, bytes]) -> "Hints":
@@ -299,14 +318,21 @@ class Hints:
                     f"{folder / name}: eos_token_id is {shown(given)}, not an id or a list of ids"
                 )
             ids.update(listed)
-        bos, eos = (_text(file, key, tokenizer.get(key)) for key in ("bos_token", "eos_token"))
+        named = {key: _text(file, key, tokenizer[key]) for key in NAMED if key in tokenizer}
         template = tokenizer.get("chat_template")
         if _TEMPLATE in content:
             template = content[_TEMPLATE].decode("utf-8", "replace")
         elif isinstance(template, list):  # several, by name
-            named = [item for item in template if isinstance(item, dict)]
-            template = next((i.get("template") for i in named if i.get("name") == "default"), None)
-        return cls(bos, add_bos, eos, frozenset(ids), _text(file, "chat_template", template))
+            items = [item for item in template if isinstance(item, dict)]
+            template = next((i.get("template") for i in items if i.get("name") == "default"), None)
+        return cls(
+            named.get("bos_token"),
+            add_bos,
+            named.get("eos_token"),
+            frozenset(ids),
+            _text(file, "chat_template", template),
+            named,
+        )
 
 
 def _text(file: Path, key: str, token: Any) -> str | None:

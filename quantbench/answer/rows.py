@@ -52,6 +52,8 @@ def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
             row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
             row.attention_kernel, row.command = run.attention_kernel, run.repro
             row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
+            if not (run.compiled_step or run.compiled_prefill):  # it had no effect
+                row.argv = [word for word in arm.argv if word not in ("--compile", "--compile_prefill")]
             if arm.samples:
                 summary = _add_samples(row, arm, run)
                 # Speeds of the turns, in the place of those of the few whole samples.

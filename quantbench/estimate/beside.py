@@ -100,8 +100,7 @@ def why_not(facts: Facts) -> str | None:
     if config.speculate != RunConfig.speculate:
         return "acceptance of drafted tokens depends on the text"
     on_cpu = facts.device.type == "cpu"
-    compiled = config.compile_prefill or (config.compile and facts.decoder != "cpu-step")
-    if on_cpu and compiled:
+    if on_cpu and (facts.compiled_step or facts.compiled_prefill):
         return "a few of its layers would have to be compiled, too"
     if not on_cpu and known(facts.device.name) is None:
         return f"there is no data sheet of {facts.device.name}"

@@ -57,7 +57,8 @@ def _of_log(path: str, card: str) -> list[Run]:
     bad = {number for number, _ in log.bad}
     found = []
     for number, record in log.records:
-        request = _request(config_of(record), record.mod) if number not in bad else None
+        compiled = record.compile and number not in bad
+        request = _request(config_of(record), record.mod) if compiled else None
         if request is not None and record.device != "cpu" and record.tok_s > 0:
             found.append(Run(request, card, request.new_tokens / record.tok_s, source=source))
     return found
@@ -84,6 +85,8 @@ def _of_json(path: str, assumed: str) -> Iterator[Run]:
             config = of_repro(command) if command else config_of(Record.parse(str(line)))
         except QuantbenchError:
             continue
+        if not content.get("compiled_step", config.compile):
+            continue
         if (request := _request(config, content.get("model"))) is not None:
             yield Run(request, sheet.name, prompt=prompt, token=1 / speed, source=source)
 
@@ -94,9 +97,7 @@ def _is_measured(value: object) -> TypeGuard[float]:
 
 
 def _request(config: RunConfig, model: Any) -> Request | None:
-    """None for a run that was not compiled, or whose scheme or architecture is not known."""
-    if not config.compile:
-        return None
+    """None for a run whose scheme or architecture is not known."""
     try:
         try:
             architecture = preset(str(model))

@@ -150,7 +150,7 @@ def named(results: Results) -> str:
 
 
 def title(results: Results) -> str:
-    """The title of a picture: TinyLlama-1.1B on a processor, compiled, bfloat16, 2026-11-22."""
+    """The title of a picture: TinyLlama-1.1B on a processor, decoder cpu-step, bfloat16, 2026-11-22."""
     run = first_run(results)
     return ", ".join([named(results), *_how(run), *([_date(results)] if run else [])])
 
@@ -164,7 +164,7 @@ def _how(run: Facts | None) -> list[str]:
     if run is None:
         return []
     config = run.config
-    parts = ["compiled" if config.compile else "not compiled", config.precision]
+    parts = ["compiled" if run.compiled_step else f"decoder {run.decoder}", config.precision]
     if config.num_layers is not None:
         parts.append(f"{config.num_layers} layers")
     if config.batch_size > 1:

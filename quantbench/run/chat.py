@@ -2,6 +2,7 @@
 
 import re
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -30,7 +31,7 @@ def chat(plan: Plan, generator: "Generator") -> None:
     """
     torch.manual_seed(plan.config.seed)
     tokenizer, name, cache_size = plan.tokenizer, plan.name, plan.cache_size
-    chat = chat_of(tokenizer, name)
+    chat = chat_of(tokenizer, name, datetime.now())
     continues = not isinstance(chat, TemplateChat)
     if continues:
         say(

