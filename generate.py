@@ -192,17 +192,18 @@ class Generator:
         self.decode_one_token: Callable[..., tuple[Tensor, Tensor]] = decode_one_token
         self.read_chunk: Callable[..., Tensor] = type(model).hidden
         if compile_decode:
-            self.step = torch.compile(self.step, fullgraph=True, options=options)
+            step = decoding.with_own_code(self.step)
+            self.step = torch.compile(step, fullgraph=True, options=options)
             if self.device.type == "cpu":  # inductor takes seconds for a draw of microseconds
                 self.decode_one_token = functools.partial(decode_one_token, step=self.step)
             else:
-                self.decode_one_token = torch.compile(
-                    decode_one_token, fullgraph=True, options=options
-                )
+                one_token = decoding.with_own_code(decode_one_token)
+                self.decode_one_token = torch.compile(one_token, fullgraph=True, options=options)
         if compile_prefill:
             if self.device.type != "cpu":  # no CUDA graphs: they have one length, prompts many
                 options = {}
-            compiled = torch.compile(self.read_chunk, fullgraph=True, options=options)
+            read_chunk = decoding.with_own_code(self.read_chunk)
+            compiled = torch.compile(read_chunk, fullgraph=True, options=options)
             self.read_chunk = decoding.for_any(compiled, length=True, rows=any_rows)
         if any_rows and compile_decode:
             self.decode_one_token = decoding.for_any(self.decode_one_token, rows=True)

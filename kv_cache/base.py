@@ -90,9 +90,14 @@ class KVCache(nn.Module):
     def _write(self, positions: Tensor, sides: dict[str, dict[str, Tensor]]) -> None:
         last = slice(-self.slots, None)  # if there are more positions than slots, the last ones
         slots = self._slots(positions[last])
+        rows, heads = sides["key"]["codes"].shape[:2]
+        # By three indices, and not into a slice of some rows: what is compiled for a varying number
+        # of rows would copy the whole buffer, twice, to write into a slice of it.
+        row = torch.arange(rows, device=slots.device)[:, None, None]
+        head = torch.arange(heads, device=slots.device)[:, None]
         for name, parts in sides.items():
             for part, x in parts.items():
-                getattr(self, f"{name}_{part}")[: x.shape[0], :, slots] = x[:, :, last]
+                getattr(self, f"{name}_{part}")[row, head, slots] = x[:, :, last]
 
     def _slots(self, positions: Tensor) -> Tensor:
         # A chunk's positions come from the host; waiting for them would wait for the device.

@@ -88,7 +88,9 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 def _limit_memory() -> None:
-    with contextlib.suppress(ImportError, ValueError, OSError):  # Windows and macOS have no such limit
+    with contextlib.suppress(
+        ImportError, ValueError, OSError
+    ):  # Windows and macOS have no such limit
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))

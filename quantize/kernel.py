@@ -92,6 +92,3 @@ class Kernel:
     takes_shapes: bool = False
     # Whether the kernel rounds activations where the spec does, whatever the PackedWeight says.
     rounds: bool = False
-    # (device, rows of x) -> its place among the scheme's kernels, the smallest first. Kernels of
-    # the same place keep the scheme's order.
-    rank: Callable[[torch.device, int], int] = lambda *_: 0

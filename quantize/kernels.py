@@ -15,6 +15,10 @@ from quantbench.quantize.packages import PACKAGES
 from quantbench.quantize.packed import PackedWeight, product
 
 
+LEAST_INT_MM_ROWS = 17  # of torch._int_mm on CUDA
+BYTES = ("int8", "int8-static", "int8-bitsandbytes")  # activations whose numbers are int8
+
+
 class TritonLinear(RoundingLinear):
     """Our Triton kernel (ops/triton/linear.py). Its parameters are plain tensors: torch.compile
     guards every tensor subclass, and takes none into a region that it compiles once for all layers.
@@ -49,7 +53,27 @@ class TritonLinear(RoundingLinear):
 
         planes = [p for p in (self.weight, self.plane1, self.plane2) if p is not None]
         weight = Packed(planes, self.scale, self.zero, self.tensor_scale, *self.codes)
-        return product(linear, x, weight, self.activation, self.bias, self.activation_scale)
+        rows = x.numel() // x.shape[-1]
+        multiply = of_bytes if self._has_bytes and rows >= LEAST_INT_MM_ROWS else linear
+        return product(multiply, x, weight, self.activation, self.bias, self.activation_scale)
+
+    @property
+    def _has_bytes(self) -> bool:
+        """Whether weights and rounded activations are bytes that torch._int_mm takes."""
+        return (
+            self.codes == ("int", 8, self.in_features)
+            and self.zero is None
+            and self.tensor_scale is None
+            and self.activation in BYTES
+            and not (self.in_features % 8 or self.out_features % 8)
+        )
+
+
+def of_bytes(x: Tensor, weight: Packed) -> Tensor:
+    """x (…, K), whole numbers of 8 bits, times a weight of bytes with a scale for each row: int8
+    products, summed in int32."""
+    y = torch._int_mm(x.flatten(0, -2).to(torch.int8), weight.planes[0].t())
+    return (y.float() * weight.scale.t()).unflatten(0, x.shape[:-1])
 
 
 def by_torchao(

@@ -85,9 +85,9 @@ def by_name(layers: Mapping[str, Sequence[str]]) -> dict[Any, tuple[Spec, str]]:
 
 
 def quantizer_of(
-    spec: Spec, device: torch.device, dtype: torch.dtype, kernel: str | None = "auto", rows: int = 1
+    spec: Spec, device: torch.device, dtype: torch.dtype, kernel: str | None = "auto"
 ) -> Quantizer | MixedQuantizer:
-    """What quantizes every layer as `spec` says. kernel, rows: as for Quantizer."""
+    """What quantizes every layer as `spec` says. kernel: as for Quantizer."""
     if not isinstance(spec, AsIs):
-        return Quantizer(spec, device, dtype, kernel, rows=rows)
+        return Quantizer(spec, device, dtype, kernel)
     return MixedQuantizer({name: (one, kernel) for name, one in spec.layers}, device, dtype)

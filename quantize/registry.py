@@ -45,19 +45,13 @@ def available(spec: Spec, device: torch.device, dtype: torch.dtype) -> dict[str,
     return {name: kernel.unavailable(spec, device, dtype) for name, kernel in kernels.items()}
 
 
-def kernels_for(
-    spec: Spec, kernel: str, device: torch.device, dtype: torch.dtype, rows: int = 1
-) -> list[str]:
+def kernels_for(spec: Spec, kernel: str, device: torch.device, dtype: torch.dtype) -> list[str]:
     """The kernels that a layer may get, best first: the one named, or all that run there.
-
-    rows: of x in a decoding step, which is the batch size.
 
     Raises KernelError, with the reason and what would work, if there is none.
     """
     reasons = available(spec, device, dtype)
-    kernels = SCHEMES[type(spec)].kernels
     running = [name for name, reason in reasons.items() if reason is None]
-    running.sort(key=lambda name: kernels[name].rank(device, rows))
     if kernel == "auto" and running:
         return running
     works = f"here it has {', '.join(running)}" if running else "it has no other here"
@@ -117,9 +111,8 @@ class Quantizer:
         dtype: torch.dtype,
         kernel: str | None = "auto",
         say: Callable[[str], None] = _to_stderr,
-        rows: int = 1,
     ) -> None:
-        """`device`, `dtype` and a step's `rows` are those of the run that kernels are chosen for.
+        """`device` and `dtype` are those of the run that kernels are chosen for.
 
         kernel: a name, "auto", or None for a quantizer that builds no layers (`quantized` only).
         say: gets a line when a kernel that looked usable fails and "auto" goes on to the next.
@@ -127,7 +120,7 @@ class Quantizer:
         """
         self.spec, self.device, self.dtype, self.say = spec, device, dtype, say
         self.scheme = SCHEMES[type(spec)]
-        self.kernels = kernels_for(spec, kernel, device, dtype, rows) if kernel else []
+        self.kernels = kernels_for(spec, kernel, device, dtype) if kernel else []
         self.ran: Counter[str] = Counter()  # how many layers each kernel got
         self._asked = kernel
         self._prepared: set[str] = set()

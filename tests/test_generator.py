@@ -250,6 +250,29 @@ def test_a_deleted_generator_s_memory_is_free_at_once(how, compilations):
         gc.enable()
 
 
+def test_a_process_may_compile_any_number_of_generators(monkeypatch):
+    """Each for its own sizes: dynamo keeps eight variants of a code object, and takes what differs
+    between two of them for variable."""
+    inputs, compile = [], torch.compile
+
+    def backend(graph, examples):
+        inputs.extend(examples)
+        return graph
+
+    monkeypatch.setattr(
+        torch, "compile", lambda f, options, **how: compile(f, backend=backend, **how)
+    )
+    model = small_model()
+    for number in range(10):
+        made = Generator(
+            model, 1, 32 + number, decoder="modules", compile_decode=True, compile_prefill=True
+        )
+        made.generate(PROMPT, 2)
+    sizes = {x.shape[2] for x in inputs if isinstance(x, torch.Tensor) and x.dim() == 4}
+    assert sizes >= {*range(32, 42)}
+    assert not [x for x in inputs if isinstance(x, torch.SymInt) and int(x) in range(32, 42)]
+
+
 @pytest.mark.parametrize("decoder", ["modules", "auto"])
 @pytest.mark.parametrize(
     ("shape", "start", "message"),

@@ -53,7 +53,9 @@ def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
             row.attention_kernel, row.command = run.attention_kernel, run.repro
             row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
             if not (run.compiled_step or run.compiled_prefill):  # it had no effect
-                row.argv = [word for word in arm.argv if word not in ("--compile", "--compile_prefill")]
+                row.argv = [
+                    word for word in arm.argv if word not in ("--compile", "--compile_prefill")
+                ]
             if arm.samples:
                 summary = _add_samples(row, arm, run)
                 # Speeds of the turns, in the place of those of the few whole samples.

@@ -79,7 +79,6 @@ class Generators:
         """Drop the present Generator, and free its caches."""
         compiled = self.generator is not None and self.generator.compiles
         self.generator = None
-        torch._dynamo.reset()  # else the compiler takes the other caches' sizes for variable ones
         if compiled:
             gc.collect()  # what dynamo traced with refers to itself, and to the caches
 

@@ -8,8 +8,10 @@ logits = decoder.step(tokens, position)     # (B, 1), (1,) -> (B, V)
 decoder.name, decoder.reason                # "modules", "the model is on cuda, …"
 """
 
+import itertools
 import os
 import platform
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
@@ -163,6 +165,19 @@ def compile_options(device: torch.device) -> dict[str, Any]:
     if platform.machine() == "x86_64" and build.refusal() is None:
         chosen["cpp.vec_isa_ok"] = True
     return chosen
+
+
+_numbers = itertools.count()  # of the names below
+
+
+def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a code object of its own, for torch.compile: by that it keeps what it
+    compiled, eight times at most, and by its name which sizes varied from call to call."""
+    name = f"{function.__name__}_{next(_numbers)}"
+    code, closure = function.__code__.replace(co_name=name), function.__closure__
+    own = types.FunctionType(code, function.__globals__, name, function.__defaults__, closure)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return own
 
 
 def for_any(

@@ -21,7 +21,6 @@ def report(plan: Plan, free: int | None) -> str:
     if scheme is None:
         rows += [("model_size", f"not known before {spec} has measured"), ("KV cache", cache)]
     else:
-        how = config.kernel, config.batch_size
         size = size_of(architecture, scheme, device, precision, *how)
         slow = slow_bytes(config, architecture, size.expert_bytes)
         need = size.memory_bytes - slow + cached

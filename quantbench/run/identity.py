@@ -46,7 +46,7 @@ def identity(plan: Plan) -> dict[str, str]:
 def _carried_out(plan: Plan, scheme: Spec) -> dict[str, object]:
     """The kernels, the decoder, and what is compiled, as far as shapes tell."""
     config = plan.config
-    how = plan.precision, config.kernel, config.batch_size
+    how = plan.precision, config.kernel
     shapes = shapes_of(plan.architecture, scheme, plan.device, *how)
     if shapes.reason:
         raise KernelError(shapes.reason)

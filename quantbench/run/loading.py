@@ -139,7 +139,7 @@ class Loading:
             from quantbench.quantize.mixed import quantizer_of
 
             self.quantizer: Quantizer | MixedQuantizer = quantizer_of(
-                spec.scheme, device, self.precision, config.kernel, config.batch_size
+                spec.scheme, device, self.precision, config.kernel
             )
         self.saver: Saver | None = None
         if config.save and (split is None or split.ranks.rank == 0):

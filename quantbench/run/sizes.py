@@ -54,18 +54,15 @@ def shapes_of(
     device: torch.device,
     precision: torch.dtype,
     kernel: str = "auto",
-    rows: int = 1,
 ) -> Shapes:
     """A model of this architecture, quantized by `spec` for a kernel of `device`.
-
-    rows: the batch size.
 
     Raises KernelError if the scheme does not support the model's shapes.
     """
     with torch.device("meta"):
         alike = not isinstance(spec, AsIs)  # whose layers may differ in their types
         model = build(architecture.one_of_each_kind() if alike else architecture).to(precision)
-    return Shapes(model, *quantize_shapes(model, spec, device, precision, kernel, rows))
+    return Shapes(model, *quantize_shapes(model, spec, device, precision, kernel))
 
 
 def quantize_shapes(
@@ -74,7 +71,6 @@ def quantize_shapes(
     device: torch.device,
     precision: torch.dtype,
     kernel: str | None = "auto",
-    rows: int = 1,
 ) -> tuple[dict[str, nn.Linear], str | None, str | None]:
     """Give each layer of a model on the meta device the form in which its kernel stores it; where
     none can run, or kernel is None, that in which it is saved. Returns the fields of Shapes."""
@@ -82,7 +78,7 @@ def quantize_shapes(
 
     reason = None
     try:
-        quantizer = quantizer_of(spec, device, precision, kernel, rows)
+        quantizer = quantizer_of(spec, device, precision, kernel)
     except KernelError as error:
         reason, quantizer = str(error), quantizer_of(spec, device, precision, None)
     linears: dict[str, nn.Linear] = {}
@@ -101,13 +97,12 @@ def size_of(
     device: torch.device,
     precision: torch.dtype,
     kernel: str = "auto",
-    rows: int = 1,
 ) -> Size:
     """The size of a model of this architecture in the scheme `spec`, on a kernel for `device`.
 
     Raises KernelError if the scheme does not support the model's shapes.
     """
-    shapes = shapes_of(architecture, spec, device, precision, kernel, rows)
+    shapes = shapes_of(architecture, spec, device, precision, kernel)
     model = shapes.model
     kinds = [len(numbers) for numbers in architecture.kinds_of_layers()]
     if len(kinds) < len(model.layers):

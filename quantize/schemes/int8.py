@@ -10,12 +10,10 @@ from torchao.quantization.quantize_.workflows.int8.int8_tensor import (
 )
 
 from quantbench.quantize.kernel import Kernel, KernelLinear
-from quantbench.quantize.kernels import by_torchao, our_kernels
+from quantbench.quantize.kernels import LEAST_INT_MM_ROWS, by_torchao, our_kernels
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.scheme import Scheme, in_range
 from quantbench.quantize.spec import Int8DynamicActivation, Int8Embedding, Int8WeightOnly, Spec
-
-LEAST_INT_MM_ROWS = 17
 
 
 def quantize(w: Tensor, spec: Spec) -> PackedWeight:
@@ -74,15 +72,9 @@ def _unavailable(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | 
 WEIGHT_ONLY = Scheme(
     quantize, our_kernels(torchao=Kernel(by_torchao(_tensor), _unavailable, _refuses))
 )
-# On CUDA Triton comes before torchao's product, but for batches as large as that takes: int8 tensor
-# cores read each weight once for all of them.
+# On CUDA Triton comes first, which reads each weight once, and multiplies bytes from 17 rows on.
 _DYNAMIC = our_kernels(
-    torchao=Kernel(
-        by_torchao(_tensor, DynamicLinear),
-        _unavailable,
-        rounds=True,
-        rank=lambda device, rows: -(device.type == "cuda" and rows >= LEAST_INT_MM_ROWS),
-    )
+    torchao=Kernel(by_torchao(_tensor, DynamicLinear), _unavailable, rounds=True)
 )
 DYNAMIC = Scheme(quantize_dynamic, {name: _DYNAMIC[name] for name in ("cpu", "triton", *_DYNAMIC)})
 SCHEMES = {Int8WeightOnly: WEIGHT_ONLY, Int8Embedding: WEIGHT_ONLY, Int8DynamicActivation: DYNAMIC}

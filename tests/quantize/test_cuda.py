@@ -1,6 +1,7 @@
 """What runs on a card, as far as can be told without one: the kernels planned there, what their
 products are handed, and layouts."""
 
+import copy
 import sys
 import types
 
@@ -19,7 +20,7 @@ from quantbench.quantize.schemes import int4, int8
 from quantbench.quantize.spec import parse
 from tests.ops.packed_weights import in_tiles
 
-CUDA = torch.device("cuda")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 TORCHAO = ["torchao", "triton", "reference"]
 TRITON = ["triton", "torchao", "reference"]
 THEIRS = ["bitsandbytes", "triton", "reference"]
@@ -31,21 +32,34 @@ def capability(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, rows, order",
+    "name, order",
     [
-        ("int8wo", 1, TORCHAO),
-        ("int4wo-64", 1, TORCHAO),
-        ("bnb-nf4", 1, THEIRS),
-        ("bnb-fp4", 64, THEIRS),
-        ("fp6", 1, ["triton", "reference"]),
-        # torch._int_mm takes no fewer than 17 rows.
-        *[("int8dq", 1, TRITON), ("int8dq", 16, TRITON), ("int8dq", 17, TORCHAO)],
+        *(("int8wo", TORCHAO), ("int4wo-64", TORCHAO), ("bnb-nf4", THEIRS)),
+        *(("fp6", ["triton", "reference"]), ("int8dq", TRITON)),
     ],
 )
-def test_the_order_of_kernels_by_rows(capability, name, rows, order):
+def test_the_order_of_kernels(capability, name, order):
     how = parse(name), CUDA, torch.bfloat16
-    assert kernels_for(how[0], "auto", *how[1:], rows) == order
-    assert Quantizer(*how, rows=rows).kernels == order
+    assert kernels_for(how[0], "auto", *how[1:]) == order
+    assert Quantizer(*how).kernels == order
+
+
+@pytest.mark.parametrize("name", ["int8dq", "bnb-int8"])
+def test_bytes_are_multiplied_as_bytes_from_seventeen_rows_on(name, monkeypatch):
+    """Chosen in the layer: one layer reads prompts, and batches of every size."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    layer = torch.nn.Linear(64, 48, dtype=torch.bfloat16).requires_grad_(False)
+    quantizer = Quantizer(parse(name), CPU, torch.bfloat16, "triton")
+    expected = Quantizer(parse(name), CPU, torch.bfloat16, "reference")("", copy.deepcopy(layer))
+    made, products = quantizer("", layer), []
+    multiply = torch._int_mm
+    monkeypatch.setattr(
+        torch, "_int_mm", lambda x, w: products.append(len(x)) or multiply(x, w)
+    )
+    for shape in ((1, 16, 64), (17, 64), (2, 20, 64)):
+        x = torch.randn(shape, dtype=torch.bfloat16)
+        torch.testing.assert_close(made(x), expected(x), rtol=2**-7, atol=1e-3)
+    assert products == [17, 40]
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 40])

@@ -69,19 +69,33 @@ def graphs_of(step, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, cache", [("none", "dense"), ("fp6", "int8"), ("uintx-3-64", "fp8"), ("int8dq", "int4")]
+    "name, cache, rows, most",
+    [
+        *(("none", "dense", 1, 1), ("fp6", "int8", 1, 1), ("uintx-3-64", "fp8", 1, 1)),
+        *(("int8dq", "int4", 1, 1), ("none", "dense", 2, 4), ("none", "int8", 4, 4)),
+        ("none", "int4", 1, 4),
+    ],
 )
-def test_a_compiled_step_copies_no_cache_and_has_one_graph_for_all_layers(name, cache, monkeypatch):
+def test_a_compiled_step_copies_no_cache_and_has_one_graph_for_all_layers(
+    name, cache, rows, most, monkeypatch
+):
     """Positions are written in place: where inductor cannot show that it may, it copies the whole
     cache at each step, and says nothing. Our Triton layers hold plain tensors, which a nested
-    region takes."""
+    region takes. rows of most: as in the cells of `latency`, which share what is compiled."""
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     model = small_model()
     on_kernel(model.layers, name, kernel="auto" if name == "none" else "triton")
-    made = Generator(model, 1, 64, cache, "modules", compile_decode=True)
+    made = Generator(
+        model, most, 64, cache, "modules", compile_decode=True, any_rows=most > 1
+    )
     assert made.decoder.nested
-    nodes = graphs_of(lambda: made.forward(torch.tensor([[1]]), 7), monkeypatch)
+    token, position = torch.ones(rows, 1, dtype=torch.int64), torch.tensor([7])
+
+    def step():
+        made.decode_one_token(made.decoder, token, position, made.sampling)
+
+    nodes = graphs_of(step, monkeypatch)
     shapes = {tuple(buffer.shape) for buffer in made.caches[0].buffers()}
     names = [str(node.target) for node in nodes]
     products = [node for node in names if "triton_linear" in node]
