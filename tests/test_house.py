@@ -22,6 +22,24 @@ def test_the_package_links_to_the_folders_at_the_top():
     assert all(os.readlink(path) == f"../{path.name}" for path in links)
 
 
+def test_a_checkout_without_links_runs(tmp_path):
+    """As Git makes it on Windows: a link is a file with the path that it should lead to."""
+    clone = tmp_path / "clone"
+    made = ran("git", "clone", "-q", "-c", "core.symlinks=false", str(ROOT), str(clone))
+    if made.returncode:
+        pytest.skip("needs git: the tree is no checkout")
+    assert (clone / "quantbench" / "generate.py").read_text() == "../generate.py"
+    short = ("--max_new_tokens", "4", "--write_result", "none")
+    arms = ("--arm", "--quantization none", "--arm", "--quantization int8wo")
+    for command in (
+        ("generate.py", "--num_samples", "1", *short),
+        ("-m", "quantbench", "ab", *arms, "--max_minutes", "0.05", "--tokens", "0", *short),
+        ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/quantize/test_spec.py"),
+    ):
+        done = python(*command, cwd=clone)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_short_names_are_the_same_modules():
     text = """
 import models, generate, quantize, kv_cache.dense

@@ -27,7 +27,7 @@ from quantbench import host
 from quantbench.errors import KernelError
 
 Words = tuple[str, ...]  # a program and its first arguments, or options
-TORCH = Path(torch.__file__).resolve().parent  # the same for all checkouts that share it
+TORCH = Path(torch.__file__).resolve().parent
 FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi"),
     *("-fno-math-errno", "-fno-trapping-math", "-DNDEBUG"),
@@ -136,8 +136,10 @@ def unavailable() -> str | None:
 
 
 def identity(compiler: Words) -> list[str]:
-    """Everything about the compiler and its flags on which the library depends."""
-    parts = [torch.__version__, platform.machine(), *compiler, version(compiler), *flags()]
+    """Everything about the compiler and its flags on which the library depends; not where torch
+    lies, so that virtual environments with the same torch share a library."""
+    parts = [torch.__version__, platform.machine(), *compiler, version(compiler)]
+    parts += [flag.replace(str(TORCH), "torch") for flag in flags()]
     return [*parts, repr(MACHINES), repr(FLAGS_OF_FOLDERS)]
 
 
