@@ -53,9 +53,7 @@ def test_bytes_are_multiplied_as_bytes_from_seventeen_rows_on(name, monkeypatch)
     expected = Quantizer(parse(name), CPU, torch.bfloat16, "reference")("", copy.deepcopy(layer))
     made, products = quantizer("", layer), []
     multiply = torch._int_mm
-    monkeypatch.setattr(
-        torch, "_int_mm", lambda x, w: products.append(len(x)) or multiply(x, w)
-    )
+    monkeypatch.setattr(torch, "_int_mm", lambda x, w: products.append(len(x)) or multiply(x, w))
     for shape in ((1, 16, 64), (17, 64), (2, 20, 64)):
         x = torch.randn(shape, dtype=torch.bfloat16)
         torch.testing.assert_close(made(x), expected(x), rtol=2**-7, atol=1e-3)
