@@ -117,7 +117,8 @@ OF_TRANSFORMERS_4 = {
     **dict.fromkeys(
         "add_cross_attention do_sample early_stopping is_decoder is_encoder_decoder "
         "output_attentions output_hidden_states output_scores remove_invalid_values "
-        "return_dict_in_generate tf_legacy_loss tie_encoder_decoder torchscript use_bfloat16".split(),
+        "return_dict_in_generate tf_legacy_loss tie_encoder_decoder torchscript "
+        "use_bfloat16".split(),
         False,
     ),
     **dict.fromkeys(
