@@ -44,13 +44,13 @@ _ARITHMETIC = re.compile(
     r"(?=$|_|\.)"
 )
 # … and those among them that change none: of training, of generation, of memory and kernels, and
-# quantization_config, which formats/ checks. Names that begin with _ are transformers' own notes.
+# quantization_config, which formats/ checks. Names that start with _ are transformers' own notes.
 _HARMLESS = re.compile(
     r"_.*|.*(dropout|pdrop)(_prob)?|.*_token_(id|index)s?|.*_aux_loss_coef|.*_jitter_noise|.*init.*"
     r"|output_(attentions|hidden_states|router_logits|logits)|.*flash.*|\w+_implementation"
     r"|chunk_size_feed_forward|full_attn_mod|quantization_config"
 )
-# Of these names 1 means the same as absence; attention_multiplier's absence is 1/√head_dim.
+# For these names the value 1 means the same as absence; attention_multiplier's absence is 1/√head_dim.
 _NEUTRAL = re.compile(r"(?!attention).*(multiplier|scal|factor).*")
 # Keys with the only value that is supported; with another the model would compute something else.
 _FIXED = {

@@ -163,7 +163,7 @@ def _sentencepiece(
     """A sentencepiece model: a ModelProto, by the numbers of sentencepiece_model.proto."""
     pieces = []
     for token, score, kind in zip(tokens, scores, types, strict=True):
-        if kind == _USER_DEFINED:  # GGUF has them as they stand in a text, sentencepiece escaped
+        if kind == _USER_DEFINED:  # sentencepiece escapes their spaces, GGUF does not
             token = token.replace(" ", "\u2581")
         text = token.encode()
         content = b"\n" + _varint(len(text)) + text + struct.pack("<BfBB", 0x15, score, 0x18, kind)

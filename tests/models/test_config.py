@@ -133,7 +133,7 @@ OF_TRANSFORMERS_4 = {
     "num_beams": 1, "num_return_sequences": 1, "pruned_heads": {}, "repetition_penalty": 1.0,
     "return_dict": True, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "typical_p": 1.0,
 }  # fmt: skip
-# Keys as they are published: of whom, the model_type, and what it has beside the usual ones.
+# Model → its model_type, and the keys of its published config.json that we ignore.
 IGNORED = {
     "SmolLM2": ("llama", {"is_llama_config": True, "rope_interleaved": False}),
     "SmolLM2-Instruct": ("llama", {"transformers.js_config": {"dtype": "q4f16"}}),
