@@ -50,7 +50,7 @@ _HARMLESS = re.compile(
     r"|output_(attentions|hidden_states|router_logits|logits)|.*flash.*|\w+_implementation"
     r"|chunk_size_feed_forward|full_attn_mod|quantization_config"
 )
-# For these names the value 1 means the same as absence; attention_multiplier's absence is 1/√head_dim.
+# With these names 1 means the same as absence; attention_multiplier's absence is 1/√head_dim.
 _NEUTRAL = re.compile(r"(?!attention).*(multiplier|scal|factor).*")
 # Keys with the only value that is supported; with another the model would compute something else.
 _FIXED = {
