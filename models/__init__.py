@@ -27,13 +27,15 @@ def load(
     checkpoint_path: str,
     device: str | torch.device = "cpu",
     precision: torch.dtype | None = None,
-    quantization: str = "none",
+    quantization: str | None = None,
 ) -> Transformer:
     """The model that --checkpoint_path, --device, --precision and --quantization name on the
     command line, quantized layer by layer as it is read, on the kernels that the command would use.
 
     checkpoint_path: "tiny", dummy:NAME, a folder, a file or a hub id; a folder that --save wrote
     keeps the scheme that it was saved in.
+    quantization: a scheme, or "none" for full precision. None: as the checkpoint is, which for a
+    GGUF file or a quantized folder means its own codes and scales.
     precision: dtype of what is not quantized; torch.float32 if not given.
 
     Raises UsageError for a scheme or device that does not exist, CheckpointError for a checkpoint

@@ -60,7 +60,8 @@ class RopeScaling:
     @property
     def is_table(self) -> bool:
         """Whether it changes rotations alone, and these alike for texts of any length."""
-        return self.kind in ("llama3", "linear", "yarn") and not self.temperature
+        alike = self.kind == "longrope" and self.short_factors == self.long_factors
+        return (alike or self.kind in ("llama3", "linear", "yarn")) and not self.temperature
 
 
 ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn", "longrope")

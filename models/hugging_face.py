@@ -2,11 +2,13 @@
 
     from_hugging_face(json.loads(text), "my-model")         # a ModelConfig
 
-models/registry.py has what differs between kinds of models. A key that is not understood and may
-change the model's result is an error; it is never dropped.
+models/registry.py has what differs between kinds of models. A key that is not understood is an
+error if its name speaks of the model's arithmetic and its value is not that of absence. Other keys
+say nothing to transformers' class of the model either: training, generation, bookkeeping.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,17 +33,25 @@ _OPTIONAL = {
     "head_dim": "head_dim",
 }
 OF_KEYS = _REQUIRED | _OPTIONAL  # fields of ModelConfig by the key that has their value alone
-# Keys that change no logit: training, bookkeeping, generation defaults, memory strategies; and
-# quantization_config, which formats/ checks. A leading underscore marks transformers' own notes.
-_HARMLESS = {
-    "architectures", "attention_dropout", "auto_map", "bos_token_id",
-    "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "eos_token_id", "id2label",
-    "initializer_range", "is_encoder_decoder", "label2id", "max_window_layers", "model_type",
-    "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp",
-    "problem_type", "quantization_config", "return_dict", "torch_dtype", "torchscript",
-    "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_cache",
-    "use_sliding_window",
-}  # fmt: skip
+# Words in the names of keys that would change the result if they were heeded, as in lm_head_bias,
+# use_mrope, logit_scale or compression_config, …
+_ARITHMETIC = re.compile(
+    r"(?:^|_|\.)(\w*rope|rotary|interleaved?|\w*norm|normali[sz]ed|(re)?scal(e|es|ing)|multipliers?"
+    r"|\w*bias|\w*cap(ping)?|clip|clamp|\w*act|activation|attns?|attention|\w*windows?|experts?|moe"
+    r"|route[rd]|scoring|topk|alibi|residual|parallel|qkv?|query|key|kv|heads?|layers?|emb\w*"
+    r"|\w*logits?|masks?|gat(e|ed|ing)|mlp|ffn|\w*glu|ssm|mamba|conv|lora|rank|dims?|hidden|width"
+    r"|\w*intermediate|position|sinks?|softmax|hc|time|state|mup|quant\w*|compress\w*|spars\w*)"
+    r"(?=$|_|\.)"
+)
+# … and those among them that change none: of training, of generation, of memory and kernels, and
+# quantization_config, which formats/ checks. Names that start with _ are transformers' own notes.
+_HARMLESS = re.compile(
+    r"_.*|.*(dropout|pdrop)(_prob)?|.*_token_(id|index)s?|.*_aux_loss_coef|.*_jitter_noise|.*init.*"
+    r"|output_(attentions|hidden_states|router_logits|logits)|.*flash.*|\w+_implementation"
+    r"|chunk_size_feed_forward|full_attn_mod|quantization_config"
+)
+# With these names 1 means the same as absence; attention_multiplier's absence is 1/√head_dim.
+_NEUTRAL = re.compile(r"(?!attention).*(multiplier|scal|factor).*")
 # Keys with the only value that is supported; with another the model would compute something else.
 _FIXED = {
     "hidden_act": "silu",
@@ -89,8 +99,6 @@ _YARN_MSCALES = {"mscale", "mscale_all_dim", "max_position_embeddings"}
 
 # Keys that describe experts. transformers 5 writes num_local_experts for Qwen's num_experts.
 _EXPERT_KEYS = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), COUNT)
-# Keys of experts that matter in training alone.
-_EXPERTS_HARMLESS = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
 
 
 def check_keys(where: object, accepted: Mapping[str, Accepts], given: Mapping[str, Any]) -> None:
@@ -169,22 +177,27 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
     accepted |= {**row.extras, **row.accepts}
     if row.experts:
         accepted |= _EXPERT_KEYS
-    harmless = _HARMLESS.union(row.harmless, _EXPERTS_HARMLESS if row.experts else ())
     fixed = _FIXED | dict(row.fixed)
     if row.partial_rotary is not None:
         del fixed["partial_rotary_factor"]
     for key, value in config.items():
-        if key in fixed and value not in (fixed[key], None):
+        if key in fixed and value != fixed[key] and not _is_off(key, value):
             given = "given" if isinstance(value, Mapping) else shown(value)
             raise CheckpointError(
                 f"{where}: {key} {given} is not supported; only {fixed[key]!r} is"
             )
-        known = any(key in keys for keys in (harmless, fixed, accepted))
-        if not known and value is not None and not key.startswith("_"):
+        if key in fixed or key in accepted or key in row.harmless or _is_off(key, value):
+            continue
+        if _ARITHMETIC.search(key) and not _HARMLESS.fullmatch(key):
             raise CheckpointError(
                 f"{where}: config key {shown(key)} is not understood, and it may change the result"
             )
     return accepted
+
+
+def _is_off(key: str, value: Any) -> bool:
+    """Whether a key with this value means what its absence means."""
+    return value in (None, False, {}, []) or (value == 1 and bool(_NEUTRAL.fullmatch(key)))
 
 
 def _mixture(
@@ -276,6 +289,7 @@ def _rope(
     """
     rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
     check_keys(where, _ROPE_ACCEPTED, rope)
+    rope = {key: value for key, value in rope.items() if value is not None}
     theta = rope.pop("rope_theta", config.get("rope_theta"))
     theta = default if theta is None else theta
     old_kind = rope.pop("type", None)

@@ -69,7 +69,7 @@ class Architecture:
     # Keys that no other architecture has, and what they may hold. The model finds the values that
     # are given in ModelConfig.extras.
     extras: Mapping[str, Accepts] = field(default_factory=dict)
-    harmless: tuple[str, ...] = ()  # keys that change no logit
+    harmless: tuple[str, ...] = ()  # keys that change no logit, beyond models/hugging_face.py's
     # Keys with the only value that is supported, if it is not that of models/hugging_face.py.
     fixed: Mapping[str, object] = field(default_factory=dict)
     # Parameter in the model → its names in the checkpoint, where they are not Llama's.
@@ -124,6 +124,7 @@ GEMMAS: dict[str, Any] = {
         "use_bidirectional_attention": False,
         "sliding_window_pattern": 6,
     },
+    "harmless": ("sliding_window_size",),
     "weights": {**NORMS_BEHIND, "ffn_norm": ("pre_feedforward_layernorm",)},
 }
 NORMALIZED = {"norm_topk_prob": TRUTH}
@@ -194,7 +195,6 @@ ARCHITECTURES: dict[str, Architecture] = {
                  "attention.sinks": ("self_attn.sinks",)}),
     "phi3": Architecture(LLAMA, {"max_position": 4096, "norm_eps": 1e-5}, window=every_layer,
         partial_rotary=1.0, accepts={"original_max_position_embeddings": COUNT},
-        harmless=("resid_pdrop", "embd_pdrop"),
         weights={"attention.wqkv": ("self_attn.qkv_proj",),
                  "feed_forward.w13": ("mlp.gate_up_proj",)}),
     "smollm3": Architecture(LLAMA,

@@ -47,7 +47,7 @@ class TiktokenTokenizer(Tokenizer):
             "llama-3", pat_str=LLAMA_3_SPLIT, mergeable_ranks=ranks, special_tokens={}
         )
         self.size = len(ranks) + len(self.special)
-        self.bos_id = self.special[LLAMA_3_BEGINNING]
+        self.bos_id = self._find_bos(hints, self.special[LLAMA_3_BEGINNING])
         self.eos_ids = self._endings(hints)
 
     def _encode(self, text: str) -> list[int]:

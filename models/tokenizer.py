@@ -120,6 +120,14 @@ class Tokenizer(ABC):
             for id in ([special[part]] if part in special else self._encode(part))
         ]
 
+    def _find_bos(self, hints: "Hints", usual: int | None) -> int | None:
+        """The configuration's word where it gives one, else `usual`, which the file puts first."""
+        if hints.add_bos is False:
+            return None
+        if hints.add_bos and hints.bos_token in self.special:
+            return self.special[hints.bos_token]
+        return usual
+
     def _endings(self, hints: "Hints") -> frozenset[int]:
         named = (*ENDINGS, hints.eos_token)
         return hints.eos_ids.union(self.special[name] for name in named if name in self.special)
@@ -182,10 +190,11 @@ class SentencePieceTokenizer(Tokenizer):
                 f"{path} is not a whole sentencepiece model; copy or download it again"
             ) from error
         self.size = self._model.vocab_size()
-        self.bos_id = self._model.bos_id() if self._model.bos_id() >= 0 else None
         ids = range(self.size)
         special = [id for id in ids if self._model.is_control(id) or self._model.is_unknown(id)]
         self.special = {self._model.id_to_piece(id): id for id in special}
+        bos = self._model.bos_id()
+        self.bos_id = self._find_bos(hints, bos if bos >= 0 else None)
         self.eos_ids = self._endings(hints) | ({self._model.eos_id()} - {-1})
 
     def _encode(self, text: str) -> list[int]:
@@ -230,7 +239,11 @@ class JsonTokenizer(Tokenizer):
                 f"{path} decodes by {', '.join(map(str, steps))}; accepted are byte-level and "
                 "sentencepiece-like tokenizers"
             )
-        self.bos_id = self._find_bos(hints)
+        template = self._model.encode("", add_special_tokens=True).ids
+        opens = template and template[0] not in self._endings(hints)
+        # Early Llama 3 files have no template, yet the model was trained with its beginning.
+        usual = template[0] if opens else self.special.get(LLAMA_3_BEGINNING)
+        self.bos_id = self._find_bos(hints, usual)
         self.eos_ids = self._endings(hints)
 
     def _encode(self, text: str) -> list[int]:
@@ -245,20 +258,6 @@ class JsonTokenizer(Tokenizer):
             return self._encode(text)
         finally:
             self._model.encode_special_tokens = True
-
-    def _find_bos(self, hints: "Hints") -> int | None:
-        """The configuration's word where it gives one, else what the file's template puts first.
-
-        Early Llama 3 files have no template, yet the model was trained with its beginning.
-        """
-        if hints.add_bos is False:
-            return None
-        if hints.add_bos and hints.bos_token in self.special:
-            return self.special[hints.bos_token]
-        template = self._model.encode("", add_special_tokens=True).ids
-        if template and template[0] not in self._endings(hints):
-            return template[0]
-        return self.special.get(LLAMA_3_BEGINNING)
 
 
 class ByteTokenizer(Tokenizer):

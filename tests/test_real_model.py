@@ -1,9 +1,11 @@
-"""SmolLM2-135M-Instruct as PyPI has it: a GGUF file, Q4_1 with an embedding of Q8_0.
+"""SmolLM2-135M-Instruct and Gemma 3 270M as PyPI has them: GGUF files of other people.
 
-The oracle is transformers, which reads the file with the gguf package, as floats.
+The oracle is transformers, which reads the files with the gguf package, as floats.
 """
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,11 +20,14 @@ from quantbench.quantize.spec import parse
 from tests.programs import python, worked
 
 FILE = files.cache_folder() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+GEMMA_3 = FILE.with_name("gemma-3-270m.Q4_K_M.gguf")
 PROMPT = "The capital of France is"
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(not FILE.exists(), reason="no real model: `make models` fetches it"),
+    pytest.mark.skipif(
+        not (FILE.exists() and GEMMA_3.exists()), reason="no real model: `make models` fetches it"
+    ),
 ]
 
 
@@ -115,3 +120,26 @@ def test_from_the_file_to_a_recommendation_that_runs(tmp_path):
     words = split(re.search(rf"^.*generate.*--quantization {use}.*$", done.stdout, re.M)[0])
     again = worked(*words[words.index("generate") :], *ONCE)
     assert re.search(rf"^{use if use != 'as-is' else 'gguf-Q4_1'} ", again.stdout, re.M)
+
+
+# By transformers 5.24, from the same file; its tokenizer takes half a minute.
+GEMMA_3_IDS = json.loads((Path(__file__).parent / "data" / "gemma3_ids.json").read_text())
+GEMMA_3_ANSWER = [506, 5279, 529, 506, 2891, 529, 7001, 236761]
+GEMMA_3_ANSWER += [1030, 563, 506, 7488, 3207, 528, 7001, 532]
+
+
+def test_gemma_3_reads_texts_as_transformers():
+    checkpoint = open_checkpoint(str(GEMMA_3))
+    tokenizer = checkpoint.tokenizer(checkpoint.config().vocab_size)
+    for text, ids in GEMMA_3_IDS.items():
+        assert tokenizer.encode(text) == ids, text
+        assert tokenizer.decode(ids) == text.replace("▁", " ")
+    assert tokenizer.bos_id == 2 and tokenizer.eos_ids == {1}
+    assert tokenizer.special["<end_of_turn>"] == 106
+
+
+def test_gemma_3_answers_as_transformers():
+    model = load_model(str(GEMMA_3), precision=torch.float32)
+    prompt = torch.tensor([GEMMA_3_IDS[PROMPT]])
+    found = Generator(model, 1, 32).generate(prompt, len(GEMMA_3_ANSWER)).tokens
+    assert found.tolist() == [GEMMA_3_ANSWER]

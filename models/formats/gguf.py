@@ -86,6 +86,8 @@ _EXPERTS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
+# Of layers with a window, in llama.cpp's words and in Ollama's.
+_LOCAL = dict.fromkeys(("rope.freq_base_swa", "rope.local.freq_base"), "rope_local_base_freq")
 _HEADS = ("embedding_length", "attention.head_count", "attention.key_length")
 # What else may stand behind "ARCHITECTURE." and says nothing more.
 _HARMLESS = {
@@ -93,10 +95,10 @@ _HARMLESS = {
     "attention.value_length_swa", "expert_weights_scale", "rope.scaling.type",
     "rope.scaling.finetuned",
 }  # fmt: skip
-_TURNS = "rope_freqs.weight"  # what llama 3's rotary scaling divides frequencies by
+_TURNS = "rope_freqs.weight"  # what frequencies are divided by, in Llama 3's files
 # What longrope divides them by.
 _LONG = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
-# Llama 3.1's and 3.2's, the only ones that were published: factor, and the rest of them all.
+# Llama 3.1's and 3.2's: factor, and the rest of both.
 _LLAMA_3_FACTORS = (8.0, 32.0)
 _LLAMA_3 = {
     "rope_type": "llama3",
@@ -155,6 +157,8 @@ class Gguf(MaybeQuantized):
         row, prefix = ARCHITECTURES[self.kind], f"{self.metadata['general.architecture']}."
         words = _CONFIG | (_EXPERTS if row.experts else {})
         words |= _GRANITE if self.kind == "granite" else {}
+        words |= _LOCAL if "rope_local_base_freq" in row.fields else {}
+        base = self.metadata.get(f"{prefix}rope.freq_base")
         rope = {"rope_type": self.metadata.get(f"{prefix}rope.scaling.type") or "none"}
         for key, value in self.metadata.items():
             if not key.startswith(prefix):
@@ -168,6 +172,8 @@ class Gguf(MaybeQuantized):
             elif windows and isinstance(value, list):
                 kinds = "full_attention", "sliding_attention"
                 yield "layer_types", [kinds[bool(narrow)] for narrow in value]
+            elif word in _LOCAL and (row.window is None or value == base):
+                continue
             elif word not in _HARMLESS and value not in (0, 0.0, False, []):
                 raise CheckpointError(
                     f"{self.files[0]}: metadata {shown(key)} is not understood, and it may change "
@@ -206,7 +212,7 @@ class Gguf(MaybeQuantized):
             if rotated and head:
                 yield "partial_rotary_factor", rotated / head
         if _TURNS in self.blocks:
-            rope = self._llama_3(self.blocks[_TURNS].read(), prefix)
+            rope = self._divided(self.blocks[_TURNS].read(), prefix, rope)
         elif _LONG.keys() <= self.blocks.keys():
             rope |= {word: self.blocks[name].read().tolist() for name, word in _LONG.items()}
             rope["rope_type"] = "longrope"
@@ -222,15 +228,27 @@ class Gguf(MaybeQuantized):
             rope["mscale"] = 1.0
         yield "rope_parameters", rope
 
-    def _llama_3(self, divisors: Tensor, prefix: str) -> dict[str, Any]:
-        """Llama 3's rotary scaling, by what it divides frequencies by."""
+    def _divided(self, divisors: Tensor, prefix: str, rope: Mapping[str, Any]) -> dict[str, Any]:
+        """The rotary scaling that divides each pair's frequency by its divisor: Llama 3's by its
+        published numbers, which other programs are given, and any other by the divisors."""
+        if rope["rope_type"] != "none" and rope.get("factor") not in (None, 1):
+            raise CheckpointError(
+                f"{self.files[0]} has {_TURNS} and {rope['rope_type']} rotary scaling; accepted is "
+                "one of the two"
+            )
         theta = self.metadata.get(f"{prefix}rope.freq_base", 10000.0)
         plain = theta ** -(torch.arange(len(divisors)) / len(divisors))
         for factor in _LLAMA_3_FACTORS:
             ours = plain / scaled(plain, RopeScaling(factor, 1.0, 4.0, 8192))
             if divisors.shape == ours.shape and torch.allclose(divisors, ours, 1e-4):
                 return _LLAMA_3 | {"factor": factor}
-        raise CheckpointError(f"{self.files[0]}: {_TURNS} is no published scaling of Llama 3's")
+        original = self.metadata.get(f"{prefix}context_length")
+        return {
+            "rope_type": "longrope",
+            **dict.fromkeys(("short_factor", "long_factor"), divisors.float().tolist()),
+            **{"factor": 1.0, "attention_factor": 1.0},
+            "original_max_position_embeddings": original,
+        }
 
     def _label(self) -> str | None:
         quantized = any(tensor.type in PACKED for tensor in self.blocks.values())

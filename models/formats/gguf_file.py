@@ -15,6 +15,7 @@ import math
 import mmap
 import re
 import struct
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,7 +67,10 @@ class GgufTensor:
 
     def packed(self) -> Packed:
         """The matrix (N, K) with the file's own codes and scales; of a type in PACKED."""
-        weight = PACKED[self.type].read(torch.from_numpy(self.data))
+        with warnings.catch_warnings():  # torch's: the file is mapped to be read alone, as it is
+            warnings.simplefilter("ignore", UserWarning)
+            data = torch.from_numpy(self.data)
+        weight = PACKED[self.type].read(data)
         self._give_up()
         return weight
 

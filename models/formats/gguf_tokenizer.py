@@ -15,7 +15,8 @@ from quantbench.models.accepted import NAME, NAMES, TRUTH
 from quantbench.models.tiktoken_file import LLAMA_3_SPLIT
 from quantbench.text import shown
 
-_CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type, as sentencepiece numbers them
+# tokenizer.ggml.token_type, as sentencepiece numbers them
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
@@ -83,14 +84,19 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
 
     ids = {
         name: get(f"ggml.{name}_token_id", None, range(len(tokens)).__contains__)
-        for name in ("bos", "eos", "eot", "eom")
+        for name in ("bos", "eos", "eot", "eom", "unknown")
     }
     opens = get("ggml.add_bos_token", kind == "llama" or pre in _OPENS, TRUTH.test)
     bos, eos = (None if ids[name] is None else tokens[ids[name]] for name in ("bos", "eos"))
     template = get("chat_template", None, NAME.test)
     notes = {"bos_token": bos, "add_bos_token": opens, "eos_token": eos, "chat_template": template}
     ends = [ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None]
-    types = get("ggml.token_type", [1] * len(tokens), numbers)
+    types = list(get("ggml.token_type", [_NORMAL] * len(tokens), numbers))
+    if _UNKNOWN not in types and ids["unknown"] is not None:
+        types[ids["unknown"]] = _UNKNOWN
+    for id in ids.values():  # some files call them ordinary pieces
+        if id is not None and types[id] in (_NORMAL, _UNUSED):
+            types[id] = _CONTROL
     if kind == "gpt2":
         if pre not in _CUTS:
             raise CheckpointError(
@@ -101,8 +107,7 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
     elif kind == "llama":
         scores = get("ggml.scores", [0.0] * len(tokens), numbers)
         prefix = get("ggml.add_space_prefix", True, TRUTH.test)
-        ids["bos"] = ids["bos"] if opens else None
-        name, data = "tokenizer.model", _sentencepiece(tokens, types, scores, ids, prefix)
+        name, data = "tokenizer.model", _sentencepiece(tokens, types, scores, bos, eos, prefix)
     else:
         raise CheckpointError(
             f"{file}: tokenizer.ggml.model {shown(kind)} is not read; gpt2 and llama are"
@@ -151,29 +156,28 @@ def _sentencepiece(
     tokens: Sequence[str],
     types: Sequence[int],
     scores: Sequence[float],
-    ids: Mapping[str, int | None],
+    bos: str | None,
+    eos: str | None,
     prefix: bool,
 ) -> bytes:
     """A sentencepiece model: a ModelProto, by the numbers of sentencepiece_model.proto."""
-    pieces = b"".join(
-        _message(
-            1, _message(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind)
-        )
-        for token, score, kind in zip(tokens, scores, types, strict=True)
-    )
-    bos, eos = (-1 if ids[name] is None else ids[name] for name in ("bos", "eos"))
-    unknown = next((id for id, kind in enumerate(types) if kind == 2), 0)
-    trainer = b"".join(
-        _number(field, value)
-        for field, value in (
-            *((3, 2), (4, len(tokens)), (35, 6 in types)),  # BPE; its size; byte fallback
-            *((40, unknown), (41, bos), (42, eos), (43, -1)),
-        )
-    )
+    pieces = []
+    for token, score, kind in zip(tokens, scores, types, strict=True):
+        if kind == _USER_DEFINED:  # sentencepiece escapes their spaces, GGUF does not
+            token = token.replace(" ", "\u2581")
+        text = token.encode()
+        content = b"\n" + _varint(len(text)) + text + struct.pack("<BfBB", 0x15, score, 0x18, kind)
+        pieces.append(b"\n" + _varint(len(content)) + content)
+    numbers = (3, 2), (4, len(tokens)), (35, _BYTE in types)  # BPE; its size; byte fallback
+    unknown = tokens[types.index(_UNKNOWN)] if _UNKNOWN in types else None
+    # The library finds the unknown piece, BOS, EOS and the padding, which none is, by these.
+    names = ((45, unknown), (46, bos), (47, eos), (48, None))
+    trainer = b"".join(_number(field, value) for field, value in numbers)
+    trainer += b"".join(_message(field, (name or "").encode()) for field, name in names)
     normalizer = _message(1, b"identity") + b"".join(
         _number(field, value) for field, value in ((3, prefix), (4, False), (5, True))
     )  # a space in front; runs of spaces kept; spaces written as U+2581
-    return pieces + _message(2, trainer) + _message(3, normalizer)
+    return b"".join(pieces) + _message(2, trainer) + _message(3, normalizer)
 
 
 def _message(field: int, content: bytes) -> bytes:

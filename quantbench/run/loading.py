@@ -89,7 +89,7 @@ def load_quantized(
     checkpoint_path: str,
     device: str | torch.device = "cpu",
     precision: torch.dtype | None = None,
-    quantization: str = "none",
+    quantization: str | None = None,
 ) -> Transformer:
     """The implementation of models.load, which documents it."""
     checkpoint = open_checkpoint(checkpoint_path)
@@ -99,7 +99,7 @@ def load_quantized(
         checkpoint_path=checkpoint_path,
         device=str(device),
         precision=str(precision).removeprefix("torch.") if precision else stored,
-        quantization=Unsaid("none") if quantization == "none" else quantization,
+        quantization=Unsaid("none") if quantization is None else quantization,
     )
     spec, checkpoint = scheme_of(config, checkpoint)
     loading = Loading(config, spec, devices.resolve(config.device), checkpoint)

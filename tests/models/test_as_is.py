@@ -166,6 +166,18 @@ def test_a_file_is_given_back_to_the_bit(mix, tmp_path, monkeypatch):
     assert torch.equal(logits(folder / "given.gguf", tokens), logits(path, tokens))
 
 
+def test_none_is_full_precision_and_not_given_is_as_the_file_is(tmp_path, recwarn):
+    path = str(mixed(tmp_path, "Q8_0"))
+    full = models.load(path, quantization="none")
+    assert all(type(weight.data) is torch.Tensor for weight in full.parameters())
+    expected = dict(load_model(path, precision=torch.float32).named_parameters())
+    for name, weight in full.named_parameters():
+        assert torch.equal(weight, expected[name]), name
+    as_is = models.load(path)
+    assert any(isinstance(weight.data, PackedWeight) for weight in as_is.parameters())
+    assert not [str(one.message) for one in recwarn if "not writable" in str(one.message)]
+
+
 def test_as_is_is_refused_where_nothing_is_quantized(tmp_path):
     with pytest.raises(UsageError, match="is in full precision; name a scheme"):
         models.load("tiny", quantization="as-is")

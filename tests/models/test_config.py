@@ -1,11 +1,15 @@
 """Architectures: published sizes, Hugging Face's own configs as oracle, and what is refused."""
 
+import json
+
 import pytest
+from transformers import AutoConfig
 
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.models.formats.meta import from_params
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.presets import PRESETS, preset
+from quantbench.models.registry import ARCHITECTURES
 from tests.models.hugging_face import FAMILIES, LLAMA_3_1
 from tests.models.refused import refusal
 from tests.models.small import SMALL
@@ -87,8 +91,6 @@ def layers_of(theirs):
 
 @pytest.mark.parametrize("kind", sorted({config.model_type for config in FAMILIES.values()}))
 def test_absent_keys_mean_what_hugging_face_takes_them_for(kind):
-    from transformers import AutoConfig
-
     absent = ("model_type", "num_key_value_heads", "max_position_embeddings")
     required = {key: value for key, value in SMALL.items() if key not in absent}
     required |= {"num_attention_heads": 32}
@@ -110,10 +112,78 @@ def test_the_old_and_the_new_spelling_of_rotary_scaling_are_one():
     assert from_hugging_face(old, "a") == from_hugging_face(new, "a")
 
 
-def test_what_transformers_keeps_of_a_model_changes_nothing():
-    """It writes these into the config.json of a model that it read from GGUF."""
-    kept = {"_model_name_or_path": "b", "unk_token_id": 0}
-    assert from_hugging_face(SMALL | kept, "a") == from_hugging_face(SMALL, "a")
+# What transformers 4 wrote for every model, if not only differences (PretrainedConfig's fields).
+OF_TRANSFORMERS_4 = {
+    **dict.fromkeys(
+        "add_cross_attention do_sample early_stopping is_decoder is_encoder_decoder "
+        "output_attentions output_hidden_states output_scores remove_invalid_values "
+        "return_dict_in_generate tf_legacy_loss tie_encoder_decoder torchscript "
+        "use_bfloat16".split(),
+        False,
+    ),
+    **dict.fromkeys(
+        "bad_words_ids begin_suppress_tokens cross_attention_hidden_size decoder_start_token_id "
+        "exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id "
+        "prefix problem_type sep_token_id suppress_tokens task_specific_params "
+        "tokenizer_class".split()
+    ),
+    "chunk_size_feed_forward": 0, "diversity_penalty": 0.0, "encoder_no_repeat_ngram_size": 0,
+    "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "length_penalty": 1.0,
+    "max_length": 20, "min_length": 0, "no_repeat_ngram_size": 0, "num_beam_groups": 1,
+    "num_beams": 1, "num_return_sequences": 1, "pruned_heads": {}, "repetition_penalty": 1.0,
+    "return_dict": True, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "typical_p": 1.0,
+}  # fmt: skip
+# Model → its model_type, and the keys of its published config.json that we ignore.
+IGNORED = {
+    "SmolLM2": ("llama", {"is_llama_config": True, "rope_interleaved": False}),
+    "SmolLM2-Instruct": ("llama", {"transformers.js_config": {"dtype": "q4f16"}}),
+    "LLaMA 1": ("llama", {"max_sequence_length": 2048}),
+    "Qwen2.5": ("qwen2", {"use_mrope": False, "max_window_layers": 28}),
+    "Gemma 2": ("gemma2", {"cache_implementation": "hybrid", "sliding_window_size": 4096}),
+    "Gemma 3": ("gemma3_text", {"cache_implementation": "hybrid", "sliding_window_pattern": 6}),
+    "Phi-4-mini": (
+        "phi3",
+        {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False,
+         "embd_pdrop": 0.0, "resid_pdrop": 0.0, "auto_map": {"AutoConfig": "x.Phi3Config"}},
+    ),
+    "fine-tunes": (
+        "mistral",
+        {"tokenizer_class": "LlamaTokenizer", "neftune_noise_alpha": 5,
+         "_attn_implementation": "sdpa", "attn_implementation": "sdpa", "flash_attn": True},
+    ),
+    "generation": (
+        "qwen3",
+        {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_length": 9},
+    ),
+    "saved whole": ("llama", OF_TRANSFORMERS_4),
+    "kept from GGUF": ("llama", {"_model_name_or_path": "b", "unk_token_id": 0}),
+    "off": ("llama", {"logit_scale": None, "residual_multiplier": 1.0, "clip_qkv": False}),
+    "rotary": (
+        "llama", {"rope_scaling": {"rope_type": "linear", "factor": 1.0, "beta_fast": None}}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("published", IGNORED)
+def test_keys_that_transformers_does_not_read_change_nothing(published):
+    kind, keys = IGNORED[published]
+    given = SMALL | {"model_type": kind}
+    if published == "rotary":
+        given |= {"rope_scaling": {"rope_type": "linear", "factor": 1.0}}
+    assert from_hugging_face(given | keys, "a") == from_hugging_face(given, "a")
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_every_key_that_transformers_declares_is_understood(kind):
+    """Its config class writes them all, or those that are not at their default."""
+    sizes = {key: value for key, value in SMALL.items() if key != "model_type"}
+    theirs = AutoConfig.for_model(kind, **sizes, bos_token_id=1, eos_token_id=2, pad_token_id=None)
+    whole, short = (
+        from_hugging_face({"model_type": kind} | json.loads(theirs.to_json_string(diff)), kind)
+        for diff in (False, True)
+    )
+    assert whole == from_hugging_face(OF_TRANSFORMERS_4 | theirs.to_dict(), kind)
+    assert whole == short
 
 
 SPARSE = FAMILIES["qwen-3-moe"].to_dict()
@@ -139,7 +209,16 @@ OLMOE = FAMILIES["olmoe"].to_dict()
         ({"hidden_size": 65}, "hidden_size 65 does not divide into 4 heads"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; only 'silu' is"),
-        ({"attention_multiplier": 0.5}, "'attention_multiplier' is not understood"),
+        *(
+            ({key: value}, f"{key!r} is not understood")
+            for key, value in {
+                "attention_multiplier": 0.5, "rope_interleaved": True, "lm_head_bias": True,
+                "use_mrope": True, "logit_scale": 0.1, "use_qk_norm": True,
+                "pruned_heads": {"0": [1]}, "compression_config": {"format": "dense"},
+                "quantization": {"bits": 4},
+            }.items()
+        ),
+        ({"layer_types": "full_attention"}, "layer_types is 'full_attention'; accepted is a list"),
         ({"rope_scaling": {"type": "axial", "factor": 4.0}}, "rotary scaling 'axial'"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn rotary scaling lacks 'orig"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rotary scaling lacks"),

@@ -1,6 +1,7 @@
 """GGUF files against transformers, whose models are written by the gguf package as llama.cpp's
 converter would, and against hand-made damage."""
 
+import copy
 import struct
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from sentencepiece import SentencePieceProcessor
 from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from quantbench import models
 from quantbench.errors import CheckpointError
+from quantbench.generate import Generator
 from quantbench.models.formats import EMBEDDED, open_checkpoint
 from quantbench.models.formats.gguf_file import GgufFile
 from quantbench.models.loading import load_model
@@ -198,6 +201,47 @@ def test_llama_3s_rotary_scaling_is_told_from_its_divisors(factor, tmp_path):
     path = written(tmp_path / "model.gguf", made, "llama")
     found = open_checkpoint(str(path)).config().rope_scaling
     assert (found.factor, found.original_max_position) == (factor, 8192)
+
+
+@pytest.mark.parametrize("factor, high", [(4.0, 4.0), (8.0, 2.0)])
+def test_other_divisors_of_rotations_are_taken_from_the_file(factor, high, tmp_path):
+    scaling = LLAMA_3_1 | {"factor": factor, "high_freq_factor": high}
+    made = hugging_face.drawn(hugging_face.llama_3(2, rope_scaling=scaling))
+    path = written(tmp_path / "model.gguf", made, "llama")
+    tokens = torch.randint(3, 96, (2, 24))
+    assert_near(logits(path, tokens), made(tokens).logits)
+    assert Generator(models.load(str(path)), 1, 64).decoder.name == "cpu-step"
+    both = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    path = written(tmp_path / "both.gguf", made, "llama", metadata=both)
+    assert "has rope_freqs.weight and linear" in refusal(CheckpointError, logits, path, tokens)
+
+
+@pytest.mark.parametrize("key", ("rope.freq_base_swa", "rope.local.freq_base"))
+@pytest.mark.parametrize("base", (10_000.0, 20_000.0, 500_000.0))
+@pytest.mark.parametrize("family, usual", [("gemma-3", 10_000.0), ("olmo3", 500_000.0)])
+def test_layers_with_a_window_have_their_own_rotary_base(family, usual, base, key, tmp_path):
+    """transformers' model of that base, and not the one of its usual base."""
+    made = test_families.made(family)
+    architecture = ARCHITECTURES[family]
+    path = written(
+        tmp_path / "m.gguf", made, architecture, metadata={f"{architecture}.{key}": base}
+    )
+    config = copy.deepcopy(made.config)
+    parts = config.rope_parameters["sliding_attention"]
+    assert parts["rope_theta"] == usual
+    parts["rope_theta"], tokens = base, torch.randint(3, 96, (2, 24))
+    like = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    like.load_state_dict(made.state_dict())
+    found, before = logits(path, tokens), made(tokens).logits
+    assert_near(found, like(tokens).logits)
+    assert base == usual or (found - before).abs().max() > 1e-2 * before.abs().max()
+
+
+def test_a_window_s_base_without_windows_says_nothing(tmp_path):
+    made = test_families.made("olmo2")
+    path = written(tmp_path / "m.gguf", made, "olmo2", metadata={"olmo2.rope.freq_base_swa": 5.0})
+    tokens = torch.randint(3, 96, (2, 24))
+    assert_near(logits(path, tokens), made(tokens).logits)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import GenerationConfig
 
 from quantbench.errors import CheckpointError
 from quantbench.models.tiktoken_file import LLAMA_3_SPLIT, cuts, llama_3_special_tokens
@@ -205,6 +206,7 @@ def test_llama_3_ends_at_both_of_its_endings(tokenizers):
 
 
 NINE = {"config.json": {"eos_token_id": 9}}
+GENERATION = GenerationConfig(eos_token_id=[9], do_sample=True, temperature=0.6, top_k=20)
 EOS = (
     ({"generation_config.json": {"eos_token_id": 7}}, {2, 7}),
     ({"generation_config.json": {"eos_token_id": [7, 8]}}, {2, 7, 8}),
@@ -213,6 +215,7 @@ EOS = (
     (NINE | {"generation_config.json": {"eos_token_id": 7}}, {2, 7, 9}),
     ({"tokenizer_config.json": {"eos_token": "<unk>"}}, {0, 2}),
     ({"tokenizer_config.json": {"eos_token": {"content": "<unk>", "lstrip": False}}}, {0, 2}),
+    ({"generation_config.json": json.loads(GENERATION.to_json_string(use_diff=False))}, {2, 9}),
     ({}, {2}),
 )
 
@@ -233,6 +236,14 @@ BOS = (
     ({"bos_token": None, "add_bos_token": True}, 1),
     ({"bos_token": "<unk>"}, 1),
 )
+
+
+@pytest.mark.parametrize("kind", ("sentencepiece", "llama-2-json", "tiktoken", "llama-3-json"))
+def test_a_configuration_may_deny_the_beginning(kind, folders, tmp_path):
+    source = next(folders[kind].glob("tokenizer.*"))
+    config = {"add_bos_token": False, "bos_token": "<s>"}
+    files = {source.name: source.read_bytes(), "tokenizer_config.json": config}
+    assert load_tokenizer(write_folder(tmp_path, files), PLENTY).bos_id is None
 
 
 @pytest.mark.parametrize(("config", "expected"), BOS)
