@@ -21,7 +21,7 @@ def report(plan: Plan, free: int | None) -> str:
     if scheme is None:
         rows += [("model_size", f"not known before {spec} has measured"), ("KV cache", cache)]
     else:
-        size = size_of(architecture, scheme, device, precision, *how)
+        size = size_of(architecture, scheme, device, precision, config.kernel)
         slow = slow_bytes(config, architecture, size.expert_bytes)
         need = size.memory_bytes - slow + cached
         bits = f"{size.bits_per_weight:.2f} on average in the quantized linear layers"

@@ -78,7 +78,7 @@ def test_the_machine_is_measured_for_a_report(monkeypatch):
     ("changes", "reason"),
     [
         ({"parallel": Parallel(2, "gloo")}, "ranks share this machine"),
-        ({"decoder": "modules", "config": {"compile": True}}, "have to be compiled, too"),
+        ({"compiled_step": True}, "have to be compiled, too"),
         ({"device": Device("cuda", "Unheard Of 9000")}, "no data sheet of Unheard Of 9000"),
         ({"weight_bytes": 20_000_000, "step_weight_bytes": 20_000_000},
          "a step's weights, 20.00 MB, fit into the last-level cache of 33.55 MB, so that the speed "
