@@ -4,6 +4,7 @@ An input may be a FIFO, a device or a broken link. An output may lie on a full d
 that must not be replaced. In each case the error is one line with the path.
 """
 
+import atexit
 import contextlib
 import errno
 import functools
@@ -13,6 +14,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -277,11 +279,69 @@ def check_folder(option: str, path: FilePath) -> None:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: $XDG_CACHE_HOME/quantbench, or ~/.cache/quantbench.
-    As the standard says, a relative $XDG_CACHE_HOME is ignored. Without a home: $TMPDIR."""
-    given, home = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~")
-    at_home = Path(home, ".cache") if os.path.isabs(home) else Path(tempfile.gettempdir())
-    return (Path(given) if os.path.isabs(given) else at_home) / "quantbench"
+    """Where what can be made again is kept: $XDG_CACHE_HOME/quantbench, or ~/.cache/quantbench; as
+    the standard says, a relative $XDG_CACHE_HOME is ignored.
+
+    Its code is run, so nobody else may write there: otherwise, and without a home, it is a folder
+    in $TMPDIR, and a line says why.
+    """
+    given, home = os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME")
+    home = os.path.expanduser("~") if home is None else home  # as the system's list of users says
+    place = Path(given) if os.path.isabs(given) else Path(home, ".cache")
+    return _private_cache(place / "quantbench", Path(tempfile.gettempdir()))
+
+
+@functools.cache
+def _private_cache(folder: Path, temporary: Path) -> Path:
+    why = "there is no home folder" if not folder.is_absolute() else not_private(folder)
+    if why is None:
+        return folder
+    # The same for every process of this user, so that the kernels are built once.
+    stand_in = temporary / f"quantbench-{os.getuid()}"
+    if not_private(stand_in) is not None:
+        stand_in = Path(tempfile.mkdtemp(prefix="quantbench-", dir=temporary))
+        atexit.register(shutil.rmtree, stand_in, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        stand_in.mkdir(mode=0o700, exist_ok=True)
+    print(f"The cache is {stand_in}: {why}", file=sys.stderr)
+    return stand_in
+
+
+def not_private(folder: Path) -> str | None:
+    """Why somebody else could write into this folder, or into the one that it will be made in; None
+    if nobody can. A folder that cannot be examined is no reason."""
+    with contextlib.suppress(OSError):
+        if not os.path.lexists(folder):
+            folder = next(parent for parent in folder.parents if os.path.lexists(parent))
+            return _others_write(Path(os.path.realpath(folder)))
+        real = Path(os.path.realpath(folder))
+        status = os.stat(real)
+        if status.st_uid != os.getuid():
+            return f"{folder} belongs to another user"
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others may write into {folder}; chmod go-w {folder} lets it be used"
+        return _others_write(real.parent)
+    return None
+
+
+def _others_write(folder: Path) -> str | None:
+    """Why anybody can put another folder in the place of one that lies in this folder, or above; a
+    sticky bit, as of /tmp, prevents that."""
+    for each in (folder, *folder.parents):
+        mode = os.stat(each).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return f"others may write into {each}"
+    return None
+
+
+def is_private(path: Path) -> bool:
+    """Whether this is a regular file, and no link, that only this user can have written."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    mine = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return mine and stat.S_ISREG(status.st_mode)
 
 
 @functools.cache
