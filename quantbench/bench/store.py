@@ -314,8 +314,10 @@ class Store:
     def add(self, event: object) -> None:
         """Take the event in, and append it. Raises LogError where it cannot be written."""
         self.results.apply(event)
+        line = json.dumps({KEYS[type(event)]: to_json(event)}) + "\n"  # of ASCII alone
         try:
-            self.file.write(json.dumps({KEYS[type(event)]: to_json(event)}) + "\n")
+            self.file.write(line)
+            self.results.kept = (self.results.kept[1] + len(line),) * 2
         except OSError as error:
             raise LogError(f"cannot write {self.folder}/{SAMPLES}: {error.strerror}") from None
 
