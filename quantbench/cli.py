@@ -20,7 +20,6 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -31,6 +30,7 @@ from quantbench.errors import QuantbenchError, UsageError
 from quantbench.progress import say
 from quantbench.text import key, one_line, shown
 
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # a variable that torchrun alone sets: not a job scheduler
 RANK_REPORTS = "QUANTBENCH_RANK_REPORT"  # a file for the message of a rank that fails
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -243,8 +243,9 @@ def _report(line: str, code: int) -> None:
     """Print the line of a failure. A rank whose launcher prints one line for all ranks leaves it in
     a file instead (run/launch.py); under torchrun, what all ranks find is said by the first."""
     if path := os.environ.get(RANK_REPORTS):
-        Path(path).write_text(line.removeprefix("error: "))
-    elif os.environ.get("RANK", "0") == "0":
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(line.removeprefix("error: "))
+    elif TORCHRUN not in os.environ or os.environ.get("RANK", "0") == "0":
         say(line)
     elif code != 2:
         with contextlib.suppress(OSError):

@@ -4,14 +4,17 @@ An input may be a FIFO, a device or a broken link. An output may lie on a full d
 that must not be replaced. In each case the error is one line with the path.
 """
 
+import atexit
 import contextlib
 import errno
 import functools
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +55,8 @@ def reason(path: FilePath, error: Exception) -> str:
             return f"it is a link to {shown(os.readlink(path))}, which does not exist"
     if error.errno == errno.ELOOP:
         return "it is a link that leads back to itself"
+    if error.errno == errno.EMLINK:
+        return "it is a link, which could lead to somebody's file"
     return error.strerror or str(error)
 
 
@@ -61,6 +66,46 @@ def lock(file: int | IO[Any], shared: bool = False) -> None:
     import fcntl  # here, because Windows has none: importing our modules must not fail there
 
     fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+
+def take(file: int | IO[Any]) -> bool:
+    """Hold a lock on this open file from now on; False where another process holds one."""
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def opened(path: FilePath, flags: int, mode: int = 0o666) -> int:
+    """os.open for a file that we keep in a folder, where somebody may have put a link or a FIFO of
+    that name. Raises OSError for these, and for a file to be written that has another name."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP and os.path.islink(path):
+            raise OSError(errno.EMLINK, "it is a link") from None
+        if error.errno == errno.ENXIO:  # a FIFO that nobody reads
+            raise OSError(errno.EINVAL, "not a regular file") from None
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if flags & os.O_ACCMODE != os.O_RDONLY and status.st_nlink > 1:
+            raise OSError(errno.EMLINK, "it is a hard link")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_ours(path: FilePath) -> bytes:
+    """The content of a file that we keep. Raises OSError as `opened`, and never waits."""
+    with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
+        return file.read()
 
 
 def problem(path: FilePath) -> str | None:
@@ -234,11 +279,69 @@ def check_folder(option: str, path: FilePath) -> None:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: $XDG_CACHE_HOME/quantbench, or ~/.cache/quantbench.
-    As the standard says, a relative $XDG_CACHE_HOME is ignored. Without a home: $TMPDIR."""
-    given, home = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~")
-    at_home = Path(home, ".cache") if os.path.isabs(home) else Path(tempfile.gettempdir())
-    return (Path(given) if os.path.isabs(given) else at_home) / "quantbench"
+    """Where what can be made again is kept: $XDG_CACHE_HOME/quantbench, or ~/.cache/quantbench; as
+    the standard says, a relative $XDG_CACHE_HOME is ignored.
+
+    Its code is run, so nobody else may write there: otherwise, and without a home, it is a folder
+    in $TMPDIR, and a line says why.
+    """
+    given, home = os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME")
+    home = os.path.expanduser("~") if home is None else home  # as the system's list of users says
+    place = Path(given) if os.path.isabs(given) else Path(home, ".cache")
+    return _private_cache(place / "quantbench", Path(tempfile.gettempdir()))
+
+
+@functools.cache
+def _private_cache(folder: Path, temporary: Path) -> Path:
+    why = "there is no home folder" if not folder.is_absolute() else not_private(folder)
+    if why is None:
+        return folder
+    # The same for every process of this user, so that the kernels are built once.
+    stand_in = temporary / f"quantbench-{os.getuid()}"
+    if not_private(stand_in) is not None:
+        stand_in = Path(tempfile.mkdtemp(prefix="quantbench-", dir=temporary))
+        atexit.register(shutil.rmtree, stand_in, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        stand_in.mkdir(mode=0o700, exist_ok=True)
+    print(f"The cache is {stand_in}: {why}", file=sys.stderr)
+    return stand_in
+
+
+def not_private(folder: Path) -> str | None:
+    """Why somebody else could write into this folder, or into the one that it will be made in; None
+    if nobody can. A folder that cannot be examined is no reason."""
+    with contextlib.suppress(OSError):
+        if not os.path.lexists(folder):
+            folder = next(parent for parent in folder.parents if os.path.lexists(parent))
+            return _others_write(Path(os.path.realpath(folder)))
+        real = Path(os.path.realpath(folder))
+        status = os.stat(real)
+        if status.st_uid != os.getuid():
+            return f"{folder} belongs to another user"
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others may write into {folder}; chmod go-w {folder} lets it be used"
+        return _others_write(real.parent)
+    return None
+
+
+def _others_write(folder: Path) -> str | None:
+    """Why anybody can put another folder in the place of one that lies in this folder, or above; a
+    sticky bit, as of /tmp, prevents that."""
+    for each in (folder, *folder.parents):
+        mode = os.stat(each).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return f"others may write into {each}"
+    return None
+
+
+def is_private(path: Path) -> bool:
+    """Whether this is a regular file, and no link, that only this user can have written."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    mine = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return mine and stat.S_ISREG(status.st_mode)
 
 
 @functools.cache
@@ -286,8 +389,9 @@ def require_writable(path: FilePath) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def write_text(what: str, path: FilePath, text: str) -> None:
-    """Write this text to the file. On failure the file is unchanged, and LogError is raised."""
+def write_text(what: str, path: FilePath, text: str, follow: bool = True) -> None:
+    """Write this text to the file. On failure the file is unchanged, and LogError is raised.
+    follow: as for `replace`."""
 
     def write(file: Path) -> None:
         with open(file, "w", encoding="utf-8") as opened:
@@ -296,25 +400,31 @@ def write_text(what: str, path: FilePath, text: str) -> None:
             with contextlib.suppress(OSError):  # a pipe cannot be synchronized
                 os.fsync(opened.fileno())
 
-    replace(what, path, write)
+    replace(what, path, write, follow)
 
 
-def replace(what: str, path: FilePath, write: Callable[[Path], object]) -> None:
+def replace(
+    what: str, path: FilePath, write: Callable[[Path], object], follow: bool = True
+) -> None:
     """Call `write` with a temporary file in the folder of `path`, which then replaces `path`.
 
-    A path that is not a regular file, such as /dev/stdout, is written directly. Raises LogError.
+    follow: where a person named the path. It may be a link, and the file is the one that it leads
+    to; what is not a regular file, such as /dev/stdout, is written directly. A file that we keep in
+    a folder replaces whatever has its name there. Raises LogError.
     """
     with named(what, path, LogError):
-        if os.path.exists(path) and not os.path.isfile(path):
+        if follow and os.path.exists(path) and not os.path.isfile(path):
             write(Path(path))
             return
-        goal = Path(os.path.realpath(path))
+        goal = Path(os.path.realpath(path) if follow else path)
         # A name has at most 255 bytes, a character up to 4. The suffix stays: traces are compressed
         # where it is .gz.
-        scratch = goal.with_name(f".{os.getpid()}.{goal.name[:40]}{goal.suffix[-20:]}")
+        name = f".{secrets.token_hex(8)}.{goal.name[:40]}{goal.suffix[-20:]}"
+        scratch = goal.with_name(name)
+        os.close(opened(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         try:
             write(scratch)
-            if goal.exists():
+            if follow and goal.exists():
                 shutil.copymode(goal, scratch)
             os.replace(scratch, goal)
         finally:

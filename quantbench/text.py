@@ -1,10 +1,13 @@
 """Text for people: aligned columns, sizes with a unit, values shortened for a message."""
 
 import re
+import unicodedata
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
 LONGEST_VALUE = 80  # characters of a value in a message
+LONGEST_NAME = 200  # characters of a name that somebody else gave
+CONTROLS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode's categories
 LONGEST_LINE = 800  # characters of a whole message
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -67,6 +70,25 @@ def shown(value: object, longest: int = LONGEST_VALUE) -> str:
         return f"{text[: longest - 20]}… ({len(value)} characters)"
     text = repr(value)
     return text if len(text) <= longest else f"{text[: longest - 20]}… ({len(text)} characters)"
+
+
+def plain(text: str, kept: str = "", longest: int = LONGEST_NAME) -> str:
+    """A name or text that others wrote, as it is printed: a control character as \\xNN, and at most
+    about `longest` characters. kept: control characters that stay."""
+    if len(text) > longest:
+        text = f"{text[: longest - 30]}… ({len(text)} characters)"
+    if text.isprintable():
+        return text
+    return "".join(c if c in kept or not is_control(c) else _escaped(c) for c in text)
+
+
+def is_control(c: str) -> bool:
+    """Whether a terminal may obey this character, or change the order of others for it."""
+    return unicodedata.category(c) in CONTROLS
+
+
+def _escaped(c: str) -> str:
+    return c.encode("unicode_escape").decode() if ord(c) > 0xFF else f"\\x{ord(c):02x}"
 
 
 def one_line(message: str) -> str:

@@ -6,7 +6,6 @@ a scheme rounds activations is not written. A GGUF file as it is keeps its block
 Llama models and Mixtrals are written as architecture "llama", Qwen3-MoE as "qwen3moe".
 """
 
-import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -105,8 +104,7 @@ class GgufSaver(Saver):
         factors = rope_factors(architecture)
         if factors is not None:
             self._add("rope_freqs.weight", factors, gguf.GGMLQuantizationType.F32)
-        self._write(self.unfinished, self._put_together)
-        os.replace(self.unfinished, self.folder / self.last)
+        self._finish(self._put_together)
 
     def _put_together(self, file: Path) -> None:
         self.writer.write_header_to_file(file)

@@ -83,7 +83,7 @@ class CompressedTensorsSaver(Saver):
 
     def _described(self, architecture: ModelConfig, *_: object) -> dict[str, Any]:
         text = json.dumps({"metadata": {}, "weight_map": self.index}, indent=1)
-        self._write(self.folder / INDEX, lambda file: file.write_text(text + "\n"))
+        self._create(INDEX, lambda file: file.write_text(text + "\n", encoding="utf-8"))
         described = {k: v for k, v in self.described.items() if k not in ("dtype", "torch_dtype")}
         if "layer_types" in described:
             described["layer_types"] = described["layer_types"][: architecture.num_layers]

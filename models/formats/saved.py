@@ -14,7 +14,7 @@ that the others lack: a run whose kernels have another layout, or that finds it 
 others.
 
 `quantbench.json` is written last, so that an interrupted save is no checkpoint. Until then the file
-`quantbench.json.unfinished` marks the folder as one that a later save may overwrite.
+`quantbench.json.unfinished` lists what a later save may remove (quantbench/unfinished.py).
 """
 
 import dataclasses

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from quantbench import files
 from quantbench.devices import stored_bytes
+from quantbench.errors import CheckpointError
 from quantbench.models import SAVED
 from quantbench.models.config import ModelConfig
-from quantbench.models.formats.base import TOKENIZER_FILES, Checkpoint, NotSaved, SavedScheme
-from quantbench.models.formats.saved import EXPERTS, VERSION, SavedExperts, inner_tensors
+from quantbench.models.formats.base import Checkpoint, NotSaved, SavedScheme
+from quantbench.models.formats.saved import VERSION, SavedExperts, inner_tensors
+from quantbench.unfinished import Unfinished
 
 INDEX = "model.safetensors.index.json"  # which file has which tensor, for transformers
 SHARD_BYTES = 1 << 29  # least size of a file, except the last
@@ -59,17 +61,15 @@ class Saver:
         self.metadata: dict[str, str] = {}  # more of it, in each file
         self.aliases: dict[str, str] = {}
         self.embedding: dict[str, Tensor] = {}
-        self.unfinished = folder / f"{SAVED}.unfinished"
         self.is_new = not os.path.lexists(folder)
         with files.named("--save", folder, NotSaved):
             folder.mkdir(parents=True, exist_ok=True)
-            if self.unfinished.is_file():
-                self.clear()  # left by a save that was killed
-            if any(folder.iterdir()):
-                raise NotSaved(f"--save {folder}: the folder is not empty; give a new one")
-        self._write(self.unfinished, lambda file: file.touch())
+            try:
+                self.unfinished = Unfinished(folder)
+            except CheckpointError as error:
+                raise NotSaved(str(error)) from None
         for name, content in checkpoint.tokenizer_files().items() if checkpoint else ():
-            self._write(folder / name, lambda file, content=content: _create(file, content))
+            self._create(name, lambda file, content=content: file.write_bytes(content))
 
     def add(self, name: str, module: nn.Module) -> None:
         """Save a quantized layer, in the form that does not depend on a kernel."""
@@ -98,7 +98,7 @@ class Saver:
         scheme = self.scheme
         metadata = {"format": "pt", "scheme": scheme.scheme, "precision": scheme.precision}
         metadata |= self.metadata
-        self._write(self.folder / name, lambda file: save_file(self.pending, file, metadata))
+        self._create(name, lambda file: save_file(self.pending, file, metadata))
         self.files.append(name)
         self.pending = {}
 
@@ -114,8 +114,7 @@ class Saver:
             self._flush()
         content = self._described(architecture, layers, experts)
         text = json.dumps(content, indent=1) + "\n"
-        self._write(self.unfinished, lambda file: file.write_text(text))
-        os.replace(self.unfinished, self.folder / self.last)
+        self._finish(lambda file: file.write_text(text, encoding="utf-8"))
 
     def _described(
         self, architecture: ModelConfig, layers: Layers, experts: SavedExperts | None
@@ -130,6 +129,14 @@ class Saver:
             "aliases": self.aliases,
             **({"experts": dataclasses.asdict(experts)} if experts else {}),
         }
+
+    def _create(self, name: str, write: Callable[[Path], object]) -> None:
+        """Call `write` with the path of a new file; errors as for `_write`."""
+        self._write(self.folder / name, lambda _: self.unfinished.create(name, write))
+
+    def _finish(self, write: Callable[[Path], object]) -> None:
+        """Write the file `last`, which appears as a whole."""
+        self._write(self.folder / self.last, lambda _: self.unfinished.last(self.last, write))
 
     def _write(self, path: Path, write: Callable[[Path], object]) -> None:
         """Call `write` with the path. If that fails, remove the whole save and raise
@@ -146,18 +153,9 @@ class Saver:
 
     def clear(self) -> None:
         """Remove all that was written, and the folder if the save created it."""
-        written = [
-            file.name
-            for pattern in ("quantized-*.safetensors", "model-*.safetensors", EXPERTS, INDEX)
-            for file in self.folder.glob(pattern)
-        ]
-        with contextlib.suppress(OSError):
-            for name in (*TOKENIZER_FILES, *written):
-                (self.folder / name).unlink(missing_ok=True)
+        self.unfinished.clear()
+        if self.is_new:
             with contextlib.suppress(OSError):
-                (self.folder / "original").rmdir()  # of a tokenizer
-            self.unfinished.unlink(missing_ok=True)
-            if self.is_new:
                 self.folder.rmdir()
 
 
@@ -165,8 +163,3 @@ def _same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have the same numbers; those at one address are not read."""
     alike = first.shape == second.shape and first.dtype == second.dtype
     return alike and (first.data_ptr() == second.data_ptr() or torch.equal(first, second))
-
-
-def _create(file: Path, content: bytes) -> None:
-    file.parent.mkdir(exist_ok=True)
-    file.write_bytes(content)

@@ -13,17 +13,18 @@ several workloads measure one after the other with the same processes: cells of 
 (bench/cells.py) are this session, too.
 """
 
-import shutil
+import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from quantbench import files
+from quantbench import files, unfinished
 from quantbench.bench import process
 from quantbench.bench.noise import Noise
 from quantbench.bench.pool import TURN, Command, DoesNotFit, Pool
 from quantbench.bench.store import Ended, Kind, Left, Results, Store
+from quantbench.errors import QuantbenchError
 from quantbench.progress import Progress, duration
 
 MOST_BESIDE = 8  # arms next to the baseline: a cycle has to be shorter than the machine's states
@@ -112,9 +113,16 @@ class Session(Pool):
                     self.close()
                 self.store.add(Ended(why, self.clock() - self.started))
             if why != "interrupted":  # else --resume takes the quantized arms from there
-                shutil.rmtree(saved, ignore_errors=True)
+                self._forget(saved)
             elif not any(arm.turns for arm in self.results.arms):
                 raise KeyboardInterrupt
+
+    def _forget(self, saved: Path) -> None:
+        """Remove the arms as they were quantized, and nothing else."""
+        with contextlib.suppress(OSError, QuantbenchError):
+            for number in range(len(self.results.arms)):
+                unfinished.remove(saved / str(number))
+            saved.rmdir()
 
     def _run(self) -> str:
         visit = max(arm.processes for arm in self.results.arms)

@@ -6,9 +6,11 @@
 Resuming is reading both. A kill loses the line that was being written, at most.
 """
 
+import contextlib
 import dataclasses
 import io
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -185,6 +187,7 @@ class Results:
     cycles: int = 0  # numbers that were given
     bandwidth: dict[str, list[Reading]] = field(default_factory=dict)  # by device
     ended: str | None = None
+    kept = (0, 0)  # bytes of samples.jsonl when it was read, and of its whole lines
 
     @staticmethod
     def begin(settings: Settings, arms: Sequence[ArmResult], write_result: str) -> "Results":
@@ -273,29 +276,48 @@ class Meta:
     about: About
     limits: dict[str, Any]
     plan: dict[str, Any] | None = omitted()
+    process: int | None = omitted()  # that measures, or measured last
 
 
 class Store:
     """Results, and the folder that keeps them, if there is one."""
 
     def __init__(self, results: Results, folder: Path | None) -> None:
-        """Begin or go on. Raises LogError where the folder cannot be written."""
+        """Begin or go on. Raises LogError where the folder cannot be written, or where another
+        process measures there or has since it was read."""
         self.results, self.folder = results, folder
         self.file: TextIO = io.StringIO()  # in the place of a folder
         if folder is None:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _write_meta(results, folder)
-            self.file = open(folder / SAMPLES, "a", buffering=1, encoding="utf-8")
+            descriptor = files.opened(folder / SAMPLES, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            self.file = open(descriptor, "a", buffering=1, encoding="utf-8")
+            self._own(folder, descriptor)
         except OSError as error:
-            raise LogError(f"--output {folder}: {error.strerror}") from None
+            why = files.reason(folder / SAMPLES, error)
+            raise LogError(f"--output {folder}: {SAMPLES}: {why}") from None
+        _write_meta(results, folder)
+
+    def _own(self, folder: Path, descriptor: int) -> None:
+        """Hold the folder while this process lives, and cut off the line that a kill left."""
+        size, whole = self.results.kept
+        if not files.take(descriptor):
+            raise LogError(f"{folder}: {_holder(folder)} measures there now; wait for its end, or "
+                           "give another folder")  # fmt: skip
+        if os.fstat(descriptor).st_size != size:
+            raise LogError(f"{folder}: another process has measured there since it was read; run "
+                           "this again")  # fmt: skip
+        if whole < size:
+            os.ftruncate(descriptor, whole)
 
     def add(self, event: object) -> None:
         """Take the event in, and append it. Raises LogError where it cannot be written."""
         self.results.apply(event)
+        line = json.dumps({KEYS[type(event)]: to_json(event)}) + "\n"  # of ASCII alone
         try:
-            self.file.write(json.dumps({KEYS[type(event)]: to_json(event)}) + "\n")
+            self.file.write(line)
+            self.results.kept = (self.results.kept[1] + len(line),) * 2
         except OSError as error:
             raise LogError(f"cannot write {self.folder}/{SAMPLES}: {error.strerror}") from None
 
@@ -305,10 +327,16 @@ def _write_meta(results: Results, folder: Path) -> None:
     kept = [part.name for part in dataclasses.fields(Planned)]
     arms = [Planned(**{name: getattr(arm, name) for name in kept}) for arm in results.arms]
     given = (results.settings, arms, results.write_result, results.about, results.limits)
-    meta = Meta(FORMAT, *given, results.plan)
-    scratch = folder / f".{META}"
-    scratch.write_text(json.dumps(to_json(meta), indent=1) + "\n", encoding="utf-8")
-    scratch.replace(folder / META)
+    meta = Meta(FORMAT, *given, results.plan, os.getpid())
+    text = json.dumps(to_json(meta), indent=1) + "\n"
+    files.write_text("--output", folder / META, text, follow=False)
+
+
+def _holder(folder: Path) -> str:
+    """The process that measures into this folder."""
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+        return f"process {int(parsed(files.read_ours(folder / META))['process'])}"
+    return "another process"
 
 
 def load(folder: Path, option: str = "--resume", command: str = "ab") -> Results:
@@ -344,11 +372,14 @@ def load(folder: Path, option: str = "--resume", command: str = "ab") -> Results
 
 
 def _replay(results: Results, path: Path, named: str) -> None:
-    """Apply every event of the file; a last line without its end, which a kill left, is cut off."""
+    """Apply every event of the file, but not a last line without its end, which a kill left."""
+    data = b""
     try:
-        data = path.read_bytes() if path.exists() else b""
+        data = files.read_ours(path)
+    except FileNotFoundError:
+        pass
     except OSError as error:
-        raise UsageError(f"{named}: {SAMPLES}: {error.strerror}") from None
+        raise UsageError(f"{named}: {SAMPLES}: {files.reason(path, error)}") from None
     whole = data[: data.rfind(b"\n") + 1]
     for number, line in enumerate(whole.splitlines(), 1):
         try:
@@ -359,8 +390,7 @@ def _replay(results: Results, path: Path, named: str) -> None:
                 f"{named}: line {number} of {SAMPLES} is not what --output writes: {error}"
             ) from None
         results.apply(event)
-    if len(whole) < len(data):
-        path.write_bytes(whole)
+    results.kept = len(data), len(whole)
 
 
 def event_of(value: object) -> Any:

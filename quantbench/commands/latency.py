@@ -9,6 +9,7 @@ All arms of a cell take turns: docs/latency.md.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def latency(
         folder = new_folder(output)
         results = begin(plan)
         leave_out(results, plan, ray)
-    measured = measure(Store(results, folder), plan, timeout, ray)
+    kept = Store(results, folder)  # the folder is ours until the report is written
+    measured = measure(kept, plan, timeout, ray)
     text = report.report(measured)
     if folder:  # before stdout, which may be closed
         say(f"Wrote {', '.join(_write(folder, measured, text))} into {folder}")
@@ -105,9 +107,10 @@ def _write(folder: Path, measured: Latencies, text: str) -> list[str]:
     value = json.dumps(to_json(measured), indent=1) + "\n"
     texts = {FILE: value, REPORT: text, SAMPLES: report.samples(measured)}
     for name, content in texts.items():
-        files.write_text("--output", folder / name, content)
+        files.write_text("--output", folder / name, content, follow=False)
     names = [*texts]
     if panels := report.panels(measured):
-        files.replace("--output", folder / PICTURE, lambda path: report.draw(panels, path))
+        draw = partial(report.draw, panels)
+        files.replace("--output", folder / PICTURE, draw, follow=False)
         names.append(PICTURE)
     return names

@@ -56,7 +56,8 @@ def compare(
     answer_only: as for answer.stop.Enough.
     """
     before, results.limits = len(results.arms[0].turns), to_json(asked)
-    Session(Store(results, folder), Enough(asked, answer_only)).run()
+    kept = Store(results, folder)  # the folder is ours until the report is written
+    Session(kept, Enough(asked, answer_only)).run()
     found = Compared(results)
     rows = rows_of(results, found)
     if len(results.arms[0].turns) > before:
@@ -64,7 +65,8 @@ def compare(
     answer = conclude(rows, best=found.best)
     if folder:  # before stdout, which may be closed
         report.write(folder, results, rows, answer)
-        files.write_text("--output", folder / FILE, as_json(results, rows, answer))
+        text = as_json(results, rows, answer)
+        files.write_text("--output", folder / FILE, text, follow=False)
         say(f"Wrote {', '.join((FILE, *report.WRITTEN))} into {folder}")
     shown = {
         None: lambda: report.terminal(results, rows, answer),

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from quantbench import files
 from quantbench.answer.limit import caveats, span
 from quantbench.answer.limits import memory_said
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
 from quantbench.answer.rows import noise
 from quantbench.bench.store import Results
-from quantbench.errors import LogError
 from quantbench.quality.thresholds import LEGEND, described
 from quantbench.quality.types import Quality
 from quantbench.report import html as page
@@ -206,14 +206,19 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 def write(folder: Path, results: Results, rows: Sequence[Row], answer: Recommendation) -> None:
     """Tables, page and pictures. Raises LogError where that cannot be written."""
-    try:
-        (folder / TABLE).write_text(as_csv(rows))
-        (folder / REPORT).write_text(markdown(results, rows, answer))
-        picture.draw(rows, folder / PICTURE, page.title(results))
-        shown = page.render(results, rows, answer, tables(rows), remarks(results, rows))
-        (folder / page.FILE).write_text(shown, encoding="utf-8")
-    except OSError as error:
-        raise LogError(f"cannot write into {folder}: {error.strerror}") from None
+    texts = {
+        TABLE: as_csv(rows),
+        REPORT: markdown(results, rows, answer),
+        page.FILE: page.render(results, rows, answer, tables(rows), remarks(results, rows)),
+    }
+    for name, text in texts.items():
+        files.write_text("cannot write", folder / name, text, follow=False)
+    files.replace(
+        "cannot write",
+        folder / PICTURE,
+        lambda path: picture.draw(rows, path, page.title(results)),
+        follow=False,
+    )
 
 
 def _flat(row: Mapping[str, object], prefix: str = "") -> dict[str, object]:

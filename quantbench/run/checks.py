@@ -10,11 +10,10 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from quantbench import files
+from quantbench import files, unfinished
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, Unsaid, refuse_former
-from quantbench.models import SAVED
 from quantbench.quantize.grammar import Quantization
 from quantbench.quantize.spec import CALIBRATED, Selection, parse, refuse_format
 from quantbench.run import environment
@@ -180,7 +179,6 @@ def check_save(folder: str) -> None:
     path = Path(folder)
     with files.named("--save", folder, CheckpointError):
         if os.path.lexists(folder):
-            if any(path.iterdir()) and not (path / f"{SAVED}.unfinished").is_file():
-                raise CheckpointError(f"--save {folder}: the folder is not empty; give a new one")
+            unfinished.check(path)
             return
     files.check_folder("--save", folder)

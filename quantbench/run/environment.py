@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from quantbench import host
+from quantbench.cli import TORCHRUN
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.progress import say
@@ -92,9 +93,11 @@ class Place:
 
 
 def place(variables: Mapping[str, str] | None = None) -> Place | None:
-    """This process's place, from torchrun's variables (os.environ); None if there are none, or if
-    it is the only rank."""
+    """This process's place, from the variables (os.environ) of torchrun or run/launch.py; None if
+    neither started it, or if it is the only rank. Job schedulers set RANK and WORLD_SIZE, too."""
     given = os.environ if variables is None else variables
+    if not {STORE, TORCHRUN} & given.keys():
+        return None
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     numbers = [given.get(name, "") for name in names]
     if not all(number.isdecimal() for number in numbers) or int(numbers[1]) < 2:

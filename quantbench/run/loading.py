@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from quantbench import devices
-from quantbench.errors import TierError
 from quantbench.log.config import RunConfig, Unsaid
 from quantbench.models.formats import Checkpoint, open_checkpoint, saver_of
 from quantbench.models.formats.base import SavedScheme
+from quantbench.models.formats.saved import EXPERTS
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, load_model
 from quantbench.progress import Report, Say
@@ -71,8 +71,10 @@ def load(
             quantizer = getattr(loading, "quantizer", None)  # none before autoquant has measured
             known = quantizer if isinstance(quantizer, Quantizer) else None
             loading.tiers = open_tiers(plan, known, say)
+            if loading.saver and (file := loading.saver.folder / EXPERTS).exists():
+                loading.saver.unfinished.note(EXPERTS, file)
         model = loading.load(report, say)
-    except TierError:  # a disk that is full, for example
+    except BaseException:  # a disk that is full, Ctrl-C
         if loading.saver:
             loading.saver.clear()
         raise

@@ -15,8 +15,8 @@ import os
 import shutil
 from pathlib import Path
 
-from quantbench import files, models, ops, quantize
-from quantbench.errors import CheckpointError, KernelError
+from quantbench import files, models, ops, quantize, unfinished
+from quantbench.errors import CheckpointError, KernelError, LogError
 from quantbench.log.about import versions
 from quantbench.models.formats.base import NotSaved
 from quantbench.models.formats.saved import SavedModel
@@ -27,7 +27,7 @@ from quantbench.run.loading import Loaded, saved_scheme
 from quantbench.run.loading import load as load_anew
 from quantbench.run.plan import Plan
 
-FACTS = "model.json"
+FACTS = unfinished.FACTS
 # What turns a checkpoint into quantized numbers.
 CODE = (
     *(Path(next(iter(package.__path__))) for package in (models, ops, quantize)),
@@ -54,7 +54,7 @@ def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
         return {"facts": known, "files": stamps}
 
     with contextlib.suppress(OSError, ValueError):
-        written = json.loads((folder / FACTS).read_text())
+        written = json.loads(files.read_ours(folder / FACTS))
     if written == contents():
         # Whatever is wrong with it, the original is there.
         with contextlib.suppress(CheckpointError, KernelError):
@@ -68,12 +68,13 @@ def load(plan: Plan, folder: Path | None, report: Report, say: Say) -> Loaded:
         for file in folder.iterdir():
             with open(file, "rb") as opened:
                 os.fsync(opened.fileno())  # or it would be written while samples are taken
-        (folder / FACTS).write_text(json.dumps(contents()) + "\n")
+        files.write_text("", folder / FACTS, json.dumps(contents()) + "\n", follow=False)
         return loaded
-    except (NotSaved, OSError) as error:
+    except (CheckpointError, LogError, OSError) as error:
         reason = f"{folder}: {error.strerror}" if isinstance(error, OSError) else str(error)
         say(f"The quantized model is not kept for the next process: {reason}")
-    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(CheckpointError, OSError):
+        unfinished.remove(folder)
     return load_anew(plan, report, say)
 
 
@@ -103,8 +104,7 @@ def _stamp(file: Path) -> list[object]:
 def _make_empty(folder: Path, needed: int) -> None:
     """Make the folder anew. Raises NotSaved where the disk has less than the bytes needed: it takes
     less than the model in full precision."""
-    if folder.is_dir() and not folder.is_symlink():
-        shutil.rmtree(folder)
+    unfinished.remove(folder)
     folder.mkdir(parents=True)
     if (free := shutil.disk_usage(folder).free) < needed:
         raise NotSaved(

@@ -105,6 +105,7 @@ def test_what_torchrun_starts_is_refused(monkeypatch):
         monkeypatch.setenv(name, "0")
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     done = latency("--tp", "2")
     assert done.exit_code == 2 and done.stderr.count("\n") == 1
     assert "latency starts its ranks itself, as many as --tp says: run it without" in done.stderr

@@ -9,7 +9,7 @@ from quantbench.answer.latency import resumable, tables
 from quantbench.bench.answers import TurnTime
 from quantbench.bench.cells import Cells, begin
 from quantbench.bench.process import WorkerFailed
-from quantbench.bench.store import Store
+from quantbench.bench.store import SAMPLES, Store
 from quantbench.progress import duration
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.why import Expected
@@ -99,6 +99,8 @@ def measure(monkeypatch, tmp_path):
         monkeypatch.setattr("quantbench.bench.session.Noise", lambda: Quiet(world))
         expected = Expected({"token_seconds": 0.03, **ESTIMATE})
         monkeypatch.setattr("quantbench.bench.pool.Pool.expected", lambda pool, facts: expected)
+        if results is None:  # a new session has a new folder
+            (tmp_path / SAMPLES).unlink(missing_ok=True)
         kept = Store(results or begin(made), tmp_path)
         Cells(kept, made, timeout=timeout, command=lambda n: (str(n),)).run()
         assert not world.alive

@@ -1,7 +1,9 @@
 """How a session goes, with workers that have no model: order, groups, budgets, failures."""
 
+import contextlib
 import json
 import math
+import os
 import random
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +18,7 @@ from quantbench.bench import store as stores
 from quantbench.bench.arm import make_arms
 from quantbench.bench.session import LEAST_CYCLES, MOST_BESIDE, Rule
 from quantbench.bench.store import Results, Settings, Store
-from quantbench.errors import UsageError
+from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.quality.types import NoQuality, QualityReference
 from tests.bench.world import Behaviour, World
@@ -339,13 +341,77 @@ def test_interrupted_and_gone_on_with(measure, tmp_path):
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out(measure, tmp_path):
+    """Who only reads changes nothing; who goes on removes it."""
     results, _ = measure([EQUAL, EQUAL], folder=tmp_path, cycles=3, processes=1)
     path = tmp_path / stores.SAMPLES
     whole = path.read_bytes()
-    path.write_bytes(whole + b'{"turn": {"arm": 1, "cy')
+    cut = whole + b'{"turn": {"arm": 1, "cy'
+    path.write_bytes(cut)
     kept = stores.load(tmp_path)
     assert [arm.turns for arm in kept.arms] == [arm.turns for arm in results.arms]
+    assert path.read_bytes() == cut
+    Store(kept, tmp_path)
     assert path.read_bytes() == whole
+
+
+def test_one_process_at_a_time_measures_into_a_folder(measure, tmp_path):
+    """And nobody goes on behind what another one has added since."""
+    measure([EQUAL, EQUAL], folder=tmp_path, cycles=3, processes=1)
+    first, second = stores.load(tmp_path), stores.load(tmp_path)
+    before = (tmp_path / stores.SAMPLES).read_bytes()
+    holder = Store(first, tmp_path)
+    with pytest.raises(LogError, match=f"process {os.getpid()} measures there now; wait for its"):
+        Store(second, tmp_path)
+    assert (tmp_path / stores.SAMPLES).read_bytes() == before
+    holder.add(stores.Ended("answered", 1.0))
+    holder.file.close()
+    with pytest.raises(LogError, match="another process has measured there since it was read"):
+        Store(second, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "fifo"])
+def test_samples_that_are_no_file_are_not_written(measure, tmp_path, kind):
+    folder, mine = tmp_path / "results", tmp_path / "mine"
+    measure([EQUAL, EQUAL], folder=folder, cycles=3, processes=1)
+    samples = folder / stores.SAMPLES
+    samples.replace(mine)
+    {"link": samples.symlink_to, "hard link": samples.hardlink_to}.get(
+        kind, lambda _: os.mkfifo(samples)
+    )(mine)
+    before = mine.read_bytes()
+    with pytest.raises(QuantbenchError, match="samples.jsonl: "):
+        Store(stores.load(folder), folder)
+    assert mine.read_bytes() == before
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_kills_no_turn_is_counted_twice(monkeypatch, tmp_path, seed):
+    """A cycle that a kill broke off keeps its number, and the next one has another."""
+
+    class Kill(BaseException):
+        pass
+
+    chance, behaviours = random.Random(seed), [EQUAL, replace(EQUAL, seconds=0.05), EQUAL]
+    arms = make_arms(COMMON, ARMS)
+    results = Results.begin(Settings(tokens=0, max_minutes=1000), arms, "none")
+    for kills in (4, 3, 2, 1, 0):
+        world, left = World.of(*behaviours), [chance.randrange(1, 120)]
+        world.install(monkeypatch)
+
+        def at_turn(left=left):
+            left[0] -= 1
+            if left[0] == 0:
+                raise Kill
+
+        world.at_turn = at_turn if kills else None
+        kept = Store(results, tmp_path)
+        with contextlib.suppress(Kill):
+            world.session(kept, Enough(Limits())).run()
+        kept.file.close()
+        results = stores.load(tmp_path)
+    turns = [turn for arm in results.arms for turn in arm.turns]
+    keys = Counter((turn.arm, turn.process, turn.cycle, turn.kind) for turn in turns)
+    assert results.ended == "answered" and len(keys) == len(turns)
 
 
 @pytest.mark.parametrize("what", ["machine", "commit", "torch"])

@@ -24,7 +24,7 @@ from quantbench.run.launch import RankFailed
 from tests.answer.test_ab import ENVIRONMENT
 from tests.answer.test_replay import RECORDS
 from tests.models.hugging_face import rewritten
-from tests.programs import ROOT, children, finished, started, worked
+from tests.programs import ROOT, children, finished, python, started, worked
 
 SHORT = ("--num_samples", "1", "--max_new_tokens", "8", "--temperature", "0.8", "--device", "cpu")
 
@@ -139,13 +139,15 @@ def test_what_every_rank_says_of_the_options_is_said_once():
     assert not ranks.folder.exists()
 
 
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+SCHEDULER = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN = SCHEDULER | {"TORCHELASTIC_RUN_ID": "none"}
 
 
 def test_a_place_is_read_from_torchruns_variables():
     assert environment.place(TORCHRUN) == environment.Place(1, 4, 1, 2)
     assert environment.place({}) is None
-    assert environment.place({"WORLD_SIZE": "4"}) is None  # some job schedulers set it
+    assert environment.place({"WORLD_SIZE": "4"}) is None
+    assert environment.place(SCHEDULER | {"MASTER_ADDR": "host", "MASTER_PORT": "1"}) is None
     assert environment.place(TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}) is None
 
 
@@ -155,6 +157,16 @@ def test_torchrun_says_how_many_ranks_there_are_and_not_the_option(monkeypatch, 
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=f"^--tp {given}: torchrun has started 4 ranks; leave"):
         checks.check(checks.RunConfig(tp=given))
+
+
+def test_a_run_without_tp_does_not_look_at_a_schedulers_ranks():
+    """Its error is printed, too, though it is not of rank 0."""
+    given = ("-m", "quantbench", "generate", "--num_samples", "1", "--max_new_tokens", "2")
+    given += ("--device", "cpu", "--write_result", "none")
+    done = finished(*given, env=os.environ | SCHEDULER, timeout=100)
+    assert "tok/s" in done.stdout
+    bad = python(*given, "--top_k", "x", env=os.environ | SCHEDULER, timeout=100)
+    assert bad.returncode == 2 and bad.stderr.startswith("error: --top_k")
 
 
 @pytest.mark.parametrize("option", ["interactive", "dry_run"])

@@ -31,6 +31,7 @@ import torch
 from quantbench import files
 from quantbench.errors import KernelError, LogError
 from quantbench.ops.cpu import compiler
+from quantbench.text import one_line, plain
 
 SOURCES = Path(__file__).parent / "src"
 ISAS = ("portable", *compiler.MACHINES.get(platform.machine(), ()))
@@ -53,8 +54,11 @@ def unavailable() -> str | None:
         )
     if reason := _small_stacks() or compiler.unavailable():
         return reason
-    library = _library()
-    return None if library.exists() else _remembered(library)
+    try:
+        library = _library()
+    except KernelError as error:
+        return str(error)
+    return None if files.is_private(library) else _remembered(library)
 
 
 def _small_stacks() -> str | None:
@@ -131,9 +135,9 @@ def use_isa(name: str, library: ctypes.CDLL | None = None) -> None:
 def built() -> Path:
     """The library's file, built unless the cache holds it. Concurrent processes wait for one build.
 
-    The file ends with a digest of the library, since loading a damaged library could crash. Raises
-    KernelError. A failed build is repeated only after the sources, the compiler or its flags have
-    changed.
+    The file ends with a digest of the library, since loading a damaged library could crash. One
+    that somebody else may have written is built again. Raises KernelError. A failed build is
+    repeated only after the sources, the compiler or its flags have changed.
     """
     library = _library()
     if _intact(library):
@@ -141,8 +145,8 @@ def built() -> Path:
             os.utime(library)
         return library
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with open(library.parent / "lock", "w") as lock:
+        library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(files.opened(library.parent / "lock", os.O_RDWR | os.O_CREAT), "w") as lock:
             files.lock(lock)
             if not _intact(library):
                 _build(library)
@@ -161,7 +165,7 @@ def _library() -> Path:
     """Where the library is, or will be."""
     parts = compiler.identity(compiler.command())
     for path in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
-        parts += [str(path.relative_to(SOURCES)), path.read_text()]
+        parts += [str(path.relative_to(SOURCES)), path.read_text(encoding="utf-8")]
     key = "\0".join(parts).encode()
     return files.cache_folder() / f"kernels-{_digest(key).hex()[:16]}.so"
 
@@ -175,19 +179,19 @@ def options_of_inductor() -> dict[str, Any]:
     # Inductor tells clang from GCC by the program's name.
     name = "clang++" if "clang" in compiler.version(words) else "g++"
     text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
-    script = files.cache_folder() / f"cxx-{_digest(text.encode()).hex()[:16]}" / name
+    script = files.cache_folder() / f"cxx-{_digest(os.fsencode(text)).hex()[:16]}" / name
     try:
-        if not script.exists():
-            script.parent.mkdir(parents=True, exist_ok=True)
-            files.replace("CXX", script, lambda path: _write_script(path, text))
+        if not (files.is_private(script) and files.read_ours(script) == os.fsencode(text)):
+            script.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.replace("CXX", script, lambda path: _write_script(path, text), follow=False)
     except (OSError, LogError) as error:
         raise KernelError(f"cannot write {script}, which calls $CXX: {error}") from None
     return {"cpp.cxx": (None, str(script))}
 
 
 def _write_script(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
+    path.write_bytes(os.fsencode(text))
+    path.chmod(0o700)
 
 
 def _digest(data: bytes) -> bytes:
@@ -208,10 +212,12 @@ def _build(library: Path) -> None:
         except compiler.Passing:
             raise
         except KernelError as error:
-            _failed(library).write_text(str(error))
+            with contextlib.suppress(LogError):
+                files.write_text("", _failed(library), f"{_compiler()}\n{error}", follow=False)
             raise
         data = path.read_bytes()
         path.write_bytes(data + _digest(data))
+        path.chmod(0o700)
         os.replace(path, library)
 
 
@@ -223,16 +229,30 @@ def _failed(library: Path) -> Path:
 
 
 def _remembered(library: Path) -> str | None:
-    """Why an earlier build of the same library failed, or None."""
-    try:
-        reason = _failed(library).read_text()
-    except OSError:
+    """Why an earlier build of the same library by the same compiler failed, or None."""
+    if not files.is_private(_failed(library)):
         return None
-    return f"{reason}; an earlier build failed: remove {_failed(library)} to try again"
+    told, _, reason = files.read_ours(_failed(library)).decode(errors="replace").partition("\n")
+    if told != _compiler():
+        return None
+    words = plain(shlex.join([*(compiler.command() or ()), *compiler.own_flags()]))
+    return (
+        f"{one_line(reason)}; an earlier build by {words} failed: remove {_failed(library)} to try "
+        "again"
+    )
+
+
+def _compiler() -> str:
+    """The compiler, when its program was changed, and $CXXFLAGS: other ones may do."""
+    words = compiler.command() or ("no compiler",)
+    changed = 0
+    with contextlib.suppress(OSError):
+        changed = os.stat(words[0]).st_mtime_ns
+    return one_line(f"{shlex.join(words)} of {changed} with {shlex.join(compiler.own_flags())}")
 
 
 def _intact(library: Path) -> bool:
-    if not library.exists():
+    if not files.is_private(library):
         return False
-    data = library.read_bytes()
+    data = files.read_ours(library)
     return _digest(data[:-DIGEST_BYTES]) == data[-DIGEST_BYTES:]

@@ -7,6 +7,7 @@ and so are all that MACHINES lists after it: those of younger processors.
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import platform
@@ -84,6 +85,8 @@ FAST_MATH = {
     *("-Ofast", "-ffast-math", "-funsafe-math-optimizations", "-fassociative-math"),
     *("-ffinite-math-only", "-freciprocal-math", "-ffp-model=fast", "-ffp-model=aggressive"),
 }
+ANSWER_SECONDS = 20  # for --version
+BUILD_SECONDS = 900  # for one source
 JOB_BYTES = 1 << 30  # memory for one compiler process; more than the largest source needs
 # Compiler messages when the machine failed, not the source: the build is tried again next time.
 PASSING = ("Killed", "No space left", "annot allocate memory", "out of memory")
@@ -102,6 +105,8 @@ def command() -> Words | None:
     candidates = (words,) if words else (("c++",), ("g++",), ("clang++",))
     for program, *rest in candidates:
         if path := shutil.which(program):
+            # /bin/c++ and /usr/bin/c++ are one program; a link's own name tells it what it is.
+            path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
             return (path, *rest)
     return None
 
@@ -126,7 +131,7 @@ def unavailable() -> str | None:
             which = "which" if len(words) == 1 else f"of which {words[0]!r}"
             tried = f"$CXX is {os.environ['CXX']!r}, {which} is no program"
         return f"the C++ kernels need a C++ compiler: {tried}; install one or set CXX"
-    for variable, given in (("CXX", words), ("CXXFLAGS", _own_flags())):
+    for variable, given in (("CXX", words), ("CXXFLAGS", own_flags())):
         if wrong := sorted(FAST_MATH & set(given)):
             return (
                 f"{variable} has {' and '.join(wrong)}, which breaks the rounding of the C++ "
@@ -144,15 +149,49 @@ def identity(compiler: Words) -> list[str]:
 
 
 def version(compiler: Words) -> str:
-    """The compiler's answer to --version."""
-    return subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
+    """The compiler's answer to --version. Raises KernelError where none comes."""
+    try:
+        asked = (*compiler, "--version"), _stamp(compiler[0])
+        return _answer(*asked)
+    except subprocess.TimeoutExpired:
+        why = f"does not answer --version within {ANSWER_SECONDS} s"
+    except OSError as error:
+        why = f"cannot be started: {error.strerror}"
+    raise KernelError(
+        f"the C++ kernels need a C++ compiler, and {shlex.join(compiler)} {why}; CXX names another"
+    )
+
+
+def _stamp(program: str) -> int:
+    return os.stat(program).st_mtime_ns
+
+
+@functools.cache
+def _answer(command: Words, changed: int) -> str:
+    """What a command prints; it has no input, and is killed with its children if it hangs."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        return process.communicate(timeout=ANSWER_SECONDS)[0]
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def flags() -> tuple[str, ...]:
-    return (*FLAGS, *_own_flags())
+    return (*FLAGS, *own_flags())
 
 
-def _own_flags() -> list[str]:
+def own_flags() -> list[str]:
     return os.environ.get("CXXFLAGS", "").split()
 
 
@@ -171,7 +210,7 @@ def units(sources: Path, machine: str | None = None) -> list[Unit]:
     """What is compiled of the folder `sources` for a machine, the one that this is if None."""
     sets, made = MACHINES.get(machine or platform.machine(), {}), []
     for source in sorted(sources.rglob("*.cpp")):
-        named = _VARIANTS.search(source.read_text())
+        named = _VARIANTS.search(source.read_text(encoding="utf-8"))
         own = (*FLAGS_OF_FOLDERS.get(source.parent.name, ()), f"-I{sources}")
         for variant in named[1].split() if named else [None]:
             if variant in (None, "portable") or variant in sets:
@@ -242,7 +281,13 @@ class _Processes:
                 start_new_session=True,  # a process group, so that its children can be killed, too
             )
             self.running.add(process)
-        _, errors = process.communicate()
+        try:
+            _, errors = process.communicate(timeout=BUILD_SECONDS)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            why = f"one of its processes did not end within {BUILD_SECONDS} s"
+            raise _cannot_build(self.compiler, why, Passing) from None
         with self.lock:
             self.running.discard(process)
         if process.returncode:
@@ -258,7 +303,7 @@ class _Processes:
         machine = platform.machine()
         options, probe = MACHINES[machine][name]
         source, target = (self.folder / f"probe-{name}.{ending}" for ending in ("cpp", "o"))
-        source.write_text(f"#include <{HEADERS[machine]}>\n{probe}\n")
+        source.write_text(f"#include <{HEADERS[machine]}>\n{probe}\n", encoding="utf-8")
         try:
             self.run(*options, "-c", source, "-o", target)
         except Passing:
