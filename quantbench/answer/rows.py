@@ -154,19 +154,17 @@ def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> No
         row.verdict = whole.verdict if np.isfinite(whole.half_width) else "too few cycles"
 
 
-def noise(rows: Sequence[Row], repeated: int) -> str:
-    """How noisy turns were and what processes differ by, as a sentence without a full stop.
-    repeated: cycles that do not count."""
+def noise(rows: Sequence[Row]) -> str:
+    """How noisy turns were and what processes differ by, as a sentence without a full stop."""
     known = [row for row in rows if row.cycles]
     if not known:
         return ""
     scatter, floor = (
         statistics.fmean(getattr(row, name) or 0.0 for row in known) for name in ("noise", "floor")
     )
-    again = f", {repeated} repeated as the memory's speed changed within them"
     return (
         f"a turn's ratio to the baseline's scattered by {scatter:.1%}, in "
-        f"{max(row.cycles for row in known)} cycles{again * bool(repeated)}; intervals allow "
+        f"{max(row.cycles for row in known)} cycles; intervals allow "
         f"±{floor:.1%} for what processes of one arm differ by"
     )
 

@@ -117,7 +117,7 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     ]
     if any(row.speed_up for row in rows):
         lines.append(_ratios(results))
-    lines += [sentence] if (sentence := noise(rows, len(results.repeated))) else []
+    lines += [sentence] if (sentence := noise(rows)) else []
     best = [row.arm for row in rows if row.can_be_best]
     if len(best) > 1 and any(row.can_be_best is False for row in rows):
         lines.append(f"the fastest is one of these: {', '.join(best)}")
