@@ -78,6 +78,7 @@ class Row:
     cycles: int = 0  # of turns, shared with the baseline
     noise: float | None = omitted()  # of a cycle's ratio: standard deviation of its logarithm
     floor: float | None = omitted()  # what processes add to the interval's half-width, a logarithm
+    floor_assumed: float | None = omitted()  # share of it that was not measured here; 1 is all
     why: list[str] = field(default_factory=list)  # reasons for being no faster than the baseline
     argv: list[str] = field(default_factory=list)  # the arm as options of generate.py
     command: str | None = omitted()  # that runs the arm

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quantbench import stats
 from quantbench.answer.compared import Compared
 from quantbench.answer.interval import Interval
 from quantbench.answer.limit import limit_share, median
@@ -147,7 +148,8 @@ def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> No
     else:
         whole = found.whole[number]
         one = found.decode.get(number, whole)
-        row.cycles, row.noise, row.floor = one.cycles, one.noise, one.floor
+        row.cycles, row.noise = one.cycles, one.noise
+        row.floor, row.floor_assumed = one.floor, one.assumed
         for name, kind in (("", found.whole), ("decode_", found.decode), ("prompt_", found.prompt)):
             if number in kind:
                 setattr(row, f"{name}speed_up", Interval.of(kind[number]).inverse)
@@ -162,10 +164,15 @@ def noise(rows: Sequence[Row]) -> str:
     scatter, floor = (
         statistics.fmean(getattr(row, name) or 0.0 for row in known) for name in ("noise", "floor")
     )
+    assumed, origin = max(row.floor_assumed or 0.0 for row in known), ""
+    if max(row.processes for row in known) < 2:
+        origin = f": all of it assumed ({stats.ASSUMED_FROM}), as one process of each cannot show it"
+    elif assumed > 0.5:
+        origin = f": assumed ({stats.ASSUMED_FROM}); of what is known {1 - assumed:.0%} is from here"
     return (
         f"a turn's ratio to the baseline's scattered by {scatter:.1%}, in "
         f"{max(row.cycles for row in known)} cycles; intervals allow "
-        f"±{floor:.1%} for what processes of one arm differ by"
+        f"±{floor:.1%} for what processes of one arm differ by{origin}"
     )
 
 
