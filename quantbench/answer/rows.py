@@ -19,6 +19,7 @@ from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import ArmResult, Kind, Results
 from quantbench.log.config import RunConfig
 from quantbench.quality.types import NoQuality, Quality
+from quantbench.run import machine
 from quantbench.run.energy import Energy, NotCounted, pooled
 from quantbench.run.facts import Facts, Summary
 from quantbench.run.shown import against
@@ -26,7 +27,7 @@ from quantbench.run.why import held_back, of_limit
 
 # Shares of what memory allows of a step. It reads activations as well, so a memory-bound arm stays
 # below 1.
-MEMORY_BOUND, NOT_MEMORY_BOUND = 0.6, 0.4
+MEMORY_BOUND, NOT_MEMORY_BOUND, ALL_OF_IT = 0.6, 0.4, 0.95
 
 
 def rows(results: Results, found: Compared | None = None) -> list[Row]:
@@ -43,30 +44,54 @@ def rows(results: Results, found: Compared | None = None) -> list[Row]:
     return made
 
 
-def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
+def limited(results: Results, number: int, found: Compared) -> Row:
+    """The row's memory, speeds and quality, which limits are about: without any interval.
+
+    Speeds are those of turns, as the ratios are; of whole samples where there are no turns."""
+    arm = results.arms[number]
     row = Row(arm.name, arm.failed, len(arm.samples))
     row.dropped, row.processes, row.argv = arm.dropped, arm.processes, arm.argv
+    _add_quality(row, arm)
+    if not arm.facts:
+        return row
+    row.peak_memory_bytes = dict(arm.facts.peak_memory_bytes)
+    if (run := arm.run) is None:
+        return row
+    row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
+    if arm.samples:
+        summary = Summary.of(arm.samples, run.config.batch_size, run.step_weight_bytes)
+        for name, value in vars(summary).items():
+            setattr(row, name, value)
+        first = arm.samples[0].process
+        peaks = [sample.peak_memory_bytes for sample in arm.samples if sample.process == first]
+        row.peak_memory_bytes["generate"] = {k: max(p[k] for p in peaks) for k in peaks[0]}
+        if number in found.turns:
+            row.tok_s = float(1 / found.turns[number].seconds.mean())
+            row.tok_s_all_rows = row.tok_s * run.config.batch_size
+            row.weight_bytes_per_s = summary.weight_bytes_per_s * row.tok_s / summary.tok_s
+        row.decode_tok_s = tok_s(results, number, "decode") or row.decode_tok_s
+        if prompts := results.turns(number, "prompt"):
+            row.prefill_tok_s = tok_s(results, number, "prompt")
+            row.time_to_first_token_s = statistics.fmean(turn.seconds for turn in prompts)
+    return row
+
+
+def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
+    row = limited(results, number, found)
     if arm.facts:
-        row.peak_memory_bytes = dict(arm.facts.peak_memory_bytes)
         row.warm_up_steady = arm.facts.ready.warm_up_steady
         if run := arm.run:
             row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
             row.attention_kernel, row.command = run.attention_kernel, run.repro
-            row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
+            row.prompt_tokens = run.prompt_tokens
             if arm.samples:
-                summary = _add_samples(row, arm, run)
-                # Speeds of the turns, in the place of those of the few whole samples.
-                if decode := tok_s(results, number, "decode"):
-                    row.decode_tok_s = decode
-                    row.weight_bytes_per_s = summary.weight_bytes_per_s * decode / summary.tok_s
-                row.prefill_tok_s = tok_s(results, number, "prompt") or row.prefill_tok_s
+                _add_samples(row, arm, run)
                 _add_energy(row, arm.facts.energy, run)
                 _add_estimate(row, arm.facts)
                 if readings := results.bandwidth.get(arm.facts.device):
                     row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
                     if run.config.speculate == RunConfig.speculate:  # a step gives one token
                         row.limit_share = limit_share(results, number, run.mean_step_bytes)
-    _add_quality(row, arm)
     _add_verdict(row, results, number, found)
     if arm.facts and arm.samples:
         row.why = reasons(row, arm.facts)
@@ -95,19 +120,16 @@ def _add_quality(row: Row, arm: ArmResult) -> None:
             row.why_no_quality = why_not
 
 
-def _add_samples(row: Row, arm: ArmResult, run: Facts) -> Summary:
-    summary = Summary.of(arm.samples, run.config.batch_size, run.step_weight_bytes)
-    for name, value in vars(summary).items():
-        setattr(row, name, value)
+def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
+    """What whole samples alone tell: the latency of single tokens, and who else used the cores."""
     if steps := [seconds for sample in arm.samples for seconds in sample.token_seconds]:
         row.token_p50_s, row.token_p90_s, row.token_p99_s = (
             float(value) for value in np.percentile(steps, (50, 90, 99))
         )
-    first = arm.samples[0].process
-    peaks = [sample.peak_memory_bytes for sample in arm.samples if sample.process == first]
-    highest = {kind: max(peak[kind] for peak in peaks) for kind in peaks[0]}
-    row.peak_memory_bytes = (row.peak_memory_bytes or {}) | {"generate": highest}
-    return summary
+    threads = run.environment.threads if run.device.type == "cpu" else 1
+    use = machine.together([sample.machine for sample in arm.samples if sample.machine])
+    if use is not None and machine.crowded(use, threads):
+        row.others = ", ".join(use.others())
 
 
 def _add_energy(row: Row, energies: Sequence[Energy | NotCounted], run: Facts) -> None:
@@ -166,9 +188,13 @@ def noise(rows: Sequence[Row]) -> str:
     )
     assumed, origin = max(row.floor_assumed or 0.0 for row in known), ""
     if max(row.processes for row in known) < 2:
-        origin = f": all of it assumed ({stats.ASSUMED_FROM}), as one process of each cannot show it"
+        origin = (
+            f": all of it assumed ({stats.ASSUMED_FROM}), as one process of each cannot show it"
+        )
     elif assumed > 0.5:
-        origin = f": assumed ({stats.ASSUMED_FROM}); of what is known {1 - assumed:.0%} is from here"
+        origin = (
+            f": assumed ({stats.ASSUMED_FROM}); of what is known {1 - assumed:.0%} is from here"
+        )
     return (
         f"a turn's ratio to the baseline's scattered by {scatter:.1%}, in "
         f"{max(row.cycles for row in known)} cycles; intervals allow "
@@ -185,8 +211,11 @@ def reasons(row: Row, arm: ArmFacts) -> list[str]:
     if share is None or row.bandwidth is None:
         return sentences
     sentence = of_limit(share.value, run.mean_step_bytes, row.bandwidth)
-    if share.value >= MEMORY_BOUND:
-        sentence = f"memory-bound: {sentence}; only fewer bytes make it faster"
+    if row.others:
+        sentence += f", while {row.others}"
+    elif share.value >= MEMORY_BOUND:
+        left = f", or a kernel {1 / share.value:.1f} × as fast at most" * (share.value < ALL_OF_IT)
+        sentence = f"mostly memory-bound: {sentence}; fewer bytes{left} would make it faster"
     elif share.value < NOT_MEMORY_BOUND:
         sentence += ": arithmetic or the cost of each call sets its speed"
     return [*sentences, sentence]

@@ -4,9 +4,10 @@
 
 A cycle is one turn of decoding of every loaded arm, A B C, the next one C B A; every few cycles the
 prompt is read, too. States of a shared machine last longer than a cycle, so that they hit all arms,
-and what is compared are turns of one cycle. The memory's speed is read before each cycle and stored. As many arms as fit are loaded at once, always with the
-baseline; further groups follow. Two processes of one arm differ by a percent or two for as long as
-they live, since their memory lies elsewhere, so each visit to an arm is a new process.
+and what is compared are turns of one cycle. Before each cycle the memory's speed is read and
+stored. As many arms as fit are loaded at once, always with the baseline; further groups follow. Two
+processes of one arm differ by a percent or two for as long as they live, since their memory lies
+elsewhere, so each visit to an arm is a new process.
 
 The rule decides what is enough (answer/stop.py); nothing here knows statistics. Arms that have
 several workloads measure one after the other with the same processes: cells of `latency`
@@ -103,7 +104,7 @@ class Session(Pool):
                     why = "interrupted"
                 finally:
                     self.close()
-                self.store.add(Ended(why, self.clock() - self.started))
+                self.store.add(Ended(why, self.clock() - self.started, self.loading))
             if why != "interrupted":  # else --resume takes the quantized arms from there
                 shutil.rmtree(saved, ignore_errors=True)
             elif not any(arm.turns for arm in self.results.arms):

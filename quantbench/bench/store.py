@@ -107,6 +107,7 @@ class Ended:
 
     why: str  # answered, processes, max_minutes, baseline failed, nothing to compare, interrupted
     seconds: float  # of this session
+    loading: float | None = omitted()  # of them, for loading arms and their quality
 
 
 EVENTS: dict[str, type] = {
@@ -176,6 +177,7 @@ class Results:
     cycles: int = 0  # numbers that were given
     bandwidth: dict[str, list[Reading]] = field(default_factory=dict)  # by device
     ended: str | None = None
+    end: Ended | None = None  # of the last session
 
     @staticmethod
     def begin(settings: Settings, arms: Sequence[ArmResult], write_result: str) -> "Results":
@@ -223,7 +225,7 @@ class Results:
             case Bandwidth(device, reading):
                 self.bandwidth.setdefault(device, []).append(reading)
             case Ended(why):
-                self.ended = why
+                self.ended, self.end = why, event
 
     def failure(self) -> str | None:
         """One line for arms that failed, with what to do; None where all went well. What was known

@@ -13,6 +13,7 @@ from quantbench.answer.row import Row
 from quantbench.answer.rows import noise
 from quantbench.bench.store import Results
 from quantbench.errors import LogError
+from quantbench.progress import duration
 from quantbench.quality.thresholds import LEGEND, described
 from quantbench.quality.types import Quality
 from quantbench.report import html as page
@@ -27,6 +28,7 @@ from quantbench.typed_json import to_json
 TABLE, REPORT, PICTURE = "results.csv", "report.md", "pareto.svg"
 WRITTEN = (TABLE, REPORT, page.FILE, PICTURE)  # by `write`, in the folder of --output
 WITH_REASONS = 9  # arms up to which the terminal says why each is as slow as it is
+OVERRUN = 1.1  # times --max_minutes, from which the report says so
 ENDED = {
     "answered": "the answer is stable",
     "processes": "each arm had its --processes",
@@ -115,6 +117,7 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
         f"{processes} process{'es' * (processes != 1)} of an arm at most; it ended because "
         f"{ENDED.get(results.ended or '', 'it goes on')}"
     ]
+    lines += [sentence] if (sentence := _overrun(results)) else []
     if any(row.speed_up for row in rows):
         lines.append(_ratios(results))
     lines += [sentence] if (sentence := noise(rows)) else []
@@ -144,6 +147,15 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     if not reasons and any(row.why for row in rows):
         lines.append("why each arm is as slow as it is: in the report (--output DIR, or -o md)")
     return lines
+
+
+def _overrun(results: Results) -> str:
+    """By how much the session took longer than --max_minutes, and why; "" where it did not."""
+    end, most = results.end, 60 * results.settings.max_minutes
+    if end is None or end.seconds <= OVERRUN * most:
+        return ""
+    took = f"it took {duration(end.seconds)} where --max_minutes allows {duration(most)}"
+    return f"{took}: loading arms and their quality took {duration(end.loading or 0.0)}"
 
 
 def _ratios(results: Results) -> str:

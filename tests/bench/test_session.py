@@ -66,6 +66,28 @@ def test_an_arm_that_the_answer_cannot_name_gets_no_second_process(measure):
     assert [arm.processes for arm in results.arms] == [2, 2, 1]
 
 
+OPEN = {  # what the faster arm has, and whether the slower one still gets a second process
+    "nothing against it": ({}, Limits(), False),
+    "it may exceed the KL": ({"kl": 0.029, "kl_standard_error": 0.01}, Limits(), True),
+    "its quality is not known": (None, Limits(), True),
+    "it takes too much memory": ({}, Limits(max_memory=2), True),
+    "it is too slow": ({}, Limits(min_tok_s=1e4), True),
+    "its KL makes it no compromise": ({"kl": 0.2, "kl_standard_error": 0.0}, Limits(0.3), True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_only_an_arm_that_can_be_recommended_keeps_another_from_a_second_process(measure, name):
+    """The second arm is 1.3 times as fast as the third, and both take the same memory."""
+    changes, asked, is_open = OPEN[name]
+    behaviours = [EQUAL, replace(EQUAL, seconds=0.077), EQUAL]
+    results, _ = measure(behaviours, cycles=40, processes=1, tokens=64)
+    arm = results.arms[1]
+    arm.quality = NoQuality("unknown") if changes is None else replace(arm.quality, **changes)
+    still = Enough(asked, answer_only=True).open(results)
+    assert (2 in still) == is_open and 1 in still
+
+
 def test_quality_beyond_the_limit_is_not_timed(measure):
     """In a recommendation, which does not warm it up, either; ab times it even so."""
     behaviours = [EQUAL, replace(EQUAL, kl=0.3), EQUAL]
