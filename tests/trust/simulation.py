@@ -88,7 +88,7 @@ class Cell:
     between: tuple[float, float] = (0.015, 0.015)  # deviation of processes: uniform per machine
     beside: int = 100  # arms that fit into memory together
     answer_only: bool = False  # as recommend
-    trials: int = 60
+    trials: int = 120
     half_width: float = math.inf  # required of the median
     beyond: str | None = None  # which limit of the method lets it err more often
 
@@ -99,19 +99,19 @@ def ratios(*values: float) -> tuple[float, ...]:
 
 MIXED = ratios(1.0, 0.95, 1.05, 0.7, 1.3, 2.0, 0.98)
 CELLS = (
-    Cell("2 arms, equal, 0.5 min", minutes=0.5, trials=150),
-    Cell("2 arms, equal, 1 min", trials=100),
-    Cell("2 arms, equal, 5 min", minutes=5, trials=40),
+    Cell("2 arms, equal, 0.5 min", minutes=0.5, trials=300, beyond=UNMET),
+    Cell("2 arms, equal, 1 min", trials=200),
+    Cell("2 arms, equal, 5 min", minutes=5, trials=80),
     Cell("2 arms, 5 % slower, 1 min", ratios(1.05)),
     Cell("2 arms, 30 % slower, 0.5 min", ratios(1.3), 0.5),
     Cell(
         "2 arms, exponents 1 and 0, 0.5 min",
         minutes=0.5,
         exponents=(1.0, 0.0),
-        trials=150,
+        trials=300,
         beyond=UNMET,
     ),
-    Cell("2 arms, exponents 1 and 0, 5 min", minutes=5, exponents=(1.0, 0.0), trials=40),
+    Cell("2 arms, exponents 1 and 0, 5 min", minutes=5, exponents=(1.0, 0.0), trials=80),
     Cell(
         "2 arms, states of 1 to 2 min slow one by 8 %, 2 min",
         minutes=2,
@@ -126,13 +126,13 @@ CELLS = (
         "2 arms, heavy tail in the baseline, 0.5 min",
         minutes=0.5,
         heavy=(0,),
-        trials=100,
+        trials=200,
         beyond=UNMET,
     ),
     Cell("2 arms, drift 30 %, 1 min", drift=0.3),
     Cell("2 arms, processes alike, 1 min", between=(0.0, 0.0)),
-    Cell("2 arms, processes 0 to 5 %, 1 min", between=(0.0, 0.05), trials=100, beyond=UNASSUMED),
-    Cell("2 arms, processes 5 %, 1 min", between=(0.05, 0.05), trials=100, beyond=UNASSUMED),
+    Cell("2 arms, processes 0 to 5 %, 1 min", between=(0.0, 0.05), trials=200, beyond=UNASSUMED),
+    Cell("2 arms, processes 5 %, 1 min", between=(0.05, 0.05), trials=200, beyond=UNASSUMED),
     Cell("demo: 4 arms, 2 min", ratios(0.6, 0.75, 1.3), 2, half_width=DEMO_WIDTH),
     Cell("4 arms, equal, 1 min", (0.0,) * 3),
     Cell("4 arms, equal, 1.5 bursts a second, 1 min", (0.0,) * 3, bursts=1.5),
@@ -141,14 +141,14 @@ CELLS = (
         (0.0,) * 3,
         2,
         between=(0.0, 0.05),
-        trials=40,
+        trials=80,
         beyond=UNASSUMED,
     ),
-    Cell("8 arms, equal, 2 min", (0.0,) * 7, 2, trials=40),
-    Cell("8 arms in groups of 3, mixed, 5 min", MIXED, 5, beside=3, trials=25),
-    Cell("8 arms, mixed, recommend, 5 min", MIXED, 5, answer_only=True, trials=25),
-    Cell("30 arms, equal, 5 min", (0.0,) * 29, 5, trials=20),
-    Cell("30 arms, mixed, recommend, 5 min", (*MIXED * 4, 0.1), 5, answer_only=True, trials=20),
+    Cell("8 arms, equal, 2 min", (0.0,) * 7, 2, trials=80),
+    Cell("8 arms in groups of 3, mixed, 5 min", MIXED, 5, beside=3, trials=50),
+    Cell("8 arms, mixed, recommend, 5 min", MIXED, 5, answer_only=True, trials=50),
+    Cell("30 arms, equal, 5 min", (0.0,) * 29, 5, trials=40),
+    Cell("30 arms, mixed, recommend, 5 min", (*MIXED * 4, 0.1), 5, answer_only=True, trials=40),
 )
 
 
