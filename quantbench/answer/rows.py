@@ -85,7 +85,7 @@ def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
             row.attention_kernel, row.command = run.attention_kernel, run.repro
             row.prompt_tokens = run.prompt_tokens
             if arm.samples:
-                _add_samples(row, arm, run)
+                _add_samples(row, arm)
                 _add_energy(row, arm.facts.energy, run)
                 _add_estimate(row, arm.facts)
                 if readings := results.bandwidth.get(arm.facts.device):
@@ -120,16 +120,23 @@ def _add_quality(row: Row, arm: ArmResult) -> None:
             row.why_no_quality = why_not
 
 
-def _add_samples(row: Row, arm: ArmResult, run: Facts) -> None:
+def _add_samples(row: Row, arm: ArmResult) -> None:
     """What whole samples alone tell: the latency of single tokens, and who else used the cores."""
     if steps := [seconds for sample in arm.samples for seconds in sample.token_seconds]:
         row.token_p50_s, row.token_p90_s, row.token_p99_s = (
             float(value) for value in np.percentile(steps, (50, 90, 99))
         )
-    threads = run.environment.threads if run.device.type == "cpu" else 1
-    use = machine.together([sample.machine for sample in arm.samples if sample.machine])
-    if use is not None and machine.crowded(use, threads):
-        row.others = ", ".join(use.others())
+    row.others = others_said([arm])
+
+
+def others_said(arms: Sequence[ArmResult]) -> str | None:
+    """Who else used the cores while whole samples of these arms were taken; None where that was no
+    more than what the arms left idle."""
+    runs = [arm.run for arm in arms if arm.run]
+    threads = max((r.environment.threads for r in runs if r.device.type == "cpu"), default=1)
+    uses = [sample.machine for arm in arms for sample in arm.samples if sample.machine]
+    use = machine.together(uses)
+    return ", ".join(use.others()) if use and machine.crowded(use, threads) else None
 
 
 def _add_energy(row: Row, energies: Sequence[Energy | NotCounted], run: Facts) -> None:
