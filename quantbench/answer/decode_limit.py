@@ -43,7 +43,7 @@ def measure(
     """
     results = Results(settings, arms)
     assert settings.cycles
-    Session(Store(results, None), Rule(), command, probed=1).run()
+    Session(Store(results, None), Rule(), command).run()
     return results
 
 

@@ -8,9 +8,9 @@ satisfy every limit; where an interval contains a limit, the arm is named as unc
 quality there is no recommendation: a speed alone says nothing about the text.
 
 **What is recommended.** The fastest whole run; the smallest; and the best compromise, the arm with
-the highest speed-up ÷ memory ÷ exp(10 KL): a tenth more speed, a tenth less memory and 0.01 nats
-less KL count alike. Of arms that cannot be told from the fastest, the one with the least memory is
-taken, then the one with the least KL.
+the highest speed-up ÷ memory ÷ exp(10 KL), by point estimates: a tenth more speed, a tenth less
+memory and 0.01 nats less KL count alike. Of arms that cannot be told from the fastest, the one with
+the least memory is taken, then the one with the least KL.
 """
 
 import dataclasses
@@ -31,17 +31,20 @@ KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or m
 WIDE = 1.5  # the ends' quotient of a speed-up that says nothing
 SAME_MEMORY = 1.01  # peaks of equal runs differ by less
 UNKNOWN = "quality"  # a reason like the names of limits
+NONE = "No arm is shown to satisfy all limits"
 NAMED = 4  # arms that are listed by name; the rest are counted
 # Options that a comparison sets for itself.
 MEASURING = ("max_new_tokens", "write_result", "num_samples", "debug")
 PROGRAM = "quantbench"
 HEADINGS = {
-    "fastest": "the fastest within the limits",
-    "tied": "one of the fastest within the limits",
-    "unknown": "one of those that may be the fastest (too few cycles to tell; give more "
+    "fastest": "the fastest of those shown to be within the limits",
+    "tied": "not shown to be slower than any other within the limits",
+    "few cycles": "one of those that may be the fastest (too few cycles to tell; give more "
     "--max_minutes)",
+    "processes": "one of those that may be the fastest (what processes of one arm may differ by is "
+    "too much to tell; give more --processes)",
     "smallest": "the smallest",
-    "compromise": "the best compromise",
+    "compromise": "the best compromise by point estimates",
 }
 Best = Callable[[Collection[int]], set[int]]  # of these rows, those that may be the fastest
 
@@ -94,10 +97,14 @@ class _Arm:
     unclear: set[str] = field(default_factory=set)
 
     @property
-    def says_nothing(self) -> bool:
-        """Whether the speed-up is neither shown above nor below 1, and its ends are far apart."""
+    def says_nothing(self) -> str | None:
+        """What makes the ends of a speed-up, which is neither shown above nor below 1, lie far
+        apart; None where they do not."""
         low, high = self.speed.low or 0.0, self.speed.high or math.inf
-        return self.number != 0 and low < 1 < high and high > WIDE * low
+        if self.number == 0 or not low < 1 < high or high <= WIDE * low:
+            return None
+        wide = math.log(high / low) / 2 if low and math.isfinite(high) else math.inf
+        return "processes" if 2 * (self.row.floor or 0.0) ** 2 > wide**2 else "few cycles"
 
     @property
     def merit(self) -> float:
@@ -129,10 +136,10 @@ def recommend(
             "the text; leave --tokens out"
         )
     elif not within:
-        nothing = _relax(arms, limits)
-    return Recommendation(
-        limits, [] if nothing else _choices(rows[0], within, best), remarks, nothing
-    )
+        nothing = _relax(rows, arms, limits)
+    uncertain = [arm for arm in arms if arm.beyond and arm.beyond.keys() == arm.unclear]
+    choices = [] if nothing else _choices(rows[0], within, uncertain, best)
+    return Recommendation(limits, choices, remarks, nothing)
 
 
 def command(arguments: Sequence[str]) -> str:
@@ -190,8 +197,13 @@ def _arms(rows: Sequence[Row], limits: Limits) -> list[_Arm]:
     return arms
 
 
-def _choices(baseline: Row, arms: Sequence[_Arm], best: Best) -> list[Choice]:
+def _choices(
+    baseline: Row, arms: Sequence[_Arm], uncertain: Sequence[_Arm], best: Best
+) -> list[Choice]:
+    """arms: shown to be within the limits. uncertain: those that may be."""
     numbers = best([arm.number for arm in arms])
+    with_uncertain = best([arm.number for arm in (*arms, *uncertain)])
+    rivals = [arm.row.arm for arm in uncertain if arm.number in with_uncertain]
     tied = [arm for arm in arms if arm.number in numbers] or list(arms)
     answers = {
         "fastest": _smallest(tied, lambda arm: arm.kl),
@@ -205,14 +217,15 @@ def _choices(baseline: Row, arms: Sequence[_Arm], best: Best) -> list[Choice]:
     choices: list[Choice] = []
     for number, roles in picked.items():
         row = by_number[number].row
-        speed = "tied" if len(tied) > 1 else "fastest"
-        speed = "unknown" if by_number[number].says_nothing else speed
+        speed = by_number[number].says_nothing or ("tied" if len(tied) > 1 else "fastest")
         *others, last = (HEADINGS[speed if name == "fastest" else name] for name in roles)
         role = f"{', '.join(others)} and {last}" if others else last
         line = f"{'Or' if choices else 'Use'} {row.arm}: {role}; {said(row)}"
         if "fastest" in roles and len(tied) > 1:
             names = listed([arm.row.arm for arm in tied if arm.number != number])
             line += f"; not told apart from {names}"
+        if "fastest" in roles and rivals:
+            line += f"; {listed(rivals)}, which may exceed a limit, may be faster"
         verify = verifying(row.argv, baseline.argv)
         choices.append(Choice(row.arm, roles, line, command(row.argv), verify))
     return choices
@@ -230,9 +243,12 @@ def _remarks(rows: Sequence[Row], arms: Sequence[_Arm], limits: Limits) -> list[
     """What is not recommended, by reason; uncertain ones named."""
     reasons: dict[str, list[str]] = {}
     words = {**limits.words(), UNKNOWN: "quality not measured"}
+    not_timed = []  # under the limits of an earlier run
     for row in rows:
-        if row.dropped:
-            reasons.setdefault(row.dropped, []).append(row.arm)
+        if row.dropped and (why := _still_out(row, limits)):
+            reasons.setdefault(why, []).append(row.arm)
+        elif row.dropped:
+            not_timed.append(row.arm)
     uncertain = []
     for arm in arms:
         for name in arm.beyond:
@@ -248,7 +264,21 @@ def _remarks(rows: Sequence[Row], arms: Sequence[_Arm], limits: Limits) -> list[
         reasons["not measured"] = missing
     lines = [f"{why}: {listed(names)}" for why, names in reasons.items()]
     said_out = [f"Excluded: {'; '.join(lines)}"] if lines else []
-    return said_out + ([f"May exceed a limit: {listed(uncertain)}"] if uncertain else [])
+    said_out += [f"May exceed a limit: {listed(uncertain)}"] if uncertain else []
+    if not_timed:
+        said_out.append(
+            f"Not ruled out by these limits, but never timed, as that run's were stricter: "
+            f"{listed(not_timed)}; measure again to compare them"
+        )
+    return said_out
+
+
+def _still_out(row: Row, limits: Limits) -> str | None:
+    """Why an arm that was not timed is ruled out by these limits; None where it is not."""
+    if row.kl is None:
+        return row.dropped
+    beyond, unclear = exceeded(row, limits)
+    return next((limits.words()[name] for name in beyond if name not in unclear), None)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -257,10 +287,13 @@ def listed(names: Sequence[str]) -> str:
     return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED} more"
 
 
-def _relax(arms: Sequence[_Arm], limits: Limits) -> str:
+def _relax(rows: Sequence[Row], arms: Sequence[_Arm], limits: Limits) -> str:
     """Which limits to relax, and by how much, so that the nearest arm satisfies all of them."""
     if not arms:
-        return "No arm satisfies all limits: each was ruled out by its quality; raise --max_kl"
+        words = limits.words()
+        why = {_still_out(row, limits) for row in rows if row.dropped}
+        names = " and ".join(f"--{name}" for name, said in words.items() if said in why)
+        return f"{NONE}: each was ruled out before it was timed; relax {names or '--max_kl'}"
 
     def distance(arm: _Arm) -> float:
         far = 0.0
@@ -273,7 +306,7 @@ def _relax(arms: Sequence[_Arm], limits: Limits) -> str:
     known = [arm for arm in arms if UNKNOWN not in arm.beyond]  # the baseline's always is
     nearest = min(known or arms, key=distance)
     needed = " ".join(f"--{name} {_relaxed(name, value)}" for name, value in nearest.beyond.items())
-    return f"No arm satisfies all limits; the nearest, {nearest.row.arm}, needs {needed}"
+    return f"{NONE}; the nearest, {nearest.row.arm}, needs {needed}"
 
 
 def _relaxed(name: str, value: float) -> str:
@@ -305,15 +338,25 @@ def tuned(
         nothing = f"Nothing to answer: {baseline.arm} failed: {baseline.failed}"
         return Recommendation(limits, [], remarks, nothing)
     fastest = best(left)
-    faster = [n for n in left if rows[n].verdict == "faster" and n in fastest]
-    row, verify = baseline, ""
-    line = f"Keep {row.arm}: no setting is shown to be faster"
+    faster = [n for n in left if rows[n].verdict == "faster"]
+    taken, verify = 0, ""
+    line = f"Keep {baseline.arm}: no setting within the limits is shown to be faster"
     if faster:
-        row = rows[min(faster, key=lambda n: (changes[n], n))]
+        able = [n for n in faster if n in fastest] or faster
+        taken = min(able, key=lambda n: (changes[n], n))
+        row = rows[taken]
         line, verify = f"Take {row.arm}: {said(row)}", verifying(row.argv, baseline.argv)
-    tied = [rows[n].arm for n in sorted(fastest) if rows[n] is not row]
+    row = rows[taken]
+    tied = [rows[n].arm for n in sorted(fastest) if n != taken]
     if tied and len(left) > 1:
-        line += f"; not told apart from {listed(tied)}"
-        line += ", which change as many options or more" * bool(faster)
+        if taken in fastest:
+            line += f"; not told apart from {listed(tied)}"
+            fewest = min(changes[n] for n in fastest if n != taken)
+            line += ", which change as many options or more" * bool(
+                faster and fewest >= changes[taken]
+            )
+        else:
+            line += f"; {listed(tied)} may be faster still, but is not shown to be faster than "
+            line += baseline.arm
     choice = Choice(row.arm, ["fastest"], line, command(row.argv), verify)
     return Recommendation(limits, [choice], remarks)

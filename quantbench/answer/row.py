@@ -24,8 +24,8 @@ Verdict = Literal[
 class Row:
     """Figures in seconds, bytes and nats; None where they are not known.
 
-    Speeds of decoding and of prompts are those of turns, as the ratios are; tok_s, latencies of
-    tokens and peaks are of whole samples, as generate.py takes them.
+    Speeds are those of an arm's turns, as the ratios are; latencies of single tokens and peaks are
+    of whole samples, as generate.py takes them.
     """
 
     arm: str
@@ -38,15 +38,17 @@ class Row:
     weight_bytes: int | None = omitted()
     kv_cache_bytes: int | None = omitted()
     warm_up_steady: bool | None = omitted()
-    tok_s: float | None = omitted()  # of one row of the batch; mean over the samples, as in the log
+    tok_s: float | None = omitted()  # of one row, prompt included, as in the log
     tok_s_all_rows: float | None = omitted()
     prefill_tok_s: float | None = omitted()
     decode_tok_s: float | None = omitted()
     time_to_first_token_s: float | None = omitted()
-    weight_bytes_per_s: float | None = omitted()  # while it decodes
+    prompt_tokens: int | None = omitted()  # of each row
+    weight_bytes_per_s: float | None = omitted()  # tok_s × bytes of weights, as in the log
     token_p50_s: float | None = omitted()
     token_p90_s: float | None = omitted()
     token_p99_s: float | None = omitted()
+    others: str | None = omitted()  # who else used the cores while its samples were taken, if so
     bandwidth: float | None = omitted()  # bytes per second that the device reads
     bandwidth_probe: str | None = omitted()  # the op that read them
     limit_share: Interval | None = omitted()  # seconds that memory needs for a step ÷ measured
@@ -78,6 +80,7 @@ class Row:
     cycles: int = 0  # of turns, shared with the baseline
     noise: float | None = omitted()  # of a cycle's ratio: standard deviation of its logarithm
     floor: float | None = omitted()  # what processes add to the interval's half-width, a logarithm
+    floor_assumed: float | None = omitted()  # share of it that was not measured here; 1 is all
     why: list[str] = field(default_factory=list)  # reasons for being no faster than the baseline
     argv: list[str] = field(default_factory=list)  # the arm as options of generate.py
     command: str | None = omitted()  # that runs the arm

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quantbench import stats
 from quantbench.answer.compared import Compared
 from quantbench.answer.interval import Interval
 from quantbench.answer.limit import limit_share, median
@@ -18,6 +19,7 @@ from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import ArmResult, Kind, Results
 from quantbench.log.config import RunConfig
 from quantbench.quality.types import NoQuality, Quality
+from quantbench.run import machine
 from quantbench.run.energy import Energy, NotCounted, pooled
 from quantbench.run.facts import Facts, Summary
 from quantbench.run.shown import against
@@ -25,7 +27,7 @@ from quantbench.run.why import held_back, of_limit
 
 # Shares of what memory allows of a step. It reads activations as well, so a memory-bound arm stays
 # below 1.
-MEMORY_BOUND, NOT_MEMORY_BOUND = 0.6, 0.4
+MEMORY_BOUND, NOT_MEMORY_BOUND, ALL_OF_IT = 0.6, 0.4, 0.95
 
 
 def rows(results: Results, found: Compared | None = None) -> list[Row]:
@@ -42,34 +44,54 @@ def rows(results: Results, found: Compared | None = None) -> list[Row]:
     return made
 
 
-def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
+def limited(results: Results, number: int, found: Compared) -> Row:
+    """The row's memory, speeds and quality, which limits are about: without any interval.
+
+    Speeds are those of turns, as the ratios are; of whole samples where there are no turns."""
+    arm = results.arms[number]
     row = Row(arm.name, arm.failed, len(arm.samples))
     row.dropped, row.processes, row.argv = arm.dropped, arm.processes, arm.argv
+    _add_quality(row, arm)
+    if not arm.facts:
+        return row
+    row.peak_memory_bytes = dict(arm.facts.peak_memory_bytes)
+    if (run := arm.run) is None:
+        return row
+    row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
+    if arm.samples:
+        summary = Summary.of(arm.samples, run.config.batch_size, run.step_weight_bytes)
+        for name, value in vars(summary).items():
+            setattr(row, name, value)
+        first = arm.samples[0].process
+        peaks = [sample.peak_memory_bytes for sample in arm.samples if sample.process == first]
+        row.peak_memory_bytes["generate"] = {k: max(p[k] for p in peaks) for k in peaks[0]}
+        if number in found.turns:
+            row.tok_s = float(1 / found.turns[number].seconds.mean())
+            row.tok_s_all_rows = row.tok_s * run.config.batch_size
+            row.weight_bytes_per_s = summary.weight_bytes_per_s * row.tok_s / summary.tok_s
+        row.decode_tok_s = tok_s(results, number, "decode") or row.decode_tok_s
+        if prompts := results.turns(number, "prompt"):
+            row.prefill_tok_s = tok_s(results, number, "prompt")
+            row.time_to_first_token_s = statistics.fmean(turn.seconds for turn in prompts)
+    return row
+
+
+def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
+    row = limited(results, number, found)
     if arm.facts:
-        row.peak_memory_bytes = dict(arm.facts.peak_memory_bytes)
         row.warm_up_steady = arm.facts.ready.warm_up_steady
         if run := arm.run:
             row.scheme, row.kernel, row.decoder = run.scheme, run.kernel, run.decoder
             row.attention_kernel, row.command = run.attention_kernel, run.repro
-            row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
-            if not (run.compiled_step or run.compiled_prefill):  # it had no effect
-                row.argv = [
-                    word for word in arm.argv if word not in ("--compile", "--compile_prefill")
-                ]
+            row.prompt_tokens = run.prompt_tokens
             if arm.samples:
-                summary = _add_samples(row, arm, run)
-                # Speeds of the turns, in the place of those of the few whole samples.
-                if decode := tok_s(results, number, "decode"):
-                    row.decode_tok_s = decode
-                    row.weight_bytes_per_s = summary.weight_bytes_per_s * decode / summary.tok_s
-                row.prefill_tok_s = tok_s(results, number, "prompt") or row.prefill_tok_s
+                _add_samples(row, arm)
                 _add_energy(row, arm.facts.energy, run)
                 _add_estimate(row, arm.facts)
                 if readings := results.bandwidth.get(arm.facts.device):
                     row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
                     if run.config.speculate == RunConfig.speculate:  # a step gives one token
                         row.limit_share = limit_share(results, number, run.mean_step_bytes)
-    _add_quality(row, arm)
     _add_verdict(row, results, number, found)
     if arm.facts and arm.samples:
         row.why = reasons(row, arm.facts)
@@ -98,19 +120,23 @@ def _add_quality(row: Row, arm: ArmResult) -> None:
             row.why_no_quality = why_not
 
 
-def _add_samples(row: Row, arm: ArmResult, run: Facts) -> Summary:
-    summary = Summary.of(arm.samples, run.config.batch_size, run.step_weight_bytes)
-    for name, value in vars(summary).items():
-        setattr(row, name, value)
+def _add_samples(row: Row, arm: ArmResult) -> None:
+    """What whole samples alone tell: the latency of single tokens, and who else used the cores."""
     if steps := [seconds for sample in arm.samples for seconds in sample.token_seconds]:
         row.token_p50_s, row.token_p90_s, row.token_p99_s = (
             float(value) for value in np.percentile(steps, (50, 90, 99))
         )
-    first = arm.samples[0].process
-    peaks = [sample.peak_memory_bytes for sample in arm.samples if sample.process == first]
-    highest = {kind: max(peak[kind] for peak in peaks) for kind in peaks[0]}
-    row.peak_memory_bytes = (row.peak_memory_bytes or {}) | {"generate": highest}
-    return summary
+    row.others = others_said([arm])
+
+
+def others_said(arms: Sequence[ArmResult]) -> str | None:
+    """Who else used the cores while whole samples of these arms were taken; None where that was no
+    more than what the arms left idle."""
+    runs = [arm.run for arm in arms if arm.run]
+    threads = max((r.environment.threads for r in runs if r.device.type == "cpu"), default=1)
+    uses = [sample.machine for arm in arms for sample in arm.samples if sample.machine]
+    use = machine.together(uses)
+    return ", ".join(use.others()) if use and machine.crowded(use, threads) else None
 
 
 def _add_energy(row: Row, energies: Sequence[Energy | NotCounted], run: Facts) -> None:
@@ -151,27 +177,35 @@ def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> No
     else:
         whole = found.whole[number]
         one = found.decode.get(number, whole)
-        row.cycles, row.noise, row.floor = one.cycles, one.noise, one.floor
+        row.cycles, row.noise = one.cycles, one.noise
+        row.floor, row.floor_assumed = one.floor, one.assumed
         for name, kind in (("", found.whole), ("decode_", found.decode), ("prompt_", found.prompt)):
             if number in kind:
                 setattr(row, f"{name}speed_up", Interval.of(kind[number]).inverse)
         row.verdict = whole.verdict if np.isfinite(whole.half_width) else "too few cycles"
 
 
-def noise(rows: Sequence[Row], repeated: int) -> str:
-    """How noisy turns were and what processes differ by, as a sentence without a full stop.
-    repeated: cycles that do not count."""
+def noise(rows: Sequence[Row]) -> str:
+    """How noisy turns were and what processes differ by, as a sentence without a full stop."""
     known = [row for row in rows if row.cycles]
     if not known:
         return ""
     scatter, floor = (
         statistics.fmean(getattr(row, name) or 0.0 for row in known) for name in ("noise", "floor")
     )
-    again = f", {repeated} repeated as the memory's speed changed within them"
+    assumed, origin = max(row.floor_assumed or 0.0 for row in known), ""
+    if max(row.processes for row in known) < 2:
+        origin = (
+            f": all of it assumed ({stats.ASSUMED_FROM}), as one process of each cannot show it"
+        )
+    elif assumed > 0.5:
+        origin = (
+            f": assumed ({stats.ASSUMED_FROM}); of what is known {1 - assumed:.0%} is from here"
+        )
     return (
         f"a turn's ratio to the baseline's scattered by {scatter:.1%}, in "
-        f"{max(row.cycles for row in known)} cycles{again * bool(repeated)}; intervals allow "
-        f"±{floor:.1%} for what processes of one arm differ by"
+        f"{max(row.cycles for row in known)} cycles; intervals allow "
+        f"±{floor:.1%} for what processes of one arm differ by{origin}"
     )
 
 
@@ -184,8 +218,11 @@ def reasons(row: Row, arm: ArmFacts) -> list[str]:
     if share is None or row.bandwidth is None:
         return sentences
     sentence = of_limit(share.value, run.mean_step_bytes, row.bandwidth)
-    if share.value >= MEMORY_BOUND:
-        sentence = f"memory-bound: {sentence}; only fewer bytes make it faster"
+    if row.others:
+        sentence += f", while {row.others}"
+    elif share.value >= MEMORY_BOUND:
+        left = f", or a kernel {1 / share.value:.1f} × as fast at most" * (share.value < ALL_OF_IT)
+        sentence = f"mostly memory-bound: {sentence}; fewer bytes{left} would make it faster"
     elif share.value < NOT_MEMORY_BOUND:
         sentence += ": arithmetic or the cost of each call sets its speed"
     return [*sentences, sentence]

@@ -4,9 +4,9 @@
 An arm needs more turns while its interval is wide because of the turns' noise, and another process
 while it is wide because processes differ. Wide is more than `half_width`, or than a tenth of the
 effect; for arms that may be the fastest and are not alike, more than `half_width`. With
-`answer_only`, as for a recommendation, an arm also has enough once the nearer end of its interval
-shows that it is slower than the fastest, and not smaller than all that are faster: the answer
-cannot name it.
+`answer_only`, as for a recommendation, an arm also has enough once the answer cannot name it:
+another one, which is shown to satisfy every limit, is shown to be faster, takes no more memory,
+and is the better compromise.
 """
 
 import math
@@ -14,7 +14,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from quantbench.answer.compared import Compared
-from quantbench.answer.limits import Limits, Z, ruled_out
+from quantbench.answer.limits import Limits, Z, exceeded, memory_bytes, ruled_out
+from quantbench.answer.recommend import KL_WEIGHT
+from quantbench.answer.rows import limited
 from quantbench.bench.session import Rule
 from quantbench.bench.store import ArmResult, Results
 from quantbench.log.options import parse
@@ -24,7 +26,7 @@ from quantbench.quantize.spec import RECIPE, parse_scheme
 LEAST_PROCESSES = 2  # of each arm whose speed counts: the second is the check of the first
 OF_THE_EFFECT = 0.1
 FAR = 2.0  # times the limit of the KL: there a coarser variant of the scheme is not tried
-TOO_COARSE = "not tried, as a finer variant's KL is far above the limit"
+TOO_COARSE = "not tried, as a finer variant's KL is far above {:g}"
 ALIKE = 0.05  # arms that differ by less are one answer
 
 
@@ -43,7 +45,7 @@ class Enough(Rule):
         if not self.answer_only or own.quality is not None:
             return ruled_out(own.quality, self.limits) if self.answer_only else None
         hopeless = any(self._far(other) and _coarser(own, other) for other in results.arms)
-        return TOO_COARSE if hopeless else None
+        return TOO_COARSE.format(self.limits.max_kl) if hopeless else None
 
     def _far(self, arm: ArmResult) -> bool:
         quality, most = arm.quality, self.limits.max_kl
@@ -93,18 +95,26 @@ class Enough(Rule):
         return ratios.get(number, 0.0) > (1 + ALIKE) * min(ratios.values(), default=1.0)
 
     def _beaten(self, found: Compared, number: int) -> bool:
-        """Whether the answer cannot name the arm: another one that stays within the limits is shown
-        to be as fast, and takes less memory."""
+        """Whether the answer cannot name the arm."""
         if not self.answer_only or number not in found.whole:
             return False
-        results = found.results
+        low = found.whole[number].low
         return any(
-            other != number
-            and found.whole[other].high < found.whole[number].low
-            and _bytes(results, other) <= _bytes(results, number)
-            and results.arms[other].dropped is None
+            found.whole[other].high < low and self._outdoes(found, other, number)
             for other in found.whole
         )
+
+    def _outdoes(self, found: Compared, other: int, number: int) -> bool:
+        """Whether the answer takes another arm, which is faster, in this one's place."""
+        results = found.results
+        better, row = (limited(results, n, found) for n in (other, number))
+        is_unknown = bool(results.settings.tokens) and better.kl is None
+        if better.failed or better.dropped or is_unknown or exceeded(better, self.limits)[0]:
+            return False
+        less, more = memory_bytes(better) or math.inf, memory_bytes(row) or math.inf
+        gain = math.log(found.whole[number].low / found.whole[other].high)
+        gain += math.log(more / less) if math.isfinite(more) else 0.0
+        return less <= more and gain >= KL_WEIGHT * ((better.kl or 0.0) - (row.kl or 0.0))
 
 
 def _coarser(arm: ArmResult, than: ArmResult) -> bool:
@@ -122,9 +132,3 @@ def _coarser(arm: ArmResult, than: ArmResult) -> bool:
         else value == getattr(other, name)
         for name, value in vars(one).items()
     )
-
-
-def _bytes(results: Results, number: int) -> float:
-    """Weights and KV cache of an arm; infinite where they are not known."""
-    facts = results.arms[number].facts
-    return facts.run.weight_bytes + facts.run.kv_cache_bytes if facts and facts.run else math.inf

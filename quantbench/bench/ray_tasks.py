@@ -19,7 +19,7 @@ from typing import Any
 from quantbench.bench.cell_plan import CellPlan
 from quantbench.bench.cells import Cells, begin, left
 from quantbench.bench.process import environment
-from quantbench.bench.store import Ended, Left, Repeated, Results, Store, Turn, event_of
+from quantbench.bench.store import Ended, Left, Results, Store, Turn, event_of
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.about import machine
 from quantbench.log.config import RunConfig
@@ -129,7 +129,7 @@ def take(store: Store, lines: str) -> None:
     cycles = store.results.cycles
     for line in lines.splitlines():
         event = event_of(json.loads(line))
-        if isinstance(event, Turn | Repeated):
+        if isinstance(event, Turn):
             event = dataclasses.replace(event, cycle=event.cycle + cycles)
         if not isinstance(event, Ended):
             store.add(event)

@@ -4,9 +4,10 @@
 
 A cycle is one turn of decoding of every loaded arm, A B C, the next one C B A; every few cycles the
 prompt is read, too. States of a shared machine last longer than a cycle, so that they hit all arms,
-and what is compared are turns of one cycle. As many arms as fit are loaded at once, always with the
-baseline; further groups follow. Two processes of one arm differ by a percent or two for as long as
-they live, since their memory lies elsewhere, so each visit to an arm is a new process.
+and what is compared are turns of one cycle. Before each cycle the memory's speed is read and
+stored. As many arms as fit are loaded at once, always with the baseline; further groups follow. Two
+processes of one arm differ by a percent or two for as long as they live, since their memory lies
+elsewhere, so each visit to an arm is a new process.
 
 The rule decides what is enough (answer/stop.py); nothing here knows statistics. Arms that have
 several workloads measure one after the other with the same processes: cells of `latency`
@@ -21,7 +22,6 @@ from pathlib import Path
 
 from quantbench import files, unfinished
 from quantbench.bench import process
-from quantbench.bench.noise import Noise
 from quantbench.bench.pool import TURN, Command, DoesNotFit, Pool
 from quantbench.bench.store import Ended, Kind, Left, Results, Store
 from quantbench.errors import QuantbenchError
@@ -30,7 +30,6 @@ from quantbench.progress import Progress, duration
 MOST_BESIDE = 8  # arms next to the baseline: a cycle has to be shorter than the machine's states
 LEAST_CYCLES = 12  # of each process: there is no interval of fewer (stats/sequence.py)
 MOST_APART = 4  # cycles between two prompts, at most
-PROBED = 4  # cycles from one reading of the memory's speed, 0.1 s, to the next
 APART = 20  # turns of an arm that is loaded without the baseline, for lack of memory
 
 
@@ -80,18 +79,13 @@ class Session(Pool):
         store: Store,
         rule: Rule,
         command: Command = process.COMMAND,
-        probed: int = PROBED,
         has_turns: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        command, has_turns: as Pool takes them
-        probed: cycles from one reading of the memory's bandwidth to the next
-        """
+        """command, has_turns: as Pool takes them."""
         super().__init__(store, command, has_turns)
-        self.rule, self.probed, self.clock = rule, probed, clock
+        self.rule, self.clock = rule, clock
         self.arms = len(self.results.arms)  # of each place: arm `a` of place `p` is p * arms + a
-        self.noise = Noise()
         self.started = clock()
         self.loads, self.loading = 0, 0.0  # seconds
         self.before = 0  # processes that each arm of this visit has had
@@ -111,7 +105,7 @@ class Session(Pool):
                     why = "interrupted"
                 finally:
                     self.close()
-                self.store.add(Ended(why, self.clock() - self.started))
+                self.store.add(Ended(why, self.clock() - self.started, self.loading))
             if why != "interrupted":  # else --resume takes the quantized arms from there
                 self._forget(saved)
             elif not any(arm.turns for arm in self.results.arms):
@@ -246,10 +240,11 @@ class Session(Pool):
             self._measuring(every, taken + 1)
             order = [n for n in every if n == baseline or n in wanting]
             number = self.results.cycles
-            if self.is_paired and taken % self.probed == 0:
+            if self.is_paired:
                 self.probe(number, order)
             kinds = [k for k in self.kinds if k == "decode" or taken % prompts == 0]
-            taken += self._cycle(order, number, kinds)
+            self._cycle(order, number, kinds)
+            taken += 1
             wanting = [n for n in wanting if n in self.loaded]
             if taken >= least and self.clock() > ends:
                 break
@@ -257,8 +252,13 @@ class Session(Pool):
             if fixed or taken >= max(LEAST_CYCLES, asked + (before + taken) / 10):
                 wanting, asked = self.rule.wanting(self.results, wanting, taken), taken
 
-    def _cycle(self, arms: Sequence[int], number: int | None, kinds: Sequence[Kind]) -> bool:
-        return self.noise.cycle(self.store, number, arms, kinds, self.turn)
+    def _cycle(self, arms: Sequence[int], number: int | None, kinds: Sequence[Kind]) -> None:
+        """A turn of each kind of every arm, A B C, and C B A in odd cycles. Every cycle counts: a
+        rule that repeats disturbed cycles keeps those whose disturbance it did not see, which are
+        not alike for all places in the order. number: None for a cycle that only warms up."""
+        for kind in kinds:
+            for arm in arms if not number or number % 2 == 0 else arms[::-1]:
+                self.turn(arm, number, kind)
 
     def _apart_cycles(self, arms: Sequence[int]) -> int:
         """Cycles from one prompt to the next: a prompt takes as long as the turns between."""

@@ -27,7 +27,7 @@ from quantbench.quality.thresholds import TOKENS
 from quantbench.quality.types import NoQuality, Quality, QualityReference
 from quantbench.run.facts import Facts
 from quantbench.text import counted, shown
-from quantbench.typed_json import fields_to_json, from_json, omitted, parsed, require, to_json
+from quantbench.typed_json import from_json, omitted, parsed, require, to_json
 
 FORMAT = 1
 META, SAMPLES = "meta.json", "samples.jsonl"
@@ -89,13 +89,6 @@ class ArmSample(TimedSample):
 
 
 @dataclass(frozen=True)
-class Repeated:
-    """A cycle that does not count: the memory's speed changed within it (bench/noise.py)."""
-
-    cycle: int
-
-
-@dataclass(frozen=True)
 class Left:
     """An arm of which no more is measured. failed: for an error; else the answer needs no more."""
 
@@ -116,6 +109,7 @@ class Ended:
 
     why: str  # answered, processes, max_minutes, baseline failed, nothing to compare, interrupted
     seconds: float  # of this session
+    loading: float | None = omitted()  # of them, for loading arms and their quality
 
 
 EVENTS: dict[str, type] = {
@@ -123,7 +117,6 @@ EVENTS: dict[str, type] = {
     "scored": Scored,
     "turn": Turn,
     "sample": ArmSample,
-    "repeated": Repeated,
     "left": Left,
     "bandwidth": Bandwidth,
     "ended": Ended,
@@ -183,18 +176,14 @@ class Results:
     about: About | None = None
     limits: dict[str, Any] = field(default_factory=dict)  # from the command line, by option
     plan: dict[str, Any] | None = None  # of latency: its cells are the arms (bench/cell_plan.py)
-    repeated: set[int] = field(default_factory=set)  # cycles that do not count
     cycles: int = 0  # numbers that were given
     bandwidth: dict[str, list[Reading]] = field(default_factory=dict)  # by device
     ended: str | None = None
-    kept = (0, 0)  # bytes of samples.jsonl when it was read, and of its whole lines
+    end: Ended | None = None  # of the last session
 
     @staticmethod
     def begin(settings: Settings, arms: Sequence[ArmResult], write_result: str) -> "Results":
         return Results(settings, [*arms], write_result, about())
-
-    def to_json(self) -> dict[str, object]:
-        return {**fields_to_json(self), "repeated": sorted(self.repeated)}
 
     @property
     def baseline(self) -> ArmResult:
@@ -205,9 +194,8 @@ class Results:
         return [arm for arm in self.arms if arm.failed is None]
 
     def turns(self, arm: int, kind: Kind) -> list[Turn]:
-        """The arm's turns of this kind that count, in the order in which they were taken."""
-        turns = self.arms[arm].turns
-        return [turn for turn in turns if turn.kind == kind and turn.cycle not in self.repeated]
+        """The arm's turns of this kind, in the order in which they were taken."""
+        return [turn for turn in self.arms[arm].turns if turn.kind == kind]
 
     def apply(self, event: object) -> None:
         """Take in what happened."""
@@ -232,8 +220,6 @@ class Results:
                 self.cycles = max(self.cycles, event.cycle + 1)
             case ArmSample():
                 self.arms[event.arm].samples.append(event)
-            case Repeated(cycle):
-                self.repeated.add(cycle)
             case Left(number, why, True):
                 self.arms[number].failed = why
             case Left(number, why, False):
@@ -241,7 +227,7 @@ class Results:
             case Bandwidth(device, reading):
                 self.bandwidth.setdefault(device, []).append(reading)
             case Ended(why):
-                self.ended = why
+                self.ended, self.end = why, event
 
     def failure(self) -> str | None:
         """One line for arms that failed, with what to do; None where all went well. What was known
@@ -382,6 +368,8 @@ def _replay(results: Results, path: Path, named: str) -> None:
         raise UsageError(f"{named}: {SAMPLES}: {files.reason(path, error)}") from None
     whole = data[: data.rfind(b"\n") + 1]
     for number, line in enumerate(whole.splitlines(), 1):
+        if line.startswith(b'{"repeated"'):  # of an earlier version: its cycles count, too
+            continue
         try:
             event = event_of(parsed(line))
             _check(event, len(results.arms))

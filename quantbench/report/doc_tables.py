@@ -7,7 +7,8 @@ figure that was not measured is a dash.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,14 +26,12 @@ from quantbench.report import documents
 from quantbench.report.columns import Columns, interval, markdown, number, size, table, with_error
 from quantbench.report.documents import Block
 from quantbench.report.limit_tables import MODELS, PEERS
+from quantbench.report.tables import of_prompt
 from quantbench.typed_json import from_json
 
 R = TypeVar("R")
 T = TypeVar("T")
-TURNS_NOTE = (
-    "Speed-ups over the baseline, with 95 % intervals that hold for all arms together; a prompt "
-    "has 17 tokens unless the command says otherwise."
-)
+TURNS_NOTE = "Speed-ups over the baseline, with 95 % intervals that hold for all arms together."
 BROKEN_NOTE = (
     " *Broken*: KL is above 0.5 nats, and the speed is of no use; pictures "
     "show such a scheme in grey."
@@ -149,25 +148,52 @@ def _cache(record: Record) -> str:
 
 
 def speeds(words: Sequence[str]) -> str:
-    """speeds FILE [ARM …]: arms as `ab --output` left them in results.json; all that were measured,
-    or those named, underscores for the spaces in a name."""
-    path, *names = _file(words), *words[1:]
-    rows = [row for row in read(list[Row], path, "rows") if row.tok_s is not None]
+    """speeds FILE [FILE.json] [ARM …]: arms as `ab --output` left them in results.json; all that
+    were measured, or those named, underscores for the spaces in a name. A second file adds its
+    prompts' speed-ups, of another length, to the arms of the same name."""
+    path = _file(words)
+    others = [word for word in words[1:] if word.endswith(".json")]
+    names = [word for word in words[1:] if word not in others]
+    rows, captions = _timed(path), ""
+    columns = list(of_prompt(SPEEDS, rows))
+    for other in others:
+        longer = {row.arm: row for row in _timed(other)}
+        heading = of_prompt([PROMPT], [*longer.values()])[0][0]
+        column = heading, partial(_of_the_same_arm, longer)
+        columns.insert(SPEEDS.index(PROMPT) + 1, column)
+        captions += f"\n\n{heading}: {read(About, other, 'about').caption()}"
     if names:
         by_name = {row.arm.replace(" ", "_"): row for row in rows}
         if missing := [name for name in names if name not in by_name]:
             raise UsageError(f"{path} measured no arm {missing[0]}; it has {', '.join(by_name)}")
         rows = [by_name[name] for name in names]
     notes = TURNS_NOTE + BROKEN_NOTE * any(map(_is_broken, rows))
-    return _captioned(SPEEDS, rows, read(About, path, "about"), notes)
+    return _captioned(columns, rows, read(About, path, "about"), notes) + captions
 
 
+def _of_the_same_arm(rows: Mapping[str, Row], row: Row) -> str:
+    return PROMPT[1](rows[row.arm]) if row.arm in rows else "-"
+
+
+def _timed(path: str) -> list[Row]:
+    """Rows with a speed. Files of earlier versions have the prompt's length in the arms' facts."""
+    rows = read(list[Row], path, "rows")
+    arms = files.read_json("cannot read", path, LogError).get("arms") or [{}] * len(rows)
+    for row, arm in zip(rows, arms, strict=True):
+        row.prompt_tokens = row.prompt_tokens or (arm.get("facts") or {}).get("prompt_tokens")
+    return [row for row in rows if row.tok_s is not None]
+
+
+PROMPT: tuple[str, Callable[[Row], str]] = (
+    "prompt ×",
+    interval(lambda row: row.prompt_speed_up, ".2f"),
+)
 SPEEDS: Columns[Row] = [
     ("", lambda row: f"`{row.arm}`" + " (broken)" * _is_broken(row)),
     ("decode, tok/s", number(lambda row: row.decode_tok_s, ".1f")),
     ("of the limit", interval(lambda row: row.limit_share, ".0%")),
     ("decode ×", interval(lambda row: row.decode_speed_up, ".2f")),
-    ("prompt ×", interval(lambda row: row.prompt_speed_up, ".2f")),
+    PROMPT,
     ("weights", lambda row: size(row.weight_bytes or None)),
     ("peak memory", lambda row: size(memory_bytes(row))),
     ("KL, nats", with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f")),
@@ -203,14 +229,21 @@ TRUST: Columns[Simulated] = [
     ("sessions that were simulated", lambda row: str(row["cell"])),
     ("number", lambda row: str(row["sessions"])),
     (
-        "false verdicts (at most)",
-        lambda row: f"{row['false_verdicts']['share']:.1%} ({row['false_verdicts']['high']:.1%})",
+        "false verdicts (95 %)",
+        lambda row: "{share:.1%} ({low:.1%} to {high:.1%})".format(**row["false_verdicts"]),
     ),
     ("hold", lambda row: f"{row['covers']['share']:.1%}"),
-    ("hold in all states", lambda row: f"{row['covers_long_run']['share']:.1%}"),
     ("half-width", lambda row: f"{row['half_width']:.1%}"),
     ("after", lambda row: f"{row['seconds']:.0f} s"),
+    ("why more than 5 % err", lambda row: _beyond(row)),
 ]
+
+
+def _beyond(row: Simulated) -> str:
+    """Which limit of the method makes more than 5 % of sessions err."""
+    if row["false_verdicts"]["share"] <= 0.05:
+        return ""
+    return str(row["beyond"] or "chance: 5 % is within the interval")
 
 
 # ------------------------------------------------------------------------------------------ latency

@@ -11,8 +11,10 @@ from quantbench.answer.limit import caveats, span
 from quantbench.answer.limits import memory_said
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
-from quantbench.answer.rows import noise
+from quantbench.answer.rows import noise, others_said
 from quantbench.bench.store import Results
+from quantbench.errors import LogError
+from quantbench.progress import duration
 from quantbench.quality.thresholds import LEGEND, described
 from quantbench.quality.types import Quality
 from quantbench.report import html as page
@@ -27,6 +29,7 @@ from quantbench.typed_json import to_json
 TABLE, REPORT, PICTURE = "results.csv", "report.md", "pareto.svg"
 WRITTEN = (TABLE, REPORT, page.FILE, PICTURE)  # by `write`, in the folder of --output
 WITH_REASONS = 9  # arms up to which the terminal says why each is as slow as it is
+OVERRUN = 1.1  # times --max_minutes, from which the report says so
 ENDED = {
     "answered": "the answer is stable",
     "processes": "each arm had its --processes",
@@ -48,7 +51,7 @@ MAIN: Columns[Row] = [
     *ARM,
     ("decode tok/s", number(lambda row: row.decode_tok_s, ".2f")),
     ("× baseline", interval(lambda row: row.decode_speed_up, ".2f")),
-    ("prompt tok/s", number(lambda row: row.prefill_tok_s, ".1f")),
+    ("prompt, tok/s", number(lambda row: row.prefill_tok_s, ".1f")),
     ("× baseline", interval(lambda row: row.prompt_speed_up, ".2f")),
     ("peak memory", _peak_memory),
     ("KL, nats", with_error(lambda row: row.kl, lambda row: row.kl_standard_error, ".4f")),
@@ -58,7 +61,7 @@ MAIN: Columns[Row] = [
 # What fits 100 columns of a terminal: a report has all of MAIN.
 NARROW: Columns[Row] = [
     *ARM,
-    ("tok/s", number(lambda row: row.decode_tok_s, ".2f")),
+    ("decode tok/s", number(lambda row: row.decode_tok_s, ".2f")),
     ("× baseline", interval(lambda row: row.decode_speed_up, ".2f", "–")),
     ("prompt ×", interval(lambda row: row.prompt_speed_up, ".2f", "–")),
     ("peak", _peak_memory),
@@ -67,14 +70,15 @@ NARROW: Columns[Row] = [
 ]
 DETAILS: Columns[Row] = [
     *ARM,
-    ("tok/s", number(lambda row: row.tok_s, ".2f")),
-    ("whole run × baseline", interval(lambda row: row.speed_up, ".2f")),
+    ("whole run, tok/s", number(lambda row: row.tok_s, ".2f")),
+    ("× baseline", interval(lambda row: row.speed_up, ".2f")),
     ("first token", number(lambda row: row.time_to_first_token_s, ".2f", 1e3, " ms")),
-    ("token p50, p99", lambda row: f"{P50(row)}, {P99(row)}"),
+    ("token p50, p99 (of samples)", lambda row: f"{P50(row)}, {P99(row)}"),
     ("model size", lambda row: size(row.weight_bytes)),
     ("mem/s", number(lambda row: row.weight_bytes_per_s, ".2f", 1e-9, " GB/s")),
     ("of the limit", interval(lambda row: row.limit_share, ".0%")),
-    ("perplexity", number(lambda row: row.perplexity, ".3f")),
+    ("perplexity × baseline", interval(lambda row: row.perplexity_ratio, ".4f")),
+    ("quality on tokens", number(lambda row: row.tokens, "")),
     ("kernel", lambda row: row.kernel or "-"),
 ]
 IN_LEGEND = {"kl": "", "top1": "top-1: "}  # columns that need words, and their headings
@@ -82,14 +86,23 @@ IN_LEGEND = {"kl": "", "top1": "top-1: "}  # columns that need words, and their 
 
 def terminal(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
     """One table of a row an arm, remarks on it, and the answer last."""
-    lines = [aligned(NARROW, rows), "", *remarks(results, rows, reasons=len(rows) <= WITH_REASONS)]
+    columns = of_prompt(NARROW, rows, "")
+    lines = [aligned(columns, rows), "", *remarks(results, rows, reasons=len(rows) <= WITH_REASONS)]
     return "\n".join([*lines, "", answer.text()])
 
 
 def tables(rows: Sequence[Row]) -> list[list[list[str]]]:
     """The figures that a person reads; results.csv has all. Of each table the headings, then every
     row."""
-    return [cells(MAIN, rows), cells(DETAILS, rows)]
+    return [cells(of_prompt(MAIN, rows), rows), cells(DETAILS, rows)]
+
+
+def of_prompt(columns: Columns[Row], rows: Sequence[Row], unit: str = " tokens") -> Columns[Row]:
+    """The columns with the prompt's length in their headings: a ratio at 17 tokens is another one
+    than at 512."""
+    lengths = {row.prompt_tokens for row in rows if row.prompt_tokens}
+    named = f"prompt of {min(lengths)}{unit}" if len(lengths) == 1 else "prompt"
+    return [(heading.replace("prompt", named), show) for heading, show in columns]
 
 
 def markdown(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
@@ -98,7 +111,7 @@ def markdown(results: Results, rows: Sequence[Row], answer: Recommendation) -> s
         "report.md.j2",
         title=page.named(results),
         answer=answer,
-        tables=[in_markdown(columns, rows) for columns in (MAIN, DETAILS)],
+        tables=[in_markdown(columns, rows) for columns in (of_prompt(MAIN, rows), DETAILS)],
         remarks=remarks(results, rows),
         run=run,
         versions=[f"{name} {it}" for name, it in run.versions.items() if it] if run else [],
@@ -115,12 +128,17 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
         f"{processes} process{'es' * (processes != 1)} of an arm at most; it ended because "
         f"{ENDED.get(results.ended or '', 'it goes on')}"
     ]
+    lines += [sentence] if (sentence := _overrun(results)) else []
     if any(row.speed_up for row in rows):
         lines.append(_ratios(results))
-    lines += [sentence] if (sentence := noise(rows, len(results.repeated))) else []
-    best = [row.arm for row in rows if row.can_be_best]
-    if len(best) > 1 and any(row.can_be_best is False for row in rows):
-        lines.append(f"the fastest is one of these: {', '.join(best)}")
+    lines += [sentence] if (sentence := noise(rows)) else []
+    timed = [row for row in rows if row.can_be_best is not None]
+    best = [row.arm for row in timed if row.can_be_best]
+    if 1 < len(best) < len(timed):
+        lines.append(
+            f"of the {len(timed)} arms that were timed the fastest is, with 95 % confidence, one "
+            f"of these: {', '.join(best)}"
+        )
     lines += [
         f"identical plans: {arm.name} was measured for {'; '.join(arm.also)}, too"
         for arm in results.arms
@@ -129,7 +147,8 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     lines += _quality(results)
     for device, readings in results.bandwidth.items():
         lines += [
-            f"memory bandwidth of {device}: {span(readings)}, the speed limit of decoding",
+            f"memory of {device} was read at {span(readings)} ({readings[-1].probe}); decoding is "
+            "not faster than that allows, unless a cache holds a part of the weights",
             *caveats(readings),
         ]
     said: dict[str, list[str]] = {}  # a remark on several arms appears once
@@ -143,7 +162,18 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
         lines.append(f"{but if most else ', '.join(arms)}: {remark}")
     if not reasons and any(row.why for row in rows):
         lines.append("why each arm is as slow as it is: in the report (--output DIR, or -o md)")
+    if used := others_said(results.arms):
+        lines.append(f"{used} while samples were taken: speeds are not those of an idle machine")
     return lines
+
+
+def _overrun(results: Results) -> str:
+    """By how much the session took longer than --max_minutes, and why; "" where it did not."""
+    end, most = results.end, 60 * results.settings.max_minutes
+    if end is None or end.seconds <= OVERRUN * most:
+        return ""
+    took = f"it took {duration(end.seconds)} where --max_minutes allows {duration(most)}"
+    return f"{took}: loading arms and their quality took {duration(end.loading or 0.0)}"
 
 
 def _ratios(results: Results) -> str:
@@ -153,7 +183,8 @@ def _ratios(results: Results) -> str:
         whole = f"{run.prompt_tokens} prompt and {run.config.max_new_tokens} new tokens"
     return (
         "× baseline is the speed-up, above 1 is faster, with the 95 % interval that holds for all "
-        f"arms together at any time; the verdict is about a whole run of {whole}"
+        "arms together at any time; it compares turns of one cycle, where a speed is of all turns "
+        f"of its arm; the verdict is about a whole run of {whole}"
     )
 
 
@@ -167,6 +198,13 @@ def _quality(results: Results) -> list[str]:
         if of_model:
             tokens, window = [q.tokens for q in of_model], max(q.window or 0 for q in of_model)
             texts.append(described(results.settings.text, tokens, window, model))
+    counts: dict[int, list[str]] = {}
+    for arm in results.arms[1:]:
+        if isinstance(arm.quality, Quality) and arm.quality.kl is not None:
+            counts.setdefault(arm.quality.tokens, []).append(arm.name)
+    if len(counts) > 1:  # more are read for a KL near the limit
+        each = (f"{', '.join(names)} on {count}" for count, names in sorted(counts.items()))
+        texts[-1:] = [f"{texts[-1]} ({'; '.join(each)})"] if texts else []
     return [
         *([f"quality is of {'; of '.join(texts)}"] if texts else []),
         *(IN_LEGEND[name] + words for name, words in legend if name in IN_LEGEND),

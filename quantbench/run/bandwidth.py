@@ -13,6 +13,7 @@ from quantbench.ops.cpu import bandwidth as cpu
 
 BYTES = 1 << 30  # read in each measurement; with 256 MB, a cache of 480 MB kept a part of them
 REPEATS = 3  # readings, of which `measure` returns the median
+PARTS = 4  # of the block: a reading before each cycle takes three of them, in rotation
 TORCH, OURS = "torch.amax", "quantbench::cpu_read"  # the ops that can read
 
 
@@ -27,6 +28,7 @@ class Bandwidth:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.block = torch.ones(BYTES // 4, dtype=torch.int32, device=device)
+        self.next = 0  # part of the block
         self.read: Callable[[torch.Tensor], object] = torch.amax
         self.probe, self.caveat = TORCH, None
         if device.type == "cpu":
@@ -39,15 +41,18 @@ class Bandwidth:
                     f"{error}; shares of the limit are left out"
                 )
 
-    def measure(self) -> float:
-        """Bytes per second: the median of REPEATS readings."""
-        rates = []
+    def measure(self, parts: int = 1) -> float:
+        """Bytes per second: the median of REPEATS readings, each of the next of so many parts of
+        the block. A part has left the caches when it is read again."""
+        rates, blocks = [], self.block.chunk(parts)
         for _ in range(REPEATS):
+            self.next += 1
+            block = blocks[self.next % parts]
             devices.synchronize(self.device)
             started = time.perf_counter()
-            self.read(self.block)
+            self.read(block)
             devices.synchronize(self.device)
-            rates.append(BYTES / (time.perf_counter() - started))
+            rates.append(block.nbytes / (time.perf_counter() - started))
         return statistics.median(rates)
 
 

@@ -212,11 +212,11 @@ def judge(
     variation = statistics.stdev(tok_s) / statistics.fmean(tok_s) if len(tok_s) > 1 else None
     spread = Spread(len(tok_s), min(tok_s), max(tok_s), variation)
     scatters = (variation or 0) > MOST_SCATTER
-    crowded = machine is not None and _crowded(machine, threads)
-    if crowded or scatters:
+    is_crowded = machine is not None and crowded(machine, threads)
+    if is_crowded or scatters:
         reasons = [f"samples scatter {spread.most_tok_s / spread.least_tok_s:.1f} ×"] * scatters
         reasons += machine.others() if machine else []
-        advice = "on an idle machine" if crowded else "with longer samples (--max_new_tokens)"
+        advice = "on an idle machine" if is_crowded else "with longer samples (--max_new_tokens)"
         why = f"{'; '.join(reasons)}: not trustworthy; repeat it {advice}, or {IN_TURNS}"
         return Trust(spread, machine, load_average, False, why)
     if variation is None:
@@ -225,7 +225,7 @@ def judge(
     return Trust(spread, machine, load_average, True, None)
 
 
-def _crowded(machine: MachineUse, threads: int) -> bool:
+def crowded(machine: MachineUse, threads: int) -> bool:
     """Whether others used more than what the run's own threads leave idle."""
     taken = (machine.other_cores or 0) + (machine.stolen_cores or 0)
     idle = max(0, machine.cores - threads)

@@ -11,6 +11,6 @@ decided in answer/stop.py.
 
 from quantbench.stats.arms import Interval, Verdict, best, intervals
 from quantbench.stats.paired import Turns
-from quantbench.stats.processes import Floor
+from quantbench.stats.processes import ASSUMED_FROM, Floor
 
-__all__ = ["Floor", "Interval", "Turns", "Verdict", "best", "intervals"]
+__all__ = ["ASSUMED_FROM", "Floor", "Interval", "Turns", "Verdict", "best", "intervals"]

@@ -2,7 +2,7 @@
 
 An interval's half-width is the root of the squares of two parts, both logarithms: the noise of
 turns (`paired`), made valid at any time (`sequence`), and what processes differ by (`processes`),
-which is the same at every look and needs no allowance for looks.
+which no turn changes; a restart changes it, and has no allowance for the look that it is.
 
 All intervals of one call hold together. The noise of each has level ÷ arms (Bonferroni), as its
 variance is estimated arm by arm; the processes' part has the studentized maximum modulus, as all
@@ -40,6 +40,7 @@ class Interval:
     processes: int  # of the arm
     noise: float  # standard deviation of the log ratio of one cycle
     floor: float  # the part of the half-width that processes cause, as a logarithm
+    assumed: float = 1.0  # share of that part's degrees of freedom that no session measured
 
     @property
     def half_width(self) -> float:
@@ -75,6 +76,7 @@ def intervals(
             processes=len({segment.process for segment in one.segments}),
             noise=one.noise,
             floor=part,
+            assumed=now.assumed,
         )
     return result
 

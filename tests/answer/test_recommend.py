@@ -149,14 +149,62 @@ def test_a_speed_that_is_not_known_is_not_called_the_fastest(ends):
     assert line.endswith("not told apart from none")
 
 
+def test_where_processes_make_the_interval_wide_more_cycles_are_not_asked_for():
+    row = arm("a", 1.14, 0.5, speed_up=Interval(1.14, 0.7, 1.86), floor=0.45)
+    line = recommend([baseline(), row], Limits(), lambda among: set(among)).choices[0].line
+    assert "give more --processes)" in line and "--max_minutes" not in line
+
+
+def test_an_arm_that_may_be_within_the_limits_and_faster_is_named():
+    """MAYBE, 3.5 × as fast, may exceed the KL; int4wo-64, 2.9 ×, is shown to be within it."""
+    rows = [baseline(), INT4, MAYBE]
+    line = recommend(rows, Limits(), best(rows)).choices[0].line
+    assert line.startswith("Use int4wo-64: the fastest of those shown to be within the limits")
+    assert line.endswith("; uintx-3-64, which may exceed a limit, may be faster")
+    slower = [baseline(), INT4, arm("slow", 1.5, 3.0, 0.029, 0.002)]
+    assert "may be faster" not in recommend(slower, Limits(), best(slower)).choices[0].line
+
+
+def test_one_of_several_is_not_called_one_of_the_fastest():
+    """The smallest of those that are not told apart may be a fifth slower."""
+    rows = [baseline(), arm("a", 2.4, 2.0, speed_up=Interval(2.4, 1.9, 2.9)),
+            arm("b", 2.0, 1.5, speed_up=Interval(2.0, 1.6, 2.4))]  # fmt: skip
+    line = recommend(rows, Limits(), best(rows)).choices[0].line
+    assert line.startswith("Use b: not shown to be slower than any other within the limits, ")
+
+
+def test_limits_of_an_earlier_run_are_not_given_as_the_reason():
+    """As `recommend --from` a run with --max_kl 0.03 answers 0.1."""
+    dropped = {"dropped": "KL above 0.03", "kl_standard_error": 0.002}
+    kls = (("a", 0.05), ("b", 0.3), ("c", 0.101))
+    rows = [baseline(), INT8, *(Row(name, kl=kl, **dropped) for name, kl in kls)]
+    rows.append(Row("d", dropped="not tried, as a finer variant's KL is far above 0.03"))
+    assert recommend(rows, Limits(0.1), best(rows)).remarks == [
+        "Excluded: KL above 0.1: b; not tried, as a finer variant's KL is far above 0.03: d",
+        "Not ruled out by these limits, but never timed, as that run's were stricter: a, c; "
+        "measure again to compare them",
+    ]
+    (same,) = recommend(rows[:-1], Limits(), best(rows)).remarks
+    assert same == "Excluded: KL above 0.03: a, b, c"
+
+
+def test_what_ruled_every_arm_out_is_what_has_to_be_relaxed():
+    rows = [Row("a", dropped="top-1 below 0.95", kl=0.01, top1=0.9)]
+    answer = recommend(rows, Limits(min_top1=0.95), set)
+    assert answer.nothing == (
+        "No arm is shown to satisfy all limits: each was ruled out before it was timed; relax "
+        "--min_top1"
+    )
+
+
 def test_the_line_says_speed_memory_and_quality():
     prompt = Interval(3.0, 2.5, 3.5)
     rows = [baseline(), dataclasses.replace(INT8, prompt_speed_up=prompt, quality_model="tiny")]
     (choice,) = recommend(rows, Limits(), best(rows)).choices
     assert choice.line == (
-        "Use int8wo: the fastest within the limits, the smallest and the best compromise; decodes "
-        "1.90 × as fast (1.89 to 1.91), prompts 3.00 × as fast (2.50 to 3.50), 2.00 GB peak memory,"
-        " KL 0.005 on the model tiny (not noticeable)"
+        "Use int8wo: the fastest of those shown to be within the limits, the smallest and the best "
+        "compromise by point estimates; decodes 1.90 × as fast (1.89 to 1.91), prompts 3.00 × as "
+        "fast (2.50 to 3.50), 2.00 GB peak memory, KL 0.005 on the model tiny (not noticeable)"
     )
 
 
@@ -249,5 +297,20 @@ def test_a_tune_keeps_the_default_unless_another_is_shown_to_be_faster():
     row = arm("a", 1.005, 4, verdict="no difference shown")
     rows = [baseline(), row, arm("worse", 3.0, 4, 0.5)]
     answer = tuned(rows, Limits(), best(rows), [0, 1, 1])
-    assert answer.choices[0].line.startswith("Keep none: no setting is shown to be faster")
+    assert answer.choices[0].line.startswith(
+        "Keep none: no setting within the limits is shown to be faster"
+    )
     assert "KL above 0.03: worse" in answer.remarks[0] and not answer.choices[0].verify
+
+
+def test_a_tune_says_of_the_others_only_what_is_so():
+    """b changes fewer options and may be the fastest, but is not shown to be faster at all."""
+    wide = {"speed_up": Interval(2.0, 0.9, 4.0), "verdict": "no difference shown"}
+    rows = [baseline(), arm("a", 2.0, 4), arm("b", 2.0, 4, **wide)]
+    line = tuned(rows, Limits(), best(rows), [0, 2, 1]).choices[0].line
+    assert line.startswith("Take a: ") and line.endswith("; not told apart from b")
+    line = tuned(rows, Limits(), best(rows), [0, 1, 2]).choices[0].line
+    assert line.endswith("; not told apart from b, which change as many options or more")
+    line = tuned(rows, Limits(), lambda among: {2}, [0, 1, 2]).choices[0].line
+    assert line.startswith("Take a: ")  # which is shown to be faster than the default
+    assert line.endswith("; b may be faster still, but is not shown to be faster than none")

@@ -62,7 +62,7 @@ def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
     folder = tmp_path / "out"
     result = worked("recommend", *SMALL, "--output", folder)
     first, runs, verify, *remarks = result.stdout.splitlines()
-    assert first.startswith("Use fp6: the fastest within the limits, the smallest and the best")
+    assert first.startswith("Use fp6: the fastest of those shown to be within the limits, the ")
     assert "KL 0.02 (good)" in first and "decodes 2." in first
     assert "quantbench generate --quantization fp6 --checkpoint_path tiny" in runs
     assert "--compile" in runs and "--max_new_tokens" not in runs

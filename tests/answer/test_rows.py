@@ -11,7 +11,7 @@ from quantbench.answer.interval import Interval
 from quantbench.answer.limits import Limits
 from quantbench.answer.recommend import recommend
 from quantbench.answer.row import Row
-from quantbench.answer.rows import reasons, rows
+from quantbench.answer.rows import noise, reasons, rows
 from quantbench.bench.answers import ArmFacts
 from quantbench.log.config import RunConfig
 from quantbench.log.record import NO_COUNTER
@@ -100,6 +100,21 @@ def test_an_arms_estimate_goes_through_its_json():
     facts = dataclasses.replace(facts, energy=energy, no_estimate="reading takes 1.07 GB")
     read = ArmFacts.from_json(json.loads(json.dumps(facts.to_json())))
     assert read == facts
+
+
+@pytest.mark.parametrize(
+    ("processes", "assumed", "words"),
+    [
+        (1, 1.0, "differ by: all of it assumed (1.5 % between processes of an Intel Xeon on "),
+        (2, 0.77, "on 2026-11-21); of what is known 23% is from here"),
+        (4, 0.4, "what processes of one arm differ by"),
+    ],
+)
+def test_what_processes_differ_by_is_called_assumed_until_it_is_measured(processes, assumed, words):
+    measured = {"noise": 0.1, "floor": 0.046, "floor_assumed": assumed, "cycles": 20}
+    sentence = noise([Row("none"), Row("arm", processes=processes, **measured)])
+    assert words in sentence and "intervals allow ±4.6%" in sentence
+    assert sentence.endswith("differ by") == (assumed < 0.5)
 
 
 # ---------------------------------------------------------------------------- why it is slow

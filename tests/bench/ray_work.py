@@ -8,7 +8,7 @@ from pathlib import Path
 from quantbench.bench.cell_plan import CellPlan
 from quantbench.bench.cells import begin
 from quantbench.bench.ray_tasks import node
-from quantbench.bench.store import Ended, Ready, Repeated, Store, Turn
+from quantbench.bench.store import Ended, Ready, Store, Turn
 from quantbench.typed_json import from_json
 from tests.bench.facts import arm_facts
 
@@ -33,10 +33,9 @@ def work(task, timeout):
     kept = Store(begin(plan), None)
     for number in asked["cells"]:
         kept.add(Ready(number, 0, arm_facts(), node()))
-        for cycle in range(plan.runs + 1):
+        for cycle in range(plan.runs):
             kept.add(Turn(number, 0, cycle, "prompt", 100, 0.1))
             kept.add(Turn(number, 0, cycle, "decode", 2, 0.04, [0.02, 0.02]))
-    kept.add(Repeated(0))
     kept.add(Ended("complete", 1.0))
     kept.file.seek(0)
     return kept.file.read()

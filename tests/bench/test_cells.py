@@ -15,7 +15,6 @@ from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.why import Expected
 from tests.answer.latencies import ESTIMATE, plan
 from tests.bench.facts import arm_facts
-from tests.bench.world import Quiet
 
 
 @dataclass
@@ -29,7 +28,6 @@ class World:
     fails_to_load: set = field(default_factory=set)  # arms
     fits_beside: dict = field(default_factory=dict)  # other arms that each may have beside it
     energy: object = field(default_factory=lambda: NotCounted("no counter"))
-    disturbed: object = lambda cycle: False  # whether the memory's speed moves in it
     journal: list = field(default_factory=list)
     alive: list = field(default_factory=list)
 
@@ -96,7 +94,6 @@ def measure(monkeypatch, tmp_path):
         world = World(made, **(happens or {}))
 
         monkeypatch.setattr("quantbench.bench.pool.Process", world.start)
-        monkeypatch.setattr("quantbench.bench.session.Noise", lambda: Quiet(world))
         expected = Expected({"token_seconds": 0.03, **ESTIMATE})
         monkeypatch.setattr("quantbench.bench.pool.Pool.expected", lambda pool, facts: expected)
         if results is None:  # a new session has a new folder

@@ -109,7 +109,6 @@ def test_a_node_that_is_killed_in_the_middle(cluster, tmp_path):
             reasons = {cell.reason for cell in table.cells}
             assert len(reasons) == 1 and "lost twice: the Ray worker was lost" in reasons.pop()
         else:
-            # The first cycle of each task is repeated: cycles of one task are not the other's.
             assert all(len(cell.samples) == 4 and not cell.reason for cell in table.cells)
             last = tried[models.index(table.checkpoint)][-1][0]
             assert table.ran.machine.startswith(f"Ray node {last[:8]} ")

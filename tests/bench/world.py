@@ -12,7 +12,6 @@ import random
 from dataclasses import dataclass, field
 
 from quantbench.bench.answers import TurnTime
-from quantbench.bench.noise import Noise
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.session import Session
 from quantbench.log.options import parse
@@ -52,7 +51,6 @@ class World:
     taken: dict[int, int] = field(default_factory=dict)  # turns
     slowness: object = lambda now: 1.0  # of the machine at a time
     at_turn: object = None  # called before each turn
-    disturbed: object = lambda cycle: False  # whether the memory's speed moves in it
     readings: object = lambda number: 1e9  # bytes per second of an idle machine; None fails
     read: list = field(default_factory=list)  # those that were taken
     caveat: str | None = None  # of the readings
@@ -68,7 +66,6 @@ class World:
 
     def install(self, monkeypatch):
         monkeypatch.setattr("quantbench.bench.pool.Process", self.start)
-        monkeypatch.setattr("quantbench.bench.session.Noise", lambda: Quiet(self))
         monkeypatch.setattr("quantbench.plans.comparing.Session", self.session)
 
     def session(self, store, rule, **more):
@@ -87,20 +84,6 @@ class World:
     def order(self):
         """The arms in the order of their turns, neighbours once."""
         return [number for number, _ in itertools.groupby(self.asked("turn"))]
-
-
-class Quiet(Noise):
-    """Memory's speed moves in the cycles that the world says."""
-
-    def __init__(self, world):
-        self.world, self.cycles = world, 0
-
-    def read(self):
-        return 1e9
-
-    def moved(self, before, after):
-        self.cycles += 1
-        return self.world.disturbed(self.cycles - 1)
 
 
 class FakeProcess:

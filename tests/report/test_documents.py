@@ -107,6 +107,27 @@ def test_what_a_document_asks_for_in_vain(in_tmp):
         TABLES["speeds"](["ab.json", "fp6"])
 
 
+def test_speed_ups_of_prompts_stand_beside_each_other_by_their_length(in_tmp):
+    """Files of earlier versions have the length in the facts of an arm alone."""
+
+    def arm(name, ratio, **more):
+        return {"arm": name, "verdict": "faster", "tok_s": 2.0, "prompt_speed_up": ratio, **more}
+
+    facts = [{"facts": {"prompt_tokens": 17}}, {"facts": None}]
+    save("ab.json", rows=[arm("int8wo", [1.56, 1.4, 1.7]), arm("fp6", [1.2])], arms=facts)
+    save("long.json", rows=[arm("int8wo", [0.87, 0.8, 0.9], prompt_tokens=512)], arms=[{}])
+    lines = TABLES["speeds"](["ab.json", "long.json"]).splitlines()
+    assert "| prompt of 17 tokens × | prompt of 512 tokens × |" in lines[0]
+    assert "| 1.56 (1.40 to 1.70) | 0.87 (0.80 to 0.90) |" in lines[2]
+    assert "| 1.20 | - |" in lines[3]
+    assert [line for line in lines if "<sub>" in line] == [
+        CAPTION,
+        f"prompt of 512 tokens ×: {CAPTION}",
+    ]
+    alone = TABLES["speeds"](["ab.json", "int8wo"])
+    assert "prompt of 17 tokens ×" in alone and "512" not in alone
+
+
 def test_no_table_with_figures_is_typed_by_hand():
     """Outside of the blocks that are written, no cell of a table is a number alone; but in the log,
     each of whose entries has its command."""

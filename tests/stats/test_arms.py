@@ -32,7 +32,7 @@ def test_an_exchange_of_arm_and_baseline_inverts_the_interval():
 
 
 def test_the_unit_of_seconds_does_not_matter_and_further_arms_widen():
-    baseline, arms = session(np.random.default_rng(13), (0.1,) * 5)
+    baseline, arms = session(np.random.default_rng(13), (0.1,) * 5, between=0.0)
     scaled = {arm: dataclasses.replace(t, seconds=1000 * t.seconds) for arm, t in arms.items()}
     inverse = dataclasses.replace(baseline, seconds=1000 * baseline.seconds)
     found = intervals(baseline, arms, FLOOR)

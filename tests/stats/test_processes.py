@@ -54,6 +54,17 @@ def test_a_session_that_contradicts_the_prior_is_believed():
     assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.08, rel=0.15)
 
 
+def test_a_prior_that_is_contradicted_gives_its_degrees_of_freedom_up():
+    """One arm that differs by 20 % and one degree of freedom: of the prior's four of 1.5 % nearly
+    none are left, and what is left is measured. A session that agrees adds its own to the four."""
+    process = np.repeat([0, 1], 50)
+    baseline = Turns(np.arange(100), process, np.ones(100))
+    found = floor_after(baseline, {1: Turns(np.arange(100), process, np.exp(0.2 * process))})
+    assert found.freedom == pytest.approx(1, abs=0.1) and found.assumed < 0.1
+    agrees = floor_after(baseline, {1: Turns(np.arange(100), process, np.exp(0.03 * process))})
+    assert agrees.freedom == pytest.approx(5) and agrees.assumed == pytest.approx(0.8)
+
+
 def test_only_the_baseline_restarts():
     """Its one difference is shared by all arms: not one degree of freedom for each of them."""
     baseline, arms = session(np.random.default_rng(10), 0.02, arms=5)

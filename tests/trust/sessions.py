@@ -34,7 +34,7 @@ from quantbench.bench.session import Session
 from quantbench.bench.store import ArmResult, Results, Settings, Store
 from quantbench.log.about import about
 from quantbench.run.why import Expected
-from tests.trust.simulation import COVERAGE, FALSE_UPPER, ROOT, bounds
+from tests.trust.simulation import ERRS, ROOT, bounds
 
 SLOWER = 1.05
 SHARES, MEDIANS = ("false", "covers", "found"), ("ratio", "half_width", "seconds", "cycles")
@@ -125,7 +125,7 @@ def main(
     click.echo("\n".join(map(json.dumps, rows)))
     about_it = {"about": dataclasses.asdict(about()), "argv": argv, "minutes": minutes}
     path.write_text(json.dumps({**about_it, "rows": rows, "sessions": done}, indent=1) + "\n")
-    missed = [r for r in rows if r["false"]["low"] > FALSE_UPPER or r["covers"]["high"] < COVERAGE]
+    missed = [r for r in rows if r["false"]["low"] > ERRS or r["covers"]["high"] < 1 - ERRS]
     sys.exit(1 if missed else 0)
 
 
