@@ -6,7 +6,8 @@
 
 Neither parallel runs nor killed ones lose a line. A writer holds an exclusive flock on the file
 itself, writes its line with one write and ends with fsync. A partial line that a killed writer left
-is removed by the next writer. A write that fails is undone.
+is removed by the next writer, once its own line is written. A write that fails is undone: the bytes
+are what they were, and a new file is removed.
 """
 
 import json
@@ -32,8 +33,7 @@ def append(path: FilePath, line: str) -> None:
     """Add one line. A missing file is created, a missing folder is not.
 
     If the last line lacks its newline, it gets one, or is removed if it is a record cut short.
-    Raises LogError if the line cannot be written in full. Apart from that removal, the log is then
-    unchanged.
+    Raises LogError if the line cannot be written in full. The log is then unchanged.
     """
     _append(path, line, is_cut_short)
 
@@ -134,17 +134,44 @@ def _append(path: FilePath, line: str, is_cut_short: Callable[[str], bool]) -> N
     with as_log_error("append to", path):
         with suppress(FileNotFoundError):
             require_regular(path)
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        is_new = not os.path.exists(path)
+        descriptor = _locked(path)
         try:
-            lock(descriptor)  # os.close releases it
             tail = _tail(descriptor)
-            if tail and is_cut_short(tail.decode("utf-8", "surrogateescape")):
-                os.ftruncate(descriptor, os.fstat(descriptor).st_size - len(tail))
-            elif tail:
-                data = b"\n" + data
-            _write(descriptor, data)
+            is_cut = bool(tail) and is_cut_short(tail.decode("utf-8", "surrogateescape"))
+            _write(descriptor, b"\n" + data if tail else data)
+            if is_cut:  # only now, when the new line is safe
+                _move_back(path, data, os.fstat(descriptor).st_size - len(data) - len(tail) - 1)
+        except BaseException:
+            if is_new and os.fstat(descriptor).st_size == 0:
+                os.unlink(os.path.realpath(path))
+            raise
         finally:
             os.close(descriptor)
+
+
+def _locked(path: FilePath) -> int:
+    """The log, made if it is missing, with a lock on it that os.close releases."""
+    while True:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o666)
+        lock(descriptor)
+        with suppress(FileNotFoundError):  # removed by who made it, for want of space
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                return descriptor
+        os.close(descriptor)
+
+
+def _move_back(path: FilePath, data: bytes, place: int) -> None:
+    """Put the last line `data` where a line that was cut short begins. The file becomes shorter, so
+    the disk has the room."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, data, place)
+        os.ftruncate(descriptor, place + len(data))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write(descriptor: int, data: bytes) -> None:

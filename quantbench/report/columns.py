@@ -96,9 +96,9 @@ def cells(columns: Columns[R], rows: Sequence[R]) -> list[list[str]]:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], padded: bool = False) -> str:
-    """Markdown, without a line's end behind it. A | in a cell is escaped, unless it was. padded: a
-    column is as wide as its widest cell."""
-    rows = [[re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows]
+    """Markdown, without a line's end behind it. A | in a cell is escaped, unless it was, and a
+    line's end is a space. padded: a column is as wide as its widest cell."""
+    rows = [[re.sub(r"(?<!\\)\|", r"\|", re.sub(r"[\r\n]+", " ", c)) for c in row] for row in rows]
     widths = [0] * len(headings)
     if padded:
         widths = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]

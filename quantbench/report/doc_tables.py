@@ -81,7 +81,7 @@ def printed(words: Sequence[str]) -> str:
     if len(words) != 2:
         raise UsageError(f"what was printed is printed FILE JSON; given: {' '.join(words)}")
     text = files.read_text("cannot read", words[0], LogError)
-    return f"```\n{text.rstrip()}\n```\n\n{read(About, words[1], 'about').caption()}"
+    return f"{documents.fenced(text.rstrip())}\n\n{read(About, words[1], 'about').caption()}"
 
 
 # ------------------------------------------------------------------------------------------- runs

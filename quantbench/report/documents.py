@@ -14,8 +14,10 @@ dataclasses that write it; report/doc_tables.py has those of measured figures.
 import dataclasses
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from quantbench.errors import UsageError
@@ -23,11 +25,19 @@ from quantbench.log.config import RunConfig, option_table
 from quantbench.quality.thresholds import CLASSES
 from quantbench.quantize import spec
 from quantbench.report.columns import size, table
+from quantbench.text import shown
 from quantbench.typed_json import OMITTED
 
 Block = Callable[[Sequence[str]], str]  # from the words behind the block's name to Markdown
 BEGIN = re.compile(r"^<!-- readme: (?P<words>[^\n]*?) -->$", re.M)
 END = "<!-- end -->"
+FENCE = re.compile(r"^```+", re.M)
+TAG = re.compile(r"<(?!/?sub>)")
+MODULES = (  # whose documentation is written
+    *("quantbench.answer.recommend", "quantbench.answer.row", "quantbench.estimate.predict"),
+    *("quantbench.generate", "quantbench.log.about", "quantbench.models", "quantbench.quantize"),
+    *("quantbench.run.facts", "quantbench.run.machine"),
+)
 
 
 def rewritten(name: str, text: str, blocks: Mapping[str, Block]) -> str:
@@ -46,6 +56,7 @@ def rewritten(name: str, text: str, blocks: Mapping[str, Block]) -> str:
         if end < 0 or (following and following.start() < end):
             raise UsageError(f"{where}: {begin[0]} needs a line {END} after it")
         kind, *words = begin["words"].split() or [""]
+        _check_inside(where, Path(name), words)
         if kind not in blocks:
             raise UsageError(f"{where}: no table {kind!r}; there are {', '.join(blocks)}")
         try:
@@ -53,9 +64,37 @@ def rewritten(name: str, text: str, blocks: Mapping[str, Block]) -> str:
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             why = f"its data do not fit this table: {error}"
             raise UsageError(f"{where}: {begin[0]}: {why}") from error
-        written += [text[place : begin.end()], "\n\n", block, "\n"]
+        written += [text[place : begin.end()], "\n\n", _harmless(block), "\n"]
         place = end
     return "".join([*written, text[place:]])
+
+
+def _check_inside(where: str, document: Path, words: Sequence[str]) -> None:
+    """Raise UsageError for a file that does not lie below the document's folder."""
+    for word in words:
+        path = Path(os.path.realpath(word))
+        if os.path.lexists(word) and not path.is_relative_to(document.resolve().parent):
+            raise UsageError(f"{where}: {shown(word)} does not lie in the document's folder")
+
+
+def _harmless(block: str) -> str:
+    """The block without what would end it, and without HTML but for our captions'."""
+    lines, fence = [], ""
+    for line in block.split("\n"):
+        opened = FENCE.match(line)
+        if fence or opened:
+            lines.append(f" {line}" if line.startswith("<!--") else line)
+            fence = "" if line == fence else fence or (opened[0] if opened else "")
+        else:
+            lines.append(TAG.sub("&lt;", line))
+    return "\n".join(lines)
+
+
+def fenced(text: str) -> str:
+    """Text as a block of code, by a fence that it does not hold."""
+    longest = max(map(len, FENCE.findall(text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}\n{text}\n{fence}"
 
 
 # ------------------------------------------------------------------------------------- the program
@@ -184,10 +223,12 @@ def api(words: Sequence[str]) -> str:
 
 def _described(word: str, what: Any) -> Iterator[str]:
     name = word.replace(":", ".")
-    yield f"## {name}\n\n```\n{_signature(what)}\n\n{inspect.getdoc(what)}\n```"
+    described = fenced(f"{_signature(what)}\n\n{inspect.getdoc(what)}")
+    yield f"## {name}\n\n{described}"
     for method, function in vars(what).items() if isinstance(what, type) else ():
         if inspect.isfunction(function) and not method.startswith("_") and function.__doc__:
-            yield f"**{method}**\n\n```\n{_signature(function)}\n\n{inspect.getdoc(function)}\n```"
+            described = fenced(f"{_signature(function)}\n\n{inspect.getdoc(function)}")
+            yield f"**{method}**\n\n{described}"
 
 
 def _signature(what: Any) -> str:
@@ -200,6 +241,8 @@ def _signature(what: Any) -> str:
 
 def _named(word: str) -> Any:
     module, _, name = word.partition(":")
+    if module not in MODULES:  # importing runs a module's code
+        raise UsageError(f"{shown(word)} is of no module of {', '.join(MODULES)}")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

@@ -306,3 +306,24 @@ def test_check_names_every_bad_line(tmp_path):
     one, two, last = result.stdout.splitlines()
     assert one.startswith(f"{path}:4: column 23: ") and two.startswith(f"{path}:5: column 60: ")
     assert last == "2 records, 2 damaged lines"
+
+
+@pytest.mark.parametrize("fails", ["write", "fsync"])
+@pytest.mark.parametrize("before", [None, "", f"{LINE}\n", f"{LINE}\n{LINE[:40]}", "a heading"])
+def test_a_full_disk_leaves_the_bytes_that_were_there(tmp_path, monkeypatch, before, fails):
+    """Also a line that was cut short, which the next one replaces; and no new empty file."""
+    path = tmp_path / "log.txt"
+    if before is not None:
+        path.write_text(before)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, fails, full)
+        with pytest.raises(LogError, match="No space left on device"):
+            log.append(path, LINE)
+    assert (path.read_text() if path.exists() else None) == before
+    log.append(path, LINE)
+    whole = (before or "").removesuffix(LINE[:40])
+    assert path.read_text() == whole + "\n" * (whole == "a heading") + f"{LINE}\n"

@@ -137,3 +137,43 @@ def test_no_table_with_figures_is_typed_by_hand():
         text = re.sub(r"<!-- readme: .*?<!-- end -->", "", path.read_text(), flags=re.S)
         cells = re.findall(r"(?<=\|)\s*≤?[\d.,]+ ?(?:%|ms|s|GB|MB|tok/s|×)?\s*(?=\|)", text)
         assert cells == [], path.name
+
+
+def test_a_document_runs_no_other_code(tmp_path, monkeypatch):
+    """Not even quantbench's, but for the modules that the documentation is of."""
+    (tmp_path / "evilmodule.py").write_text("open('ran', 'w').close()\nX = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for kind in ("fields", "api"):
+        for word in ("evilmodule:X", "os:system", "quantbench.cli:key", "antigravity:x", ":"):
+            with pytest.raises(UsageError, match="is of no module of quantbench.answer"):
+                rewritten("R.md", f"<!-- readme: {kind} {word} -->\n<!-- end -->\n", TABLES)
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("way", ["absolute", "above", "link"])
+def test_a_document_shows_files_of_its_folder_alone(tmp_path, monkeypatch, way):
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (tmp_path / "secret").write_text("secret")
+    save("about.json")
+    Path("link").symlink_to(tmp_path / "secret")
+    word = {"absolute": str(tmp_path / "secret"), "above": "../secret", "link": "link"}[way]
+    block = f"<!-- readme: printed {word} about.json -->\n<!-- end -->\n"
+    with pytest.raises(UsageError, match="does not lie in the document's folder"):
+        rewritten("R.md", block, TABLES)
+
+
+def test_what_is_printed_stays_in_its_block(in_tmp):
+    save("about.json", command="x")
+    evil = "a\n```\n<!-- end -->\n<script>alert()</script>\n````\n<!-- readme: x -->\n"
+    Path("text").write_text(evil)
+    block = "<!-- readme: printed text about.json -->\n<!-- end -->\nbehind\n"
+    once = rewritten("R.md", block, TABLES)
+    assert rewritten("R.md", once, TABLES) == once and once.endswith("\n<!-- end -->\nbehind\n")
+    assert once.count("\n<!-- end -->") == 1 and once.count("\n`````\n") == 2
+    evil = {"x": lambda words: "<b>\n<!-- end -->\n<sub>kept</sub>"}
+    once = rewritten("R.md", "<!-- readme: x -->\n<!-- end -->\n", evil)
+    inner = "\n\n&lt;b>\n&lt;!-- end -->\n<sub>kept</sub>\n"
+    assert once == f"<!-- readme: x -->{inner}\n<!-- end -->\n"
