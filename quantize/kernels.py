@@ -14,7 +14,6 @@ from quantbench.quantize.kernel import Kernel, KernelLinear, RoundingLinear
 from quantbench.quantize.packages import PACKAGES
 from quantbench.quantize.packed import PackedWeight, product
 
-
 LEAST_INT_MM_ROWS = 17  # of torch._int_mm on CUDA
 BYTES = ("int8", "int8-static", "int8-bitsandbytes")  # activations whose numbers are int8
 

@@ -11,8 +11,6 @@ serves the others.
 import dataclasses
 import gc
 
-import torch
-
 from quantbench import devices, generate
 from quantbench.errors import KernelError, MemoryShortage
 from quantbench.models.llama import Transformer

@@ -13,7 +13,6 @@ from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
 from quantbench.answer.rows import noise, others_said
 from quantbench.bench.store import Results
-from quantbench.errors import LogError
 from quantbench.progress import duration
 from quantbench.quality.thresholds import LEGEND, described
 from quantbench.quality.types import Quality

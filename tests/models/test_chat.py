@@ -234,7 +234,7 @@ def test_a_template_that_cannot_be_used_is_refused_in_words(template, loaded, mo
 def test_what_is_no_unicode_is_replaced(loaded, monkeypatch):
     ours, _ = loaded["llama-3", "json"]
     monkeypatch.setattr(
-        ours, "chat_template", "{{ messages[0].content }}\\ud800".encode().decode("unicode-escape")
+        ours, "chat_template", b"{{ messages[0].content }}\\ud800".decode("unicode-escape")
     )
     expected = ours.encode("\ufffd\ufffd", bos=False)
     assert chat_of(ours, "hf").ask("\udcff")[0] == expected
@@ -285,7 +285,7 @@ TOKENS = {  # of tokenizer_config.json, and what the model's configuration calls
 
 @pytest.mark.parametrize("case", TOKENS)
 def test_special_tokens_are_the_tokenizers_own_words(case, tmp_path):
-    """And not those of the ids: where nothing opens a text, a template may still write bos_token."""
+    """Not those of the ids: where nothing opens a text, a template may still write bos_token."""
     from transformers import PreTrainedTokenizerFast
 
     config, ends = TOKENS[case]
