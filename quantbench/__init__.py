@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from quantbench.quantize import config
 
 __all__ = ["Generator", "__version__", "config", "load"]
-# In a checkout models, quantize, kv_cache and generate.py stand at the top. The links to them in this
-# folder, which tools follow, are plain files where Git makes no links: on Windows, and in a zip.
+# In a checkout models, quantize, kv_cache and generate.py stand at the top. The links to them in
+# this folder, which tools follow, are plain files where Git makes no links: on Windows, in a zip.
 _TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 if os.path.isfile(os.path.join(_TOP, "kv_cache", "base.py")):
     __path__.insert(0, _TOP)

@@ -180,6 +180,7 @@ class Results:
     bandwidth: dict[str, list[Reading]] = field(default_factory=dict)  # by device
     ended: str | None = None
     end: Ended | None = None  # of the last session
+    kept = (0, 0)  # bytes of samples.jsonl when it was read, and of its whole lines
 
     @staticmethod
     def begin(settings: Settings, arms: Sequence[ArmResult], write_result: str) -> "Results":

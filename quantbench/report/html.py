@@ -150,7 +150,7 @@ def named(results: Results) -> str:
 
 
 def title(results: Results) -> str:
-    """The title of a picture: TinyLlama-1.1B on a processor, decoder cpu-step, bfloat16, 2026-11-22."""
+    """The title of a picture: TinyLlama-1.1B on a processor, decoder cpu-step, bfloat16, a date."""
     run = first_run(results)
     return ", ".join([named(results), *_how(run), *([_date(results)] if run else [])])
 

@@ -204,7 +204,7 @@ def test_the_marker_after_an_answer_ends_the_next_one(loaded, monkeypatch):
 
 HOSTILE = {
     "{% for %}": (CheckpointError, "is not valid: line 1"),
-    "{{ raise_exception('system first') }}": (UsageError, "refuses this conversation: system first"),
+    "{{ raise_exception('system first') }}": (UsageError, "refuses this conversation: system"),
     "{{ messages.__class__.__mro__ }}": (UsageError, "fails: SecurityError"),
     "{{ 1 // 0 }}": (UsageError, "fails: ZeroDivisionError"),
     "{{ messages + 1 }}": (UsageError, "fails: TypeError"),
