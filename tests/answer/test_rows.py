@@ -145,7 +145,12 @@ def test_each_reason(facts, said):
 @pytest.mark.parametrize(
     ("share", "before", "after"),
     [
-        (0.6, "memory-bound: ", "; only fewer bytes make it faster"),
+        (0.97, "mostly memory-bound: ", "; fewer bytes would make it faster"),
+        (
+            0.6,
+            "mostly memory-bound: ",
+            "; fewer bytes, or a kernel 1.7 × as fast at most would make it faster",
+        ),
         (0.5, "", ""),  # between the two bounds nothing more is claimed
         (0.39, "", ": arithmetic or the cost of each call sets its speed"),
     ],
@@ -158,3 +163,7 @@ def test_how_near_a_step_is_to_what_the_machine_allows(share, before, after):
     assert reasons(row, arm) == [f"{before}{of_limit} (1.50 GB at 50.0 GB/s){after}"]
     assert reasons(dataclasses.replace(row, verdict="faster"), arm) == []
     assert reasons(ROW, arm) == []  # no readings, or no steps
+    crowded = dataclasses.replace(row, others="other processes used 1.4 of 2 cores")
+    assert reasons(crowded, arm) == [  # they may be the cause, and no other is given
+        f"{of_limit} (1.50 GB at 50.0 GB/s), while other processes used 1.4 of 2 cores"
+    ]
