@@ -185,7 +185,7 @@ class Machine(World):
         return self.levels[bisect(self.ends, now)] + self.cell.drift * drifted
 
     def burst(self, seconds: float) -> float:
-        """Seconds that bursts add to a turn of so many that begins now."""
+        """Seconds that bursts add to a turn that takes `seconds` without them and starts now."""
         first = bisect_left(self.bursts, self.now - BURST_SECONDS)
         met = self.bursts[first : bisect_left(self.bursts, self.now + seconds, first)]
         covered = sum(min(at + BURST_SECONDS, self.now + seconds) - max(at, self.now) for at in met)
