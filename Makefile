@@ -178,7 +178,7 @@ floor: .venv/installed
 	  --json build/floor.json
 	$(PY) -m quantbench.report.floor build/floor.json
 
-# Thousands of simulated sessions, a quarter of an hour, into docs/data/trust.json.
+# Thousands of simulated sessions, ten minutes, into docs/data/trust.json.
 trust: .venv/installed-dev
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(PY) -m tests.trust.simulation
 

@@ -240,7 +240,8 @@ class UintX(Spec):
 
     @property
     def plain(self) -> str:
-        loss = "small" if self.bits > 3 else "large" if self.bits == 3 else "very large"
+        losses = {1: "very large", 2: "very large", 3: "large", 4: "moderate"}
+        loss = losses.get(self.bits, "small")
         return super().plain.format(self.bits, loss)
 
     @property

@@ -105,7 +105,7 @@ class Enough(Rule):
         )
 
     def _outdoes(self, found: Compared, other: int, number: int) -> bool:
-        """Whether the answer takes another arm, which is faster, in this one's place."""
+        """Whether the answer takes `other`, which is faster, in the place of `number`."""
         results = found.results
         better, row = (limited(results, n, found) for n in (other, number))
         is_unknown = bool(results.settings.tokens) and better.kl is None

@@ -22,7 +22,11 @@ from quantbench.quality.thresholds import TOKENS, check_tokens
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, forms, parse
 from quantbench.text import aligned
 
-NOTE = "\n* start with these. GGUF: the type of llama.cpp's files that it compares with."
+NOTE = (
+    "\n* start with these. GGUF: the type of llama.cpp's files that it compares with.\n"
+    "Losses in words are of models of billions of weights. Small ones lose more: SmolLM2-135M has "
+    "a KL of 0.16 nats as fp6 and 0.39 as int4wo-64 (damaged); --measure gives that of a model."
+)
 
 
 @click.command(cls=Command)

@@ -36,7 +36,7 @@ from quantbench.run.energy import Energy, NotCounted
 from quantbench.text import counted, one_line
 
 INTERVAL, NO_INTERVAL = "95 % Interval", "none"
-NOT_REACHED = "not measured yet; --resume goes on"
+NOT_REACHED = "not measured yet"
 NOTE = (
     f"Percentiles are of sorted samples, by {INTERPOLATION}. Intervals of the averages are "
     f"{100 * CONFIDENCE:.0f} % by Student's t on their logarithms, over runs of one cell; "

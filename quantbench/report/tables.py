@@ -28,7 +28,7 @@ from quantbench.typed_json import to_json
 TABLE, REPORT, PICTURE = "results.csv", "report.md", "pareto.svg"
 WRITTEN = (TABLE, REPORT, page.FILE, PICTURE)  # by `write`, in the folder of --output
 WITH_REASONS = 9  # arms up to which the terminal says why each is as slow as it is
-OVERRUN = 1.1  # times --max_minutes, from which the report says so
+OVERRUN = 1.1  # times --max_minutes: sessions that took longer are reported
 ENDED = {
     "answered": "the answer is stable",
     "processes": "each arm had its --processes",

@@ -106,6 +106,21 @@ def test_every_arm_has_its_row(done):
     assert "KL divergence: not noticeable up to 0.01" in stdout
 
 
+def whole_runs(turns, new_tokens):
+    """Seconds of each prompt and of the steps of its cycle and those until the next one."""
+    runs = []
+    for turn in sorted(turns, key=lambda turn: (turn.cycle, turn.kind == "decode")):
+        if turn.kind == "prompt":
+            runs.append((turn.seconds, []))
+        elif runs:
+            runs[-1][1].append(turn)
+    return [
+        prompt + (new_tokens - 1) * sum(t.seconds for t in steps) / sum(t.tokens for t in steps)
+        for prompt, steps in runs
+        if steps
+    ]
+
+
 def test_figures_are_those_of_turns_and_samples(done):
     """Recomputed from the events in the folder, by other means."""
     folder, _, results = done
@@ -113,15 +128,17 @@ def test_figures_are_those_of_turns_and_samples(done):
     for arm, row in zip(kept.arms, results["rows"], strict=True):
         if row["failed"]:
             continue
-        whole = [s.prefill_seconds + s.decode_seconds for s in arm.samples]
-        assert row["tok_s"] == pytest.approx(statistics.fmean(4 / one for one in whole))
+        runs = whole_runs(arm.turns, new_tokens=4)
+        assert row["tok_s"] == pytest.approx(4 / statistics.fmean(runs))
+        prompts = [t.seconds for t in arm.turns if t.kind == "prompt"]
+        assert row["time_to_first_token_s"] == pytest.approx(statistics.fmean(prompts))
         steps = [t for s in arm.samples for t in s.token_seconds]
         assert row["token_p50_s"] == pytest.approx(statistics.median(steps))
         for name, kind in (("decode_tok_s", "decode"), ("prefill_tok_s", "prompt")):
             turns = [t for t in arm.turns if t.kind == kind]
             tokens, seconds = sum(t.tokens for t in turns), sum(t.seconds for t in turns)
             assert row[name] == pytest.approx(tokens / seconds)
-        rate = row["decode_tok_s"] * arm.run.step_weight_bytes
+        rate = row["tok_s"] * arm.run.step_weight_bytes
         assert row["weight_bytes_per_s"] == pytest.approx(rate)
         rates = {r["cycle"]: r["bytes_per_s"] for r in results["bandwidth"]["cpu"]}
         logs = [
@@ -178,7 +195,9 @@ def shown(results):
         yield f"{row['peak_memory_bytes']['generate']['resident'] / 1e6:.2f} MB"
         yield f"{row['weight_bytes_per_s'] / 1e9:.2f} GB/s"
         yield Interval(*row["limit_share"]).written(".0%")
-        yield f"{row['perplexity']:.3f}"
+        if ratio := row.get("perplexity_ratio"):
+            yield Interval(*ratio).written(".4f")
+        yield f"{row['tokens']}"
         if row["kl"] is not None:
             error = row["kl_standard_error"]
             yield f"{row['kl']:.4f}" + ("" if error is None else f" ± {error:.4f}")

@@ -75,7 +75,9 @@ def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
     del world.journal[:]
     again = run("--from", folder, "--max_kl", "0.01")
     assert again.exit_code == 0 and not world.journal
-    assert again.stdout.startswith("Use int8wo: ") and "KL above 0.01: fp6" in again.stdout
+    assert (
+        again.stdout.startswith("Use int8wo: ") and "KL above 0.01: uintx-2-64, fp6" in again.stdout
+    )
     none = run("--from", folder, "--max_memory", "2B")
     assert "needs --max_memory 0.01MB" in one_line(none) and none.exit_code == 1
 

@@ -13,12 +13,14 @@ from quantbench.answer.recommend import recommend
 from quantbench.answer.row import Row
 from quantbench.answer.rows import noise, reasons, rows
 from quantbench.bench.answers import ArmFacts
+from quantbench.bench.store import Ended
 from quantbench.log.config import RunConfig
 from quantbench.log.record import NO_COUNTER
-from quantbench.report.tables import joules_sentence, terminal
+from quantbench.report.tables import joules_sentence, remarks, tables, terminal
 from quantbench.run.energy import Energy, NotCounted
+from quantbench.run.machine import MachineUse
 from quantbench.run.shown import sentence
-from tests.answer.example_results import example_results
+from tests.answer.example_results import ARMS, example_results
 from tests.bench.facts import arm_facts
 
 
@@ -102,6 +104,60 @@ def test_an_arms_estimate_goes_through_its_json():
     assert read == facts
 
 
+def test_an_overrun_is_said_with_what_took_the_time():
+    results = example_results(arms=ARMS[:3])
+    assert "--max_minutes allows" not in said(results)
+    results.apply(Ended("max_minutes", 60 * results.settings.max_minutes * 1.5, 700.0))
+    assert (
+        "it took 15 min where --max_minutes allows 10 min: loading arms and their quality took "
+        "12 min" in said(results)
+    )
+
+
+def test_other_processes_stand_right_above_the_answer():
+    results = example_results(arms=ARMS[:3])
+    assert "other processes" not in said(results)
+    use = MachineUse(1.0, 2, 0.9, 1.4, 0.0, 12)
+    for arm in results.arms:
+        arm.samples = [dataclasses.replace(sample, machine=use) for sample in arm.samples]
+    words = "other processes used 1.4 of 2 cores"
+    assert rows(results)[1].others == words
+    above = said(results).partition("\nUse ")[0].rstrip().splitlines()[-1]
+    assert above == f"{words} while samples were taken: speeds are not those of an idle machine"
+
+
+def test_figures_of_quality_say_on_how_many_tokens_they_are():
+    """Perplexities of different tokens are not to be compared: the report has ratios to the
+    baseline's on the same tokens."""
+    results = example_results(arms=ARMS[:3])
+    arm = results.arms[2]
+    arm.quality = dataclasses.replace(arm.quality, tokens=510, window=64)
+    results.arms[1].quality = dataclasses.replace(results.arms[1].quality, window=64)
+    shown = said(results)
+    assert "quality is of 510 to 2048 tokens of the embedded texts, at most 64 at once" in shown
+    assert "(int8dq on 510; int8wo on 2048)" in shown
+    headings, *lines = tables(rows(results))[1]
+    assert "perplexity" not in headings
+    ratio, tokens = (headings.index(h) for h in ("perplexity × baseline", "quality on tokens"))
+    assert lines[0][ratio] == "-" and lines[2][ratio].startswith("1.0028 (1.00")
+    assert [line[tokens] for line in lines] == ["2048", "2048", "510"]
+
+
+def test_the_fastest_are_among_those_that_were_timed():
+    results = example_results(arms=ARMS[:4])
+    found = rows(results)
+    for row, can_be_best in zip(found, (False, True, True, None), strict=True):
+        row.can_be_best = can_be_best  # None: its KL ruled it out
+    assert (
+        "of the 3 arms that were timed the fastest is, with 95 % confidence, one of these: int8wo, "
+        "int8dq"
+    ) in remarks(results, found)
+    shown = said(results)
+    prompts = tables(rows(results))[0][0]
+    assert "prompt of 7 tokens, tok/s" in prompts and "prompt of 7 ×" in shown
+    assert "memory of cpu was read at 33.1 to 34.0 GB/s (a probe); decoding is not" in shown
+
+
 @pytest.mark.parametrize(
     ("processes", "assumed", "words"),
     [
@@ -145,7 +201,12 @@ def test_each_reason(facts, said):
 @pytest.mark.parametrize(
     ("share", "before", "after"),
     [
-        (0.6, "memory-bound: ", "; only fewer bytes make it faster"),
+        (0.97, "mostly memory-bound: ", "; fewer bytes would make it faster"),
+        (
+            0.6,
+            "mostly memory-bound: ",
+            "; fewer bytes, or a kernel 1.7 × as fast at most would make it faster",
+        ),
         (0.5, "", ""),  # between the two bounds nothing more is claimed
         (0.39, "", ": arithmetic or the cost of each call sets its speed"),
     ],
@@ -158,3 +219,7 @@ def test_how_near_a_step_is_to_what_the_machine_allows(share, before, after):
     assert reasons(row, arm) == [f"{before}{of_limit} (1.50 GB at 50.0 GB/s){after}"]
     assert reasons(dataclasses.replace(row, verdict="faster"), arm) == []
     assert reasons(ROW, arm) == []  # no readings, or no steps
+    crowded = dataclasses.replace(row, others="other processes used 1.4 of 2 cores")
+    assert reasons(crowded, arm) == [  # they may be the cause, and no other is given
+        f"{of_limit} (1.50 GB at 50.0 GB/s), while other processes used 1.4 of 2 cores"
+    ]
