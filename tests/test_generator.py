@@ -120,14 +120,14 @@ def test_decode_compiles_once_for_every_position(compilations, monkeypatch):
             assert compilations.frame_count == 1
 
 
-def test_caches_of_every_kind_compile_in_one_process():
+def test_caches_of_every_kind_compile_in_one_process(compilations):
     """Numbers that differ between them must not become variables of a graph. Prompts in chunks are
     compiled over int8."""
     model = small_model(layers=1)
     for cache in CACHES:
         chunks = {"compile_prefill": True, "prefill_chunk": 8} if cache == "int8" else {}
-        plain = Generator(model, 1, 64, cache)
-        compiled = Generator(model, 1, 64, cache, compile_decode=True, **chunks)
+        plain = Generator(model, 1, 64, cache, "modules")
+        compiled = Generator(model, 1, 64, cache, "modules", compile_decode=True, **chunks)
         for length in (19, 22):
             prompt = torch.randint(100, (1, length))
             tokens = plain.generate(prompt, 9).tokens

@@ -10,7 +10,7 @@ from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer
 
-ROWS, CONTEXT = 16, 256
+ROWS, CONTEXT = 32, 128
 
 
 def nats(cache, windows):
