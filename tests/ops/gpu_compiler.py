@@ -9,8 +9,8 @@ Raises what Triton or ptxas raises, or AssertionError for more shared memory tha
 import os
 import sys
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -62,10 +62,10 @@ def compile_instead(capability: int) -> list:
     return compiled
 
 
-def linear(compiled: list, capability: int) -> None:
+def linear(compiled: list, capability: int, forms: Collection[Any] = FORMS) -> None:
     from quantbench.ops.triton.linear import linear
 
-    for form in FORMS:
+    for form in forms:
         scale_dtype = torch.float8_e8m0fnu if form[0] == "fp4" else BFLOAT16
         weight = packed(form, 64, 1024, scale_dtype, zero=form[0] == "int" and form[2] == 64)
         for rows in (1, 63, 64):
@@ -74,33 +74,31 @@ def linear(compiled: list, capability: int) -> None:
     for dtype in (FLOAT16, FLOAT32):
         for rows in (2, 64):
             linear(torch.zeros(rows, 1028, dtype=dtype), others)
-    assert len(compiled) == 3 * len(FORMS) + 4
+    assert len(compiled) == 3 * len(forms) + 4
 
 
-def attention(compiled: list, capability: int) -> None:
+def attention(compiled: list, capability: int, problems: Collection[Any] = ATTENTION) -> None:
     from quantbench.ops.triton import attention
 
     attention._has_fp8 = lambda device: capability >= 89
     where = torch.zeros(2, dtype=torch.long)
-    for format, dtype, group, D in ATTENTION:
+    for format, dtype, group, D in problems:
         cache = CACHES[format](2, 2, 100, D, dtype, "cpu").stored("key", 2)
         query = torch.zeros(2, 2 * group, D, dtype=dtype)
         attention.decode_attention(query, cache, cache, where, where)
-    assert len(compiled) == 2 * len(ATTENTION)
+    assert len(compiled) == 2 * len(problems)
 
 
-def compile_for_gpus(kernel: str, capabilities: Collection[int]) -> None:
-    """For every capability, each in a process of its own, where Triton is not
-    interpreting. As many run at once as there are cores: a compiler takes one."""
+KERNELS = {"linear": (linear, FORMS), "attention": (attention, ATTENTION)}
 
-    def compiled(capability: int) -> None:
-        with seeds.naming(f"compute capability {capability}"):
-            finished("-m", "tests.ops.gpu_compiler", kernel, capability)
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        list(threads.map(compiled, capabilities))
+def compile_for_a_gpu(kernel: str, capability: int, drawn: Collection[int]) -> None:
+    """In a process of its own, where Triton is not interpreting. drawn: numbers of its problems."""
+    with seeds.naming((capability, drawn)):
+        finished("-m", "tests.ops.gpu_compiler", kernel, capability, *drawn)
 
 
 if __name__ == "__main__":
-    kernel, capability = {"linear": linear, "attention": attention}[sys.argv[1]], int(sys.argv[2])
-    kernel(compile_instead(capability), capability)
+    kernel, problems = KERNELS[sys.argv[1]]
+    capability, *drawn = map(int, sys.argv[2:])
+    kernel(compile_instead(capability), capability, [problems[i] for i in drawn] or problems)

@@ -15,7 +15,7 @@ from quantbench.ops.attend import attend
 from quantbench.ops.formats import Packed, dequantize
 from tests.ops import attention_contract, exact, linear_contract
 from tests.ops.exact import DTYPES
-from tests.ops.gpu_compiler import SHARED_MEMORY, compile_for_gpus
+from tests.ops.gpu_compiler import KERNELS, SHARED_MEMORY, compile_for_a_gpu
 from tests.ops.instructions import MARKS
 from tests.ops.linear_contract import Case
 from tests.ops.packed_weights import FORMATS, name, packed
@@ -34,10 +34,11 @@ kernel = attention_contract.TRITON
 attended = partial(attention_contract.check, kernel)
 
 
-@pytest.mark.parametrize("which", ["linear", "attention"])
+@pytest.mark.parametrize("which", KERNELS)
 def test_kernels_compile_for_gpus(which):
     """On any machine: Triton and ptxas need none for it. `make gpu-compile` takes all of them."""
-    compile_for_gpus(which, random.sample(sorted(SHARED_MEMORY), 1))
+    problems = random.sample(range(len(KERNELS[which][1])), 3)
+    compile_for_a_gpu(which, random.choice(sorted(SHARED_MEMORY)), problems)
 
 
 @ON_EVERY_DEVICE
