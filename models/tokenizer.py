@@ -76,7 +76,19 @@ def tokenizer_of(folder: Path, content: Mapping[str, bytes], vocab_size: int) ->
         )
     tokenizer.chat_template = hints.chat_template
     tokenizer.named = hints.names_of(tokenizer)
+    tokenizer.notes = (_opening(tokenizer, hints),)
     return tokenizer
+
+
+def _opening(tokenizer: "Tokenizer", hints: "Hints") -> str:
+    """Which token each text begins with, in a sentence without a full stop."""
+    id = tokenizer.bos_id
+    if id is not None:
+        name = next((name for name, other in tokenizer.special.items() if other == id), "a token")
+        return f"Each text begins with {name} (id {id})"
+    if hints.add_bos is False:
+        return "No token opens a text: add_bos_token is false"
+    return "No token opens a text: the tokenizer's file names none"
 
 
 class Tokenizer(ABC):
@@ -88,6 +100,7 @@ class Tokenizer(ABC):
     special: Mapping[str, int] = {}  # ids of the special tokens by their names, as "<|eot_id|>"
     chat_template: str | None = None  # the checkpoint's own, in Jinja
     named: Mapping[str, str] = {}  # special tokens as a chat template sees them: bos_token, …
+    notes: tuple[str, ...] = ()  # how texts are read, in sentences; a command prints them once
 
     def encode(self, text: str, bos: bool = True) -> list[int]:
         """The ids of `text`, after `bos_id` if there is one and `bos` is true.

@@ -36,6 +36,16 @@ _CUTS: dict[str, tuple[str | None, bool, bool]] = {
 _WHOLE_FIRST = ("llama-bpe", "tekken")  # a piece that is a token is not merged from its bytes
 _OPENS = ("llama-bpe", "tekken")  # with a token that opens a sequence, unless the file denies it
 
+NO_PATTERN = (
+    "The GGUF file lacks tokenizer.ggml.pre, the pattern by which text is cut: GPT-2's is used, "
+    "and ids may differ from the model's; convert or download the model again: newer ones have it"
+)
+
+
+def lacks_pattern(metadata: Mapping[str, Any]) -> bool:
+    """Whether a file of byte-level BPE does not name the pattern, as those of early 2024."""
+    return metadata.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in metadata
+
 
 def cut_of(described: Mapping[str, Any]) -> str | None:
     """The name in _CUTS of how a tokenizer.json of byte-level BPE cuts text; None where GGUF has no

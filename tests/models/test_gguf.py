@@ -309,6 +309,22 @@ def test_sentencepiece_out_of_a_file_is_the_same(tmp_path):
         assert getattr(kept, attribute) == getattr(ours, attribute)
 
 
+@pytest.mark.parametrize("pre", (None, "gpt-2"))
+def test_a_file_without_a_pattern_says_so(pre, tmp_path):
+    made, tokens = hugging_face.model("llama-2"), ["a", "b", "ab", "<s>"]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 3,
+        **({"tokenizer.ggml.pre": pre} if pre else {}),
+    }
+    path = written(tmp_path / "m.gguf", made, "llama", metadata=metadata)
+    opening, *others = open_checkpoint(str(path)).tokenizer(SIZES["vocab_size"]).notes
+    assert opening == "No token opens a text: add_bos_token is false"
+    assert ["tokenizer.ggml.pre" in note for note in others] == [True] * (pre is None)
+
+
 def put(new: bytes, at: int = 0, behind: bytes = b""):
     """Damage: overwrites len(new) bytes, from `at` bytes after the first `behind` on."""
 

@@ -252,6 +252,10 @@ def test_what_opens_a_text_is_the_configurations_word(config, expected, folders,
     files = {"tokenizer.json": description, "tokenizer_config.json": config}
     tokenizer = load_tokenizer(write_folder(tmp_path, files), PLENTY)
     assert tokenizer.bos_id == expected
+    opening = "No token opens a text: add_bos_token is false"
+    if expected is not None:
+        opening = f"Each text begins with {['<unk>', '<s>'][expected]} (id {expected})"
+    assert tokenizer.notes == (opening,)
     assert tokenizer.encode("the")[: -len(tokenizer.encode("the", bos=False))] == (
         [] if expected is None else [expected]
     )
