@@ -352,6 +352,51 @@ def test_a_corrupt_file_is_one_line(name, content, message, tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
+def _replace(pattern: dict) -> dict:
+    return {"type": "Replace", "pattern": pattern, "content": "xx"}
+
+
+def _split(regex: str) -> dict:
+    pattern = {"Regex": regex}
+    return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+
+
+HOSTILE = (  # parts of a tokenizer.json; what is refused; whether at once or with the text
+    ({"pre_tokenizer": _split("(x+x+)+y")}, "cannot encode this text: Onig: Regex", False),
+    ({"model": {"unk_token": "<no>", "byte_fallback": False}}, "Unk token `<no>`", False),
+    (
+        {"normalizer": {"type": "Sequence", "normalizers": [_replace({"String": "x"})] * 34}},
+        "its normalizer may make a text 1.72e+10 times as long; accepted is up to 1000",
+        True,
+    ),
+    (
+        {"normalizer": {"type": "Sequence", "normalizers": [_replace({"Regex": "x*"})] * 34}},
+        "its normalizer may make a text",
+        True,
+    ),
+    (
+        {"decoder": {"type": "Sequence", "decoders": [_replace({"String": "x"})] * 34}},
+        "its decoder may make a text",
+        True,
+    ),
+)
+
+
+@pytest.mark.parametrize(("parts", "message", "at_once"), HOSTILE)
+def test_what_the_library_cannot_encode_is_one_line(parts, message, at_once, tmp_path, capfd):
+    described = llama_2_json(sentencepiece_model())
+    model = {**described["model"], **parts.get("model", {})}
+    files = {"tokenizer.json": {**described, **parts, "model": model}}
+    folder = write_folder(tmp_path, files)
+    if at_once:
+        line = refusal(CheckpointError, load_tokenizer, folder, PLENTY)
+    else:
+        tokenizer = load_tokenizer(folder, PLENTY)
+        line = refusal(CheckpointError, tokenizer.encode, "x" * 40 + "漢!")
+    assert message in line and "tokenizer.json" in line
+    assert capfd.readouterr().err == ""
+
+
 # --- long and odd text ----------------------------------------------------------------------------
 
 ELEMENTS = ("the", "\n\n", "  ", "!!\n", " x", "12345", "'s", "é", "\u3000", "\t", ".", " \n ")
