@@ -369,6 +369,59 @@ def test_damage_is_said_in_one_line(message, tmp_path):
     assert message in refusal(CheckpointError, lambda: open_checkpoint(str(path)).config())
 
 
+BPE = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["a", "b", "ab", "<s>"],
+    "tokenizer.ggml.merges": ["a b"],
+    "tokenizer.ggml.token_type": [1, 1, 1, 3],
+    "tokenizer.ggml.bos_token_id": 3,
+    "tokenizer.ggml.add_bos_token": True,
+}
+
+
+@pytest.mark.parametrize("vocabulary", ("sentencepiece", "bpe"))
+def test_metadata_of_another_type_is_refused_in_one_line(vocabulary, tmp_path):
+    made = hugging_face.model("llama-2")
+    metadata = BPE if vocabulary == "bpe" else tokenizer_of_tiny()
+    metadata = {**metadata, "tokenizer.chat_template": "x", "llama.rope.dimension_count": 32}
+    whole = GgufFile(written(tmp_path / "w.gguf", made, "llama", metadata=metadata)).metadata
+    keys = [key for key in whole if key.startswith(("llama", "tokenizer", "general.arch"))]
+    assert len(keys) > 15
+    for key in keys:
+        size = len(whole[key]) if isinstance(whole[key], list) else 1
+        for value in ("x", 7, 1.5, True, ["x"] * size, [7] * size, [1.5] * size):
+            if type(value) is type(whole[key]) and not isinstance(value, list):
+                continue
+            if isinstance(value, list) and type(whole[key]) is list:
+                kinds = type(value[0]), type(whole[key][0])
+                if kinds[0] is kinds[1] or kinds == (int, float):
+                    continue
+            if type(whole[key]) is float and type(value) is int:
+                continue
+            with pytest.MonkeyPatch.context() as patch:
+                changed = _with(key, value)
+                patch.setattr("quantbench.models.formats.gguf_file.GgufFile._check_types", changed)
+                line = refusal(CheckpointError, _opened, tmp_path / "w.gguf")
+            assert "w.gguf" in line, (key, value)
+
+
+def _with(key: str, value):
+    check = GgufFile._check_types
+
+    def changed(file: GgufFile) -> None:
+        file.metadata[key] = value
+        check(file)
+
+    return changed
+
+
+def _opened(path: Path) -> None:
+    checkpoint = open_checkpoint(str(path))
+    checkpoint.config()
+    checkpoint.tokenizer(SIZES["vocab_size"])
+
+
 def test_a_folder_of_two_models_asks_for_one(tmp_path):
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF\3\0\0\0")
