@@ -12,10 +12,11 @@ is read through that one, because it alone knows the special tokens that were ad
 The libraries are imported where they are used: a run loads one of them, and starts faster.
 """
 
+import contextlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "c
 ENDINGS = ("</s>", "<|end_of_text|>", "<|eot_id|>")
 LLAMA_3_BEGINNING = "<|begin_of_text|>"
 UNFINISHED = "\ufffd"  # in the place of bytes that are no whole character
+
+MOST_GROWTH = 1000  # times as many characters: what replacing may make of a text
 
 MANY_SCRIPTS = "Größe 12,345.678 — naïve Ελληνικά русский 日本語 한국어 العربية 🙂"
 
@@ -76,7 +79,19 @@ def tokenizer_of(folder: Path, content: Mapping[str, bytes], vocab_size: int) ->
         )
     tokenizer.chat_template = hints.chat_template
     tokenizer.named = hints.names_of(tokenizer)
+    tokenizer.notes = (_opening(tokenizer, hints),)
     return tokenizer
+
+
+def _opening(tokenizer: "Tokenizer", hints: "Hints") -> str:
+    """Which token each text begins with, in a sentence without a full stop."""
+    id = tokenizer.bos_id
+    if id is not None:
+        name = next((name for name, other in tokenizer.special.items() if other == id), "a token")
+        return f"Each text begins with {name} (id {id})"
+    if hints.add_bos is False:
+        return "No token opens a text: add_bos_token is false"
+    return "No token opens a text: the tokenizer's file names none"
 
 
 class Tokenizer(ABC):
@@ -88,6 +103,7 @@ class Tokenizer(ABC):
     special: Mapping[str, int] = {}  # ids of the special tokens by their names, as "<|eot_id|>"
     chat_template: str | None = None  # the checkpoint's own, in Jinja
     named: Mapping[str, str] = {}  # special tokens as a chat template sees them: bos_token, …
+    notes: tuple[str, ...] = ()  # how texts are read, in sentences; a command prints them once
 
     def encode(self, text: str, bos: bool = True) -> list[int]:
         """The ids of `text`, after `bos_id` if there is one and `bos` is true.
@@ -215,13 +231,16 @@ class JsonTokenizer(Tokenizer):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or older ones warn at forks
         import tokenizers
 
-        try:
+        self._path = path
+        with _library(f"{path} is not a tokenizer.json we can read"):
             self._model = tokenizers.Tokenizer.from_str(data.decode())
-        except Exception as error:  # the library raises Exception itself, nothing narrower
-            reason = " ".join(str(error).split())
-            raise CheckpointError(
-                f"{path} is not a tokenizer.json we can read: {reason}"
-            ) from error
+        described = parsed(data)
+        for part in ("normalizer", "decoder"):
+            if (growth := _growth(described.get(part) or {})) > MOST_GROWTH:
+                raise CheckpointError(
+                    f"{path}: its {part} may make a text {growth:.3g} times as long; accepted is "
+                    f"up to {MOST_GROWTH}"
+                )
         self._model.no_truncation()
         self._model.no_padding()
         self._model.encode_special_tokens = True  # encode them as text when text contains them
@@ -232,14 +251,15 @@ class JsonTokenizer(Tokenizer):
             (id for id in vocabulary.values() if id < vocab_size or id not in special), default=-1
         )
         self.special = {name: id for id, name in special.items() if id < vocab_size}
-        decoder = parsed(data).get("decoder") or {}
+        decoder = described.get("decoder") or {}
         steps = {step.get("type") for step in decoder.get("decoders", [decoder])}
         if steps.isdisjoint(("ByteLevel", "Replace", "Metaspace")):
             raise CheckpointError(
                 f"{path} decodes by {', '.join(map(str, steps))}; accepted are byte-level and "
                 "sentencepiece-like tokenizers"
             )
-        template = self._model.encode("", add_special_tokens=True).ids
+        with _library(f"{path} cannot encode an empty text"):
+            template = self._model.encode("", add_special_tokens=True).ids
         opens = template and template[0] not in self._endings(hints)
         # Early Llama 3 files have no template, yet the model was trained with its beginning.
         usual = template[0] if opens else self.special.get(LLAMA_3_BEGINNING)
@@ -247,10 +267,12 @@ class JsonTokenizer(Tokenizer):
         self.eos_ids = self._endings(hints)
 
     def _encode(self, text: str) -> list[int]:
-        return self._model.encode(text, add_special_tokens=False).ids
+        with _library(f"{self._path} cannot encode this text"):
+            return self._model.encode(text, add_special_tokens=False).ids
 
     def _decode(self, ids: list[int]) -> str:
-        return self._model.decode(ids, skip_special_tokens=True)
+        with _library(f"{self._path} cannot decode these ids", quiet=False):
+            return self._model.decode(ids, skip_special_tokens=True)
 
     def encode_marked(self, text: str) -> list[int]:
         self._model.encode_special_tokens = False  # the library's own rules around a special token
@@ -258,6 +280,52 @@ class JsonTokenizer(Tokenizer):
             return self._encode(text)
         finally:
             self._model.encode_special_tokens = True
+
+
+@contextlib.contextmanager
+def _library(refusal: str, quiet: bool = True) -> Iterator[None]:
+    """Turn what the tokenizers library raises into a CheckpointError: `refusal` and its reason.
+
+    The library's panics are BaseExceptions, and write a stack to descriptor 2 first. quiet: not
+    even that; two system calls, too many for each new token.
+    """
+    stderr = _without_stderr() if quiet else contextlib.nullcontext()
+    try:
+        with stderr:
+            yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise CheckpointError(f"{refusal}: {' '.join(str(error).split())}") from None
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    try:
+        kept = os.dup(2)
+    except OSError:  # closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """How many times as long a normalizer's or decoder's replacements may make a text. Tables of
+    characters (Precompiled) are not counted: only the library can read them."""
+    growth = 1.0
+    for inner in step.get("normalizers") or step.get("decoders") or []:
+        growth *= _growth(inner)
+    if step.get("type") == "Replace":
+        found, content = step["pattern"].get("String"), len(step["content"])
+        growth *= max(1.0, content / len(found) if found else content + 1)
+    return growth
 
 
 class ByteTokenizer(Tokenizer):

@@ -300,7 +300,10 @@ class Gguf(MaybeQuantized):
         content = self.tokenizer_files()
         if not content:
             return ByteTokenizer(vocab_size)
-        return tokenizer_of(self.files[0], content, vocab_size)
+        tokenizer = tokenizer_of(self.files[0], content, vocab_size)
+        if gguf_tokenizer.lacks_pattern(self.metadata):
+            tokenizer.notes += (gguf_tokenizer.NO_PATTERN,)
+        return tokenizer
 
 
 def _number(value: Any) -> Any:

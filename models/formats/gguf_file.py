@@ -29,6 +29,7 @@ from torch import Tensor
 
 from quantbench import files
 from quantbench.errors import CheckpointError
+from quantbench.models.accepted import NAME, NAMES, POSITIVE, TRUTH, Accepts, list_of, whole
 from quantbench.models.formats.gguf_blocks import PACKED
 from quantbench.ops.formats import Packed
 from quantbench.text import shown
@@ -41,6 +42,28 @@ STACKED = "_exps"  # in names of tensors: all experts' matrices
 _EXPERT = re.compile(r"(?<=\.experts)\.(\d+)")
 _LEAST_TENSOR = 24  # bytes that the description of a tensor takes at least
 _PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "BF16": np.int16}
+
+
+_ID = whole(0)
+_IDS = list_of(_ID, "a list of whole numbers")
+_REALS = list_of(Accepts("", lambda value: type(value) in (int, float)), "a list of numbers")
+_TYPES = {  # what else would fail far from here, or mean something else
+    **dict.fromkeys(("general.architecture", "tokenizer.chat_template"), NAME),
+    **dict.fromkeys(("tokenizer.ggml.model", "tokenizer.ggml.pre"), NAME),
+    **dict.fromkeys(("tokenizer.ggml.tokens", "tokenizer.ggml.merges"), NAMES),
+    "tokenizer.ggml.scores": _REALS,
+    "tokenizer.ggml.token_type": _IDS,
+    **{f"tokenizer.ggml.{name}_token_id": _ID for name in ("bos", "eos", "eot", "eom", "unknown")},
+    **{f"tokenizer.ggml.add_{name}": TRUTH for name in ("bos_token", "space_prefix")},
+    "split.count": _ID,
+}
+_MODEL_TYPES = {  # behind "ARCHITECTURE."
+    **dict.fromkeys(("block_count", "context_length", "embedding_length"), _ID),
+    **dict.fromkeys(("attention.head_count", "attention.key_length", "rope.dimension_count"), _ID),
+    **dict.fromkeys(("expert_count", "attention.sliding_window"), _ID),
+    "rope.freq_base": POSITIVE,
+    "rope.scaling.type": NAME,
+}
 
 
 @dataclass(frozen=True)
@@ -110,9 +133,17 @@ class GgufFile:
             for _ in range(keys):
                 key = self._text()
                 self.metadata[key] = self._value(self._scalar("I"))
+            self._check_types()
             self.tensors = self._placed([self._described() for _ in range(tensors)])
         except struct.error:
             raise self._damaged("it ends within its header: fetch it again") from None
+
+    def _check_types(self) -> None:
+        prefix = f"{self.metadata.get('general.architecture')}."
+        for key, value in self.metadata.items():
+            accepts = _TYPES.get(key) or _MODEL_TYPES.get(key.removeprefix(prefix))
+            if accepts:
+                accepts.check(self.path, key, value)
 
     def _damaged(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {what}")

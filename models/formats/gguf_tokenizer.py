@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import NAME, NAMES, TRUTH
 from quantbench.models.tiktoken_file import LLAMA_3_SPLIT
 from quantbench.text import shown
 
@@ -35,6 +34,16 @@ _CUTS: dict[str, tuple[str | None, bool, bool]] = {
 }
 _WHOLE_FIRST = ("llama-bpe", "tekken")  # a piece that is a token is not merged from its bytes
 _OPENS = ("llama-bpe", "tekken")  # with a token that opens a sequence, unless the file denies it
+
+NO_PATTERN = (
+    "The GGUF file lacks tokenizer.ggml.pre, the pattern by which text is cut: GPT-2's is used, "
+    "and ids may differ from the model's; convert or download the model again: newer ones have it"
+)
+
+
+def lacks_pattern(metadata: Mapping[str, Any]) -> bool:
+    """Whether a file of byte-level BPE does not name the pattern, as those of early 2024."""
+    return metadata.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in metadata
 
 
 def cut_of(described: Mapping[str, Any]) -> str | None:
@@ -62,10 +71,10 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
     metadata says that there is none.
 
     file: the GGUF file, for messages. Raises CheckpointError for a kind that is not read, or
-    metadata that cannot be one.
+    metadata that cannot be one. metadata: of types that gguf_file.py checked.
     """
 
-    def get(key: str, default: Any, fits: Callable[[Any], bool]) -> Any:
+    def get(key: str, default: Any, fits: Callable[[Any], bool] = lambda value: True) -> Any:
         value = metadata.get(f"tokenizer.{key}", default)
         if value is not None and not fits(value):
             raise CheckpointError(f"{file}: tokenizer.{key} is {shown(value)}: not accepted")
@@ -75,20 +84,20 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
     if kind == "none":
         return {}
     pre = metadata.get("tokenizer.ggml.pre", "default")
-    tokens = get("ggml.tokens", [], NAMES.test)
+    tokens = get("ggml.tokens", [])
     if not tokens:
         raise CheckpointError(f"{file} holds no tokenizer.ggml.tokens")
 
     def numbers(value: Any) -> bool:
-        return isinstance(value, list) and len(value) == len(tokens)
+        return len(value) == len(tokens)
 
     ids = {
         name: get(f"ggml.{name}_token_id", None, range(len(tokens)).__contains__)
         for name in ("bos", "eos", "eot", "eom", "unknown")
     }
-    opens = get("ggml.add_bos_token", kind == "llama" or pre in _OPENS, TRUTH.test)
+    opens = get("ggml.add_bos_token", kind == "llama" or pre in _OPENS)
     bos, eos = (None if ids[name] is None else tokens[ids[name]] for name in ("bos", "eos"))
-    template = get("chat_template", None, NAME.test)
+    template = get("chat_template", None)
     notes = {"bos_token": bos, "add_bos_token": opens, "eos_token": eos, "chat_template": template}
     ends = [ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None]
     types = list(get("ggml.token_type", [_NORMAL] * len(tokens), numbers))
@@ -102,11 +111,11 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
             raise CheckpointError(
                 f"{file}: tokenizer.ggml.pre {shown(pre)} is not read; {', '.join(_CUTS)} are"
             )
-        merges = get("ggml.merges", [], NAMES.test)
+        merges = get("ggml.merges", [])
         name, data = "tokenizer.json", json.dumps(_json(tokens, types, merges, pre)).encode()
     elif kind == "llama":
         scores = get("ggml.scores", [0.0] * len(tokens), numbers)
-        prefix = get("ggml.add_space_prefix", True, TRUTH.test)
+        prefix = get("ggml.add_space_prefix", True)
         name, data = "tokenizer.model", _sentencepiece(tokens, types, scores, bos, eos, prefix)
     else:
         raise CheckpointError(

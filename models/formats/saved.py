@@ -19,6 +19,7 @@ others.
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,8 +122,12 @@ _PRECISION = Accepts(
 _TEXTS = Accepts("an object of texts", lambda value: _holds(value, NAME))
 _SUMS = list_of(whole(0, 1 << 32), "a list of whole numbers")
 _LAYERS = Accepts(
-    "an object with a scheme and a kernel for each layer",
-    lambda value: _holds(value, list_of(NAME, "", 2)),
+    "an object with the names of a scheme and a kernel for each layer, by names as layers.0.x",
+    lambda value: (
+        _holds(value, list_of(NAME, "", 2))
+        and all(re.fullmatch(r"\w+(\.\w+)*", name) for name in value)
+        and all(re.fullmatch(r"[\w-]*", kernel) for _, kernel in value.values())
+    ),
 )
 
 

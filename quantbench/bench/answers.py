@@ -24,6 +24,7 @@ class _Keys(Expected):
     peak_memory_bytes: Peaks
     kernels: dict[str, str | None] | None = None  # why each of the scheme's cannot run, if so
     about: str | None = None  # version and settings of another runtime
+    notes: list[str] = dataclasses.field(default_factory=list)  # how its texts are read
     # For each of the arm's processes the seconds from its start to its first sample, by phase:
     # import, load (reading weights), quantize (and pack), quality, compile, warm_up, energy.
     start_seconds: list[dict[str, float]] = dataclasses.field(default_factory=list)

@@ -91,6 +91,8 @@ class Pool(ABC):
             facts = worker.answer(ArmFacts, "get_ready", **first)
             if arm.facts is None:
                 facts = dataclasses.replace(facts, **vars(self.expected(facts)))
+                for note in facts.notes if number == 0 else ():
+                    self.progress.say(note)
             self.store.add(Ready(number, arm.processes, facts))
             self._samples(number, worker)
         except WorkerFailed as error:

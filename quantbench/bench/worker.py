@@ -171,6 +171,7 @@ class Worker:
             run=run,
             kernels=available(scheme, plan.device, plan.precision) if scheme else {},
             energy=[energy],
+            notes=list(plan.tokenizer.notes),
             estimate=self._estimate(run) if estimate else None,
         )
 

@@ -90,6 +90,8 @@ def measure(
             "against full precision: give that checkpoint, and --quantization"
         )
     plan = begin(make_plan(config))
+    for note in plan.tokenizer.notes:
+        say(note)
     if judge := calibrated_on(plan, text):
         raise UsageError(
             f"--quantization {plan.spec} is calibrated on {judge}, which judges its quality; give "

@@ -309,6 +309,22 @@ def test_sentencepiece_out_of_a_file_is_the_same(tmp_path):
         assert getattr(kept, attribute) == getattr(ours, attribute)
 
 
+@pytest.mark.parametrize("pre", (None, "gpt-2"))
+def test_a_file_without_a_pattern_says_so(pre, tmp_path):
+    made, tokens = hugging_face.model("llama-2"), ["a", "b", "ab", "<s>"]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 3,
+        **({"tokenizer.ggml.pre": pre} if pre else {}),
+    }
+    path = written(tmp_path / "m.gguf", made, "llama", metadata=metadata)
+    opening, *others = open_checkpoint(str(path)).tokenizer(SIZES["vocab_size"]).notes
+    assert opening == "No token opens a text: add_bos_token is false"
+    assert ["tokenizer.ggml.pre" in note for note in others] == [True] * (pre is None)
+
+
 def put(new: bytes, at: int = 0, behind: bytes = b""):
     """Damage: overwrites len(new) bytes, from `at` bytes after the first `behind` on."""
 
@@ -351,6 +367,59 @@ def test_damage_is_said_in_one_line(message, tmp_path):
     if message in DAMAGES:
         path.write_bytes(DAMAGES[message](path.read_bytes()))
     assert message in refusal(CheckpointError, lambda: open_checkpoint(str(path)).config())
+
+
+BPE = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["a", "b", "ab", "<s>"],
+    "tokenizer.ggml.merges": ["a b"],
+    "tokenizer.ggml.token_type": [1, 1, 1, 3],
+    "tokenizer.ggml.bos_token_id": 3,
+    "tokenizer.ggml.add_bos_token": True,
+}
+
+
+@pytest.mark.parametrize("vocabulary", ("sentencepiece", "bpe"))
+def test_metadata_of_another_type_is_refused_in_one_line(vocabulary, tmp_path):
+    made = hugging_face.model("llama-2")
+    metadata = BPE if vocabulary == "bpe" else tokenizer_of_tiny()
+    metadata = {**metadata, "tokenizer.chat_template": "x", "llama.rope.dimension_count": 32}
+    whole = GgufFile(written(tmp_path / "w.gguf", made, "llama", metadata=metadata)).metadata
+    keys = [key for key in whole if key.startswith(("llama", "tokenizer", "general.arch"))]
+    assert len(keys) > 15
+    for key in keys:
+        size = len(whole[key]) if isinstance(whole[key], list) else 1
+        for value in ("x", 7, 1.5, True, ["x"] * size, [7] * size, [1.5] * size):
+            if type(value) is type(whole[key]) and not isinstance(value, list):
+                continue
+            if isinstance(value, list) and type(whole[key]) is list:
+                kinds = type(value[0]), type(whole[key][0])
+                if kinds[0] is kinds[1] or kinds == (int, float):
+                    continue
+            if type(whole[key]) is float and type(value) is int:
+                continue
+            with pytest.MonkeyPatch.context() as patch:
+                changed = _with(key, value)
+                patch.setattr("quantbench.models.formats.gguf_file.GgufFile._check_types", changed)
+                line = refusal(CheckpointError, _opened, tmp_path / "w.gguf")
+            assert "w.gguf" in line, (key, value)
+
+
+def _with(key: str, value):
+    check = GgufFile._check_types
+
+    def changed(file: GgufFile) -> None:
+        file.metadata[key] = value
+        check(file)
+
+    return changed
+
+
+def _opened(path: Path) -> None:
+    checkpoint = open_checkpoint(str(path))
+    checkpoint.config()
+    checkpoint.tokenizer(SIZES["vocab_size"])
 
 
 def test_a_folder_of_two_models_asks_for_one(tmp_path):

@@ -252,6 +252,10 @@ def test_what_opens_a_text_is_the_configurations_word(config, expected, folders,
     files = {"tokenizer.json": description, "tokenizer_config.json": config}
     tokenizer = load_tokenizer(write_folder(tmp_path, files), PLENTY)
     assert tokenizer.bos_id == expected
+    opening = "No token opens a text: add_bos_token is false"
+    if expected is not None:
+        opening = f"Each text begins with {['<unk>', '<s>'][expected]} (id {expected})"
+    assert tokenizer.notes == (opening,)
     assert tokenizer.encode("the")[: -len(tokenizer.encode("the", bos=False))] == (
         [] if expected is None else [expected]
     )
@@ -345,6 +349,51 @@ def test_a_corrupt_file_is_one_line(name, content, message, tmp_path, capfd):
     folder = write_folder(tmp_path, {"tokenizer.model": sentencepiece_model(), name: content})
     line = refusal(CheckpointError, load_tokenizer, folder, PLENTY)
     assert message in line and name in line
+    assert capfd.readouterr().err == ""
+
+
+def _replace(pattern: dict) -> dict:
+    return {"type": "Replace", "pattern": pattern, "content": "xx"}
+
+
+def _split(regex: str) -> dict:
+    pattern = {"Regex": regex}
+    return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+
+
+HOSTILE = (  # parts of a tokenizer.json; what is refused; whether at once or with the text
+    ({"pre_tokenizer": _split("(x+x+)+y")}, "cannot encode this text: Onig: Regex", False),
+    ({"model": {"unk_token": "<no>", "byte_fallback": False}}, "Unk token `<no>`", False),
+    (
+        {"normalizer": {"type": "Sequence", "normalizers": [_replace({"String": "x"})] * 34}},
+        "its normalizer may make a text 1.72e+10 times as long; accepted is up to 1000",
+        True,
+    ),
+    (
+        {"normalizer": {"type": "Sequence", "normalizers": [_replace({"Regex": "x*"})] * 34}},
+        "its normalizer may make a text",
+        True,
+    ),
+    (
+        {"decoder": {"type": "Sequence", "decoders": [_replace({"String": "x"})] * 34}},
+        "its decoder may make a text",
+        True,
+    ),
+)
+
+
+@pytest.mark.parametrize(("parts", "message", "at_once"), HOSTILE)
+def test_what_the_library_cannot_encode_is_one_line(parts, message, at_once, tmp_path, capfd):
+    described = llama_2_json(sentencepiece_model())
+    model = {**described["model"], **parts.get("model", {})}
+    files = {"tokenizer.json": {**described, **parts, "model": model}}
+    folder = write_folder(tmp_path, files)
+    if at_once:
+        line = refusal(CheckpointError, load_tokenizer, folder, PLENTY)
+    else:
+        tokenizer = load_tokenizer(folder, PLENTY)
+        line = refusal(CheckpointError, tokenizer.encode, "x" * 40 + "漢!")
+    assert message in line and "tokenizer.json" in line
     assert capfd.readouterr().err == ""
 
 
