@@ -90,8 +90,6 @@ def measure(
             "against full precision: give that checkpoint, and --quantization"
         )
     plan = begin(make_plan(config))
-    for note in plan.tokenizer.notes:
-        say(note)
     if judge := calibrated_on(plan, text):
         raise UsageError(
             f"--quantization {plan.spec} is calibrated on {judge}, which judges its quality; give "
@@ -100,6 +98,8 @@ def measure(
     exact = full_precision(plan.config)
     until, most, looks = (max_kl, MOST_TOKENS, 1) if tokens is None else (None, tokens, ALL_LOOKS)
     texts, scores, full, floor = Texts(exact, text, most), None, None, None
+    for note in plan.tokenizer.notes:
+        say(note)
     while True:  # the two models are never in memory together
         loading = loaded(exact)
         with progress("Full precision: reading", unit="tokens") as report:
