@@ -114,16 +114,19 @@ def test_temporaries_are_reused_while_memory_is_returned():
         for _ in range(100):
             torch.ones(1 << 18)
         assert page_faults() - before < 100 * 256 / 4
-        gc.collect()  # or what earlier tests left might be freed in between
-        torch.ones(64 << 20, dtype=torch.int8)
-        devices.reset_peak_memory(CPU)
-        (after,) = devices.peak_memory(CPU).values()
-        large = torch.ones(64 << 20, dtype=torch.int8)
-        devices.reset_peak_memory(CPU)
-        (with_it,) = devices.peak_memory(CPU).values()
-        del large
+        gc.collect()
+        growth = []
+        for _ in range(3):  # what earlier tests left may be freed in between
+            torch.ones(64 << 20, dtype=torch.int8)
+            devices.reset_peak_memory(CPU)
+            (after,) = devices.peak_memory(CPU).values()
+            large = torch.ones(64 << 20, dtype=torch.int8)
+            devices.reset_peak_memory(CPU)
+            (with_it,) = devices.peak_memory(CPU).values()
+            growth.append(with_it - after)
+            del large
     if devices.can_reset_peak():
-        assert with_it - after > 60 << 20
+        assert max(growth) > 60 << 20
 
 
 @pytest.mark.parametrize(
