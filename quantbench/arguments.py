@@ -22,6 +22,8 @@ from quantbench.text import shown
 OWN = "Options"
 # What a word without an option probably is, by the option that takes it.
 GIVEN = {"checkpoint_path": "a model", "quantization": "a scheme", "prompt": "text"}
+# What the last release had, and what to use instead: a command, or an option as "command --option".
+REMOVED: dict[str, str] = {}
 
 
 def sections(parameters: Sequence[click.Parameter]) -> dict[str, list[tuple[str, str]]]:

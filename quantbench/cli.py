@@ -87,6 +87,9 @@ class Command(click.Command):
             if isinstance(param, click.Option)
             for name in param.opts
         }
+        for word in args:
+            if instead := arguments.REMOVED.get(f"{self.name} --{key(word)}"):
+                raise UsageError(f"--{key(word)} was removed; {instead}")
         for word, value in itertools.pairwise(args):
             option = options.get(key(word)) if word.startswith("--") else None
             free = option is None or option.is_flag or isinstance(option, OptionOfOptions)
@@ -223,6 +226,8 @@ class Group(OneLineErrors, click.Group):
             return name, self.get_command(ctx, name), args[1:]
         if ctx.resilient_parsing:
             return None, None, []
+        if instead := arguments.REMOVED.get(name):
+            raise UsageError(f"{name} was removed; {instead}")
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
         if self.invoke_without_command and (not close or not alone):
             raise UsageError(
