@@ -48,7 +48,6 @@ from quantbench.typed_json import to_json
 
 if TYPE_CHECKING:
     from quantbench.estimate.beside import Report
-    from quantbench.run.speculate import Drafter, Speculator
 
 LARGEST_DEFAULT_CACHE = 4096  # positions of a Generator's caches, if cache_size is not given
 
@@ -170,7 +169,6 @@ class Generator:
         config, weight = model.config, model.tok_embeddings.weight
         self.model, self.device, self.batch_size = model, weight.device, batch_size
         self.sampling = sampling or Sampling()
-        self.likely, self.draw = functools.partial(likely, how=self.sampling), draw
         self.cache_size = cache_size or min(config.max_position, LARGEST_DEFAULT_CACHE)
         self.prefill_chunk = prefill_chunk
         if kv_cache not in CACHES:
@@ -182,52 +180,26 @@ class Generator:
         compile_decode = compile_decode and model.compiles()
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
         # Around a single op torch.compile would only add its own overhead.
-        compile_decode = compile_decode and self.decoder.name != decoding.FUSED
-        compile_prefill = compile_prefill and config.mixture is None
-        self.compiled_step, self.compiled_prefill = compile_decode, compile_prefill  # what runs
-        self.speculator: Speculator | None = None
+        self.compiled_step = compile_decode and self.decoder.name != decoding.FUSED
+        self.compiled_prefill = compile_prefill and config.mixture is None
 
-        options = decoding.compile_options(self.device) if self.compiles else {}
         self.step: Callable[..., Tensor] = type(self.decoder).step
         self.decode_one_token: Callable[..., tuple[Tensor, Tensor]] = decode_one_token
         self.read_chunk: Callable[..., Tensor] = type(model).hidden
-        if compile_decode:
-            step = decoding.with_own_code(self.step)
-            self.step = torch.compile(step, fullgraph=True, options=options)
+        compiled = functools.partial(decoding.compiled, device=self.device, rows=any_rows)
+        if self.compiled_step:
+            self.step = compiled(self.step)
             if self.device.type == "cpu":  # inductor takes seconds for a draw of microseconds
                 self.decode_one_token = functools.partial(decode_one_token, step=self.step)
-            else:
-                one_token = decoding.with_own_code(decode_one_token)
-                self.decode_one_token = torch.compile(one_token, fullgraph=True, options=options)
-        if compile_prefill:
-            if self.device.type != "cpu":  # no CUDA graphs: they have one length, prompts many
-                options = {}
-            read_chunk = decoding.with_own_code(self.read_chunk)
-            compiled = torch.compile(read_chunk, fullgraph=True, options=options)
-            self.read_chunk = decoding.for_any(compiled, length=True, rows=any_rows)
-        if any_rows and compile_decode:
-            self.decode_one_token = decoding.for_any(self.decode_one_token, rows=True)
+            else:  # the draw is in the step's CUDA graph
+                self.decode_one_token = compiled(decode_one_token)
+        if self.compiled_prefill:
+            self.read_chunk = compiled(self.read_chunk, length=True)
 
     @property
     def compiles(self) -> bool:
         """Whether torch.compile compiles anything."""
         return self.compiled_step or self.compiled_prefill
-
-    def speculate(self, drafter: "Drafter") -> None:
-        """Let `stream` read drafted tokens. Raises UsageError for more than one row, and for a
-        sliding window that is shorter than the caches: a rejected draft would have
-        overwritten what the next tokens attend to."""
-        if self.batch_size > 1:
-            raise UsageError("speculation is for one row: leave batch_size at 1")
-        slots = min(cache.slots for cache in self.caches)
-        if slots < self.cache_size:
-            raise UsageError(
-                f"speculation: the sliding window has {slots} positions, fewer than the "
-                f"{self.cache_size} of the caches"
-            )
-        from quantbench.run.speculate import Speculator
-
-        self.speculator = Speculator(self, drafter)
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
@@ -265,11 +237,6 @@ class Generator:
             token = prefill(self.model, chunks, self.caches, self.sampling, self.read_chunk)
             position = self._position(end)
         yield token.clone()
-        if self.speculator:
-            self.speculator.begin(prompt, start)
-            for number in self.speculator.after(int(token)):
-                yield self.tensor([[number]])
-            end = self.cache_size
         for now in itertools.count(end):
             self._check(token, now)
             token, position = self.decode_one_token(
@@ -294,8 +261,6 @@ class Generator:
         """
         self._check(prompt, start, more=max_new_tokens - 1)
         devices.synchronize(self.device)
-        speculator = self.speculator
-        before = speculator.counted if speculator else None
         with without_collections():
             started = time.perf_counter()
             stream = self.stream(prompt, start)
@@ -308,9 +273,7 @@ class Generator:
                 after_token()
             devices.synchronize(self.device)
             ended = time.perf_counter()
-        counted = speculator.counted.since(before) if speculator and before else None
-        seconds = prefilled - started, ended - prefilled
-        return Generation(torch.cat(tokens, 1), *seconds, speculation=counted)
+        return Generation(torch.cat(tokens, 1), prefilled - started, ended - prefilled)
 
     @torch.no_grad()
     def fill_randomly(self, depth: int) -> None:
@@ -402,29 +365,14 @@ def make_generator(plan: Plan, model: Transformer, any_rows: bool = False) -> Ge
     if reason := generator.attention.reason:
         say(f"Attention runs on plain torch, which is slow: {reason}")
     if config.speculate != RunConfig.speculate:
-        generator.speculate(drafter_of(plan, generator))
+        from quantbench.speculate import speculating
+
+        generator = speculating(plan, generator)
     if config.context_depth:
         with progress(f"Filling {config.context_depth} positions of the KV cache"):
             torch.manual_seed(config.seed)
             generator.fill_randomly(config.context_depth)
     return generator
-
-
-def drafter_of(plan: Plan, generator: Generator) -> "Drafter":
-    """What --speculate names; a model is loaded, and drafts for itself into the same caches."""
-    from quantbench.run.speculate import Lookup, ModelDraft, load_draft
-
-    if plan.config.speculate == "lookup":
-        return Lookup()
-    is_self = plan.config.speculate == "self"
-    draft = Generator(
-        load_draft(plan),
-        cache_size=generator.cache_size,
-        kv_cache=plan.kv_cache,
-        sampling=generator.sampling,
-        caches=generator.caches if is_self else None,
-    )
-    return ModelDraft(draft, is_self)
 
 
 def finish(config: RunConfig, report: "Report") -> None:

@@ -14,7 +14,7 @@ from quantbench.log.config import RunConfig
 from quantbench.models import load
 from quantbench.models.formats import open_checkpoint
 from quantbench.run.plan import make_plan
-from quantbench.run.speculate import Lookup, ModelDraft, judge, load_draft
+from quantbench.speculate import Lookup, ModelDraft, Speculating, judge, load_draft
 from tests import seeds
 
 WORDS = "one two three four five six seven one two three four five six seven one two three".split()
@@ -56,7 +56,7 @@ def test_a_greedy_text_is_the_same(model, prompt, name, monkeypatch):
     how = {"kv_cache": random.choice(("dense", "int8")), "cache_size": prompt.shape[1] + count}
     how["decoder"] = random.choice(("auto", "modules"))
     expected, generator = (Generator(model, **how) for _ in range(2))
-    generator.speculate(DRAFTERS[name](generator))
+    generator = Speculating(generator, DRAFTERS[name](generator))
     best = lambda offered: random.randint(0, len(offered))  # noqa: E731
     monkeypatch.setattr(generator.speculator, "_best", best)
     wanted = expected.generate(prompt, count).tokens
@@ -101,7 +101,7 @@ def test_the_distribution_is_the_models(certain):
         else:
             x = int(generate.draw(q[:1], drawn_tokens))
             drawn_from = q[:1], drawn_tokens
-        kept, new = judge([x], (p, tokens), drawn_from, generate.draw)
+        kept, new = judge([x], (p, tokens), drawn_from)
         first[x if kept else new] += 1
         if kept:
             second[new] += 1
@@ -120,14 +120,14 @@ def test_sampling_with_a_draft_draws_from_the_same_tokens(model, prompt):
     for name, draft in DRAFTERS.items():
         sampling = Sampling(temperature=0.9, top_k=1)
         generator = Generator(model, cache_size=size, sampling=sampling)
-        generator.speculate(draft(generator))
+        generator = Speculating(generator, draft(generator))
         with seeds.naming(name):
             assert torch.equal(generator.generate(prompt, 40).tokens, expected)
 
 
 def test_what_speculation_refuses(model):
     with pytest.raises(UsageError, match="one row"):
-        Generator(model, 2, 64).speculate(Lookup())
+        Speculating(Generator(model, 2, 64), Lookup())
     options = {"quantization": "int8wo", "draft_quantization": "int8wo"}
     plan = make_plan(RunConfig(speculate="self", **options))
     with pytest.raises(UsageError, match="reads 100% of the bytes"):

@@ -180,11 +180,14 @@ def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     return own
 
 
-def for_any(
-    compiled: Callable[..., Any], length: bool = False, rows: bool = False
+def compiled(
+    function: Callable[..., Any], device: torch.device, length: bool = False, rows: bool = False
 ) -> Callable[..., Any]:
-    """A compiled function of a model, tokens (B, S), and positions, so that what is compiled serves
-    every other S (length), or every other B above 1 (rows); B = 1 has code of its own."""
+    """The function (model, tokens (B, S), positions, …), compiled as one graph. What is compiled
+    serves every other S (length), or every other B above 1 (rows); B = 1 has code of its own."""
+    # CUDA graphs have one length, prompts many.
+    options = {} if length and device.type != "cpu" else compile_options(device)
+    graph = torch.compile(with_own_code(function), fullgraph=True, options=options)
 
     def call(model: object, tokens: Tensor, positions: Tensor, *rest: Any) -> Any:
         if length:
@@ -192,6 +195,6 @@ def for_any(
             torch._dynamo.maybe_mark_dynamic(positions, 0)
         if rows and tokens.shape[0] > 1:
             torch._dynamo.maybe_mark_dynamic(tokens, 0)
-        return compiled(model, tokens, positions, *rest)
+        return graph(model, tokens, positions, *rest)
 
-    return call
+    return call if length or rows else graph

@@ -1,7 +1,8 @@
 """Speculative decoding: tokens that something cheap drafts are read in one pass of the model.
 
-    speculator = Speculator(generator, Lookup())
-    for token in speculator.after(first): ...
+    generator = speculating(plan, generator)    # as --speculate says
+    generator = Speculating(generator, Lookup())
+    generator.generate(prompt, 100).speculation # how many drafted tokens were accepted
 
 A drafted token x is accepted with probability min(1, p(x) / q(x)), where p is the model's
 distribution and q the draft's; the first that is not is replaced by one drawn from max(p - q, 0).
@@ -20,24 +21,22 @@ import itertools
 import operator
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quantbench.errors import UsageError
+from quantbench.generate import Generator, draw, likely
 from quantbench.log.config import RunConfig, Unsaid
 from quantbench.models.llama import Transformer
 from quantbench.models.tokenizer import other_encoding
 from quantbench.progress import progress, say
 from quantbench.run import loading, sizes
-from quantbench.run.facts import Speculation
+from quantbench.run.facts import Generation, Speculation
 from quantbench.run.plan import Plan, make_plan
-
-if TYPE_CHECKING:
-    from quantbench.generate import Generator
 
 MOST = 15  # drafted tokens in a pass: cpu-step has 16 rows, one for the token before them
 SIZES = (1, 2, 4, 8, 16)  # tokens of the passes that are timed; others lie between two of them
@@ -93,7 +92,7 @@ class ModelDraft:
 
     levels = 1
 
-    def __init__(self, generator: "Generator", shared: bool) -> None:
+    def __init__(self, generator: Generator, shared: bool) -> None:
         """generator: of the drafting model. shared: whether it writes to the model's own caches, so
         that a pass of the model replaces its keys and values."""
         self.generator, self.shared = generator, shared
@@ -107,15 +106,15 @@ class ModelDraft:
         if not self.shared:  # from their first difference on, drafted tokens were not accepted
             same = map(operator.eq, self.read, history)
             known = min(known, sum(itertools.takewhile(bool, same)))
-        new, tokens, likely = list(history[known:]), [], []
+        new, tokens, offered = list(history[known:]), [], []
         for _ in range(count):
             logits = self.generator.forward(self.generator.tensor([new]), known)[:, -1]
             known += len(new)
-            likely.append(self.generator.likely(logits))
-            new = [int(self.generator.draw(*likely[-1]))]
+            offered.append(likely(logits, self.generator.sampling))
+            new = [int(draw(*offered[-1]))]
             tokens += new
         self.read = [*history, *tokens[:-1]]
-        probabilities, drawn_from = (torch.cat(part) for part in zip(*likely, strict=True))
+        probabilities, drawn_from = (torch.cat(part) for part in zip(*offered, strict=True))
         return tokens, (probabilities, drawn_from)
 
 
@@ -133,10 +132,44 @@ class Odds:
         self.judged[level] = FORGOTTEN * self.judged[level] + 1
 
 
-class Speculator:
-    """The loop of `Generator.stream` for one row, with a draft."""
+class Speculating(Generator):
+    """A Generator of one row, whose `stream` reads drafted tokens."""
 
-    def __init__(self, generator: "Generator", drafter: Drafter) -> None:
+    def __init__(self, generator: Generator, drafter: Drafter) -> None:
+        """Shares all that the generator has. Raises UsageError for more than one row, and for a
+        sliding window that is shorter than the caches: a rejected draft would have overwritten what
+        the next tokens attend to."""
+        if generator.batch_size > 1:
+            raise UsageError("speculation is for one row: leave batch_size at 1")
+        slots = min(cache.slots for cache in generator.caches)
+        if slots < generator.cache_size:
+            raise UsageError(
+                f"speculation: the sliding window has {slots} positions, fewer than the "
+                f"{generator.cache_size} of the caches"
+            )
+        self.__dict__.update(generator.__dict__)
+        self.speculator = Speculator(generator, drafter)
+
+    @torch.no_grad()
+    def stream(self, prompt: Tensor, start: int = 0) -> Iterator[Tensor]:
+        token = next(super().stream(prompt, start))
+        yield token
+        self.speculator.begin(prompt, start)
+        for number in self.speculator.after(int(token)):
+            yield self.tensor([[number]])
+        self._check(token, self.cache_size)  # raises: the caches are full
+
+    def generate(self, *arguments: Any, **named: Any) -> Generation:
+        before = self.speculator.counted
+        generation = super().generate(*arguments, **named)
+        counted = self.speculator.counted.since(before)
+        return dataclasses.replace(generation, speculation=counted)
+
+
+class Speculator:
+    """The loop behind the first token: it drafts, reads the drafts in one pass, and judges."""
+
+    def __init__(self, generator: Generator, drafter: Drafter) -> None:
         self.generator, self.drafter, self.positions = generator, drafter, generator.cache_size
         self.odds, self.counted = Odds(drafter.levels), Speculation()
         self.history: list[int] = []  # tokens in the caches, and the newest one
@@ -165,9 +198,10 @@ class Speculator:
         drafts, drawn_from = self.drafter.draft(history, count) if count else ([], None)
         self._without = 0 if drafts else self._without + 1
         tokens = self.generator.tensor([[history[-1], *drafts]])
-        probabilities, likely = self.generator.likely(self.generator.forward(tokens, start)[0])
-        target = probabilities.cpu(), likely.cpu()  # to wait for the device once
-        accepted, last = judge(drafts, target, drawn_from, self.generator.draw)
+        logits = self.generator.forward(tokens, start)[0]
+        probabilities, choices = likely(logits, self.generator.sampling)
+        target = probabilities.cpu(), choices.cpu()  # to wait for the device once
+        accepted, last = judge(drafts, target, drawn_from)
         new = [*drafts[:accepted], last]
         if not drafts and offered and self.drafter.levels > 1:  # seeing if it was right is free
             self.odds.see(offered[0], self.drafter.draft(history, 1)[0] == new)
@@ -204,7 +238,7 @@ class Speculator:
             self.draft_seconds = self._median(self.drafter.generator, 1)
             self.drafter.read = []
 
-    def _median(self, generator: "Generator", count: int) -> float:
+    def _median(self, generator: Generator, count: int) -> float:
         """Seconds of a pass of `count` times the newest token."""
         tokens, taken = generator.tensor([self.history[-1:] * count]), []
         for _ in range(TIMED + 1):  # the first does not count
@@ -218,7 +252,6 @@ def judge(
     drafts: Sequence[int],
     target: Likely,
     drawn_from: Likely | None,
-    draw: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[int, int]:
     """How many of N drafted tokens are accepted, and the token behind them.
 
@@ -243,6 +276,22 @@ def judge(
 
 SELF = "int4wo-64"  # what drafts for the same weights in more bits
 MOST_COST = 0.8  # of weights that draft for themselves: bytes of a drafted token ÷ those of a step
+
+
+def speculating(plan: Plan, generator: Generator) -> Speculating:
+    """With what --speculate names; a model is loaded, and drafts for itself into the same
+    caches."""
+    if plan.config.speculate == "lookup":
+        return Speculating(generator, Lookup())
+    is_self = plan.config.speculate == "self"
+    draft = Generator(
+        load_draft(plan),
+        cache_size=generator.cache_size,
+        kv_cache=plan.kv_cache,
+        sampling=generator.sampling,
+        caches=generator.caches if is_self else None,
+    )
+    return Speculating(generator, ModelDraft(draft, is_self))
 
 
 def load_draft(plan: Plan) -> Transformer:
