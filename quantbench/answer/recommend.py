@@ -57,7 +57,7 @@ class Choice:
     what: list[str]  # "fastest", "smallest", "compromise"
     line: str
     run: str  # the command that runs it
-    verify: str  # the command that compares it with the baseline again
+    verify: str  # the command that compares it with the baseline again; none for the baseline
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class Recommendation:
         """For a terminal."""
         lines = [self.nothing] if self.nothing else []
         for choice in self.choices:
-            lines += [choice.line, f"    run:    {choice.run}", f"    verify: {choice.verify}"]
+            lines += [choice.line, f"    run:    {choice.run}"]
+            lines += [f"    verify: {choice.verify}"] * bool(choice.verify)
         return "\n".join([*lines, *self.remarks])
 
     def markdown(self) -> str:
@@ -82,7 +83,7 @@ class Recommendation:
         lines += [f"- {self.nothing}"] if self.nothing else []
         for choice in self.choices:
             lines += [f"- {choice.line}", f"  - run: `{choice.run}`"]
-            lines += [f"  - verify: `{choice.verify}`"]
+            lines += [f"  - verify: `{choice.verify}`"] * bool(choice.verify)
         return "\n".join([*lines, *(f"- {remark}" for remark in self.remarks), ""])
 
 
@@ -226,7 +227,7 @@ def _choices(
             line += f"; not told apart from {names}"
         if "fastest" in roles and rivals:
             line += f"; {listed(rivals)}, which may exceed a limit, may be faster"
-        verify = verifying(row.argv, baseline.argv)
+        verify = verifying(row.argv, baseline.argv) if row is not baseline else ""
         choices.append(Choice(row.arm, roles, line, command(row.argv), verify))
     return choices
 
