@@ -1,50 +1,37 @@
-"""What one has to read to read generate.py: its static import closure, files and lines.
+"""What one has to read to read a run: our files that Python has imported when it ends.
 
 python tests/import_closure.py [--list]
 """
 
-import ast
+import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+RUN = "--quantization int8wo --num_samples 1 --max_new_tokens 4 --write_result none".split()
+LOADED = """
+import atexit, sys
+def imported():
+    for module in list(sys.modules.values()):
+        if str(getattr(module, "__name__", "")).startswith("quantbench"):
+            print("imported", getattr(module, "__file__", None))
+atexit.register(imported)
+from quantbench.commands.generate import generate
+generate(sys.argv[1:])
+"""
 
 
-def closure(first: Path) -> list[Path]:
-    """The project's files that `first` imports, directly or not, at their top; itself included.
-    Imports for type checkers and those inside functions are left out."""
-    found, new = {first.resolve()}, [first]
-    while new:
-        for name in imported(ast.parse(new.pop().read_text())):
-            if (path := file_of(name)) and path.resolve() not in found:
-                found.add(path.resolve())
-                new.append(path)
-    return sorted(found)
-
-
-def imported(module: ast.Module) -> list[str]:
-    """Names that a module imports at its top: modules, and what may be modules of packages."""
-    names = []
-    for node in module.body:
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return names
-
-
-def file_of(name: str) -> Path | None:
-    if not name.startswith("quantbench"):
-        return None
-    path = ROOT / Path(*name.split("."))
-    candidates = (path.with_suffix(".py"), path / "__init__.py")
-    return next((path for path in candidates if path.is_file()), None)
+def closure() -> list[Path]:
+    """The project's files that a run on the embedded model has imported when it ends."""
+    words = (sys.executable, "-c", LOADED, *RUN)
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [line.split(" ", 1)[1] for line in run.stdout.splitlines() if "imported " in line]
+    return sorted({Path(line).resolve() for line in lines if line.endswith(".py")})
 
 
 if __name__ == "__main__":
-    files = closure(ROOT / "generate.py")
-    counts = {file: len(file.read_text().splitlines()) for file in files}
+    counts = {file: len(file.read_text().splitlines()) for file in closure()}
     if "--list" in sys.argv:
         for file, lines in sorted(counts.items(), key=lambda item: item[1]):
             print(f"{lines:5} {file.relative_to(ROOT)}")
-    print(f"generate.py reaches {len(files)} files, {sum(counts.values()):,} lines")
+    print(f"generate.py reaches {len(counts)} files, {sum(counts.values()):,} lines")
