@@ -30,7 +30,7 @@ from torch import Tensor
 
 from quantbench.errors import CheckpointError
 from quantbench.models import SAVED
-from quantbench.models.accepted import NAME, NAMES, OBJECT, Accepts, list_of, whole
+from quantbench.models.accepted import NAME, NAMES, OBJECT, Accepts, list_of
 from quantbench.models.config import Mixture, ModelConfig, RopeScaling
 from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json, require_inside
 from quantbench.models.formats.tensor_files import Stored, safetensors_file
@@ -40,14 +40,6 @@ from quantbench.text import shown
 
 EXPERTS = "experts.safetensors"  # experts in the form of their kernels
 VERSION = 1  # of the format of quantbench.json
-
-
-@dataclass(frozen=True)
-class SavedExperts:
-    """What identifies the file of experts in a saved mixture's folder (experts/slow.py)."""
-
-    sums: list[int]  # CRC-32 of each expert's bytes, in the file's order
-    modified: int  # when it was written, in ns since 1970; the sums are compared if that differs
 
 
 class SavedModel(Checkpoint):
@@ -73,12 +65,7 @@ class SavedModel(Checkpoint):
             raise CheckpointError(f"{self.file}: how.{extra[0]} is not understood")
         self.saved = SavedScheme(**scheme)
         self.aliases: Mapping[str, str] = content["aliases"]  # tensor → one with the same numbers
-        self.experts: SavedExperts | None = None
-        if "experts" in content:
-            self._check(content, {"experts": OBJECT})
-            given = content["experts"]
-            self._check(given, {"sums": _SUMS, "modified": whole(0, 1 << 63)}, "experts.")
-            self.experts = SavedExperts(given["sums"], given["modified"])
+        self.has_experts = "experts" in content  # the file EXPERTS is in the folder
         for name in content["files"]:
             require_inside(self.file, name)
         self.files = tuple(self.folder / name for name in content["files"])  # no EXPERTS
@@ -120,7 +107,6 @@ _PRECISION = Accepts(
     "bfloat16, float16 or float32", ("bfloat16", "float16", "float32").__contains__
 )
 _TEXTS = Accepts("an object of texts", lambda value: _holds(value, NAME))
-_SUMS = list_of(whole(0, 1 << 32), "a list of whole numbers")
 _LAYERS = Accepts(
     "an object with the names of a scheme and a kernel for each layer, by names as layers.0.x",
     lambda value: (

@@ -19,7 +19,7 @@ from quantbench.errors import CheckpointError
 from quantbench.models import SAVED
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats.base import Checkpoint, NotSaved, SavedScheme
-from quantbench.models.formats.saved import VERSION, SavedExperts, inner_tensors
+from quantbench.models.formats.saved import VERSION, inner_tensors
 from quantbench.unfinished import Unfinished
 
 INDEX = "model.safetensors.index.json"  # which file has which tensor, for transformers
@@ -103,12 +103,12 @@ class Saver:
         self.pending = {}
 
     def finish(
-        self, architecture: ModelConfig, layers: Layers = None, experts: SavedExperts | None = None
+        self, architecture: ModelConfig, layers: Layers = None, experts: bool = False
     ) -> None:
         """Write the remaining tensors and the file `last`.
 
-        layers: as in SavedScheme, where they are known only now. experts: their file in the folder.
-        Raises NotSaved.
+        layers: as in SavedScheme, where they are known only now. experts: whether the folder has
+        their file. Raises NotSaved.
         """
         if self.pending:
             self._flush()
@@ -117,7 +117,7 @@ class Saver:
         self._finish(lambda file: file.write_text(text, encoding="utf-8"))
 
     def _described(
-        self, architecture: ModelConfig, layers: Layers, experts: SavedExperts | None
+        self, architecture: ModelConfig, layers: Layers, experts: bool
     ) -> dict[str, Any]:
         """What quantbench.json says; arguments as for `finish`."""
         scheme = dataclasses.replace(self.scheme, layers=layers or self.scheme.layers)
@@ -127,7 +127,7 @@ class Saver:
             "architecture": dataclasses.asdict(architecture),
             "files": self.files,
             "aliases": self.aliases,
-            **({"experts": dataclasses.asdict(experts)} if experts else {}),
+            **({"experts": True} if experts else {}),
         }
 
     def _create(self, name: str, write: Callable[[Path], object]) -> None:

@@ -3,11 +3,11 @@
     quantbench experts profile --checkpoint_path tiny_moe
     quantbench experts profile --text code.txt --output code.json
     quantbench experts show code.json
-    quantbench experts show code.json --against letters.json --output experts.svg
+    quantbench experts show code.json --against letters.json
 
 `profile` counts how often each expert of each layer is chosen. generate's --expert_placement takes
-the file, or `popularity` for what profile keeps when --output is left out. `show` draws the counts,
-and says how many assignments find their expert in fast memory under each placement.
+the file, or `popularity` for what profile keeps when --output is left out. `show` prints the
+counts, and how many assignments find their expert in fast memory under each placement.
 """
 
 import dataclasses
@@ -28,7 +28,6 @@ from quantbench.report import experts as report
 from quantbench.run import environment
 from quantbench.text import counted
 
-KINDS = {".svg": (files.is_svg, "SVG"), ".html": (files.is_html, "HTML")}  # of --output
 CONTEXT = 1024  # positions of a window, or the model's context, if that is shorter
 
 
@@ -94,8 +93,7 @@ def _profiled(
 @click.argument("popularity")
 @click.option("--against", metavar="FILE",
               help="Try placements on these counts, and not on the text's own halves")  # fmt: skip
-@click.option("--output", metavar="PATH", help="Draw it: .svg, or .html with the tables")
-def show(popularity: str, against: str | None, output: str | None) -> None:
+def show(popularity: str, against: str | None) -> None:
     """Show what `profile` wrote: which experts are popular, and what a placement gains by it.
 
     A hit rate is the share of assignments whose expert is in fast memory.
@@ -105,22 +103,10 @@ def show(popularity: str, against: str | None, output: str | None) -> None:
     if against is not None:
         other = Popularity.load("--against", against)
         other = other.of_model(counts.routers, "--against", against)
-    suffix = Path(output or "new.svg").suffix
-    if suffix not in KINDS:
-        raise UsageError(f"--output {output}: end its name in .svg or .html")
-    drawing = files.Output("--output", output, *KINDS[suffix])
-    files.check_outputs([drawing], {"POPULARITY": popularity, "--against": against})
     first, second = counts.halves
     pairs = [(first, second), (second, first)] if other is None else [(counts.counts, other.counts)]
     rates = hit_rates(counts.routers, pairs)
     layers = skews(counts)
     lines = report.lines(counts, layers)
     lines += ["", *report.rate_lines(rates, other.text if other else None)]
-    if output:  # before stdout, which may be closed
-        title = report.title(counts)
-        if suffix == ".svg":
-            files.replace("--output", output, lambda p: report.draw(p, title, layers, rates))
-        else:
-            files.write_text("--output", output, report.page(title, layers, rates, lines))
-        say(f"Drew {output}")
     click.echo("\n".join(lines))

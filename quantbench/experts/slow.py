@@ -1,7 +1,7 @@
 """The slow tier: all experts of a model, each a run of bytes, on disk or in RAM.
 
     slow = new_file(folder)                     # RAM over disk, in a file of this run
-    slow = saved_file(folder, saved, keys, n)   # RAM over disk, in the file that --save has left
+    slow = saved_file(folder, keys, n)          # RAM over disk, in the file that --save has left
     slow = Memory(pinned=True)                  # a card over RAM
     slow.put((layer, expert), block)            # while the model is loaded
     slow.read((layer, expert), buffer)          # afterwards; raises TierError
@@ -20,7 +20,6 @@ import mmap
 import os
 import tempfile
 import weakref
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from torch import Tensor
 from quantbench import files
 from quantbench.errors import TierError
 from quantbench.experts.layout import whole_pages
-from quantbench.models.formats.saved import EXPERTS, SavedExperts
+from quantbench.models.formats.saved import EXPERTS
 from quantbench.text import size
 
 Key = tuple[int, int]  # the number of a layer and of an expert in it
@@ -55,7 +54,7 @@ class File:
 
     def __init__(self, path: Path, flags: int, place: Path, where: str, kept: bool = False) -> None:
         """flags: of os.open. place: shown to the user. where: starts the messages of errors. kept:
-        whether `keep` will be called. Raises OSError."""
+        whether --save leaves it. Raises OSError."""
         self.where, self.kept = where, kept
         self.buffered = os.open(path, flags | os.O_CLOEXEC, 0o666)  # through the page cache
         self.direct: int | None = None  # past it
@@ -69,7 +68,6 @@ class File:
         self.place = f"{place}, {how}"
         self.starts: dict[Key, int] = {}
         self.nbytes = self.end = 0
-        self.sums: dict[Key, int] = {}  # CRC-32 of each expert in a file to be kept
         self._mapping: mmap.mmap | None = None
 
     # ------------------------------------------------------------------------------ writing
@@ -109,10 +107,7 @@ class File:
 
     def put(self, key: Key, block: Tensor) -> None:
         """Store an expert's bytes, in a buffer of `pages`. Raises TierError."""
-        data = numbers_of(block)
-        if self.kept:
-            self.sums[key] = zlib.crc32(data)
-        self._write(data, self.starts[key])
+        self._write(numbers_of(block), self.starts[key])
 
     def _write(self, data: memoryview, start: int) -> None:
         done = 0
@@ -123,12 +118,10 @@ class File:
                 os.fdatasync(self.file)  # only pages that are on the disk can be dropped
                 os.posix_fadvise(self.file, start, len(data), os.POSIX_FADV_DONTNEED)
 
-    def keep(self) -> SavedExperts:
-        """What a later run identifies the file by, when all experts are in it. Raises TierError."""
+    def sync(self) -> None:
+        """Wait until all experts are on the disk. Raises TierError."""
         with _writing(self.where, self.end):
             os.fsync(self.buffered)
-            modified = os.fstat(self.buffered).st_mtime_ns
-        return SavedExperts([self.sums[key] for key in self.starts], modified)
 
     # ------------------------------------------------------------------------------ reading
 
@@ -195,7 +188,7 @@ class Unusable(Exception):
     """A saved file holds no experts that this run can use; the reason, without a full stop."""
 
 
-def saved_file(folder: Path, saved: SavedExperts, keys: Sequence[Key], nbytes: int) -> File:
+def saved_file(folder: Path, keys: Sequence[Key], nbytes: int) -> File:
     """The file of experts that a run with --save wrote into the model folder; it is only read.
 
     keys: of all experts of the saved model. nbytes: of each in the form of this run's kernels.
@@ -212,12 +205,6 @@ def saved_file(folder: Path, saved: SavedExperts, keys: Sequence[Key], nbytes: i
             raise Unusable(f"{path} has another form than this run's kernels read")
         if status.st_size < file.end:
             raise Unusable(f"{path} was truncated: {status.st_size} of {file.end} bytes")
-        if status.st_mtime_ns != saved.modified:  # a copy of the file, or changed by somebody
-            sums, buffer = dict(zip(keys, saved.sums, strict=False)), pages(nbytes)
-            for key in keys:
-                file.read(key, buffer)
-                if zlib.crc32(numbers_of(buffer)) != sums.get(key):
-                    raise Unusable(f"{path} was changed: expert {key[1]} of layer {key[0]}")
     except (OSError, TierError) as error:
         raise Unusable(f"{path}: {files.reason(path, error)}") from None
     return file

@@ -34,7 +34,6 @@ from quantbench.experts.traffic import Traffic, TwoTiers
 from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
 from quantbench.models.form import with_parameters
-from quantbench.models.formats.saved import SavedExperts
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts, elsewhere_of
@@ -132,9 +131,12 @@ class Tiers:
         layout.write(linears, block)
         slow.put(key, block)
 
-    def keep(self) -> SavedExperts | None:
-        """What identifies the file of --save to a later run, if this is one. Raises TierError."""
-        return self.slow.keep() if isinstance(self.slow, File) and self.slow.kept else None
+    def keep(self) -> bool:
+        """Whether --save leaves the experts' file, which is then on the disk. Raises TierError."""
+        if not isinstance(self.slow, File) or not self.slow.kept:
+            return False
+        self.slow.sync()
+        return True
 
     def in_place(self, key: Key) -> Slot:
         """An expert in the slow tier, to compute with its weights there. Raises TierError."""

@@ -34,7 +34,7 @@ Peaks = dict[str, Peak]  # by phase: load, warm_up, generate
 
 @dataclass(frozen=True)
 class Speculation:
-    """What drafted tokens (run/speculate.py) came to."""
+    """What drafted tokens (speculate.py) came to."""
 
     passes: int = 0  # of the model, but for prompts
     drafted: int = 0  # tokens

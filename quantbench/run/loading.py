@@ -183,7 +183,7 @@ class Loading:
         )
         if saver:
             layers = {name: list(choice) for name, choice in (self.quantizer.layers or {}).items()}
-            experts = self.tiers.keep() if self.tiers else None
+            experts = self.tiers is not None and self.tiers.keep()
             saver.finish(split.whole if split else model.config, layers, experts)
             if self.config.save:
                 say(f"Saved to {saver.folder}: --checkpoint_path {saver.folder} loads it")

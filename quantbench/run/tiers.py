@@ -110,7 +110,7 @@ def open_saved(plan: Plan, quantizer: Quantizer | None) -> tuple[File, dict[str,
     Raises Unusable, CheckpointError, KernelError.
     """
     checkpoint = plan.checkpoint
-    if not isinstance(checkpoint, SavedModel) or not checkpoint.experts or quantizer is None:
+    if not isinstance(checkpoint, SavedModel) or not checkpoint.has_experts or quantizer is None:
         raise Unusable(f"{plan.config.checkpoint_path} holds no file of them")
     every, keys = keys_of(checkpoint.config()), keys_of(plan.architecture)
     weights, compared = checkpoint.tensors(), dict.fromkeys((keys[0], keys[-1]))
@@ -118,7 +118,7 @@ def open_saved(plan: Plan, quantizer: Quantizer | None) -> tuple[File, dict[str,
     layout = Layout.of(experts[keys[0]])
     packed, stored = pages(layout.nbytes), pages(layout.nbytes)
     try:
-        slow = saved_file(checkpoint.file.parent, checkpoint.experts, every, layout.nbytes)
+        slow = saved_file(checkpoint.file.parent, every, layout.nbytes)
         for key, linears in experts.items():
             layout.write(linears, packed)
             slow.read(key, stored)

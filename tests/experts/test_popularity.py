@@ -253,17 +253,6 @@ def test_without_output_the_counts_are_kept_in_the_cache_folder(files, monkeypat
     assert message.startswith("--against mine.json is of another model: mine has 4 experts a layer")
 
 
-@pytest.mark.parametrize("name", ["p.svg", "p.html"])
-def test_it_is_drawn(name, files):
-    printed(f"show mine.json --output {name}")
-    drawn = (files / name).read_text()
-    assert "mine: 2 layers of 4 experts" in drawn and "a &amp; b.txt" in drawn
-    assert "chosen, × an even share" in drawn and "popularity" in drawn
-    assert drawn.count("<svg") == 1 and "http-equiv" in drawn or name == "p.svg"
-    printed(f"show mine.json --output {name}")
-    assert (files / name).read_text() == drawn
-
-
 def test_a_heat_map_of_many_experts_fits_into_a_line():
     assert heat([0.25] * 4) == "▄▄▄▄"
     assert heat([0, 0.5, 0.25, 0.25]) == " █▄▄"

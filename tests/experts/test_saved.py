@@ -89,8 +89,7 @@ def test_a_run_reads_it_and_writes_none(original, saved, place, monkeypatch):
     monkeypatch.setattr(SavedTensors, "read", noted_read)
     monkeypatch.setattr(os, "posix_fadvise", noted_advice)
     before = {path.name: path.read_bytes() for path in (place / "saved").iterdir()}
-    noted = json.loads(before[MANIFEST.name])["experts"]
-    assert noted["modified"] == os.stat(FILE).st_mtime_ns and len(noted["sums"]) == 40
+    assert json.loads(before[MANIFEST.name])["experts"] is True
     with safe_open(FILE, "pt") as opened:
         assert set(opened.keys()) == {f"layers.{i}.experts.{e}" for i in range(5) for e in range(8)}
     result = run("--output_json_path", "runs.jsonl")
@@ -124,28 +123,19 @@ def test_logits_are_the_same_to_the_bit(scheme, policy, place):
 # ---------------------------------------------------------------------------------- other files
 
 
-def one_byte(_):
-    data = bytearray(FILE.read_bytes())
-    data[len(data) // 2] ^= 1
-    FILE.write_bytes(data)
-
-
 def a_folder(_):
     FILE.unlink()
     FILE.mkdir()
 
 
 def two_experts_exchanged(_):
-    """Same shapes, other numbers, as in another model: and so have their sums."""
-    data, noted = bytearray(FILE.read_bytes()), json.loads(MANIFEST.read_text())
+    """Same shapes, other numbers, as in another model."""
+    data = bytearray(FILE.read_bytes())
     each = len(data) // 40 // 4096 * 4096  # the header is shorter than an expert
     start = len(data) - 40 * each
     one, two = slice(start, start + each), slice(start + each, start + 2 * each)
     data[one], data[two] = data[two], data[one]
     FILE.write_bytes(data)
-    sums = noted["experts"]["sums"]
-    noted["experts"] |= {"sums": [sums[1], sums[0], *sums[2:]], "modified": 0}
-    MANIFEST.write_text(json.dumps(noted))
 
 
 def reading_fails(patch):
@@ -163,8 +153,6 @@ def saved_without_them(_):
 DAMAGE = [
     (lambda _: os.truncate(FILE, 100_000), "experts.safetensors was truncated: 100000 of "),
     (lambda _: FILE.unlink(), "experts.safetensors: No such file or directory"),
-    # 40 experts behind a header: the file's middle is half a header before the end of the 20th.
-    (one_byte, "experts.safetensors was changed: expert 3 of layer 2"),
     (lambda _: FILE.write_text("Once"), "experts.safetensors has another form than this run's ke"),
     (a_folder, "experts.safetensors: Is a directory"),
     (two_experts_exchanged, "experts.safetensors has another form than this run's kernels read"),
@@ -193,21 +181,6 @@ def test_another_kernel_and_a_folder_that_is_named_write_their_own(saved, place)
     assert "has another form than this run's kernels read: experts are written" in result.stderr
     assert written(place)
     assert "(slow, " in run("--expert_folder", "slow").stderr.replace("; ", "(")
-
-
-def test_a_copy_of_another_date_is_compared_whole_and_read(original, saved, place):
-    os.utime(FILE, (1, 1))
-    assert run().stdout.split("\n\n")[0] == original[1]
-    assert not written(place)
-
-
-def test_what_is_noted_of_it_is_checked(saved):
-    noted = json.loads(MANIFEST.read_text())
-    for key, value in (("sums", "x"), ("modified", -1)):
-        MANIFEST.write_text(json.dumps(noted | {"experts": noted["experts"] | {key: value}}))
-        result = run(start=command)
-        assert f"quantbench.json: experts.{key} is " in one_line(result)
-        assert result.exit_code == 1
 
 
 def test_a_file_that_is_truncated_in_the_middle_of_a_run(saved, monkeypatch):
