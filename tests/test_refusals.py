@@ -110,8 +110,7 @@ def made(tmp_path_factory):
     latencies.measured({"none": 1.0}, folder / "more", decode_length=5)
     counts = counted.counts_of(counted.ROUTERS, 40, 1)
     counted.popularity_of(counts).save("--output", folder / "popularity.json")
-    for path in ("docs/data/growth.json", "tests/estimate/opt-1.3b.json"):
-        shutil.copy(ROOT / path, folder)
+    shutil.copy(ROOT / "tests/estimate/opt-1.3b.json", folder)
     config = json.loads((ROOT / "models" / "tiny" / "config.json").read_text())
     narrow = config | {"hidden_size": 96, "head_dim": 24, "num_hidden_layers": 1}
     (folder / "narrow.json").write_text(json.dumps(narrow))
@@ -185,7 +184,6 @@ WRITERS = {  # commands that print, and the files that they write as well
     "latency tables sweep": (),
     "experts show popularity.json --output new.svg": ("new.svg",),
     "recommend --from ab": (),
-    "growth --over none --json growth.json --chart new.svg": ("new.svg",),
     f"{ESTIMATE} --json new.json": ("new.json",),
 }
 

@@ -1,4 +1,4 @@
-"""Decoding, and the limit that memory sets to it: for roofline, growth and peers.
+"""Decoding, and the limit that memory sets to it: for roofline and peers.
 
     results = measure(arms_of(configs), Settings(cycles=24, processes=2, tokens=0))
     rows(results)[0].limit_share            # Interval(0.86, 0.85, 0.87)

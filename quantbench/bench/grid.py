@@ -87,7 +87,7 @@ def _axis(common: RunConfig, text: str) -> tuple[str, dict[str, Any]]:
     if option in (*MODEL, *WORK):
         raise UsageError(
             f"{named}: settings that differ in --{option} do not do the same work; quantbench ab "
-            "--allow_different compares them even so, and growth shows how speed changes"
+            "--allow_different compares them even so"
         )
     texts = [value.strip() for value in rest.split(",")]
     if "" in texts:

@@ -1,19 +1,14 @@
-"""quantbench roofline and growth: the arithmetic by hand, the commands on a tiny model."""
+"""quantbench roofline: the arithmetic by hand, the command on a tiny model."""
 
 import json
-import math
 import random
 from dataclasses import replace
-from itertools import product
-from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from quantbench.answer import decode_limit
 from quantbench.answer.decode_limit import with_stock
-from quantbench.answer.growth import Point, merged
 from quantbench.answer.layer_limit import layer_rows
 from quantbench.bench.answers import Product, Shape, ShapeTimings
 from quantbench.bench.layer_timing import Stack, shapes
@@ -22,13 +17,13 @@ from quantbench.commands import roofline as roofline_module
 from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig
 from quantbench.quantize import spec
-from quantbench.report.limit_tables import draw, model_remarks
+from quantbench.report.limit_tables import model_remarks
 from quantbench.run.bandwidth import Bandwidth
 from quantbench.typed_json import to_json
 from tests.bench.facts import arm_facts
 from tests.bench.world import Behaviour, World
 from tests.models.small import small_checkpoint
-from tests.programs import json_of, worked
+from tests.programs import json_of
 
 CONFIG = RunConfig(context_depth=100, max_new_tokens=20, device="cpu")
 
@@ -251,39 +246,3 @@ def test_the_limit_of_a_mixture_is_of_the_experts_that_are_chosen(tmp_path, monk
     assert chosen <= row["step_bytes"] <= chosen + 500 * 2 * 2 * 2 * 64 * 2
     assert row["limit_tok_s"] == pytest.approx(row["bandwidth"] / row["step_bytes"])
     assert "stock" not in row
-
-
-# --------------------------------------------------------------------------------- growth
-
-
-def points():
-    values = {"layers": (4, 8), "batch": (1, 16), "depth": (0, 65536)}
-    places = [(axis, value) for axis in values for value in values[axis]]
-    figures = {"failed": None, "decode_tok_s": 12.0, "limit_tok_s": 20.0}
-    return [
-        Point(**figures, axis=axis, value=value, scheme=scheme)
-        for (axis, value), scheme in product(places, ("none", "int8wo"))
-    ]
-
-
-def test_the_picture_has_its_axes_and_schemes(tmp_path):
-    draw(points(), tmp_path / "a.svg")
-    text = "".join(ElementTree.parse(tmp_path / "a.svg").getroot().itertext())
-    assert "number of layers" in text and "int8wo" in text and "64k" in text
-
-
-def test_new_points_take_the_place_of_old_ones():
-    old = points()
-    new = [replace(old[0], decode_tok_s=99.0)]
-    found = merged(old, new)
-    assert len(found) == len(old) and new[0] in found and old[0] not in found
-
-
-def test_growth_measures_one_point(in_tmp):
-    given = ["--over", "layers", "--values", "1", "--checkpoint_path", "tiny", "--schemes", "none"]
-    files = ["--json", "growth.json", "--chart", "growth.svg"]
-    worked("growth", *given, *files, "--cycles", "1", "--max_new_tokens", "4")
-    (point,) = json.loads(Path("growth.json").read_text())["points"]
-    assert (point["axis"], point["value"], point["scheme"]) == ("layers", 1, "none")
-    assert math.isfinite(point["limit_share"][0]) and Path("growth.svg").exists()
-    worked("growth", "--over", "none", *files)
