@@ -135,26 +135,28 @@ $(GPU_FOLDER)/tests/%.xml:
 
 $(GPU_FOLDER)/doctor.json: GPU_COMMAND = doctor
 $(GPU_FOLDER)/schemes.json: GPU_COMMAND = schemes $(ON_GPU)
-$(GPU_FOLDER)/caches.json: GPU_COMMAND = caches $(ON_GPU) --context_depth $(GPU_DEPTH)
 $(GPU_FOLDER)/layers-%.json: GPU_COMMAND = roofline $(ON_GPU) --parts layers --schemes $(*:layers-%=%)
 $(GPU_FOLDER)/peers.json: GPU_COMMAND = peers $(ON_GPU) --schemes none --runtimes transformers \
 	--max_minutes $(GPU_MINUTES)
-GPU_SINGLE := doctor schemes caches peers $(GPU_LAYERS:%=layers-%)
+GPU_SINGLE := doctor schemes peers $(GPU_LAYERS:%=layers-%)
 
 # Exit code 1: something failed, and the file says what.
 $(GPU_SINGLE:%=$(GPU_FOLDER)/%.json): $(GPU_FOLDER)/%.json:
 	mkdir -p $(@D)
 	$(GPU) quantbench $(GPU_COMMAND) --json $@ || test $$? -eq 1 -a -e $@
 
-# Arms of four processes, with which there are verdicts; each scheme beside the baseline.
+# Arms of four processes, with which there are verdicts; each scheme, or cache, beside the baseline.
+GPU_ARMS = --arm "--quantization none" --arm "--quantization $(patsubst prompt-%,%,$(*:decode-%=%))"
+$(GPU_FOLDER)/caches.json: GPU_WORK = --quantization int8wo --context_depth $(GPU_DEPTH)
+$(GPU_FOLDER)/caches.json: GPU_ARMS = --arm "" --arm "--kv_cache int8" --arm "--kv_cache int4"
 $(GPU_FOLDER)/decode-%.json: GPU_WORK = --max_new_tokens 100
 $(GPU_FOLDER)/prompt-%.json: GPU_WORK = --prefill_size $(GPU_PROMPT) --max_new_tokens 8
-$(foreach kind,decode prompt,$(GPU_SCHEMES:%=$(GPU_FOLDER)/$(kind)-%.json)): $(GPU_FOLDER)/%.json:
+$(foreach kind,decode prompt,$(GPU_SCHEMES:%=$(GPU_FOLDER)/$(kind)-%.json)) $(GPU_FOLDER)/caches.json: $(GPU_FOLDER)/%.json:
 	mkdir -p $(@D) $(GPU_UNFINISHED)
 	$(GPU) quantbench ab --max_minutes $(GPU_MINUTES) $(if $(wildcard \
 	  $(GPU_UNFINISHED)/$*/results.json),--resume $(GPU_UNFINISHED)/$*,--output $(GPU_UNFINISHED)/$* \
 	  $(ON_GPU) $(GPU_WORK) --compile --tokens 0 --processes 4 --write_result none \
-	  --arm "--quantization none" --arm "--quantization $(patsubst prompt-%,%,$(*:decode-%=%))") \
+	  $(GPU_ARMS)) \
 	  || test $$? -eq 1
 	$(GPU_PY) -c 'import json; r = json.load(open("$(GPU_UNFINISHED)/$*/results.json")).get("rows"); \
 	  assert r and not r[0]["failed"], "no baseline: delete $(GPU_UNFINISHED)/$* to try again"'

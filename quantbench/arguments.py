@@ -25,6 +25,7 @@ GIVEN = {"checkpoint_path": "a model", "quantization": "a scheme", "prompt": "te
 # What the last release had, and what to use instead: a command, or an option as "command --option".
 REMOVED: dict[str, str] = {
     "growth": "quantbench ab --allow_different compares batch sizes, depths and numbers of layers",
+    "caches": 'quantbench ab --context_depth 65536 --arm "" --arm "--kv_cache int8" compares them',
 }
 
 

@@ -12,7 +12,7 @@ from tests import seeds
 from tests.programs import command as ended
 from tests.programs import python, ran
 
-WANTED = "generate ab recommend quality replay readme roofline peers schemes caches log".split()
+WANTED = "generate ab recommend quality replay readme roofline peers schemes log".split()
 
 
 def test_every_command_is_there_and_explained():
