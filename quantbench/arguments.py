@@ -26,6 +26,7 @@ GIVEN = {"checkpoint_path": "a model", "quantization": "a scheme", "prompt": "te
 REMOVED: dict[str, str] = {
     "growth": "quantbench ab --allow_different compares batch sizes, depths and numbers of layers",
     "caches": 'quantbench ab --context_depth 65536 --arm "" --arm "--kv_cache int8" compares them',
+    "roofline": "quantbench ab has the column of the limit",
 }
 
 

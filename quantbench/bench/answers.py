@@ -98,16 +98,6 @@ class Planned:
 # ----------------------------------------------------------------------------------------- layers
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A shape that several of a model's linear layers have: `rows` outputs, `columns` inputs."""
-
-    names: list[str]
-    rows: int
-    columns: int
-    count: int  # layers of this shape
-
-
 @dataclass(frozen=True, kw_only=True)
 class Product:
     """One layer's product by one kernel: median seconds and quartiles, or why there are none."""

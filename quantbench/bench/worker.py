@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 
 WITHOUT_A_MODEL = {  # requests, and the functions that answer them
     "same_model": "quantbench.quality.same_model:same_model",
-    "kernels": "quantbench.bench.layer_timing:kernels",
-    "shapes": "quantbench.bench.layer_timing:shapes",
     "products": "quantbench.bench.layer_timing:products",
 }
 LEAST_STEPS = 4  # that compile: CUDA graphs are captured in the second call, and replayed after it

@@ -63,7 +63,7 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in taken.items() if value is not None}
 
 
-# The options of roofline and peers that say how long to measure.
+# The options of peers that say how long to measure.
 turn_options = together(
     click.option("--cycles", type=Whole(1), default=24,
                  help="Turns of each process [24]; intervals need 8"),
