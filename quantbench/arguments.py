@@ -27,6 +27,8 @@ REMOVED: dict[str, str] = {
     "growth": "quantbench ab --allow_different compares batch sizes, depths and numbers of layers",
     "caches": 'quantbench ab --context_depth 65536 --arm "" --arm "--kv_cache int8" compares them',
     "roofline": "quantbench ab has the column of the limit",
+    "replay --against": "python -m benchmarks.against, in a checkout, compares with another commit",
+    "replay --history": "quantbench ab compares speeds, in turns",
 }
 
 
