@@ -29,6 +29,7 @@ REMOVED: dict[str, str] = {
     "roofline": "quantbench ab has the column of the limit",
     "replay --against": "python -m benchmarks.against, in a checkout, compares with another commit",
     "replay --history": "quantbench ab compares speeds, in turns",
+    "tune": "quantbench ab --over threads=1,2 compares values of any option",
 }
 
 

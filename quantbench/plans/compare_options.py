@@ -32,7 +32,7 @@ class ShortOutput(Command):
         return super().parse_args(ctx, ["--format" if word == "-o" else word for word in args])
 
 
-# Of ab, recommend and tune: when to stop, and what else to measure.
+# Of ab and recommend: when to stop, and what else to measure.
 measuring_options = together(
     click.option("--half_width", type=Share(),
                  help=f"Stop when intervals are this narrow [{DEFAULT.half_width:.0%}]"),
@@ -46,7 +46,7 @@ measuring_options = together(
     click.option("--output", metavar="DIR", help="Put results, report and picture here, a new "
                  "folder; quantized arms, too, until the run has ended"),
 )  # fmt: skip
-# Of ab and tune: what --output keeps, and what is printed.
+# Of ab: what --output keeps, and what is printed.
 result_options = together(
     click.option("--resume", metavar="DIR", help="Go on with what --output DIR left"),
     click.option("--open", "show", is_flag=True,
