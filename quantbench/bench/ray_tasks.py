@@ -27,7 +27,7 @@ from quantbench.text import counted
 from quantbench.typed_json import from_json, to_json
 
 GPU, CPU = "GPU", "CPU"
-Say, Work = Callable[[str], None], Callable[[str, float | None], str]
+Work = Callable[[str, float | None], str]
 CODE = ("PYTHONPATH", "PYTHONSAFEPATH")  # variables by which a task finds a checkout
 
 
@@ -48,8 +48,8 @@ def measure(task: str, timeout: float | None) -> str:
 
 
 def run(
-    store: Store, plan: CellPlan, address: str, say: Say, timeout: float | None = None,
-    work: Work = measure,
+    store: Store, plan: CellPlan, address: str, say: Callable[[str], None],
+    timeout: float | None = None, work: Work = measure,
 ) -> None:  # fmt: skip
     """Measure what is left of the plan; `results.ended` says how it ended. work: what a task does.
     Raises UsageError where there is no Ray or no node for a task, QuantbenchError without Ray."""
