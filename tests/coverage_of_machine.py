@@ -45,7 +45,6 @@ NEEDS = {
     "real": r"no real model: ",
     "chromium": r"needs chromium",
     "thread-sanitizer": r"thread sanitizer: ",
-    "numa": r"containers may forbid it",
     "huge-pages": r"no transparent huge pages here",
     "gpu": r"no CUDA device here",
     "llama-cpp": r"no llama-cpp-python",

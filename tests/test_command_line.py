@@ -12,9 +12,7 @@ from tests import seeds
 from tests.programs import command as ended
 from tests.programs import python, ran
 
-WANTED = (
-    "generate ab recommend quality replay readme roofline growth peers schemes caches log".split()
-)
+WANTED = "generate ab recommend quality replay readme peers schemes log".split()
 
 
 def test_every_command_is_there_and_explained():
@@ -113,7 +111,7 @@ OFFERED = [
     ("generate --max_n", {"--max_new_tokens"}),
     ("generate --checkpoint_path ti", {"tiny", "tiny_moe"}),
     ("generate --checkpoint_path dummy:TinyLlama", {"dummy:TinyLlama-1.1B-Chat-v1.0"}),
-    ("roofline --schemes int8wo,fp", {"int8wo,fp6"}),
+    ("peers --schemes int8wo,fp", {"int8wo,fp6"}),
     ("schemes sparse-marlin-", {"sparse-marlin-wanda"}),
     ("log ch", {"check"}),
     ("ab --format cs", {"csv"}),

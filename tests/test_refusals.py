@@ -53,10 +53,10 @@ BLOCKS = {
     "unclosed": "<!-- readme: cache_bytes -->\n",
     "nested": "a\n<!-- readme: cache_bytes -->\n<!-- readme: x -->\n<!-- end -->\n",
     "unknown": "<!-- readme: speed -->\n<!-- end -->\n",
-    "nameless": "<!-- readme: roofline -->\n<!-- end -->\n",
-    "nowhere": "<!-- readme: roofline no.json -->\n<!-- end -->\n",
-    "list": "<!-- readme: roofline list.json -->\n<!-- end -->\n",
-    "torn": "<!-- readme: roofline torn.json -->\n<!-- end -->\n",
+    "nameless": "<!-- readme: trust -->\n<!-- end -->\n",
+    "nowhere": "<!-- readme: trust no.json -->\n<!-- end -->\n",
+    "list": "<!-- readme: trust list.json -->\n<!-- end -->\n",
+    "torn": "<!-- readme: trust torn.json -->\n<!-- end -->\n",
     "empty": "<!-- readme: runs empty.json -->\n<!-- end -->\n",
     "printed": "<!-- readme: printed a.txt -->\n<!-- end -->\n",
     "fields": "<!-- readme: fields quantbench.no:Such -->\n<!-- end -->\n",
@@ -110,8 +110,7 @@ def made(tmp_path_factory):
     latencies.measured({"none": 1.0}, folder / "more", decode_length=5)
     counts = counted.counts_of(counted.ROUTERS, 40, 1)
     counted.popularity_of(counts).save("--output", folder / "popularity.json")
-    for path in ("docs/data/growth.json", "tests/estimate/opt-1.3b.json"):
-        shutil.copy(ROOT / path, folder)
+    shutil.copy(ROOT / "tests/estimate/opt-1.3b.json", folder)
     config = json.loads((ROOT / "models" / "tiny" / "config.json").read_text())
     narrow = config | {"hidden_size": 96, "head_dim": 24, "num_hidden_layers": 1}
     (folder / "narrow.json").write_text(json.dumps(narrow))
@@ -185,7 +184,6 @@ WRITERS = {  # commands that print, and the files that they write as well
     "latency tables sweep": (),
     "experts show popularity.json --output new.svg": ("new.svg",),
     "recommend --from ab": (),
-    "growth --over none --json growth.json --chart new.svg": ("new.svg",),
     f"{ESTIMATE} --json new.json": ("new.json",),
 }
 

@@ -7,32 +7,6 @@ from quantbench.typed_json import omitted
 
 
 @dataclass
-class DecodeRow:
-    """roofline: what an arm decodes, what its bytes would allow, and how it compares with the first
-    arm."""
-
-    arm: str
-    failed: str | None
-    cycles: int = 0  # of turns, over all processes
-    scheme: str | None = omitted()
-    kernel: str | None = omitted()
-    attention_kernel: str | None = omitted()
-    decoder: str | None = omitted()
-    batch_size: int | None = omitted()
-    weight_bytes: int | None = omitted()
-    step_bytes: float | None = omitted()  # that the mean step reads: weights and cache
-    steps_per_s: float | None = omitted()
-    decode_tok_s: float | None = omitted()  # of all rows
-    bandwidth: float | None = omitted()  # bytes per second, the median
-    bandwidth_probe: str | None = omitted()  # the op that read them
-    limit_tok_s: float | None = omitted()  # of all rows
-    limit_share: Interval | None = omitted()
-    speed_up: Interval | None = omitted()  # ÷ the first arm, which has none
-    stock: "DecodeRow | None" = omitted()  # of the same scheme on the stock kernel
-    over_stock: Interval | None = omitted()  # this arm's speed ÷ that of the stock kernel
-
-
-@dataclass
 class PeerRow:
     """peers: one of our schemes and one peer. Speeds are tokens per second over all turns."""
 

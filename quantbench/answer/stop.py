@@ -1,4 +1,4 @@
-"""When there is enough: the rule by which ab, recommend, tune and replay measure
+"""When there is enough: the rule by which ab and recommend measure
 (bench/session.py), and which tests/trust simulates.
 
 An arm needs more turns while its interval is wide because of the turns' noise, and another process

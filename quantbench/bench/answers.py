@@ -88,24 +88,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a run's options come to before its weights are read (run/identity.py)."""
+    """Whether a run can be carried out, known before its weights are read."""
 
-    identity: dict[str, str] | None  # equal ones do the same work; None where it cannot run
     problem: str | None = None  # why it cannot
     kind: str | None = None  # usage, where the options are wrong; refused
 
 
 # ----------------------------------------------------------------------------------------- layers
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A shape that several of a model's linear layers have: `rows` outputs, `columns` inputs."""
-
-    names: list[str]
-    rows: int
-    columns: int
-    count: int  # layers of this shape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""One linear layer's product under every scheme, timed as decode runs it; for `roofline`.
+"""One linear layer's product under every scheme, timed as decode runs it; for recipes.
 
 A product takes a few microseconds, as much as a call of a compiled function; in decoding, one call
 covers the whole model. So one call here multiplies by a stack of copies of the layer, each at
@@ -12,16 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from quantbench import devices
-from quantbench.bench.answers import Product, Shape, ShapeTimings
+from quantbench.bench.answers import Product, ShapeTimings
 from quantbench.cli import quiet
 from quantbench.errors import KernelError
-from quantbench.models.loading import load_config
 from quantbench.quantize.race import Timing, module_bytes, race
-from quantbench.quantize.registry import Quantizer, kernels_for
+from quantbench.quantize.registry import Quantizer
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run.bandwidth import BYTES, reader
 
-STOCK = ("torchao", "torch")  # kernels that are not part of this project
 STACK_BYTES = 32 << 20  # at least, of a stack's weights: about 0.5 ms a call
 STACK_MOST = 16  # copies in a stack
 
@@ -35,31 +33,6 @@ class Stack(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([layer(x) for layer in self.copies], -1)
-
-
-def kernels(schemes: list[str], device: str, precision: str) -> dict[str, list[str]]:
-    """For each scheme the kernels to time: the one that auto takes, then any stock one.
-
-    Raises KernelError for a scheme that has none here.
-    """
-    by_scheme: dict[str, list[str]] = {}
-    where, dtype = devices.resolve(device), getattr(torch, precision)
-    for name in schemes:
-        running = kernels_for(parse_scheme(name), "auto", where, dtype)
-        stock = [kernel for kernel in running if kernel in STOCK]
-        by_scheme[name] = list(dict.fromkeys([running[0], *stock]))
-    return by_scheme
-
-
-def shapes(checkpoint_path: str) -> list[Shape]:
-    """Every distinct shape among the model's linear layers."""
-    names: dict[tuple[int, int], list[str]] = {}
-    for name, shape in load_config(checkpoint_path).linear_shapes().items():
-        names.setdefault(shape, []).append(name.rpartition(".")[2])
-    return [
-        Shape(list(dict.fromkeys(short)), rows, columns, len(short))
-        for (rows, columns), short in names.items()
-    ]
 
 
 @torch.no_grad()

@@ -51,12 +51,9 @@ class Pool(ABC):
     scratch: Path  # a folder for this session
     saved: Path | None = None  # a folder for arms as they were quantized, for later processes
 
-    def __init__(self, store: Store, command: Command, has_turns: bool) -> None:
-        """command: starts a worker; or a function that gives the command for an arm's number.
-        has_turns: False where workers, those of an older commit, take whole samples only, each a
-        turn of both kinds."""
-        self.store, self.results = store, store.results
-        self.command, self.has_turns = command, has_turns
+    def __init__(self, store: Store, command: Command) -> None:
+        """command: starts a worker; or a function that gives the command for an arm's number."""
+        self.store, self.results, self.command = store, store.results, command
         self.loaded: dict[int, Process] = {}
         self.probes: dict[str, Process] = {}
         self.reference: str | None = None  # the file of the baseline's hidden states, once written
@@ -86,8 +83,8 @@ class Pool(ABC):
             self.scoring += self.clock() - started
             if self.leaves_out(number):
                 return
-            able = self.has_turns and _of_ours(arm.argv)  # and no older commit
-            first = {"estimate": True} if arm.facts is None and able else {}
+            able = arm.facts is None and _of_ours(arm.argv)
+            first = {"estimate": True} if able else {}
             facts = worker.answer(ArmFacts, "get_ready", **first)
             if arm.facts is None:
                 facts = dataclasses.replace(facts, **vars(self.expected(facts)))
@@ -126,28 +123,10 @@ class Pool(ABC):
         steps = self.steps.get(number, 0)
         if number not in self.loaded or (kind == "decode" and not steps):
             return
-        times = self._timed(number, kind, steps)
-        if cycle is not None:
+        time = self.asked(number, TurnTime, "turn", kind=kind, tokens=steps, **self.of_turns)
+        if time and cycle is not None:
             process = self.results.arms[number].processes - 1
-            for kind, time in times.items():
-                self.store.add(Turn(number, process, cycle, kind, **vars(time)))
-
-    def _timed(self, number: int, kind: Kind, steps: int) -> dict[Kind, TurnTime]:
-        """Times of a turn by its kind; none where it failed."""
-        if self.has_turns:
-            time = self.asked(number, TurnTime, "turn", kind=kind, tokens=steps, **self.of_turns)
-            return {kind: time} if time else {}
-        if kind == "prompt" and steps:
-            return {}  # the decode turn's sample has it
-        sample = self.asked(number, TimedSample, "sample", index=0)
-        if sample is None:
-            return {}
-        run = self.results.arms[number].run
-        tokens = run.prompt_tokens if run else 1
-        times: dict[Kind, TurnTime] = {"prompt": TurnTime(tokens, sample.prefill_seconds)}
-        if steps:
-            times["decode"] = TurnTime(len(sample.token_seconds) + 1, sample.decode_seconds)
-        return times
+            self.store.add(Turn(number, process, cycle, kind, **vars(time)))
 
     def asked(self, number: int, kind: type[T], do: str, /, **given: object) -> T | None:
         """The answer of the arm's process; None if it failed."""
@@ -187,8 +166,7 @@ class Pool(ABC):
             worker.close()
 
     def expected(self, facts: ArmFacts) -> Expected:
-        """What is estimated of an arm's run. Nothing where no worker tells: those of an older
-        commit, which `replay --against` starts, do not."""
+        """What is estimated of an arm's run. Nothing where no worker tells."""
         if facts.run is None:
             return Expected()
         try:

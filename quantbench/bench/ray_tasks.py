@@ -26,51 +26,52 @@ from quantbench.log.config import RunConfig
 from quantbench.text import counted
 from quantbench.typed_json import from_json, to_json
 
-CONNECT = 5.0  # seconds to reach the address
 GPU, CPU = "GPU", "CPU"
 Work = Callable[[str, float | None], str]
+CODE = ("PYTHONPATH", "PYTHONSAFEPATH")  # variables by which a task finds a checkout
 
 
 def measure(task: str, timeout: float | None) -> str:
     """The task that Ray runs on a node: measure some cells of a plan. Takes {"plan": …, "cells":
     numbers} as JSON, and returns the lines of its samples.jsonl."""
+    import ray
+
     asked = json.loads(task)
-    plan = from_json(CellPlan, asked["plan"])
+    plan, node = from_json(CellPlan, asked["plan"]), ray.get_runtime_context().get_node_id()[:8]
     kept = Store(begin(plan), None)
     for number, arm in enumerate(kept.results.arms):
         arm.failed = None if number in asked["cells"] else "another task has it"
-    Cells(kept, plan, timeout, machine=f"{machine()}, {node()}").run()
+    where = f"{machine()}, Ray node {node} on {socket.gethostname()}"
+    Cells(kept, plan, timeout, machine=where).run()
     kept.file.seek(0)
     return kept.file.read()
 
 
-def node() -> str:
-    """A name for the node of the cluster on which this process runs."""
-    import ray
-
-    return f"Ray node {ray.get_runtime_context().get_node_id()[:8]} on {socket.gethostname()}"
-
-
 def run(
-    store: Store,
-    plan: CellPlan,
-    address: str,
-    say: Callable[[str], None],
-    timeout: float | None = None,
-    work: Work = measure,
-) -> None:
-    """Measure what is left of the plan; `results.ended` says how it ended.
-
-    work: what a task does. Raises UsageError where there is no Ray, or no node for a task;
-    QuantbenchError where the package is missing.
-    """
+    store: Store, plan: CellPlan, address: str, say: Callable[[str], None],
+    timeout: float | None = None, work: Work = measure,
+) -> None:  # fmt: skip
+    """Measure what is left of the plan; `results.ended` says how it ended. work: what a task does.
+    Raises UsageError where there is no Ray or no node for a task, QuantbenchError without Ray."""
     ray, why, started = connect(address), "complete", time.monotonic()
     try:
-        tasks = _started(ray, store, plan, address, timeout, work)
-        count, waiting = counted(len(tasks), "task"), list(tasks)
-        say(f"{count} on {counted(sum(node['Alive'] for node in ray.nodes()), 'Ray node')}")
-        while waiting:
-            (task,), waiting = ray.wait(waiting, num_returns=1)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        remote, tasks, own = ray.remote(max_retries=1)(work), {}, environment()
+        waiting = groups(store.results, plan)
+        runs = [[store.results.arms[n].config for n in each] for each in waiting.values()]
+        needs = [needed(configs, nodes, address) for configs in runs]  # before any task starts
+        for ((model, ranks), numbers), need in zip(waiting.items(), needs, strict=True):
+            variables = {name: own[name] for name in CODE if name in own}
+            if GPU not in need:  # --threads goes before it
+                variables["OMP_NUM_THREADS"] = str(int(need[CPU]) // ranks)
+            options = {"num_cpus": need[CPU], "num_gpus": need.get(GPU, 0)}
+            task = remote.options(**options, runtime_env={"env_vars": variables})
+            given = json.dumps({"plan": to_json(plan), "cells": numbers})
+            tasks[task.remote(given, timeout)] = f"{model}, {counted(ranks, 'rank')}", numbers
+        count, pending = counted(len(tasks), "task"), list(tasks)
+        say(f"{count} on {counted(len(nodes), 'Ray node')}")
+        while pending:
+            (task,), pending = ray.wait(pending, num_returns=1)
             name, numbers = tasks[task]
             try:
                 take(store, ray.get(task))
@@ -81,7 +82,7 @@ def run(
                 where = f"lost twice: the Ray worker was lost ({type(error).__name__})"
             for number in left(store.results, numbers):
                 store.add(Left(number, where, failed=True))
-            say(f"{len(tasks) - len(waiting)} of {count}: {name}, {where}")
+            say(f"{len(tasks) - len(pending)} of {count}: {name}, {where}")
     except KeyboardInterrupt:
         why = "interrupted"
     finally:
@@ -89,46 +90,21 @@ def run(
     store.add(Ended(why, time.monotonic() - started))
 
 
-def _started(
-    ray: Any, store: Store, plan: CellPlan, address: str, timeout: float | None, work: Work
-) -> dict[Any, tuple[str, list[int]]]:
-    """The tasks, each with its name and cells."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    remote = ray.remote(max_retries=1)(work)  # where the node or the process of the task is lost
-    waiting, tasks = groups(store.results, plan), {}
-    runs = [[store.results.arms[n].config for n in each] for each in waiting.values()]
-    needs = [needed(configs, nodes, address) for configs in runs]  # all, before any task starts
-    for (group, numbers), need in zip(waiting.items(), needs, strict=True):
-        variables = _variables()
-        if GPU not in need:  # --threads goes before it
-            variables["OMP_NUM_THREADS"] = str(int(need[CPU]) // group[1])
-        options = {"num_cpus": need[CPU], "num_gpus": need.get(GPU, 0)}
-        task = remote.options(**options, runtime_env={"env_vars": variables})
-        given = json.dumps({"plan": to_json(plan), "cells": numbers})
-        tasks[task.remote(given, timeout)] = (f"{group[0]}, {counted(group[1], 'rank')}", numbers)
-    return tasks
-
-
 def groups(results: Results, plan: CellPlan) -> dict[tuple[str, int], list[int]]:
-    """The cells that are left of each model and number of ranks. Raises UsageError where one is
-    half measured."""
+    """The cells that are left of each model and number of ranks."""
     found: dict[tuple[str, int], list[int]] = {}
     for number in left(results):
-        cell = plan.cells[number]
-        found.setdefault((cell.model, cell.ranks), []).append(number)
+        found.setdefault((plan.cells[number].model, plan.cells[number].ranks), []).append(number)
         if results.arms[number].turns:
-            raise UsageError(
-                "--resume: a cell is half measured on one machine, and --ray would finish it "
-                "on another: resume it there, without --ray"
-            )
+            raise UsageError("--resume: a cell is half measured on one machine, and --ray would "
+                             "finish it on another: resume it there, without --ray")  # fmt: skip
     return found
 
 
 def take(store: Store, lines: str) -> None:
     """Add a task's events. Its cycles come after those that are there."""
     cycles = store.results.cycles
-    for line in lines.splitlines():
-        event = event_of(json.loads(line))
+    for event in map(event_of, map(json.loads, lines.splitlines())):
         if isinstance(event, Turn):
             event = dataclasses.replace(event, cycle=event.cycle + cycles)
         if not isinstance(event, Ended):
@@ -140,60 +116,35 @@ def connect(address: str) -> Any:
     try:
         import ray
     except ImportError:
-        raise QuantbenchError(
-            "--ray needs the package ray, which is not installed: pip install '.[ray]'"
-        ) from None
-    missing = (
-        f"--ray {address}: there is no Ray; `ray start --head` starts one and says its address"
-    )
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if address != "auto":
-        if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-            raise UsageError(f"--ray takes HOST:PORT, ray://HOST:PORT or auto; given: {address!r}")
-        try:
-            socket.create_connection((host, int(port)), CONNECT).close()
-        except OSError as error:
-            raise UsageError(f"{missing} ({error.strerror or error})") from None
+        raise QuantbenchError("--ray needs the package ray: pip install '.[ray]'") from None
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address != "auto" and not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise UsageError(f"--ray takes HOST:PORT, ray://HOST:PORT or auto; given: {address!r}")
     try:
-        ray.init(
-            address=address,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            runtime_env={"env_vars": _variables()},
-        )
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise UsageError(f"{missing} ({why})") from None
+        if address != "auto":  # ray.init would wait for minutes
+            socket.create_connection((host, int(port)), timeout=5).close()
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except (OSError, RuntimeError, ValueError) as error:
+        why = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
+        raise UsageError(f"--ray {address}: there is no Ray; `ray start --head` starts one and "
+                         f"says its address ({why})") from None  # fmt: skip
     return ray
-
-
-def _variables() -> dict[str, str]:
-    """The environment variables by which a task finds our code, where that is a checkout."""
-    own = environment()
-    return {name: own[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH") if name in own}
 
 
 def needed(
     configs: Sequence[RunConfig], nodes: Sequence[Mapping[str, float]], address: str
 ) -> dict[str, float]:
-    """The CPUs and GPUs that a task with these arms asks Ray for. nodes: each node's resources.
-
-    On GPUs: one, and a core, for each rank. Else --threads for each rank, or if that is not given
-    all cores of the smallest node that has one for each. Raises UsageError if no node has that.
-    """
-    ranks, devices = configs[0].tp, {config.device for config in configs}
-    on_gpus = any(device.startswith("cuda") for device in devices)
-    on_gpus |= "auto" in devices and any(node.get(GPU, 0) for node in nodes)
-    kind = GPU if on_gpus else CPU
+    """What a task with these arms asks of one of these nodes. On GPUs: one, and a core, for each
+    rank. Else --threads for each rank, or all cores of the smallest node that has one for each."""
+    ranks, threads = configs[0].tp, [config.threads for config in configs]
+    cards = ("cuda", "auto") if any(node.get(GPU, 0) for node in nodes) else ("cuda",)
+    kind = GPU if any(config.device.startswith(cards) for config in configs) else CPU
+    least = ranks * (1 if kind == GPU else max(each or 1 for each in threads))
     counts = sorted(int(node.get(kind, 0)) for node in nodes)
-    threads = [config.threads for config in configs]
-    least = ranks * (max(own or 1 for own in threads) if kind == CPU else 1)
     fitting = [count for count in counts if count >= least]
     if not fitting:
-        raise UsageError(
-            f"--tp {ranks}: a task needs {counted(least, kind)} of one node, and the largest Ray "
-            f"node at {address} has {max(counts, default=0)}"
-        )
+        raise UsageError(f"--tp {ranks}: a task needs {counted(least, kind)} of one node, and the "
+                         f"largest Ray node at {address} has {max(counts, default=0)}")  # fmt: skip
     if kind == GPU:
         return {GPU: ranks, CPU: ranks}
     return {CPU: least if all(threads) else fitting[0]}

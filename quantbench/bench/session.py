@@ -79,11 +79,10 @@ class Session(Pool):
         store: Store,
         rule: Rule,
         command: Command = process.COMMAND,
-        has_turns: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """command, has_turns: as Pool takes them."""
-        super().__init__(store, command, has_turns)
+        """command: as Pool takes it."""
+        super().__init__(store, command)
         self.rule, self.clock = rule, clock
         self.arms = len(self.results.arms)  # of each place: arm `a` of place `p` is p * arms + a
         self.started = clock()

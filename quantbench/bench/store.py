@@ -135,8 +135,6 @@ class Planned:
     text: str  # as the person wrote it
     argv: list[str]  # options of generate.py, or for another runtime its own
     unable: str | None = omitted()  # why it cannot run here, known before anything was measured
-    also: list[str] | None = omitted()  # of a tune: other settings of the same plan, not measured
-    changes: int | None = omitted()  # of a tune: options that differ from the default's
 
 
 @dataclass
@@ -327,7 +325,7 @@ def _holder(folder: Path) -> str:
 
 
 def load(folder: Path, option: str = "--resume", command: str = "ab") -> Results:
-    """What a Store kept in this folder. option: that named it. command: ab, for recommend and tune
+    """What a Store kept in this folder. option: that named it. command: ab, for recommend
     as well, or latency. Raises UsageError, one line, where nothing of the kind is there."""
     named, written = f"{option} {folder}", f"{command} --output writes it"
     path = folder / META

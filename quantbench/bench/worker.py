@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 
 WITHOUT_A_MODEL = {  # requests, and the functions that answer them
     "same_model": "quantbench.quality.same_model:same_model",
-    "kernels": "quantbench.bench.layer_timing:kernels",
-    "shapes": "quantbench.bench.layer_timing:shapes",
     "products": "quantbench.bench.layer_timing:products",
 }
 LEAST_STEPS = 4  # that compile: CUDA graphs are captured in the second call, and replayed after it
@@ -252,26 +250,27 @@ class Worker:
         return [*names, *MEASURED]
 
     def plans(self, argvs: list[list[str]]) -> list[Planned]:
-        """What each run's options come to, and whether it fits into the memory that is free."""
-        from quantbench.run import identity  # no run needs it
+        """Whether each run has its kernels, and fits into the memory that is free."""
+        from quantbench.run import runnable  # no run needs it
 
         planned = []
         for argv in argvs:
             config = parse(argv)
             quiet(config.debug)
             try:
-                if config.tp > 1:  # planned by its ranks alone: equal options are equal plans
+                if config.tp > 1:  # planned by its ranks alone
                     one = planning.make_plan(dataclasses.replace(config, tp=1))
                     planning.check_ranks(one, config.tp)
-                    planned.append(Planned({"argv": " ".join(argv)}))
+                    planned.append(Planned())
                     continue
                 checks.check(dataclasses.replace(config, write_result="none"))
                 plan = planning.make_plan(config)
                 sizes.fits(plan, devices.free_memory(plan.device))
-                planned.append(Planned(identity.identity(plan)))
+                runnable.check(plan)
+                planned.append(Planned())
             except QuantbenchError as error:
                 kind = "usage" if isinstance(error, UsageError) else "refused"
-                planned.append(Planned(None, str(error), kind))
+                planned.append(Planned(str(error), kind))
         return planned
 
 

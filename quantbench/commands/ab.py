@@ -2,6 +2,7 @@
 
     quantbench ab --compile --arm "--quantization none" --arm "--quantization int8wo"
     quantbench ab --arms all --checkpoint_path DIR --output results
+    quantbench ab --over threads=1,2 --over quantization=int8wo,int4wo-128
     quantbench ab --same_model --arm "--checkpoint_path a.gguf" --arm "--checkpoint_path b-awq"
     quantbench ab --resume results --max_minutes 30  # more of the same
 
@@ -21,6 +22,7 @@ from quantbench.answer.limits import limit_options, limits
 from quantbench.answer.recommend import recommend
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import MODEL, WORK, make_arms, of_one_model, other_schemes, read_arms
+from quantbench.bench.grid import combined
 from quantbench.bench.process import Process
 from quantbench.bench.store import ArmResult, Results, Settings
 from quantbench.cli import OptionOfOptions
@@ -37,6 +39,9 @@ from quantbench.progress import say
               help="Options of generate.py that this arm has; the first arm is the baseline"
 )  # fmt: skip
 @click.option("--arms", metavar="all", help="Add an arm for every scheme that runs here")
+@click.option("--over", "overs", multiple=True, metavar="OPTION=A,B",
+              help="Make an arm of each of these values of an option of generate.py; several "
+              "--over multiply")  # fmt: skip
 @shared.measuring_options
 @click.option("--allow_different", is_flag=True,
               help="Compare arms of other models or prompts, too")  # fmt: skip
@@ -49,6 +54,7 @@ from quantbench.progress import say
 def ab(
     texts: tuple[str, ...],
     arms: str | None,
+    overs: tuple[str, ...],
     allow_different: bool,
     same_model: bool,
     output: str | None,
@@ -69,7 +75,10 @@ def ab(
         if allow_different and same_model:
             raise UsageError("--allow_different and --same_model: leave one out")
         may_differ = (*MODEL, *WORK) if allow_different else ("checkpoint_path",) * same_model
-        chosen = _arms(config, texts, arms, may_differ)
+        if overs:
+            chosen = _over(config, texts, arms, overs, may_differ)
+        else:
+            chosen = _arms(config, texts, arms, may_differ)
         if same_model:
             with closing(Process()) as worker:
                 chosen, reference = of_one_model(config, chosen, worker)
@@ -93,11 +102,35 @@ def _arms(
     with closing(Process()) as worker:
         schemes = worker.answer(list[str], "schemes", argv=argv(common))
         added = other_schemes(common, arms, schemes)
-        plans = worker.answer(list[Planned], "plans", argvs=[arm.argv for arm in added])
-    able = [arm.text for arm, plan in zip(added, plans, strict=True) if plan.problem is None]
-    if added and not able:
+        able = _able(added, worker)
+    return make_arms(common, [*texts, *(arm.text for arm in able)], may_differ)
+
+
+def _over(
+    common: RunConfig,
+    texts: Sequence[str],
+    every: str | None,
+    overs: Sequence[str],
+    may_differ: Collection[str],
+) -> list[ArmResult]:
+    """The combinations that can run; the first of them is the baseline."""
+    if every is not None:
+        raise UsageError("--over and --arms: leave one out; --over quantization=A,B names schemes")
+    arms = make_arms(*combined(common, texts, overs), may_differ)
+    with closing(Process()) as worker:
+        able = _able(arms, worker)
+    if len(able) == 1:
+        raise UsageError(f"--over: only {able[0].name} can run here, and is nothing to compare")
+    return able
+
+
+def _able(arms: Sequence[ArmResult], worker: Process) -> list[ArmResult]:
+    """Those that can run; says why others cannot. Raises why where none of them can."""
+    plans = worker.answer(list[Planned], "plans", argvs=[arm.argv for arm in arms])
+    able = [arm for arm, plan in zip(arms, plans, strict=True) if plan.problem is None]
+    if arms and not able:
         failure = UsageError if plans[0].kind == "usage" else QuantbenchError
         raise failure(plans[0].problem or "")
     for problem in dict.fromkeys(plan.problem for plan in plans if plan.problem):
         say(f"Not measured: {problem}")
-    return make_arms(common, [*texts, *able], may_differ)
+    return able

@@ -35,7 +35,7 @@ from quantbench.peers import arms as programs
 from quantbench.plans.compare_options import decoding, turn_options, turn_settings
 from quantbench.plans.peering import Report, compare, stopped_at
 from quantbench.progress import say
-from quantbench.report import limit_tables as tables
+from quantbench.report import peer_tables as tables
 from quantbench.report.columns import aligned
 from quantbench.run.environment import choose_threads
 from quantbench.text import counted

@@ -1,16 +1,14 @@
 """quantbench replay: run a log's lines again, and compare then with now.
 
-    quantbench replay benchmarks.txt --where quant=int8wo --against HEAD~20 --tolerance 5%
-    quantbench replay benchmarks.txt --line 7 --history days.jsonl  # day by day
+    quantbench replay benchmarks.txt --where quant=int8wo --tolerance 5%
+    quantbench replay benchmarks.txt --line 7
     quantbench replay old.txt --all --dummy --num_layers 1 --device cpu --dry_run
 
 A line's command is read into a RunConfig, never given to a shell. Options of generate.py given here
 take the place of the line's. Absolute speeds of different days say nothing: they drift by half. So
---tolerance holds a speed to it only beside the old commit (--against), or relative to the memory's
-speed that was read on both days (--history), and fails only on a slowdown that is shown.
+--tolerance holds memory and size to it, and no speed; `ab` compares speeds.
 """
 
-import contextlib
 import sys
 import time
 from functools import partial
@@ -19,10 +17,8 @@ from pathlib import Path
 import click
 
 from quantbench import files
-from quantbench.answer.history import History
 from quantbench.answer.replayed import chosen, mapped
 from quantbench.arguments import given_options, refuse_given
-from quantbench.bench.old_commit import old_commit
 from quantbench.cli import Command
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log import log
@@ -34,12 +30,10 @@ from quantbench.plans.replaying import built, replayed
 from quantbench.progress import duration, say
 
 NOT_REPLAYED = ("output_json_path", "profile", "memory_profile", "save", "format")
-OF_RUNNING = ("limit", "against", "history_path", "processes", "write_result")
-PROCESSES = 4  # of each line, where their scatter counts
+OF_RUNNING = ("limit", "processes", "write_result")
 NO_READING = (
     "--tolerance: a log line keeps no reading of the memory's speed, and speeds drift by half from "
-    "day to day, so only memory and size are held to it; --against COMMIT runs the old commit "
-    "beside the new, and --history FILE keeps readings from now on"
+    "day to day, so only memory and size are held to it; quantbench ab compares speeds"
 )
 
 
@@ -62,13 +56,7 @@ class FileFirst(Command):
               f"{', '.join(name for name in LINE if name != 'repro')}")  # fmt: skip
 @click.option("--tolerance", "limit", type=Share(),
               help="Exit with 1 if a line is shown to be worse by more, as 5%")  # fmt: skip
-@click.option("--against", metavar="COMMIT",
-              help="Run this commit beside the present one, in turns")  # fmt: skip
-@click.option("--history", "history_path", metavar="FILE",
-              help="Compare with the earlier days in this file, relative to the memory's speed; "
-              "add today")  # fmt: skip
-@click.option("--processes", type=Whole(1),
-              help=f"Start each line N times [1; with --history {PROCESSES}]")  # fmt: skip
+@click.option("--processes", type=Whole(1), default=1, help="Start each line N times [1]")
 @click.option("--checkpoint_root", metavar="DIR", help="Look here for checkpoints that are missing")
 @click.option("--dummy", is_flag=True, help="Take random weights where a checkpoint is missing")
 @options(without=("interactive",))
@@ -78,9 +66,7 @@ def replay(
     everything: bool,
     conditions: tuple[str, ...],
     limit: float | None,
-    against: str | None,
-    history_path: str | None,
-    processes: int | None,
+    processes: int,
     checkpoint_root: str | None,
     dummy: bool,
     config: RunConfig,
@@ -88,10 +74,6 @@ def replay(
     """Run lines of a log FILE again, and compare with what they say."""
     if path is None:
         raise UsageError("which log? quantbench replay FILE --all")
-    if against is not None and (history_path is not None or processes is not None):
-        other = "--processes" if history_path is None else "--history"
-        raise UsageError(f"--against measures beside the old commit: leave {other} out")
-    history = History.read(history_path) if history_path is not None else None
     given = given_options()
     changes = {name: value for name, value in vars(config).items() if name in given}
     written = config.write_result
@@ -106,7 +88,6 @@ def replay(
     if checkpoint_root is not None and not Path(checkpoint_root).is_dir():
         why = files.missing(checkpoint_root) or "it is no folder"
         raise UsageError(f"--checkpoint_root {checkpoint_root}: {why}")
-    files.refuse_coinciding({"--history": history_path}, {"FILE": path, "--write_result": written})
     how = partial(mapped, changes=changes, checkpoint_root=checkpoint_root, dummy=dummy)
     chosen_lines, problems = chosen(path, lines, everything, conditions, how)
     if not chosen_lines and len(problems) == 1:
@@ -116,26 +97,22 @@ def replay(
     if not chosen_lines:
         raise LogError(f"{path}: none of the lines asked for can be run")
     dry_run, write_result = bool(changes.get("dry_run")), changes.get("write_result", "none")
-    if limit is not None and not (against or history or dry_run):
+    if limit is not None and not dry_run:
         say(NO_READING)
-    count = processes or (PROCESSES if history else 1)
-    worse = []
-    with contextlib.ExitStack() as stack:
-        old = stack.enter_context(old_commit(against)) if against and not dry_run else None
-        started, every = time.monotonic(), len(chosen_lines)
-        for done, line in enumerate(chosen_lines):
-            if not dry_run:
-                left = (time.monotonic() - started) * (every - done) / max(1, done)
-                about = f"; about {duration(left)} left" if done else ""
-                say(f"{done + 1} of {every}: {line.name}{about}")
-            try:
-                if dry_run:
-                    click.echo(built(line))
-                else:
-                    worse += replayed(line, old, history, count, limit, write_result)
-            except QuantbenchError as error:
-                problems.append(f"{line.name}: {error}")
-                click.echo(f"failed: {problems[-1]}", err=True)
+    worse, started, every = [], time.monotonic(), len(chosen_lines)
+    for done, line in enumerate(chosen_lines):
+        if not dry_run:
+            left = (time.monotonic() - started) * (every - done) / max(1, done)
+            about = f"; about {duration(left)} left" if done else ""
+            say(f"{done + 1} of {every}: {line.name}{about}")
+        try:
+            if dry_run:
+                click.echo(built(line))
+            else:
+                worse += replayed(line, processes, limit, write_result)
+        except QuantbenchError as error:
+            problems.append(f"{line.name}: {error}")
+            click.echo(f"failed: {problems[-1]}", err=True)
     for text in worse:
         click.echo(f"worse: {text}")
     sys.exit(1 if problems or worse else 0)

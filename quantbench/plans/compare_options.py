@@ -32,7 +32,7 @@ class ShortOutput(Command):
         return super().parse_args(ctx, ["--format" if word == "-o" else word for word in args])
 
 
-# Of ab, recommend and tune: when to stop, and what else to measure.
+# Of ab and recommend: when to stop, and what else to measure.
 measuring_options = together(
     click.option("--half_width", type=Share(),
                  help=f"Stop when intervals are this narrow [{DEFAULT.half_width:.0%}]"),
@@ -46,7 +46,7 @@ measuring_options = together(
     click.option("--output", metavar="DIR", help="Put results, report and picture here, a new "
                  "folder; quantized arms, too, until the run has ended"),
 )  # fmt: skip
-# Of ab and tune: what --output keeps, and what is printed.
+# Of ab: what --output keeps, and what is printed.
 result_options = together(
     click.option("--resume", metavar="DIR", help="Go on with what --output DIR left"),
     click.option("--open", "show", is_flag=True,
@@ -63,7 +63,7 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in taken.items() if value is not None}
 
 
-# The options of roofline and peers that say how long to measure.
+# The options of peers that say how long to measure.
 turn_options = together(
     click.option("--cycles", type=Whole(1), default=24,
                  help="Turns of each process [24]; intervals need 8"),

@@ -1,4 +1,4 @@
-"""What ab, recommend and tune share: measure, conclude, log, report.
+"""What ab and recommend share: measure, conclude, log, report.
 
 results = Results.begin(settings, arms, "benchmarks.txt")
 code = compare(results, folder, limits, lambda rows, best: recommend(rows, limits, best))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantbench.answer import decode_limit
+from quantbench.answer import peered
 from quantbench.answer.json_rows import PeerRow
 from quantbench.bench.store import Results, Settings
 from quantbench.errors import QuantbenchError
@@ -54,12 +54,12 @@ def compare(
         try:
             arms = programs.make_arms(ours, others, folder, report.threads, paths)
             own = dataclasses.replace(plan, max_minutes=share)
-            results = decode_limit.measure(arms, own, programs.command(report.threads))
+            results = peered.measure(arms, own, programs.command(report.threads))
         except KeyboardInterrupt:
             if time.monotonic() < end:
                 raise
             break
-        rows = decode_limit.peer_rows(scheme, results)
+        rows = peered.peer_rows(scheme, results)
         report.rows.extend(row for row in rows if row.failed or row.cycles)
         report.comparisons.append(results)
         if results.ended == "interrupted":

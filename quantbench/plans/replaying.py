@@ -1,18 +1,13 @@
-"""One line of a log run again, for `quantbench replay`: what is measured, printed, and worse."""
+"""One line of a log run again, for `quantbench replay`: then and now, and what became worse."""
 
 import dataclasses
 from pathlib import Path
 
 import click
 
-from quantbench.answer.history import History
-from quantbench.answer.interval import Interval
-from quantbench.answer.replayed import Line, Replayed, beside, measured
-from quantbench.bench.old_commit import OldCommit
+from quantbench.answer.replayed import Line, measured
 from quantbench.log import log
-from quantbench.log.config import repro
 from quantbench.log.record import Record
-from quantbench.quality.block_errors import LEAST_BLOCKS
 
 # What is compared, and its unit.
 FIGURES = {
@@ -40,29 +35,12 @@ def built(line: Line) -> str:
     return f"{then}, {now}, kernel {size.kernel or f'none: {size.reason}'}"
 
 
-def replayed(
-    line: Line,
-    old: OldCommit | None,
-    history: History | None,
-    processes: int,
-    limit: float | None,
-    write_result: str,
-) -> list[str]:
-    """Measure the line, beside the old commit if there is one; print then and now, and what that
-    commit or earlier days say. Returns what is worse by more than `limit`."""
-    if old:
-        now = beside(line.config, old, limit / 2 if limit else None)
-    else:
-        now = measured(line.config, processes, history is not None)
+def replayed(line: Line, processes: int, limit: float | None, write_result: str) -> list[str]:
+    """Measure the line; print then and now. Returns what is worse by more than `limit`."""
+    now = measured(line.config, processes)
     if write_result != "none":
-        log.append(Path(write_result), now.record.render())
-    worse = _figures(line, now.record, limit)
-    if old and now.speed:
-        what, few = f"speed now ÷ commit {old.name}", "too few turns"
-        worse += _judged(line, what, now.speed, limit, few)
-    elif history:
-        worse += _since_the_last_day(line, now, history, limit)
-    return worse
+        log.append(Path(write_result), now.render())
+    return _figures(line, now, limit)
 
 
 def _figures(line: Line, now: Record, limit: float | None) -> list[str]:
@@ -77,33 +55,3 @@ def _figures(line: Line, now: Record, limit: float | None) -> list[str]:
         if name in GATED and limit is not None and ratio is not None and ratio > 1 + limit:
             worse.append(f"{line.name}: {heading} {shown} (--tolerance {limit:.1%})")
     return worse
-
-
-def _since_the_last_day(
-    line: Line, now: Replayed, history: History, limit: float | None
-) -> list[str]:
-    if now.caveat is not None:
-        click.echo(f"  no limit to compare with earlier days: {now.caveat}")
-        return []
-    key = repro(line.config)
-    change = history.against(key, now.relative)
-    history.append(key, now.relative)
-    if change is None:
-        click.echo(f"  no earlier day of this line in {history.path}: today's is the first")
-        return []
-    what = "speed ÷ memory's speed, now ÷ the last day"
-    few = f"at least {LEAST_BLOCKS} --processes are needed on both days"
-    return _judged(line, what, change.inverse, limit, few)
-
-
-def _judged(line: Line, what: str, ratio: Interval, limit: float | None, few: str) -> list[str]:
-    """Print a ratio of speeds; its line where it is shown to be below 1 - limit. few: what was too
-    few for an interval."""
-    ends = f"no interval: {few}"
-    if ratio.low is not None:
-        ends = f"95% interval {ratio.low:.3f} to {ratio.high:.3f}"
-    shown = f"{ratio.value:.3f} × ({ends})"
-    click.echo(f"  {what}: {shown}")
-    if limit is None or ratio.high is None or ratio.high >= 1 - limit:
-        return []
-    return [f"{line.name}: {what} {shown} (--tolerance {limit:.1%})"]

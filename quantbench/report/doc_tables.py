@@ -1,6 +1,6 @@
 """The tables of the documentation: a function each, from a file that is committed to Markdown.
 
-    TABLES["roofline"](["docs/data/roofline_tinyllama.json"])
+    TABLES["peers"](["docs/data/peers.json"])
 
 Under each table stands where its figures come from: machine, versions, day, commit, command. A
 figure that was not measured is a dash.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quantbench import files
-from quantbench.answer.json_rows import DecodeRow, PeerRow, SchemeRow
+from quantbench.answer.json_rows import PeerRow, SchemeRow
 from quantbench.answer.latency import Cell, Latencies, Table, latency_rows, rate_rows
 from quantbench.answer.limits import memory_bytes
 from quantbench.answer.row import Row
@@ -25,7 +25,7 @@ from quantbench.quality.thresholds import BROKEN, class_of
 from quantbench.report import documents
 from quantbench.report.columns import Columns, interval, markdown, number, size, table, with_error
 from quantbench.report.documents import Block
-from quantbench.report.limit_tables import MODELS, PEERS
+from quantbench.report.peer_tables import PEERS
 from quantbench.report.tables import of_prompt
 from quantbench.typed_json import from_json
 
@@ -319,7 +319,6 @@ TABLES: Mapping[str, Block] = {
     "budget": budget,
     "speeds": speeds,
     "quality": quality,
-    "roofline": _block(DecodeRow, MODELS, "model"),  # of `roofline --json`
     "peers": _block(PeerRow, PEERS, may_be_missing=True),  # of `peers --json`
     "latency": latency,
     "trust": _block(Simulated, TRUST),  # of `make trust`

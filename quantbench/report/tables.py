@@ -138,11 +138,6 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
             f"of the {len(timed)} arms that were timed the fastest is, with 95 % confidence, one "
             f"of these: {', '.join(best)}"
         )
-    lines += [
-        f"identical plans: {arm.name} was measured for {'; '.join(arm.also)}, too"
-        for arm in results.arms
-        if arm.also
-    ]
     lines += _quality(results)
     for device, readings in results.bandwidth.items():
         lines += [

@@ -28,7 +28,6 @@ from quantbench.progress import say
 from quantbench.quantize.registry import kernels_for
 from quantbench.quantize.spec import AsIs, Selection, Spec, named, parse, parse_layer, refuse_format
 from quantbench.run import environment
-from quantbench.run.numa import share_nodes
 
 if TYPE_CHECKING:
     from quantbench.models.split import Split
@@ -136,8 +135,6 @@ def begin(plan: Plan) -> Plan:
     """Set torch's threads as a plan says, and join its ranks: the plan, its ranks able to exchange
     numbers. Prints a warning where threads or ranks have to share cores."""
     where = environment.place()
-    if plan.device.type == "cpu":
-        share_nodes(where)
     environment.use_threads(plan.config)
     if where is None or plan.split is None:
         return plan

@@ -434,8 +434,8 @@ def all_arms(monkeypatch, *refused):
         if do == "schemes":
             assert "--device" in argv
             return ["none", "int8wo", "uintx-4-64", "fp6"]
-        bad = {name: Planned(None, f"{name} takes no such shape", "refused") for name in refused}
-        return [bad.get(parse(argv).quantization, Planned({})) for argv in argvs]
+        bad = {name: Planned(f"{name} takes no such shape", "refused") for name in refused}
+        return [bad.get(parse(argv).quantization, Planned()) for argv in argvs]
 
     worker = SimpleNamespace(answer=answer, close=lambda: closed.append(True))
     monkeypatch.setattr(command, "Process", lambda: worker)

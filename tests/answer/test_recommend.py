@@ -6,7 +6,7 @@ import pytest
 
 from quantbench.answer.interval import Interval
 from quantbench.answer.limits import OPTIONS, Limits, limits, ruled_out
-from quantbench.answer.recommend import Recommendation, command, recommend, tuned, verifying
+from quantbench.answer.recommend import Recommendation, command, recommend, verifying
 from quantbench.answer.row import Row
 from quantbench.log import shell
 from quantbench.log.options import parse
@@ -280,37 +280,3 @@ def test_what_is_not_given_stays():
     given = {name: OPTIONS[name][0].read(text) for name, text in texts.items()}
     given = {**dict.fromkeys(OPTIONS), **given}
     assert limits(given) == Limits(max_memory=round(7.5 * 2**30), min_top1=0.95)
-
-
-# ------------------------------------------------------------------------------------------- tune
-
-
-def test_a_tune_takes_the_setting_with_the_fewest_changes():
-    none = {"kl": None, "error": None}
-    rows = [baseline(), arm("a", 2.0, 4, **none), arm("b", 2.005, 4, **none)]
-    choice = tuned(rows, Limits(), best(rows), [0, 1, 2]).choices[0]
-    assert choice.arm == "a" and choice.line.startswith("Take a: decodes 2.00 ×")
-    assert "not told apart from b" in choice.line
-
-
-def test_a_tune_keeps_the_default_unless_another_is_shown_to_be_faster():
-    row = arm("a", 1.005, 4, verdict="no difference shown")
-    rows = [baseline(), row, arm("worse", 3.0, 4, 0.5)]
-    answer = tuned(rows, Limits(), best(rows), [0, 1, 1])
-    assert answer.choices[0].line.startswith(
-        "Keep none: no setting within the limits is shown to be faster"
-    )
-    assert "KL above 0.03: worse" in answer.remarks[0] and not answer.choices[0].verify
-
-
-def test_a_tune_says_of_the_others_only_what_is_so():
-    """b changes fewer options and may be the fastest, but is not shown to be faster at all."""
-    wide = {"speed_up": Interval(2.0, 0.9, 4.0), "verdict": "no difference shown"}
-    rows = [baseline(), arm("a", 2.0, 4), arm("b", 2.0, 4, **wide)]
-    line = tuned(rows, Limits(), best(rows), [0, 2, 1]).choices[0].line
-    assert line.startswith("Take a: ") and line.endswith("; not told apart from b")
-    line = tuned(rows, Limits(), best(rows), [0, 1, 2]).choices[0].line
-    assert line.endswith("; not told apart from b, which change as many options or more")
-    line = tuned(rows, Limits(), lambda among: {2}, [0, 1, 2]).choices[0].line
-    assert line.startswith("Take a: ")  # which is shown to be faster than the default
-    assert line.endswith("; b may be faster still, but is not shown to be faster than none")

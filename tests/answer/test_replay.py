@@ -1,22 +1,20 @@
 """quantbench replay: the old log's lines, next to the new figures, and what is refused."""
 
 import contextlib
-import json
+import dataclasses
 import re
 import shlex
+import shutil
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from quantbench.answer.replayed import Replayed, checkpoint, mapped
+from quantbench.answer.replayed import checkpoint, mapped
 from quantbench.log.log import config_of
 from quantbench.log.log import read as read_log
 from quantbench.log.options import parse
-from quantbench.typed_json import to_json
-from tests.bench.facts import arm_facts
-from tests.programs import OLD_LOG, command, git, worked
-from tests.refusals import one_line
+from tests.programs import OLD_LOG, command, worked
 
 RECORDS = read_log(OLD_LOG).records
 
@@ -76,202 +74,20 @@ def test_the_gate_without_a_reading_is_of_memory_alone(short_log, peak, code):
     assert result.exit_code == code, result.stderr
     assert ("worse: line 1: None, tiny: peak" in result.stdout) == bool(code)
     assert "worse: line 1: None, tiny: tok/s" not in result.stdout
-    assert "--against COMMIT runs the old commit beside the new" in result.stderr
+    assert "quantbench ab compares speeds" in result.stderr
     assert "1 of 1: line 1: None, tiny" in result.stderr
 
 
 def test_lines_that_a_condition_chooses_are_counted_with_the_time_left(monkeypatch):
     chosen = [(number, record) for number, record in RECORDS if record.quant == "int8wo"]
     left = iter([record for _, record in chosen])
-    monkeypatch.setattr(
-        "quantbench.plans.replaying.measured", lambda *_: Replayed(next(left), [], None)
-    )
+    monkeypatch.setattr("quantbench.plans.replaying.measured", lambda *_: next(left))
     result = worked("replay", OLD_LOG, "--where", "quant=int8wo", "--dummy")
     names = [f"line {number}: int8wo, {record.mod}" for number, record in chosen]
     assert len(names) == 2
     first, second = [line for line in result.stderr.splitlines() if " of 2: " in line]
     assert first == f"1 of 2: {names[0]}"
     assert second.startswith(f"2 of 2: {names[1]}; about ") and second.endswith(" left")
-
-
-# ------------------------------------------------------------------------- against an old commit
-
-WORKER = """
-import json, random, sys
-from quantbench import speed          # the commit's own, whatever the current folder has
-
-ready = json.loads(READY)
-draw = random.Random()
-for line in sys.stdin:
-    request = json.loads(line)
-    seconds = speed.SECONDS * draw.lognormvariate(0, 0.002)
-    tokens = request.get("tokens", 1)
-    sample = {
-        "prefill_seconds": seconds, "decode_seconds": 199 * seconds, "tok_s": 1 / seconds,
-        "prefill_tok_s": 1 / seconds, "decode_tok_s": 1 / seconds,
-        "token_seconds": [seconds] * 199, "peak_memory_bytes": {"resident": 3},
-    }
-    did = {
-        "load": {}, "get_ready": ready, "sample": sample,
-        "turn": {"tokens": tokens, "seconds": tokens * seconds} if speed.TURNS else None,
-        "bandwidth": {"bytes_per_s": 1e9, "round": None, "probe": "fake", "caveat": None},
-    }.get(request["do"])
-    answer = {"did": did} if did is not None else {"failed": "no such thing", "kind": "other"}
-    print(json.dumps(answer), flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    """A repository of six commits: empty, broken, unbuilt (its C++ does not compile, and it runs
-    all the same), old (a token takes 1 s), turning (the first whose worker lies where the present
-    one does and takes turns) and slow (1.2 s)."""
-    folder = tmp_path_factory.mktemp("repository")
-    git(folder, "init", "--quiet")
-    git(folder, "commit", "--allow-empty", "-m", "empty")
-    git(folder, "tag", "empty")
-    package = folder / "quantbench"
-    rooms = [package / room for room in ("compare/sampling", "bench", "run", "ops/cpu")]
-    for room in rooms:
-        room.mkdir(parents=True)
-    for inside in {package, *rooms, *(room.parent for room in rooms)}:
-        (inside / "__init__.py").touch()
-    sampling, bench, run, built = rooms
-    ready = f"READY = {json.dumps(to_json(arm_facts()))!r}\n"
-    (folder / "log.txt").write_text(RECORDS[0][1].render() + "\n")
-    for tag, seconds, worker in (
-        ("broken", 1.0, "raise SystemExit('no kernels: g++ says no')"),
-        ("unbuilt", 40.0, ready + WORKER),
-        ("old", 1.0, ready + WORKER),
-        ("turning", 1.0, ready + WORKER),
-        ("slow", 1.2, ready + WORKER),
-    ):
-        reason = "step.cpp:7: error: g++ says no" if tag == "unbuilt" else None
-        (built / "build.py").write_text(f"def refusal():\n    return {reason!r}\n")
-        turns = tag in ("turning", "slow")
-        (sampling / "worker.py").unlink(missing_ok=True)
-        ((bench if turns else sampling) / "worker.py").write_text(worker)
-        if turns:
-            (run / "turns.py").touch()
-        (package / "speed.py").write_text(f"SECONDS, TURNS = {seconds}, {turns}\n")
-        git(folder, "add", ".")
-        git(folder, "commit", "-m", tag)
-        git(folder, "tag", tag)
-    return folder
-
-
-@pytest.fixture
-def inside(repository, monkeypatch):
-    """The current folder is the repository, whose newest files are those of `slow`."""
-    monkeypatch.setattr("quantbench.bench.process.ROOT", repository)
-    monkeypatch.chdir(repository)
-    yield repository
-    assert len(git(repository, "worktree", "list").splitlines()) == 1  # nothing is left behind
-
-
-@pytest.mark.parametrize(
-    "commit, tolerance, code",
-    [("old", "5%", 1), ("turning", "5%", 1), ("old", "25%", 0), ("slow", "5%", 0)],
-)
-def test_a_slowdown_is_shown_beside_the_old_commit(inside, commit, tolerance, code):
-    result = run("log.txt", "--all", "--dummy", "--against", commit, "--tolerance", tolerance)
-    assert result.exit_code == code, (result.stdout, result.stderr)
-    name = git(inside, "rev-parse", "--short", commit)
-    words = rf"speed now ÷ commit {name}: ([\d.]+) × \(95% interval ([\d.]+) to ([\d.]+)\)"
-    ratio, low, high = re.search(words, result.stdout).groups()
-    right = 1.0 if commit == "slow" else 1 / 1.2
-    assert float(low) <= float(ratio) <= float(high)
-    assert float(ratio) == pytest.approx(right, rel=0.02)
-    assert ("worse: line 1: " in result.stdout) == bool(code)
-
-
-@pytest.mark.parametrize(
-    "commit, reason",
-    [
-        ("nowhere", "--against 'nowhere': there is no such commit"),
-        ("empty", "--against empty: that commit has no quantbench.bench.worker"),
-    ],
-)
-def test_a_commit_that_cannot_be_taken_is_one_line(inside, commit, reason):
-    assert reason in one_line(run("log.txt", "--all", "--dummy", "--against", commit))
-
-
-UNBUILT = "that commit's C++ kernels do not build here, as the present ones do: "
-
-
-@pytest.mark.parametrize(
-    "commit, reason",
-    [
-        ("broken", "that commit does not run it: "),
-        ("unbuilt", f"{UNBUILT}step.cpp:7: error: "),
-    ],
-)
-def test_a_commit_that_does_not_run_or_build_is_not_measured(inside, commit, reason):
-    """Without its kernels it would run on torch's, and anything would be faster than that."""
-    result = run("log.txt", "--all", "--dummy", "--device", "cpu", "--against", commit)
-    assert result.exit_code == 1 and "speed now" not in result.stdout
-    name = git(inside, "rev-parse", "--short", commit)
-    (failed,) = [line for line in result.stderr.splitlines() if line.startswith("failed: ")]
-    assert f"--against {name}: " in failed and reason in failed
-    assert failed.endswith("g++ says no")
-
-
-def test_where_nothing_builds_both_are_measured_without_kernels(inside, monkeypatch):
-    monkeypatch.setattr("quantbench.bench.old_commit._refusal", lambda *_: "no compiler")
-    result = run("log.txt", "--all", "--dummy", "--device", "cpu", "--against", "old")
-    assert result.exit_code == 0 and "speed now" in result.stdout
-
-
-def test_outside_of_a_repository(tmp_path, monkeypatch):
-    monkeypatch.setattr("quantbench.bench.process.ROOT", tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    result = run(OLD_LOG, "--all", "--dummy", "--against", "HEAD")
-    assert "is no git repository" in one_line(result)
-
-
-def test_an_installed_copy_looks_for_no_commits_in_somebody_s_repository(inside, monkeypatch):
-    monkeypatch.setattr("quantbench.bench.process.INSTALLED", True)
-    result = run("log.txt", "--all", "--dummy", "--against", "HEAD")
-    assert "this is an installed copy; run it in a checkout" in one_line(result)
-
-
-# ------------------------------------------------------------------------- against earlier days
-
-
-@pytest.fixture
-def days(tmp_path, monkeypatch):
-    """A function that replays a line whose processes take these seconds at a reading of 1e9."""
-    record = RECORDS[0][1]
-
-    def replayed(*seconds, caveat=None, tolerance="5%"):
-        values = [one * 1e9 for one in seconds]
-        monkeypatch.setattr(
-            "quantbench.plans.replaying.measured",
-            lambda config, processes, read: Replayed(record, values, caveat),
-        )
-        line = ("--line", str(RECORDS[0][0]), "--dummy", "--tolerance", tolerance)
-        return run(OLD_LOG, *line, "--history", tmp_path / "days.jsonl")
-
-    return replayed
-
-
-def test_days_are_compared_through_the_limit_of_each(days, tmp_path):
-    first = days(1.00, 1.01, 0.99, 1.00)
-    assert first.exit_code == 0 and "today's is the first" in first.stdout
-    same = days(1.01, 1.00, 1.02, 1.00)
-    assert same.exit_code == 0 and "now ÷ the last day: 0.99" in same.stdout
-    slow = days(1.21, 1.20, 1.19, 1.20)
-    assert slow.exit_code == 1 and "worse: line 3" in slow.stdout
-    assert "speed ÷ memory's speed, now ÷ the last day 0.8" in slow.stdout.splitlines()[-1]
-    few = days(9.0)  # one process says nothing of its scatter
-    assert few.exit_code == 0 and "(no interval: at least 4" in few.stdout
-    assert len((tmp_path / "days.jsonl").read_text().splitlines()) == 4
-
-
-def test_a_reading_that_is_not_the_memorys_is_not_compared(days, tmp_path):
-    result = days(1.0, 1.0, 1.0, 1.0, caveat="it is slow")
-    assert result.exit_code == 0 and not (tmp_path / "days.jsonl").exists()
-    assert "no limit to compare with earlier days: it is slow" in result.stdout
 
 
 OTHER_PROGRAM = RECORDS[0][1].render().replace("python generate.py", "python rm.py; true")
@@ -322,3 +138,27 @@ def test_options_given_take_the_place_of_the_lines():
          "--max_new_tokens", str(said.max_new_tokens), "--top_k", str(said.top_k),
          "--temperature", str(said.temperature)]
     )  # fmt: skip
+
+
+def test_a_log_of_others_chooses_no_place_to_write_to(in_tmp):
+    """Every option whose value is a place to write to, and one's own --expert_folder."""
+    record = RECORDS[0][1]
+    places = {
+        name: str(in_tmp / name)
+        for name in ("expert_folder", "output_json_path", "profile", "memory_profile", "save")
+    }
+    words = " ".join(f"--{name} {path}" for name, path in places.items())
+    record = dataclasses.replace(record, repro=f"{record.repro} --write_result x {words}")
+    config = mapped(record, {}, None, True)
+    assert not [name for name in (*places, "write_result") if config.differs(name)]
+    assert mapped(record, {"expert_folder": "mine"}, None, True).expert_folder == "mine"
+
+
+def test_experts_of_a_replayed_line_are_kept_in_the_cache_folder(in_tmp, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_tmp / "cache"))
+    short = "--checkpoint_path tiny_moe --num_samples 1 --max_new_tokens 2 --device cpu"
+    tiers = "--expert_memory 12 --expert_policy cache --expert_folder elsewhere"
+    worked("generate", *shlex.split(short), *shlex.split(tiers))
+    shutil.rmtree("elsewhere", ignore_errors=True)
+    worked("replay", "benchmarks.txt", "--all")
+    assert {path.name for path in in_tmp.iterdir()} == {"benchmarks.txt", "cache"}

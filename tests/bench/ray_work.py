@@ -7,7 +7,6 @@ from pathlib import Path
 
 from quantbench.bench.cell_plan import CellPlan
 from quantbench.bench.cells import begin
-from quantbench.bench.ray_tasks import node
 from quantbench.bench.store import Ended, Ready, Store, Turn
 from quantbench.typed_json import from_json
 from tests.bench.facts import arm_facts
@@ -32,7 +31,7 @@ def work(task, timeout):
         time.sleep(300)
     kept = Store(begin(plan), None)
     for number in asked["cells"]:
-        kept.add(Ready(number, 0, arm_facts(), node()))
+        kept.add(Ready(number, 0, arm_facts(), f"Ray node {mine[:8]} on a host"))
         for cycle in range(plan.runs):
             kept.add(Turn(number, 0, cycle, "prompt", 100, 0.1))
             kept.add(Turn(number, 0, cycle, "decode", 2, 0.04, [0.02, 0.02]))

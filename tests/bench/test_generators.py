@@ -72,9 +72,8 @@ def test_plans_say_which_cells_cannot_run(monkeypatch):
     others = ("--tp 2", "--tp 3", "--kernel triton --quantization none", "--expert_policy fetch")
     runs = Worker().plans([argv, large, *([*argv, *words.split()] for words in others)])
     assert [run.kind for run in runs] == [None, "usage", None, "usage", "refused", "usage"]
-    assert runs[0].identity["decoder"] == "cpu-step" and list(runs[2].identity) == ["argv"]
     assert "which 3 ranks cannot share evenly; --tp takes 1, 2, 4" in runs[3].problem
-    assert runs[4].identity is None and "--kernel triton" in runs[4].problem
+    assert "--kernel triton" in runs[4].problem
     assert "there is no second tier of memory" in runs[5].problem
     monkeypatch.setattr(devices, "free_memory", lambda device: 1000)
     (short,) = Worker().plans([argv])

@@ -181,20 +181,6 @@ def test_cycles_alternate_and_prompts_have_their_own(measure):
     assert counted[:3] == [0, 1, 2] and [2, 1, 0] == counted[6:9]
 
 
-def test_a_worker_without_turns_gives_both_kinds_by_one_sample(monkeypatch):
-    """As those of an older commit do: a whole sample for each arm and cycle."""
-    world = World.of(EQUAL, replace(EQUAL, seconds=0.05))
-    world.install(monkeypatch)
-    settings = Settings(cycles=9, processes=1, tokens=0)
-    results = Results.begin(settings, make_arms(COMMON, ARMS[:2]), "none")
-    world.session(Store(results, None), Rule(), has_turns=False).run()
-    warm = [len(arm.samples) + 1 for arm in results.arms]  # and the cycle that does not count
-    assert world.asked("turn") == []
-    assert Counter(world.asked("sample")) == {0: warm[0] + 9, 1: warm[1] + 9}
-    assert len(results.turns(1, "decode")) == len(results.turns(1, "prompt")) == 9
-    assert rows(results)[1].speed_up.value == pytest.approx(2, rel=0.05)
-
-
 def test_groups_share_the_baseline(measure):
     """More arms than fit together: two groups, and one process of the baseline."""
     count = MOST_BESIDE + 3

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from quantbench.answer.decode_limit import peer_rows
+from quantbench.answer.peered import peer_rows
 from quantbench.bench.answers import Reading, TurnTime
 from quantbench.bench.store import ArmResult, Bandwidth, Results, Settings, Turn
 from quantbench.commands import peers
@@ -40,7 +40,7 @@ from quantbench.peers.runtimes import (
 from quantbench.peers.worker import PeerWorker
 from quantbench.plans import peering
 from quantbench.report.columns import aligned
-from quantbench.report.limit_tables import PEERS, peer_remarks
+from quantbench.report.peer_tables import PEERS, peer_remarks
 from tests.bench.facts import arm_facts, peer_facts
 from tests.models.refused import refusal
 from tests.models.small import small_checkpoint
@@ -446,7 +446,7 @@ def test_the_clock_stops_what_does_not_end_by_itself(fast, tmp_path, monkeypatch
     def interrupted(*_):
         raise KeyboardInterrupt  # Ctrl-C: the time is not over
 
-    monkeypatch.setattr(peering.decode_limit, "measure", interrupted)
+    monkeypatch.setattr(peering.peered, "measure", interrupted)
     minutes = "1" if fast else "0"
     result = run("--checkpoint_path", checkpoint(tmp_path), "--max_minutes", minutes)
     if fast:

@@ -14,14 +14,14 @@ from quantbench.report.documents import rewritten
 from tests.programs import ROOT, command, worked
 
 ABOUT = {
-    "command": "quantbench roofline",
+    "command": "quantbench ab",
     "date": "2026-11-22",
     "commit": "0123456789",
     "machine": "2 cores of X",
     "versions": {"torch": "2.13.0"},
 }
 HEAD = (git_commit() or "").partition("-")[0]
-CAPTION = "<sub>2 cores of X, torch 2.13.0; 2026-11-22, commit 0123456: `quantbench roofline`</sub>"
+CAPTION = "<sub>2 cores of X, torch 2.13.0; 2026-11-22, commit 0123456: `quantbench ab`</sub>"
 run = partial(command, "readme")
 
 
@@ -76,27 +76,6 @@ def test_check_doubts_figures_of_no_commit(in_tmp, commit, code, said):
     run("D.md")
     result = run("--check", "D.md")
     assert (result.exit_code, result.stderr) == (code, said)
-
-
-ARM = {"arm": "a", "failed": None, "rounds": 4}
-ROOFLINE = [  # rows of the file, and the cells that they become; no document has this table
-    (ARM | {"scheme": "none", "decode_tok_s": 15.14, "limit_share": [0.9]},
-     "a | - | 15.14 | - | 90.0% | - | - | - | -"),
-    (ARM | {"scheme": "int8wo", "decode_tok_s": 27.688, "limit_tok_s": 32.74,
-            "limit_share": [0.854, 0.792, 0.92], "speed_up": [1.839, 1.7, 1.98],
-            "stock": {**ARM, "scheme": "int8wo", "decode_tok_s": 14.11},
-            "over_stock": [1.962, 1.81, 2.12]},
-     "a | - | 27.69 | 32.74 | 85.4% (79.2% to 92.0%) | 1.839 (1.700 to 1.980) | - | 14.11 | "
-     "1.962 (1.810 to 2.120)"),
-]  # fmt: skip
-
-
-def test_the_table_of_roofline(in_tmp):
-    save("rows.json", model=[row for row, _ in ROOFLINE])
-    lines = TABLES["roofline"](["rows.json"]).splitlines()
-    assert lines[-1] == CAPTION and [
-        " | ".join(cell.strip() for cell in line.strip("| ").split("|")) for line in lines[2:4]
-    ] == [text for _, text in ROOFLINE]
 
 
 def test_what_a_document_asks_for_in_vain(in_tmp):
