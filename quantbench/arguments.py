@@ -23,7 +23,9 @@ OWN = "Options"
 # What a word without an option probably is, by the option that takes it.
 GIVEN = {"checkpoint_path": "a model", "quantization": "a scheme", "prompt": "text"}
 # What the last release had, and what to use instead: a command, or an option as "command --option".
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "peers --gptqmodel_python": "peers compares with transformers, llama.cpp and ik_llama.cpp",
+}
 
 
 def sections(parameters: Sequence[click.Parameter]) -> dict[str, list[tuple[str, str]]]:

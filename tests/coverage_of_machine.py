@@ -48,7 +48,6 @@ NEEDS = {
     "numa": r"containers may forbid it",
     "huge-pages": r"no transparent huge pages here",
     "gpu": r"no CUDA device here",
-    "llama-cpp": r"no llama-cpp-python",
     "no-gpu": r"has CUDA|Triton runs on the GPU here|a GPU has as many as it has",
 }
 
