@@ -24,6 +24,7 @@ OWN = "Options"
 GIVEN = {"checkpoint_path": "a model", "quantization": "a scheme", "prompt": "text"}
 # What the last release had, and what to use instead: a command, or an option as "command --option".
 REMOVED: dict[str, str] = {
+    "frontier --chart": "recipe frontier prints its points, and --json FILE keeps them",
     "peers --gptqmodel_python": "peers compares with transformers, llama.cpp and ik_llama.cpp",
 }
 
