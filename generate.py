@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import torch
@@ -39,15 +38,12 @@ from quantbench.log import log
 from quantbench.log.config import RunConfig
 from quantbench.models.llama import Transformer
 from quantbench.progress import progress, say
-from quantbench.run import decoding, loading, measure, sizes
+from quantbench.run import decoding, loading, measure, shown, sizes, why
 from quantbench.run.decoding import Decoder
 from quantbench.run.environment import without_collections
-from quantbench.run.facts import Generation, make_record
+from quantbench.run.facts import Generation, Measured, make_record
 from quantbench.run.plan import Plan, begin, make_plan
 from quantbench.typed_json import to_json
-
-if TYPE_CHECKING:
-    from quantbench.estimate.beside import Report
 
 LARGEST_DEFAULT_CACHE = 4096  # positions of a Generator's caches, if cache_size is not given
 
@@ -342,9 +338,7 @@ def run(config: RunConfig, started: float) -> None:
     measured = measure.measure(one_sample, loaded, ready)
     plan.ranks.meet()  # nothing is logged unless all ranks have come to the end
     if plan.ranks.rank == 0:
-        from quantbench.estimate.beside import report_of
-
-        finish(config, report_of(measured, loaded.model, lambda few, _: make_generator(plan, few)))
+        finish(config, measured)
 
 
 def make_generator(plan: Plan, model: Transformer, any_rows: bool = False) -> Generator:
@@ -375,21 +369,21 @@ def make_generator(plan: Plan, model: Transformer, any_rows: bool = False) -> Ge
     return generator
 
 
-def finish(config: RunConfig, report: "Report") -> None:
+def finish(config: RunConfig, measured: Measured) -> None:
     """Append to the log and to --output_json_path, then print the text, the table and the why."""
-    measured = report.measured
-    tok_s, peak = measured.summary.tok_s, measured.peaks["generate"]
+    tok_s, peak, reasons = measured.summary.tok_s, measured.peaks["generate"], why.reasons(measured)
     line = make_record(measured.facts, tok_s, peak).render()
     if config.write_result != "none":
         log.append(Path(config.write_result), line)
         say(f"Appended one line to {config.write_result}")
     if config.output_json_path:
-        log.append_json(Path(config.output_json_path), {"line": line, **to_json(report)})
+        content = {"line": line, **to_json(measured), "why": reasons}
+        log.append_json(Path(config.output_json_path), content)
         say(f"Appended every sample to {config.output_json_path}")
     if measured.text is not None:  # printed last: with a closed or full stdout the log is complete
         click.echo(measured.text + "\n")
-    click.echo(report.table)
-    for remark in report.remarks:
+    click.echo(shown.table(measured))
+    for remark in [*(f"- {reason}" for reason in reasons), *shown.remarks(measured)]:
         say(remark)
 
 

@@ -31,6 +31,8 @@ REMOVED: dict[str, str] = {
     "replay --against": "python -m benchmarks.against, in a checkout, compares with another commit",
     "replay --history": "quantbench ab compares speeds, in turns",
     "tune": "quantbench ab --over threads=1,2 compares values of any option",
+    "frontier --chart": "recipe frontier prints its points, and --json FILE keeps them",
+    "peers --gptqmodel_python": "peers compares with transformers, llama.cpp and ik_llama.cpp",
 }
 
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -61,6 +61,25 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]
     return decorate
 
 
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What click refuses, as a UsageError of one line."""
+    try:
+        yield
+    except click.UsageError as error:
+        raise UsageError(arguments.refusal(error)) from None
+
+
+def _check_values(given: Mapping[str, Any], options: Mapping[str, click.Option]) -> None:
+    """Raise UsageError for a value that is empty."""
+    for option in options.values():
+        values = given.get(option.name or "")
+        for text in values if isinstance(values, list) else [values]:
+            blank = isinstance(text, str) and not text.strip()
+            if blank and not isinstance(option, OptionOfOptions | TableOption):
+                raise UsageError(f"{option.opts[0]} takes a value; given: {shown(text)}")
+
+
 class Command(click.Command):
     """A click command whose every failure is one line.
 
@@ -81,12 +100,41 @@ class Command(click.Command):
     def texts(self, ctx: click.Context, args: Sequence[str]) -> dict[str, Any]:
         """Each given option's name with the text of its value, or True for a switch. Raises
         UsageError, one line, for what is no option, or no value of one."""
+        with _refusals():
+            return self.make_parser(ctx).parse_args(list(args))[0]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _refusals():
+            return super().parse_args(ctx, args)
+
+    def make_parser(self, ctx: click.Context) -> Any:
+        """click's, which also refuses removed options, values that are missing or empty, and words
+        that belong to no option; but not while the shell completes an unfinished line."""
+        parser = super().make_parser(ctx)
+        if ctx.resilient_parsing:
+            return parser
+        parse = parser.parse_args
         options = {
             key(name): param
             for param in self.get_params(ctx)
             if isinstance(param, click.Option)
             for name in param.opts
         }
+
+        def checked(args: list[str]) -> Any:
+            self._check_words(args, options)
+            given, words, order = parse(args)
+            takes_words = any(isinstance(param, click.Argument) for param in self.params)
+            if words and not takes_words and not isinstance(self, click.Group):
+                raise UsageError(arguments.stray(words[0], options))
+            _check_values(given, options)
+            return given, words, order
+
+        parser.parse_args = checked  # type: ignore[method-assign]
+        return parser
+
+    def _check_words(self, args: Sequence[str], options: Mapping[str, click.Option]) -> None:
+        """Raise UsageError for a removed option, and for an option in the place of a value."""
         for word in args:
             if instead := arguments.REMOVED.get(f"{self.name} --{key(word)}"):
                 raise UsageError(f"--{key(word)} was removed; {instead}")
@@ -98,31 +146,8 @@ class Command(click.Command):
                     f"--{key(word)} takes a value, and the option {shown(value)} follows it; "
                     f"a value that begins with dashes is given as --{key(word)}=VALUE"
                 )
-        try:
-            if "--" in args:
-                raise click.NoSuchOption("--")
-            given, words, _ = self.make_parser(ctx).parse_args(list(args))
-        except click.UsageError as error:
-            raise UsageError(arguments.refusal(error)) from None
-        takes_words = any(isinstance(param, click.Argument) for param in self.params)
-        if words and not takes_words and not isinstance(self, click.Group):
-            raise UsageError(arguments.stray(words[0], options))
-        for option in options.values():
-            values = given.get(option.name or "")
-            for text in values if isinstance(values, list) else [values]:
-                blank = isinstance(text, str) and not text.strip()
-                if blank and not isinstance(option, OptionOfOptions | TableOption):
-                    raise UsageError(f"{option.opts[0]} takes a value; given: {shown(text)}")
-        return given
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:  # the shell completes a line that is not finished
-            return super().parse_args(ctx, args)
-        self.texts(ctx, args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.BadParameter as error:
-            raise UsageError(arguments.refusal(error)) from None
+        if "--" in args:
+            raise click.NoSuchOption("--")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         arguments.write_options(formatter, self.get_params(ctx))

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from quantbench.ops.formats import Packed
 from quantbench.quantize import cpu
 from quantbench.quantize.kernel import Kernel, KernelLinear, RoundingLinear
-from quantbench.quantize.packages import PACKAGES
 from quantbench.quantize.packed import PackedWeight, product
 
 LEAST_INT_MM_ROWS = 17  # of torch._int_mm on CUDA
@@ -86,14 +85,12 @@ def by_torchao(
 
 
 def our_kernels(**others: Kernel) -> dict[str, Kernel]:
-    """Kernels by name, fastest first, as far as can be said in general; `others` after cpu. Those
-    behind reference run where they are named."""
+    """Kernels by name, fastest first, as far as can be said in general; `others` after cpu."""
     return {
         "cpu": cpu.PACKED,
         **others,
         "triton": Kernel(TritonLinear.of, no_triton),
         "reference": Kernel(KernelLinear.of),  # ops/reference.py: F.linear of every PackedWeight
-        **PACKAGES,
     }
 
 

@@ -47,7 +47,6 @@ NEEDS = {
     "thread-sanitizer": r"thread sanitizer: ",
     "huge-pages": r"no transparent huge pages here",
     "gpu": r"no CUDA device here",
-    "llama-cpp": r"no llama-cpp-python",
     "no-gpu": r"has CUDA|Triton runs on the GPU here|a GPU has as many as it has",
 }
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 
+import click
 import pytest
 
 from quantbench.__main__ import commands
@@ -60,6 +61,18 @@ def test_help_needs_no_torch():
     lines = done.stdout.splitlines()
     assert len(lines) >= len(WANTED), done.stderr
     assert all(line.endswith(" 0 False") for line in lines), done.stdout
+
+
+def test_a_line_is_parsed_once(monkeypatch):
+    parsed, make = [], click.Command.make_parser
+
+    def made(self, context):
+        parsed.append(self.name)
+        return make(self, context)
+
+    monkeypatch.setattr(click.Command, "make_parser", made)
+    assert ended("log", "check", "nowhere.txt").exit_code
+    assert parsed[1:] == ["log", "check"] and len(parsed) == 3
 
 
 def test_a_folder_that_was_removed_is_one_line(tmp_path, monkeypatch):

@@ -50,15 +50,14 @@ BAD_JSON = {
 }
 # Documents with a block that cannot be written, by what is wrong with it.
 BLOCKS = {
-    "unclosed": "<!-- readme: cache_bytes -->\n",
-    "nested": "a\n<!-- readme: cache_bytes -->\n<!-- readme: x -->\n<!-- end -->\n",
+    "unclosed": "<!-- readme: kl_classes -->\n",
+    "nested": "a\n<!-- readme: kl_classes -->\n<!-- readme: x -->\n<!-- end -->\n",
     "unknown": "<!-- readme: speed -->\n<!-- end -->\n",
     "nameless": "<!-- readme: trust -->\n<!-- end -->\n",
     "nowhere": "<!-- readme: trust no.json -->\n<!-- end -->\n",
     "list": "<!-- readme: trust list.json -->\n<!-- end -->\n",
     "torn": "<!-- readme: trust torn.json -->\n<!-- end -->\n",
     "empty": "<!-- readme: runs empty.json -->\n<!-- end -->\n",
-    "printed": "<!-- readme: printed a.txt -->\n<!-- end -->\n",
     "fields": "<!-- readme: fields quantbench.no:Such -->\n<!-- end -->\n",
 }
 

@@ -55,6 +55,7 @@ class GgufSaver(Saver):
     def __init__(self, folder: Path, scheme: SavedScheme, checkpoint: Checkpoint) -> None:
         config = checkpoint.config()
         super().__init__(folder, scheme, None)
+        self.floats = FLOATS[str(scheme.precision)]  # the format of what is not quantized
         self.last = f"{folder.absolute().name or 'model'}.gguf"
         self.checkpoint, self.tensors = checkpoint, Tensors(config)
         self.writer = gguf.GGUFWriter(None, llama_cpp(config), use_temp_file=True)
@@ -85,7 +86,7 @@ class GgufSaver(Saver):
     def _data(self, key: str, weight: Tensor) -> tuple[NDArray[Any], gguf.GGMLQuantizationType]:
         packed = getattr(weight, "parts", None)
         if packed is None:
-            kind = float_type(key, weight, FLOATS[str(self.scheme.precision)])
+            kind = float_type(key, weight, self.floats)
             rows = encoded(weight.cpu(), kind)
             return (rows[0] if weight.ndim == 1 else rows), kind
         try:

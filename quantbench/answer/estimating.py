@@ -1,19 +1,34 @@
 """What `estimate` needs before it predicts: the machine, and the architecture."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from quantbench.errors import CheckpointError, MemoryShortage, UsageError
-from quantbench.estimate.calibration import runs
+import torch
+
+from quantbench import devices
+from quantbench.errors import CheckpointError, MemoryShortage, QuantbenchError, UsageError
+from quantbench.estimate.calibration import MOST, config_of_run, is_measured, request_of, runs
 from quantbench.estimate.cards import card
 from quantbench.estimate.counting_configs import config_fields
+from quantbench.estimate.datasheets import known
 from quantbench.estimate.here import here
-from quantbench.estimate.predict import Machine, Request
+from quantbench.estimate.predict import Machine, Request, predict
+from quantbench.estimate.validate import Estimator, Fields
 from quantbench.generate import Generator, Sampling
+from quantbench.log import about
 from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import load_config
+from quantbench.progress import say
 from quantbench.text import size
+
+# What an estimate is held against: keys of a run's JSON.
+MEASURED = {
+    "prompt_seconds": "time_to_first_token_s",
+    "tokens_per_second": "tok_s_all_rows",
+    "joules_per_token": "joules_per_token",
+}
 
 
 def machine_of(
@@ -31,6 +46,45 @@ def machine_of(
     if calibration is None:
         return card(device)
     return card(device, runs(calibration, calibrated_on or card(device).name))
+
+
+def run_estimator() -> Estimator:
+    """Estimates runs of results: by the data sheet of their card; or here, on the first layers of
+    their model, if they ran on this machine. Of others, and of what has no estimate, nothing."""
+    machines: dict[str, Machine] = {}
+    own = {str(devices.describe(torch.device("cpu"))["name"]), about.machine()}
+
+    def estimated(content: Fields, names: Fields) -> dict[str, dict[str, float]]:
+        figures = {name: content.get(key) for name, key in MEASURED.items()}
+        config, where = config_of_run(content), names.get("device", "")
+        if config is None or not is_measured(figures["prompt_seconds"]):
+            return {}
+        step, peaks = content.get("decode_tok_s"), content.get("peak_memory_bytes")
+        figures["token_seconds"] = 1 / step if is_measured(step) else None
+        peak = peaks.get("generate") if isinstance(peaks, dict) else None
+        if isinstance(peak, dict):
+            figures["peak_memory_bytes"] = next(iter(peak.values()), None)
+        unknown = config.expert_memory or config.speculate != RunConfig.speculate
+        request = None if unknown else request_of(config, content.get("model"))
+        if request is None or not (where in own or known(where)):
+            return {}
+        prompt = content.get("prompt_tokens")
+        if type(prompt) is int and 0 < prompt <= MOST:
+            request = replace(request, prompt=prompt)
+        if where not in machines:
+            machines[where] = machine_of("here" if where in own else where)
+        try:
+            estimate = vars(predict(request, machines[where]))
+        except QuantbenchError as error:
+            say(f"{names.get('model')} {request.scheme}: not estimated: {error}")
+            return {}
+        return {
+            name: {"measured": value, "estimated": estimate[name].value}
+            for name, value in figures.items()
+            if is_measured(value) and estimate[name].value is not None
+        }
+
+    return estimated
 
 
 def generator_of(model: Transformer, request: Request) -> Generator:

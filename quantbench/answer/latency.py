@@ -13,7 +13,7 @@ Percentiles are of the sorted samples; an average rate is all work divided by al
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from quantbench.bench.store import META, ArmResult, Results
 from quantbench.errors import UsageError
 from quantbench.log.about import About
 from quantbench.run.energy import Energy, NotCounted, pooled
-from quantbench.run.shown import Estimated, against
 from quantbench.typed_json import from_json, omitted
 
 CONFIDENCE = 0.95
@@ -70,9 +69,6 @@ class Cell:
     batch_size: int
     samples: list[LatencySample]  # in the order of arrival
     reason: str | None = None  # why it cannot be measured
-    # Before the first run, by the names of run.shown.FIGURES; a step is one in the middle of the
-    # new tokens.
-    estimate: dict[str, Estimated] | None = omitted()
     # Joules of each new token, the prompt's included and the idle machine's left out; None where
     # `energy`, that of a run, is not known.
     joules_per_token: float | None = omitted()
@@ -184,21 +180,7 @@ def _cell(size: int, results: Results, number: int, decode_length: int) -> Cell:
     if counted and len(counted) == len(energies):
         energy = pooled(counted)
         joules = energy.joules / (size * decode_length)
-    cell = Cell(size, samples, result.failed, None, joules, energy)
-    if not facts or facts.estimate is None:
-        return cell
-    measured: dict[str, float | None] = {}
-    if cell.counted:
-        steps = [seconds for sample in samples for seconds in sample.step_seconds]
-        prefills = [sample.prefill_seconds for sample in samples]
-        tokens, taken = len(prefills) + len(steps), math.fsum(prefills) + math.fsum(steps)
-        measured = {
-            "prompt_seconds": math.fsum(prefills) / len(prefills),
-            "token_seconds": math.fsum(steps) / len(steps) if steps else None,
-            "tokens_per_second": size * tokens / taken,
-            "joules_per_token": joules,
-        }
-    return replace(cell, estimate=against(facts.estimate, measured))
+    return Cell(size, samples, result.failed, joules, energy)
 
 
 def _ran(ready: dict[int, ArmResult], about: About | None) -> tuple[str, Ran]:

@@ -5,7 +5,6 @@ from typing import Literal
 
 from quantbench.answer.interval import Interval
 from quantbench.run.facts import Peaks
-from quantbench.run.shown import Estimated
 from quantbench.typed_json import omitted
 
 Verdict = Literal[
@@ -56,8 +55,6 @@ class Row:
     joules_per_token: float | None = omitted()  # of a new token, without the idle machine's
     idle_watts: float | None = omitted()  # of the idle machine
     why_no_joules: str | None = omitted()  # why there are none
-    estimate: dict[str, Estimated] | None = omitted()  # by the names of run.shown.FIGURES
-    why_no_estimate: str | None = omitted()
     perplexity: float | None = None
     perplexity_ratio: Interval | None = omitted()  # arm ÷ baseline, of the same tokens; 95 %
     kl: float | None = None  # of the next token, baseline to arm

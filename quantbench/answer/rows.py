@@ -22,7 +22,6 @@ from quantbench.quality.types import NoQuality, Quality
 from quantbench.run import machine
 from quantbench.run.energy import Energy, NotCounted, pooled
 from quantbench.run.facts import Facts, Summary
-from quantbench.run.shown import against
 from quantbench.run.why import held_back, of_limit
 
 # Shares of what memory allows of a step. It reads activations as well, so a memory-bound arm stays
@@ -87,7 +86,6 @@ def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
             if arm.samples:
                 _add_samples(row, arm)
                 _add_energy(row, arm.facts.energy, run)
-                _add_estimate(row, arm.facts)
                 if readings := results.bandwidth.get(arm.facts.device):
                     row.bandwidth, row.bandwidth_probe = median(readings), readings[-1].probe
                     if run.config.speculate == RunConfig.speculate:  # a step gives one token
@@ -149,22 +147,6 @@ def _add_energy(row: Row, energies: Sequence[Energy | NotCounted], run: Facts) -
         row.why_no_joules = next(
             (one.why_not for one in energies if not isinstance(one, Energy)), None
         )
-
-
-def _add_estimate(row: Row, facts: ArmFacts) -> None:
-    """What was estimated before, and how far it is from what was measured."""
-    estimate, row.why_no_estimate = facts.estimate, facts.no_estimate
-    if estimate is None:
-        return
-    peaks = (row.peak_memory_bytes or {}).get("generate") or {}
-    measured = {
-        "prompt_seconds": row.time_to_first_token_s,
-        "token_seconds": 1 / row.decode_tok_s if row.decode_tok_s else None,
-        "tokens_per_second": row.tok_s_all_rows,
-        "peak_memory_bytes": next(iter(peaks.values()), None),
-        "joules_per_token": row.joules_per_token,
-    }
-    row.estimate = against(estimate, measured)
 
 
 def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> None:

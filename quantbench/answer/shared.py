@@ -1,30 +1,30 @@
-"""Comparisons in one file that another machine's can be put beside: `recommend --share`, `collect`.
+"""results.json for others: `recommend --share` writes it without folders, `collect` reads it.
 
-    write("--share", "here.json", [Model.of(results, rows)], None)
-    files = [read("here.json"), read("there.json")]
+    write("--share", "here.json", [value of results.json])
+    comparisons = [*read("here.json"), *read("there.json")]
 
-Rows keep their machine: figures of two machines are never mixed into one interval. The digest is
-of everything else in the file, so an edited file is refused.
+Rows keep their machine: figures of two machines are never mixed into one interval.
 """
 
-import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quantbench import files
 from quantbench.answer.row import Row
-from quantbench.bench.store import Results, Settings
+from quantbench.bench.store import Results
 from quantbench.errors import UsageError
-from quantbench.log.about import About, about
+from quantbench.log.about import About
 from quantbench.quality.types import Quality
 from quantbench.text import shown
 from quantbench.typed_json import from_json, omitted, to_json
 
-FORMAT = 1
-HOLDS = files.json_with("shared")
+HOLDS = re.compile(rb'\s*\[?\s*\{\s*("settings"|\}\s*$)').match  # what --share may replace
+# The folders of a path from "/", "~" or ".", which follows a space, "=", a quote or "dummy:".
+_FOLDERS = re.compile(r"""(?<![^\s='"(:])(~|\.\.?)?/([^\s'"/]+/)*(?=[^\s/])""")
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,6 @@ class Model:
     """A comparison of one model's schemes."""
 
     name: str
-    settings: Settings
-    limits: dict[str, Any]
     rows: list[Row]
     # The baseline's bits per byte and their standard error; None where its weights are random.
     bits_per_byte: float | None = omitted()
@@ -42,8 +40,7 @@ class Model:
     @staticmethod
     def of(results: Results, rows: Sequence[Row]) -> "Model":
         run = next((arm.run for arm in results.arms if arm.run), None)
-        name, quality = run.model if run else "", results.baseline.quality
-        made = (name, results.settings, results.limits, list(rows))
+        made, quality = (run.model if run else "", list(rows)), results.baseline.quality
         if not isinstance(quality, Quality) or quality.model or quality.bits_per_byte is None:
             return Model(*made)
         nats, error = math.log(quality.perplexity), quality.perplexity_standard_error
@@ -52,35 +49,48 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What the file holds: the command, commit and versions, the machine, and the figures."""
+class Comparison:
+    """What `collect` takes from a results.json."""
 
-    shared: int  # the format
+    rows: list[Row]
     about: About
-    models: list[Model]
-    digest: str = ""
+    model: str = ""
 
 
-def write(option: str, path: str, models: list[Model], origin: About | None) -> None:
-    """Raises LogError where it cannot be written."""
-    value = to_json(Shared(FORMAT, origin or about(), models))
-    value["digest"] = _digest(value)
-    files.write_text(option, path, json.dumps(value, indent=1) + "\n")
+def write(option: str, path: str, values: Sequence[object]) -> None:
+    """Write what results.json holds; of several models a list. Raises LogError where it cannot be
+    written."""
+    public = [without_folders(to_json(value)) for value in values]
+    text = json.dumps(public[0] if len(public) == 1 else public, indent=1)
+    files.write_text(option, path, text + "\n")
 
 
-def read(path: str) -> Shared:
-    """Raises UsageError, one line, for what --share did not write, or was edited since."""
-    value = files.read_json("cannot read", path, UsageError, "recommend --share writes it")
+def without_folders(value: Any) -> Any:
+    """The same JSON with the names of files alone: folders tell who one is."""
+    match value:
+        case str():
+            return _FOLDERS.sub("", value)
+        case list():
+            return [without_folders(inner) for inner in value]
+        case dict():
+            return {name: without_folders(inner) for name, inner in value.items()}
+    return value
+
+
+def read(path: str) -> list[Comparison]:
+    """Raises UsageError, one line, for a file that is no results.json."""
+    wrote = "recommend --share and ab --output write results.json"
+    value = files.read_json("cannot read", path, UsageError, wrote)
     try:
-        if not isinstance(value, dict) or value.get("shared") != FORMAT:
-            raise ValueError(f'it has no "shared": {FORMAT}')
-        if value.get("digest") != _digest(value):
-            raise ValueError("it was edited: its digest is of other figures")
-        return from_json(Shared, value)
-    except ValueError as error:
-        raise UsageError(f"{shown(path)} is not what recommend --share writes: {error}") from None
+        return [_comparison(one) for one in (value if isinstance(value, list) else [value])]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise UsageError(f"{shown(path)} is no results.json: {why}; {wrote}") from None
 
 
-def _digest(value: dict[str, object]) -> str:
-    rest = {name: part for name, part in value.items() if name != "digest"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+def _comparison(value: Any) -> Comparison:
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    facts = [arm["facts"] for arm in value["arms"]]
+    model = next((of["model"] for of in facts if of and "model" in of), "")
+    return from_json(Comparison, {**value, "model": model})

@@ -12,12 +12,11 @@ from typing import Any
 
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.facts import Facts, Peak, Peaks, Ready, Sample
-from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, omitted, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Keys(Expected):
+class _Keys:
     """The keys of an ArmFacts' JSON that are not those of its `run` and `ready`."""
 
     weight_bytes: int  # bytes of weights that a decoding step reads

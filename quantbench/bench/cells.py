@@ -171,7 +171,6 @@ class Cells(Session):
         facts = self.asked(number, ArmFacts, "cell", new_tokens=new_tokens, **given)
         if facts is None:
             return False
-        facts = dataclasses.replace(facts, estimate=self.expected(facts).estimate)
         self.store.add(Ready(number, results.arms[number].processes, facts, self.machine))
         return True
 

@@ -24,7 +24,6 @@ from quantbench.log.options import parse
 from quantbench.progress import Progress
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import NoQuality, Quality, QualityAnswer, QualityReference
-from quantbench.run.why import Expected
 
 HEADROOM = 500_000_000  # bytes to stay free when several arms are in memory together
 TURN = 0.1  # seconds of a turn of decoding, about: states of a machine last longer
@@ -42,8 +41,8 @@ class DoesNotFit(Exception):
 
 
 class Pool(ABC):
-    """Loaded arms by their number, and for each device a worker without an arm, which reads memory
-    and estimates."""
+    """Loaded arms by their number, and for each device a worker without an arm, which reads
+    memory."""
 
     of_turns: Mapping[str, object] = {}  # the arguments of every request for a turn
     clock: Callable[[], float]  # seconds
@@ -83,13 +82,9 @@ class Pool(ABC):
             self.scoring += self.clock() - started
             if self.leaves_out(number):
                 return
-            able = arm.facts is None and _of_ours(arm.argv)
-            first = {"estimate": True} if able else {}
-            facts = worker.answer(ArmFacts, "get_ready", **first)
-            if arm.facts is None:
-                facts = dataclasses.replace(facts, **vars(self.expected(facts)))
-                for note in facts.notes if number == 0 else ():
-                    self.progress.say(note)
+            facts = worker.answer(ArmFacts, "get_ready")
+            for note in facts.notes if number == 0 and arm.facts is None else ():
+                self.progress.say(note)
             self.store.add(Ready(number, arm.processes, facts))
             self._samples(number, worker)
         except WorkerFailed as error:
@@ -164,16 +159,6 @@ class Pool(ABC):
         self.unload_all()
         for worker in self.probes.values():
             worker.close()
-
-    def expected(self, facts: ArmFacts) -> Expected:
-        """What is estimated of an arm's run. Nothing where no worker tells."""
-        if facts.run is None:
-            return Expected()
-        try:
-            asked = {"run": facts.run, "seconds": facts.estimate}
-            return self._probed(facts.device, Expected, "expected", **asked)
-        except WorkerFailed:
-            return Expected()
 
     def _probed(self, device: str, kind: type[T], do: str, /, **given: object) -> T:
         """An answer of the worker without an arm; after one has ended, the next call starts

@@ -208,8 +208,6 @@ class Results:
                         peak_memory_bytes=arm.facts.peak_memory_bytes,
                         start_seconds=[*arm.facts.start_seconds, *facts.start_seconds],
                         energy=[*arm.facts.energy, *facts.energy],
-                        estimate=arm.facts.estimate,
-                        no_estimate=arm.facts.no_estimate,
                     )
                 arm.facts, arm.processes = facts, process + 1
             case Scored(number, quality):

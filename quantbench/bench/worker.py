@@ -52,7 +52,6 @@ from quantbench.run.bandwidth import PARTS, reader
 from quantbench.run.energy import Energy, NotCounted, meter
 from quantbench.run.facts import Facts, Peaks, Ready
 from quantbench.run.turns import Turns
-from quantbench.run.why import Expected
 from quantbench.typed_json import from_json, to_json
 
 if TYPE_CHECKING:
@@ -130,9 +129,8 @@ class Worker:
         self.seconds["quality"] = self.seconds.get("quality", 0.0) + took
         return found.answer
 
-    def get_ready(self, estimate: bool = False) -> ArmFacts:
-        """Compile, warm up, and count the energy of a sample. estimate: whether to estimate a run
-        from the model's first layers, in a second."""
+    def get_ready(self) -> ArmFacts:
+        """Compile, warm up, and count the energy of a sample."""
         started = time.perf_counter()
         plan, device = self.plan, self.plan.device
         generator = generate.make_generator(plan, self.loaded.model)
@@ -154,11 +152,11 @@ class Worker:
         devices.reset_peak_memory(device)
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
         seconds = {phase: round(value, 3) for phase, value in self.seconds.items()}
-        arm = self._facts(facts, ready, peaks, counted, estimate)
+        arm = self._facts(facts, ready, peaks, counted)
         return dataclasses.replace(arm, start_seconds=[seconds])
 
     def _facts(
-        self, run: Facts, ready: Ready, peaks: Peaks, energy: Energy | NotCounted, estimate: bool
+        self, run: Facts, ready: Ready, peaks: Peaks, energy: Energy | NotCounted
     ) -> ArmFacts:
         plan, scheme = self.plan, self.plan.spec.scheme
         return ArmFacts(
@@ -170,16 +168,7 @@ class Worker:
             kernels=available(scheme, plan.device, plan.precision) if scheme else {},
             energy=[energy],
             notes=list(plan.tokenizer.notes),
-            estimate=self._estimate(run) if estimate else None,
         )
-
-    def _estimate(self, facts: Facts) -> dict[str, float] | None:
-        """Seconds of a run, by the model's first layers."""
-        from quantbench.estimate import beside
-
-        plan, make = self.plan, generate.make_generator
-        phases = beside.phases_of(facts, self.loaded.model, lambda few, _: make(plan, few))
-        return beside.seconds_of(phases)
 
     def _energy(self, run: Callable[[], object]) -> Energy | NotCounted:
         """The energy of a run. Those that are timed are not repeated for it: the other arms' would
@@ -225,14 +214,7 @@ class Worker:
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
         counted = self._energy(lambda: (turns.prompt(), turns.decode(steps)))
         peaks = {"load": measure.of_all_ranks(plan, self.loaded.peak_memory)}
-        return self._facts(facts, Ready(compiling, [], False), peaks, counted, estimate=True)
-
-    def expected(self, run: Facts, seconds: dict[str, float] | None) -> Expected:
-        """What is estimated of a run. seconds: from its own first layers. It is for a worker that
-        measures no memory: counting takes 12 MB, and generate.py counts after its samples."""
-        from quantbench.estimate import beside
-
-        return beside.expected(run, seconds)
+        return self._facts(facts, Ready(compiling, [], False), peaks, counted)
 
     def bandwidth(self, device: str) -> Reading:
         probe = reader(device)

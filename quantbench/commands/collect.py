@@ -3,7 +3,7 @@
     quantbench recommend --checkpoint_path DIR --share here.json    # on each machine
     quantbench collect here.json there.json
 
-Each row has its machine; an edited file is refused.
+Each row has its machine. results.json of --output is such a file, too.
 """
 
 import click
@@ -19,12 +19,13 @@ from quantbench.report.shared_tables import collected
 @click.argument("paths", metavar="FILE...", nargs=-1)
 @click.option("--format", "form", type=Choice(("md",)), metavar="md", help="Print Markdown")
 def collect(paths: tuple[str, ...], form: str | None) -> None:
-    """Make one table of the FILEs that recommend --share wrote on several machines."""
+    """Make one table of results.json FILEs, which recommend --share wrote on several machines."""
     if not paths:
         raise UsageError("which files? quantbench collect FILE FILE, of recommend --share FILE")
-    files = {path: shared.read(path) for path in paths}
-    by_digest: dict[str, str] = {}
-    for path, file in files.items():
-        if (first := by_digest.setdefault(file.digest, path)) != path:
+    files: dict[str, list[shared.Comparison]] = {}
+    for path in paths:
+        own = shared.read(path)
+        if first := next((other for other in files if files[other] == own), None):
             raise UsageError(f"{path} holds the same measurement as {first}: leave one out")
-    click.echo(collected([*files.values()], form == "md"))
+        files[path] = own
+    click.echo(collected([of for own in files.values() for of in own], form == "md"))

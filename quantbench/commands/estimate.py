@@ -17,7 +17,7 @@ from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.log.about import report_output, write_json
-from quantbench.log.config import PRECISIONS
+from quantbench.log.config import PRECISIONS, RunConfig
 from quantbench.log.kinds import Choice, Size, Whole
 from quantbench.progress import say
 from quantbench.run import environment
@@ -67,9 +67,13 @@ def estimate(
     files.check_outputs([report_output(json_path)], inputs)
     if validate is not None:
         refuse_beside(OF_VALIDATING, "--validate reads what was measured: leave it out")
+        environment.prepare()
+        from quantbench.answer.estimating import run_estimator
         from quantbench.estimate.validate import of_results, report
 
-        cases = [case for path in (validate, *words) for case in of_results(path)]
+        environment.use_threads(RunConfig())
+        estimator = run_estimator()
+        cases = [case for path in (validate, *words) for case in of_results(path, estimator)]
         click.echo(report(cases), nl=False)
     elif words:
         raise UsageError(f"estimate takes --validate FILE; given: {shown(words[0])}")

@@ -1,12 +1,11 @@
 """quantbench peers: ours against other programs.
 
     quantbench peers --checkpoint_path dummy:TinyLlama-1.1B-Chat-v1.0
-    quantbench peers --schemes int8wo,fp6 --runtimes llama.cpp --json peers.json
-    quantbench peers --batch_size 8 --runtimes llama.cpp    # eight sequences at once
-    quantbench peers --checkpoint_path model.Q4_K_M.gguf    # as it is, in every program
-    quantbench peers --device cuda --schemes none           # transformers alone: on the card
+    quantbench peers --schemes int8wo,fp6 --llama_cpp llama-server --json peers.json
+    quantbench peers --batch_size 8 --llama_cpp llama-server    # eight sequences at once
+    quantbench peers --checkpoint_path model.Q4_K_M.gguf        # as it is, in every program
+    quantbench peers --device cuda --schemes none               # transformers alone: on the card
     quantbench peers --ik_llama ~/ik_llama.cpp/build/bin/llama-server
-    quantbench peers --checkpoint_path gptq-folder --gptqmodel_python ~/gptqmodel/bin/python
 
 Each scheme is compared with the format of similar size that its user would take elsewhere, on
 the same weights. Every runtime is a process of its own with the same number of threads, and they
@@ -50,10 +49,9 @@ DEFAULTS = {"checkpoint_path": "dummy:TinyLlama-1.1B-Chat-v1.0", "prefill_size":
               help=f"Schemes of ours [{','.join(programs.WRITTEN)}]; "
                    f"{', '.join(programs.SAME_FILE)}: one file, read by all")  # fmt: skip
 @click.option("--runtimes", metavar="A,B",
-              help=f"Programs [{','.join(programs.DEFAULT)}]; openvino, too")  # fmt: skip
+              help=f"Programs [{','.join(programs.DEFAULT)}, and those named below]")  # fmt: skip
+@click.option("--llama_cpp", metavar="PATH", help="Compare with this llama-server of llama.cpp")
 @click.option("--ik_llama", metavar="PATH", help="Compare with this llama-server of ik_llama.cpp")
-@click.option("--gptqmodel_python", metavar="PATH",
-              help="Compare a GPTQ or AWQ folder with this Python's GPTQModel")  # fmt: skip
 @turn_options
 @click.option("--gguf", metavar="DIR", help="Keep the GGUF files here, and use those that exist")
 @click.option("--json", "json_path", metavar="PATH", help="Write every turn here, too")
@@ -66,7 +64,7 @@ def peers(
     config: RunConfig,
     **given: Any,
 ) -> None:
-    """Compare with llama.cpp, transformers and others: the same model, the same threads."""
+    """Compare with transformers, llama.cpp and ik_llama.cpp: the same model, the same threads."""
     named = {name: given.pop(option[2:]) for name, option in programs.OPTIONS.items()}
     paths = {name: path for name, path in named.items() if path}
     plan, common = turn_settings(given), decoding(config)
@@ -75,16 +73,13 @@ def peers(
     from quantbench.models.formats.gguf import Gguf
 
     is_file = isinstance(open_checkpoint(common.checkpoint_path), Gguf)
-    of_folder = [name for name in paths if name == "gptqmodel"]  # the only reader of such folders
-    known = ["as-is"] if is_file or of_folder else [*programs.WRITTEN, *programs.SAME_FILE]
+    known = ["as-is"] if is_file else [*programs.WRITTEN, *programs.SAME_FILE]
     chosen = names_of("--schemes", schemes, known[: len(programs.WRITTEN)], known)
     if is_file and common.num_layers:
         raise UsageError("--num_layers: llama.cpp reads all layers of a GGUF file")
-    if of_folder and (is_file or len(paths) > 1 or gguf):
-        raise UsageError("--gptqmodel_python: GPTQModel reads folders, and no GGUF file")
     on_card = devices.resolve(common.device).type != "cpu"
-    usual = of_folder or [*programs.ON_A_CARD] * on_card
-    asked = names_of("--runtimes", runtimes, usual, of_folder or programs.RUNTIMES)
+    usual = [*programs.ON_A_CARD] * on_card
+    asked = names_of("--runtimes", runtimes, usual, programs.RUNTIMES)
     if on_card and (others := [name for name in asked if name not in programs.ON_A_CARD]):
         raise UsageError(f"--runtimes {', '.join(others)}: compared on the CPU alone "
                          "(--device cpu)")  # fmt: skip
@@ -93,8 +88,6 @@ def peers(
             raise UsageError("--gguf keeps llama.cpp's files, and --runtimes leaves llama.cpp out")
         files.check_folder("--gguf", gguf)
     files.check_outputs([report_output(json_path)], {"--checkpoint_path": common.checkpoint_path})
-    if common.batch_size > 1 and (alone := set(asked) - set(programs.BATCHED)):
-        raise UsageError(f"--batch_size: not for {', '.join(sorted(alone))} (--runtimes)")
     wanted = programs.chosen_runtimes(asked, paths)
     each = {scheme: programs.of_runtimes(scheme, wanted) for scheme in chosen}
     peers_of = {scheme: others for scheme, others in each.items() if others}

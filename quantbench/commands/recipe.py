@@ -3,8 +3,8 @@
     quantbench recipe --checkpoint_path DIR --bits 4.5 --output mix.json
     quantbench recipe --checkpoint_path DIR --max_memory 4GB --context_depth 8000
     quantbench recipe --checkpoint_path DIR --max_kl 0.03       # the smallest that is good
-    quantbench recipe export mix.json --format torchao          # in another program's words
-    quantbench recipe frontier model-Q4_K_M.gguf                # KL against bytes, as a picture
+    quantbench recipe export mix.json                           # in llama.cpp's words
+    quantbench recipe frontier model-Q4_K_M.gguf                # KL against bytes
 
 One backward pass estimates what each scheme does to the predictions in each layer, an integer
 programme chooses, and the KL divergence of the whole recipe is measured against that of the best
@@ -21,7 +21,7 @@ from quantbench.answer.limits import KL
 from quantbench.cli import Command, Group
 from quantbench.errors import UsageError
 from quantbench.log import shell
-from quantbench.log.about import write_json
+from quantbench.log.about import report_output, write_json
 from quantbench.log.config import RunConfig
 from quantbench.log.kinds import Choice, Number, Size
 from quantbench.log.options import options
@@ -34,8 +34,7 @@ OF_GENERATE = (
     *("checkpoint_path", "num_layers", "device", "precision", "threads", "kv_cache", "batch_size"),
     *("prefill_size", "max_new_tokens", "context_depth", "cache_size"),
 )
-FORMATS = ("torchao", "llama.cpp", "gptqmodel")
-DATA, CHART = "docs/data/frontier.json", "docs/frontier.svg"
+FORMATS = ("llama.cpp",)
 BITS = 3.0, 3.5, 4.0, 4.5, 5.0, 6.1  # of `frontier`
 A_WEIGHT = Number(what="bits a weight, such as 4.5", most="32")
 
@@ -51,7 +50,7 @@ A_WEIGHT = Number(what="bits a weight, such as 4.5", most="32")
 @click.option("--text", metavar="FILE",
               help="Estimate the damage on this text [what calibrates schemes]")  # fmt: skip
 @click.option("--uncalibrated", is_flag=True,
-              help="No -gptq: the recipe loads faster, and other programs can have it")  # fmt: skip
+              help="No -gptq: the recipe loads faster, and llama.cpp can have it")  # fmt: skip
 @click.option("--verify", is_flag=True,
               help="Run the recipe and the best uniform scheme in turns, as ab does")  # fmt: skip
 @click.option("--output", metavar="FILE", help="Write the recipe here, for --quantization")
@@ -105,40 +104,37 @@ def recipe(
 @recipe.command(cls=Command)
 @click.argument("paths", metavar="[FILE]...", nargs=-1)
 @click.option("--bits", type=A_WEIGHT, multiple=True, default=BITS, metavar="N",
-              help=f"Draw a recipe of N bits a weight [{', '.join(map(str, BITS))}]")  # fmt: skip
-@click.option("--json", "json_path", default=DATA, help=f"Where the points are kept [{DATA}]")
-@click.option("--chart", default=CHART, help=f"The picture [{CHART}]")
+              help=f"A recipe of N bits a weight [{', '.join(map(str, BITS))}]")  # fmt: skip
+@click.option("--json", "json_path", metavar="PATH", help="Write all points here, too")
 @options("checkpoint_path", "device", "threads")
 def frontier(
-    paths: tuple[str, ...], bits: tuple[float, ...], json_path: str, chart: str, config: RunConfig
+    paths: tuple[str, ...], bits: tuple[float, ...], json_path: str | None, config: RunConfig
 ) -> None:
-    """Measure KL against bytes and draw it: recipes, uniform schemes, and quantized FILEs of the
-    same weights."""
+    """Measure KL against bytes: recipes, uniform schemes, and quantized FILEs of the same
+    weights."""
     checks.check_options(config)
-    kept = files.Output("--json", json_path, files.is_json, "JSON")
-    files.check_outputs([files.svg_output(chart), kept])
+    files.check_outputs([report_output(json_path)])
     from quantbench.recipe import frontier as made
 
     found = made.frontier(config, bits, paths)
-    write_json(json_path, found)
-    files.replace("--chart", chart, lambda path: made.draw(found, path))
-    say(f"Wrote {json_path} and {chart}")
+    if json_path:
+        write_json(json_path, found)
+        say(f"Wrote {json_path}")
     click.echo(aligned(made.COLUMNS, found.points))
 
 
 @recipe.command(cls=Command)
 @click.argument("file", type=click.Path())
-@click.option("--format", "form", type=Choice(FORMATS), required=True,
-              help=f"The program that is to read it: {', '.join(FORMATS)}")  # fmt: skip
+@click.option("--format", type=Choice(FORMATS), default=FORMATS[0], expose_value=False,
+              help=f"The program that is to read it [{FORMATS[0]}]")  # fmt: skip
 @options("checkpoint_path")
-def export(file: str, form: str, config: RunConfig) -> None:
-    """Print the recipe in FILE as another program's mixture: torchao's FqnToConfig, llama.cpp's
-    --tensor-type-file, or GPTQModel's dynamic."""
+def export(file: str, config: RunConfig) -> None:
+    """Print the recipe in FILE as llama-quantize's --tensor-type-file."""
     from quantbench.models.formats import open_checkpoint
     from quantbench.models.formats.names import hugging_face
-    from quantbench.quantize import recipe_formats
     from quantbench.quantize.recipe import read
+    from quantbench.recipe.export import tensor_types
 
     model = open_checkpoint(config.checkpoint_path)
     held = read(file, option="FILE").of_layers(model.name, model.config().linear_shapes())
-    click.echo(recipe_formats.exported(held, form, hugging_face), nl=False)
+    click.echo(tensor_types(held, hugging_face), nl=False)

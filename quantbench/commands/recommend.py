@@ -34,7 +34,7 @@ from quantbench.log import shell
 from quantbench.log.config import RunConfig
 from quantbench.log.options import options, parse
 from quantbench.plans import compare_options as shared
-from quantbench.plans.comparing import compare, prepared
+from quantbench.plans.comparing import compare, content, prepared
 from quantbench.plans.menu import check_models, menu, name_of
 from quantbench.progress import say
 from quantbench.report.shared_tables import across
@@ -50,7 +50,8 @@ EARLIER = "--from measures nothing: give limits, --share and --checkpoint_path a
 @limit_options
 @click.option("--from", "earlier", metavar="DIR", help="Answer from a results folder of ab")
 @click.option("--schemes", metavar="A,B", help="Measure these; a recipe's file, too [every scheme]")
-@click.option("--share", metavar="FILE", help="Write the figures here, too, for collect")
+@click.option("--share", metavar="FILE",
+              help="Write results.json here, too, without folders, for collect")  # fmt: skip
 @click.option("--checkpoint_path", "checkpoints", multiple=True, metavar="PATH",
               help="As in generate.py; several are compared by bits per byte [tiny]")  # fmt: skip
 @shared.measuring_options
@@ -67,7 +68,7 @@ def recommend(
     """Which quantization to take: the fastest that keeps quality, the smallest, the best mix."""
     asked, settings = limits(given), shared.settings_of(given)
     common = dataclasses.replace(config, compile=True)
-    written = files.Output("--share", share, HOLDS, "JSON of recommend --share")
+    written = files.Output("--share", share, HOLDS, "results.json")
     if earlier is not None:
         refuse_beside(OF_EARLIER, EARLIER)
         files.check_outputs([written])
@@ -81,7 +82,7 @@ def recommend(
         rows = rows_of(results, found)
         answer = recommended(rows, asked, found.best, results.settings.reference)
         if share:
-            write_shared("--share", share, [Model.of(results, rows)], results.about)
+            write_shared("--share", share, [content(results, rows, answer)])
         if answer.nothing:
             raise QuantbenchError(answer.nothing)
         click.echo(answer.text())
@@ -98,20 +99,23 @@ def recommend(
     names = names_of("--schemes", schemes, ()) or None
     folder = prepared(common.write_result, settings, output)
     answers: list[tuple[Model, Recommendation]] = []
+    shares: list[object] = []
     code = 0
     for config in configs:
         own = folder / name_of(config.checkpoint_path) if folder and len(configs) > 1 else folder
         results = _begin(config, Settings(**settings), asked, own, names)
 
         def conclude(rows: Sequence[Row], best: Best, results: Results = results) -> Recommendation:
-            answers.append((Model.of(results, rows), recommended(rows, asked, best)))
-            return answers[-1][1]
+            answer = recommended(rows, asked, best)
+            answers.append((Model.of(results, rows), answer))
+            shares.append(content(results, rows, answer))
+            return answer
 
         code |= compare(results, own, asked, conclude, "answer", answer_only=True)
         if results.ended == "interrupted":
             break
     if share:
-        write_shared("--share", share, [model for model, _ in answers], None)
+        write_shared("--share", share, shares)
         say(f"Wrote {share}")
     if len(configs) > 1:
         click.echo(f"\n{across(answers)}")

@@ -58,7 +58,7 @@ def _of_log(path: str, card: str) -> list[Run]:
     found = []
     for number, record in log.records:
         compiled = record.compile and number not in bad
-        request = _request(config_of(record), record.mod) if compiled else None
+        request = request_of(config_of(record), record.mod) if compiled else None
         if request is not None and record.device != "cpu" and record.tok_s > 0:
             found.append(Run(request, card, request.new_tokens / record.tok_s, source=source))
     return found
@@ -73,30 +73,35 @@ def _of_json(path: str, assumed: str) -> Iterator[Run]:
             continue
         source = f"{path} on {sheet.name}"
         seconds, kind = content.get("measured_seconds"), content.get("kind", "prompt")
-        if _is_measured(seconds) and kind in ("prompt", "token"):
+        if is_measured(seconds) and kind in ("prompt", "token"):
             if (case := _case(above)) is not None:
                 yield Run(case, sheet.name, **{kind: seconds}, source=source)
             continue
-        line, command = content.get("line"), content.get("command")
         speed, prompt = content.get("decode_tok_s"), content.get("time_to_first_token_s")
-        if not (_is_measured(speed) and _is_measured(prompt)):
+        if not (is_measured(speed) and is_measured(prompt)):
             continue
-        try:
-            config = of_repro(command) if command else config_of(Record.parse(str(line)))
-        except QuantbenchError:
+        config = config_of_run(content)
+        if config is None or not content.get("compiled_step", config.compile):
             continue
-        if not content.get("compiled_step", config.compile):
-            continue
-        if (request := _request(config, content.get("model"))) is not None:
+        if (request := request_of(config, content.get("model"))) is not None:
             yield Run(request, sheet.name, prompt=prompt, token=1 / speed, source=source)
 
 
-def _is_measured(value: object) -> TypeGuard[float]:
+def config_of_run(content: dict[str, Any]) -> RunConfig | None:
+    """By the command, or the line of the log, that a run's JSON has; None where there is none."""
+    line, command = content.get("line"), content.get("command")
+    try:
+        return of_repro(command) if command else config_of(Record.parse(str(line)))
+    except QuantbenchError:
+        return None
+
+
+def is_measured(value: object) -> TypeGuard[float]:
     """Whether a value of a file can be seconds or a speed."""
     return type(value) in (int, float) and 0 < value < LARGEST_MEASURED  # type: ignore[operator]
 
 
-def _request(config: RunConfig, model: Any) -> Request | None:
+def request_of(config: RunConfig, model: Any) -> Request | None:
     """None for a run whose scheme or architecture is not known."""
     try:
         try:

@@ -25,7 +25,7 @@ from quantbench.estimate.predict import Machine, Phase, Request
 from quantbench.log.config import RunConfig
 from quantbench.models import build
 from quantbench.models.formats.dummy import Dummy
-from quantbench.models.llama import Transformer, step_bytes
+from quantbench.models.llama import Transformer
 from quantbench.progress import progress, say
 from quantbench.quantize.spec import parse_scheme
 from quantbench.run import energy
@@ -134,20 +134,6 @@ def timed(
     total = request.config.num_layers
     of_prompt, of_step = (phase_along(chosen, each, total) for each in cycles)
     return of_prompt, of_step
-
-
-def of_model(
-    request: Request, model: Transformer, generator_of: GeneratorOf, seconds: float
-) -> tuple[Phase, Phase] | None:
-    """A prompt and a step of a model that is loaded, estimated from its own first layers; None
-    where it has too few of them."""
-    total = model.config.num_layers
-    one, two = (step_bytes(cut(model, min(count, total)), request.batch) for count in (1, 2))
-    cache = devices.last_level_cache(model.tok_embeddings.weight.device) or 0
-    chosen = depths(one, two, total, cache)
-    if len(chosen) == 1:
-        return None
-    return timed(chosen, request, model, generator_of, seconds)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
     print(report(of_results("results.json")))
 
-Lines of generate.py's --output_json_path, rows of ab and cells of latency have both in an object
-"estimate"; other cases have them as measured_X and estimated_X. An error is (estimated − measured)
-÷ measured.
+Lines of generate.py's --output_json_path and rows of ab are estimated now. Those of earlier
+versions have their estimates in an object "estimate"; other cases have measured_X and estimated_X.
+An error is (estimated − measured) ÷ measured.
 """
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ NAMES: dict[str, tuple[type, tuple[str, ...]]] = {
     "positions": (int, ("positions", "prompt", "prompt_tokens", "sequence_length")),
 }
 Fields = dict[str, Any]
+Estimator = Callable[[Fields, Fields], Mapping[str, Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,18 @@ class Case:
         return self.estimated / self.measured - 1
 
 
-def of_results(path: str | Path) -> list[Case]:
-    """Every case in a JSON or JSON-lines file that one of our commands wrote.
+def of_results(path: str | Path, estimate: Estimator = lambda content, names: {}) -> list[Case]:
+    """Every case in a JSON or JSON-lines file that one of our commands wrote. estimate: of an
+    object that has none, with what is known of its case.
 
     Raises QuantbenchError, one line, for a file without any.
     """
     try:
-        cases = [case for content, names in objects(path) for case in _cases(content, names)]
+        cases = [
+            case
+            for content, names in objects(path)
+            for case in _cases(content, names, content.get("estimate") or estimate(content, names))
+        ]
     except ValueError:
         raise QuantbenchError(
             f"{path}: it is neither JSON nor JSON lines; --validate takes results that hold "
@@ -95,8 +101,9 @@ def of_results(path: str | Path) -> list[Case]:
     if not cases:
         raise QuantbenchError(
             f"{path}: there is no case in it that was both measured and estimated; --validate "
-            "takes what generate.py --output_json_path, ab and latency write where they have an "
-            f"estimate, or measured_X beside estimated_X, X one of {', '.join(SUFFIXES)}"
+            "takes what generate.py --output_json_path and ab write on this machine or on a card "
+            "with a data sheet, or measured_X beside estimated_X, X one of "
+            f"{', '.join(SUFFIXES)}"
         )
     return cases
 
@@ -143,14 +150,13 @@ def _at(content: Any, place: str) -> Any:
     return content
 
 
-def _cases(content: Fields, names: Fields) -> Iterator[Case]:
+def _cases(content: Fields, names: Fields, estimate: object) -> Iterator[Case]:
     device = names.get("device", "")
     kind = str(names.get("kind", device))
     found: list[tuple[str, str, Any, Any]] = [
         (kind, quantity, content.get(f"measured_{suffix}"), content.get(f"estimated_{suffix}"))
         for suffix, quantity in SUFFIXES.items()
     ]
-    estimate = content.get("estimate")
     for name, (quantity, kind) in FIGURES.items():
         figure = estimate.get(name) if isinstance(estimate, dict) else None
         if isinstance(figure, dict):

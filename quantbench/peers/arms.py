@@ -24,42 +24,33 @@ from quantbench.text import shown
 from quantbench.typed_json import to_json
 
 WORKER = (sys.executable, "-m", "quantbench.peers.worker")
-# Programs by their name in --runtimes. An option that names one adds it; the first two are there
-# without any.
-RUNTIMES = ("llama.cpp", "transformers", "openvino", "ik_llama.cpp", "gptqmodel")
-DEFAULT = RUNTIMES[:2]
-BATCHED = ("llama.cpp", "ik_llama.cpp", "transformers")  # --batch_size takes these alone
-ON_A_CARD = ("transformers",)  # llama.cpp's wheel on PyPI is built for the CPU
-OPTIONS = {"ik_llama.cpp": "--ik_llama", "gptqmodel": "--gptqmodel_python"}
-PEERS_EXTRA = "pip install '.[peers]'"
-PACKAGES = {  # that are imported, and what brings them
-    "llama.cpp": ("llama_cpp", PEERS_EXTRA),
-    "transformers": ("transformers", PEERS_EXTRA),
-    "transformers, unpacked": ("accelerate", PEERS_EXTRA),
-    "openvino": ("openvino_genai", "pip install '.[openvino]'"),
-}
+# Programs by their name in --runtimes. The first is there without an option that names it.
+RUNTIMES = ("transformers", "llama.cpp", "ik_llama.cpp")
+DEFAULT = RUNTIMES[:1]
+ON_A_CARD = ("transformers",)
+OPTIONS = {"llama.cpp": "--llama_cpp", "ik_llama.cpp": "--ik_llama"}
+PACKAGES = {"transformers": "transformers", "transformers, unpacked": "accelerate"}
 # Arms that read a GGUF file. transformers unpacks it to bfloat16: its kernels are for cards.
-FILE_READERS = ("llama.cpp", "ik_llama.cpp", "openvino", "transformers, unpacked")
+FILE_READERS = ("llama.cpp", "ik_llama.cpp", "transformers, unpacked")
 # Schemes of which the others get a file of the same weights, and those that read the very file.
 WRITTEN = ("none", "int8wo", "fp6", "int4wo-128")
-SAME_FILE = ("gguf-Q4_0", "gguf-Q8_0", "gguf-Q4_K_M", "gguf-Q6_K")
+SAME_FILE = ("gguf-Q4_0", "gguf-Q8_0", "gguf-Q6_K")
 # For each scheme the peers that it is compared with, as (arm, format); cheap ones first.
 PEERS: dict[str, Sequence[tuple[str, str]]] = {
     "none": (
         ("transformers", ""),
         ("llama.cpp", "BF16"),
         ("ik_llama.cpp", "BF16"),
-        ("openvino", "F16"),  # it does not read BF16
         ("transformers, compiled", ""),
     ),
-    "int8wo": [(name, "Q8_0") for name in FILE_READERS[:3]],
-    "fp6": [(name, "Q6_K") for name in FILE_READERS[:3]],
-    "int4wo-128": [(name, "Q4_0") for name in FILE_READERS[:3]],
+    "int8wo": [(name, "Q8_0") for name in FILE_READERS[:2]],
+    "fp6": [(name, "Q6_K") for name in FILE_READERS[:2]],
+    "int4wo-128": [(name, "Q4_0") for name in FILE_READERS[:2]],
     **{name: [(one, name.removeprefix("gguf-")) for one in FILE_READERS] for name in SAME_FILE},
-    "as-is": [("gptqmodel", ""), *((name, "") for name in FILE_READERS)],
+    "as-is": [(name, "") for name in FILE_READERS],
 }
 # Seconds for 10^9 weights on two cores: to write a file, and to load and warm up a program.
-WRITING = {"BF16": 30, "F16": 30, "Q8_0": 25, "Q6_K": 35, "Q4_0": 25, "Q4_K_M": 90}
+WRITING = {"BF16": 30, "Q8_0": 25, "Q6_K": 35, "Q4_0": 25}
 LOADING = 15
 
 
@@ -83,8 +74,8 @@ class Work:
 
 def missing(runtime: str) -> str:
     """What to install for an arm of that name."""
-    package, install = PACKAGES[runtime.split(",")[0]]
-    return f"{runtime} needs more packages: {install} ({package} is missing)"
+    package = PACKAGES[runtime.split(",")[0]]
+    return f"{runtime} needs more packages: pip install '.[peers]' ({package} is missing)"
 
 
 def chosen_runtimes(given: Sequence[str], programs: Mapping[str, str]) -> list[str]:
@@ -107,7 +98,7 @@ def chosen_runtimes(given: Sequence[str], programs: Mapping[str, str]) -> list[s
 
 
 def _is_installed(name: str) -> bool:
-    return name not in PACKAGES or importlib.util.find_spec(PACKAGES[name][0]) is not None
+    return name not in PACKAGES or importlib.util.find_spec(PACKAGES[name]) is not None
 
 
 def of_runtimes(scheme: str, runtimes: Sequence[str]) -> list[tuple[str, str]]:

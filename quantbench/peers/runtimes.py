@@ -1,23 +1,20 @@
 """Other programs that make tokens, each as a class; peers/worker.py asks them.
 
-    runtime = RUNTIMES["llama.cpp"](work, headroom=0)
+    runtime = RUNTIMES["transformers"](work, headroom=0)
     runtime.tokens = [17, 4, …]     # the prompt
     runtime.prompt()                # seconds to read it and to choose the token after it
     runtime.decode(8)               # seconds of each of the 8 tokens behind that
 
 Every program chooses the likeliest token each time. PeerWorker asks a Stepwise program for each
-step, which this module times. A Whole program runs its own loop, from the prompt to the last token,
-and reports the seconds of each part.
+step, which this module times. A server runs its own loop, from the prompt to the last token, and
+reports the seconds of each part.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import os
 import socket
-import statistics
 import subprocess
 import time
 import urllib.request
@@ -27,7 +24,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 
@@ -91,99 +87,6 @@ class Stepwise(Runtime):
         started = time.perf_counter()
         self.token = self.next(tokens)
         return time.perf_counter() - started
-
-
-class Whole(Runtime):
-    @abstractmethod
-    def generate(self, new: int) -> list[float]:
-        """Seconds of each of `new` tokens behind the prompt, of the first with the prompt's."""
-
-    def prompt(self) -> float:
-        return self.generate(1)[0]
-
-    def decode(self, steps: int) -> list[float]:
-        return self.generate(steps + 1)[1:]
-
-
-class LlamaCpp(Stepwise):
-    """llama.cpp through its own C interface, as llama-cpp-python has it.
-
-    It can repack weights for its kernels ("extra buffers"), which is faster for most formats and
-    slower for some (docs/LOG.md): both are timed, and the faster one is used.
-    """
-
-    TRIED_STEPS = 5
-    model: Any = None
-    context: Any = None
-
-    def __init__(self, work: Work, headroom: int) -> None:
-        import llama_cpp
-
-        _check_memory(Path(work.file).stat().st_size, headroom)
-        self.api, self.work = llama_cpp, work
-        self.weight_bytes = gguf_file.weight_bytes(Path(work.file))
-        llama_cpp.llama_backend_init()
-        taken = {extra: self._tried(extra) for extra in (True, False)}
-        extra = taken[True] <= taken[False]
-        if extra:
-            self._open(extra)  # without them is what is loaded
-        system = " ".join(llama_cpp.llama_print_system_info().decode().split())
-        self.about = (
-            f"{ROUNDED}; extra buffers {'on' if extra else 'off'}, the faster here; {system}"
-        )
-
-    def _tried(self, extra: bool) -> float:
-        """Seconds of a decoding step, the median of a few."""
-        self._open(extra)
-        self.begin()
-        self._timed(list(range(min(self.work.prompt, self.vocab))))
-        steps = range(min(self.TRIED_STEPS, self.work.new - 1))
-        return statistics.median(self._timed([self.token]) for _ in steps)
-
-    def _open(self, extra: bool) -> None:
-        api, work = self.api, self.work
-        if self.context:
-            api.llama_free(self.context)
-            api.llama_model_free(self.model)
-        params = api.llama_model_default_params()
-        params.use_extra_bufts = extra
-        if hasattr(params, "load_mode"):  # allocate memory instead of mapping the file
-            params.load_mode = api.LLAMA_LOAD_MODE_NONE
-        else:
-            params.use_mmap = False
-        self.model = api.llama_model_load_from_file(work.file.encode(), params)
-        if not self.model:
-            raise QuantbenchError(f"llama.cpp does not read {work.file}")
-        settings = api.llama_context_default_params()
-        settings.n_seq_max = work.rows
-        settings.n_ctx = work.rows * (work.prompt + work.new)
-        settings.n_batch = max(512, work.rows * work.prompt)
-        settings.n_threads = settings.n_threads_batch = work.threads
-        settings.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        self.context = api.llama_init_from_model(self.model, settings)
-        if not self.context:
-            raise QuantbenchError(f"llama.cpp has no context for {work.file}")
-        self.vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
-        self.batch = api.llama_batch_init(settings.n_batch, 0, 1)
-
-    def begin(self) -> None:
-        self.position = 0
-        self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
-
-    def next(self, tokens: list[int]) -> int:
-        batch, count = self.batch, len(tokens)
-        batch.n_tokens = self.work.rows * count
-        for i in range(batch.n_tokens):
-            row, place = divmod(i, count)
-            batch.token[i], batch.pos[i] = tokens[place], self.position + place
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, row
-            batch.logits[i] = place == count - 1
-        self.position += count
-        if failed := self.api.llama_decode(self.context, batch):
-            raise QuantbenchError(f"llama_decode says {failed}")
-        logits = self.api.llama_get_logits_ith(self.context, -1)
-        self.logits = numpy.ctypeslib.as_array(logits, shape=(self.vocab,))
-        return int(self.logits.argmax())
 
 
 class HuggingFace(Stepwise):
@@ -252,8 +155,8 @@ class HuggingFace(Stepwise):
         return int(self.logits.argmax())
 
 
-class LlamaServer(Whole):
-    """ik_llama.cpp's llama-server (llama.cpp's answers the same requests), a program of the user's.
+class LlamaServer(Runtime):
+    """llama-server of llama.cpp or of ik_llama.cpp, a program of the user's.
 
     The prompt's keys and values stay in the server, so that a decoding turn computes its last token
     alone anew. Each row of a batch is a request of its own. Where the server has dropped a
@@ -275,14 +178,16 @@ class LlamaServer(Whole):
                    "b": max(512, work.rows * work.prompt),
                    "-host": "127.0.0.1", "-port": port}  # fmt: skip
         given = [word for name, value in options.items() for word in (f"-{name}", str(value))]
-        # It would write llama.log into the current folder.
-        command = [work.program, *given, "--no-mmap", "-rtr", "--log-disable"]
+        # ik_llama.cpp repacks weights for its kernels if it is told to, llama.cpp by itself.
+        given += ["-rtr"] if work.runtime == "ik_llama.cpp" else []
+        # Without --log-disable it writes llama.log into the current folder.
+        command = [work.program, *given, "--no-mmap", "--log-disable"]
         self.server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         while not self._answers():
             if (code := self.server.poll()) is not None:
                 raise QuantbenchError(f"{work.program} ended with exit code {code} for {work.file}")
             time.sleep(0.1)
-        self.about = f"{ROUNDED}; weights repacked (-rtr)"
+        self.about = f"{ROUNDED}; weights repacked"
 
     def _answers(self) -> bool:
         try:
@@ -291,7 +196,11 @@ class LlamaServer(Whole):
         except OSError:  # not yet
             return False
 
+    def prompt(self) -> float:
+        return self.generate(1)[0]
+
     def generate(self, new: int) -> list[float]:
+        """Seconds of each of `new` tokens behind the prompt, of the first with the prompt's."""
         rows = range(self.work.rows)
         with ThreadPoolExecutor(len(rows)) as pool:
             started = time.perf_counter()
@@ -302,7 +211,7 @@ class LlamaServer(Whole):
 
     def decode(self, steps: int) -> list[float]:
         least = min(self.TOGETHER, self.work.new - 1) if self.work.rows > 1 else 1
-        return super().decode(max(steps, least))[:steps]
+        return self.generate(max(steps, least) + 1)[1 : steps + 1]
 
     def _seconds_after_the_prompt(self, row: int, new: int) -> float:
         asked = {"prompt": self.tokens, "n_predict": new, "temperature": 0, "top_k": 1,
@@ -322,81 +231,12 @@ class LlamaServer(Whole):
         return took["predicted_ms"] / 1e3
 
 
-class OpenVino(Whole):
-    """OpenVINO GenAI's pipeline on a GGUF file."""
-
-    def __init__(self, work: Work, headroom: int) -> None:
-        import openvino
-        import openvino_genai
-
-        file = Path(work.file)
-        _check_memory(file.stat().st_size, headroom)
-        self.weight_bytes = gguf_file.weight_bytes(file)
-        self.vocab = gguf_file.vocabulary(file)
-        self.inputs: Callable[[Any], Any] = lambda ids: openvino_genai.TokenizedInputs(
-            *(openvino.Tensor(part) for part in (ids, numpy.ones_like(ids)))
-        )
-        self.config = openvino_genai.GenerationConfig(do_sample=False, ignore_eos=True)
-        scheduler = openvino_genai.SchedulerConfig()
-        scheduler.enable_prefix_caching = False  # else the second prompt takes no time
-        settings = {"INFERENCE_NUM_THREADS": work.threads, "KV_CACHE_PRECISION": "f16"}
-        self.pipe = openvino_genai.LLMPipeline(
-            work.file, "CPU", scheduler_config=scheduler, **settings
-        )
-        self.about = f"{ROUNDED}; OpenVINO GenAI {openvino_genai.__version__}"
-
-    def generate(self, new: int) -> list[float]:
-        self.config.max_new_tokens = new
-        made = self.pipe.generate(self.inputs(numpy.array([self.tokens])), self.config)
-        took = made.perf_metrics.raw_metrics
-        seconds = [us / 1e6 for us in (*took.m_times_to_first_token, *took.m_durations)]
-        if len(seconds) != new:
-            raise QuantbenchError(f"OpenVINO made {len(seconds)} tokens of {new}")
-        return seconds
-
-
-class GptqModel(Whole):
-    """GPTQModel in a separate Python, since it needs another torch than ours."""
-
-    def __init__(self, work: Work, headroom: int) -> None:
-        weights = Path(work.checkpoint).glob("*.safetensors")
-        _check_memory(sum(path.stat().st_size for path in weights), headroom)
-        script = Path(__file__).with_name("gptqmodel_process.py")
-        self.process = subprocess.Popen(
-            [work.program, str(script), work.checkpoint, str(work.threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        )
-        loaded = self._answer()
-        self.vocab, self.weight_bytes, self.about = (
-            loaded[name] for name in ("vocab", "weight_bytes", "about")
-        )
-
-    def generate(self, new: int) -> list[float]:
-        assert self.process.stdin
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and _answer says how
-            self.process.stdin.write(json.dumps({"prompt": self.tokens, "new": new}) + "\n")
-            self.process.stdin.flush()
-        seconds: list[float] = self._answer()
-        return seconds
-
-    def _answer(self) -> Any:
-        assert self.process.stdout
-        if line := self.process.stdout.readline():
-            return json.loads(line)
-        raise QuantbenchError(f"GPTQModel ended with exit code {self.process.wait()}")
-
-
 RUNTIMES: dict[str, Callable[[Work, int], Any]] = {
-    "llama.cpp": LlamaCpp,
+    "llama.cpp": LlamaServer,
     "transformers": HuggingFace,
     "transformers, compiled": functools.partial(HuggingFace, compiled=True),
     "transformers, unpacked": functools.partial(HuggingFace, unpacked=True),
-    "openvino": OpenVino,
     "ik_llama.cpp": LlamaServer,
-    "gptqmodel": GptqModel,
 }
 
 

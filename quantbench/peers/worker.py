@@ -2,7 +2,7 @@
 
     python -m quantbench.peers.worker       # one JSON object a line in, one a line out
 
-    {"do": "load", "argv": ["{\"runtime\": \"llama.cpp\", \"file\": \"model.gguf\", …}"]}
+    {"do": "load", "argv": ["{\"runtime\": \"transformers\", \"file\": \"model.gguf\", …}"]}
     {"do": "get_ready"}
     {"do": "sample", "index": 3}
     {"do": "turn", "kind": "decode", "tokens": 8}
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from quantbench import devices, files
+from quantbench import devices
 from quantbench.bench.answers import ArmFacts, TimedSample, TurnTime
 from quantbench.bench.worker import serve
 from quantbench.cli import quiet
@@ -42,9 +42,7 @@ class PeerWorker:
 
     def write_file(self, path: str, checkpoint: str, form: str, num_layers: int | None) -> None:
         """The checkpoint as a GGUF, whole or not at all."""
-        files.replace(
-            "--gguf", path, lambda part: gguf_file.write(part, checkpoint, form, num_layers)
-        )
+        gguf_file.write(Path(path), checkpoint, form, num_layers)
 
     def load(
         self, argv: list[str], saved: str | None = None, headroom: int = 0, others: int = 0

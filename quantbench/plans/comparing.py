@@ -85,8 +85,12 @@ def compare(
 
 
 def as_json(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
-    """Figures, answer and origin; samples are in samples.jsonl of --output."""
-    value = {
+    return json.dumps(to_json(content(results, rows, answer)), indent=1) + "\n"
+
+
+def content(results: Results, rows: Sequence[Row], answer: Recommendation) -> dict[str, object]:
+    """What results.json holds: figures, answer and origin; samples are in samples.jsonl."""
+    return {
         "settings": results.settings,
         "ended": results.ended,
         "bandwidth": results.bandwidth,
@@ -98,7 +102,6 @@ def as_json(results: Results, rows: Sequence[Row], answer: Recommendation) -> st
         "answer": answer,
         "about": results.about,  # not first: no --json of another command replaces the file
     }
-    return json.dumps(to_json(value), indent=1) + "\n"
 
 
 def _log(results: Results, rows: Sequence[Row]) -> None:

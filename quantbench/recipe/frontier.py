@@ -1,7 +1,6 @@
 """KL against bytes: recipes, uniform schemes and other programs' files of the same weights.
 
     found = frontier(config, bits=[3.5, 4.5], paths=["model-Q4_K_M.gguf"])
-    draw(found, Path("frontier.svg"))
 
 A recipe for each number of bits a weight and for that of each file; beside it the best uniform
 scheme within these bits, calibrated and not.
@@ -10,7 +9,6 @@ scheme within these bits, calibrated and not.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from quantbench.errors import UsageError
@@ -21,12 +19,10 @@ from quantbench.quantize.spec import Spec, parse_scheme
 from quantbench.recipe.choice import Option, total
 from quantbench.recipe.search import Budget, Search
 from quantbench.report.columns import Columns
-from quantbench.report.drawing import COLOURS, drawn, tidy
 from quantbench.run.plan import Plan, make_plan
 from quantbench.run.sizes import size_of
 
 Kind = Literal["recipe", "calibrated", "uniform", "file"]
-MARKERS: dict[Kind, str] = {"recipe": "o-", "calibrated": "s", "uniform": "v", "file": "D"}
 
 
 @dataclass(frozen=True)
@@ -93,22 +89,3 @@ def _bits(plan: Plan) -> float:
         raise UsageError(f"FILE {plan.config.checkpoint_path} is not quantized")
     how = plan.architecture, plan.spec.scheme, plan.device, plan.precision
     return size_of(*how).bits_per_weight
-
-
-def draw(found: Frontier, path: Path) -> None:
-    """Draw SVG. Raises OSError."""
-    with drawn(path, size=(8.4, 5)) as figure:
-        axes = figure.add_subplot()
-        tidy(axes, "linear layers, MB", "KL divergence to full precision, nats (log scale)")
-        axes.set_title(f"{found.model}; {found.about.machine}, {found.about.date}", loc="left")
-        axes.set_yscale("log")
-        for (kind, marker), colour in zip(MARKERS.items(), COLOURS, strict=False):
-            points = [point for point in found.points if point.kind == kind]
-            x = [point.bits / 8 * found.weights / 1e6 for point in points]
-            kl = [max(point.kl, 1e-6) for point in points]
-            axes.plot(x, kl, marker, color=colour, label=kind, markersize=6)
-            for point, *place in zip(points, x, kl, strict=True):
-                if kind != "recipe":
-                    axes.annotate(point.name, place, xytext=(6, 4), textcoords="offset points",
-                                  fontsize=7, parse_math=False)  # fmt: skip
-        axes.legend(frameon=False)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,14 +26,13 @@ from quantbench.models.loading import load_model
 from quantbench.progress import progress
 from quantbench.quality.measure import full_precision, loaded
 from quantbench.quality.scores import Reference, Scores, read_on, score
-from quantbench.quality.texts import ALL_LOOKS, Passage, Texts, judge_of
+from quantbench.quality.texts import ALL_LOOKS, Texts, judge_of
 from quantbench.quantize import recipe
 from quantbench.quantize.recipe import Recipe
 from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
 from quantbench.recipe.choice import Option, choose, least, options, total, uniform
 from quantbench.recipe.cost import Costs, candidates
 from quantbench.recipe.damage import Damage, damages
-from quantbench.recipe.kept import Kept
 from quantbench.run.calibration import ROWS, TOKENS, token_ids
 from quantbench.run.calibration import TEXT as CALIBRATION_TEXT
 from quantbench.run.plan import Plan
@@ -43,7 +41,7 @@ from quantbench.typed_json import to_json
 
 SEQUENCES, LENGTH = 8, 256  # of the text that the damage is estimated on
 JUDGED_TOKENS = 2048  # of the texts of quality
-RECIPE, SECONDS = "recipe", "seconds"
+RECIPE = "recipe"
 UNIFORM = 2  # uniform schemes that are measured, at most: the best by their estimates
 NEAR = 1.5  # times the least estimate: a scheme above cannot have the least KL
 ROUNDS = 3  # of choosing anew, until the KL is SLACK to 1 times --max_kl
@@ -135,7 +133,6 @@ class Search:
         plan = self.plan
         tokens = calibration_tokens(plan, text)
         specs = candidates(plan.device, plan.precision, calibrated)
-        self.kept = Kept(plan, tokens, specs)
         self.costs = Costs(plan.architecture, specs, plan.device, plan.precision)
         self.weights = sum(rows * columns for rows, columns in self.costs.shapes.values())
         request = Request.of(
@@ -152,14 +149,15 @@ class Search:
             self.fixed_bytes += max(0, resident - memory.workspace)
         self.fixed_seconds = 0.0
         if asked.min_tok_s is not None:
-            self.costs.set_seconds(self.kept.stage(SECONDS, lambda: self.costs.time(plan.config)))
+            self.costs.set_seconds(self.costs.time(plan.config))
             self.groups = self._options(dict.fromkeys(self.costs.of, 0.0))
             step = machine.phases(request)[1].seconds
             self.fixed_seconds = max(0.0, step - total(self._in_full(), "seconds"))
         self.limits = self._limits()
         others = token_ids(None, plan.tokenizer, plan.device)[:, : tokens.shape[1]]
-        given = tokens, others if calibrated else others[:0], specs
-        self.groups = self._options(self.kept.stage("damage", lambda: self._damage(*given)))
+        self.groups = self._options(
+            self._damage(tokens, others if calibrated else others[:0], specs)
+        )
 
     def _damage(self, tokens: Tensor, others: Tensor, specs: Sequence[Spec]) -> Damage:
         plan = self.plan
@@ -235,16 +233,11 @@ class Search:
     def scores(self, spec: Spec) -> Scores:
         """The mixture's predictions of every judging token, by the kernels that a run would use,
         compared with the exact model's."""
-        passages, rows = self.kept.stage(spec.name, lambda: self._scores(spec))
-        return Scores([Passage(**passage) for passage in passages], rows)
-
-    def _scores(self, spec: Spec) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-        scores = self.scores_of(dataclasses.replace(self.plan, spec=spec))
-        return [vars(passage) for passage in scores.passages], scores.rows
+        return self.scores_of(dataclasses.replace(self.plan, spec=spec))
 
     @torch.no_grad()
     def scores_of(self, plan: Plan) -> Scores:
-        """As `scores`, of any plan for the model; the cache gets nothing."""
+        """As `scores`, of any plan for the model."""
         full, loading = self.full, loaded(plan)
         with progress(f"{plan.spec.name}: reading", unit="tokens") as report:
             return score(plan, loading.model, full, report=report)
@@ -303,7 +296,6 @@ def search(
         kl_of_both = {"kl": scores["kl"] - rivals[0][1]["kl"]}
         difference = Scores(scores.passages, kl_of_both).mean_kl().ends()
     measured = [one for one, _ in rivals]
-    state.kept.forget(SECONDS)
     smaller = not rivals or ours.memory_bytes < measured[0].memory_bytes
     better = not rivals or difference[1] < 0 if most is None else smaller
     return Found(state.plan.name, mixture, most, ours, measured, difference, better)

@@ -6,11 +6,10 @@ Under each table stands where its figures come from: machine, versions, day, com
 figure that was not measured is a dash.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from quantbench import files
 from quantbench.answer.json_rows import PeerRow, SchemeRow
@@ -23,7 +22,7 @@ from quantbench.log.about import About
 from quantbench.log.record import Record
 from quantbench.quality.thresholds import BROKEN, class_of
 from quantbench.report import documents
-from quantbench.report.columns import Columns, interval, markdown, number, size, table, with_error
+from quantbench.report.columns import Columns, interval, markdown, number, size, with_error
 from quantbench.report.documents import Block
 from quantbench.report.peer_tables import PEERS
 from quantbench.report.tables import of_prompt
@@ -74,14 +73,6 @@ def _file(words: Sequence[str]) -> str:
 
 def _captioned(columns: Columns[R], rows: Sequence[R], about: About, notes: str = "") -> str:
     return "\n\n".join(filter(None, [markdown(columns, rows), notes, about.caption()]))
-
-
-def printed(words: Sequence[str]) -> str:
-    """printed FILE JSON: what a command printed, as it is; JSON says where, as "about"."""
-    if len(words) != 2:
-        raise UsageError(f"what was printed is printed FILE JSON; given: {' '.join(words)}")
-    text = files.read_text("cannot read", words[0], LogError)
-    return f"{documents.fenced(text.rstrip())}\n\n{read(About, words[1], 'about').caption()}"
 
 
 # ------------------------------------------------------------------------------------------- runs
@@ -204,7 +195,7 @@ def _is_broken(row: Row) -> bool:
     return row.kl is not None and class_of(row.kl) == BROKEN
 
 
-# ------------------------------------------------------------------------------ schemes and trust
+# ---------------------------------------------------------------------------------------- schemes
 
 
 def quality(words: Sequence[str]) -> str:
@@ -222,28 +213,6 @@ def quality(words: Sequence[str]) -> str:
          with_error(lambda row: row.ratio, lambda row: row.ratio_standard_error, ".4f")),
     ]  # fmt: skip
     return _captioned(columns, rows, read(About, path, "about"))
-
-
-Simulated = dict[str, Any]  # sessions of one condition, as tests/trust/simulation.py writes them
-TRUST: Columns[Simulated] = [
-    ("sessions that were simulated", lambda row: str(row["cell"])),
-    ("number", lambda row: str(row["sessions"])),
-    (
-        "false verdicts (95 %)",
-        lambda row: "{share:.1%} ({low:.1%} to {high:.1%})".format(**row["false_verdicts"]),
-    ),
-    ("hold", lambda row: f"{row['covers']['share']:.1%}"),
-    ("half-width", lambda row: f"{row['half_width']:.1%}"),
-    ("after", lambda row: f"{row['seconds']:.0f} s"),
-    ("why more than 5 % err", lambda row: _beyond(row)),
-]
-
-
-def _beyond(row: Simulated) -> str:
-    """Which limit of the method makes more than 5 % of sessions err."""
-    if row["false_verdicts"]["share"] <= 0.05:
-        return ""
-    return str(row["beyond"] or "chance: 5 % is within the interval")
 
 
 # ------------------------------------------------------------------------------------------ latency
@@ -277,50 +246,12 @@ def latency(words: Sequence[str]) -> str:
     return _captioned(LATENCY, rows, results.about)
 
 
-# ------------------------------------------------------------------------------------------- budget
-
-LAPTOP = 50e9  # bytes per second that memory gives, as an example
-
-
-def budget(words: Sequence[str]) -> str:
-    """budget MODEL POSITIONS FILE: what a preset's shape needs in each scheme with a KV cache of
-    these positions, counted from shapes; quality from FILE, which `schemes --measure --json` wrote.
-    A scheme that another one beats in both is left out."""
-    import torch
-
-    from quantbench.kv_cache import CACHES
-    from quantbench.models.presets import preset
-    from quantbench.quantize.spec import parse_scheme
-    from quantbench.run.sizes import kv_cache_bytes, size_of
-
-    name, positions, path = words
-    model, cpu, dtype = preset(name), torch.device("cpu"), torch.bfloat16
-    cache = kv_cache_bytes(model, 1, int(positions), dtype, CACHES["dense"])
-    found = []
-    for row in read(list[SchemeRow], path, "rows"):
-        if row.kl is not None and class_of(row.kl) != BROKEN:
-            needs = size_of(model, parse_scheme(row.scheme), cpu, dtype, "reference")
-            found.append((needs.memory_bytes, row.kl, needs.model_bytes, f"`{row.scheme}`"))
-    rows: list[tuple[str, ...]] = []
-    best = math.inf
-    for memory, kl, read_by_a_step, scheme in sorted(found):
-        if kl < best:
-            best = kl
-            speed = f"{LAPTOP / read_by_a_step:.1f}"
-            rows.insert(0, (scheme, size(memory + cache), speed, class_of(kl)))
-    headings = ("scheme", "memory", f"tok/s at most, at {LAPTOP / 1e9:.0f} GB/s", "quality class")
-    return table(headings, rows)
-
-
 TABLES: Mapping[str, Block] = {
     "about": lambda words: read(About, _file(words), "about").caption(),  # below a picture
-    "printed": printed,
     "runs": runs,
-    "budget": budget,
     "speeds": speeds,
     "quality": quality,
     "peers": _block(PeerRow, PEERS, may_be_missing=True),  # of `peers --json`
     "latency": latency,
-    "trust": _block(Simulated, TRUST),  # of `make trust`
     **documents.TABLES,
 }

@@ -31,7 +31,7 @@ from quantbench.answer.latency import (
 from quantbench.bench.cell_plan import CellPlan
 from quantbench.report.columns import table as markdown
 from quantbench.report.drawing import COLOURS, drawn, tidy
-from quantbench.run import energy, shown
+from quantbench.run import energy
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.text import counted, one_line
 
@@ -66,7 +66,6 @@ def section(table: Table, plan: CellPlan) -> str:
         rows_text(latency_rows(every)),
         rows_text(rate_rows(every, table.sequence_length)),
         NOTE,
-        *_said(every, "", lambda cell: shown.sentence(cell.estimate)),
         *_said(every, "Energy, the prompt's included:", _joules),
         *_said(every, "NaN is what could not be measured:", lambda cell: _plain(cell.reason or "")),
         *_said(short, "Of fewer runs than planned:",
@@ -83,12 +82,10 @@ def _said(cells: Sequence[Cell], heading: str, of_cell: Callable[[Cell], str]) -
 
 
 def _joules(cell: Cell) -> str:
-    """A cell's energy, measured and estimated; "" where neither is known."""
+    """A cell's energy, or why it is not known."""
     idle = cell.energy.idle_watts if isinstance(cell.energy, Energy) else None
     why_not = cell.energy.why_not if isinstance(cell.energy, NotCounted) else None
-    estimated = (cell.estimate or {}).get("joules_per_token")
-    most = estimated.estimated if estimated else None
-    return energy.sentence(cell.joules_per_token, idle, why_not, most)
+    return energy.sentence(cell.joules_per_token, idle, why_not)
 
 
 def cells(table: Table, plan: CellPlan) -> list[Cell]:

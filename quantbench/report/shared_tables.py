@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from quantbench.answer.limits import Z
 from quantbench.answer.recommend import Recommendation
 from quantbench.answer.row import Row
-from quantbench.answer.shared import Model, Shared
+from quantbench.answer.shared import Comparison, Model
 from quantbench.report.columns import Columns, aligned, markdown, narrowed, with_error
 from quantbench.report.filled import plain
 from quantbench.report.tables import MAIN
@@ -20,20 +20,20 @@ COLUMNS: Columns[Named] = [
 NOTE = "× baseline is against the same machine's baseline: no interval is over two machines"
 
 
-def collected(files: Sequence[Shared], as_markdown: bool) -> str:
-    """A row for each machine, model and arm that was timed; below, where each file is from."""
-    machines = [file.about.machine for file in files]
+def collected(comparisons: Sequence[Comparison], as_markdown: bool) -> str:
+    """A row for each machine, model and arm that was timed; below, where each is from."""
     rows: list[Named] = []
-    notes = []
-    for place, (file, machine) in enumerate(zip(files, machines, strict=True), 1):
+    notes, origins = [], list(of.about for of in comparisons)
+    origins = [about for place, about in enumerate(origins) if about not in origins[:place]]
+    machines = [about.machine for about in origins]
+    for place, (about, machine) in enumerate(zip(origins, machines, strict=True), 1):
         name = f"{machine} ({place})" if machines.count(machine) > 1 else machine
         rows += [
-            (name, of.name, row)
-            for of in file.models
+            (name, of.model, row)
+            for of in comparisons
             for row in of.rows
-            if row.speed_up is not None or row.verdict == "baseline"
+            if of.about == about and (row.speed_up is not None or row.verdict == "baseline")
         ]
-        about = file.about
         torch, commit = about.versions.get("torch") or "unknown", about.commit or "unknown"
         notes.append(f"{name}: {about.date}, torch {torch}, commit {commit}")
     columns, constant = narrowed(COLUMNS, rows)

@@ -22,7 +22,6 @@ from quantbench.report.columns import Columns, aligned, cells, interval, number,
 from quantbench.report.columns import markdown as in_markdown
 from quantbench.report.filled import filled
 from quantbench.run import energy
-from quantbench.run.shown import sentence as estimate_sentence
 from quantbench.typed_json import to_json
 
 TABLE, REPORT, PICTURE = "results.csv", "report.md", "pareto.svg"
@@ -212,17 +211,9 @@ def _remarks(row: Row, reasons: bool) -> list[str]:
     remarks += [row.decoding_differs] if row.decoding_differs else []
     if row.warm_up_steady is False:
         remarks.append("its warm-up did not become steady")
-    remarks += [estimated] if (estimated := estimate_sentence(row.estimate)) else []
-    remarks += [f"no estimate: {row.why_no_estimate}"] if row.why_no_estimate else []
-    remarks += [joules] if (joules := joules_sentence(row)) else []
+    joules = energy.sentence(row.joules_per_token, row.idle_watts, row.why_no_joules)
+    remarks += [joules] if joules else []
     return remarks + (row.why if reasons and row.verdict != "baseline" else [])
-
-
-def joules_sentence(row: Row) -> str:
-    """Joules for each new token, measured and estimated; "" where neither is known."""
-    estimated = (row.estimate or {}).get("joules_per_token")
-    most = estimated.estimated if estimated else None
-    return energy.sentence(row.joules_per_token, row.idle_watts, row.why_no_joules, most)
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -53,18 +53,14 @@ def pooled(energies: Sequence[Energy]) -> Energy:
     return Energy(energies[0].counter, joules, seconds, idle, sum(e.repeats for e in energies))
 
 
-def sentence(
-    joules: float | None, idle_watts: float | None, why_not: str | None, estimated: float | None
-) -> str:
-    """Joules of a new token, or why they are not known, beside the estimate; "" where there is
-    neither a counter nor an estimate."""
-    estimate = "" if estimated is None else f"; {estimated:.3g} J estimated"
+def sentence(joules: float | None, idle_watts: float | None, why_not: str | None) -> str:
+    """Joules of a new token, or why they are not known; "" where there is no counter."""
     if joules is not None:
         idle = "" if idle_watts is None else f", {idle_watts:.3g} W"
-        return f"{joules:.3g} J a new token, without the idle machine's{idle}{estimate}"
+        return f"{joules:.3g} J a new token, without the idle machine's{idle}"
     if why_not is not None and not why_not.startswith(NO_COUNTER):
-        return f"joules of a new token are not known: {why_not}{estimate}"
-    return f"at most {estimated:.3g} J a new token ({NO_COUNTER})" if estimated else ""
+        return f"joules of a new token are not known: {why_not}"
+    return ""
 
 
 # ---------------------------------------------------------------------------------- counters

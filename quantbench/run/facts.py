@@ -237,6 +237,15 @@ class Measured:
     # Why each of the scheme's kernels cannot run, where one cannot.
     kernels: dict[str, str | None] = dataclasses.field(default_factory=dict)
     energy: Energy | NotCounted = NotCounted(NO_COUNTER)  # of one sample, all rows
+    bandwidth: float | None = None  # bytes per second of memory, where it can limit a step
+
+    @property
+    def limit_share(self) -> float | None:
+        """Seconds that memory needs for a step's bytes ÷ measured."""
+        step = self.summary.decode_tok_s
+        if self.bandwidth is None or step is None:
+            return None
+        return self.facts.mean_step_bytes / self.bandwidth * step
 
     @property
     def trust(self) -> Trust:
@@ -272,7 +281,7 @@ class Measured:
         }
 
     def to_json(self) -> dict[str, object]:
-        """What --output_json_path writes, but for the log line and the estimate."""
+        """What --output_json_path writes, but for the log line and the reasons."""
         phases = {f"expert_{name}": to_json(p) for name, p in self.expert_phases.items()}
         return {
             **to_json(self.facts),
@@ -283,6 +292,7 @@ class Measured:
             **to_json(self.trust),
             "joules_per_token": self.joules_per_token,
             "energy": to_json(self.energy),
+            "limit_share": self.limit_share,
             **phases,
             "samples": to_json(self.samples),
         }

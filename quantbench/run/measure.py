@@ -24,6 +24,7 @@ from quantbench.models.llama import step_bytes, weight_bytes
 from quantbench.progress import progress, say
 from quantbench.quantize.registry import available
 from quantbench.run import energy, environment, machine
+from quantbench.run.bandwidth import BYTES, Bandwidth
 from quantbench.run.facts import Device, Facts, Measured, Parallel, Peak, Ready, Sample
 
 if TYPE_CHECKING:
@@ -56,8 +57,9 @@ def measure(one_sample: Sampler, loaded: Loaded, ready: Ready) -> Measured:
     phases["generate"] = devices.peak_memory(device)
     peaks = {phase: of_all_ranks(plan, peak) for phase, peak in phases.items()}
     trace(plan, lambda: one_sample(0))
+    facts = facts_of(plan, generator, loaded.kernels)
     return Measured(
-        facts_of(plan, generator, loaded.kernels),
+        facts,
         ready,
         readable(plan, tokens),
         peaks,
@@ -65,7 +67,23 @@ def measure(one_sample: Sampler, loaded: Loaded, ready: Ready) -> Measured:
         load_average,
         available(scheme, device, plan.precision) if scheme else {},
         joules,
+        read_bandwidth(facts),
     )
+
+
+def read_bandwidth(facts: Facts) -> float | None:
+    """Bytes per second of the memory that a step reads, in 0.2 s; None where it is not what limits
+    a step, or too little is free to read it."""
+    config, device = facts.config, torch.device(facts.device.type)
+    if facts.parallel or facts.experts or config.speculate != type(config).speculate:
+        return None
+    if facts.step_weight_bytes < (devices.last_level_cache(device) or 0):
+        return None
+    free = devices.free_memory(device)
+    if free is not None and free < 2 * BYTES:
+        return None
+    probe = Bandwidth(device)
+    return None if probe.caveat else probe.measure()
 
 
 def check_logits(plan: Plan, generator: Generator) -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from quantbench.models.config import compiles
 from quantbench.run import energy
@@ -23,15 +22,7 @@ def of_limit(share: float, step_bytes: float, bytes_per_s: float) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What is estimated of a run, before it."""
-
-    estimate: dict[str, float] | None = None  # by the keys of `estimate` in the JSON of a run
-    no_estimate: str | None = None  # None as well where memory's speed says nothing of the run
-
-
-def of_single_run(measured: Measured) -> list[str]:
+def reasons(measured: Measured) -> list[str]:
     """Sentences without a full stop: how samples scatter, what else ran, and what ran this."""
     trust, facts = measured.trust, measured.facts
     sentences = [trust.spread.sentence()]
@@ -52,9 +43,13 @@ def of_single_run(measured: Measured) -> list[str]:
         if facts.config.checkpoint_path.startswith("dummy:") or facts.config.prefill_size:
             sentences.append("weights or prompt are random, so acceptance says nothing here")
     if isinstance(measured.energy, NotCounted):
-        said = energy.sentence(None, None, measured.energy.why_not, None)
+        said = energy.sentence(None, None, measured.energy.why_not)
         sentences += [said] if said else []
-    return [*sentences, *held_back(facts, measured.kernels)]
+    sentences += held_back(facts, measured.kernels)
+    if measured.limit_share and measured.bandwidth:
+        read = facts.mean_step_bytes
+        sentences.append(of_limit(measured.limit_share, read, measured.bandwidth))
+    return sentences
 
 
 def _experts(measured: Measured) -> list[str]:

@@ -12,7 +12,6 @@ from quantbench.typed_json import from_json
 from tests.bench.facts import arm_facts
 
 MODEL, MACHINE = "made-up-1B", "2 cores of a CPU"
-ESTIMATE = {"prompt_seconds": 0.1, "token_seconds": 0.03, "joules_per_token": 0.5}
 
 
 def plan(arms=("none", "int8wo"), **changes):
@@ -22,11 +21,10 @@ def plan(arms=("none", "int8wo"), **changes):
     return CellPlan(**{"arms": planned, **settings, **changes})
 
 
-def measured(slownesses, folder=None, seed=0, together=True, estimate=None, model=MODEL, why=None,
-             **changes):  # fmt: skip
+def measured(slownesses, folder=None, seed=0, together=True, model=MODEL, why=None, **changes):
     """A Store of all cells of a plan. slownesses: seconds by arm, relative to 0.1 s a row of a
-    prompt and 0.02 s a step. together: whether arms share cycles. estimate, why: of
-    the first cell, and why it failed."""
+    prompt and 0.02 s a step. together: whether arms share cycles. why: of the first
+    cell, why it failed."""
     made = plan(tuple(slownesses), **changes)
     numbers = random.Random(seed)
     results = begin(made)
@@ -35,9 +33,8 @@ def measured(slownesses, folder=None, seed=0, together=True, estimate=None, mode
     for number, cell in enumerate(made.cells):
         config = dataclasses.replace(cell.config(made.decode_length), device="cpu")
         facts = arm_facts(config=config, model=model)
-        of_cell = estimate if number == 0 else None
         energy = [NotCounted("no counter; power limit × time is an upper bound")]
-        kept.add(Ready(number, 0, dataclasses.replace(facts, estimate=of_cell, energy=energy)))
+        kept.add(Ready(number, 0, dataclasses.replace(facts, energy=energy)))
     for first in range(0, len(made.cells), len(made.arms)):
         for _ in range(made.runs):
             state = numbers.uniform(0.7, 1.4)  # of the machine, in this cycle

@@ -287,7 +287,7 @@ def test_a_killed_worker_and_a_killed_coordinator(tmp_path):
     (template,) = children(process.pid)
     keepers = children(template)
     workers = [worker for keeper in keepers for worker in children(keeper)]
-    # The first arm's; the one that reads the memory and estimates; and the other two arms'.
+    # The three arms', and the one that reads the memory.
     assert len(workers) == 4
     os.kill(workers[2], signal.SIGKILL)
     wait_for(lambda: '"failed": true' in (out / stores.SAMPLES).read_text())

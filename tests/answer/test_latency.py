@@ -26,7 +26,7 @@ from quantbench.report.latency import (
     samples,
 )
 from quantbench.typed_json import from_json, to_json
-from tests.answer.latencies import ESTIMATE, MACHINE, latencies, plan
+from tests.answer.latencies import MACHINE, latencies, plan
 
 # Two batch sizes, two runs of 3 tokens; batch 4 failed. By hand: prefill 100 and 120 ms, steps of
 # 10 and 30, 20 and 20: 40 ms both times, 20 a token.
@@ -103,7 +103,7 @@ def test_an_interval_by_hand():
 @pytest.fixture
 def made():
     """Two arms; of the second, batch 2 failed and batch 4 was not reached."""
-    everything = latencies({"none": 1.0, "int8wo": 0.8}, estimate=ESTIMATE)
+    everything = latencies({"none": 1.0, "int8wo": 0.8})
     cells = everything.tables[1].cells
     everything.tables[1].cells = [cells[0], Cell(2, cells[1].samples[:3], "out of | memory\n2 GB")]
     return everything
@@ -133,15 +133,7 @@ def test_the_table_of_parameters(made):
     assert (pairs["Decode Length"], pairs["N Runs"], pairs["Machine"]) == ("3", "16", MACHINE)
 
 
-def test_a_report_with_estimates(made):
-    """A prompt of 0.1 s and steps of 0.03 s."""
-    average, steps = (latency_rows(made.tables[0].cells[:1])[n].values["average"] for n in (0, 1))
-    text = report(made)
-    assert (
-        "- batch size 1: estimated before (and the error): prompt 100 ms "
-        f"({100 / average - 1:+.0%}), a step 30 ms ({30 / steps - 1:+.0%})\n"
-    ) in text
-    assert "batch size 1: at most 0.5 J a new token (no counter; power limit × time is" in text
+def test_the_tables_go_through_their_json(made):
     assert from_json(Latencies, to_json(made)) == made  # results.json
 
 

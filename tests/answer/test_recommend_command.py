@@ -3,18 +3,20 @@ machines in one table."""
 
 import dataclasses
 import json
-import random
-import re
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from quantbench.answer import shared
+from quantbench.answer.compared import Compared
+from quantbench.answer.limits import Limits
+from quantbench.answer.recommend import recommend as recommended
 from quantbench.answer.rows import rows
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.plans import menu
+from quantbench.plans.comparing import content
 from quantbench.quality.types import DecodeCheck
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
@@ -177,9 +179,11 @@ def shared_files(tmp_path):
     made = {}
     for machine, seed in (("Example CPU", 3), ("Other CPU", 4)):
         results = example_results(seed=seed)
-        about = dataclasses.replace(results.about, machine=machine)
+        results.about = dataclasses.replace(results.about, machine=machine)
         made[machine] = tmp_path / f"{seed}.json"
-        shared.write("--share", made[machine], [shared.Model.of(results, rows(results))], about)
+        own = rows(results)
+        value = content(results, own, recommended(own, Limits(), Compared(results).best))
+        shared.write("--share", made[machine], [value])
     return made
 
 
@@ -204,22 +208,24 @@ def test_each_row_has_its_machine_and_its_own_interval(shared_files):
 def test_one_machine_twice_is_two_machines(shared_files, tmp_path):
     value = json.loads(shared_files["Other CPU"].read_text())
     value["about"]["machine"] = "Example CPU"
-    value["digest"] = shared._digest(value)
     shared_files["Other CPU"].write_text(json.dumps(value))
     table = collected(*shared_files.values()).stdout
     assert "Example CPU (1)  none" in table and "Example CPU (2)  none" in table
 
 
-def test_an_edited_file_is_refused(shared_files):
-    """Any one figure, changed by hand; but the last digits of a long one change no float."""
-    path = shared_files["Other CPU"]
-    text = path.read_text()
-    ends = [(number.start(), number.end()) for number in re.finditer("[0-9.]+", text)]
-    counted = [place for start, end in ends for place in range(start, min(end, start + 16))]
-    place = random.choice([place for place in counted if text[place] in "12345678"])
-    path.write_text(text[:place] + str(int(text[place]) + 1) + text[place + 1 :])
-    said = one_line(collected(*shared_files.values()))
-    assert "is not what recommend --share writes: it " in said
+def test_a_shared_file_names_no_folder(tmp_path):
+    private = {
+        "command": "python generate.py --checkpoint_path /home/ann/m/Llama --text='/srv/a b.txt'",
+        "argv": ["--checkpoint_path", "dummy:/home/ann/config.json", "../ann/x", "~/m/y"],
+        "failed": "/home/ann/m/z: it is damaged; see /home/ann/log",
+        "public": ["org/name", "5 tok/s", "1/2", "https://huggingface.co/org/name", 1.5, None],
+    }
+    shared.write("--share", tmp_path / "one.json", [private])
+    read = json.loads((tmp_path / "one.json").read_text())
+    assert read["public"] == private["public"]
+    assert read["command"] == "python generate.py --checkpoint_path Llama --text='a b.txt'"
+    assert read["argv"] == ["--checkpoint_path", "dummy:config.json", "x", "y"]
+    assert read["failed"] == "z: it is damaged; see log"
 
 
 def test_a_file_given_twice_is_refused(shared_files, tmp_path):
@@ -232,12 +238,13 @@ def test_a_file_given_twice_is_refused(shared_files, tmp_path):
 def test_a_recommendation_is_shared(world, tmp_path):
     path, folder = tmp_path / "here.json", tmp_path / "out"
     worked("recommend", *SMALL, "--share", path, "--output", folder)
-    (model,) = shared.read(path).models
-    assert {row.arm for row in model.rows} == {"none", "int8wo", "fp6", "uintx-2-64"}
+    (made,) = shared.read(path)
+    assert {row.arm for row in made.rows} == {"none", "int8wo", "fp6", "uintx-2-64"}
     assert "fp6" in collected(path).stdout and "uintx" not in collected(path).stdout
     again = tmp_path / "again.json"
     worked("recommend", "--from", folder, "--share", again)
-    assert shared.read(again).models[0].rows == model.rows
+    for path in (again, folder / "results.json"):
+        assert [of.rows for of in shared.read(path)] == [made.rows]
 
 
 BITS = {"tiny": (1.2, 0.01), "tiny_moe": (1.1, 0.01)}  # and the relative error of the perplexity
@@ -262,7 +269,7 @@ def test_models_are_compared_by_bits_per_byte(models, tmp_path):
     table = result.stdout.rpartition("\n\n")[0].rpartition("\n\n")[2].splitlines()
     assert result.stdout.count("Use fp6: ") == 2
     assert [line.split()[1] for line in table[1:]] == ["fp6", "fp6"] and "1.1000" in table[1]
-    assert len(shared.read(path).models) == 2
+    assert [of.model for of in shared.read(path)] == list(BITS)
     assert "takes the fewest bits per byte\n" in result.stdout
 
 

@@ -1,5 +1,4 @@
-"""Rows of ab: the estimate before next to the measurement, joules per token,
-and the reason why an arm is slow."""
+"""Rows of ab: joules per token, and the reason why an arm is slow."""
 
 import dataclasses
 import json
@@ -16,10 +15,9 @@ from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import Ended
 from quantbench.log.config import RunConfig
 from quantbench.log.record import NO_COUNTER
-from quantbench.report.tables import joules_sentence, remarks, tables, terminal
+from quantbench.report.tables import remarks, tables, terminal
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.machine import MachineUse
-from quantbench.run.shown import sentence
 from tests.answer.example_results import ARMS, example_results
 from tests.bench.facts import arm_facts
 
@@ -30,38 +28,21 @@ def said(results):
     return terminal(results, arm_rows, recommend(arm_rows, Limits(), found.best))
 
 
-def with_figures(results):
-    """The second arm has a counter and an estimate of a step that is a tenth too long."""
+def counted(results, *energy):
+    """The second arm with what its counter gave."""
     arm = results.arms[1]
-    row = rows(results)[1]
-    estimate = {
-        "prompt_seconds": row.time_to_first_token_s,
-        "token_seconds": 1.1 / row.decode_tok_s,
-        "tokens_per_second": row.tok_s_all_rows / 1.1,
-        "peak_memory_bytes": 1.5e9,  # of 3 GB measured
-        "joules_per_token": 1.0,
-    }
-    energy = [Energy("a fake", joules, 0.5, 12.0, 2) for joules in (5.0, 7.0)]
-    arm.facts = dataclasses.replace(arm.facts, estimate=estimate, energy=energy)
+    arm.facts = dataclasses.replace(arm.facts, energy=list(energy))
     return results
 
 
-def test_a_row_has_its_estimate_and_the_errors():
-    results = with_figures(example_results())
+def test_a_row_has_its_energy():
+    results = counted(example_results(), *(Energy("a fake", j, 0.5, 12.0, 2) for j in (5.0, 7.0)))
     row = rows(results)[1]
     config = results.arms[1].facts.run.config
     joules = 6 / config.max_new_tokens / config.batch_size
-    assert row.joules_per_token == pytest.approx(joules)
-    errors = {name: figure.error for name, figure in row.estimate.items()}
-    assert errors == pytest.approx(
-        {"prompt_seconds": 0, "token_seconds": 0.1, "tokens_per_second": -1 / 11,
-         "peak_memory_bytes": -0.5, "joules_per_token": 1 / joules - 1}
-    )  # fmt: skip
-    assert row.idle_watts == 12.0
-    assert joules_sentence(row).endswith("without the idle machine's, 12 W; 1 J estimated")
-    assert sentence(row.estimate).endswith(" tok/s (-9%), peak memory 1.50 GB (-50%)")
-    results.arms = results.arms[:5]  # of more arms the terminal gives no reasons
-    assert sentence(row.estimate) in said(results)
+    assert row.joules_per_token == pytest.approx(joules) and row.idle_watts == 12.0
+    words = f"{joules:.3g} J a new token, without the idle machine's, 12 W"
+    assert words in " ".join(said(results).split())
     table = said(results).partition("\n\n")[0].splitlines()
     longest = max(len(arm.name) for arm in results.arms)
     assert max(map(len, table)) - longest + len("int4wo-64-gptq") <= 100
@@ -70,38 +51,22 @@ def test_a_row_has_its_estimate_and_the_errors():
 @pytest.mark.parametrize(
     ("why_not", "words"),
     [
-        (f"{NO_COUNTER} (there is no RAPL counter)",
-         "at most 1 J a new token (no counter; power limit × time is an upper bound)"),
-        ("it moves by 9 J at once",
-         "joules of a new token are not known: it moves by 9 J at once; 1 J estimated"),
+        (f"{NO_COUNTER} (there is no RAPL counter)", "J a new token"),
+        ("it moves by 9 J at once", "joules of a new token are not known: it moves by 9 J at once"),
     ],
-)  # fmt: skip
-def test_where_nothing_was_counted_the_estimate_stands_alone(why_not, words):
-    results = with_figures(example_results())
-    arm = results.arms[1]
-    arm.facts = dataclasses.replace(arm.facts, energy=[NotCounted(why_not)])
+)
+def test_where_nothing_was_counted(why_not, words):
+    """A machine without a counter is no remark."""
+    results = counted(example_results(), NotCounted(why_not))
     row = rows(results)[1]
     assert (row.why_no_joules, row.joules_per_token, row.idle_watts) == (why_not, None, None)
-    assert row.estimate["joules_per_token"].error is None
-    assert joules_sentence(row) == words and words in said(results)
+    assert (words in said(results)) == (NO_COUNTER not in why_not)
 
 
-def test_why_there_is_no_estimate():
-    results = example_results()
-    arm = results.arms[1]
-    arm.facts = dataclasses.replace(arm.facts, no_estimate="reading takes 1.07 GB")
-    row = rows(results)[1]
-    assert row.estimate is None
-    assert "no estimate: reading takes 1.07 GB" in " ".join(said(results).split())
-    assert row.joules_per_token is None and sentence(row.estimate) == ""
-
-
-def test_an_arms_estimate_goes_through_its_json():
-    facts = with_figures(example_results()).arms[1].facts
-    energy = [*facts.energy, NotCounted("it moves by 9 J")]
-    facts = dataclasses.replace(facts, energy=energy, no_estimate="reading takes 1.07 GB")
-    read = ArmFacts.from_json(json.loads(json.dumps(facts.to_json())))
-    assert read == facts
+def test_an_arms_energy_goes_through_its_json():
+    energy = Energy("a fake", 5.0, 0.5, 12.0, 2), NotCounted("it moves by 9 J")
+    facts = counted(example_results(), *energy).arms[1].facts
+    assert ArmFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
 
 
 def test_an_overrun_is_said_with_what_took_the_time():

@@ -12,8 +12,7 @@ from quantbench.bench.process import WorkerFailed
 from quantbench.bench.store import SAMPLES, Store
 from quantbench.progress import duration
 from quantbench.run.energy import Energy, NotCounted
-from quantbench.run.why import Expected
-from tests.answer.latencies import ESTIMATE, plan
+from tests.answer.latencies import plan
 from tests.bench.facts import arm_facts
 
 
@@ -94,8 +93,6 @@ def measure(monkeypatch, tmp_path):
         world = World(made, **(happens or {}))
 
         monkeypatch.setattr("quantbench.bench.pool.Process", world.start)
-        expected = Expected({"token_seconds": 0.03, **ESTIMATE})
-        monkeypatch.setattr("quantbench.bench.pool.Pool.expected", lambda pool, facts: expected)
         if results is None:  # a new session has a new folder
             (tmp_path / SAMPLES).unlink(missing_ok=True)
         kept = Store(results or begin(made), tmp_path)
@@ -212,13 +209,12 @@ def test_cells_that_are_known_not_to_run_are_not_tried(measure):
     assert "cell none 100 1" not in world.journal and len(cells(measured)[2].samples) == 4
 
 
-def test_the_estimate_and_the_energy_of_a_cell(measure):
+def test_the_energy_of_a_cell(measure):
     """A run of 6 J: 2 rows and 3 tokens, 1 J a token."""
     energy = Energy("a fake", 6.0, 0.2, 10.0, 5)
     measured, _, _ = measure(batch_sizes=[2], happens={"energy": energy})
     cell = cells(measured)[2]
     assert cell.joules_per_token == pytest.approx(1.0) and cell.energy.idle_watts == 10.0
-    assert cell.estimate["token_seconds"].estimated == 0.03
     why_not = NotCounted("a fake moves by 9 J at once")
     measured, _, _ = measure(batch_sizes=[2], happens={"energy": why_not}, results=None)
     assert (cells(measured)[2].joules_per_token, cells(measured)[2].energy) == (None, why_not)

@@ -110,24 +110,6 @@ def test_what_is_compiled_for_one_batch_size_serves_others(monkeypatch):
     assert worker.generators.generator.batch_size == 1
 
 
-def test_a_cell_is_estimated_from_the_model_s_first_layers(monkeypatch):
-    """As the run that it is; not for a model that the processor's caches hold, as tiny is."""
-    worker = loaded()
-    monkeypatch.setattr(devices, "last_level_cache", lambda device: 1 << 40)
-    assert worker.cell(30, 2, 4, 2).estimate is None
-    seen = []
-
-    def phases_of(facts, model, generator_of):
-        seen.append(facts)
-        assert generator_of(model, None).batch_size == 2
-        return None
-
-    monkeypatch.setattr("quantbench.estimate.beside.phases_of", phases_of)
-    worker.cell(30, 2, 4, 2)
-    (facts,) = seen
-    assert (facts.config.batch_size, facts.prompt_tokens, facts.cache_size) == (2, 30, 34)
-
-
 def test_the_energy_of_a_cell(monkeypatch):
     worker = loaded()
     fake_counter.install(monkeypatch)

@@ -175,7 +175,6 @@ OURS = (
     "numpy.ctypeslib",  # safetensors writes by it
     "quantbench.run.saved_model",
     "quantbench.run.bandwidth",
-    "quantbench.run.why",
 )
 OF_PYTHON = {"_queue", "queue"}
 
@@ -185,6 +184,11 @@ def of_generate():
     done = finished("-c", GENERATE, *OPTIONS, "--write_result", "none")
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("modules "))
     return set(json.loads(line.partition(" ")[2]))
+
+
+def test_a_run_imports_nothing_that_estimates(of_generate):
+    assert not [name for name in of_generate if name.startswith("quantbench.estimate")]
+    assert "scipy.optimize" not in of_generate
 
 
 @pytest.mark.parametrize("quality", [False, True], ids=["speed", "and quality"])

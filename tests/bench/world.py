@@ -47,7 +47,6 @@ class World:
     journal: list[tuple[int, str]] = field(default_factory=list)
     now: float = 1000.0
     alive: set = field(default_factory=set)  # processes that have loaded an arm
-    expected: list = field(default_factory=list)  # (whether an arm's process, scheme)
     taken: dict[int, int] = field(default_factory=dict)  # turns
     slowness: object = lambda now: 1.0  # of the machine at a time
     at_turn: object = None  # called before each turn
@@ -97,7 +96,7 @@ class FakeProcess:
         return from_json(kind, self.ask(do, **arguments))
 
     def ask(self, do, /, **arguments):
-        if do not in ("bandwidth", "expected"):
+        if do != "bandwidth":
             self.world.journal.append((self.number, do))
         return to_json(getattr(self, do)(**arguments))
 
@@ -123,7 +122,7 @@ class FakeProcess:
             more = self.world.looks + 1 if self.behaviour.looks > self.world.looks else None
         return QualityAnswer(scores, more)
 
-    def get_ready(self, estimate=False):
+    def get_ready(self):
         own = dataclasses.replace(self.config, device="cpu")
         facts = arm_facts(config=own, scheme=self.config.quantization, kernel="torch")
         if self.behaviour.joules is None:
@@ -162,10 +161,6 @@ class FakeProcess:
         seconds = tokens * scale * world.slowness(world.now) ** behaviour.exponent
         world.now += seconds
         return seconds
-
-    def expected(self, run, seconds):
-        self.world.expected.append((self in self.world.alive, run.config.quantization))
-        return {"estimate": {"token_seconds": 0.5}}
 
     def bandwidth(self, device):
         rate = self.world.readings(len(self.world.read))

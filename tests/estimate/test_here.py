@@ -9,7 +9,7 @@ import torch
 from quantbench.answer.estimating import generator_of
 from quantbench.errors import MemoryShortage
 from quantbench.estimate import here as module
-from quantbench.estimate.here import Here, cut, depths, here, of_model, phase_along, timed
+from quantbench.estimate.here import Here, cut, depths, here, phase_along, timed
 from quantbench.estimate.predict import Request, predict
 from quantbench.models import build
 from quantbench.models.config import Mixture, ModelConfig
@@ -123,21 +123,6 @@ def test_the_shortest_runs_and_experts_are_measured():
     for config, prompt, new in ((SMALL, 1, 0), (SMALL, 1, 1), (SMALL, 1, 2), (mixture, 4, 4)):
         request = Request(config, prompt=prompt, new_tokens=new, precision="float32")
         assert predict(request, here(generator_of, "cpu")).token_seconds.value > 0, request
-
-
-def test_a_model_that_is_loaded_is_cut_and_not_copied():
-    model = build(SMALL)
-    request = Request(SMALL, prompt=4, new_tokens=4, precision="float32")
-    seen = []
-
-    def make(few, _):
-        seen.append(few)
-        return Recorded(few, [])
-
-    prompt, token = of_model(request, model, make, 0.0)
-    assert token.seconds == pytest.approx(13e-3)
-    assert all(few.layers[0] is model.layers[0] for few in seen)
-    assert of_model(request, build(SMALL.with_layers(4)), make, 0.0) is None
 
 
 def test_layers_that_do_not_fit_are_refused_in_a_line(monkeypatch):

@@ -33,12 +33,11 @@ from quantbench.bench.process import Process, WorkerFailed
 from quantbench.bench.session import Session
 from quantbench.bench.store import ArmResult, Results, Settings, Store
 from quantbench.log.about import about
-from quantbench.run.why import Expected
 from tests.trust.simulation import ERRS, ROOT, bounds
 
 SLOWER = 1.05
 SHARES, MEDIANS = ("false", "covers", "found"), ("ratio", "half_width", "seconds", "cycles")
-ANSWERS = {Reading: Reading(1e9, None, "none"), Expected: Expected()}  # no interval depends on them
+ANSWERS = {Reading: Reading(1e9, None, "none")}  # no interval depends on it
 
 
 class Kept:
