@@ -239,7 +239,7 @@ size:
 	  for kind in $$kinds; do git ls-files $$folders | grep "\.$$kind$$"; done | \
 	    xargs -d '\n' sh -c 'for f; do test -L "$$f" || cat "$$f"; done' - | wc -l | xargs echo "$$name:"; \
 	done
-	@$(PYTHON) tests/import_closure.py
+	@$(PY) tests/import_closure.py
 
 clean:
 	rm -rf .venv build site *.egg-info

@@ -10,7 +10,7 @@ import math
 import pkgutil
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
@@ -23,14 +23,25 @@ from quantbench.quantize.scheme import Scheme
 from quantbench.quantize.spec import FullPrecision, Int8Embedding, Spec, Stored
 
 
-def _registered() -> dict[type[Spec], Scheme]:
-    """Every scheme of every file in quantize/schemes/."""
-    names = [module.name for module in pkgutil.iter_modules(schemes.__path__)]
-    files = [importlib.import_module(f"{schemes.__name__}.{name}") for name in names]
-    return {spec: scheme for file in files for spec, scheme in file.SCHEMES.items()}
+class _Schemes(Mapping[type[Spec], Scheme]):
+    """Every scheme of every file in quantize/schemes/. A file is imported when it is asked for one:
+    some import a package of their own."""
+
+    def __getitem__(self, spec: type[Spec]) -> Scheme:
+        return self._of(spec.file)[spec]
+
+    def __iter__(self) -> Iterator[type[Spec]]:
+        for module in pkgutil.iter_modules(schemes.__path__):
+            yield from self._of(module.name)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _of(self, file: str) -> dict[type[Spec], Scheme]:
+        return importlib.import_module(f"{schemes.__name__}.{file}").SCHEMES
 
 
-SCHEMES = _registered()
+SCHEMES = _Schemes()
 _EMBED = (Int8Embedding, Stored)  # schemes that embeddings have, too
 MANY_COLUMNS = 1024  # more than any scheme's group, and a multiple of every one
 Layer = TypeVar("Layer", bound=nn.Module)

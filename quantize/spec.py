@@ -16,6 +16,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from quantbench.errors import UsageError
 from quantbench.quantize import grammar
@@ -42,6 +43,7 @@ CALIBRATED = ("gptq", "gptq-inorder", "awq", "wanda")
 class Spec(Quantization):
     """One scheme: the same numbers in every linear layer."""
 
+    file: ClassVar[str]  # of quantize/schemes/
     way: str = dataclasses.field(default="", kw_only=True)  # of WAYS, if `choices` has any
 
     @property
@@ -81,6 +83,7 @@ class Selection(Quantization):
 
 @dataclass(frozen=True)
 class FullPrecision(Spec):
+    file = "full_precision"
     pattern = "none"
     numerics = "weights as --precision has them"
     phrase = "not quantized: what the others are compared with"
@@ -91,6 +94,7 @@ class FullPrecision(Spec):
 
 @dataclass(frozen=True)
 class Int8WeightOnly(Spec):
+    file = "int8"
     pattern = "int8wo"
     numerics = "int8 weights, symmetric, one scale per output row"
     phrase = "half the memory; the loss in quality can hardly be measured"
@@ -101,6 +105,7 @@ class Int8WeightOnly(Spec):
 
 @dataclass(frozen=True)
 class Int8DynamicActivation(Spec):
+    file = "int8"
     pattern = "int8dq"
     numerics = "int8wo's weights, and activations rounded to int8 per token as they come"
     phrase = "int8wo, and arithmetic in 8 bits: for long prompts and large batches"
@@ -111,6 +116,7 @@ class Int8DynamicActivation(Spec):
 
 @dataclass(frozen=True)
 class Int8Embedding(Spec):
+    file = "int8"
     pattern = "embed-int8"
     numerics = "int8wo, and the embedding's table in int8 too, one scale per token"
     phrase = "int8wo, and the embedding too: for small models with large vocabularies"
@@ -120,6 +126,7 @@ class Int8Embedding(Spec):
 
 @dataclass(frozen=True)
 class Float8WeightOnly(Spec):
+    file = "float8"
     pattern = "float8wo"
     numerics = "float8 (E4M3) weights, one scale per output row"
     phrase = "as large as int8wo, and a little less exact"
@@ -130,6 +137,7 @@ class Float8WeightOnly(Spec):
 
 @dataclass(frozen=True)
 class Float8DynamicActivation(Spec):
+    file = "float8"
     pattern = "float8dq-{granularity}"
     numerics = "float8 weights and activations, one scale per row or per tensor"
     phrase = "arithmetic in 8-bit floats: for GPUs that have it"
@@ -142,6 +150,7 @@ class Float8DynamicActivation(Spec):
 
 @dataclass(frozen=True)
 class Float6(Spec):
+    file = "fp6"
     pattern = "fp6"
     numerics = "6-bit floating point (E3M2) weights, one scale per output row"
     phrase = "three eighths of the memory; a small loss"
@@ -151,6 +160,7 @@ class Float6(Spec):
 
 @dataclass(frozen=True)
 class Int4WeightOnly(Spec):
+    file = "int4"
     pattern = "int4wo-{group_size}[-{way}]"
     numerics = "4-bit weights, a 16-bit scale and zero point for every G columns"
     phrase = "about a quarter of the memory; a loss that grows with G"
@@ -169,6 +179,7 @@ class Int4WeightOnly(Spec):
 
 @dataclass(frozen=True)
 class Int8DynamicActivationInt4Weight(Spec):
+    file = "int4"
     pattern = "int8dq-int4wo-{group_size}[-{way}]"
     numerics = "4-bit symmetric weights, a 16-bit scale for every G columns; int8 activations"
     phrase = "4-bit weights and 8-bit arithmetic, as llama.cpp computes"
@@ -186,6 +197,7 @@ class Int8DynamicActivationInt4Weight(Spec):
 
 @dataclass(frozen=True)
 class MxFloat4(Spec):
+    file = "fp4"
     pattern = "mxfp4[-{way}]"
     numerics = "4-bit floating point (E2M1) weights, a power of two for every 32 columns"
     phrase = "4-bit floats as the MX standard has them"
@@ -196,6 +208,7 @@ class MxFloat4(Spec):
 
 @dataclass(frozen=True)
 class NvFloat4(Spec):
+    file = "fp4"
     pattern = "nvfp4"
     numerics = "4-bit floating point (E2M1) weights, a float8 scale for every 16 columns"
     phrase = "4-bit floats as NVIDIA's newest GPUs have them"
@@ -205,6 +218,7 @@ class NvFloat4(Spec):
 
 @dataclass(frozen=True)
 class BitsAndBytes(Spec):
+    file = "bitsandbytes"
     pattern = "bnb-{form}"
     numerics = "bitsandbytes' int8 (activations too), or 4-bit nf4 or fp4 in blocks of 64"
     phrase = "bitsandbytes' own kernels, as transformers and QLoRA use them"
@@ -223,6 +237,7 @@ class BitsAndBytes(Spec):
 
 @dataclass(frozen=True)
 class UintX(Spec):
+    file = "uintx"
     pattern = "uintx-{bits}-{group_size}[-{way}]"
     numerics = "N-bit weights, a 16-bit scale and zero point for every G columns"
     phrase = "{} bits: the loss is {}"
@@ -253,6 +268,7 @@ class UintX(Spec):
 
 @dataclass(frozen=True)
 class SparseMarlin(Spec):
+    file = "sparse_marlin"
     pattern = "sparse-marlin[-{way}]"
     numerics = "2:4 sparse 4-bit symmetric weights, a 16-bit scale for every 64 columns"
     phrase = "half of the weights dropped, the rest 4-bit: a very large loss"
@@ -283,6 +299,7 @@ class AutoQuant(Selection):
 class AsIs(Spec):
     """Each layer as the checkpoint's file has it: what `layers` says, once it was opened."""
 
+    file = "stored"
     pattern = "as-is"
     numerics = "the numbers that the checkpoint's file holds, on kernels that read them"
     phrase = "as the file has it"
@@ -310,6 +327,7 @@ class Stored(Spec):
     """How a checkpoint's file holds one layer's weight, in terms of ops/formats.py; as-is keeps it.
     Nobody asks for it by name."""
 
+    file = "stored"
     pattern = "stored-{format}-{bits}-{group_size}-{scale}-{zero}[-outer][-whole][-{activation}]"
     numerics = "as a checkpoint's file has them"
     phrase = "as the file has it"

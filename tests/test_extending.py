@@ -16,6 +16,7 @@ from tests.programs import copy_of_tree, python
 SPELLING = """
 @dataclass(frozen=True)
 class Coarse(Spec):
+    file = "coarse"
     pattern = "coarse"
     numerics = "41 levels, symmetric, one scale per output row"
     phrase = "a test's"

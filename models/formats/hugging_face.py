@@ -1,6 +1,7 @@
 """Hugging Face folders (config.json with *.safetensors or pytorch_model*.bin) and hub entries."""
 
 import functools
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,17 +12,7 @@ import torch
 from quantbench.errors import CheckpointError
 from quantbench.models.accepted import OBJECT
 from quantbench.models.config import ModelConfig
-from quantbench.models.formats import (
-    awq,
-    bitsandbytes,
-    compressed_tensors,
-    fp8,
-    gptq,
-    mxfp4,
-    names,
-    quantized,
-    torchao,
-)
+from quantbench.models.formats import names
 from quantbench.models.formats.base import read_json, require_inside
 from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors
 from quantbench.models.formats.tensor_files import Stored, pickle_file, safetensors_file
@@ -30,9 +21,10 @@ from quantbench.models.registry import ARCHITECTURES
 from quantbench.text import shown
 
 _INDEX = "model.safetensors.index.json"
-METHODS: dict[str, Any] = {
-    one.METHOD: one for one in (compressed_tensors, gptq, awq, fp8, bitsandbytes, torchao, mxfp4)
-}  # of quantizing
+METHODS = {  # of quantizing: files here, each of which has a METHOD
+    "compressed-tensors": "compressed_tensors",
+    **{name: name for name in ("gptq", "awq", "fp8", "bitsandbytes", "torchao", "mxfp4")},
+}
 _PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # the first with a match
 # What is downloaded from the hub: descriptions, then the first pattern of weights with a match.
 _HUB_SMALL = ["*.json", "chat_template.jinja", "tokenizer.model", "original/tokenizer.model"]
@@ -72,7 +64,7 @@ class HuggingFace(MaybeQuantized):
         if not self._quantization:
             return None
         self.config()  # which checks the method
-        return METHODS[self._quantization["quant_method"]].label(self._quantization)
+        return method(self._quantization["quant_method"]).label(self._quantization)
 
     def _stacked(self, device: torch.device | str = "cpu") -> StackedTensors:
         files, folder = self.files, self.folder
@@ -84,9 +76,11 @@ class HuggingFace(MaybeQuantized):
         config = self.config()
         row = ARCHITECTURES.get(str(described.get("model_type")))
         if row is not None and row.stacked_experts:
-            tensors = mxfp4.separated(tensors)
+            tensors = method("mxfp4").separated(tensors)
         if how := self._quantization:
-            tensors = quantized.weights(tensors, METHODS[how["quant_method"]].layouts(how))
+            from quantbench.models.formats import quantized
+
+            tensors = quantized.weights(tensors, method(how["quant_method"]).layouts(how))
         name_map = names.of_architecture(row.weights if row else {}, tensors)
         interleaved = row is not None and row.interleaved
         return StackedTensors(folder, tensors, name_map, config, interleaved, device)
@@ -118,21 +112,27 @@ def read_config(file: Path, name: str) -> ModelConfig:
     return from_hugging_face(config, name, file)
 
 
+def method(name: str) -> Any:
+    """The file that reads what the method of quantizing has written."""
+    return importlib.import_module(f"quantbench.models.formats.{METHODS[name]}")
+
+
 def _check_quantization(config: Any, where: str, kind: object) -> None:
     """kind: the model_type."""
+    from quantbench.models.formats.quantized import HINT
+
     OBJECT.check(where, "its value", config)
-    method = config.get("quant_method")
-    if str(method) not in METHODS:
+    name = config.get("quant_method")
+    if str(name) not in METHODS:
         *others, last = METHODS
         raise CheckpointError(
-            f"{where}: quant_method {shown(method)} is not read; {', '.join(others)} and "
-            f"{last} are, {quantized.HINT}"
+            f"{where}: quant_method {shown(name)} is not read; {', '.join(others)} and {last} are, "
+            f"{HINT}"
         )
-    METHODS[method].check(config, where)
-    if method == mxfp4.METHOD and kind != "gpt_oss":
+    method(name).check(config, where)
+    if name == "mxfp4" and kind != "gpt_oss":
         raise CheckpointError(
-            f"{where}: quant_method {method!r} is read with model_type 'gpt_oss' alone, "
-            f"{quantized.HINT}"
+            f"{where}: quant_method {name!r} is read with model_type 'gpt_oss' alone, {HINT}"
         )
 
 

@@ -15,7 +15,7 @@ from quantbench.cli import OneLineErrors
 from quantbench.log.config import RunConfig
 from quantbench.log.options import options
 from quantbench.progress import progress
-from quantbench.run import environment, launch
+from quantbench.run import environment
 from quantbench.run.checks import check
 
 STARTED = time.perf_counter()  # start of the process, but for 0.1 s of Python and the imports above
@@ -27,10 +27,13 @@ def generate(config: RunConfig) -> None:
     """Generate text with a quantized Llama-family model and log its speed and memory."""
     environment.prepare()
     check(config)
-    if config.tp > 1 and environment.place() is None:
-        launch.start(config)
-        return
-    config = launch.become_rank(config)
+    if config.tp > 1 or environment.place():
+        from quantbench.run import launch
+
+        if environment.place() is None:
+            launch.start(config)
+            return
+        config = launch.become_rank(config)
     with progress("Starting torch", lasting=False):
         from quantbench.generate import run
     run(config, STARTED)

@@ -30,13 +30,13 @@ from quantbench.experts.fused import Fused
 from quantbench.experts.layer import TieredLayer
 from quantbench.experts.layout import Layout, without_weights
 from quantbench.experts.slow import File, Key, SlowTier, pages
-from quantbench.experts.traffic import Traffic, TwoTiers
 from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
 from quantbench.models.form import with_parameters
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages
-from quantbench.models.mixtral import Mixtral, MixtureOfExperts, elsewhere_of
+from quantbench.models.mixtral import Mixtral, MixtureOfExperts
+from quantbench.run.expert_traffic import Traffic, TwoTiers
 from quantbench.text import size
 
 LINEAR = re.compile(r"layers\.(\d+)\.feed_forward\.experts\.(\d+)\.(\w+)")
@@ -273,9 +273,3 @@ class Arriving:
                 tiers.put(tiers.beneath, key, self.beneath)
             self.waiting, self.beneath = {}, {}
         return without_weights(built)
-
-
-def tiers_of(model: Transformer) -> Tiers | None:
-    """The tiers of a model's experts; None if all are in one memory."""
-    layer = elsewhere_of(model)
-    return layer.store if isinstance(layer, TieredLayer) else None

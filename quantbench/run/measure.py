@@ -12,22 +12,24 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from quantbench import devices
 from quantbench.errors import QuantbenchError
-from quantbench.experts.traffic import Phases, Traffic
 from quantbench.log.about import git_commit, versions
-from quantbench.models.llama import step_bytes, weight_bytes
+from quantbench.models.llama import Transformer, step_bytes, weight_bytes
 from quantbench.progress import progress, say
 from quantbench.quantize.registry import available
 from quantbench.run import energy, environment, machine
 from quantbench.run.bandwidth import BYTES, Bandwidth
+from quantbench.run.expert_traffic import Phases, Traffic
 from quantbench.run.facts import Device, Facts, Measured, Parallel, Peak, Ready, Sample
 
 if TYPE_CHECKING:
+    from quantbench.experts.layer import TieredLayer
+    from quantbench.experts.tiers import Tiers
     from quantbench.generate import Generator
     from quantbench.run.loading import Loaded
     from quantbench.run.plan import Plan
@@ -42,8 +44,6 @@ QUIET_SECONDS = 2  # least time between two lines of progress, for more than ten
 
 def measure(one_sample: Sampler, loaded: Loaded, ready: Ready) -> Measured:
     """Take samples, their energy and peak memory; write the traces that the options name."""
-    from quantbench.run.tracing import trace
-
     plan, generator = one_sample.plan, one_sample.generator
     device, scheme = plan.device, plan.spec.scheme
     warm_up_peak = devices.peak_memory(device)
@@ -56,7 +56,10 @@ def measure(one_sample: Sampler, loaded: Loaded, ready: Ready) -> Measured:
     phases = {"load": loaded.peak_memory, "warm_up": warm_up_peak}
     phases["generate"] = devices.peak_memory(device)
     peaks = {phase: of_all_ranks(plan, peak) for phase, peak in phases.items()}
-    trace(plan, lambda: one_sample(0))
+    if plan.config.profile or plan.config.memory_profile:
+        from quantbench.run.tracing import trace
+
+        trace(plan, lambda: one_sample(0))
     facts = facts_of(plan, generator, loaded.kernels)
     return Measured(
         facts,
@@ -118,8 +121,6 @@ def readable(plan: Plan, tokens: list[int]) -> str | None:
 
 def facts_of(plan: Plan, generator: Generator, kernels: str) -> Facts:
     """The facts of a planned run with its Generator. kernels: as in run.loading.Loaded."""
-    from quantbench.experts.tiers import tiers_of
-
     tiers = tiers_of(generator.model)
     held = (
         weight_bytes(generator.model),
@@ -161,6 +162,16 @@ def facts_of(plan: Plan, generator: Generator, kernels: str) -> Facts:
     )
 
 
+def tiers_of(model: Transformer) -> Tiers | None:
+    """The tiers of a model's experts; None if all are in one memory."""
+    if model.config.mixture is None:
+        return None
+    from quantbench.models.mixtral import elsewhere_of
+
+    layer = elsewhere_of(model)
+    return None if layer is None else cast("TieredLayer", layer).store
+
+
 def _calibration_digest(plan: Plan) -> str | None:
     """The beginning of the calibration text's SHA-256; None if the run calibrated nothing."""
     if not plan.spec.calibrated or plan.checkpoint.saved:
@@ -181,8 +192,6 @@ class Sampler:
     """Takes samples of a planned run: the prompt of every row, and the new tokens behind it."""
 
     def __init__(self, plan: Plan, generator: Generator) -> None:
-        from quantbench.experts.tiers import tiers_of
-
         self.plan, self.generator = plan, generator
         self.prompt = torch.tensor([plan.prompt] * plan.config.batch_size, device=plan.device)
         self.tiers = tiers_of(generator.model)

@@ -9,13 +9,12 @@ import pytest
 
 from quantbench import devices
 from quantbench.errors import UsageError
-from quantbench.experts import tiers
 from quantbench.experts.layout import whole_pages
 from quantbench.experts.popularity import Popularity, Routers
 from quantbench.experts.tiers import POLICIES
 from quantbench.log import config as log_config
 from quantbench.log.options import parse
-from quantbench.run import loading
+from quantbench.run import loading, measure
 from quantbench.run import tiers as tiers_of_a_run
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import size_of
@@ -109,7 +108,7 @@ def test_auto_takes_what_is_free_without_the_cache_activations_and_a_reserve(mon
         return loading.load(plan, lambda *a: None, lambda line: None).model
 
     for experts, rest in ((17, 0), (17, each - 8), (16, -8)):
-        held = tiers.tiers_of(load((cached + activations + experts * each + rest) / 0.9 + 4))
+        held = measure.tiers_of(load((cached + activations + experts * each + rest) / 0.9 + 4))
         assert sum(held.quotas) + held.arrivals == (experts if rest >= 0 else experts - 1)
     for free, message in (
         (cached, "--expert_memory auto has room for 0 experts of "),

@@ -282,7 +282,7 @@ def layer(tensors, config, expected, folder):
     file = folder / "model.safetensors"
     tensors = {f"X.{end}": tensor.contiguous() for end, tensor in tensors.items()}
     save_file(tensors, file, about("X", expected))
-    method = hugging_face.METHODS[config["quant_method"]]
+    method = hugging_face.method(config["quant_method"])
     method.check(config, "config.json")
     found = quantized.weights(safetensors_file(file), method.layouts(config))
     assert found.keys() == {"X.weight"}
@@ -536,7 +536,7 @@ def test_an_odd_number_of_groups(kind, size, tmp_path):
     weight = torch.randn(24, size * random.randrange(1, 20, 2))
     written = awq(weight, "gemv", size) if kind == "awq" else int4(weight, kind, size)
     assert torch.equal(layer(*written, tmp_path).read(), written[2])
-    label = hugging_face.METHODS[written[1]["quant_method"]].label(written[1])
+    label = hugging_face.method(written[1]["quant_method"]).label(written[1])
     assert label == f"{'awq-4' if kind == 'awq' else 'w4a16'}-{size}"
 
 
@@ -547,7 +547,7 @@ def test_int4_in_tiles_has_its_shape_in_the_metadata(shape, tmp_path):
     file = tmp_path / "model.safetensors"
     save_file({f"X.{end}": part for end, part in tensors.items()}, file, said)
     with pytest.raises(CheckpointError, match="its shape in the file's metadata is [N[]"):
-        quantized.weights(safetensors_file(file), hugging_face.METHODS["torchao"].layouts(config))
+        quantized.weights(safetensors_file(file), hugging_face.method("torchao").layouts(config))
 
 
 @pytest.mark.gpu  # torchao packs it there alone, and multiplies with it
