@@ -3,7 +3,6 @@ shape, or those of a saved model or of another program's file, by its name.
 
     quantizer = MixedQuantizer({(768, 256): (spec, "cpu")}, device, dtype)
     quantizer = MixedQuantizer(by_name(saved.layers), device, dtype)
-    quantizer = quantizer_of(parse("int4wo-64"), device, dtype)     # of any scheme
 """
 
 from collections import Counter
@@ -15,7 +14,7 @@ from torch import nn
 
 from quantbench.errors import CheckpointError, KernelError, UsageError
 from quantbench.quantize.registry import Quantizer, available, check_vectors
-from quantbench.quantize.spec import AsIs, Spec, parse_layer
+from quantbench.quantize.spec import Spec, parse_layer
 
 
 class MixedQuantizer:
@@ -82,12 +81,3 @@ def by_name(layers: Mapping[str, Sequence[str]]) -> dict[Any, tuple[Spec, str]]:
         except UsageError as error:
             raise CheckpointError(f"{name} was saved as {scheme!r}: {error}") from None
     return chosen
-
-
-def quantizer_of(
-    spec: Spec, device: torch.device, dtype: torch.dtype, kernel: str | None = "auto"
-) -> Quantizer | MixedQuantizer:
-    """What quantizes every layer as `spec` says. kernel: as for Quantizer."""
-    if not isinstance(spec, AsIs):
-        return Quantizer(spec, device, dtype, kernel)
-    return MixedQuantizer({name: (one, kernel) for name, one in spec.layers}, device, dtype)

@@ -11,7 +11,7 @@ import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,10 @@ from quantbench.errors import CheckpointError, KernelError
 from quantbench.quantize import schemes
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.scheme import Scheme
-from quantbench.quantize.spec import FullPrecision, Int8Embedding, Spec, Stored
+from quantbench.quantize.spec import AsIs, FullPrecision, Int8Embedding, Spec, Stored
+
+if TYPE_CHECKING:
+    from quantbench.quantize.mixed import MixedQuantizer
 
 
 class _Schemes(Mapping[type[Spec], Scheme]):
@@ -300,3 +303,14 @@ def _check_finite(name: str, weight: Tensor) -> None:
         raise CheckpointError(
             f"{name} has {bad} weights that are NaN or infinite: fetch the checkpoint again{hint}"
         )
+
+
+def quantizer_of(
+    spec: Spec, device: torch.device, dtype: torch.dtype, kernel: str | None = "auto"
+) -> "Quantizer | MixedQuantizer":
+    """What quantizes every layer as `spec` says. kernel: as for Quantizer."""
+    if not isinstance(spec, AsIs):
+        return Quantizer(spec, device, dtype, kernel)
+    from quantbench.quantize.mixed import MixedQuantizer
+
+    return MixedQuantizer({name: (one, kernel) for name, one in spec.layers}, device, dtype)

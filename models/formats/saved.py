@@ -23,7 +23,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -35,8 +35,10 @@ from quantbench.models.config import Mixture, ModelConfig, RopeScaling
 from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json, require_inside
 from quantbench.models.formats.tensor_files import Stored, safetensors_file
 from quantbench.models.llama import Transformer
-from quantbench.models.split import Cut
 from quantbench.text import shown
+
+if TYPE_CHECKING:
+    from quantbench.models.split import Cut
 
 EXPERTS = "experts.safetensors"  # experts in the form of their kernels
 VERSION = 1  # of the format of quantbench.json
@@ -135,7 +137,7 @@ class SavedTensors:
     def check(self, model: Transformer, depth: int) -> None:
         """A missing tensor is an error when it is read."""
 
-    def read(self, name: str, like: Tensor, cut: Cut | None = None) -> Tensor:
+    def read(self, name: str, like: Tensor, cut: "Cut | None" = None) -> Tensor:
         if name in self.aliases:
             if self.aliases[name] not in self.shared:
                 raise CheckpointError(

@@ -138,7 +138,7 @@ class Loading:
         self.quantize_seconds = 0.0  # for quantizing and packing all layers
         self.tiers: Tiers | None = None  # where experts go as they arrive
         if spec.scheme:  # autoquant's quantizer is made in `load`
-            from quantbench.quantize.mixed import quantizer_of
+            from quantbench.quantize.registry import quantizer_of
 
             self.quantizer: Quantizer | MixedQuantizer = quantizer_of(
                 spec.scheme, device, self.precision, config.kernel

@@ -74,7 +74,7 @@ def quantize_shapes(
 ) -> tuple[dict[str, nn.Linear], str | None, str | None]:
     """Give each layer of a model on the meta device the form in which its kernel stores it; where
     none can run, or kernel is None, that in which it is saved. Returns the fields of Shapes."""
-    from quantbench.quantize.mixed import quantizer_of
+    from quantbench.quantize.registry import quantizer_of
 
     reason = None
     try:

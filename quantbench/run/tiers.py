@@ -38,8 +38,7 @@ from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, read_packed
 from quantbench.models.mixtral import MixtureOfExperts
 from quantbench.progress import Say
-from quantbench.quantize.mixed import quantizer_of
-from quantbench.quantize.registry import Quantizer
+from quantbench.quantize.registry import Quantizer, quantizer_of
 from quantbench.run import decoding
 from quantbench.run.plan import Plan
 from quantbench.run.sizes import expert_slots, kv_cache_bytes, size_of

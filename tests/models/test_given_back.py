@@ -14,8 +14,8 @@ from quantbench.models.formats import EMBEDDED, open_checkpoint, saver
 from quantbench.models.formats.base import NotSaved
 from quantbench.models.formats.gguf_file import GgufFile
 from quantbench.models.loading import load_model
-from quantbench.quantize.mixed import quantizer_of
 from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.registry import quantizer_of
 from quantbench.quantize.spec import parse
 from quantbench.run import loading
 from quantbench.run.plan import make_plan
