@@ -1,7 +1,7 @@
 """Run a command of this tree and of another commit in turns: the ratio of their speeds.
 
     python -m benchmarks.against HEAD~1 generate --checkpoint_path tiny --quantization int8wo
-    python -m benchmarks.against v0.1.0 --rounds 20 ab --arm "" --arm "--quantization int8wo"
+    python -m benchmarks.against --rounds 20 v0.1.0 ab --arm "" --arm "--quantization int8wo"
 
 The commit is checked out into a temporary git worktree, and its command imports only that. Both run
 whole, each time in a new process, this tree first and then second: what differs between days,

@@ -66,7 +66,7 @@ def write(option: str, path: str, values: Sequence[object]) -> None:
 
 
 def without_folders(value: Any) -> Any:
-    """The same JSON with the names of files alone: folders tell who one is."""
+    """The same JSON with the names of files alone: folders tell who the user is."""
     match value:
         case str():
             return _FOLDERS.sub("", value)

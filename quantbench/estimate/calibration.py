@@ -88,7 +88,7 @@ def _of_json(path: str, assumed: str) -> Iterator[Run]:
 
 
 def config_of_run(content: dict[str, Any]) -> RunConfig | None:
-    """By the command, or the line of the log, that a run's JSON has; None where there is none."""
+    """The options by the command, or the line of the log, in a run's JSON; None without either."""
     line, command = content.get("line"), content.get("command")
     try:
         return of_repro(command) if command else config_of(Record.parse(str(line)))

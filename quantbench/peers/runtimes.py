@@ -178,7 +178,7 @@ class LlamaServer(Runtime):
                    "b": max(512, work.rows * work.prompt),
                    "-host": "127.0.0.1", "-port": port}  # fmt: skip
         given = [word for name, value in options.items() for word in (f"-{name}", str(value))]
-        # ik_llama.cpp repacks weights for its kernels if it is told to, llama.cpp by itself.
+        # llama.cpp always repacks weights for its kernels, ik_llama.cpp with this option.
         given += ["-rtr"] if work.runtime == "ik_llama.cpp" else []
         # Without --log-disable it writes llama.log into the current folder.
         command = [work.program, *given, "--no-mmap", "--log-disable"]

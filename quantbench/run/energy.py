@@ -54,7 +54,7 @@ def pooled(energies: Sequence[Energy]) -> Energy:
 
 
 def sentence(joules: float | None, idle_watts: float | None, why_not: str | None) -> str:
-    """Joules of a new token, or why they are not known; "" where there is no counter."""
+    """Joules of a new token, or why they are not known; "" without a counter."""
     if joules is not None:
         idle = "" if idle_watts is None else f", {idle_watts:.3g} W"
         return f"{joules:.3g} J a new token, without the idle machine's{idle}"

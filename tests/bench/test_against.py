@@ -42,7 +42,7 @@ def repository(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("command", "arm"), [("generate", "int8wo"), ("ab", "none")])
 def test_the_ratio_of_two_commits(repository, monkeypatch, capsys, command, arm):
-    monkeypatch.setattr("sys.argv", ["against", "HEAD~1", "--rounds", "12", command])
+    monkeypatch.setattr("sys.argv", ["against", "--rounds", "12", "HEAD~1", command])
     assert against.main() == 0
     (line,) = capsys.readouterr().out.splitlines()
     words = rf"{arm}: tok/s of this tree ÷ HEAD~1: ([\d.]+) \(([\d.]+) to ([\d.]+)\), 12 rounds"
