@@ -178,7 +178,7 @@ gpu-compile: .venv/installed-dev
 
 # benchmarks.txt anew: the runs of benchmarks/runs.txt, on an idle machine; half an hour on two cores.
 benchmarks: models
-	$(PY) -c "from quantbench.log.about import about; a, own = about(), 'the command that repeats it'; \
+	$(PY) -c "from quantbench.log.origin import about; a, own = about(), 'the command that repeats it'; \
 	  print('The runs of this project. Each line ends with', own); print(a.machine + ', torch', \
 	  a.versions['torch'] + ', torchao', a.versions['torchao'], '\n')" > benchmarks.txt
 	while read -r options; do $(PY) generate.py $$options < /dev/null || exit 1; done < benchmarks/runs.txt

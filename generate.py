@@ -38,7 +38,7 @@ from quantbench.log import log
 from quantbench.log.config import RunConfig
 from quantbench.models.llama import Transformer
 from quantbench.progress import progress, say
-from quantbench.run import decoding, loading, measure, shown, sizes, why
+from quantbench.run import decoding, loading, measure, run_table, sizes, why
 from quantbench.run.decoding import Decoder
 from quantbench.run.environment import without_collections
 from quantbench.run.facts import Generation, Measured, make_record
@@ -382,8 +382,8 @@ def finish(config: RunConfig, measured: Measured) -> None:
         say(f"Appended every sample to {config.output_json_path}")
     if measured.text is not None:  # printed last: with a closed or full stdout the log is complete
         click.echo(measured.text + "\n")
-    click.echo(shown.table(measured))
-    for remark in [*(f"- {reason}" for reason in reasons), *shown.remarks(measured)]:
+    click.echo(run_table.table(measured))
+    for remark in [*(f"- {reason}" for reason in reasons), *run_table.remarks(measured)]:
         say(remark)
 
 

@@ -13,7 +13,7 @@ faster says `quantbench ab`, in whole steps. Exit code 1: a kernel failed, and i
 import argparse
 import sys
 
-from quantbench.log.about import write_json
+from quantbench.log.origin import write_json
 from quantbench.quantize.spec import COMPARED
 from quantbench.run import environment
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quantbench.errors import CheckpointError, UsageError
-from quantbench.models.accepted import (
+from quantbench.models.config_checks import (
     LAYERS,
     POSITIVE,
     STRETCH,

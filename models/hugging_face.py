@@ -13,8 +13,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import COUNT, NAME, NAMES, OBJECT, POSITIVE, TRUTH, Accepts, whole
 from quantbench.models.config import FIELDS, SCALING_FIELDS, Mixture, ModelConfig, RopeScaling
+from quantbench.models.config_checks import (
+    COUNT,
+    NAME,
+    NAMES,
+    OBJECT,
+    POSITIVE,
+    TRUTH,
+    Accepts,
+    whole,
+)
 from quantbench.models.registry import ARCHITECTURES, Architecture
 from quantbench.text import shown
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import COUNT, NUMBERS, POSITIVE, TRUTH, Accepts
+from quantbench.models.config_checks import COUNT, NUMBERS, POSITIVE, TRUTH, Accepts
 
 if TYPE_CHECKING:
     from quantbench.models.config import ModelConfig

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor, nn
 
-from quantbench.models.form import Forms, forms_of, with_children, with_parameters
+from quantbench.models.tensor_layout import Forms, forms_of, with_children, with_parameters
 
 
 class Stacked:

@@ -23,7 +23,7 @@ from typing import Any
 
 from quantbench import files
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import TRUTH
+from quantbench.models.config_checks import TRUTH
 from quantbench.text import shown
 from quantbench.typed_json import parsed
 

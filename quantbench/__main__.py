@@ -5,43 +5,41 @@
     quantbench ab --checkpoint_path DIR --arms all       # every scheme that runs here
     quantbench schemes --list                            # which schemes there are
 
-Each command is a file of commands/, and only the file of the given command is imported.
+Each command is a file of commands/ or of a room's commands/, and only the file of the given command
+is imported.
 """
 
 import ast
-import importlib
 import os
-import pkgutil
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 import quantbench
 from quantbench.cli import Group
+from quantbench.commands import command as loaded
+from quantbench.commands import files
 from quantbench.log.config import option_table
 from quantbench.log.kinds import Choice
 from quantbench.models.presets import PRESETS
 from quantbench.quantize.spec import MEASURED, SHOWN
 
 FIRST = ("generate", "ab", "recommend", "schemes")  # in this order before all others
-COMMANDS = Path(__file__).parent / "commands"
 
 
 class Commands(Group):
-    """A command for each file of COMMANDS, which holds a click command of its name."""
+    """A command for each of quantbench.commands.files()."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        names = {module.name for module in pkgutil.iter_modules([str(COMMANDS)])}
-        return [*FIRST, *sorted(names - {*FIRST})]
+        names = files().keys()
+        return [*(name for name in FIRST if name in names), *sorted(names - {*FIRST})]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"quantbench.commands.{cmd_name}")
-        command: click.Command = getattr(module, cmd_name)
+        command = loaded(cmd_name)
         if "_QUANTBENCH_COMPLETE" in os.environ:
             for parameter in command.params:
                 offered = partial(offer, parameter, parameter.shell_complete)
@@ -62,7 +60,7 @@ class Commands(Group):
 
 def described(name: str) -> str:
     """One line about a command: the first line of its file's docstring, after the colon."""
-    text = ast.get_docstring(ast.parse((COMMANDS / f"{name}.py").read_text(encoding="utf-8")))
+    text = ast.get_docstring(ast.parse(files()[name].read_text(encoding="utf-8")))
     return (text or "").splitlines()[0].partition(": ")[2].rstrip(".")
 
 

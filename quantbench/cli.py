@@ -25,7 +25,7 @@ from typing import Any, TextIO, TypeVar
 import click
 from click import shell_completion
 
-from quantbench import arguments
+from quantbench import help_text
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.progress import say
 from quantbench.text import key, one_line, shown
@@ -67,7 +67,7 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
-        raise UsageError(arguments.refusal(error)) from None
+        raise UsageError(help_text.refusal(error)) from None
 
 
 def _check_values(given: Mapping[str, Any], options: Mapping[str, click.Option]) -> None:
@@ -126,7 +126,7 @@ class Command(click.Command):
             given, words, order = parse(args)
             takes_words = any(isinstance(param, click.Argument) for param in self.params)
             if words and not takes_words and not isinstance(self, click.Group):
-                raise UsageError(arguments.stray(words[0], options))
+                raise UsageError(help_text.stray(words[0], options))
             _check_values(given, options)
             return given, words, order
 
@@ -136,7 +136,7 @@ class Command(click.Command):
     def _check_words(self, args: Sequence[str], options: Mapping[str, click.Option]) -> None:
         """Raise UsageError for a removed option, and for an option in the place of a value."""
         for word in args:
-            if instead := arguments.REMOVED.get(f"{self.name} --{key(word)}"):
+            if instead := help_text.REMOVED.get(f"{self.name} --{key(word)}"):
                 raise UsageError(f"--{key(word)} was removed; {instead}")
         for word, value in itertools.pairwise(args):
             option = options.get(key(word)) if word.startswith("--") else None
@@ -150,12 +150,12 @@ class Command(click.Command):
             raise click.NoSuchOption("--")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        arguments.write_options(formatter, self.get_params(ctx))
+        help_text.write_options(formatter, self.get_params(ctx))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         root = ctx.find_root().command
         spelled = root.spelled if isinstance(root, Group) else str
-        arguments.write_examples(formatter, [*map(spelled, arguments.examples(self.callback))])
+        help_text.write_examples(formatter, [*map(spelled, help_text.examples(self.callback))])
         super().format_epilog(ctx, formatter)
 
     def shell_complete(
@@ -246,17 +246,17 @@ class Group(OneLineErrors, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, names = key(args[0]), self.list_commands(ctx)
-        alone = not arguments.given_options(ctx).keys() - {"debug"}
+        alone = not help_text.given_options(ctx).keys() - {"debug"}
         if name in names and alone:
             return name, self.get_command(ctx, name), args[1:]
         if ctx.resilient_parsing:
             return None, None, []
-        if instead := arguments.REMOVED.get(name):
+        if instead := help_text.REMOVED.get(name):
             raise UsageError(f"{name} was removed; {instead}")
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
         if self.invoke_without_command and (not close or not alone):
             raise UsageError(
-                arguments.stray(args[0], [key(param.opts[0]) for param in self.params])
+                help_text.stray(args[0], [key(param.opts[0]) for param in self.params])
             )
         hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(names)}"
         raise UsageError(f"No such command {shown(args[0])}. {hint}")
@@ -271,7 +271,7 @@ class Terminated(KeyboardInterrupt):
 
 def _report(line: str, code: int) -> None:
     """Print the line of a failure. A rank whose launcher prints one line for all ranks leaves it in
-    a file instead (run/launch.py); under torchrun, what all ranks find is said by the first."""
+    a file instead (parallel/launch.py); under torchrun, the first says what all ranks find."""
     if path := os.environ.get(RANK_REPORTS):
         with open(path, "x", encoding="utf-8") as file:
             file.write(line.removeprefix("error: "))

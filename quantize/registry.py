@@ -23,7 +23,7 @@ from quantbench.quantize.scheme import Scheme
 from quantbench.quantize.spec import AsIs, FullPrecision, Int8Embedding, Spec, Stored
 
 if TYPE_CHECKING:
-    from quantbench.quantize.mixed import MixedQuantizer
+    from quantbench.quantize.per_layer import MixedQuantizer
 
 
 class _Schemes(Mapping[type[Spec], Scheme]):
@@ -311,6 +311,6 @@ def quantizer_of(
     """What quantizes every layer as `spec` says. kernel: as for Quantizer."""
     if not isinstance(spec, AsIs):
         return Quantizer(spec, device, dtype, kernel)
-    from quantbench.quantize.mixed import MixedQuantizer
+    from quantbench.quantize.per_layer import MixedQuantizer
 
     return MixedQuantizer({name: (one, kernel) for name, one in spec.layers}, device, dtype)

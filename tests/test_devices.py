@@ -10,7 +10,7 @@ import torch
 
 from quantbench import devices
 from quantbench.run.facts import Measured, Ready, Sample
-from quantbench.run.shown import table
+from quantbench.run.run_table import table
 from tests.bench.facts import FACTS
 
 GB = 10**9

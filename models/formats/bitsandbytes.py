@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantbench.models.accepted import COUNT
+from quantbench.models.config_checks import COUNT
 from quantbench.models.formats.quantized import Layout, Parts, eight_bit, require
 from quantbench.ops.formats import TABLES, Packed
 

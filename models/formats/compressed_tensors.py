@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import OBJECT, Accepts, list_of
+from quantbench.models.config_checks import OBJECT, Accepts, list_of
 from quantbench.models.formats.quantized import (
     BLOCK,
     Layout,

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from quantbench import files
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import NAME, NAMES, POSITIVE, TRUTH, Accepts, list_of, whole
+from quantbench.models.config_checks import NAME, NAMES, POSITIVE, TRUTH, Accepts, list_of, whole
 from quantbench.models.formats.gguf_blocks import PACKED
 from quantbench.ops.formats import Packed
 from quantbench.text import shown

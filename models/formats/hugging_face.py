@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import OBJECT
 from quantbench.models.config import ModelConfig
+from quantbench.models.config_checks import OBJECT
 from quantbench.models.formats import names
 from quantbench.models.formats.base import read_json, require_inside
 from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors

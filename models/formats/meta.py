@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from quantbench.errors import CheckpointError, UsageError
-from quantbench.models.accepted import COUNT, LAYERS, POSITIVE, TRUTH, whole
 from quantbench.models.config import ModelConfig, RopeScaling
+from quantbench.models.config_checks import COUNT, LAYERS, POSITIVE, TRUTH, whole
 from quantbench.models.formats import names
 from quantbench.models.formats.base import Checkpoint, read_json
 from quantbench.models.formats.hugging_face import read_config

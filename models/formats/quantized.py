@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import COUNT, list_of
+from quantbench.models.config_checks import COUNT, list_of
 from quantbench.models.formats.packed import Form
 from quantbench.models.formats.tensor_files import Stored
 from quantbench.ops.formats import Packed, dequantize

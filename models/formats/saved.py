@@ -30,8 +30,8 @@ from torch import Tensor
 
 from quantbench.errors import CheckpointError
 from quantbench.models import SAVED
-from quantbench.models.accepted import NAME, NAMES, OBJECT, Accepts, list_of
 from quantbench.models.config import Mixture, ModelConfig, RopeScaling
+from quantbench.models.config_checks import NAME, NAMES, OBJECT, Accepts, list_of
 from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json, require_inside
 from quantbench.models.formats.tensor_files import Stored, safetensors_file
 from quantbench.models.llama import Transformer

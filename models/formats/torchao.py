@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from quantbench.errors import CheckpointError
-from quantbench.models.accepted import COUNT
+from quantbench.models.config_checks import COUNT
 from quantbench.models.formats.quantized import (
     FLOATS,
     HINT,

@@ -2,8 +2,8 @@
 
     of(process.COMMAND, 2)   # what Process starts: this file, which starts the ranks
 
-The ranks have the variables of run/launch.py. This file passes its stdin on to each of them, and
-rank 0 answers on its stdout. If one rank fails, this file ends all and answers with the cause.
+The ranks have the variables of parallel/launch.py. This file passes its stdin on to each of them,
+and rank 0 answers on its stdout. If one rank fails, this file ends all and answers with the cause.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from quantbench.cli import RANK_REPORTS, explained
 from quantbench.errors import UsageError
-from quantbench.run import launch
+from quantbench.parallel import launch
 
 MODULE = "quantbench.bench.ranks"
 KINDS = {UsageError.exit_code: "usage", errno.ENOMEM: "memory"}  # by a rank's exit code

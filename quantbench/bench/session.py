@@ -9,9 +9,9 @@ stored. As many arms as fit are loaded at once, always with the baseline; furthe
 processes of one arm differ by a percent or two for as long as they live, since their memory lies
 elsewhere, so each visit to an arm is a new process.
 
-The rule decides what is enough (answer/stop.py); nothing here knows statistics. Arms that have
+The rule decides what is enough (compare/stop.py); nothing here knows statistics. Arms that have
 several workloads measure one after the other with the same processes: cells of `latency`
-(bench/cells.py) are this session, too.
+(latency/cells.py) are this session, too.
 """
 
 import contextlib

@@ -20,9 +20,9 @@ from typing import Any, Literal, TextIO
 from quantbench import files
 from quantbench.bench.answers import ArmFacts, Reading, TimedSample
 from quantbench.errors import LogError, UsageError
-from quantbench.log.about import About, about
 from quantbench.log.config import RunConfig
 from quantbench.log.options import parse
+from quantbench.log.origin import About, about
 from quantbench.quality.thresholds import TOKENS
 from quantbench.quality.types import NoQuality, Quality, QualityReference
 from quantbench.run.facts import Facts
@@ -173,7 +173,7 @@ class Results:
     write_result: str = "none"
     about: About | None = None
     limits: dict[str, Any] = field(default_factory=dict)  # from the command line, by option
-    plan: dict[str, Any] | None = None  # of latency: its cells are the arms (bench/cell_plan.py)
+    plan: dict[str, Any] | None = None  # of latency: its cells are the arms (latency/cell_plan.py)
     cycles: int = 0  # numbers that were given
     bandwidth: dict[str, list[Reading]] = field(default_factory=dict)  # by device
     ended: str | None = None

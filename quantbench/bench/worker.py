@@ -41,12 +41,13 @@ from quantbench.bench.generators import Generators
 from quantbench.cli import explained, quiet
 from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 from quantbench.log.options import parse
+from quantbench.parallel import launch
 from quantbench.progress import say
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer
 from quantbench.quantize.registry import available, kernels_for
 from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
-from quantbench.run import checks, environment, launch, measure, saved_model, sizes
+from quantbench.run import checks, environment, measure, saved_model, sizes
 from quantbench.run import plan as planning
 from quantbench.run.bandwidth import PARTS, reader
 from quantbench.run.energy import Energy, NotCounted, meter

@@ -14,7 +14,7 @@ import click
 
 from quantbench import files, host
 from quantbench.cli import Command
-from quantbench.log.about import about, cards, processor, report_output, write_json
+from quantbench.log.origin import about, cards, processor, report_output, write_json
 from quantbench.run import environment, machine
 from quantbench.text import aligned, counted
 

@@ -28,7 +28,7 @@ def generate(config: RunConfig) -> None:
     environment.prepare()
     check(config)
     if config.tp > 1 or environment.place():
-        from quantbench.run import launch
+        from quantbench.parallel import launch
 
         if environment.place() is None:
             launch.start(config)

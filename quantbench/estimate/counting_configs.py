@@ -15,7 +15,7 @@ from torch import Tensor
 from quantbench import files
 from quantbench.errors import CheckpointError, QuantbenchError, UsageError
 from quantbench.estimate.counting import Count, Recorder, count_module
-from quantbench.models.accepted import COUNT, LAYERS
+from quantbench.models.config_checks import COUNT, LAYERS
 from quantbench.models.hugging_face import check_keys
 from quantbench.text import shown
 

@@ -24,8 +24,8 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
 from quantbench.models.split import Split
 from quantbench.ops.ranks import Ranks
+from quantbench.parallel.split_loading import split_for
 from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
-from quantbench.run.cutting import split_for
 from quantbench.run.sizes import kv_cache_bytes, quantize_shapes
 
 if TYPE_CHECKING:

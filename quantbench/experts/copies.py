@@ -6,7 +6,7 @@
     copies.done(slot)                   # after all products with its expert were launched
     copies.waits.seconds()              # in which the computing waited
 
-From a disk that is read past the page cache the kernel copies, several experts at once (aio.py).
+From a disk that is read past the page cache the kernel copies, several experts at once (io_submit.py).
 From any other slow tier threads copy: reading a file releases Python's lock. A CUDA device copies
 from locked pages on a separate stream, and its computing stream waits for an event.
 """
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from quantbench.devices import Stopwatch
-from quantbench.experts import aio
+from quantbench.experts import io_submit
 from quantbench.experts.slow import File, Key, SlowTier, pages
 from quantbench.quantize.kernel import fused_weight
 
@@ -55,7 +55,11 @@ def make(slow: SlowTier, device: torch.device) -> "ByThreads | BySystem | OnStre
     """The fastest way that the slow tier, the device and the system allow."""
     if device.type == "cuda":
         return OnStream(slow, device)
-    if isinstance(slow, File) and slow.direct is not None and (queue := aio.opened()) is not None:
+    if (
+        isinstance(slow, File)
+        and slow.direct is not None
+        and (queue := io_submit.opened()) is not None
+    ):
         return BySystem(slow, slow.direct, queue)
     return ByThreads(slow)
 
@@ -97,7 +101,7 @@ class BySystem(ByThreads):
 
     slow: File
 
-    def __init__(self, slow: File, file: int, queue: aio.Queue) -> None:
+    def __init__(self, slow: File, file: int, queue: io_submit.Queue) -> None:
         """file: the disk's file, opened with O_DIRECT."""
         super().__init__(slow)
         self.file, self.queue = file, queue

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from quantbench.devices import stored_bytes
 from quantbench.errors import KernelError
-from quantbench.models.form import Forms, forms_of, with_children, with_parameters
+from quantbench.models.tensor_layout import Forms, forms_of, with_children, with_parameters
 
 PAGE = 4096  # bytes; reads past the page cache start and end at multiples of the disk's block
 ALIGNMENT = 128  # bytes; each tensor starts at a multiple

@@ -32,10 +32,10 @@ from quantbench.experts.layout import Layout, without_weights
 from quantbench.experts.slow import File, Key, SlowTier, pages
 from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
-from quantbench.models.form import with_parameters
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts
+from quantbench.models.tensor_layout import with_parameters
 from quantbench.run.expert_traffic import Traffic, TwoTiers
 from quantbench.text import size
 

@@ -19,8 +19,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from quantbench import files
 from quantbench.errors import KernelError, QuantbenchError, UsageError
-from quantbench.log.about import git_commit, versions
 from quantbench.log.config import RunConfig
+from quantbench.log.origin import git_commit, versions
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import load_model

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quantbench.errors import UsageError
-from quantbench.log.about import About, about
 from quantbench.log.config import RunConfig
+from quantbench.log.origin import About, about
 from quantbench.quality.scores import Scores
 from quantbench.quantize.spec import Spec, parse_scheme
 from quantbench.recipe.choice import Option, total

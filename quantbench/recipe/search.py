@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from quantbench import devices, files
-from quantbench.answer.estimating import generator_of
 from quantbench.errors import QuantbenchError, UsageError
+from quantbench.estimate.answer import generator_of
 from quantbench.estimate.here import here
 from quantbench.estimate.predict import Request
 from quantbench.log.config import RunConfig

@@ -18,7 +18,7 @@ from typing import TypeVar
 from rich.cells import cell_len
 
 from quantbench import text
-from quantbench.answer.interval import Interval
+from quantbench.compare.interval import Interval
 
 R = TypeVar("R")
 F = TypeVar("F")

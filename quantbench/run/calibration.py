@@ -23,8 +23,8 @@ from quantbench.progress import Say
 from quantbench.quantize import autoquant, observe
 from quantbench.quantize.autoquant import Sample
 from quantbench.quantize.gptq import refined
-from quantbench.quantize.mixed import MixedQuantizer, by_name
 from quantbench.quantize.packed import PackedWeight, dequantized
+from quantbench.quantize.per_layer import MixedQuantizer, by_name
 from quantbench.quantize.registry import with_weight
 from quantbench.quantize.schemes.sparse_marlin import prune
 from quantbench.quantize.spec import CALIBRATED, AsIs, Spec

@@ -42,7 +42,7 @@ RECORDED = {
     *("TORCH_WARM_POOL", "QUANTBENCH_ISA", "CXX", "CXXFLAGS", "LD_PRELOAD", "GLIBC_TUNABLES"),
     "TRITON_INTERPRET",
 }
-STORE = "QUANTBENCH_RANK_STORE"  # where the ranks that run/launch.py started meet
+STORE = "QUANTBENCH_RANK_STORE"  # where the ranks that parallel/launch.py started meet
 HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 
 
@@ -93,7 +93,7 @@ class Place:
 
 
 def place(variables: Mapping[str, str] | None = None) -> Place | None:
-    """This process's place, from the variables (os.environ) of torchrun or run/launch.py; None if
+    """This process's place, from the variables (os.environ) of torchrun or parallel/launch.py; None if
     neither started it, or if it is the only rank. Job schedulers set RANK and WORLD_SIZE, too."""
     given = os.environ if variables is None else variables
     if not {STORE, TORCHRUN} & given.keys():

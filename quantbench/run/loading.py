@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from quantbench.models.formats.saved import SavedModel
     from quantbench.models.formats.saver import Saver
     from quantbench.models.split import Split
-    from quantbench.quantize.mixed import MixedQuantizer
+    from quantbench.quantize.per_layer import MixedQuantizer
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def load(
     loading.saver = saver or loading.saver
     try:
         if config.expert_memory is not None:
-            from quantbench.run.tiers import open_tiers, settle
+            from quantbench.experts.loading import open_tiers, settle
 
             quantizer = getattr(loading, "quantizer", None)  # none before autoquant has measured
             known = quantizer if isinstance(quantizer, Quantizer) else None
@@ -164,7 +164,7 @@ class Loading:
 
             calibrate = calibration.Calibration(self, say)
         if split:
-            from quantbench.run.cutting import RankStages
+            from quantbench.parallel.split_loading import RankStages
 
             saved = self.checkpoint.saved is not None
             cut = RankStages(self.quantizer, split, whole=saver is not None, saved=saved)

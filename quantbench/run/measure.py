@@ -18,7 +18,7 @@ import torch
 
 from quantbench import devices
 from quantbench.errors import QuantbenchError
-from quantbench.log.about import git_commit, versions
+from quantbench.log.origin import git_commit, versions
 from quantbench.models.llama import Transformer, step_bytes, weight_bytes
 from quantbench.progress import progress, say
 from quantbench.quantize.registry import available

@@ -92,7 +92,7 @@ def make_plan(config: RunConfig) -> Plan:
     if config.memory_profile and device.type not in ("cuda", "cpu"):
         raise UsageError(f"--memory_profile works on cuda and cpu, not on {device.type}")
     if where:
-        from quantbench.run import parallel
+        from quantbench.parallel import join as parallel
 
         parallel.warning(where, device)  # raises what cannot be
     precision: torch.dtype = getattr(torch, config.precision)
@@ -125,7 +125,7 @@ def make_plan(config: RunConfig) -> Plan:
         split=split,
     )
     if config.expert_memory is not None:
-        from quantbench.run import tiers
+        from quantbench.experts import loading as tiers
 
         tiers.check(plan)
     return plan
@@ -138,7 +138,7 @@ def begin(plan: Plan) -> Plan:
     environment.use_threads(plan.config)
     if where is None or plan.split is None:
         return plan
-    from quantbench.run import parallel
+    from quantbench.parallel import join as parallel
 
     line = parallel.warning(where, plan.device)
     if line and where.rank == 0:
@@ -169,7 +169,7 @@ def split_of(
 def check_ranks(plan: Plan, size: int) -> None:
     """Raise UsageError or KernelError where so many ranks of one machine cannot share the model
     that is planned for one process."""
-    from quantbench.run import parallel
+    from quantbench.parallel import join as parallel
 
     parallel.warning(environment.Place(0, size, 0, size), plan.device)
     _share(Ranks(0, size), plan.spec, plan.architecture, plan.checkpoint)
@@ -179,7 +179,7 @@ def _share(
     ranks: Ranks, spec: Spec | Selection, architecture: ModelConfig, checkpoint: Checkpoint
 ) -> Split:
     from quantbench.models.split import check_split
-    from quantbench.run.cutting import split_for
+    from quantbench.parallel.split_loading import split_for
 
     check_split(architecture, ranks.size)
     saved = checkpoint.saved

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from quantbench import files, models, ops, quantize, unfinished
 from quantbench.errors import CheckpointError, KernelError, LogError
-from quantbench.log.about import versions
+from quantbench.log.origin import versions
 from quantbench.models.formats.base import NotSaved
 from quantbench.models.formats.saved import SavedModel
 from quantbench.models.tokenizer import FILES

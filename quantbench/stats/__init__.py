@@ -6,7 +6,7 @@
 Arms take short turns in cycles, A B C then C B A. `paired` has the mean log ratio and its noise,
 `sequence` makes it hold at any time, `processes` adds what two processes of one arm differ by, and
 `arms` answers. Only numpy and scipy are imported, nothing of the project. When a session stops is
-decided in answer/stop.py.
+decided in compare/stop.py.
 """
 
 from quantbench.stats.arms import Interval, Verdict, best, intervals

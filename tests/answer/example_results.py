@@ -21,8 +21,8 @@ from quantbench.bench.store import (
     Store,
     Turn,
 )
-from quantbench.log.about import About
 from quantbench.log.options import parse
+from quantbench.log.origin import About
 from quantbench.models.config import ModelConfig
 from quantbench.quality.types import LayerSqnr, NoQuality, Quality
 from quantbench.run.environment import Environment

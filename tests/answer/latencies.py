@@ -3,10 +3,10 @@
 import dataclasses
 import random
 
-from quantbench.answer.latency import tables
-from quantbench.bench.cell_plan import CellPlan
-from quantbench.bench.cells import begin
 from quantbench.bench.store import Ended, Left, Planned, Ready, Store, Turn
+from quantbench.latency.answer import tables
+from quantbench.latency.cell_plan import CellPlan
+from quantbench.latency.cells import begin
 from quantbench.run.energy import NotCounted
 from quantbench.typed_json import from_json
 from tests.bench.facts import arm_facts

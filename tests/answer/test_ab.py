@@ -19,13 +19,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from quantbench.answer.interval import Interval
 from quantbench.bench import store as stores
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import make_arms, of_one_model
 from quantbench.bench.process import Process
 from quantbench.bench.worker import NeverFits, Worker
-from quantbench.commands import ab as command
+from quantbench.compare.commands import ab as command
+from quantbench.compare.interval import Interval
 from quantbench.errors import MemoryShortage, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.log import config_of

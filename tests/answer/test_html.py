@@ -8,14 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from quantbench.answer.compared import Compared
-from quantbench.answer.limits import Limits
-from quantbench.answer.recommend import recommend
-from quantbench.answer.rows import rows
+from quantbench.compare import html
+from quantbench.compare.intervals import Compared
+from quantbench.compare.limits import Limits
+from quantbench.compare.pareto import band, front, points
+from quantbench.compare.recommend import recommend
+from quantbench.compare.rows import rows
+from quantbench.compare.tables import remarks, tables
 from quantbench.quality.thresholds import BROKEN
-from quantbench.report import html
-from quantbench.report.pareto import band, front, points
-from quantbench.report.tables import remarks, tables
 from tests.answer.example_results import ARMS, HOSTILE, example_results
 from tests.answer.test_rows import with_figures
 from tests.bench.world import Behaviour, World

@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from quantbench.answer.latency import (
+from quantbench.latency import tables as latency
+from quantbench.latency.answer import (
     Cell,
     Latencies,
     LatencySample,
@@ -16,8 +17,7 @@ from quantbench.answer.latency import (
     rate,
     rate_rows,
 )
-from quantbench.report import columns, latency
-from quantbench.report.latency import (
+from quantbench.latency.tables import (
     NOT_REACHED,
     draw,
     panels,
@@ -25,6 +25,7 @@ from quantbench.report.latency import (
     rows_text,
     samples,
 )
+from quantbench.report import columns
 from quantbench.typed_json import from_json, to_json
 from tests.answer.latencies import MACHINE, latencies, plan
 

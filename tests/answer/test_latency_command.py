@@ -8,8 +8,8 @@ from itertools import product
 
 import pytest
 
-from quantbench.answer.latency import Latencies, load
-from quantbench.bench.cell_plan import CellPlan, make_plan
+from quantbench.latency.answer import Latencies, load
+from quantbench.latency.cell_plan import CellPlan, make_plan
 from quantbench.log.config import RunConfig
 from quantbench.log.options import parse
 from quantbench.typed_json import from_json, to_json

@@ -6,13 +6,13 @@ import random
 import pytest
 import torch
 
-from quantbench.answer import peered
-from quantbench.answer.limit import caveats
-from quantbench.answer.rows import rows
 from quantbench.bench.layer_timing import Stack
 from quantbench.bench.store import ArmResult, Settings
+from quantbench.compare.limit import caveats
+from quantbench.compare.rows import rows
 from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig, argv
+from quantbench.peers import answer as peered
 from quantbench.run.bandwidth import Bandwidth
 from quantbench.typed_json import to_json
 from tests import programs

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from quantbench.answer.interval import Interval
-from quantbench.answer.limits import OPTIONS, Limits, limits, ruled_out
-from quantbench.answer.recommend import Recommendation, command, recommend, verifying
-from quantbench.answer.row import Row
+from quantbench.compare.interval import Interval
+from quantbench.compare.limits import OPTIONS, Limits, limits, ruled_out
+from quantbench.compare.recommend import Recommendation, command, recommend, verifying
+from quantbench.compare.row import Row
 from quantbench.log import shell
 from quantbench.log.options import parse
 from quantbench.quality.types import NoQuality, Quality, QualityReference

@@ -8,15 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from quantbench.answer import shared
-from quantbench.answer.compared import Compared
-from quantbench.answer.limits import Limits
-from quantbench.answer.recommend import recommend as recommended
-from quantbench.answer.rows import rows
+from quantbench.compare import menu, share_file
+from quantbench.compare.comparing import content
+from quantbench.compare.intervals import Compared
+from quantbench.compare.limits import Limits
+from quantbench.compare.recommend import recommend as recommended
+from quantbench.compare.rows import rows
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
-from quantbench.plans import menu
-from quantbench.plans.comparing import content
 from quantbench.quality.types import DecodeCheck
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
@@ -183,7 +182,7 @@ def shared_files(tmp_path):
         made[machine] = tmp_path / f"{seed}.json"
         own = rows(results)
         value = content(results, own, recommended(own, Limits(), Compared(results).best))
-        shared.write("--share", made[machine], [value])
+        share_file.write("--share", made[machine], [value])
     return made
 
 
@@ -220,7 +219,7 @@ def test_a_shared_file_names_no_folder(tmp_path):
         "failed": "/home/ann/m/z: it is damaged; see /home/ann/log",
         "public": ["org/name", "5 tok/s", "1/2", "https://huggingface.co/org/name", 1.5, None],
     }
-    shared.write("--share", tmp_path / "one.json", [private])
+    share_file.write("--share", tmp_path / "one.json", [private])
     read = json.loads((tmp_path / "one.json").read_text())
     assert read["public"] == private["public"]
     assert read["command"] == "python generate.py --checkpoint_path Llama --text='a b.txt'"
@@ -238,13 +237,13 @@ def test_a_file_given_twice_is_refused(shared_files, tmp_path):
 def test_a_recommendation_is_shared(world, tmp_path):
     path, folder = tmp_path / "here.json", tmp_path / "out"
     worked("recommend", *SMALL, "--share", path, "--output", folder)
-    (made,) = shared.read(path)
+    (made,) = share_file.read(path)
     assert {row.arm for row in made.rows} == {"none", "int8wo", "fp6", "uintx-2-64"}
     assert "fp6" in collected(path).stdout and "uintx" not in collected(path).stdout
     again = tmp_path / "again.json"
     worked("recommend", "--from", folder, "--share", again)
     for path in (again, folder / "results.json"):
-        assert [of.rows for of in shared.read(path)] == [made.rows]
+        assert [of.rows for of in share_file.read(path)] == [made.rows]
 
 
 BITS = {"tiny": (1.2, 0.01), "tiny_moe": (1.1, 0.01)}  # and the relative error of the perplexity
@@ -269,7 +268,7 @@ def test_models_are_compared_by_bits_per_byte(models, tmp_path):
     table = result.stdout.rpartition("\n\n")[0].rpartition("\n\n")[2].splitlines()
     assert result.stdout.count("Use fp6: ") == 2
     assert [line.split()[1] for line in table[1:]] == ["fp6", "fp6"] and "1.1000" in table[1]
-    assert [of.model for of in shared.read(path)] == list(BITS)
+    assert [of.model for of in share_file.read(path)] == list(BITS)
     assert "takes the fewest bits per byte\n" in result.stdout
 
 

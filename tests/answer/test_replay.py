@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.answer.replayed import checkpoint, mapped
 from quantbench.log.log import config_of
 from quantbench.log.log import read as read_log
 from quantbench.log.options import parse
+from quantbench.replay.answer import checkpoint, mapped
 from tests.programs import OLD_LOG, command, worked
 
 RECORDS = read_log(OLD_LOG).records
@@ -81,7 +81,7 @@ def test_the_gate_without_a_reading_is_of_memory_alone(short_log, peak, code):
 def test_lines_that_a_condition_chooses_are_counted_with_the_time_left(monkeypatch):
     chosen = [(number, record) for number, record in RECORDS if record.quant == "int8wo"]
     left = iter([record for _, record in chosen])
-    monkeypatch.setattr("quantbench.plans.replaying.measured", lambda *_: next(left))
+    monkeypatch.setattr("quantbench.replay.plan.measured", lambda *_: next(left))
     result = worked("replay", OLD_LOG, "--where", "quant=int8wo", "--dummy")
     names = [f"line {number}: int8wo, {record.mod}" for number, record in chosen]
     assert len(names) == 2

@@ -5,17 +5,17 @@ import json
 
 import pytest
 
-from quantbench.answer.compared import Compared
-from quantbench.answer.interval import Interval
-from quantbench.answer.limits import Limits
-from quantbench.answer.recommend import recommend
-from quantbench.answer.row import Row
-from quantbench.answer.rows import noise, reasons, rows
 from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import Ended
+from quantbench.compare.interval import Interval
+from quantbench.compare.intervals import Compared
+from quantbench.compare.limits import Limits
+from quantbench.compare.recommend import recommend
+from quantbench.compare.row import Row
+from quantbench.compare.rows import noise, reasons, rows
+from quantbench.compare.tables import remarks, tables, terminal
 from quantbench.log.config import RunConfig
 from quantbench.log.record import NO_COUNTER
-from quantbench.report.tables import remarks, tables, terminal
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.machine import MachineUse
 from tests.answer.example_results import ARMS, example_results

@@ -24,7 +24,7 @@ def test_the_command_lists_every_scheme_with_bits_and_kernel():
 
 
 def test_names_alone_need_no_torch_and_three_are_marked(monkeypatch):
-    monkeypatch.setitem(sys.modules, "quantbench.answer.schemes", None)  # which imports torch
+    monkeypatch.setitem(sys.modules, "quantbench.compare.schemes", None)  # which imports torch
     result = worked("schemes", "--list")
     head, *rows = result.stdout.split("\n\n")[0].splitlines()
     assert head.split() == ["scheme", "GGUF", "in", "words"]

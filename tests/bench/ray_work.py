@@ -5,9 +5,9 @@ import os
 import time
 from pathlib import Path
 
-from quantbench.bench.cell_plan import CellPlan
-from quantbench.bench.cells import begin
 from quantbench.bench.store import Ended, Ready, Store, Turn
+from quantbench.latency.cell_plan import CellPlan
+from quantbench.latency.cells import begin
 from quantbench.typed_json import from_json
 from tests.bench.facts import arm_facts
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quantbench.answer.latency import resumable, tables
 from quantbench.bench.answers import TurnTime
-from quantbench.bench.cells import Cells, begin
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.store import SAMPLES, Store
+from quantbench.latency.answer import resumable, tables
+from quantbench.latency.cells import Cells, begin
 from quantbench.progress import duration
 from quantbench.run.energy import Energy, NotCounted
 from tests.answer.latencies import plan

@@ -9,7 +9,7 @@ import pytest
 from quantbench.bench.answers import Planned
 from quantbench.bench.arm import make_arms
 from quantbench.bench.grid import combined
-from quantbench.commands import ab
+from quantbench.compare.commands import ab
 from quantbench.log.config import RunConfig
 from tests.bench.world import Behaviour, World
 from tests.programs import command

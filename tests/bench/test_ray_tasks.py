@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from quantbench.answer.latency import tables
-from quantbench.bench import ray_tasks
-from quantbench.bench.cells import begin
 from quantbench.bench.store import Store, Turn
 from quantbench.errors import UsageError
+from quantbench.latency import ray_tasks
+from quantbench.latency.answer import tables
+from quantbench.latency.cells import begin
 from quantbench.log.config import RunConfig
 from tests.answer.latencies import plan
 from tests.programs import command, wait_for

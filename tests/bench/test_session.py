@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from quantbench.answer.compared import Compared
-from quantbench.answer.limits import Limits
-from quantbench.answer.rows import rows
-from quantbench.answer.stop import Enough
 from quantbench.bench import store as stores
 from quantbench.bench.arm import make_arms
 from quantbench.bench.session import LEAST_CYCLES, MOST_BESIDE, Rule
 from quantbench.bench.store import Results, Settings, Store
+from quantbench.compare.intervals import Compared
+from quantbench.compare.limits import Limits
+from quantbench.compare.rows import rows
+from quantbench.compare.stop import Enough
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.quality.types import NoQuality, QualityReference

@@ -65,7 +65,7 @@ class World:
 
     def install(self, monkeypatch):
         monkeypatch.setattr("quantbench.bench.pool.Process", self.start)
-        monkeypatch.setattr("quantbench.plans.comparing.Session", self.session)
+        monkeypatch.setattr("quantbench.compare.comparing.Session", self.session)
 
     def session(self, store, rule, **more):
         return Session(store, rule, self.command, clock=lambda: self.now, **more)

@@ -108,7 +108,7 @@ def test_what_fits(monkeypatch):
     """The largest first, and a count of what does not fit: 0.7 GB hold 4 bits of 1.1 billion
     weights beside 131 MB of embedding, and no 8."""
     schemes = ("int4wo-128", "none", "int8wo", "uintx-2-64", "bnb-nf4")
-    monkeypatch.setattr("quantbench.plans.estimate_options.SHOWN", schemes)
+    monkeypatch.setattr("quantbench.estimate.options.SHOWN", schemes)
     result = worked(*TINY, "--what_fits", "720MB", "--device", "L4")
     head, columns, first, second, notes = result.stdout.splitlines()
     assert "Into 720.00 MB, 1 sequence at once" in head

@@ -6,9 +6,9 @@ import random
 import pytest
 import torch
 
-from quantbench.answer.estimating import generator_of
 from quantbench.errors import MemoryShortage
 from quantbench.estimate import here as module
+from quantbench.estimate.answer import generator_of
 from quantbench.estimate.here import Here, cut, depths, here, phase_along, timed
 from quantbench.estimate.predict import Request, predict
 from quantbench.models import build

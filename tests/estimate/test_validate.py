@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from quantbench.answer.estimating import run_estimator
 from quantbench.errors import QuantbenchError
+from quantbench.estimate.answer import run_estimator
 from quantbench.estimate.predict import Phase
 from quantbench.estimate.validate import Case, of_results, report
-from quantbench.log.about import machine
+from quantbench.log.origin import machine
 from tests.programs import command
 
 

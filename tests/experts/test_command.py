@@ -9,13 +9,13 @@ import pytest
 
 from quantbench import devices
 from quantbench.errors import UsageError
+from quantbench.experts import loading as tiers_of_a_run
 from quantbench.experts.layout import whole_pages
 from quantbench.experts.popularity import Popularity, Routers
 from quantbench.experts.tiers import POLICIES
 from quantbench.log import config as log_config
 from quantbench.log.options import parse
 from quantbench.run import loading, measure
-from quantbench.run import tiers as tiers_of_a_run
 from quantbench.run.plan import make_plan
 from quantbench.run.sizes import size_of
 from tests.experts.small import CPU, REFUSAL, disk_full, when_held

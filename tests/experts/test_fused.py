@@ -11,7 +11,7 @@ import torch
 
 from quantbench.devices import Stopwatch
 from quantbench.errors import QuantbenchError
-from quantbench.experts import aio, copies
+from quantbench.experts import copies, io_submit
 from quantbench.experts.copies import BySystem, ByThreads
 from quantbench.experts.slow import Memory, new_file, pages
 from quantbench.experts.tiers import POLICIES
@@ -154,7 +154,7 @@ def test_nothing_is_computed_with_an_expert_that_has_not_arrived(scheme):
 
 def test_the_system_reads_iff_the_disk_is_direct_and_the_kernel_allows_it(tmp_path, monkeypatch):
     disk = new_file(tmp_path)
-    allowed = aio.opened() is not None
+    allowed = io_submit.opened() is not None
     assert isinstance(copies.make(disk, CPU), BySystem) == (disk.direct is not None and allowed)
     assert type(copies.make(Memory(False), CPU)) is ByThreads
     with monkeypatch.context() as patch:
@@ -167,7 +167,7 @@ def test_the_system_reads_iff_the_disk_is_direct_and_the_kernel_allows_it(tmp_pa
 @pytest.mark.parametrize("where", ["opened", "Queue.submit"])
 def test_logits_where_the_kernel_refuses_to_read(where, tmp_path, monkeypatch):
     answer = None if where == "opened" else 0  # no queue; a queue that accepts no read
-    monkeypatch.setattr(f"quantbench.experts.aio.{where}", lambda *arguments: answer)
+    monkeypatch.setattr(f"quantbench.experts.io_submit.{where}", lambda *arguments: answer)
     model, tiers = tiered("cache", tmp_path)
     tiers.hold(FAST, 12)
     assert torch.equal(logits(model, 3, decoder="cpu-step"), logits(whole(), 3, decoder="cpu-step"))
@@ -175,7 +175,7 @@ def test_logits_where_the_kernel_refuses_to_read(where, tmp_path, monkeypatch):
 
 
 def test_a_queue_reads_parts_of_files(tmp_path):
-    queue = aio.opened()
+    queue = io_submit.opened()
     if queue is None:
         pytest.skip("this system has no native asynchronous I/O")
     path = tmp_path / "file"
@@ -194,7 +194,7 @@ def test_a_queue_reads_parts_of_files(tmp_path):
 
 
 def test_more_reads_than_a_queue_holds(tmp_path):
-    disk, keys = new_file(tmp_path), [(0, expert) for expert in range(aio.READS + 9)]
+    disk, keys = new_file(tmp_path), [(0, expert) for expert in range(io_submit.READS + 9)]
     disk.reserve(keys, 4096)
     for key in keys:
         disk.put(key, pages(4096).fill_(key[1] % 251))

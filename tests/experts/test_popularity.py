@@ -20,8 +20,8 @@ from quantbench.experts.placement import (
     uniform_hits,
 )
 from quantbench.experts.popularity import Popularity, effective_experts, find, keep, path_of, skews
+from quantbench.experts.tables import heat
 from quantbench.models.formats import EMBEDDED
-from quantbench.report.experts import heat
 from tests.experts.counted import ROUTERS, counts_of, popularity_of
 from tests.models.refused import refusal
 from tests.programs import command, worked

@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from quantbench.devices import Stopwatch
 from quantbench.errors import KernelError, TierError
+from quantbench.experts import loading as tiers_of_a_run
 from quantbench.experts import slow
 from quantbench.experts.layout import Layout, without_weights
 from quantbench.experts.slow import Memory, new_file
@@ -20,7 +21,6 @@ from quantbench.models.formats.saved import inner_tensors
 from quantbench.models.loading import load_config
 from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import SHOWN, parse
-from quantbench.run import tiers as tiers_of_a_run
 from tests.experts.small import (
     CPU,
     FAST,

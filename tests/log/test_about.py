@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from quantbench.log import about
+from quantbench.log import origin
 from tests.programs import ROOT, python
 
 XEON = """processor\t: 0
@@ -25,14 +25,14 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd\n"
 )
 def test_the_processor(kernel_files, monkeypatch, text, cores, said):
     kernel_files({"proc/cpuinfo": text})
-    monkeypatch.setattr(about.os, "sched_getaffinity", lambda process: cores, raising=False)
-    assert said in about.processor()
+    monkeypatch.setattr(origin.os, "sched_getaffinity", lambda process: cores, raising=False)
+    assert said in origin.processor()
 
 
 def test_a_card_comes_first(kernel_files):
     text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 1\n"
     kernel_files({"proc/driver/nvidia/gpus/0000:01:00.0/information": text})
-    assert about.machine().startswith("NVIDIA H100 80GB HBM3, ")
+    assert origin.machine().startswith("NVIDIA H100 80GB HBM3, ")
 
 
 TYPED = [  # argv, the module that Python runs, the command as it was typed
@@ -48,14 +48,14 @@ TYPED = [  # argv, the module that Python runs, the command as it was typed
 
 @pytest.mark.parametrize(("argv", "module", "typed"), TYPED)
 def test_the_command_as_it_was_typed(argv, module, typed):
-    assert about.command(argv, module) == typed
+    assert origin.command(argv, module) == typed
 
 
 def test_a_process_knows_the_module_that_it_runs(tmp_path):
     """As a module inside of a package, started with -m."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "tool.py").write_text(
-        "from quantbench.log.about import about\nprint(about().command)\n"
+        "from quantbench.log.origin import about\nprint(about().command)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = python("-m", "package.tool", "--only", "a b", cwd=tmp_path, env=environment)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.programs import ROOT, git, python
 
-TELL = "from quantbench.log.about import git_commit; print(git_commit())"
+TELL = "from quantbench.log.origin import git_commit; print(git_commit())"
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
@@ -34,7 +34,7 @@ def test_a_checkout_names_its_commit(tmp_path):
     copy(tmp_path)
     hash = commit(tmp_path)
     assert told(tmp_path) == hash and re.fullmatch("[0-9a-f]{40}", hash)
-    (tmp_path / "quantbench/log/about.py").open("a").write("\n")
+    (tmp_path / "quantbench/log/origin.py").open("a").write("\n")
     assert told(tmp_path) == f"{hash}-dirty"
 
 

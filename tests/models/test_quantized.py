@@ -27,8 +27,8 @@ from quantbench.models.formats.tensor_files import safetensors_file
 from quantbench.models.loading import load_config, load_model
 from quantbench.ops.formats import dequantize
 from quantbench.ops.ranks import Ranks
+from quantbench.parallel.split_loading import split_for
 from quantbench.quantize.spec import AsIs, Stored, parse_layer
-from quantbench.run.cutting import split_for
 from tests.models.hugging_face import (
     TOKENS,
     assert_near,

@@ -15,7 +15,7 @@ from quantbench import models
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.generate import Generator
 from quantbench.models import registry
-from quantbench.models.accepted import POSITIVE
+from quantbench.models.config_checks import POSITIVE
 from quantbench.models.loading import load_config
 from quantbench.models.registry import ARCHITECTURES, ATTENTION_BIAS, Architecture
 from quantbench.models.split import check_split

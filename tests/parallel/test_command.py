@@ -18,8 +18,9 @@ from quantbench.errors import UsageError
 from quantbench.log.log import config_of
 from quantbench.log.log import read as read_log
 from quantbench.log.record import Record
-from quantbench.run import checks, environment, launch
-from quantbench.run.launch import RankFailed
+from quantbench.parallel import launch
+from quantbench.parallel.launch import RankFailed
+from quantbench.run import checks, environment
 from tests.answer.test_ab import ENVIRONMENT
 from tests.answer.test_replay import RECORDS
 from tests.models.hugging_face import rewritten

@@ -13,10 +13,10 @@ from quantbench.models.loading import load_config
 from quantbench.models.registry import of_config
 from quantbench.models.split import Split, check_split, possible_ranks
 from quantbench.ops.ranks import ALONE, Ranks
+from quantbench.parallel.split_loading import split_for
 from quantbench.quantize import recipe
 from quantbench.quantize.activation import ROUNDINGS, rounded
 from quantbench.quantize.spec import SHOWN, parse
-from quantbench.run.cutting import split_for
 from tests.models import hugging_face, test_activations
 from tests.parallel import work
 from tests.parallel.work import TOKENS, WIDE, agree

@@ -14,8 +14,8 @@ from quantbench.models.formats import open_checkpoint
 from quantbench.ops.cpu import ranks as shared_memory
 from quantbench.ops.cpu.ranks import CAPACITY
 from quantbench.ops.ranks import Ranks
+from quantbench.parallel.split_loading import split_for
 from quantbench.quantize.activation import RoundedAcross
-from quantbench.run.cutting import split_for
 from quantbench.run.decoding import choose
 from quantbench.run.loading import Loading
 from quantbench.run.plan import scheme_of

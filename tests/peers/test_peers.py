@@ -18,22 +18,22 @@ import numpy as np
 import pytest
 import torch
 
-from quantbench.answer.peered import peer_rows
 from quantbench.bench.answers import Reading, TurnTime
 from quantbench.bench.store import ArmResult, Bandwidth, Results, Settings, Turn
-from quantbench.commands import peers
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.formats.gguf_blocks import q6_k
 from quantbench.models.loading import load_config, load_model
+from quantbench.peers import plan
+from quantbench.peers.answer import peer_rows
 from quantbench.peers.arms import make_arms, of_runtimes, seconds_before
+from quantbench.peers.commands import peers
 from quantbench.peers.gguf_file import check, weight_bytes, write
 from quantbench.peers.runtimes import HuggingFace, LlamaServer, Stepwise, Work, hugging_face
+from quantbench.peers.tables import PEERS, peer_remarks
 from quantbench.peers.worker import PeerWorker
-from quantbench.plans import peering
 from quantbench.report.columns import aligned
-from quantbench.report.peer_tables import PEERS, peer_remarks
 from tests.bench.facts import arm_facts, peer_facts
 from tests.models.refused import refusal
 from tests.models.small import small_checkpoint
@@ -393,7 +393,7 @@ def test_the_clock_stops_what_does_not_end_by_itself(fast, tmp_path, monkeypatch
     def interrupted(*_):
         raise KeyboardInterrupt  # Ctrl-C: the time is not over
 
-    monkeypatch.setattr(peering.peered, "measure", interrupted)
+    monkeypatch.setattr(plan.peered, "measure", interrupted)
     minutes = "1" if fast else "0"
     result = run("--checkpoint_path", checkpoint(tmp_path), "--max_minutes", minutes)
     if fast:

@@ -16,8 +16,8 @@ from quantbench.errors import CheckpointError, KernelError
 from quantbench.models.loading import load_config, load_model
 from quantbench.ops.cpu import build
 from quantbench.quantize import autoquant, race
-from quantbench.quantize.mixed import MixedQuantizer, by_name
 from quantbench.quantize.observe import decibels
+from quantbench.quantize.per_layer import MixedQuantizer, by_name
 from quantbench.quantize.race import Timing
 from quantbench.quantize.registry import SCHEMES, Quantizer
 from quantbench.quantize.spec import AutoQuant, parse

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from quantbench import models
-from quantbench.answer.limits import Limits
+from quantbench.compare.limits import Limits
+from quantbench.compare.menu import menu
 from quantbench.log.config import RunConfig, argv
 from quantbench.log.log import read as read_log
 from quantbench.log.options import parse as options
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_config
 from quantbench.ops.ranks import ALONE
-from quantbench.plans.menu import menu
 from quantbench.quantize import recipe
 from quantbench.quantize.gptq import refined
 from quantbench.quantize.observe import observed, products

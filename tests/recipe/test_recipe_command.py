@@ -13,12 +13,12 @@ from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_config
-from quantbench.plans.verifying import verify
 from quantbench.quantize import recipe
 from quantbench.quantize.spec import parse_scheme
 from quantbench.recipe import search
 from quantbench.recipe.cost import EMBEDDING
 from quantbench.recipe.search import Budget, calibration_tokens
+from quantbench.recipe.verifying import verify
 from quantbench.run import calibration
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan

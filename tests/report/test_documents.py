@@ -10,9 +10,11 @@ import gguf
 import pytest
 import torch
 
+from quantbench.documents.documents import rewritten
+from quantbench.documents.tables import TABLES
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
-from quantbench.log.about import git_commit
+from quantbench.log.origin import git_commit
 from quantbench.models.formats.gguf_blocks import PACKED
 from quantbench.models.presets import preset
 from quantbench.ops.cpu import linear
@@ -20,8 +22,6 @@ from quantbench.quality.thresholds import BROKEN, class_of
 from quantbench.quantize.registry import SCHEMES
 from quantbench.quantize.spec import parse_layer, parse_scheme
 from quantbench.report.columns import size
-from quantbench.report.doc_tables import TABLES
-from quantbench.report.documents import rewritten
 from quantbench.run.sizes import kv_cache_bytes, size_of
 from tests.programs import ROOT, command, worked
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from quantbench.documents.tables import newest, runs
 from quantbench.log.log import read as read_log
 from quantbench.log.record import Record
-from quantbench.report.doc_tables import newest, runs
 from tests.programs import OLD_LOG
 
 

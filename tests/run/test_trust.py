@@ -9,7 +9,7 @@ import pytest
 from quantbench.run import machine
 from quantbench.run.facts import Measured, Ready, Sample
 from quantbench.run.machine import Counters, MachineUse, judge, together
-from quantbench.run.shown import remarks, table
+from quantbench.run.run_table import remarks, table
 from tests.bench.facts import FACTS
 from tests.programs import finished
 

@@ -25,14 +25,14 @@ from unittest import mock
 
 import click
 
-from quantbench.answer.compared import Compared
-from quantbench.answer.limits import Limits
-from quantbench.answer.stop import Enough
 from quantbench.bench.answers import ArmFacts, Reading, TurnTime
 from quantbench.bench.process import Process, WorkerFailed
 from quantbench.bench.session import Session
 from quantbench.bench.store import ArmResult, Results, Settings, Store
-from quantbench.log.about import about
+from quantbench.compare.intervals import Compared
+from quantbench.compare.limits import Limits
+from quantbench.compare.stop import Enough
+from quantbench.log.origin import about
 from tests.trust.simulation import ERRS, ROOT, bounds
 
 SLOWER = 1.05

@@ -2,7 +2,7 @@
 
     python -m tests.trust.simulation     # minutes; docs/data/trust.json
 
-A session is bench.session.Session with the rule that ab and recommend have (answer/stop.py):
+A session is bench.session.Session with the rule that ab and recommend have (compare/stop.py):
 cycles, groups, restarts and the end are theirs. Its workers have no model. The machine has states
 of 0.5 to 30 s (log-uniform) in which memory is faster or slower; an arm's seconds follow memory's
 with an exponent from 0, not at all, to 1. Every arm has noise that lasts about a second, noise of
@@ -37,19 +37,19 @@ import numpy as np
 from scipy import integrate
 from scipy.stats import binomtest
 
-from quantbench.answer.compared import Compared
-from quantbench.answer.limits import Limits
-from quantbench.answer.stop import Enough
 from quantbench.bench.answers import TurnTime
 from quantbench.bench.session import Rule, Session
 from quantbench.bench.store import ArmResult, Results, Settings, Store
-from quantbench.log.about import about
+from quantbench.compare.intervals import Compared
+from quantbench.compare.limits import Limits
+from quantbench.compare.stop import Enough
+from quantbench.log.origin import about
 from tests.bench.world import Behaviour, FakeProcess, World
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs/data/trust.json"
 COMMAND = "make trust"
-PROVED = ("quantbench/stats/*.py", "quantbench/answer/stop.py", "quantbench/answer/compared.py",
+PROVED = ("quantbench/stats/*.py", "quantbench/compare/stop.py", "quantbench/compare/intervals.py",
           "quantbench/bench/session.py")  # fmt: skip
 
 NEW_TOKENS = 33  # of a whole run; a step is as long as the prompt of one token

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from quantbench.answer.compared import turns_of
+from quantbench.compare.intervals import turns_of
 from quantbench.stats.paired import contrast
 from tests.seeds import new_generator
 from tests.trust import simulation

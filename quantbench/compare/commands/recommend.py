@@ -1,0 +1,145 @@
+"""quantbench recommend: measure what may suit, and say which quantization to take.
+
+    quantbench recommend --checkpoint_path DIR --max_memory 8GB
+    quantbench recommend --checkpoint_path A --checkpoint_path B    # which model, too
+    quantbench recommend --from results --max_kl 0.1                # of an earlier run
+
+A shorter ab: every scheme that runs here and may satisfy --max_memory, compiled, against none; what
+cannot win is not measured to the end.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from quantbench import files
+from quantbench.bench.arm import make_arms
+from quantbench.bench.store import Results, Settings, load
+from quantbench.cli import Command
+from quantbench.compare import compare_options
+from quantbench.compare.comparing import compare, content, prepared
+from quantbench.compare.intervals import Compared
+from quantbench.compare.limits import Limits, limit_options, limits
+from quantbench.compare.menu import check_models, menu, name_of
+from quantbench.compare.recommend import Best, Recommendation
+from quantbench.compare.recommend import recommend as recommended
+from quantbench.compare.row import Row
+from quantbench.compare.rows import rows as rows_of
+from quantbench.compare.share_file import HOLDS, Model
+from quantbench.compare.share_file import write as write_shared
+from quantbench.compare.shared_tables import across
+from quantbench.errors import QuantbenchError, UsageError
+from quantbench.help_text import names_of, refuse_beside
+from quantbench.log import shell
+from quantbench.log.config import RunConfig
+from quantbench.log.options import options, parse
+from quantbench.progress import say
+from quantbench.run import checks
+from quantbench.text import shown, size
+
+UNUSED = (*compare_options.UNUSED, "quantization", "compile", "checkpoint_path")
+OF_EARLIER = ("earlier", "checkpoints", "share", "debug", *vars(Limits()))
+EARLIER = "--from measures nothing: give limits, --share and --checkpoint_path alone"
+
+
+@click.command(cls=Command)
+@limit_options
+@click.option("--from", "earlier", metavar="DIR", help="Answer from a results folder of ab")
+@click.option("--schemes", metavar="A,B", help="Measure these; a recipe's file, too [every scheme]")
+@click.option("--share", metavar="FILE",
+              help="Write results.json here, too, without folders, for collect")  # fmt: skip
+@click.option("--checkpoint_path", "checkpoints", multiple=True, metavar="PATH",
+              help="As in generate.py; several are compared by bits per byte [tiny]")  # fmt: skip
+@compare_options.measuring_options
+@options(without=UNUSED, defaults={"max_new_tokens": compare_options.MAX_NEW_TOKENS})
+def recommend(
+    checkpoints: tuple[str, ...],
+    earlier: str | None,
+    schemes: str | None,
+    share: str | None,
+    output: str | None,
+    config: RunConfig,
+    **given: Any,
+) -> None:
+    """Which quantization to take: the fastest that keeps quality, the smallest, the best mix."""
+    asked, settings = limits(given), compare_options.settings_of(given)
+    common = dataclasses.replace(config, compile=True)
+    written = files.Output("--share", share, HOLDS, "results.json")
+    if earlier is not None:
+        refuse_beside(OF_EARLIER, EARLIER)
+        files.check_outputs([written])
+        results = load(Path(earlier), "--from")
+        models = {parse(arm.argv).checkpoint_path for arm in results.arms if arm.argv}
+        if checkpoints and models != set(checkpoints):
+            raise UsageError(f"--from {earlier} holds results of {', '.join(sorted(models))}, not "
+                             f"of --checkpoint_path {', '.join(map(shown, checkpoints))}"
+                             )  # fmt: skip
+        found = Compared(results)
+        rows = rows_of(results, found)
+        answer = recommended(rows, asked, found.best, results.settings.reference)
+        if share:
+            write_shared("--share", share, [content(results, rows, answer)])
+        if answer.nothing:
+            raise QuantbenchError(answer.nothing)
+        click.echo(answer.text())
+        return
+    if settings.get("tokens") == 0:
+        raise UsageError("--tokens 0: without quality there is no recommendation; quantbench ab "
+                         "--arms all compares speeds alone")  # fmt: skip
+    files.check_outputs([written], {"--text": settings.get("text")})
+    checkpoints = checkpoints or ("tiny",)
+    configs = [dataclasses.replace(common, checkpoint_path=path) for path in checkpoints]
+    check_models(checkpoints)
+    for config in configs:
+        checks.check_inputs(config)
+    names = names_of("--schemes", schemes, ()) or None
+    folder = prepared(common.write_result, settings, output)
+    answers: list[tuple[Model, Recommendation]] = []
+    shares: list[object] = []
+    code = 0
+    for config in configs:
+        own = folder / name_of(config.checkpoint_path) if folder and len(configs) > 1 else folder
+        results = _begin(config, Settings(**settings), asked, own, names)
+
+        def conclude(rows: Sequence[Row], best: Best, results: Results = results) -> Recommendation:
+            answer = recommended(rows, asked, best)
+            answers.append((Model.of(results, rows), answer))
+            shares.append(content(results, rows, answer))
+            return answer
+
+        code |= compare(results, own, asked, conclude, "answer", answer_only=True)
+        if results.ended == "interrupted":
+            break
+    if share:
+        write_shared("--share", share, shares)
+        say(f"Wrote {share}")
+    if len(configs) > 1:
+        click.echo(f"\n{across(answers)}")
+    nothing = next((answer.nothing for _, answer in answers if answer.nothing), None)
+    if code == 0 and nothing:
+        keep = "with --output DIR, recommend --from DIR" if folder is None else f"--from {folder}"
+        raise QuantbenchError(f"{nothing}; {keep} answers other limits without measuring")
+    sys.exit(code)
+
+
+def _begin(
+    config: RunConfig,
+    settings: Settings,
+    asked: Limits,
+    folder: Path | None,
+    schemes: Sequence[str] | None,
+) -> Results:
+    """The session of one model; says what it will do, how long it may take, and how much disk."""
+    names, needs = menu(config, asked, schemes)
+    arms = make_arms(config, [shell.join(["--quantization", name]) for name in names])
+    results = Results.begin(settings, arms, config.write_result)
+    say(
+        f"{len(arms)} schemes on {config.checkpoint_path}, at most {settings.max_minutes:g} min "
+        f"(--max_minutes), and {size(sum(needs[name] for name in names[1:]))} of disk until it ends"
+        + (f"; kept in {folder}" if folder else "; --output DIR keeps everything")
+    )
+    return results
