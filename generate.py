@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from quantbench import devices
+from quantbench.environment import without_collections
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
@@ -40,7 +41,6 @@ from quantbench.models.llama import Transformer
 from quantbench.progress import progress, say
 from quantbench.run import decoding, loading, measure, run_table, sizes, why
 from quantbench.run.decoding import Decoder
-from quantbench.run.environment import without_collections
 from quantbench.run.facts import Generation, Measured, make_record
 from quantbench.run.plan import Plan, begin, make_plan
 from quantbench.typed_json import to_json

@@ -13,9 +13,9 @@ faster says `quantbench ab`, in whole steps. Exit code 1: a kernel failed, and i
 import argparse
 import sys
 
+from quantbench import environment
 from quantbench.log.origin import write_json
 from quantbench.quantize.spec import COMPARED
-from quantbench.run import environment
 
 STOCK = ("torchao", "torch")  # kernels that are not part of this project
 

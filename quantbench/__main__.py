@@ -19,8 +19,8 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 import quantbench
 from quantbench.cli import Group
-from quantbench.commands import command as loaded
-from quantbench.commands import files
+from quantbench.command_files import command as loaded
+from quantbench.command_files import command_files
 from quantbench.log.config import option_table
 from quantbench.log.kinds import Choice
 from quantbench.models.presets import PRESETS
@@ -30,10 +30,10 @@ FIRST = ("generate", "ab", "recommend", "schemes")  # in this order before all o
 
 
 class Commands(Group):
-    """A command for each of quantbench.commands.files()."""
+    """A command for each of command_files()."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        names = files().keys()
+        names = command_files().keys()
         return [*(name for name in FIRST if name in names), *sorted(names - {*FIRST})]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -60,7 +60,7 @@ class Commands(Group):
 
 def described(name: str) -> str:
     """One line about a command: the first line of its file's docstring, after the colon."""
-    text = ast.get_docstring(ast.parse(files()[name].read_text(encoding="utf-8")))
+    text = ast.get_docstring(ast.parse(command_files()[name].read_text(encoding="utf-8")))
     return (text or "").splitlines()[0].partition(": ")[2].rstrip(".")
 
 

@@ -11,10 +11,10 @@ serves the others.
 import dataclasses
 import gc
 
-from quantbench import devices, generate
+from quantbench import devices, environment, generate
 from quantbench.errors import KernelError, MemoryShortage
 from quantbench.models.llama import Transformer
-from quantbench.run import decoding, environment
+from quantbench.run import decoding
 from quantbench.run.plan import Plan, positions, prompt_of
 from quantbench.run.sizes import kv_cache_bytes
 from quantbench.text import size

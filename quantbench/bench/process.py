@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from quantbench.bench import ranks
+from quantbench.environment import DEFAULTS
 from quantbench.errors import QuantbenchError, UsageError
-from quantbench.run.environment import DEFAULTS
 from quantbench.typed_json import from_json, to_json
 
 COMMAND = (sys.executable, "-m", "quantbench.bench.worker")

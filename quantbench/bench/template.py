@@ -104,7 +104,7 @@ def _work(mapped: Pages, folder: bytes, *streams: int) -> None:
 
 
 if __name__ == "__main__":
-    from quantbench.run import environment
+    from quantbench import environment
 
     environment.prepare()
     # What every worker imports sooner or later, and no more: it would count as its memory.

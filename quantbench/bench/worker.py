@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import torch
 
-from quantbench import devices, generate
+from quantbench import devices, environment, generate
 from quantbench.bench import ranks
 from quantbench.bench.answers import ArmFacts, Planned, Reading, TimedSample, TurnTime
 from quantbench.bench.generators import Generators
@@ -47,7 +47,7 @@ from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer
 from quantbench.quantize.registry import available, kernels_for
 from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
-from quantbench.run import checks, environment, measure, saved_model, sizes
+from quantbench.run import checks, measure, saved_model, sizes
 from quantbench.run import plan as planning
 from quantbench.run.bandwidth import PARTS, reader
 from quantbench.run.energy import Energy, NotCounted, meter

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from quantbench import files, host
+from quantbench import environment, files, host
 from quantbench.cli import Command
 from quantbench.log.origin import about, cards, processor, report_output, write_json
-from quantbench.run import environment, machine
+from quantbench.run import machine
 from quantbench.text import aligned, counted
 
 WATCHED = 1.0  # seconds for which other processes are watched

@@ -11,11 +11,11 @@ import time
 
 import click
 
+from quantbench import environment
 from quantbench.cli import OneLineErrors
 from quantbench.log.config import RunConfig
 from quantbench.log.options import options
 from quantbench.progress import progress
-from quantbench.run import environment
 from quantbench.run.checks import check
 
 STARTED = time.perf_counter()  # start of the process, but for 0.1 s of Python and the imports above

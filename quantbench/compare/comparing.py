@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from quantbench import files, host
+from quantbench import environment, files, host
 from quantbench.bench import store
 from quantbench.bench.session import Session
 from quantbench.bench.store import Results, Store
@@ -32,7 +32,6 @@ from quantbench.help_text import refuse_beside
 from quantbench.log import log
 from quantbench.log.config import RunConfig
 from quantbench.progress import say
-from quantbench.run import environment
 from quantbench.run.facts import make_record
 from quantbench.text import one_line
 from quantbench.typed_json import from_json, to_json

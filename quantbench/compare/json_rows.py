@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quantbench.compare.interval import Interval
+from quantbench.report.interval import Interval
 from quantbench.typed_json import omitted
 
 

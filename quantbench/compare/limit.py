@@ -15,8 +15,8 @@ import numpy as np
 from quantbench import stats
 from quantbench.bench.answers import Reading
 from quantbench.bench.store import Results
-from quantbench.compare.interval import Interval
 from quantbench.compare.intervals import turns_of
+from quantbench.report.interval import Interval
 
 
 def limit_share(results: Results, number: int, bytes_of_step: float) -> Interval | None:

@@ -17,12 +17,11 @@ import click
 from quantbench.cli import together
 from quantbench.compare.row import Row
 from quantbench.log.kinds import Kind, Number, Share, Size
-from quantbench.quality.thresholds import MAX_KL
+from quantbench.quality.thresholds import KL, MAX_KL
 from quantbench.quality.types import Quality
 from quantbench.run.run_table import SINCE_START
 from quantbench.text import size
 
-KL = Number(what="nats per token, such as 0.03", most="100")  # what --max_kl takes
 Z = 1.96  # standard errors to the ends of 95 %
 
 

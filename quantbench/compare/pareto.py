@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantbench.compare.interval import Interval
 from quantbench.compare.limits import memory_bytes
 from quantbench.compare.row import Row
 from quantbench.quality.thresholds import BROKEN, CLASSES, class_of
+from quantbench.report.interval import Interval
 from quantbench.report.svg import drawn, tidy
 
 UNKNOWN = "quality not measured"

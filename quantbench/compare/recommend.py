@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from quantbench.compare.interval import Interval
 from quantbench.compare.limits import Limits, exceeded, memory_bytes, memory_said
 from quantbench.compare.row import Row
 from quantbench.log import shell
@@ -26,6 +25,7 @@ from quantbench.log.config import RunConfig, argv
 from quantbench.log.options import parse
 from quantbench.quality.thresholds import class_of
 from quantbench.quality.types import QualityReference
+from quantbench.report.interval import Interval
 
 KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or memory
 WIDE = 1.5  # the ends' quotient of a speed-up that says nothing

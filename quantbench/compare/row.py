@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quantbench.compare.interval import Interval
+from quantbench.report.interval import Interval
 from quantbench.run.facts import Peaks
 from quantbench.typed_json import omitted
 

@@ -13,12 +13,12 @@ import numpy as np
 from quantbench import stats
 from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import ArmResult, Kind, Results
-from quantbench.compare.interval import Interval
 from quantbench.compare.intervals import Compared
 from quantbench.compare.limit import limit_share, median
 from quantbench.compare.row import Row
 from quantbench.log.config import RunConfig
 from quantbench.quality.types import NoQuality, Quality
+from quantbench.report.interval import Interval
 from quantbench.run import machine
 from quantbench.run.energy import Energy, NotCounted, pooled
 from quantbench.run.facts import Facts, Summary

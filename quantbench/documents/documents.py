@@ -16,7 +16,7 @@ import importlib
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig, option_table
 from quantbench.quality.thresholds import CLASSES
 from quantbench.quantize import spec
+from quantbench.report.block import Block
 from quantbench.report.columns import table
 from quantbench.text import shown
 from quantbench.typed_json import OMITTED
 
-Block = Callable[[Sequence[str]], str]  # from the words behind the block's name to Markdown
 BEGIN = re.compile(r"^<!-- readme: (?P<words>[^\n]*?) -->$", re.M)
 END = "<!-- end -->"
 FENCE = re.compile(r"^```+", re.M)

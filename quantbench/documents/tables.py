@@ -6,27 +6,24 @@ Under each table stands where its figures come from: machine, versions, day, com
 figure that was not measured is a dash.
 """
 
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from quantbench import files
-from quantbench.compare.json_rows import PeerRow, SchemeRow
+from quantbench.compare.json_rows import SchemeRow
 from quantbench.compare.limits import memory_bytes
 from quantbench.compare.row import Row
 from quantbench.compare.tables import of_prompt
 from quantbench.documents import documents
-from quantbench.documents.documents import Block
 from quantbench.errors import LogError, UsageError
-from quantbench.latency.answer import Cell, Latencies, Table, latency_rows, rate_rows
 from quantbench.log import log
 from quantbench.log.origin import About
 from quantbench.log.record import Record
-from quantbench.peers.tables import PEERS
 from quantbench.quality.thresholds import BROKEN, class_of
+from quantbench.report.block import Block, captioned, file_of, read
 from quantbench.report.columns import Columns, interval, markdown, number, size, with_error
-from quantbench.typed_json import from_json
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -37,50 +34,12 @@ BROKEN_NOTE = (
 )
 
 
-# ------------------------------------------------------------------------------------------ reading
-
-
-def read(kind: type[T], path: str, key: str | None = None) -> T:
-    """The JSON in a file, or its value of that key, as a `kind`. Raises LogError, one line."""
-    value = files.read_json("cannot read", path, LogError)
-    try:
-        return from_json(kind, value if key is None else value[key])
-    except (ValueError, TypeError, KeyError) as error:
-        raise LogError(f"{path} is not what its command writes: {error}") from None
-
-
-def _block(
-    row: type[R], columns: Columns[R], key: str = "rows", may_be_missing: bool = False
-) -> Block:
-    """A block FILE: the rows in a command's JSON, with a caption. may_be_missing: the file, as the
-    command takes programs that not every machine has; then there is no table."""
-
-    def block(words: Sequence[str]) -> str:
-        path = _file(words)
-        if may_be_missing and not Path(path).exists():
-            return ""
-        rows = read(list[row], path, key)  # type: ignore[valid-type]
-        return _captioned(columns, rows, read(About, path, "about"))
-
-    return block
-
-
-def _file(words: Sequence[str]) -> str:
-    if not words:
-        raise UsageError("this table needs the name of a file behind its own")
-    return words[0]
-
-
-def _captioned(columns: Columns[R], rows: Sequence[R], about: About, notes: str = "") -> str:
-    return "\n\n".join(filter(None, [markdown(columns, rows), notes, about.caption()]))
-
-
 # ------------------------------------------------------------------------------------------- runs
 
 
 def runs(words: Sequence[str]) -> str:
     """runs LOG: the newest line of each kind in a log."""
-    path = _file(words)
+    path = file_of(words)
     by_heading = newest([record for _, record in log.read(path).records])
     if not by_heading:
         raise LogError(f"{path} holds no line of a run")
@@ -142,7 +101,7 @@ def speeds(words: Sequence[str]) -> str:
     """speeds FILE [FILE.json] [ARM …]: arms as `ab --output` left them in results.json; all that
     were measured, or those named, underscores for the spaces in a name. A second file adds its
     prompts' speed-ups, of another length, to the arms of the same name."""
-    path = _file(words)
+    path = file_of(words)
     others = [word for word in words[1:] if word.endswith(".json")]
     names = [word for word in words[1:] if word not in others]
     rows, captions = _timed(path), ""
@@ -159,7 +118,7 @@ def speeds(words: Sequence[str]) -> str:
             raise UsageError(f"{path} measured no arm {missing[0]}; it has {', '.join(by_name)}")
         rows = [by_name[name] for name in names]
     notes = TURNS_NOTE + BROKEN_NOTE * any(map(_is_broken, rows))
-    return _captioned(columns, rows, read(About, path, "about"), notes) + captions
+    return captioned(columns, rows, read(About, path, "about"), notes) + captions
 
 
 def _of_the_same_arm(rows: Mapping[str, Row], row: Row) -> str:
@@ -200,7 +159,7 @@ def _is_broken(row: Row) -> bool:
 
 def quality(words: Sequence[str]) -> str:
     """quality FILE: what `schemes --measure --json FILE` wrote."""
-    path = _file(words)
+    path = file_of(words)
     rows = [r for r in read(list[SchemeRow], path, "rows") if r.tokens is not None]
     tokens = " or ".join(sorted({f"{row.tokens:,}" for row in rows}))
     columns: Columns[SchemeRow] = [
@@ -212,46 +171,23 @@ def quality(words: Sequence[str]) -> str:
         ("perplexity ÷ full precision's",
          with_error(lambda row: row.ratio, lambda row: row.ratio_standard_error, ".4f")),
     ]  # fmt: skip
-    return _captioned(columns, rows, read(About, path, "about"))
+    return captioned(columns, rows, read(About, path, "about"))
 
 
-# ------------------------------------------------------------------------------------------ latency
-
-LatencyRow = tuple[Table, Cell]
-LATENCY: Columns[LatencyRow] = (
-    ("arm", lambda row: f"`{row[0].arm}`"),
-    ("ranks", lambda row: str(row[0].ranks)),
-    ("prompt, tokens", lambda row: str(row[0].sequence_length)),
-    ("batch size", lambda row: str(row[1].batch_size)),
-    ("TTFT, ms", number(lambda row: latency_rows([row[1]])[0].values["average"], ".1f")),
-    ("prefill, tokens/s", number(lambda row: _rates(row)[0], ".0f")),
-    ("TPOT, ms", number(lambda row: latency_rows([row[1]])[1].values["average"], ".1f")),
-    ("decode, tokens/s", number(lambda row: _rates(row)[2], ".1f")),
-)
+# Blocks of rooms: the room is imported when a document has the block.
+ROOMS = {"peers": "quantbench.peers.tables:block", "latency": "quantbench.latency.block:latency"}
 
 
-def _rates(row: LatencyRow) -> list[float]:
-    """Averages: tokens/s and requests/s of prefill, tokens/s of decoding."""
-    table, cell = row
-    return [each.values["average"] for each in rate_rows([cell], table.sequence_length)]
-
-
-def latency(words: Sequence[str]) -> str:
-    """latency FILE: the results.json of `latency --output`, a row for each table and batch size."""
-    path = _file(words)
-    results = read(Latencies, path)
-    if results.about is None:
-        raise LogError(f"{path} does not say where it was measured")
-    rows = [(table, cell) for table in results.tables for cell in table.cells]
-    return _captioned(LATENCY, rows, results.about)
+def _of_room(place: str, words: Sequence[str]) -> str:
+    block: Block = pkgutil.resolve_name(place)
+    return block(words)
 
 
 TABLES: Mapping[str, Block] = {
-    "about": lambda words: read(About, _file(words), "about").caption(),  # below a picture
+    "about": lambda words: read(About, file_of(words), "about").caption(),  # below a picture
     "runs": runs,
     "speeds": speeds,
     "quality": quality,
-    "peers": _block(PeerRow, PEERS, may_be_missing=True),  # of `peers --json`
-    "latency": latency,
+    **{name: partial(_of_room, place) for name, place in ROOMS.items()},
     **documents.TABLES,
 }

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from quantbench import environment
 from quantbench.errors import KernelError, MemoryShortage, UsageError
 from quantbench.estimate import answer as estimating
 from quantbench.estimate import tables
@@ -16,7 +17,6 @@ from quantbench.log import shell
 from quantbench.log.config import RunConfig, argv
 from quantbench.progress import progress, say
 from quantbench.quantize.spec import COMPARED, SHOWN, parse_scheme
-from quantbench.run import environment
 from quantbench.typed_json import to_json
 
 

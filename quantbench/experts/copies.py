@@ -6,9 +6,10 @@
     copies.done(slot)                   # after all products with its expert were launched
     copies.waits.seconds()              # in which the computing waited
 
-From a disk that is read past the page cache the kernel copies, several experts at once (io_submit.py).
-From any other slow tier threads copy: reading a file releases Python's lock. A CUDA device copies
-from locked pages on a separate stream, and its computing stream waits for an event.
+From a disk that is read past the page cache the kernel copies, several experts at once
+(io_submit.py). From any other slow tier threads copy: reading a file releases Python's lock. A
+CUDA device copies from locked pages on a separate stream, and its computing stream waits for an
+event.
 """
 
 import itertools

@@ -29,9 +29,9 @@ from typing import Literal
 import numpy as np
 
 from quantbench import stats
-from quantbench.compare.interval import Interval
 from quantbench.compare.intervals import CONFIDENCE
 from quantbench.latency.answer import Cell, Table
+from quantbench.report.interval import Interval
 
 Counted = Literal["input", "output", "input + output"]
 Verdict = Literal["better", "worse", "no difference shown", "not in turns", "not measured"]

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from quantbench import host
+from quantbench.environment import STORE, Place, crowded
 from quantbench.errors import UsageError
 from quantbench.ops.cpu import build
 from quantbench.ops.cpu import ranks as shared_memory
 from quantbench.ops.ranks import Ranks
-from quantbench.run.environment import STORE, Place, crowded
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 

@@ -27,9 +27,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantbench.cli import RANK_REPORTS
+from quantbench.environment import STORE, place
 from quantbench.errors import QuantbenchError
 from quantbench.log.config import RunConfig, argv
-from quantbench.run.environment import STORE, place
 
 COMMAND = ("-m", "quantbench", "generate")
 IN_CHECKOUT = Path(__file__).resolve().parents[2] / "generate.py"

@@ -8,11 +8,11 @@ from quantbench.bench import process
 from quantbench.bench.pool import Command
 from quantbench.bench.session import Rule, Session
 from quantbench.bench.store import ArmResult, Results, Settings, Store
-from quantbench.compare.interval import Interval
 from quantbench.compare.intervals import Compared
 from quantbench.compare.json_rows import PeerRow
 from quantbench.compare.limit import limit_share, median
 from quantbench.compare.rows import tok_s
+from quantbench.report.interval import Interval
 
 
 def measure(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from quantbench.bench.store import Results
 from quantbench.compare.json_rows import PeerRow
 from quantbench.compare.limit import caveats, span
+from quantbench.report.block import block_of
 from quantbench.report.columns import Columns, interval, number
 from quantbench.text import counted
 
@@ -49,3 +50,6 @@ def peer_remarks(
         lines += [f"memory was read at {span(readings)}", *caveats(readings)]
     lines += [f"{row.beside}: failed: {row.failed}" for row in rows if row.failed]
     return list(dict.fromkeys(lines))
+
+
+block = block_of(PeerRow, PEERS, may_be_missing=True)  # of `peers --json`

@@ -25,11 +25,11 @@ from quantbench import devices
 from quantbench.bench.answers import ArmFacts, TimedSample, TurnTime
 from quantbench.bench.worker import serve
 from quantbench.cli import quiet
+from quantbench.environment import without_collections
 from quantbench.errors import UsageError
 from quantbench.peers import gguf_file
 from quantbench.peers.arms import Work, missing
 from quantbench.peers.runtimes import RUNTIMES, Runtime
-from quantbench.run.environment import without_collections
 from quantbench.run.facts import Ready, Sample
 from quantbench.run.measure import warm_up
 from quantbench.typed_json import from_json

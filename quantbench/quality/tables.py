@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from quantbench.compare.interval import Interval
 from quantbench.quality.thresholds import LEGEND, described
 from quantbench.quality.types import Part, Quality
 from quantbench.report.columns import Columns, aligned, number, with_error
+from quantbench.report.interval import Interval
 from quantbench.text import aligned as aligned_cells
 
 if TYPE_CHECKING:

@@ -8,7 +8,9 @@ thousandth (8 bits) of the tokens to tell two schemes apart. Nothing here needs 
 from collections.abc import Collection
 
 from quantbench.errors import UsageError
+from quantbench.log.kinds import Number
 
+KL = Number(what="nats per token, such as 0.03", most="100")  # what --max_kl takes
 MAX_KL = 0.03  # the limit unless --max_kl gives another
 # Before the KL is first compared with the limit; each further look doubles the tokens.
 FIRST_TOKENS = 512

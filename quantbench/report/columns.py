@@ -18,7 +18,7 @@ from typing import TypeVar
 from rich.cells import cell_len
 
 from quantbench import text
-from quantbench.compare.interval import Interval
+from quantbench.report.interval import Interval
 
 R = TypeVar("R")
 F = TypeVar("F")

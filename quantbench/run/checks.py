@@ -10,13 +10,12 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from quantbench import files, unfinished
+from quantbench import environment, files, unfinished
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, Unsaid, refuse_former
 from quantbench.quantize.grammar import Quantization
 from quantbench.quantize.spec import CALIBRATED, Selection, parse, refuse_format
-from quantbench.run import environment
 
 EXPERTS = ("expert_placement", "expert_policy", "expert_prefetch", "expert_folder")
 FILES = ("write_result", "output_json_path", "profile", "memory_profile")

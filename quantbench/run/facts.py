@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from quantbench.environment import Environment
 from quantbench.log.config import RunConfig, repro
 from quantbench.log.record import NO_COUNTER, Record
 from quantbench.models.config import ModelConfig
 from quantbench.run import machine
 from quantbench.run.energy import Energy, NotCounted
-from quantbench.run.environment import Environment
 from quantbench.run.expert_traffic import PhaseFigures, Phases, TwoTiers, total
 from quantbench.run.machine import MachineUse, Trust, judge
 from quantbench.typed_json import omitted, to_json

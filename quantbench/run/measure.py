@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from quantbench import devices
+from quantbench import devices, environment
 from quantbench.errors import QuantbenchError
 from quantbench.log.origin import git_commit, versions
 from quantbench.models.llama import Transformer, step_bytes, weight_bytes
 from quantbench.progress import progress, say
 from quantbench.quantize.registry import available
-from quantbench.run import energy, environment, machine
+from quantbench.run import energy, machine
 from quantbench.run.bandwidth import BYTES, Bandwidth
 from quantbench.run.expert_traffic import Phases, Traffic
 from quantbench.run.facts import Device, Facts, Measured, Parallel, Peak, Ready, Sample

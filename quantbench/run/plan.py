@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quantbench import devices
+from quantbench import devices, environment
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
@@ -27,7 +27,6 @@ from quantbench.ops.ranks import ALONE, Ranks
 from quantbench.progress import say
 from quantbench.quantize.registry import kernels_for
 from quantbench.quantize.spec import AsIs, Selection, Spec, named, parse, parse_layer, refuse_format
-from quantbench.run import environment
 
 if TYPE_CHECKING:
     from quantbench.models.split import Split

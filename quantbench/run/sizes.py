@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from quantbench.devices import stored_bytes
+from quantbench.environment import place
 from quantbench.errors import KernelError, MemoryShortage, UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import CacheFactory
@@ -21,7 +22,6 @@ from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer, weight_bytes
 from quantbench.quantize.spec import AsIs, Selection, Spec
-from quantbench.run.environment import place
 from quantbench.run.plan import Plan, kv_cache
 from quantbench.text import bytes_in
 from quantbench.text import size as size_text

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quantbench import devices
-from quantbench.run.environment import without_collections
+from quantbench.environment import without_collections
 from quantbench.run.plan import Plan
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from quantbench.bench.store import (
     Store,
     Turn,
 )
+from quantbench.environment import Environment
 from quantbench.log.options import parse
 from quantbench.log.origin import About
 from quantbench.models.config import ModelConfig
 from quantbench.quality.types import LayerSqnr, NoQuality, Quality
-from quantbench.run.environment import Environment
 from quantbench.run.facts import Device
 from tests.bench.facts import arm_facts
 

@@ -25,7 +25,6 @@ from quantbench.bench.arm import make_arms, of_one_model
 from quantbench.bench.process import Process
 from quantbench.bench.worker import NeverFits, Worker
 from quantbench.compare.commands import ab as command
-from quantbench.compare.interval import Interval
 from quantbench.errors import MemoryShortage, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.log import config_of
@@ -34,6 +33,7 @@ from quantbench.log.options import parse
 from quantbench.models.formats import EMBEDDED
 from quantbench.quality.same_model import same_model
 from quantbench.quality.types import SameModel
+from quantbench.report.interval import Interval
 from tests import fake_counter, programs
 from tests.bench.world import Behaviour, World
 from tests.models.test_gguf import tokenizer_of_tiny, written

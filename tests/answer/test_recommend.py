@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from quantbench.compare.interval import Interval
 from quantbench.compare.limits import OPTIONS, Limits, limits, ruled_out
 from quantbench.compare.recommend import Recommendation, command, recommend, verifying
 from quantbench.compare.row import Row
 from quantbench.log import shell
 from quantbench.log.options import parse
 from quantbench.quality.types import NoQuality, Quality, QualityReference
+from quantbench.report.interval import Interval
 from quantbench.typed_json import from_json, to_json
 
 GB = 10**9

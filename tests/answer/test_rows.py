@@ -7,7 +7,6 @@ import pytest
 
 from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import Ended
-from quantbench.compare.interval import Interval
 from quantbench.compare.intervals import Compared
 from quantbench.compare.limits import Limits
 from quantbench.compare.recommend import recommend
@@ -16,6 +15,7 @@ from quantbench.compare.rows import noise, reasons, rows
 from quantbench.compare.tables import remarks, tables, terminal
 from quantbench.log.config import RunConfig
 from quantbench.log.record import NO_COUNTER
+from quantbench.report.interval import Interval
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.machine import MachineUse
 from tests.answer.example_results import ARMS, example_results

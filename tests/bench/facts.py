@@ -3,9 +3,9 @@
 import dataclasses
 
 from quantbench.bench.answers import ArmFacts
+from quantbench.environment import Environment
 from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
-from quantbench.run.environment import Environment
 from quantbench.run.facts import Device, Facts, Ready
 
 FACTS = Facts(

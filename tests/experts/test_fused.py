@@ -158,7 +158,7 @@ def test_the_system_reads_iff_the_disk_is_direct_and_the_kernel_allows_it(tmp_pa
     assert isinstance(copies.make(disk, CPU), BySystem) == (disk.direct is not None and allowed)
     assert type(copies.make(Memory(False), CPU)) is ByThreads
     with monkeypatch.context() as patch:
-        patch.setattr(aio, "opened", lambda: None)
+        patch.setattr(io_submit, "opened", lambda: None)
         assert type(copies.make(disk, CPU)) is ByThreads
     monkeypatch.setattr(disk, "direct", None)
     assert type(copies.make(disk, CPU)) is ByThreads

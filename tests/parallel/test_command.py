@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from quantbench import environment
 from quantbench.errors import UsageError
 from quantbench.log.log import config_of
 from quantbench.log.log import read as read_log
 from quantbench.log.record import Record
 from quantbench.parallel import launch
 from quantbench.parallel.launch import RankFailed
-from quantbench.run import checks, environment
+from quantbench.run import checks
 from tests.answer.test_ab import ENVIRONMENT
 from tests.answer.test_replay import RECORDS
 from tests.models.hugging_face import rewritten

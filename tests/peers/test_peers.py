@@ -369,7 +369,7 @@ def test_peers_on_a_small_model(tmp_path, monkeypatch):
     given = ["--checkpoint_path", checkpoint(tmp_path), "--schemes", "none", "--threads", "1"]
     given += ["--runtimes", "transformers", "--prefill_size", "16", "--max_new_tokens", "4"]
     given += ["--cycles", "2", "--processes", "1"]
-    monkeypatch.setattr(peering, "GRACE", 600)
+    monkeypatch.setattr(plan, "GRACE", 600)
     partly = run(*given, "--max_minutes", "0")
     assert partly.exit_code == 0
     left_out = "not compared: none against transformers, compiled"
@@ -386,7 +386,7 @@ def test_peers_on_a_small_model(tmp_path, monkeypatch):
 @pytest.mark.parametrize("fast", [True, False])
 def test_the_clock_stops_what_does_not_end_by_itself(fast, tmp_path, monkeypatch):
     """A file that takes longer than --max_minutes and the grace: nothing was measured."""
-    monkeypatch.setattr(peering, "GRACE", 0.05)
+    monkeypatch.setattr(plan, "GRACE", 0.05)
     monkeypatch.setattr(peers.programs, "chosen_runtimes", lambda *_: ["llama.cpp"])
     monkeypatch.setattr(peers.programs, "make_arms", lambda *_: time.sleep(0 if fast else 60))
 

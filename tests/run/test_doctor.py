@@ -5,8 +5,9 @@ import re
 
 import pytest
 
+from quantbench import environment
 from quantbench.ops.cpu import build
-from quantbench.run import bandwidth, environment
+from quantbench.run import bandwidth
 from tests.programs import worked
 
 
@@ -38,7 +39,7 @@ def test_the_file_holds_what_is_shown(machine, tmp_path):
 
 
 CAUSES = {  # variables and functions of the machine, and the sentence that follows
-    "huge pages": ({"quantbench.run.environment.system_huge_pages": lambda: "never"},
+    "huge pages": ({"quantbench.environment.system_huge_pages": lambda: "never"},
         "weights are in pages of 4 KB: /sys/kernel/mm/transparent_hugepage/enabled is never"),
     "few threads": ({"OMP_NUM_THREADS": "1"}, "the environment leaves 1 of 2 cores"),
     "many threads": ({"OMP_NUM_THREADS": "3"}, "3 threads on 2 cores: slower than 2"),

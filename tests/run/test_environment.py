@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from quantbench.bench.process import Process
+from quantbench.environment import huge_page_bytes, system_huge_pages, without_collections
 from quantbench.generate import Generator
 from quantbench.log.log import read as read_log
-from quantbench.run.environment import huge_page_bytes, system_huge_pages, without_collections
 from tests.models.small import small_checkpoint, small_model
 from tests.programs import finished
 

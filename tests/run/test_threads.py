@@ -4,8 +4,8 @@ Machines are files in a folder."""
 import pytest
 
 from quantbench import host
+from quantbench.environment import choose_threads as choose
 from quantbench.errors import UsageError
-from quantbench.run.environment import choose_threads as choose
 
 EIGHT = range(8)
 

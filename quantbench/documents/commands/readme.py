@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from quantbench import commands as all_commands
+from quantbench import command_files as all_commands
 from quantbench import files
 from quantbench.cli import Command
 from quantbench.documents.documents import BEGIN, rewritten
@@ -82,7 +82,7 @@ def _commits(document: str) -> Iterator[tuple[str, str, str]]:
 def commands(words: Sequence[str]) -> str:
     """commands: every command, its own options, and its examples."""
     parts: list[str] = []
-    for name in sorted(all_commands.files().keys() - {"generate"}):
+    for name in sorted(all_commands.command_files().keys() - {"generate"}):
         parts += _described(all_commands.command(name), "quantbench")
     return "\n\n".join(parts)
 

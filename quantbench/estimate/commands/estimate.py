@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from quantbench import files
+from quantbench import environment, files
 from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.help_text import refuse_beside, refuse_given
@@ -20,7 +20,6 @@ from quantbench.log.config import PRECISIONS, RunConfig
 from quantbench.log.kinds import Choice, Size, Whole
 from quantbench.log.origin import report_output, write_json
 from quantbench.progress import say
-from quantbench.run import environment
 from quantbench.text import shown
 
 OF_VALIDATING = ("words", "validate", "debug")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from quantbench import files
+from quantbench import environment, files
 from quantbench.cli import Command, Group
 from quantbench.errors import UsageError
 from quantbench.experts import tables as report
@@ -25,7 +25,6 @@ from quantbench.log.config import RunConfig
 from quantbench.log.kinds import Whole
 from quantbench.log.options import options
 from quantbench.progress import progress, say
-from quantbench.run import environment
 from quantbench.text import counted
 
 CONTEXT = 1024  # positions of a window, or the model's context, if that is shorter

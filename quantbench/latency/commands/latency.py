@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from quantbench import files
+from quantbench import environment, files
 from quantbench.bench.store import Store
 from quantbench.cli import Command, Group, OptionOfOptions
 from quantbench.compare.comparing import FILE, new_folder
@@ -30,7 +30,6 @@ from quantbench.log.config import RunConfig
 from quantbench.log.kinds import Number, Whole
 from quantbench.log.options import options
 from quantbench.progress import say
-from quantbench.run import environment
 from quantbench.typed_json import to_json
 
 REPORT, SAMPLES, PICTURE = "report.md", "samples.csv", "latency.svg"

@@ -25,6 +25,7 @@ from quantbench import files
 from quantbench.cli import Command
 from quantbench.compare.compare_options import decoding, turn_options, turn_settings
 from quantbench.compare.json_rows import PeerRow
+from quantbench.environment import choose_threads
 from quantbench.errors import LogError, QuantbenchError, UsageError
 from quantbench.help_text import names_of
 from quantbench.host import cores
@@ -36,7 +37,6 @@ from quantbench.peers import tables
 from quantbench.peers.plan import Report, compare, stopped_at
 from quantbench.progress import say
 from quantbench.report.columns import aligned
-from quantbench.run.environment import choose_threads
 from quantbench.text import counted
 
 # Other than generate.py's.

@@ -18,7 +18,6 @@ import click
 
 from quantbench import files
 from quantbench.cli import Command, Group
-from quantbench.compare.limits import KL
 from quantbench.errors import UsageError
 from quantbench.log import shell
 from quantbench.log.config import RunConfig
@@ -26,7 +25,7 @@ from quantbench.log.kinds import Choice, Number, Size
 from quantbench.log.options import options
 from quantbench.log.origin import report_output, write_json
 from quantbench.progress import say
-from quantbench.quality.thresholds import SCALE
+from quantbench.quality.thresholds import KL, SCALE
 from quantbench.report.columns import aligned
 from quantbench.run import checks
 

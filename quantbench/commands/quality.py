@@ -9,7 +9,6 @@ import click
 
 from quantbench import files
 from quantbench.cli import Command
-from quantbench.compare.limits import KL
 from quantbench.errors import UsageError
 from quantbench.log.config import NOT_IN_ARMS, RunConfig
 from quantbench.log.kinds import Whole
@@ -17,7 +16,7 @@ from quantbench.log.options import options
 from quantbench.log.origin import report_output, write_json
 from quantbench.quality import tables
 from quantbench.quality.tasks import find
-from quantbench.quality.thresholds import FIRST_TOKENS, MAX_KL, MOST_TOKENS, SCALE, check_tokens
+from quantbench.quality.thresholds import FIRST_TOKENS, KL, MAX_KL, MOST_TOKENS, SCALE, check_tokens
 from quantbench.run import checks
 
 SAMPLING = ("num_samples", "max_new_tokens", "top_k", "temperature", "prompt", "prefill_size")

@@ -93,8 +93,9 @@ class Place:
 
 
 def place(variables: Mapping[str, str] | None = None) -> Place | None:
-    """This process's place, from the variables (os.environ) of torchrun or parallel/launch.py; None if
-    neither started it, or if it is the only rank. Job schedulers set RANK and WORLD_SIZE, too."""
+    """This process's place, from the variables (os.environ) of torchrun or parallel/launch.py; None
+    if neither started it, or if it is the only rank. Job schedulers set RANK and WORLD_SIZE,
+    too."""
     given = os.environ if variables is None else variables
     if not {STORE, TORCHRUN} & given.keys():
         return None
