@@ -17,7 +17,6 @@ from quantbench.compare.rows import rows
 from quantbench.compare.tables import remarks, tables
 from quantbench.quality.thresholds import BROKEN
 from tests.answer.example_results import ARMS, HOSTILE, example_results
-from tests.answer.test_rows import with_figures
 from tests.bench.world import Behaviour, World
 from tests.programs import command, ran
 
@@ -40,7 +39,7 @@ class Text(HTMLParser):
 
 @pytest.fixture(scope="module")
 def results():
-    return with_figures(example_results(hostile=True))
+    return example_results(hostile=True)
 
 
 def answered(results):
