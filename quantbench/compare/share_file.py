@@ -82,7 +82,8 @@ def read(path: str) -> list[Comparison]:
     wrote = "recommend --share and ab --output write results.json"
     value = files.read_json("cannot read", path, UsageError, wrote)
     try:
-        return [_comparison(one) for one in (value if isinstance(value, list) else [value])]
+        values = value if isinstance(value, list) and value else [value]
+        return [_comparison(each) for each in values]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else error
         raise UsageError(f"{shown(path)} is no results.json: {why}; {wrote}") from None

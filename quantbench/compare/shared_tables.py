@@ -20,20 +20,20 @@ COLUMNS: Columns[Named] = [
 NOTE = "× baseline is against the same machine's baseline: no interval is over two machines"
 
 
-def collected(comparisons: Sequence[Comparison], as_markdown: bool) -> str:
-    """A row for each machine, model and arm that was timed; below, where each is from."""
+def collected(files: Sequence[Sequence[Comparison]], as_markdown: bool) -> str:
+    """A row for each machine, model and arm that was timed; below, where each file is from."""
+    machines = [first.about.machine for first, *_ in files]
     rows: list[Named] = []
-    notes, origins = [], list(of.about for of in comparisons)
-    origins = [about for place, about in enumerate(origins) if about not in origins[:place]]
-    machines = [about.machine for about in origins]
-    for place, (about, machine) in enumerate(zip(origins, machines, strict=True), 1):
+    notes = []
+    for place, (file, machine) in enumerate(zip(files, machines, strict=True), 1):
         name = f"{machine} ({place})" if machines.count(machine) > 1 else machine
         rows += [
             (name, of.model, row)
-            for of in comparisons
+            for of in file
             for row in of.rows
-            if of.about == about and (row.speed_up is not None or row.verdict == "baseline")
+            if row.speed_up is not None or row.verdict == "baseline"
         ]
+        about = file[0].about
         torch, commit = about.versions.get("torch") or "unknown", about.commit or "unknown"
         notes.append(f"{name}: {about.date}, torch {torch}, commit {commit}")
     columns, constant = narrowed(COLUMNS, rows)

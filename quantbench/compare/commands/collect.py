@@ -28,4 +28,4 @@ def collect(paths: tuple[str, ...], form: str | None) -> None:
         if first := next((other for other in files if files[other] == own), None):
             raise UsageError(f"{path} holds the same measurement as {first}: leave one out")
         files[path] = own
-    click.echo(collected([of for own in files.values() for of in own], form == "md"))
+    click.echo(collected([*files.values()], form == "md"))
