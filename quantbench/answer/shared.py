@@ -20,7 +20,7 @@ from quantbench.bench.store import Results, Settings
 from quantbench.errors import UsageError
 from quantbench.log.about import About, about
 from quantbench.quality.types import Quality
-from quantbench.text import shown
+from quantbench.text import cleaned, shown
 from quantbench.typed_json import from_json, omitted, to_json
 
 FORMAT = 1
@@ -76,7 +76,7 @@ def read(path: str) -> Shared:
             raise ValueError(f'it has no "shared": {FORMAT}')
         if value.get("digest") != _digest(value):
             raise ValueError("it was edited: its digest is of other figures")
-        return from_json(Shared, value)
+        return from_json(Shared, cleaned(value))
     except ValueError as error:
         raise UsageError(f"{shown(path)} is not what recommend --share writes: {error}") from None
 

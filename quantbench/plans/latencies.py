@@ -17,6 +17,7 @@ from quantbench.bench.cell_plan import CellPlan, make_plan, numbers
 from quantbench.bench.cells import Cells, left
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Store
+from quantbench.cli import ended_by
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.plans.comparing import warn_of_threads
@@ -91,7 +92,7 @@ def measure(kept: Store, plan: CellPlan, timeout: float | None, ray: str | None)
     if measured.ended == "interrupted":
         if not any(cell.samples for table in measured.tables for cell in table.cells):
             raise KeyboardInterrupt
-        say(f"Interrupted: --resume {kept.folder} goes on" if kept.folder else "Interrupted")
+        say(ended_by() + (f"; --resume {kept.folder} goes on" if kept.folder else ""))
     return measured
 
 
