@@ -13,23 +13,29 @@ The libraries are imported where they are used: a run loads one of them, and sta
 """
 
 import contextlib
+import dataclasses
+import itertools
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from quantbench import files
 from quantbench.errors import CheckpointError
 from quantbench.models.config_checks import TRUTH
-from quantbench.text import shown
-from quantbench.typed_json import parsed
+from quantbench.text import plain, shown
+from quantbench.typed_json import from_json, parsed
 
 # Where a tokenizer may lie, best first; original/ is where Hugging Face keeps Meta's Llama 3 files.
-FILES = ("tokenizer.json", "tokenizer.model", "original/tokenizer.model")
+FILES = ("tokenizer.json", "tokenizer.model", "original/tokenizer.model", "vocab.json")
+MERGES = "merges.txt"  # beside vocab.json
 _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+_ADDED, _NAMES = "added_tokens.json", "special_tokens_map.json"
+BESIDE = (MERGES, _CONFIG, _ADDED, _NAMES, "generation_config.json", _TEMPLATE)
 _ENDS = ("generation_config.json", "config.json")  # have the ids that end a generation
 # The special tokens that end a text in the families we run, whether or not a config lists them.
 NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -52,7 +58,7 @@ def load_tokenizer(folder: Path, vocab_size: int) -> "Tokenizer":
     best = next((name for name in FILES if os.path.lexists(folder / name)), None)
     if best is None:
         raise CheckpointError(f"no tokenizer in {folder}: looked for {', '.join(FILES)}")
-    names = (name for name in (best, _CONFIG, *_ENDS, _TEMPLATE) if os.path.lexists(folder / name))
+    names = (name for name in (best, *BESIDE, "config.json") if os.path.lexists(folder / name))
     return tokenizer_of(folder, {name: _read(folder / name) for name in names}, vocab_size)
 
 
@@ -62,12 +68,16 @@ def tokenizer_of(folder: Path, content: Mapping[str, bytes], vocab_size: int) ->
 
     name = next(name for name in FILES if name in content)
     path, data, hints = folder / name, content[name], Hints.of(folder, content)
+    if name == "vocab.json":
+        from quantbench.models.formats.gguf_tokenizer import of_vocabulary
+
+        data = of_vocabulary(folder, content, hints)
     if path.suffix == ".json":
         tokenizer: Tokenizer = JsonTokenizer(path, data, hints, vocab_size)
     elif tiktoken_file.LINE.match(data):
         tokenizer = tiktoken_file.TiktokenTokenizer(path, data, hints)
     elif data.startswith(b"\n"):  # the first field of a sentencepiece protobuf, its pieces
-        tokenizer = SentencePieceTokenizer(path, data, hints)
+        tokenizer = SentencePieceTokenizer(path, data, hints, vocab_size)
     else:
         raise CheckpointError(
             f"{path} is neither a sentencepiece model nor tiktoken lines (base64, space, rank)"
@@ -88,7 +98,7 @@ def _opening(tokenizer: "Tokenizer", hints: "Hints") -> str:
     id = tokenizer.bos_id
     if id is not None:
         name = next((name for name, other in tokenizer.special.items() if other == id), "a token")
-        return f"Each text begins with {name} (id {id})"
+        return f"Each text begins with {plain(name)} (id {id})"
     if hints.add_bos is False:
         return "No token opens a text: add_bos_token is false"
     return "No token opens a text: the tokenizer's file names none"
@@ -193,31 +203,102 @@ class TextStream:
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """Llama 2, CodeLlama, Mistral, TinyLlama: a sentencepiece model with byte fallback."""
+    """Llama 2, CodeLlama, Mistral, TinyLlama: a sentencepiece model with byte fallback, and the
+    tokens that other files of the folder add to it."""
 
-    def __init__(self, path: Path, data: bytes, hints: "Hints") -> None:
-        from sentencepiece import SentencePieceProcessor
-
-        self._model = SentencePieceProcessor()
-        try:
-            self._model.LoadFromSerializedProto(data)
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"{path} is not a whole sentencepiece model; copy or download it again"
-            ) from error
-        self.size = self._model.vocab_size()
-        ids = range(self.size)
-        special = [id for id in ids if self._model.is_control(id) or self._model.is_unknown(id)]
-        self.special = {self._model.id_to_piece(id): id for id in special}
-        bos = self._model.bos_id()
+    def __init__(self, path: Path, data: bytes, hints: "Hints", vocab_size: int) -> None:
+        self._model = model = _processor(path, data)
+        self._data, self._path, self._hints = data, path, hints
+        added = {
+            id: token for id, token in hints.added.items() if id < vocab_size or not token.special
+        }
+        for name in hints.special:
+            if model.id_to_piece(id := model.piece_to_id(name)) == name:
+                added.setdefault(id, Added(name, special=True))
+        ids = range(model.vocab_size())
+        control = {id for id in ids if model.is_control(id) or model.is_unknown(id)}
+        marks = {id: Added(model.id_to_piece(id), special=True) for id in control} | added
+        self.special = {token.content: id for id, token in marks.items() if token.special}
+        self.size = 1 + max([*marks, len(ids) - 1])
+        self._added = {id: token for id, token in added.items() if id not in control}
+        self._ids = {token.content: id for id, token in marks.items()}
+        self._words = {token.content for token in marks.values() if token.single_word}
+        self._marks = _pattern(marks.values())
+        self._plain_marks = _pattern(token for token in marks.values() if not token.special)
+        bos = model.bos_id()
         self.bos_id = self._find_bos(hints, bos if bos >= 0 else None)
-        self.eos_ids = self._endings(hints) | ({self._model.eos_id()} - {-1})
+        self.eos_ids = self._endings(hints) | ({model.eos_id()} - {-1})
+
+    @cached_property
+    def _inner(self) -> Any:
+        """The model without a space in front: normalizer_spec.add_dummy_prefix is false. Of a field
+        that a protobuf has twice, the later one counts."""
+        return _processor(self._path, self._data + b"\x1a\x02\x18\x00")
+
+    def _part(self, is_first: bool) -> Any:
+        """The model for the text's beginning, or for what follows an added token."""
+        return self._model if is_first and self._hints.prefix is not False else self._inner
 
     def _encode(self, text: str) -> list[int]:
-        return self._model.encode(text)
+        return self._split(text, self._plain_marks)
+
+    def encode_marked(self, text: str) -> list[int]:
+        return self._split(text, self._marks)
+
+    def _split(self, text: str, marks: re.Pattern[str] | None) -> list[int]:
+        """The ids of `text`, in which added tokens are cut out first."""
+        ids, end, legacy = list[int](), 0, self._hints.legacy
+        for match in marks.finditer(text) if marks else ():
+            if (found := match.lastindex) is None or not self._is_whole(match, found):
+                continue
+            if match.start() > end:
+                part = text[end : match.start()]
+                ids += self._part(legacy or end == 0).encode(part)
+            ids.append(self._ids[match[found]])
+            end = match.end()
+        return ids + self._part(legacy or end == 0).encode(text[end:])
+
+    def _is_whole(self, match: re.Match[str], group: int) -> bool:
+        """Whether the token found is no part of a longer word, if it must not be."""
+        start, end = match.span(group)
+        before, after = match.string[start - 1 : start], match.string[end : end + 1]
+        return match[group] not in self._words or not re.search(r"\w", before + after)
 
     def _decode(self, ids: list[int]) -> str:
-        return self._model.decode(ids)
+        if not self._added:
+            return self._part(True).decode(ids)
+        text = ""
+        for is_added, group in itertools.groupby(ids, self._added.__contains__):
+            if is_added:
+                tokens = [self._added[id] for id in group]
+                plain = (token.content for token in tokens if not token.special)
+                text += "".join(plain).replace("\u2581", " ")
+            else:
+                known = [id for id in group if id < self._model.vocab_size()]
+                text += self._part(not text).decode(known)
+        return text
+
+
+def _processor(path: Path, data: bytes) -> Any:
+    from sentencepiece import SentencePieceProcessor
+
+    model = SentencePieceProcessor()
+    try:
+        model.LoadFromSerializedProto(data)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path} is not a whole sentencepiece model; copy or download it again"
+        ) from error
+    return model
+
+
+def _pattern(tokens: Iterable["Added"]) -> re.Pattern[str] | None:
+    """What finds these tokens in a text, longest first, each as a group; None: there are none."""
+    found = []
+    for token in sorted(tokens, key=lambda token: len(token.content), reverse=True):
+        text = f"({re.escape(token.content)})"
+        found.append(r"\s*" * token.lstrip + text + r"\s*" * token.rstrip)
+    return re.compile("|".join(found)) if found else None
 
 
 class JsonTokenizer(Tokenizer):
@@ -349,6 +430,19 @@ class ByteTokenizer(Tokenizer):
 
 
 @dataclass(frozen=True)
+class Added:
+    """A token that is cut out of a text before the rest is encoded."""
+
+    content: str
+    special: bool = False
+    # Whether it takes white space before and after it along, and is no part of a longer word.
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False  # whether it is looked for in normalized text
+
+
+@dataclass(frozen=True)
 class Hints:
     """What a checkpoint's other files say about its tokenizer."""
 
@@ -357,7 +451,11 @@ class Hints:
     eos_token: str | None
     eos_ids: frozenset[int]
     chat_template: str | None  # in Jinja; None: there is none
-    named: Mapping[str, str | None]  # those of NAMED that tokenizer_config.json has
+    named: Mapping[str, str | None]  # those of NAMED that the files have
+    added: Mapping[int, Added]  # tokens that were added to the vocabulary, by id
+    special: tuple[str, ...]  # tokens that the files call special
+    prefix: bool | None  # whether a space is put in front of a text; None: as the vocabulary says
+    legacy: bool  # whether also behind each added token, as transformers did until 2023
 
     def names_of(self, tokenizer: Tokenizer) -> dict[str, str]:
         """Special tokens by the names of NAMED: the file's own words, or, where it has neither a
@@ -374,18 +472,30 @@ class Hints:
     def of(cls, folder: Path, content: Mapping[str, bytes]) -> "Hints":
         """From those of four files that there are. Raises CheckpointError for a bad one."""
         file = folder / _CONFIG
-        tokenizer, ids = _json(folder, content, _CONFIG), set[int]()
+        tokenizer, ids = read_object(folder, content, _CONFIG), set[int]()
         if (add_bos := tokenizer.get("add_bos_token")) is not None:
             TRUTH.check(file, "add_bos_token", add_bos)
         for name in _ENDS:
-            given = _json(folder, content, name).get("eos_token_id")
+            given = read_object(folder, content, name).get("eos_token_id")
             listed = given if isinstance(given, list) else [] if given is None else [given]
             if not all(type(id) is int for id in listed):
                 raise CheckpointError(
                     f"{folder / name}: eos_token_id is {shown(given)}, not an id or a list of ids"
                 )
             ids.update(listed)
-        named = {key: _text(file, key, tokenizer[key]) for key in NAMED if key in tokenizer}
+        decoder, of_map = tokenizer.get("added_tokens_decoder"), dict[str, Any]()
+        if decoder is None:  # as older versions of transformers wrote it
+            of_map = read_object(folder, content, _NAMES)
+        names, where = {**tokenizer, **of_map}, folder / _NAMES
+        named = {
+            key: _text(where if key in of_map else file, key, names[key])
+            for key in NAMED
+            if key in names
+        }
+        more = [names.get(f"{kind}_special_tokens") for kind in ("additional", "extra")]
+        listed = [token for tokens in more if isinstance(tokens, list) for token in tokens]
+        special = [_text(file, "additional_special_tokens", token) for token in listed]
+        special = [text for text in (*named.values(), *special) if text]
         template = tokenizer.get("chat_template")
         if _TEMPLATE in content:
             template = content[_TEMPLATE].decode("utf-8", "replace")
@@ -399,7 +509,34 @@ class Hints:
             frozenset(ids),
             _text(file, "chat_template", template),
             named,
+            _added(folder, content, decoder, special),
+            tuple(special),
+            tokenizer.get("add_prefix_space"),
+            bool(tokenizer.get("legacy")),
         )
+
+
+def _added(
+    folder: Path, content: Mapping[str, bytes], decoder: Any, special: Collection[str]
+) -> dict[int, Added]:
+    """The tokens of added_tokens_decoder; where that is None, those of added_tokens.json. special:
+    those that are, whatever the files say of each."""
+    where = f"{folder / _CONFIG}: added_tokens_decoder"
+    if decoder is None:
+        where, given = f"{folder / _ADDED}", read_object(folder, content, _ADDED)
+        decoder = {
+            id: {"content": text, "normalized": text not in special} for text, id in given.items()
+        }
+    added = {}
+    try:
+        for id, token in decoder.items():
+            if not (str(id).isdecimal() and len(str(id)) < 10):
+                raise ValueError(f"its id {shown(id)} is no whole number")
+            one = from_json(Added, token)
+            added[int(id)] = dataclasses.replace(one, special=one.special or one.content in special)
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"{where} is no object of ids and tokens: {error}") from None
+    return {id: token for id, token in added.items() if token.content}
 
 
 def _text(file: Path, key: str, token: Any) -> str | None:
@@ -421,7 +558,7 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _json(folder: Path, content: Mapping[str, bytes], name: str) -> dict[str, Any]:
+def read_object(folder: Path, content: Mapping[str, bytes], name: str) -> dict[str, Any]:
     try:
         value = parsed(content.get(name, "{}"))
     except ValueError as error:

@@ -8,19 +8,22 @@ SIGTERM. A failure is one line on stderr that begins with "error: "; with --debu
 precedes it.
 """
 
+import codecs
 import contextlib
 import difflib
 import errno
 import itertools
+import locale
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
 import click
 from click import shell_completion
@@ -28,10 +31,13 @@ from click import shell_completion
 from quantbench import help_text
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.progress import say
-from quantbench.text import key, one_line, shown
+from quantbench.text import key, one_line, printed, shown
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # a variable that torchrun alone sets: not a job scheduler
+NO_ROOM = re.compile("failed to map segment|[Cc]annot allocate memory|cannot create.*thread")
 RANK_REPORTS = "QUANTBENCH_RANK_REPORT"  # a file for the message of a rank that fails
+UTF8_MODE = "PYTHONUTF8"
+TERMINATED = "quantbench.terminated"  # in a context's meta: a list, empty until SIGTERM arrives
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
@@ -185,32 +191,43 @@ class OneLineErrors(Command):
         if not extra.pop("standalone_mode", True):  # click's way to ask for exceptions instead
             with self.make_context(name, given, **extra) as context:
                 return self.invoke(context)
+        if args is None:
+            _begin_in_utf8()
         _open_standard_streams()
         debug, cause = "--debug" in given, None  # click empties `given`
+        terminated: list[int] = []
         quiet(debug)
         try:
             if os.name != "posix":
                 raise QuantbenchError(
                     "quantbench needs Linux or macOS; on Windows it runs inside WSL (wsl --install)"
                 )
-            with _sigterm_interrupts() as terminated:
+            with _sigterm_interrupts(terminated):
                 if sys.stdout is None:
                     raise QuantbenchError("stdout is closed; redirect it to a file or to /dev/null")
                 with self.make_context(name, given, **extra) as context:
+                    context.meta[TERMINATED] = terminated
                     self.invoke(context)
                 sys.stdout.flush()
-            code = 128 + signal.SIGTERM if terminated else 0  # a command may keep what it has
+            code = 0
         except click.exceptions.Exit as end:
             code = end.exit_code
+        except SystemExit as end:
+            code, cause = end.code, end.__cause__
         except (Exception, KeyboardInterrupt) as error:
             lost = _lost_stdout(error)
             if debug:
                 traceback.print_exception(error)
-            message, code = explained(error) if lost is None else (lost, 1)
+            if terminated and isinstance(error, KeyboardInterrupt):
+                error = Terminated()  # which a command may have caught and raised as Ctrl-C
+            message, code = explained(error) if lost is None else lost
             if isinstance(error, KeyboardInterrupt) and sys.stderr and sys.stderr.isatty():
                 say("")  # ends the line in which the terminal wrote ^C
-            _report(f"error: {one_line(message)}", code)
+            if message:
+                _report(f"error: {one_line(message)}", code)
             cause = error
+        if terminated:
+            code = 128 + signal.SIGTERM  # whatever a command kept and said
         try:
             if sys.stderr:
                 sys.stderr.flush()
@@ -297,6 +314,10 @@ def explained(error: BaseException) -> tuple[str, int]:
             return "the input is nested too deeply (--debug shows where)", 1
         case OSError() if error.strerror and error.filename is not None:
             return f"{os.fsdecode(error.filename)}: {error.strerror}", 1
+        case FileNotFoundError() if "temporary directory" in str(error):  # tempfile's
+            return "there is no temporary folder to write into; set TMPDIR to one", 1
+        case ImportError() if NO_ROOM.search(str(error)):
+            return "not enough memory to load torch; raise the limit of `ulimit -v`", 1
         case FileNotFoundError() if error.filename is None:  # from os.getcwd
             return "the current folder was removed; change into one that is there", 1
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE):
@@ -317,6 +338,16 @@ def explained(error: BaseException) -> tuple[str, int]:
     return f"{type(error).__name__}: {first_line} (--debug shows where; please report it)", 1
 
 
+def _begin_in_utf8() -> None:
+    """Begin anew in Python's UTF-8 mode where the locale has another encoding (LC_ALL=C, latin-1):
+    a model's name, a prompt or a worker's message may have any character, whatever the locale."""
+    encodings = {sys.getfilesystemencoding(), locale.getpreferredencoding(False)}
+    is_utf8 = {codecs.lookup(name).name for name in encodings} == {"utf-8"}
+    if not is_utf8 and os.environ.get(UTF8_MODE) != "1" and sys.executable:
+        os.environ[UTF8_MODE] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def _open_standard_streams() -> None:
     """Open /dev/null for each standard stream that is closed; escape what their encoding lacks.
 
@@ -331,22 +362,42 @@ def _open_standard_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    if sys.stdout is not None and not isinstance(sys.stdout, Printed):
+        sys.stdout = cast(TextIO, Printed(sys.stdout))
 
 
-def _lost_stdout(error: BaseException) -> str | None:
-    """The message for a failure to write to stdout, which is then closed; None for other failures.
+class Printed:
+    """stdout, which gets texts as text.printed has them: what a model writes, or others wrote into
+    a file that is read, must not move the cursor or write into the clipboard. What stderr gets is
+    made so by progress.say: bars of other libraries move the cursor there."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        return self.stream.write(printed(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def _lost_stdout(error: BaseException) -> tuple[str, int] | None:
+    """The message for a failure to write to stdout, which is then closed, and the exit code; None
+    for other failures. Nobody needs to be told that `head` has read enough: that has no message.
 
     The error names no file, so only the place where it was raised shows that it was stdout.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not isinstance(error, OSError) or not frames or sys.stdout is None:
         return None
-    module, stream = frames[-1].f_globals.get("__name__"), frames[-1].f_locals.get("file")
-    echoed = module == "click.utils" and stream is not sys.stderr
-    if not echoed and module != __name__:
+    module, inner = frames[-1].f_globals.get("__name__"), frames[-1].f_locals
+    stream = inner.get("file") or inner.get("self")
+    if module not in ("click.utils", __name__) or stream is sys.stderr:
         return None
     _give_up(sys.stdout)
-    return f"cannot write to stdout: {error.strerror}"
+    if error.errno == errno.EPIPE:
+        return "", 128 + signal.SIGPIPE
+    return f"cannot write to stdout: {error.strerror}", 1
 
 
 def _give_up(stream: TextIO) -> None:
@@ -357,12 +408,11 @@ def _give_up(stream: TextIO) -> None:
 
 
 @contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[list[int]]:
+def _sigterm_interrupts(arrived: list[int]) -> Iterator[None]:
     """Make SIGTERM end the command as Ctrl-C does. A second SIGTERM ends the process at once.
-    Yields a list to which the signal is added when it arrives."""
-    arrived: list[int] = []
+    arrived: the signal is added to it when it arrives."""
     if threading.current_thread() is not threading.main_thread():
-        yield arrived
+        yield
         return
 
     def interrupt(number: int, frame: object) -> None:
@@ -372,9 +422,15 @@ def _sigterm_interrupts() -> Iterator[list[int]]:
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield arrived
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def ended_by() -> str:
+    """What ended a command that has caught KeyboardInterrupt."""
+    context = click.get_current_context(silent=True)
+    return "ended by SIGTERM" if context and context.meta.get(TERMINATED) else "interrupted"
 
 
 def quiet(debug: bool) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from quantbench import host
 from quantbench.cli import TORCHRUN
-from quantbench.errors import UsageError
+from quantbench.errors import QuantbenchError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.progress import say
 from quantbench.text import counted
@@ -42,6 +42,7 @@ RECORDED = {
     *("TORCH_WARM_POOL", "QUANTBENCH_ISA", "CXX", "CXXFLAGS", "LD_PRELOAD", "GLIBC_TUNABLES"),
     "TRITON_INTERPRET",
 }
+LEAST_ADDRESSES = 1e9  # bytes: a process that has imported torch 2.13 without CUDA has 0.96 GB
 STORE = "QUANTBENCH_RANK_STORE"  # where the ranks that parallel/launch.py started meet
 HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 
@@ -60,9 +61,25 @@ class Environment:
 
 
 def prepare() -> None:
-    """Set the variables and the garbage collector for a run, before torch is imported."""
+    """Set the variables and the garbage collector for a run, before torch is imported. Raises
+    FileNotFoundError where the current folder was removed, and QuantbenchError as `check_room`:
+    else torch's libraries would say it in their own words."""
+    os.getcwd()
+    check_room()
     os.environ.update({**DEFAULTS, **os.environ})
     gc.set_threshold(GC_THRESHOLD)
+
+
+def check_room() -> None:
+    """Raise QuantbenchError where a limit of memory is too small to import torch."""
+    import resource  # which Windows has not
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= limit < LEAST_ADDRESSES:
+        raise QuantbenchError(
+            f"not enough memory to load torch: `ulimit -v` allows {limit / 1e9:.2g} GB; raise it "
+            f"above {LEAST_ADDRESSES / 1e9:g} GB"
+        )
 
 
 @contextlib.contextmanager

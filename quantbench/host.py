@@ -61,7 +61,7 @@ def cpuinfo(key: str) -> str | None:
 def read(path: Path | str) -> str:
     """The text of a file below ROOT without blanks at its ends; "" where it cannot be read."""
     try:
-        return (ROOT / path).read_text(errors="replace").strip()
+        return (ROOT / path).read_text("utf-8", "replace").strip()
     except OSError:
         return ""
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from quantbench.text import printed
+
 Report = Callable[[int, int], None]
 Say = Callable[[str], None]
 SECONDS_BETWEEN_LINES = 2.0  # of progress, where no line can be erased
@@ -18,7 +20,7 @@ SECONDS_BEFORE_ESTIMATE = 3.0  # of work, before the time left is shown
 def say(line: str) -> None:
     """Print a line to stderr; stdout is for results. A failure to write it is ignored."""
     with contextlib.suppress(OSError):
-        click.echo(line, err=True)
+        click.echo(printed(line), err=True)
 
 
 class Progress:
@@ -54,7 +56,7 @@ class Progress:
     def __call__(self, what: str, how_far: str = "") -> None:
         line = "; ".join(filter(None, (what, how_far)))
         if self.bar:
-            self.bar.update(self.bar.task_ids[0], description=line)
+            self.bar.update(self.bar.task_ids[0], description=printed(line))
         elif what != self.what:
             say(line)
         self.what = what
@@ -62,7 +64,7 @@ class Progress:
     def say(self, line: str) -> None:
         """A line that stays."""
         if self.bar:
-            self.bar.console.print(line, markup=False, highlight=False)
+            self.bar.console.print(printed(line), markup=False, highlight=False)
         else:
             say(line)
 

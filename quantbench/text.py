@@ -1,14 +1,19 @@
 """Text for people: aligned columns, sizes with a unit, values shortened for a message."""
 
 import re
+import sys
 import unicodedata
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
+from typing import Any
 
 LONGEST_VALUE = 80  # characters of a value in a message
 LONGEST_NAME = 200  # characters of a name that somebody else gave
 CONTROLS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode's categories
 LONGEST_LINE = 800  # characters of a whole message
+NAMES = {"name", "arm", "machine", "model"}  # keys of JSON files whose values are names
+# Controls that a terminal may have: the layout of a text, and what joins or parts letters.
+LAYOUT = "\n\t\u00ad\u200b\u200c\u200d\u2060\ufeff"
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -80,6 +85,27 @@ def plain(text: str, kept: str = "", longest: int = LONGEST_NAME) -> str:
     if text.isprintable():
         return text
     return "".join(c if c in kept or not is_control(c) else _escaped(c) for c in text)
+
+
+def printed(text: str) -> str:
+    """A text of any length as a terminal gets it: lines, tabs, and no other control character."""
+    return plain(text, LAYOUT, sys.maxsize)
+
+
+def cleaned(value: Any, but: Collection[str] = (), longest: int = LONGEST_LINE) -> Any:
+    """Parsed JSON that others wrote, whose texts will be printed: each is one line of at most about
+    `longest` characters, a name of LONGEST_NAME. but: keys whose values are left alone."""
+    if isinstance(value, str):
+        return plain(value, longest=longest)
+    if isinstance(value, list):
+        return [cleaned(item, but, longest) for item in value]
+    if isinstance(value, dict):
+        most = {key: LONGEST_NAME if key in NAMES else longest for key in value}
+        return {
+            plain(key): item if key in but else cleaned(item, but, most[key])
+            for key, item in value.items()
+        }
+    return value
 
 
 def is_control(c: str) -> bool:

@@ -105,8 +105,7 @@ RUN = "cd $HERE; $PY $ROOT/generate.py --num_samples 1 --max_new_tokens 2 --devi
         (f"{CHECK} >&-", 1, "error: stdout is closed; redirect it to a file or to /dev/null\n"),
         (f"{CHECK} 2>&-", 0, ""),
         (f"{CHECK}", 0, ""),
-        ("set -o pipefail; $LOG check --help | (exec <&-; sleep 1)", 1,
-         "error: cannot write to stdout: Broken pipe\n"),
+        ("set -o pipefail; $LOG check --help | (exec <&-; sleep 1)", 141, ""),
         ("$LOG check /nope 2>&-", 1, ""),
         ("$LOG check /nope 2>/dev/full", 1, ""),
         ("$LOG check /nope <&- >&- 2>&-", 1, ""),
@@ -140,14 +139,14 @@ def test_a_line_of_fifty_megabytes_is_no_record(place):
     "redirected, code, last",
     [
         (">/dev/full", 1, "error: cannot write to stdout: No space left on device"),
-        ("| true", 1, "error: cannot write to stdout: Broken pipe"),
-        ("2>&-", 0, ""),
+        ("| true", 141, None),
+        ("2>&-", 0, None),
     ],
 )
 def test_a_run_is_logged_whatever_becomes_of_its_output(place, redirected, code, last):
     done = shell(f"set -o pipefail; {RUN} {redirected}", place)
     assert done.returncode == code and "Traceback" not in done.stderr
-    assert (done.stderr.splitlines() or [""])[-1] == last
+    assert "error" not in done.stderr if last is None else done.stderr.splitlines()[-1:] == [last]
     first, second = Path("benchmarks.txt").read_text().splitlines()
     assert first == LINE and "mod: tiny" in second
 

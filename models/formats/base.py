@@ -16,20 +16,14 @@ from quantbench import files
 from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
-from quantbench.models.tokenizer import FILES, ByteTokenizer, Tokenizer, load_tokenizer
+from quantbench.models.tokenizer import BESIDE, FILES, ByteTokenizer, Tokenizer, load_tokenizer
 from quantbench.text import shown
 
 if TYPE_CHECKING:
     from quantbench.models.split import Cut
 
 
-TOKENIZER_FILES = (
-    *FILES,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "chat_template.jinja",
-)
+TOKENIZER_FILES = (*FILES, *BESIDE)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Byte-level BPE ("gpt2") becomes a tokenizer.json, sentencepiece ("llama") a sent
 that models/tokenizer.py has one class for each kind, whatever file it comes from.
 """
 
+import dataclasses
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from quantbench.errors import CheckpointError
 from quantbench.models.tiktoken_file import LLAMA_3_SPLIT
+from quantbench.models.tokenizer import MERGES, Added, Hints, read_object
 from quantbench.text import shown
 
 # tokenizer.ggml.token_type, as sentencepiece numbers them
@@ -66,6 +68,47 @@ def cut_of(described: Mapping[str, Any]) -> str | None:
     return next((name for name in names if _CUTS[name] == cut), None)
 
 
+# The names in _CUTS of classes whose vocab.json and merges.txt are read: those of transformers.
+_CLASSES = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
+_MODELS = {"gpt2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
+_END = "<|endoftext|>"  # special in both classes, whatever the files say
+
+
+def of_vocabulary(folder: Path, content: Mapping[str, bytes], hints: Hints) -> bytes:
+    """The tokenizer.json of a folder with vocab.json and merges.txt. Raises CheckpointError."""
+    given = {
+        name: read_object(folder, content, name)
+        for name in ("tokenizer_config.json", "config.json")
+    }
+    kind = given["tokenizer_config.json"].get("tokenizer_class")
+    kind = kind or _MODELS.get(str(given["config.json"].get("model_type")))
+    name = _CLASSES.get(str(kind).removesuffix("Fast"))
+    lacks = None
+    if MERGES not in content:
+        lacks = f"its {MERGES} is missing"
+    elif name is None:
+        known = " and ".join(_CLASSES)
+        lacks = f"its tokenizer_class is {shown(kind)}, and only {known} are read without that file"
+    vocabulary = read_object(folder, content, "vocab.json")
+    if not all(type(id) is int and id >= 0 for id in vocabulary.values()):
+        lacks = "its vocab.json is no object of texts and ids"
+    if lacks or name is None:
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json, and {lacks}; download tokenizer.json"
+        )
+    lines = content[MERGES].decode("utf-8", "replace").splitlines()
+    merges = [line for line in lines if line.strip() and not line.startswith("#version")]
+    tokens = list(vocabulary)
+    whole = _json(tokens, [_NORMAL] * len(tokens), merges, name)
+    whole["model"]["vocab"] = vocabulary
+    special = (*hints.special, _END)
+    added = {vocabulary[text]: Added(text, True) for text in special if text in vocabulary}
+    added = dict(sorted((added | dict(hints.added)).items()))
+    whole["added_tokens"] = [{"id": id, **dataclasses.asdict(token)} for id, token in added.items()]
+    whole["pre_tokenizer"]["pretokenizers"][-1]["add_prefix_space"] = bool(hints.prefix)
+    return json.dumps(whole).encode()
+
+
 def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]:
     """The files of a folder from which models/tokenizer.py makes the tokenizer; none where the
     metadata says that there is none.
@@ -99,6 +142,7 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
     bos, eos = (None if ids[name] is None else tokens[ids[name]] for name in ("bos", "eos"))
     template = get("chat_template", None)
     notes = {"bos_token": bos, "add_bos_token": opens, "eos_token": eos, "chat_template": template}
+    notes["legacy"] = True  # llama.cpp puts a space behind each special token, too
     ends = [ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None]
     types = list(get("ggml.token_type", [_NORMAL] * len(tokens), numbers))
     if _UNKNOWN not in types and ids["unknown"] is not None:

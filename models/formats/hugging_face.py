@@ -18,6 +18,7 @@ from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors
 from quantbench.models.formats.tensor_files import Stored, pickle_file, safetensors_file
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.registry import ARCHITECTURES
+from quantbench.models.tokenizer import FILES, MERGES
 from quantbench.text import shown
 
 _INDEX = "model.safetensors.index.json"
@@ -27,7 +28,7 @@ METHODS = {  # of quantizing: files here, each of which has a METHOD
 }
 _PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # the first with a match
 # What is downloaded from the hub: descriptions, then the first pattern of weights with a match.
-_HUB_SMALL = ["*.json", "chat_template.jinja", "tokenizer.model", "original/tokenizer.model"]
+_HUB_SMALL = ["*.json", "chat_template.jinja", MERGES, *(f for f in FILES if f[-5:] != ".json")]
 _HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 

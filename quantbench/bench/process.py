@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import re
+import select
 import signal
 import socket
 import subprocess
@@ -12,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TypeVar
 
+from quantbench import host
 from quantbench.bench import ranks
-from quantbench.environment import DEFAULTS
+from quantbench.environment import DEFAULTS, check_room
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.typed_json import from_json, to_json
 
@@ -21,6 +24,15 @@ COMMAND = (sys.executable, "-m", "quantbench.bench.worker")
 ROOT = Path(__file__).parents[2]
 INSTALLED = not (ROOT / "generate.py").exists()  # in a checkout it is next to the package
 PATIENCE = 5  # seconds for ranks to end
+# The template: until it reads its socket, after seconds of importing, it ends with the thread that
+# started it (PR_SET_PDEATHSIG and SIGKILL of Linux).
+TEMPLATE = """
+import ctypes, os, runpy, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[2]):
+    runpy.run_module("quantbench.bench.template", run_name="__main__", alter_sys=True)
+"""
+STOPPED, LOOKS = 60.0, 4  # seconds after which a stopped worker is given up; looks in that time
 # Where these exist a worker is started anew: drivers do not survive a fork.
 CARDS = Path("/dev/nvidiactl"), Path("/dev/kfd")
 T = TypeVar("T")
@@ -63,7 +75,7 @@ class Template:
         with theirs:
             number = theirs.fileno()
             self.process = subprocess.Popen(
-                (sys.executable, "-m", "quantbench.bench.template", str(number)),
+                (sys.executable, "-c", TEMPLATE, str(number), str(os.getpid())),
                 pass_fds=[number],
                 env=variables,
                 start_new_session=True,
@@ -81,7 +93,10 @@ class Forked:
     def __init__(self, template: Template, stderr: IO[bytes]) -> None:
         """Raises OSError if the template has ended."""
         (stdin, own_stdin), (own_stdout, stdout), (own_end, end) = os.pipe(), os.pipe(), os.pipe()
-        self.stdin, self.stdout = os.fdopen(own_stdin, "w"), os.fdopen(own_stdout)
+        self.stdin, self.stdout = (
+            os.fdopen(own_stdin, "w", encoding="utf-8"),
+            os.fdopen(own_stdout, encoding="utf-8"),
+        )
         self.end = os.fdopen(own_end)
         try:
             given = [stdin, stdout, stderr.fileno(), end]
@@ -120,10 +135,21 @@ def forked(stderr: IO[bytes]) -> Forked | None:
         return None
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether this process or a rank that it started was stopped by a signal; on Linux, else
+    False. A long load or a compiler is no stop: nobody knows how long these take."""
+    stats = map(host.read, (host.ROOT / "proc").glob("[0-9]*/stat"))
+    # 12 (its name) S 7 …: the process, its state and its parent.
+    found = (re.match(r"([0-9]+) \(.*\) (.) ([0-9]+)", stat, re.DOTALL) for stat in stats)
+    own = [match for match in found if match and str(pid) in (match[1], match[3])]
+    return any(match[2] == "T" for match in own)
+
+
 class Process:
     """One worker. Its stderr goes to a temporary file."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
+        check_room()
         self.stderr = tempfile.TemporaryFile()
         self.is_ranks = ranks.MODULE in command
         # In a separate session, so that Ctrl-C on the terminal reaches only this process, which
@@ -136,7 +162,7 @@ class Process:
             stderr=self.stderr,
             start_new_session=True,
             env=environment(),
-            text=True,
+            encoding="utf-8",
         )
         assert self.spawned.stdin and self.spawned.stdout
         self.pid = self.spawned.pid
@@ -162,6 +188,7 @@ class Process:
         try:
             self.stdin.write(json.dumps(to_json({"do": do, **arguments})) + "\n")
             self.stdin.flush()
+            self._wait()
             line = self.stdout.readline()
         except OSError:
             line = ""
@@ -172,6 +199,15 @@ class Process:
             failure = WorkerRefused if reply["kind"] == "usage" else WorkerFailed
             raise failure(reply["failed"], reply["kind"])
         return reply["did"]
+
+    def _wait(self) -> None:
+        """Wait for an answer. Raises WorkerFailed where the worker was stopped for STOPPED."""
+        stops, answered = 0, select.poll()
+        answered.register(self.stdout, select.POLLIN)
+        while not answered.poll(1000 * STOPPED / LOOKS):
+            stops = stops + 1 if is_stopped(self.pid) else 0
+            if stops == LOOKS:
+                raise WorkerFailed(f"its process was stopped (SIGSTOP) for {STOPPED:g} s")
 
     def kill(self) -> None:
         """End it, and whatever it started; from another thread, too. Then `close` it."""

@@ -59,7 +59,7 @@ def _pass_on(ranks: launch.Running) -> None:
 def fail(error: BaseException, kind: str) -> None:
     """End this rank for an error of this kind; its launcher ends the others, and reports."""
     message, code = explained(error)
-    Path(os.environ[RANK_REPORTS]).write_text(message)
+    Path(os.environ[RANK_REPORTS]).write_text(message, encoding="utf-8")
     os._exit(errno.ENOMEM if kind == "memory" else code)
 
 

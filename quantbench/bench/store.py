@@ -26,11 +26,12 @@ from quantbench.log.origin import About, about
 from quantbench.quality.thresholds import TOKENS
 from quantbench.quality.types import NoQuality, Quality, QualityReference
 from quantbench.run.facts import Facts
-from quantbench.text import counted, shown
+from quantbench.text import cleaned, counted, shown
 from quantbench.typed_json import from_json, omitted, parsed, require, to_json
 
 FORMAT = 1
 META, SAMPLES = "meta.json", "samples.jsonl"
+UNCHANGED = {"argv", "text", "settings", "config", "models", "write_result"}  # not only printed
 MOST_NAMED = 5  # arms that failed, in a message
 Kind = Literal["decode", "prompt"]
 
@@ -335,7 +336,7 @@ def load(folder: Path, option: str = "--resume", command: str = "ab") -> Results
     try:
         if not isinstance(value, dict):
             raise ValueError("it is no JSON object")
-        meta = from_json(Meta, value)
+        meta = from_json(Meta, cleaned(value, UNCHANGED))
         arms = [ArmResult(**vars(planned)) for planned in meta.arms]
         if not arms:
             raise ValueError("it has no arms")
@@ -368,7 +369,7 @@ def _replay(results: Results, path: Path, named: str) -> None:
         if line.startswith(b'{"repeated"'):  # of an earlier version: its cycles count, too
             continue
         try:
-            event = event_of(parsed(line))
+            event = event_of(cleaned(parsed(line), UNCHANGED))
             _check(event, len(results.arms))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(

@@ -1,6 +1,6 @@
 """A process that has imported torch, torchao and this package, and forks workers for process.py.
 
-    python -m quantbench.bench.template 7       # the descriptor of a socket
+    Template(variables)         # of process.py starts it, with the descriptor of a socket
 
 Importing takes four seconds of a core, which every process of every arm would spend anew. The
 template runs no op and no thread of its own, so that a fork finds nothing half done. Each request
@@ -23,6 +23,7 @@ import numpy
 
 PAD = 1 << 12  # pages, at most
 PRESENT_IN_A_FILE = 0b101 << 61  # of an entry of /proc/self/pagemap
+PR_SET_PDEATHSIG = 1
 MADV_POPULATE_READ = 22  # Linux 5.14
 Pages = list[tuple[int, int]]  # addresses and bytes
 
@@ -67,7 +68,7 @@ def file_pages() -> Pages:
     """The pages of files that this process has mapped and read; none if a sandbox does not tell."""
     page, found = mmap.PAGESIZE, []
     with contextlib.suppress(OSError), open("/proc/self/pagemap", "rb") as entries:
-        for line in Path("/proc/self/maps").read_text().splitlines():
+        for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines():
             between, rights, _, _, inode = line.split()[:5]
             begin, end = (int(address, 16) // page for address in between.split("-"))
             if inode == "0" or rights[0] != "r":
@@ -112,4 +113,5 @@ if __name__ == "__main__":
     from quantbench.bench import worker  # noqa: F401
     from quantbench.run import plan, saved_model, sizes, turns  # noqa: F401
 
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)  # which process.TEMPLATE set: serve() ends now
     serve(socket.socket(fileno=int(sys.argv[1])))

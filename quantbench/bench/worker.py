@@ -25,6 +25,7 @@ import math
 import os
 import pkgutil
 import queue
+import signal
 import sys
 import threading
 import time
@@ -260,8 +261,8 @@ class Worker:
 def _age() -> float:
     """Seconds since the process was started; 0 where the system does not tell."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_bytes().split()[0])
         return max(0.0, uptime - ticks / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError):
         return 0.0
@@ -274,7 +275,7 @@ def serve(worker: object) -> None:
     """
     environment.prepare()
     where = None if environment.is_torchrun() else environment.place()
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # what libraries print must not come between the answers
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
 
@@ -284,7 +285,10 @@ def serve(worker: object) -> None:
     def read() -> None:
         for line in sys.stdin:
             requests.put(json.loads(line))
-        os._exit(0)  # even in the middle of a sample: the coordinator has ended
+        # The coordinator has ended: end at once, in the middle of a sample, with every compiler.
+        if where is None and os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
     while True:

@@ -3,13 +3,14 @@
 quantbench log check benchmarks.txt     # names each damaged line; then exits with 1
 """
 
+import os
 import sys
 
 import click
 
 from quantbench.cli import Command, Group
 from quantbench.log.log import read as read_log
-from quantbench.text import counted
+from quantbench.text import counted, plain
 
 
 @click.group(cls=Group)
@@ -26,7 +27,7 @@ def check(file: str) -> None:
     """
     reading = read_log(file)
     for number, reason in reading.bad:
-        click.echo(f"{click.format_filename(file)}:{number}: {reason}")
+        click.echo(f"{plain(os.fspath(file))}:{number}: {reason}")
     count = len(reading.records)
     if reading.bad:
         click.echo(f"{counted(count, 'record')}, {counted(len(reading.bad), 'damaged line')}")

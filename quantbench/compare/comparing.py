@@ -18,6 +18,7 @@ from quantbench import environment, files, host
 from quantbench.bench import store
 from quantbench.bench.session import Session
 from quantbench.bench.store import Results, Store
+from quantbench.cli import ended_by
 from quantbench.compare import html as page
 from quantbench.compare import tables as report
 from quantbench.compare.compare_options import OF_RESUMED, RESUMED
@@ -33,7 +34,7 @@ from quantbench.log import log
 from quantbench.log.config import RunConfig
 from quantbench.progress import say
 from quantbench.run.facts import make_record
-from quantbench.text import one_line
+from quantbench.text import counted, one_line
 from quantbench.typed_json import from_json, to_json
 
 FILE = "results.json"  # the report's figures; meta.json and samples.jsonl are what was measured
@@ -56,12 +57,21 @@ def compare(
     """
     before, results.limits = len(results.arms[0].turns), to_json(asked)
     kept = Store(results, folder)  # the folder is ours until the report is written
-    Session(kept, Enough(asked, answer_only)).run()
+    try:
+        Session(kept, Enough(asked, answer_only)).run()
+    except KeyboardInterrupt:  # before any turn
+        if folder:
+            say(f"{ended_by()}; nothing was measured; --resume {folder} begins anew")
+        raise
     found = Compared(results)
     rows = rows_of(results, found)
     if len(results.arms[0].turns) > before:
         _log(results, rows)
     answer = conclude(rows, best=found.best)
+    if results.ended == "interrupted":
+        count = counted(sum(len(arm.turns) for arm in results.arms), "turn")
+        into = f"kept in {folder}; --resume {folder} goes on" if folder else "compared below"
+        say(f"{ended_by()}; {count} {'is' if count == '1 turn' else 'are'} {into}")
     if folder:  # before stdout, which may be closed
         report.write(folder, results, rows, answer)
         text = as_json(results, rows, answer)

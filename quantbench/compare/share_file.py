@@ -19,7 +19,7 @@ from quantbench.compare.row import Row
 from quantbench.errors import UsageError
 from quantbench.log.origin import About
 from quantbench.quality.types import Quality
-from quantbench.text import shown
+from quantbench.text import cleaned, shown
 from quantbench.typed_json import from_json, omitted, to_json
 
 HOLDS = re.compile(rb'\s*\[?\s*\{\s*("settings"|\}\s*$)').match  # what --share may replace
@@ -94,4 +94,4 @@ def _comparison(value: Any) -> Comparison:
         raise ValueError("it is no JSON object")
     facts = [arm["facts"] for arm in value["arms"]]
     model = next((of["model"] for of in facts if of and "model" in of), "")
-    return from_json(Comparison, {**value, "model": model})
+    return from_json(Comparison, {**cleaned(value), "model": model})

@@ -12,6 +12,7 @@ from quantbench.bench import store
 from quantbench.bench.answers import Planned
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Store
+from quantbench.cli import ended_by
 from quantbench.compare.comparing import warn_of_threads
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.latency import answer as answers
@@ -92,7 +93,7 @@ def measure(kept: Store, plan: CellPlan, timeout: float | None, ray: str | None)
     if measured.ended == "interrupted":
         if not any(cell.samples for table in measured.tables for cell in table.cells):
             raise KeyboardInterrupt
-        say(f"Interrupted: --resume {kept.folder} goes on" if kept.folder else "Interrupted")
+        say(ended_by() + (f"; --resume {kept.folder} goes on" if kept.folder else ""))
     return measured
 
 

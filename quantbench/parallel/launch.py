@@ -64,9 +64,9 @@ def become_rank(config: RunConfig) -> RunConfig:
     config = dataclasses.replace(config, tp=where.size)
     if where.rank == 0:
         return config
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the process ends
     if not config.debug:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     # `save` stays: how the model is read depends on it.
     return dataclasses.replace(config, write_result="none", output_json_path=None)
 
@@ -169,10 +169,11 @@ class Running(contextlib.AbstractContextManager["Running"]):
         """Why a rank has failed, in one line."""
         who, written = f"rank {rank} of {self.size}", self.folder / f"{rank}.report"
         if written.exists():
-            return written.read_text() if code == 2 else f"{who}: {written.read_text()}"
+            why = written.read_text("utf-8")
+            return why if code == 2 else f"{who}: {why}"
         if code == -signal.SIGKILL:
             return f"{who} was killed (SIGKILL), as the system does when memory runs out"
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        stderr = (self.folder / f"{rank}.stderr").read_text(errors="replace").strip()
+        stderr = (self.folder / f"{rank}.stderr").read_text("utf-8", "replace").strip()
         last = f": {stderr.splitlines()[-1]}" if stderr else ""
         return f"{who} ended {how}{last}; nothing was logged"

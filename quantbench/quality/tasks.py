@@ -89,7 +89,10 @@ def evaluate(plan: Plan, model: Transformer, tasks: Tasks, limit: int | None) ->
     say(f"lm-evaluation-harness, {plan.spec}: {', '.join(tasks.names)} …")
     names = [os.path.abspath(task) if Path(task).is_file() else task for task in tasks.names]
     try:
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        with (
+            open(os.devnull, "w", encoding="utf-8") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+        ):
             answer: Any = simple_evaluate(
                 model=_adapter(plan, model), tasks=names, limit=limit, task_manager=tasks.manager
             )

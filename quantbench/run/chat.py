@@ -45,6 +45,9 @@ def chat(plan: Plan, generator: "Generator") -> None:
         except EOFError:
             say("")
             return
+        except (OSError, ValueError) as error:  # a folder, or a file that is only written
+            why = getattr(error, "strerror", None) or error
+            raise UsageError(f"--interactive cannot read stdin: {why}") from None
         if COMMAND.fullmatch(line.strip()):
             if line.strip() == "/reset":
                 chat.reset()

@@ -7,6 +7,7 @@ Outputs are examined, not changed: a run that fails later leaves them as they we
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def check(config: RunConfig) -> None:
     """Raise UsageError for options that contradict each other, LogError or CheckpointError for an
     output that cannot be written."""
     check_options(config)
+    if config.interactive and sys.stdin is None:
+        raise UsageError("--interactive reads lines from stdin, which is closed: redirect it")
     if not (config.interactive or config.dry_run):
         _check_outputs(config)
 

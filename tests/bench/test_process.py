@@ -13,7 +13,7 @@ import pytest
 from quantbench.bench import process, ranks
 from quantbench.bench.process import Forked, Process, Template, WorkerFailed
 from quantbench.errors import UsageError
-from tests.programs import finished, wait_for
+from tests.programs import ROOT, alive, finished, started, wait_for
 
 ANSWER = "import sys; input(); print(sys.argv[1], flush=True); sys.stdin.read()"
 
@@ -64,6 +64,68 @@ def test_a_fork_is_what_a_new_process_is(opened, monkeypatch, tmp_path):
     named = opened()
     assert isinstance(named.spawned, Forked)
     assert b"OMP_WAIT_POLICY=passive" in Path(f"/proc/{named.pid}/environ").read_bytes()
+
+
+STOPPING = """
+import os, signal, time
+from quantbench.bench.worker import serve
+
+class Worker:
+    def stop(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def load(self) -> str:
+        time.sleep(1.5)
+        return "loaded"
+
+serve(Worker())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_stopped_worker_is_given_up_and_a_slow_one_is_not(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "STOPPED", 0.4)
+    (tmp_path / "stopping.py").write_text(STOPPING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    worker = opened((sys.executable, "-m", "stopping"))
+    assert worker.ask("load") == "loaded"
+    with pytest.raises(WorkerFailed, match=r"^its process was stopped \(SIGSTOP\) for 0.4 s$"):
+        worker.ask("stop")
+    worker.close()
+
+
+COORDINATOR = """
+import sys, threading, time
+from quantbench.bench.process import Process
+worker = Process()
+print(worker.pid, flush=True)
+worker.ask("schemes", argv=[])
+time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("at", ["the import", "an answer"])
+def test_a_killed_coordinator_leaves_no_process(at, tmp_path):
+    """Not even where the template has not come to its socket, or a worker runs a compiler."""
+    mark = f"QUANTBENCH_TEST={tmp_path}"
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "QUANTBENCH_TEST": str(tmp_path)}
+    coordinator = started("-c", COORDINATOR, env=variables)
+
+    def marked() -> list[int]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark.encode() in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+        return [pid for pid in found if alive(pid)]
+
+    wait_for(lambda: len(marked()) > 1)
+    if at == "an answer":
+        assert coordinator.stdout and int(coordinator.stdout.readline())
+    coordinator.kill()
+    coordinator.communicate()
+    wait_for(lambda: not marked(), seconds=3 if at == "the import" else 20)
 
 
 # ---------------------------------------------------------------------------------- ranks

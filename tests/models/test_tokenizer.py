@@ -133,6 +133,121 @@ def test_tiktoken_special_tokens_have_the_published_ids():
     assert special["<|reserved_special_token_247|>"] == 128_255
 
 
+# --- tokens that were added -----------------------------------------------------------------------
+
+END, START, MARK = "<|im_end|>", "<|im_start|>", "<extra mark>"
+TOKENS = {480: START, 481: END, 482: MARK, 483: "<extra", 484: "\n\n\n"}  # behind the model's 480
+PLAIN = (MARK, "<extra", "\n\n\n")  # not special
+
+
+def decoder(**more: object) -> dict:
+    """As tokenizer_config.json has them; more: flags of START and MARK."""
+    flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+    return {
+        str(id): {"content": text, **flags, "special": text not in PLAIN}
+        | (more if text in (START, MARK) else {})
+        for id, text in TOKENS.items()
+    }
+
+
+LLAMA = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
+BESIDE_MODEL = {  # tokenizer_config.json and other files beside a tokenizer.model
+    "added_tokens_decoder": {"tokenizer_config.json": {"added_tokens_decoder": decoder()}},
+    "flags": {"tokenizer_config.json": {"added_tokens_decoder": decoder(rstrip=True, lstrip=True)}},
+    "words": {"tokenizer_config.json": {"added_tokens_decoder": decoder(single_word=True)}},
+    "added_tokens.json": {
+        "added_tokens.json": {text: id for id, text in TOKENS.items()},
+        "tokenizer_config.json": {"pad_token": START},
+        "special_tokens_map.json": {"eos_token": {"content": END}, "unk_token": "<unk>"},
+    },
+    "additional": {
+        "added_tokens.json": {text: id for id, text in TOKENS.items()},
+        "tokenizer_config.json": {"additional_special_tokens": [START, END]},
+    },
+    "legacy": {"tokenizer_config.json": {"added_tokens_decoder": decoder(), "legacy": True}},
+    "no prefix": {
+        "tokenizer_config.json": {"added_tokens_decoder": decoder(), "add_prefix_space": False}
+    },
+}
+MARKED_TEXTS = (
+    *HARD_TEXTS,
+    f"{START}user\nHello there{END}\n{START}assistant\n",
+    f"{START} two  spaces {END}  {MARK} more<extra{END}{END}",
+    f"text {MARK}text{MARK} 東京{START}😀 \n\n\n\nend",
+    f"x{MARK}y {START}z",
+)
+
+
+@pytest.mark.parametrize("case", BESIDE_MODEL)
+def test_added_tokens_beside_a_sentencepiece_model_equal_hugging_face(case, tmp_path):
+    from transformers import AutoTokenizer
+
+    beside = {name: dict(value) for name, value in BESIDE_MODEL[case].items()}
+    beside["tokenizer_config.json"] |= LLAMA
+    folder = write_folder(tmp_path, {"tokenizer.model": sentencepiece_model(), **beside})
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder, PLENTY)
+    literal = AutoTokenizer.from_pretrained(folder, split_special_tokens=True)
+    assert ours.size == 485 and ours.special.keys() >= {START, END, "<s>"}
+    assert ours.special.keys().isdisjoint(PLAIN)
+    for text in MARKED_TEXTS:
+        if text.startswith(" ") or (case == "legacy" and "> " in text):
+            continue  # their space is one with that of the text; sentencepiece's stands before it
+        wanted = theirs.encode(text, add_special_tokens=False)
+        assert ours.encode_marked(text) == wanted, text
+        known = [id for id in wanted if id]  # <unk> is " ⁇ " in sentencepiece
+        assert ours.decode(known) == theirs.decode(known, skip_special_tokens=True)
+        assert ours.encode(text) == literal.encode(text), text
+    first = ours._model if case != "no prefix" else ours._inner
+    assert ours.encode("  two")[1:] == first.encode("  two")
+
+
+def test_special_tokens_without_a_row_are_absent_and_others_refused(tmp_path):
+    config = {"added_tokens_decoder": decoder()}
+    files = {"tokenizer.model": sentencepiece_model(), "tokenizer_config.json": config}
+    folder = write_folder(tmp_path, files)
+    with pytest.raises(CheckpointError, match="but the model only 484"):
+        load_tokenizer(folder, 484)
+    config["added_tokens_decoder"] = {id: decoder()[id] for id in ("480", "481")}
+    write_folder(tmp_path, files)
+    tokenizer = load_tokenizer(folder, 481)
+    assert (tokenizer.size, tokenizer.special.get(START)) == (481, 480)
+    assert END not in tokenizer.special
+
+
+BYTE_LEVEL = {  # tokenizer_config.json beside vocab.json and merges.txt
+    "Qwen2Tokenizer": {"added_tokens_decoder": True},
+    "Qwen2TokenizerFast": {"eos_token": END},
+    "GPT2Tokenizer": {"bos_token": START, "add_bos_token": True},
+    "GPT2TokenizerFast": {"add_prefix_space": True},
+}
+
+
+@pytest.mark.parametrize("name", BYTE_LEVEL)
+def test_a_vocabulary_and_its_merges_equal_hugging_face(name, tmp_path):
+    from transformers import AutoTokenizer
+
+    model = json.loads(llama_3_json())["model"]
+    count, merges = len(model["vocab"]), model["merges"]
+    lines = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    config = {"tokenizer_class": name, **BYTE_LEVEL[name]}
+    added = {
+        str(count + id - 480): token for id, token in zip(TOKENS, decoder().values(), strict=True)
+    }
+    files = {"vocab.json": model["vocab"], "merges.txt": "\n".join(["#version: 0.2", *lines, ""])}
+    if config.get("added_tokens_decoder"):
+        config["added_tokens_decoder"] = added
+    else:
+        files["added_tokens.json"] = {token["content"]: int(id) for id, token in added.items()}
+    folder = write_folder(tmp_path, {**files, "tokenizer_config.json": config})
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder, PLENTY)
+    literal = AutoTokenizer.from_pretrained(folder, split_special_tokens=True)
+    for text in MARKED_TEXTS:
+        wanted = theirs.encode(text, add_special_tokens=False)
+        assert ours.encode_marked(text) == wanted, text
+        assert ours.decode(wanted) == theirs.decode(wanted, skip_special_tokens=True)
+        assert ours.encode(text) == literal.encode(text), text
+
+
 # --- streaming ------------------------------------------------------------------------------------
 
 
@@ -307,6 +422,24 @@ def test_a_missing_tokenizer_names_what_was_looked_for(tmp_path):
             load_tokenizer(folder, PLENTY)
 
 
+@pytest.mark.parametrize(
+    ("files", "lacks"),
+    (
+        ({}, "its merges.txt is missing"),
+        ({"merges.txt": "a b\n"}, "its tokenizer_class is None, and only GPT2Tokenizer and Qwen2"),
+        ({"vocab.json": {"a": "b"}, "merges.txt": "a b\n"}, "no object of texts and ids"),
+    ),
+)
+def test_a_vocabulary_that_cannot_be_read_says_what_it_lacks(files, lacks, tmp_path):
+    line = refusal(
+        CheckpointError,
+        load_tokenizer,
+        write_folder(tmp_path, {"vocab.json": {"a": 0}, **files}),
+        9,
+    )
+    assert lacks in line and line.endswith("download tokenizer.json")
+
+
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 499723\n"
 WORDPIECE = {
     "version": "1.0",
@@ -336,6 +469,13 @@ CORRUPT = (
     ("tokenizer_config.json", b'{"bos_token": ["<s>"]}', "bos_token"),
     ("tokenizer_config.json", b'{"bos_token": {"content": 5}}', "bos_token"),
     ("tokenizer_config.json", b'{"add_bos_token": "true"}', "add_bos_token"),
+    ("tokenizer_config.json", b'{"added_tokens_decoder": []}', "added_tokens_decoder"),
+    ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": {"content": "a"}}}', "'x'"),
+    ("tokenizer_config.json", b'{"added_tokens_decoder": {"1": "a"}}', "takes Added"),
+    ("tokenizer_config.json", b'{"added_tokens_decoder": {"1": {}}}', "content"),
+    ("added_tokens.json", b'{"a": true}', "True"),
+    ("added_tokens.json", b'{"a": 1e999}', "inf"),
+    ("special_tokens_map.json", b'{"bos_token": 5}', "bos_token"),
     *(
         ("generation_config.json", b'{"eos_token_id": %b}' % value, "eos_token_id")
         for value in (b'"</s>"', b"[true]", b'{"a": 1}')

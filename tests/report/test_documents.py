@@ -227,7 +227,7 @@ def test_a_document_runs_no_other_code(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     for kind in ("fields", "api"):
         for word in ("evilmodule:X", "os:system", "quantbench.cli:key", "antigravity:x", ":"):
-            with pytest.raises(UsageError, match="is of no module of quantbench.answer"):
+            with pytest.raises(UsageError, match="is of no module of quantbench.compare"):
                 rewritten("R.md", f"<!-- readme: {kind} {word} -->\n<!-- end -->\n", TABLES)
     assert not Path("ran").exists()
 

@@ -23,6 +23,7 @@ from quantbench.documents.tables import TABLES
 from quantbench.errors import LogError, UsageError
 from quantbench.help_text import OWN, examples, sections
 from quantbench.log.origin import knows
+from quantbench.progress import say
 from quantbench.report.columns import table
 
 DOCUMENTS = ("README.md", "docs/*.md")
@@ -54,13 +55,12 @@ def readme(documents: tuple[str, ...], check: bool) -> None:
         changed = sorted((path, digits) for path, digits, dirty in measured if dirty)
         for path, digits in changed:
             why = f"{path} is of commit {digits[:7]} with changes"
-            click.echo(f"error: {why}; commit them, and run its command again", err=True)
+            say(f"error: {why}; commit them, and run its command again")
         for path, digits, dirty in sorted(measured):
             if not dirty and not knows(digits):  # as when a branch was squashed since
-                click.echo(f"note: {path} is of commit {digits[:7]}, which git does not know",
-                           err=True)  # fmt: skip
+                say(f"note: {path} is of commit {digits[:7]}, which git does not know")
         if new:
-            click.echo("error: stale; quantbench readme rewrites it", err=True)
+            say("error: stale; quantbench readme rewrites it")
         sys.exit(bool(new or changed))
     for document, (_, text) in new.items():
         files.write_text("cannot write", document, text)

@@ -146,7 +146,7 @@ def built() -> Path:
         return library
     try:
         library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(files.opened(library.parent / "lock", os.O_RDWR | os.O_CREAT), "w") as lock:
+        with open(files.opened(library.parent / "lock", os.O_RDWR | os.O_CREAT), "wb") as lock:
             files.lock(lock)
             if not _intact(library):
                 _build(library)

@@ -93,7 +93,7 @@ def replay(
     if not chosen_lines and len(problems) == 1:
         raise LogError(f"{path}: {problems[0]}")
     for problem in problems:
-        click.echo(f"refused: {problem}", err=True)
+        say(f"refused: {problem}")
     if not chosen_lines:
         raise LogError(f"{path}: none of the lines asked for can be run")
     dry_run, write_result = bool(changes.get("dry_run")), changes.get("write_result", "none")
@@ -112,7 +112,7 @@ def replay(
                 worse += replayed(line, processes, limit, write_result)
         except QuantbenchError as error:
             problems.append(f"{line.name}: {error}")
-            click.echo(f"failed: {problems[-1]}", err=True)
+            say(f"failed: {problems[-1]}")
     for text in worse:
         click.echo(f"worse: {text}")
     sys.exit(1 if problems or worse else 0)
