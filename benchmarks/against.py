@@ -85,7 +85,7 @@ def speeds(tree: Path, command: Sequence[str], scratch: str) -> Speeds:
         words = [sys.executable, "-m", "quantbench", *command, *more]
         done = subprocess.run(words, env=variables, capture_output=True, text=True)
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             sys.exit(f"{tree}: {last}")
         if command[0] == "ab":
             rows = json.loads((results / "results.json").read_text())["rows"]

@@ -127,7 +127,7 @@ def _over(
 
 
 def _able(arms: Sequence[ArmResult], worker: Process) -> list[ArmResult]:
-    """Those that can run; says why others cannot. Raises why where none of them can."""
+    """The arms that can run; prints why others cannot. Raises that reason where no arm can."""
     plans = worker.answer(list[Planned], "plans", argvs=[arm.argv for arm in arms])
     able = [arm for arm, plan in zip(arms, plans, strict=True) if plan.problem is None]
     if arms and not able:
