@@ -289,7 +289,7 @@ def test_a_killed_worker_and_a_killed_coordinator(tmp_path):
     workers = [worker for keeper in keepers for worker in children(keeper)]
     # The three arms', and the one that reads the memory.
     assert len(workers) == 4
-    os.kill(workers[2], signal.SIGKILL)
+    os.kill(workers[1], signal.SIGKILL)
     wait_for(lambda: '"failed": true' in (out / stores.SAMPLES).read_text())
     before = turns_in(out)
     wait_for(lambda: turns_in(out) > before)
