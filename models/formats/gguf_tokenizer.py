@@ -35,7 +35,7 @@ _CUTS: dict[str, tuple[str | None, bool, bool]] = {
     "tekken": (_TEKKEN, False, False),
     "pixtral": (_TEKKEN, False, False),  # later vocabularies of the same kind
 }
-_WHOLE_FIRST = ("llama-bpe", "tekken", "pixtral")  # a piece that is a token is not merged from its bytes
+_WHOLE_FIRST = ("llama-bpe", "tekken", "pixtral")  # a token's own text is not merged from bytes
 _OPENS = _WHOLE_FIRST  # with a token that opens a sequence, unless the file denies it
 
 NO_PATTERN = (
