@@ -385,9 +385,3 @@ def finish(config: RunConfig, measured: Measured) -> None:
     click.echo(run_table.table(measured))
     for remark in [*(f"- {reason}" for reason in reasons), *run_table.remarks(measured)]:
         say(remark)
-
-
-if __name__ == "generate":  # imported in the checkout by its short name: be quantbench.generate
-    from quantbench.short_names import names
-
-    names.bind(__name__)

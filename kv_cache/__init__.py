@@ -28,8 +28,3 @@ CACHES = Caches(
         "int4": "quantbench.kv_cache.int4:Int4KVCache",
     }
 )
-
-if __name__ == "kv_cache":  # imported in the checkout by its short name: be quantbench.kv_cache
-    from quantbench.short_names import names
-
-    names.bind(__name__)

@@ -45,9 +45,3 @@ def load(
     # at the time of the call.
     load_quantized = pkgutil.resolve_name("quantbench.run.loading:load_quantized")
     return load_quantized(checkpoint_path, device, precision, quantization)
-
-
-if __name__ == "models":  # imported in the checkout by its short name: be quantbench.models
-    from quantbench.short_names import names
-
-    names.bind(__name__)

@@ -37,9 +37,3 @@ def config(scheme: str, kernel: str = "auto") -> "QuantizeConfig":
     from quantbench.quantize.torchao_config import QuantizeConfig
 
     return QuantizeConfig(scheme, kernel)
-
-
-if __name__ == "quantize":  # imported in the checkout by its short name: be quantbench.quantize
-    from quantbench.short_names import names
-
-    names.bind(__name__)

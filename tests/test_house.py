@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import programs
-from tests.programs import ROOT, python, ran
+from tests.programs import ROOT, copy_of_tree, python, ran
 
 KERNELS = ROOT / "quantbench" / "ops" / "cpu" / "src"
 
@@ -40,18 +40,42 @@ def test_a_checkout_without_links_runs(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_short_names_are_the_same_modules():
-    text = """
-import models, generate, quantize, kv_cache.dense
-from models.llama import Transformer
-import quantbench.models.llama, quantbench.generate, quantbench.kv_cache.dense
-assert Transformer is quantbench.models.llama.Transformer
-assert models is quantbench.models and generate is quantbench.generate
-assert kv_cache.dense is quantbench.kv_cache.dense and quantize is quantbench.quantize
-assert models.load and generate.Generator and quantize.config("int8wo")
-"""
-    done = python("-c", text)
-    assert done.returncode == 0, done.stderr
+ROOMS = "documents estimate experts latency peers recipe replay speculate.py".split()
+
+
+@pytest.fixture(scope="module")
+def lodger(tmp_path_factory):
+    """A copy of the tree, whose rooms are closed one at a time."""
+    return copy_of_tree(tmp_path_factory.mktemp("rooms"))
+
+
+@pytest.mark.parametrize("closed", [*((room,) for room in ROOMS), ROOMS], ids="+".join)
+def test_without_a_room_the_others_work(lodger, closed):
+    """A feature is a folder: without it --help has a command less, every other command is there,
+    and a run without any of them is as before."""
+    package = lodger / "quantbench"
+    gone = {file.stem for room in closed for file in (package / room).glob("commands/*.py")}
+    text = (
+        "from quantbench.command_files import *\nprint(*[command(n).name for n in command_files()])"
+    )
+    run = "--num_samples 1 --max_new_tokens 2 --quantization int8wo --write_result none".split()
+    environment = {**os.environ, "PYTHONPATH": str(lodger)}
+    for room in closed:
+        (package / room).rename(lodger.parent / room)
+    try:
+        left = python("-c", text, cwd=lodger, env=environment)
+        listed = python("-m", "quantbench", "--help", cwd=lodger, env=environment)
+        done = python("generate.py", *run, cwd=lodger, env=environment) if closed == ROOMS else left
+    finally:
+        for room in closed:
+            (lodger.parent / room).rename(package / room)
+    for ended in (left, listed, done):
+        assert ended.returncode == 0, ended.stderr
+    names = set(
+        re.findall(r"^  (\w+) ", listed.stdout.partition("Commands:")[2].partition("\n\n")[0], re.M)
+    )
+    assert names == set(left.stdout.split()) and {"generate", "ab", "recommend"} <= names
+    assert not names & (gone - {"__init__"})
 
 
 def test_no_file_names_a_folder_of_somebodys_machine():
