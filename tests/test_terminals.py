@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.compare import share_file
+from quantbench.compare.comparing import content
+from quantbench.compare.intervals import Compared
+from quantbench.compare.limits import Limits
+from quantbench.compare.recommend import recommend
 from quantbench.compare.rows import rows
 from quantbench.text import is_control
+from quantbench.typed_json import to_json
 from tests.answer import latencies
 from tests.answer.example_results import ARMS, example_results
 from tests.experts import counted
@@ -48,12 +52,9 @@ def hostile(tmp_path_factory):
     """A folder with results, a log and files whose names and texts somebody made up."""
     folder = tmp_path_factory.mktemp("hostile")
     results = example_results(folder=folder / "ab", arms=ARMS[:3])
-    share_file.write(
-        "--share", str(folder / "old.json"), [shared.Model.of(results, rows(results))], None
-    )
-    value = spoiled(json.loads((folder / "old.json").read_text()), (*KEYS, "arm", "verdict"))
-    value["digest"] = shared._digest(value)
-    (folder / "share_file.json").write_text(json.dumps(value))
+    chosen = recommend(rows(results), Limits(), Compared(results).best)
+    value = to_json(content(results, rows(results), chosen))
+    (folder / "shared.json").write_text(json.dumps(spoiled(value, (*KEYS, "arm", "verdict"))))
     latencies.measured({"none": 1.0, "int8wo": 0.6}, folder / "sweep", why="z")
     for name in ("ab", "sweep"):
         spoil(folder / name / "meta.json")
@@ -75,7 +76,7 @@ COMMANDS = (
     "latency tables sweep",
     "latency tables NAME",
     "metrics --baseline sweep --target sweep",
-    "collect share_file.json",
+    "collect shared.json",
     "experts show popularity.json",
     "log check benchmarks.txt",
     "log check NAME/log.txt",

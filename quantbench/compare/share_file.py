@@ -92,6 +92,7 @@ def read(path: str) -> list[Comparison]:
 def _comparison(value: Any) -> Comparison:
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
+    value = cleaned(value)
     facts = [arm["facts"] for arm in value["arms"]]
     model = next((of["model"] for of in facts if of and "model" in of), "")
-    return from_json(Comparison, {**cleaned(value), "model": model})
+    return from_json(Comparison, {**value, "model": model})
