@@ -53,10 +53,10 @@ BLOCKS = {
     "unclosed": "<!-- readme: kl_classes -->\n",
     "nested": "a\n<!-- readme: kl_classes -->\n<!-- readme: x -->\n<!-- end -->\n",
     "unknown": "<!-- readme: speed -->\n<!-- end -->\n",
-    "nameless": "<!-- readme: trust -->\n<!-- end -->\n",
-    "nowhere": "<!-- readme: trust no.json -->\n<!-- end -->\n",
-    "list": "<!-- readme: trust list.json -->\n<!-- end -->\n",
-    "torn": "<!-- readme: trust torn.json -->\n<!-- end -->\n",
+    "nameless": "<!-- readme: quality -->\n<!-- end -->\n",
+    "nowhere": "<!-- readme: quality no.json -->\n<!-- end -->\n",
+    "list": "<!-- readme: quality list.json -->\n<!-- end -->\n",
+    "torn": "<!-- readme: quality torn.json -->\n<!-- end -->\n",
     "empty": "<!-- readme: runs empty.json -->\n<!-- end -->\n",
     "fields": "<!-- readme: fields quantbench.no:Such -->\n<!-- end -->\n",
 }
@@ -181,7 +181,6 @@ WRITERS = {  # commands that print, and the files that they write as well
     "schemes --list": (),
     "metrics --baseline sweep:none --target sweep:int8wo --json new.json": ("new.json",),
     "latency tables sweep": (),
-    "experts show popularity.json --output new.svg": ("new.svg",),
     "recommend --from ab": (),
     f"{ESTIMATE} --json new.json": ("new.json",),
 }
