@@ -20,7 +20,7 @@ CPU_TESTS = $(filter-out %_build.py,$(wildcard tests/ops/test_cpu_*.py)) \
 FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/ops/test_,formats.py cpu_build.py attention.py) \
 	$(addprefix tests/quantize/test_,spec.py numbers.py) tests/kv_cache/test_caches.py \
-	tests/bench/test_session.py tests/answer/test_recommend.py tests/stats tests/report/test_log_tables.py tests/run/test_sizes.py
+	tests/bench/test_session.py tests/compare/test_recommend.py tests/stats tests/log/test_log_tables.py tests/run/test_sizes.py
 
 .PHONY: size demo models benchmarks real-model screenshots test test-fast test-arm test-amx check docs test-gpu gpu-report cpu-report gpu-compile trust sanitize sanitize-threads clean
 .SILENT: size demo models real-model sanitize sanitize-threads .venv/installed .venv/installed-dev .venv/installed-docs

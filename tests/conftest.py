@@ -49,13 +49,13 @@ os.environ.pop("PYTHONUNBUFFERED", None)  # users' streams keep what they could 
 # Two processes share the tests, file by file (Makefile). The slowest files start first:
 # otherwise one process would still be busy with one of them when the other has nothing left.
 LONGEST = (
-    "tests/answer/test_ab.py",
+    "tests/compare/test_ab.py",
     "tests/test_real_model.py",
     "tests/ops/test_decode_attention.py",
     "tests/quantize/test_recipe.py",
     "tests/peers/test_peers.py",
     "tests/test_generator.py",
-    "tests/answer/test_latency_command.py",
+    "tests/latency/test_latency_command.py",
     "tests/run/test_environment.py",
     "tests/recipe/test_recipe_command.py",
     "tests/ops/test_arm.py",

@@ -23,8 +23,8 @@ from quantbench.__main__ import commands
 from quantbench.models.loading import load_config
 from quantbench.quantize import recipe
 from tests import programs
-from tests.answer import latencies
-from tests.answer.example_results import ARMS, example_results
+from tests.latency import latencies
+from tests.compare.example_results import ARMS, example_results
 from tests.experts import counted
 from tests.programs import OLD_LOG, ROOT
 from tests.refusals import one_line

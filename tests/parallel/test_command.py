@@ -22,10 +22,10 @@ from quantbench.log.record import Record
 from quantbench.parallel import launch
 from quantbench.parallel.launch import RankFailed
 from quantbench.run import checks
-from tests.answer.test_ab import ENVIRONMENT
-from tests.answer.test_replay import RECORDS
+from tests.compare.test_ab import ENVIRONMENT
 from tests.models.hugging_face import rewritten
 from tests.programs import ROOT, children, finished, python, started, worked
+from tests.replay.test_replay import RECORDS
 
 SHORT = ("--num_samples", "1", "--max_new_tokens", "8", "--temperature", "0.8", "--device", "cpu")
 

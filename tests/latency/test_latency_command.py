@@ -13,7 +13,7 @@ from quantbench.latency.cell_plan import CellPlan, make_plan
 from quantbench.log.config import RunConfig
 from quantbench.log.options import parse
 from quantbench.typed_json import from_json, to_json
-from tests.answer.latencies import measured as made_up
+from tests.latency.latencies import measured as made_up
 from tests.programs import command, started, wait_for, worked
 
 SMALL = ("--batch_sizes", "1,3", "--decode_length", "3", "--runs", "4", "--device", "cpu")

@@ -18,8 +18,8 @@ from quantbench.log.record import NO_COUNTER
 from quantbench.report.interval import Interval
 from quantbench.run.energy import Energy, NotCounted
 from quantbench.run.machine import MachineUse
-from tests.answer.example_results import ARMS, example_results
 from tests.bench.facts import arm_facts
+from tests.compare.example_results import ARMS, example_results
 
 
 def said(results):

@@ -16,8 +16,8 @@ from quantbench.compare.recommend import recommend
 from quantbench.compare.rows import rows
 from quantbench.compare.tables import remarks, tables
 from quantbench.quality.thresholds import BROKEN
-from tests.answer.example_results import ARMS, HOSTILE, example_results
 from tests.bench.world import Behaviour, World
+from tests.compare.example_results import ARMS, HOSTILE, example_results
 from tests.programs import command, ran
 
 

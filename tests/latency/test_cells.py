@@ -12,8 +12,8 @@ from quantbench.latency.answer import resumable, tables
 from quantbench.latency.cells import Cells, begin
 from quantbench.progress import duration
 from quantbench.run.energy import Energy, NotCounted
-from tests.answer.latencies import plan
 from tests.bench.facts import arm_facts
+from tests.latency.latencies import plan
 
 
 @dataclass

@@ -19,8 +19,8 @@ from quantbench.log.config import RunConfig
 from quantbench.quality.types import DecodeCheck
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
-from tests.answer.example_results import example_results
 from tests.bench.world import Behaviour, FakeProcess, World
+from tests.compare.example_results import example_results
 from tests.programs import command, worked
 from tests.refusals import one_line
 

@@ -10,7 +10,7 @@ from quantbench.latency.answer import Cell, LatencySample, Table, load
 from quantbench.latency.metrics import Metric, Side, compare
 from quantbench.latency.metrics_tables import ends, shown
 from quantbench.report.interval import Interval
-from tests.answer.latencies import MACHINE, MODEL, latencies, measured
+from tests.latency.latencies import MACHINE, MODEL, latencies, measured
 from tests.programs import worked
 
 

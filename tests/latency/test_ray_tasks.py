@@ -11,7 +11,7 @@ from quantbench.latency import ray_tasks
 from quantbench.latency.answer import tables
 from quantbench.latency.cells import begin
 from quantbench.log.config import RunConfig
-from tests.answer.latencies import plan
+from tests.latency.latencies import plan
 from tests.programs import command, wait_for
 
 NODES = [{"CPU": 8.0}, {"CPU": 4.0, "memory": 1e9}]
@@ -75,7 +75,7 @@ def cluster():
 @pytest.mark.slow
 def test_a_node_that_is_killed_in_the_middle(cluster, tmp_path):
     """Three tasks on two nodes: a node is killed, a process ends at every attempt."""
-    from tests.bench.ray_work import work
+    from tests.latency.ray_work import work
 
     nodes = {node.node_id: node for node in (cluster.add_node(num_cpus=2) for _ in range(2))}
     models = [str(tmp_path / name) for name in ("slow", "fast", "lost")]

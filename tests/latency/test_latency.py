@@ -27,7 +27,7 @@ from quantbench.latency.tables import (
 )
 from quantbench.report import columns
 from quantbench.typed_json import from_json, to_json
-from tests.answer.latencies import MACHINE, latencies, plan
+from tests.latency.latencies import MACHINE, latencies, plan
 
 # Two batch sizes, two runs of 3 tokens; batch 4 failed. By hand: prefill 100 and 120 ms, steps of
 # 10 and 30, 20 and 20: 40 ms both times, 20 a token.
