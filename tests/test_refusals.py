@@ -23,9 +23,9 @@ from quantbench.__main__ import commands
 from quantbench.models.loading import load_config
 from quantbench.quantize import recipe
 from tests import programs
-from tests.latency import latencies
 from tests.compare.example_results import ARMS, example_results
 from tests.experts import counted
+from tests.latency import latencies
 from tests.programs import OLD_LOG, ROOT
 from tests.refusals import one_line
 

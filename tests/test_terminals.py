@@ -15,9 +15,9 @@ from quantbench.compare.recommend import recommend
 from quantbench.compare.rows import rows
 from quantbench.text import is_control
 from quantbench.typed_json import to_json
-from tests.latency import latencies
 from tests.compare.example_results import ARMS, example_results
 from tests.experts import counted
+from tests.latency import latencies
 from tests.programs import ROOT, command, python, ran, started
 from tests.refusals import one_line
 
