@@ -42,7 +42,6 @@ from quantbench.bench.generators import Generators
 from quantbench.cli import explained, quiet
 from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 from quantbench.log.options import parse
-from quantbench.parallel import launch
 from quantbench.progress import say
 from quantbench.quality.thresholds import MAX_KL
 from quantbench.quality.types import QualityAnswer
@@ -280,6 +279,8 @@ def serve(worker: object) -> None:
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
 
     if where is not None:
+        from quantbench.parallel import launch
+
         launch.end_with_launcher()
 
     def read() -> None:

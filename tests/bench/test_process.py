@@ -229,6 +229,7 @@ serve(Telling())
 # modules by which it reads its requests.
 OURS = (
     "quantbench.bench",
+    "quantbench.parallel",  # whose ranks bench/ranks.py starts
     "quantbench.run.turns",
     "safetensors.torch",  # the reference's hidden states
     "quantbench.quality",
