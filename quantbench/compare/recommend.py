@@ -282,10 +282,11 @@ def _still_out(row: Row, limits: Limits) -> str | None:
     return next((limits.words()[name] for name in beyond if name not in unclear), None)
 
 
-def listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    shown = ", ".join(names[:NAMED])
-    return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED} more"
+def listed(names: Sequence[str], most: int = NAMED) -> str:
+    """The first names, and how many more there are. An arm's name may have commas of its own."""
+    between = "; " if any(", " in name for name in names) else ", "
+    shown = between.join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _relax(rows: Sequence[Row], arms: Sequence[_Arm], limits: Limits) -> str:

@@ -12,7 +12,7 @@ from quantbench.compare import html as page
 from quantbench.compare import pareto as picture
 from quantbench.compare.limit import caveats, span
 from quantbench.compare.limits import memory_said
-from quantbench.compare.recommend import Recommendation
+from quantbench.compare.recommend import Recommendation, listed
 from quantbench.compare.row import Row
 from quantbench.compare.rows import noise, others_said
 from quantbench.progress import duration
@@ -135,7 +135,7 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     if 1 < len(best) < len(timed):
         lines.append(
             f"of the {len(timed)} arms that were timed the fastest is, with 95 % confidence, one "
-            f"of these: {', '.join(best)}"
+            f"of these: {listed(best, most=len(best))}"
         )
     lines += _quality(results)
     for device, readings in results.bandwidth.items():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from quantbench.compare.limits import OPTIONS, Limits, limits, ruled_out
-from quantbench.compare.recommend import Recommendation, command, recommend, verifying
+from quantbench.compare.recommend import Recommendation, command, listed, recommend, verifying
 from quantbench.compare.row import Row
 from quantbench.log import shell
 from quantbench.log.options import parse
@@ -280,3 +280,9 @@ def test_what_is_not_given_stays():
     given = {name: OPTIONS[name][0].read(text) for name, text in texts.items()}
     given = {**dict.fromkeys(OPTIONS), **given}
     assert limits(given) == Limits(max_memory=round(7.5 * 2**30), min_top1=0.95)
+
+
+def test_arms_whose_names_have_commas_are_told_apart():
+    assert listed(["int8wo", "fp6"]) == "int8wo, fp6"
+    assert listed(["int8wo, threads=1", "fp6"]) == "int8wo, threads=1; fp6"
+    assert listed(list("abcdef")) == "a, b, c, d and 2 more"
