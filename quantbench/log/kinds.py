@@ -126,12 +126,12 @@ class Share(Kind):
 
 
 class Size(Kind):
-    """A size in bytes, from `least` on."""
+    """A size in bytes, from `least` on: fewer are a unit that was forgotten."""
 
     metavar = "SIZE"
     accepts = "a size such as 8GB or 7.5GiB"
 
-    def __init__(self, least: float = 1.0) -> None:
+    def __init__(self, least: float = 1e3) -> None:
         self.least = least
 
     def read(self, value: object) -> int:

@@ -79,7 +79,7 @@ def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
     assert (
         again.stdout.startswith("Use int8wo: ") and "KL above 0.01: uintx-2-64, fp6" in again.stdout
     )
-    none = run("--from", folder, "--max_memory", "2B")
+    none = run("--from", folder, "--max_memory", "0.002MB")
     assert "needs --max_memory 0.01MB" in one_line(none) and none.exit_code == 1
 
 
