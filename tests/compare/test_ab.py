@@ -175,7 +175,7 @@ def test_it_ends_with_an_answer(done):
             assert words in stdout and words in report
     (excluded,) = [line for line in results["answer"]["remarks"] if line.startswith("Excluded")]
     assert "KL above 0.03: uintx-2-64" in excluded
-    assert "failed: none, cache_size=2, none" in excluded
+    assert "failed: none, cache_size=2; none, cache_size=" in excluded
 
 
 def shown(results):
