@@ -21,7 +21,6 @@ if __name__ == "__main__":  # options are read, and variables set, before torch 
 
 import functools
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -372,10 +371,10 @@ def make_generator(plan: Plan, model: Transformer, any_rows: bool = False) -> Ge
 
 def finish(config: RunConfig, measured: Measured) -> None:
     """Append to the log and to --output_json_path, then print the text, the table and the why."""
-    # tok/s: new tokens of a row ÷ seconds, the prompt's included. The line's mem/s is that times
-    # the weights' bytes, and its peak memory that of the samples.
-    tok_s = statistics.fmean(config.max_new_tokens / sample.seconds for sample in measured.samples)
-    line = make_record(measured.facts, tok_s, measured.peaks["generate"]).render()
+    # tok/s: the mean of new tokens of a row ÷ seconds, the prompt's included. The line's mem/s is
+    # that times the weights' bytes, and its peak memory that of the samples.
+    tok_s, peak = measured.summary.tok_s, measured.peaks["generate"]
+    line = make_record(measured.facts, tok_s, peak).render()
     reasons = why.reasons(measured)
     if config.write_result != "none":
         log.append(Path(config.write_result), line)

@@ -142,8 +142,10 @@ class Command(click.Command):
     def _check_words(self, args: Sequence[str], options: Mapping[str, click.Option]) -> None:
         """Raise UsageError for a removed option, and for an option in the place of a value."""
         for word in args:
-            if instead := help_text.REMOVED.get(f"{self.name} --{key(word)}"):
-                raise UsageError(f"--{key(word)} was removed; {instead}")
+            name = f"--{key(word.partition('=')[0])}"
+            instead = help_text.REMOVED.get(f"{self.name} {name}")
+            if instead and word.startswith("--"):
+                raise UsageError(f"{name} was removed; {instead}")
         for word, value in itertools.pairwise(args):
             option = options.get(key(word)) if word.startswith("--") else None
             free = option is None or option.is_flag or isinstance(option, OptionOfOptions)

@@ -1,6 +1,7 @@
 """Every command is a file: quantbench/commands/NAME.py, or quantbench/ROOM/commands/NAME.py, which
 holds a click command of its name."""
 
+import functools
 import importlib
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import click
 _PACKAGE = Path(__file__).parent
 
 
+@functools.cache
 def command_files() -> dict[str, Path]:
     """The commands' files, by their names."""
     found = sorted(_PACKAGE.glob("commands/*.py")) + sorted(_PACKAGE.glob("*/commands/*.py"))

@@ -178,8 +178,6 @@ def refusal(what: str, path: FilePath, why: object, hint: str = "") -> str:
 
 # Whether a file with these first bytes may be of this kind.
 is_json = re.compile(rb"\s*[{[]").match
-is_svg = re.compile(rb"\s*(?=<).*<svg", re.DOTALL).match
-is_html = re.compile(rb"\s*<!doctype.*<html", re.DOTALL | re.IGNORECASE).match
 
 
 def json_with(first_key: str) -> Callable[[bytes], re.Match[bytes] | None]:
@@ -211,13 +209,6 @@ class Output:
         if head and not self.holds(head):
             given = f"{self.option} {_name(self.path)}"
             raise UsageError(f"{given} holds something that is no {self.kind}; give another")
-
-
-def svg_output(path: str) -> Output:
-    """The picture of --chart. Raises UsageError for another kind of file."""
-    if not path.endswith(".svg"):
-        raise UsageError(f"--chart {path}: it is drawn as SVG; end its name in .svg")
-    return Output("--chart", path, is_svg, "SVG")
 
 
 def check_outputs(

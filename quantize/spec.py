@@ -376,19 +376,7 @@ MEASURED = tuple(name for selection in SELECTIONS for name in selection.shown)
 START_WITH = tuple(map(str, (Int8WeightOnly(), Float6(), Int4WeightOnly(64))))
 
 # What compare's commands measure unless told: 16, 8 and 4 bits a weight, and one more of each kind.
-COMPARED = tuple(
-    map(
-        str,
-        (
-            FullPrecision(),
-            Int8WeightOnly(),
-            Int4WeightOnly(128),
-            Float6(),
-            SparseMarlin(),
-            UintX(2, 64),
-        ),
-    )
-)
+COMPARED = ("none", "int8wo", "int4wo-128", "fp6", "sparse-marlin", "uintx-2-64")
 
 
 def parse(name: str, option: str = "--quantization") -> Spec | Selection:

@@ -12,6 +12,7 @@ from quantbench.__main__ import commands
 from tests import seeds
 from tests.programs import command as ended
 from tests.programs import python, ran
+from tests.refusals import one_line
 
 WANTED = "generate ab recommend quality replay readme peers schemes log".split()
 
@@ -163,3 +164,10 @@ def test_a_command_that_keeps_what_it_has_ends_with_sigterm_s_code():
     )
     done = python("-c", text)
     assert (done.returncode, done.stdout) == (143, "kept\n"), done.stderr
+
+
+def test_a_removed_option_is_named_in_every_spelling_and_a_file_of_its_name_is_none():
+    for words in (["--history", "a"], ["--history=a"]):
+        result = ended("replay", *words)
+        assert one_line(result).startswith("--history was removed; ") and result.exit_code == 2
+    assert "removed" not in one_line(ended("replay", "history"))
