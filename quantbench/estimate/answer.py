@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from quantbench import devices
+from quantbench import devices, environment
 from quantbench.errors import CheckpointError, MemoryShortage, QuantbenchError, UsageError
 from quantbench.estimate.calibration import MOST, config_of_run, is_measured, request_of, runs
 from quantbench.estimate.cards import card
@@ -51,7 +51,7 @@ def machine_of(
 def run_estimator() -> Estimator:
     """Estimates runs of results: by the data sheet of their card; or here, on the first layers of
     their model, if they ran on this machine. Of others, and of what has no estimate, nothing."""
-    machines: dict[str, Machine] = {}
+    machines: dict[tuple[str, int | None], Machine] = {}
     own = {str(devices.describe(torch.device("cpu"))["name"]), origin.machine()}
 
     def estimated(content: Fields, names: Fields) -> dict[str, dict[str, float]]:
@@ -71,10 +71,13 @@ def run_estimator() -> Estimator:
         prompt = content.get("prompt_tokens")
         if type(prompt) is int and 0 < prompt <= MOST:
             request = replace(request, prompt=prompt)
-        if where not in machines:
-            machines[where] = machine_of("here" if where in own else where)
+        if where in own:
+            environment.use_threads(config)  # those of this run, which are measured here
+        machine = where, config.threads if where in own else None
+        if machine not in machines:
+            machines[machine] = machine_of("here" if where in own else where)
         try:
-            estimate = vars(predict(request, machines[where]))
+            estimate = vars(predict(request, machines[machine]))
         except QuantbenchError as error:
             say(f"{names.get('model')} {request.scheme}: not estimated: {error}")
             return {}

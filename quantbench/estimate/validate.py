@@ -22,7 +22,7 @@ from quantbench.typed_json import LARGEST_MEASURED, parsed
 # Each quantity: its unit in a table, what its figures are multiplied by, and their format.
 QUANTITIES = {
     "runtime": ("ms", 1e3, "{:.2f}"),
-    "memory": ("GiB", 1 / (1 << 30), "{:.2f}"),
+    "memory": ("GB", 1e-9, "{:.2f}"),
     "energy": ("J/token", 1.0, "{:.4g}"),
     "throughput": ("tokens/s", 1.0, "{:,.0f}"),
 }

@@ -215,8 +215,12 @@ def judge(
     is_crowded = machine is not None and crowded(machine, threads)
     if is_crowded or scatters:
         reasons = [f"samples scatter {spread.most_tok_s / spread.least_tok_s:.1f} ×"] * scatters
-        reasons += machine.others() if machine else []
         advice = "on an idle machine" if is_crowded else "with longer samples (--max_new_tokens)"
+        if machine and threads > machine.cores:  # they wait for each other, whoever else is there
+            reasons += [f"{threads} threads share {counted(machine.cores, 'core')}"]
+            advice = f"with --threads {machine.cores}"
+        elif machine:
+            reasons += machine.others()
         why = f"{'; '.join(reasons)}: not trustworthy; repeat it {advice}, or {IN_TURNS}"
         return Trust(spread, machine, load_average, False, why)
     if variation is None:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from quantbench import environment
 from quantbench.errors import QuantbenchError
 from quantbench.estimate.answer import run_estimator
 from quantbench.estimate.predict import Phase
@@ -33,6 +34,7 @@ def test_results_of_earlier_versions(tmp_path):
 def test_runs_are_estimated_now(tmp_path, monkeypatch, where):
     """Here on the first layers of the model, on a card by its data sheet, elsewhere not at all."""
     options = "--checkpoint_path dummy:Llama-3.2-1B --max_new_tokens 11 --device cuda --compile"
+    options += " --threads 3"
     row = {"model": "Llama-3.2-1B", "command": f"python generate.py {options}", "prompt_tokens": 64,
            "time_to_first_token_s": 0.5, "decode_tok_s": 20.0, "tok_s_all_rows": 11.0,
            "peak_memory_bytes": {"generate": {"allocated": 3e9}}}  # fmt: skip
@@ -41,13 +43,14 @@ def test_runs_are_estimated_now(tmp_path, monkeypatch, where):
         "about": {"machine": machine() if where == "here" else where},
         "rows": [row, row | {"command": f"{row['command']} --speculate lookup"}, {"failed": "x"}],
     }))  # fmt: skip
-    seen = []
+    seen, threads = [], []
 
     def phases(self, request):
         seen.append((request.prompt, request.new_tokens))
         return tuple(Phase({"layers": s}, "layers", "measured", 0.03) for s in (0.4, 0.045))
 
     monkeypatch.setattr("quantbench.estimate.here.Here.phases", phases)
+    monkeypatch.setattr(environment, "use_threads", lambda config: threads.append(config.threads))
     if where == "another machine":
         with pytest.raises(QuantbenchError, match="no case in it that was both"):
             of_results(path, run_estimator())
@@ -56,6 +59,7 @@ def test_runs_are_estimated_now(tmp_path, monkeypatch, where):
     assert set(cases) == {"runtime prompt", "runtime token", "throughput run", "memory memory"}
     assert [case.measured for case in cases.values()][0] == 0.5
     assert seen == ([(64, 11)] if where == "here" else [])
+    assert set(threads) == ({3} if where == "here" else set())  # as the run had them
     if where == "here":
         assert cases["runtime token"].error == pytest.approx(0.045 / 0.05 - 1)
 

@@ -35,6 +35,12 @@ def test_scatter_on_a_quiet_machine_is_not_blamed_on_others():
     assert "other processes used 0.1 of 2 cores" in why
 
 
+def test_threads_beyond_the_cores_are_not_blamed_on_others():
+    why = judge(NEWCOMER, BUSY, threads=1000).why_not_trustworthy
+    assert "1000 threads share 2 cores" in why and "--threads 2" in why
+    assert "other processes" not in why and "idle machine" not in why
+
+
 @pytest.mark.parametrize(
     ("speeds", "trustworthy"),
     [

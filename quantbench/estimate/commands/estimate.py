@@ -16,7 +16,7 @@ from quantbench.cli import Command
 from quantbench.errors import UsageError
 from quantbench.help_text import refuse_beside, refuse_given
 from quantbench.kv_cache import CACHES
-from quantbench.log.config import PRECISIONS, RunConfig
+from quantbench.log.config import PRECISIONS
 from quantbench.log.kinds import Choice, Size, Whole
 from quantbench.log.origin import report_output, write_json
 from quantbench.progress import say
@@ -70,7 +70,6 @@ def estimate(
         from quantbench.estimate.answer import run_estimator
         from quantbench.estimate.validate import of_results, report
 
-        environment.use_threads(RunConfig())
         estimator = run_estimator()
         cases = [case for path in (validate, *words) for case in of_results(path, estimator)]
         click.echo(report(cases), nl=False)
