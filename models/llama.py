@@ -15,8 +15,11 @@ Shapes: B rows, S positions, D model width, H query heads, K key/value heads, E 
 F feed-forward width, V vocabulary.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +32,9 @@ from quantbench.ops.attend import attend
 from quantbench.ops.kv import How
 from quantbench.ops.ranks import ALONE, Ranks
 
+if TYPE_CHECKING:
+    from quantbench.models.split import Split
+
 
 class Transformer(nn.Module):
     """The whole model: token ids in, logits out.
@@ -36,6 +42,8 @@ class Transformer(nn.Module):
     It is a function of its weights, the tokens, their positions and the caches. Apart from what the
     caches store, no call affects a later one.
     """
+
+    split: Split | None = None  # this rank's share (models/split.py); None: one process has all
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -47,7 +55,7 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def block(self, number: int) -> "Block":
+    def block(self, number: int) -> Block:
         """Layer `number`, from 0."""
         return Block(self.config, number)
 
@@ -119,7 +127,7 @@ class Block(nn.Module):
     """One layer: x + attention(norm(x)), then x + feed_forward(norm(x)); with post_norms, x +
     norm(attention(norm(x))), and so on; without pre_norms, x + norm(attention(x))."""
 
-    feed_forward: "FeedForward"
+    feed_forward: FeedForward
 
     def __init__(
         self, config: ModelConfig, number: int, feed_forward: nn.Module | None = None

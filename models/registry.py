@@ -94,6 +94,7 @@ class Architecture:
 
 LLAMA, MIXTRAL = "quantbench.models.llama:Transformer", "quantbench.models.mixtral:Mixtral"
 GEMMA = "quantbench.models.gemma:Gemma"
+FUSED = (LLAMA, MIXTRAL, GEMMA)  # that the C++ op computes (run/cpu_step.py)
 MIXTRAL_EXPERTS: NameTable = {
     "feed_forward.router": ("block_sparse_moe.gate",),
     "feed_forward.experts.#.w13": (

@@ -5,7 +5,7 @@ https://arxiv.org/abs/1909.08053).
     split.config                                # the widths of this rank's modules
     split.cut("layers.0.attention.wo.weight")   # Cut(1, ((0, 1024),)): these of its columns
     model = build_share(Transformer, split)     # with these widths, wired to the other ranks
-    split_of(model)                             # the Split; None for a whole model
+    model.split                                 # the Split; None for a whole model
 
 Each rank has some of the heads, of the feed-forward network's columns and of the vocabulary. Its
 attention and its feed-forward network give a part of a sum, and its output layer some logits. So
@@ -274,11 +274,6 @@ def build_share(kind: type[Transformer], split: Split) -> Transformer:
     return model
 
 
-def split_of(model: nn.Module) -> Split | None:
-    """This rank's share; None for a model that no ranks share."""
-    return model.split if isinstance(model, Shared) else None
-
-
 def kind_of(model: nn.Module) -> type[nn.Module]:
-    """The model's own class, shared or not."""
+    """The class of a model of which this is a share."""
     return next(kind for kind in type(model).__mro__ if not issubclass(kind, Shared))

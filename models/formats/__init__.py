@@ -25,8 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["EMBEDDED", "EMBEDDED_MODELS", "FORMATS", "Checkpoint", "open_checkpoint", "saver_of"]
 
-# In this order: the first class that recognizes a path reads it.
-FORMATS = ("saved:SavedModel", "hugging_face:HuggingFace", "meta:GptFast", "meta:Meta", "gguf:Gguf")
+# In this order: the first class that recognizes a path reads it. Of a folder only those are asked,
+# and imported, for which it has a file of such a name.
+FORMATS = {
+    "saved:SavedModel": ("quantbench.json*", "quantized-*.safetensors*"),
+    "hugging_face:HuggingFace": ("*.safetensors", "pytorch_model*.bin", "*.index.json"),
+    "meta:GptFast": ("*.pth",),
+    "meta:Meta": ("*.pth",),
+    "gguf:Gguf": ("*.gguf",),
+}
 _SAVERS = {  # by --format
     "quantbench": "saver:Saver",
     "compressed-tensors": "given_back:CompressedTensorsSaver",
@@ -64,7 +71,7 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
     path = Path(os.path.abspath(path))
     folder = path if path.is_dir() else path.parent
     for place in dict.fromkeys((path, folder)):  # a file that no format knows means its folder
-        for kind in map(_format, FORMATS):
+        for kind in map(_format, _candidates(place)):
             if kind.sniff(place):
                 found = kind(place)
                 # tiny_moe has 8 bits for the sake of the source tree's size.
@@ -80,6 +87,12 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
 def saver_of(format: str) -> "type[Saver]":
     """What writes the folder of --save in a format of --format."""
     return pkgutil.resolve_name(f"{__name__}.{_SAVERS[format]}")
+
+
+def _candidates(place: Path) -> list[str]:
+    if not place.is_dir():
+        return [*FORMATS]
+    return [name for name, patterns in FORMATS.items() if any(map(any, map(place.glob, patterns)))]
 
 
 def _format(name: str) -> type[Checkpoint]:

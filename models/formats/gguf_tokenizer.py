@@ -13,7 +13,7 @@ from typing import Any
 
 from quantbench.errors import CheckpointError
 from quantbench.models.tiktoken_file import LLAMA_3_SPLIT
-from quantbench.models.tokenizer import MERGES, Added, Hints, read_object
+from quantbench.models.tokenizer_hints import MERGES, Added, Hints, read_object
 from quantbench.text import shown
 
 # tokenizer.ggml.token_type, as sentencepiece numbers them

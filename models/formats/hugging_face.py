@@ -18,7 +18,8 @@ from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors
 from quantbench.models.formats.tensor_files import Stored, pickle_file, safetensors_file
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.registry import ARCHITECTURES
-from quantbench.models.tokenizer import FILES, MERGES
+from quantbench.models.tokenizer import FILES
+from quantbench.models.tokenizer_hints import MERGES
 from quantbench.text import shown
 
 _INDEX = "model.safetensors.index.json"

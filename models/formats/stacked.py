@@ -7,6 +7,8 @@ quantized is read as floats, or kept with the file's own numbers.
 A loader reads each tensor inside a packed weight by its name, as from a model that --save wrote.
 """
 
+from __future__ import annotations
+
 import copy
 import functools
 import re
@@ -14,21 +16,23 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig
-from quantbench.models.formats import packed
 from quantbench.models.formats.base import Checkpoint, SavedScheme
 from quantbench.models.formats.names import NameMap
-from quantbench.models.formats.packed import Form
 from quantbench.models.formats.tensor_files import Stored
 from quantbench.models.llama import Transformer
 from quantbench.models.registry import build
-from quantbench.models.split import Cut
 from quantbench.ops.formats import Packed
+
+if TYPE_CHECKING:
+    from quantbench.models.formats.packed import Form
+    from quantbench.models.split import Cut
 
 FULL_PRECISION = ["none", "auto"]
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -166,7 +170,7 @@ class StackedTensors:
             name: [str(form), "auto"] if form else FULL_PRECISION for name, form in forms.items()
         }
 
-    def in_full_precision(self) -> "StackedTensors":
+    def in_full_precision(self) -> StackedTensors:
         """The same numbers, which are read as floats alone."""
         floats = {name: replace(x, form=None, packed=None) for name, x in self.tensors.items()}
         return replace(self, tensors=floats)
@@ -176,7 +180,11 @@ class StackedTensors:
         all that the parameter is made of."""
         found = [self.tensors.get(piece) for piece in self.pieces(name)]
         forms = [stored.form if stored else None for stored in found]
-        return packed.common(forms) if all(forms) else None
+        if not all(forms):
+            return None
+        from quantbench.models.formats import packed
+
+        return packed.common(forms)
 
     def _check_floats(self, piece: str) -> None:
         """Raise CheckpointError for a tensor that is read as floats since no form holds all of its
@@ -208,6 +216,8 @@ class StackedTensors:
 
     def _packed(self, name: str, form: Form | None, rows: int) -> Packed:
         """A parameter (rows, K) with the file's numbers."""
+        from quantbench.models.formats import packed
+
         shapes = self.shapes(name, torch.empty(rows, 0, device="meta"))
         weights = []
         for piece, (count, _) in zip(self.pieces(name), shapes, strict=True):

@@ -1,5 +1,7 @@
 """The tensors of one file: safetensors, or a PyTorch pickle."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import math
@@ -10,6 +12,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,8 +20,10 @@ from torch import Tensor
 
 from quantbench import files
 from quantbench.errors import CheckpointError
-from quantbench.models.formats.packed import Form
 from quantbench.ops.formats import Packed
+
+if TYPE_CHECKING:
+    from quantbench.models.formats.packed import Form
 
 _MAPPED_BYTES = 256 << 20  # bytes of a pickle that are read before it is mapped anew
 _SMALL = 1024  # bytes of a tensor that is read at once

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from quantbench import environment, files, unfinished
+from quantbench import environment, files
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, Unsaid, refuse_former
@@ -181,6 +181,8 @@ def check_save(folder: str) -> None:
     path = Path(folder)
     with files.named("--save", folder, CheckpointError):
         if os.path.lexists(folder):
+            from quantbench import unfinished
+
             unfinished.check(path)
             return
     files.check_folder("--save", folder)

@@ -1,6 +1,6 @@
 """Building and loading the C++ kernels in src/. They are built when they are first needed.
 
-All *.cpp files are compiled into one library (compiler.py), which is cached in
+All *.cpp files are compiled into one library (compiling.py), which is cached in
 $XDG_CACHE_HOME/quantbench (~/.cache/quantbench) under a hash of the sources, the compiler and its
 flags. The instruction set is chosen when the library is loaded (src/common/isa.cpp). So the library
 runs on any machine of its architecture, and the CPU is not part of the hash. QUANTBENCH_ISA selects
@@ -200,6 +200,8 @@ def _digest(data: bytes) -> bytes:
 
 def _build(library: Path) -> None:
     """Build the library. Only called with the lock held."""
+    from quantbench.ops.cpu import compiling
+
     if reason := _remembered(library):
         raise KernelError(reason)
     folder = library.parent
@@ -208,8 +210,8 @@ def _build(library: Path) -> None:
     print("Building the CPU kernels, once: up to three minutes …", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
         try:
-            path = _compile(compiler.command(), SOURCES, Path(scratch))
-        except compiler.Passing:
+            path = compiling.library(compiler.command(), SOURCES, Path(scratch))
+        except compiling.Passing:
             raise
         except KernelError as error:
             with contextlib.suppress(LogError):
@@ -219,9 +221,6 @@ def _build(library: Path) -> None:
         path.write_bytes(data + _digest(data))
         path.chmod(0o700)
         os.replace(path, library)
-
-
-_compile = compiler.library
 
 
 def _failed(library: Path) -> Path:
