@@ -103,7 +103,7 @@ class Transformer(nn.Module):
         """Called once, before a step is compiled."""
 
     def unread_bytes(self, rows: int) -> float:
-        """Bytes of the layers' weights that a decoding step of so many rows does not read."""
+        """Bytes of the layers' weights that a decoding step of `rows` rows does not read."""
         return 0.0
 
     def embed(self, tokens: Tensor) -> Tensor:

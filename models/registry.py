@@ -66,7 +66,7 @@ class Architecture:
     accepts: Mapping[str, Accepts] = field(default_factory=dict)
     # A mixture of experts: what it means that one of its keys is absent.
     experts: Mapping[str, Any] = field(default_factory=dict)
-    # Keys that no other architecture has, and what they may hold. The model finds the values that
+    # Keys of this architecture alone, and what they may hold. The model finds the values that
     # are given in ModelConfig.extras.
     extras: Mapping[str, Accepts] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()  # keys that change no logit, beyond models/hugging_face.py's

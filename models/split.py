@@ -94,7 +94,7 @@ class Split:
         if narrowest // self.unit < size or config.vocab_size < size:
             raise UsageError(
                 f"--tp {size}: {config.name}'s feed-forward network of {narrowest} columns, "
-                f"in groups of {self.unit}, is too narrow for so many ranks; take fewer"
+                f"in groups of {self.unit}, is too narrow for them; take fewer"
             )
 
     @property

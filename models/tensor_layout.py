@@ -83,7 +83,7 @@ def with_parameters(linear: nn.Module, weights: Mapping[str, Tensor]) -> nn.Modu
 
 
 def with_children(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
-    """A shallow copy of a module with these submodules instead of its own."""
+    """A shallow copy of a module whose submodules of these names are replaced."""
     made = copy.copy(module)
     made._modules = module._modules | dict(children)
     return made

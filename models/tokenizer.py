@@ -84,11 +84,11 @@ def tokenizer_of(folder: Path, content: Mapping[str, bytes], vocab_size: int) ->
 
 
 def _opening(tokenizer: "Tokenizer", hints: Hints) -> str:
-    """Which token each text begins with, in a sentence without a full stop."""
+    """The token that starts each text, in a sentence without a full stop."""
     id = tokenizer.bos_id
     if id is not None:
         name = next((name for name, other in tokenizer.special.items() if other == id), "a token")
-        return f"Each text begins with {plain(name)} (id {id})"
+        return f"Each text starts with {plain(name)} (id {id})"
     if hints.add_bos is False:
         return "No token opens a text: add_bos_token is false"
     return "No token opens a text: the tokenizer's file names none"

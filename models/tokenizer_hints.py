@@ -19,7 +19,7 @@ from quantbench.typed_json import from_json, parsed
 if TYPE_CHECKING:
     from quantbench.models.tokenizer import Tokenizer
 
-MERGES = "merges.txt"  # beside vocab.json
+MERGES = "merges.txt"  # needed with vocab.json
 _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 _ADDED, _NAMES = "added_tokens.json", "special_tokens_map.json"
 BESIDE = (MERGES, _CONFIG, _ADDED, _NAMES, "generation_config.json", _TEMPLATE)

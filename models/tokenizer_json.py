@@ -11,7 +11,7 @@ from quantbench.models.tokenizer import LLAMA_3_BEGINNING, Tokenizer
 from quantbench.models.tokenizer_hints import Hints
 from quantbench.typed_json import parsed
 
-MOST_GROWTH = 1000  # times as many characters: what replacing may make of a text
+MOST_GROWTH = 1000  # times: what replacements may lengthen a text
 
 
 class JsonTokenizer(Tokenizer):
@@ -32,7 +32,7 @@ class JsonTokenizer(Tokenizer):
         for part in ("normalizer", "decoder"):
             if (growth := _growth(described.get(part) or {})) > MOST_GROWTH:
                 raise CheckpointError(
-                    f"{path}: its {part} may make a text {growth:.3g} times as long; accepted is "
+                    f"{path}: its {part} may lengthen a text {growth:.3g} times; accepted is "
                     f"up to {MOST_GROWTH}"
                 )
         self._model.no_truncation()

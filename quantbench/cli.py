@@ -157,7 +157,7 @@ class Command(click.Command):
             if value.startswith("--") and not free:
                 raise UsageError(
                     f"--{key(word)} takes a value, and the option {shown(value)} follows it; "
-                    f"a value that begins with dashes is given as --{key(word)}=VALUE"
+                    f"a value that starts with dashes is given as --{key(word)}=VALUE"
                 )
         if "--" in args:
             raise click.NoSuchOption("--")

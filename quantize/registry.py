@@ -68,7 +68,7 @@ def kernels_for(spec: Spec, kernel: str, device: torch.device, dtype: torch.dtyp
     running = [name for name, reason in reasons.items() if reason is None]
     if kernel == "auto" and running:
         return running
-    works = f"here it has {', '.join(running)}" if running else "it has no other here"
+    works = f"here it has {', '.join(running)}" if running else "nothing else runs here"
     if kernel == "auto":
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise KernelError(f"{spec} has no kernel for {device.type}: {why}")

@@ -261,7 +261,7 @@ class UintX(Spec):
 
     @property
     def gguf(self) -> str:
-        if self.group_size < 32:  # no type of theirs has as many scales
+        if self.group_size < 32:  # no type of theirs has more scales
             return "-"
         return {1: "IQ1_M", 7: "Q8_0"}.get(self.bits, f"Q{self.bits}_K")
 

@@ -6,7 +6,7 @@
     checkpoint.tokenizer(vocab_size)                    # its Tokenizer
 
 A new format is a file in this folder with a subclass of Checkpoint, and an entry in FORMATS.
-Classes are named, not imported, so that only those that are asked are loaded.
+Classes are named, not imported, so that a run loads only those that it uses.
 """
 
 import os
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EMBEDDED", "EMBEDDED_MODELS", "FORMATS", "Checkpoint", "open_checkpoint", "saver_of"]
 
-# In this order: the first class that recognizes a path reads it. Of a folder only those are asked,
-# and imported, for which it has a file of such a name.
+# In this order: the first class that recognizes a path reads it. A class is imported only if a
+# folder has a file of such a name.
 FORMATS = {
     "saved:SavedModel": ("quantbench.json*", "quantized-*.safetensors*"),
     "hugging_face:HuggingFace": ("*.safetensors", "pytorch_model*.bin", "*.index.json"),

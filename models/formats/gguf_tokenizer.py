@@ -23,8 +23,8 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# How text is cut before its bytes are merged, by tokenizer.ggml.pre: a pattern, whether digits
-# stand alone, and whether text is normalized to NFC.
+# How text is cut before its bytes are merged, by tokenizer.ggml.pre: a pattern, whether
+# each digit is a part, and whether text is normalized to NFC.
 _CUTS: dict[str, tuple[str | None, bool, bool]] = {
     "default": (None, False, False),
     "gpt-2": (None, False, False),

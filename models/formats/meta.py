@@ -138,7 +138,7 @@ def from_params(
     dim, heads = params["dim"], params["n_heads"]
     head_dim = head_width(dim, heads, where)
     multiple = params.get("multiple_of", 256)
-    # Three matrices of width 2/3 · 4 · dim have as many parameters as two of width 4 · dim.
+    # Three matrices of width 2/3 · 4 · dim have the parameters of two of width 4 · dim.
     width = int(min(int(2 * 4 * dim / 3) * params.get("ffn_dim_multiplier", 1.0), 2**40))
     stated = params.get("vocab_size", -1)
     vocab = stated if stated > 0 else vocab_size

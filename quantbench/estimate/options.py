@@ -1,4 +1,4 @@
-"""What `estimate` is asked on its command line, and the text and JSON that it answers."""
+"""The options of `estimate`, and the text and JSON that it prints."""
 
 from collections.abc import Sequence
 from dataclasses import replace

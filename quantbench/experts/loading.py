@@ -60,7 +60,8 @@ def check(plan: Plan) -> None:
     routers = routers_of(plan.architecture)  # refuses a model without experts
     if config.expert_folder and device.type != "cpu":
         raise UsageError(
-            f"--expert_folder: with --device {device} experts lie in RAM, not on disk: leave it out"
+            f"--expert_folder: with --device {device} experts are in RAM, not on a disk: leave it "
+            "out"
         )
     if plan.spec.scheme and config.expert_memory != "auto":
         how = plan.spec.scheme, device, plan.precision, config.kernel

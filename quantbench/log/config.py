@@ -6,7 +6,7 @@ writing. So the command in every log line can be pasted and gives the same run:
     repro(RunConfig(quantization="int8wo"))
     # python generate.py --quantization int8wo --checkpoint_path tiny …
 
-Options are spelled with underscores; dashes are read too. A value that begins with a dash is
+Options are spelled with underscores; dashes are read too. A value that starts with a dash is
 given as --prompt=VALUE.
 """
 

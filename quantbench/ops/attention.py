@@ -64,7 +64,7 @@ def choose(
         if importlib.util.find_spec("triton") is None:
             return Choice("torch", "Triton is not installed: pip install triton")
         return Choice("triton")
-    return Choice("torch", f"there is no other for {device.type}")
+    return Choice("torch", f"plain torch is the only kernel for {device.type}")
 
 
 def decode_attention(

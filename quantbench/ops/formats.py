@@ -58,7 +58,7 @@ class Packed:
     format: str
     bits: int  # of a code
     group_size: int  # columns that share a scale
-    # (N, K // OUTER, 2) float16: what the scales and the zeros of so many columns are multiplied by
+    # (N, K // OUTER, 2) float16: what the scales and the zeros of OUTER columns are multiplied by
     outer: Tensor | None = None
 
     @property

@@ -27,7 +27,8 @@ REFITS = 3
 
 
 def fit(w: Tensor, scale: Tensor, zero: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """w (N, K); scale and zero (N, K // group_size) of the range, in 16 bits. Others like these.
+    """w (N, K); scale and zero (N, K // group_size) of the range, in 16 bits. Returns new ones
+    of the same shapes and dtypes.
 
     The group size has to be a multiple of 4. A group's result depends on its weights alone.
     """

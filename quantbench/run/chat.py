@@ -51,7 +51,7 @@ def chat(plan: Plan, generator: "Generator") -> None:
         if COMMAND.fullmatch(line.strip()):
             if line.strip() == "/reset":
                 chat.reset()
-                say("Forgotten: the next line begins a new conversation")
+                say("Forgotten: the next line starts a new conversation")
             else:
                 say(HELP)
             continue
@@ -64,7 +64,7 @@ def chat(plan: Plan, generator: "Generator") -> None:
         if room < 1:
             say(
                 f"The context is full: it has {cache_size} positions; --cache_size gives it more, "
-                "and /reset begins anew"
+                "and /reset starts anew"
             )
             if not chat.turns:  # not even this line fits
                 return

@@ -28,7 +28,7 @@ OWN_FORM = "--expert_memory keeps experts in its own form: leave out --format"
 SPECULATION = "--speculate {config.speculate} is for one"
 CONFLICTS = (
     ("interactive", "prompt prefill_size output_json_path profile memory_profile dry_run", APART),
-    ("interactive", "context_depth", "--interactive begins at the beginning: leave out --{other}"),
+    ("interactive", "context_depth", "--interactive starts with empty caches: leave out --{other}"),
     ("interactive", "batch_size", "--interactive holds one conversation: leave --{other} at 1"),
     ("interactive", "tp", ALONE),
     ("dry_run", "output_json_path profile memory_profile save", APART),
@@ -163,9 +163,7 @@ def _refuse_coinciding(config: RunConfig, given: dict[str, str]) -> None:
         for name, path in given.items() if folder else ():
             files.refuse_folder(f"--{name}", path, f"--{option}", folder)
             if option == "save" and Path(path).resolve().is_relative_to(Path(folder).resolve()):
-                raise UsageError(
-                    f"--{name} {path} lies in the folder of --save, which holds a model"
-                )
+                raise UsageError(f"--{name} {path} is in the folder of --save, which holds a model")
 
 
 def _is_trace(head: bytes) -> bool:

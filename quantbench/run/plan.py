@@ -278,7 +278,7 @@ def positions(config: RunConfig, prompt: int, context: int) -> int:
     if config.interactive:
         return config.cache_size or min(context, INTERACTIVE_CACHE)
     if prompt == 0:
-        raise UsageError("--prompt is empty, and this tokenizer has no token to begin with")
+        raise UsageError("--prompt is empty, and this tokenizer has no token to start with")
     needed = config.context_depth + prompt + config.max_new_tokens
     asked = f"{prompt} prompt tokens and --max_new_tokens {config.max_new_tokens} need {needed}"
     if config.context_depth:

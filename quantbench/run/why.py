@@ -102,7 +102,7 @@ def _kernel(run: Facts, kernels: Mapping[str, str | None]) -> str | None:
             if reason
         )
         return "plain torch (kernel reference) unpacks the weights at every step" + (
-            f", for there is no other kernel here ({why})" if why else ""
+            f", the only kernel that runs here ({why})" if why else ""
         )
     if "," in run.kernel:
         return f"not every layer's shape fits its fastest kernel: {run.kernel}"

@@ -201,8 +201,7 @@ def test_a_truncated_file_is_an_error_of_one_line(policy, cut, decoder, tmp_path
 
 
 # ------------------------------------------------------------------------------ a card over RAM
-# The CPU computes with experts of its own. A CPU stands in for the card; where there is a card, the
-# same tests run there, too.
+# The CPU computes with its own copies of experts. Without a card a second "CPU" takes its part.
 
 CARDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

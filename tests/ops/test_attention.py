@@ -30,8 +30,8 @@ BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
         ("cpu", (64, 4, torch.float64), "torch", "torch.float64"),
         pytest.param("cpu", (256, 128, FLOAT32), "cpu", None, marks=NEEDS_COMPILER),
         pytest.param("cpu", (80, 7, FLOAT16), "cpu", None, marks=NEEDS_COMPILER),
-        ("mps", (64, 4, FLOAT16), "torch", "there is no other for mps"),
-        ("meta", (64, 4, BFLOAT16), "torch", "there is no other for meta"),
+        ("mps", (64, 4, FLOAT16), "torch", "plain torch is the only kernel for mps"),
+        ("meta", (64, 4, BFLOAT16), "torch", "plain torch is the only kernel for meta"),
     ],
 )
 def test_what_runs_where(device, given, name, reason, monkeypatch):

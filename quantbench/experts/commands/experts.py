@@ -76,7 +76,7 @@ def _profiled(
     if len(ids) < 2:
         raise UsageError(f"--text {text}: {counted(len(ids), 'token')}; give a longer text")
     if tokens and tokens > len(ids):
-        raise UsageError(f"--tokens {tokens}: the text has {len(ids)}; give as many or fewer")
+        raise UsageError(f"--tokens {tokens}: the text has {len(ids)}; give at most that")
     if config.checkpoint_path.startswith("dummy:"):
         say("Random weights: what they choose says nothing about the trained model")
     with progress(f"Loading {plan.name} as {plan.spec.name}") as shown:
