@@ -31,7 +31,7 @@ FIXED_DATE = datetime(2026, 1, 1)
 
 
 @dataclass(frozen=True)
-class Template:
+class ChatTemplate:
     """The chat format of a family of models, for checkpoints that bring none."""
 
     jinja: str
@@ -44,7 +44,7 @@ class Template:
 TEMPLATES = {
     # Hugging Face's template for 3.1 adds today's date to a system message. Here it is left out, so
     # that a run gives the same on another day.
-    "llama-3": Template(
+    "llama-3": ChatTemplate(
         "{{ bos_token }}{% for m in messages %}"
         "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
         "{{ (m.content | trim) + '<|eot_id|>' }}{% endfor %}"
@@ -53,21 +53,21 @@ TEMPLATES = {
         ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         r"instruct|chat",
     ),
-    "mistral-v3": Template(  # the markers are special tokens
+    "mistral-v3": ChatTemplate(  # the markers are special tokens
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
         "{{ '[INST]' + (m.content | trim) + '[/INST]' }}"
         "{% else %}{{ (m.content | trim) + eos_token }}{% endif %}{% endfor %}",
         ("<s>", "</s>", "[INST]", "[/INST]"),
         r"instruct",
     ),
-    "mistral-v1": Template(
+    "mistral-v1": ChatTemplate(
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
         "{{ '[INST] ' + (m.content | trim) + ' [/INST]' }}"
         "{% else %}{{ ' ' + (m.content | trim) + eos_token }}{% endif %}{% endfor %}",
         ("<s>", "</s>"),
         r"mi[sx]tral.*instruct",
     ),
-    "llama-2": Template(  # every turn opens a new sequence
+    "llama-2": ChatTemplate(  # every turn opens a new sequence
         "{% for m in messages %}{% if m.role == 'user' %}"
         "{{ bos_token + '[INST] ' + (m.content | trim) + ' [/INST]' }}"
         "{% else %}{{ ' ' + (m.content | trim) + ' ' + eos_token }}{% endif %}{% endfor %}",

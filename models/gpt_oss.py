@@ -13,14 +13,14 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Attention, Block, FeedForward
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts
 from quantbench.ops.attend import attend
-from quantbench.ops.kv import How
+from quantbench.ops.kv import Scoring
 
 
 class GptOss(Mixtral):
     """The whole model; see models.llama.Transformer."""
 
     def block(self, number: int) -> Block:
-        block = Block(self.config, number, Experts(self.config))
+        block = Block(self.config, number, BoundedExperts(self.config))
         block.attention = SinkAttention(self.config, number)
         return block
 
@@ -34,7 +34,7 @@ class SinkAttention(Attention):
 
     def attend(self, *arguments: Any) -> Tensor:  # type: ignore[override]
         *given, (scale, softcap, _) = arguments
-        return attend(*given, How(scale, softcap, self.sinks.weight.float()))
+        return attend(*given, Scoring(scale, softcap, self.sinks.weight.float()))
 
 
 class Sinks(nn.Module):
@@ -60,7 +60,7 @@ class BoundedFeedForward(FeedForward):
         return self.w2((up + 1) * gate * (gate * self.alpha).sigmoid())
 
 
-class Experts(MixtureOfExperts):
+class BoundedExperts(MixtureOfExperts):
     """models.mixtral.MixtureOfExperts of these networks."""
 
     expert = BoundedFeedForward

@@ -29,7 +29,7 @@ from quantbench.devices import stored_bytes
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.ops.attend import attend
-from quantbench.ops.kv import How
+from quantbench.ops.kv import Scoring
 from quantbench.ops.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         spec, self.head_dim = config.layers[number], config.head_dim
-        self.how = spec.window, How(spec.scale, spec.softcap)
+        self.how = spec.window, Scoring(spec.scale, spec.softcap)
         heads = config.num_heads + 2 * config.num_kv_heads
         self.wqkv = nn.Linear(config.dim, heads * config.head_dim, bias=config.qkv_bias)
         self.wo = nn.Linear(

@@ -126,7 +126,7 @@ def load_model(
     }
     if saved and config.tie_embeddings:  # packing both takes the most while there is nothing else
         sizes = {name: sizes[name] for name in dict.fromkeys(("tok_embeddings", "output", *sizes))}
-    done, total, pool = 0, sum(sizes.values()), Pool()
+    done, total, pool = 0, sum(sizes.values()), WeightPool()
     for part, names in _parts(sizes, whole_layers=ready is not None).items():
         if not saved:
             for name in names:
@@ -244,7 +244,7 @@ def _parts(names: Iterable[str], whole_layers: bool) -> dict[str, list[str]]:
     return parts
 
 
-class Pool:
+class WeightPool:
     """Pieces of the CPU's memory that are filled with weights, side by side, so that these lie in
     huge pages.
 

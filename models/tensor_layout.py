@@ -15,26 +15,26 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorLayout:
     """Forms are equal where parts of one make a weight of the other."""
 
     kind: type[Tensor]
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    inner: "tuple[tuple[str, Form], ...] | None" = None  # of a subclass
+    inner: "tuple[tuple[str, TensorLayout], ...] | None" = None  # of a subclass
     attributes: Any = field(default=None, compare=False)  # as __tensor_flatten__ gives them
     described: str = ""  # the attributes as text, by which they are compared
 
     @staticmethod
-    def of(tensor: Tensor) -> "Form":
+    def of(tensor: Tensor) -> "TensorLayout":
         what = type(tensor), tensor.dtype, tuple(tensor.shape)
         if not hasattr(tensor, "__tensor_flatten__"):
             # Dense, with dimensions in the same order.
-            return Form(*what, torch.empty_like(tensor, device="meta").stride())
+            return TensorLayout(*what, torch.empty_like(tensor, device="meta").stride())
         names, attributes = tensor.__tensor_flatten__()
-        inner = tuple((name, Form.of(getattr(tensor, name))) for name in names)
-        return Form(*what, tensor.stride(), inner, attributes, repr(attributes))
+        inner = tuple((name, TensorLayout.of(getattr(tensor, name))) for name in names)
+        return TensorLayout(*what, tensor.stride(), inner, attributes, repr(attributes))
 
     def parts(self, tensor: Tensor) -> list[Tensor]:
         """The plain tensors in it, contiguous where these are dense."""
@@ -63,14 +63,14 @@ class Form:
 
 
 # By an expert's linear layer: its class and settings, and the form of each of its parameters.
-Forms = dict[str, tuple[tuple[type[nn.Module], str], dict[str, Form]]]
+Forms = dict[str, tuple[tuple[type[nn.Module], str], dict[str, TensorLayout]]]
 
 
 def forms_of(linears: Mapping[str, nn.Module]) -> Forms:
     """The forms of an expert's linear layers."""
     forms: Forms = {}
     for name, linear in linears.items():
-        own = {kind: Form.of(p.data) for kind, p in linear.named_parameters()}
+        own = {kind: TensorLayout.of(p.data) for kind, p in linear.named_parameters()}
         forms[name] = (type(linear), linear.extra_repr()), own
     return forms
 

@@ -41,7 +41,7 @@ AGREEMENT = 30.0  # dB
 HEADINGS = ("scheme", "kernel", "time (quartiles)", "weights", "reads", "SQNR", "verdict")
 
 
-class Sample(NamedTuple):
+class LayerSample(NamedTuple):
     """A layer in full precision, on its device, and real inputs of it, (T, K)."""
 
     name: str
@@ -73,7 +73,7 @@ class Candidate:
         return isinstance(self.spec, FullPrecision)
 
 
-class Choice(NamedTuple):
+class ShapeChoice(NamedTuple):
     shape: tuple[int, int]  # out_features, in_features
     layers: list[str]
     setting: str  # batch, dtype, compiled or not
@@ -83,14 +83,14 @@ class Choice(NamedTuple):
 
 @torch.no_grad()
 def choose(
-    samples: Sequence[Sample],
+    samples: Sequence[LayerSample],
     selection: Quantization,
     batch_size: int,
     min_sqnr: float,
     report: Callable[[int, int], None] = lambda done, total: None,
     compile: bool = False,
     kernel: str = "auto",
-) -> list[Choice]:
+) -> list[ShapeChoice]:
     """One choice per distinct shape of the samples' layers, in their order.
 
     Products are timed on (batch_size, 1, K) inputs, compiled or not. `report` gets shapes done and
@@ -99,13 +99,13 @@ def choose(
 
     Raises KernelError if full precision itself cannot be timed, or no scheme has that kernel.
     """
-    shapes: dict[tuple[int, int], list[Sample]] = {}
+    shapes: dict[tuple[int, int], list[LayerSample]] = {}
     for sample in samples:
         shapes.setdefault((sample.layer.out_features, sample.layer.in_features), []).append(sample)
     fields = [candidates(selection, alike[0].layer, kernel) for alike in shapes.values()]
     if samples and all(one.in_full for field in fields for one in field):
         raise KernelError(f"--kernel {kernel}: none of {selection}'s schemes has such a kernel")
-    choices: list[Choice] = []
+    choices: list[ShapeChoice] = []
     for (shape, alike), field in zip(shapes.items(), fields, strict=True):
         parts = [sample._replace(layer=_part(sample.layer)) for sample in alike]
         rows, dtype = parts[0].layer.out_features, str(parts[0].layer.weight.dtype)[6:]
@@ -113,7 +113,9 @@ def choose(
         chosen, judged = decide(field, min_sqnr)
         setting = f"batch {batch_size}, {dtype}, {'' if compile else 'not '}compiled"
         setting += f", {rows} of its rows" * (rows < shape[0])
-        choices.append(Choice(shape, [sample.name for sample in alike], setting, chosen, judged))
+        choices.append(
+            ShapeChoice(shape, [sample.name for sample in alike], setting, chosen, judged)
+        )
         report(len(choices), len(shapes))
     return choices
 
@@ -134,7 +136,7 @@ def candidates(selection: Quantization, layer: nn.Linear, kernel: str = "auto") 
 
 
 def _measure(
-    field: Sequence[Candidate], samples: Sequence[Sample], batch_size: int, compile: bool
+    field: Sequence[Candidate], samples: Sequence[LayerSample], batch_size: int, compile: bool
 ) -> None:
     """Fill in what the candidates do on layers of one shape: SQNR on each layer, speed on the
     first."""
@@ -214,7 +216,7 @@ def decide(field: Sequence[Candidate], min_sqnr: float) -> tuple[Candidate, list
     return best, ordered
 
 
-def table(choices: Sequence[Choice]) -> str:
+def table(choices: Sequence[ShapeChoice]) -> str:
     """The measurements and choices of every shape, fastest first."""
     parts = []
     for (N, K), layers, setting, best, field in choices:
@@ -237,6 +239,6 @@ def _row(one: Candidate) -> tuple[str, ...]:
     return str(one.spec), one.kernel, *cells, sqnr, one.verdict
 
 
-def by_shape(choices: Sequence[Choice]) -> dict[Any, tuple[Spec, str]]:
+def by_shape(choices: Sequence[ShapeChoice]) -> dict[Any, tuple[Spec, str]]:
     """What MixedQuantizer takes: a scheme and a kernel by a layer's shape."""
     return {choice.shape: (choice.chosen.spec, choice.chosen.kernel) for choice in choices}

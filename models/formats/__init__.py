@@ -31,7 +31,7 @@ FORMATS = {
     "saved:SavedModel": ("quantbench.json*", "quantized-*.safetensors*"),
     "hugging_face:HuggingFace": ("*.safetensors", "pytorch_model*.bin", "*.index.json"),
     "meta:GptFast": ("*.pth",),
-    "meta:Meta": ("*.pth",),
+    "meta:MetaCheckpoint": ("*.pth",),
     "gguf:Gguf": ("*.gguf",),
 }
 _SAVERS = {  # by --format

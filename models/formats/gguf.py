@@ -32,7 +32,7 @@ from quantbench.models.formats.gguf_file import (
     shards,
 )
 from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors
-from quantbench.models.formats.tensor_files import Stored
+from quantbench.models.formats.tensor_files import StoredTensor
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import scaled
 from quantbench.models.registry import ARCHITECTURES, Architecture
@@ -276,7 +276,7 @@ class Gguf(MaybeQuantized):
         def in_file(name: str) -> tuple[str, ...]:
             return tuple(name_in_file(table, part) for part in in_hugging_face(name))
 
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredTensor] = {}
         for name, tensor in self.blocks.items():
             if STACKED in name:
                 experts = range(tensor.shape[0])
@@ -286,11 +286,15 @@ class Gguf(MaybeQuantized):
         interleaved = self.kind in _REORDERED or row.interleaved
         return StackedTensors(self.files[0], found, in_file, config, interleaved, device)
 
-    def _stored(self, name: str, tensor: GgufTensor) -> Stored:
+    def _stored(self, name: str, tensor: GgufTensor) -> StoredTensor:
         if self.kind.startswith("gemma") and name.endswith("norm.weight"):
-            return Stored(tensor.file, lambda: tensor.read() - 1)  # llama.cpp adds 1 beforehand
+            return StoredTensor(
+                tensor.file, lambda: tensor.read() - 1
+            )  # llama.cpp adds 1 beforehand
         kind = PACKED.get(tensor.type) if len(tensor.shape) == 2 else None
-        return Stored(tensor.file, tensor.read, kind and kind.form, tensor.packed if kind else None)
+        return StoredTensor(
+            tensor.file, tensor.read, kind and kind.form, tensor.packed if kind else None
+        )
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         return gguf_tokenizer.tokenizer_files(self.files[0], self.metadata)

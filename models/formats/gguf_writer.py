@@ -57,7 +57,7 @@ class GgufSaver(Saver):
         super().__init__(folder, scheme, None)
         self.floats = FLOATS[str(scheme.precision)]  # the format of what is not quantized
         self.last = f"{folder.absolute().name or 'model'}.gguf"
-        self.checkpoint, self.tensors = checkpoint, Tensors(config)
+        self.checkpoint, self.tensors = checkpoint, GgufTensors(config)
         self.writer = gguf.GGUFWriter(None, llama_cpp(config), use_temp_file=True)
         # The file's own blocks: fused layers may have another form in memory.
         self.kept: Mapping[str, GgufTensor] | None = None
@@ -230,7 +230,7 @@ def as_hugging_face(name: str, weight: Any, config: ModelConfig) -> Iterator[tup
     return zip(parts, pieces, strict=True)
 
 
-class Tensors:
+class GgufTensors:
     """The file's tensors, from the model's modules in order. Weights may be quantized."""
 
     def __init__(self, config: ModelConfig) -> None:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from quantbench.errors import CheckpointError
 from quantbench.models.config_checks import COUNT, list_of
-from quantbench.models.formats.packed import Form
-from quantbench.models.formats.tensor_files import Stored
+from quantbench.models.formats.packed import PackedForm
+from quantbench.models.formats.tensor_files import StoredTensor
 from quantbench.ops.formats import Packed, dequantize
 from quantbench.ops.packing import pack, unpack
 from quantbench.text import shown
@@ -37,7 +37,7 @@ class Parts:
     """The tensors of one layer X, by the ends of their names."""
 
     layer: str
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, StoredTensor]
     on_meta: bool = False  # whether `tensor` gives shapes and dtypes alone
 
     def tensor(self, end: str, dtypes: Sequence[torch.dtype], *shape: int | None) -> Tensor:
@@ -90,13 +90,15 @@ class Layout:
     static: tuple[str, ...] = ()
 
 
-def weights(tensors: Mapping[str, Stored], layouts: Sequence[Layout]) -> dict[str, Stored]:
+def weights(
+    tensors: Mapping[str, StoredTensor], layouts: Sequence[Layout]
+) -> dict[str, StoredTensor]:
     """The checkpoint's tensors with every quantized weight as one, float32 when read.
 
     Raises CheckpointError for a layer that lacks a tensor, has one of another shape, or has its
     weight twice.
     """
-    out: dict[str, Stored] = {}
+    out: dict[str, StoredTensor] = {}
     used: set[str] = set()
     for layout in layouts:
         for name in sorted(tensors.keys() - used):
@@ -120,16 +122,16 @@ def weights(tensors: Mapping[str, Stored], layouts: Sequence[Layout]) -> dict[st
     return {name: stored for name, stored in tensors.items() if name not in used} | out
 
 
-def _weight(layout: Layout, parts: Parts) -> Stored:
+def _weight(layout: Layout, parts: Parts) -> StoredTensor:
     file, packed = parts.stored[layout.ends[0]].file, functools.partial(layout.packed, parts)
     shapes = layout.packed(replace(parts, on_meta=True))
-    form = Form.of(shapes) if shapes else None
+    form = PackedForm.of(shapes) if shapes else None
     how = layout.rounding(parts)
     static = static_scale(parts, layout.static) if how.endswith("static") else None
     form = form and replace(form, activation=how, static=static)
     floats = layout.floats
     read = functools.partial(floats, parts) if floats else lambda: dequantize(packed())
-    return Stored(file, read, form, packed if form else None)
+    return StoredTensor(file, read, form, packed if form else None)
 
 
 # ------------------------------------------------------------------------------ activations

@@ -33,7 +33,7 @@ from quantbench.models import SAVED
 from quantbench.models.config import Mixture, ModelConfig, RopeScaling
 from quantbench.models.config_checks import NAME, NAMES, OBJECT, Accepts, list_of
 from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json, require_inside
-from quantbench.models.formats.tensor_files import Stored, safetensors_file
+from quantbench.models.formats.tensor_files import StoredTensor, safetensors_file
 from quantbench.models.llama import Transformer
 from quantbench.text import shown
 
@@ -91,7 +91,7 @@ class SavedModel(Checkpoint):
             raise CheckpointError(f"{self.file}: {error}") from None
 
     def tensors(self, device: torch.device | str = "cpu") -> "SavedTensors":
-        tensors: dict[str, Stored] = {}
+        tensors: dict[str, StoredTensor] = {}
         for file in self.files:
             tensors |= safetensors_file(file)
         return SavedTensors(self.file, tensors, self.aliases, device)
@@ -128,7 +128,7 @@ class SavedTensors:
     """Reads the numbers of a saved model as they are. What to expect follows from its scheme."""
 
     file: Path  # quantbench.json
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     aliases: Mapping[str, str]
     device: torch.device | str
     # The embedding's tensors by name, for an output that shares them.

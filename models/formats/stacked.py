@@ -25,13 +25,13 @@ from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig
 from quantbench.models.formats.base import Checkpoint, SavedScheme
 from quantbench.models.formats.names import NameMap
-from quantbench.models.formats.tensor_files import Stored
+from quantbench.models.formats.tensor_files import StoredTensor
 from quantbench.models.llama import Transformer
 from quantbench.models.registry import build
 from quantbench.ops.formats import Packed
 
 if TYPE_CHECKING:
-    from quantbench.models.formats.packed import Form
+    from quantbench.models.formats.packed import PackedForm
     from quantbench.models.split import Cut
 
 FULL_PRECISION = ["none", "auto"]
@@ -46,7 +46,7 @@ class StackedTensors:
     """Reads a parameter from the tensors that it is made of, one or several."""
 
     where: Path  # the checkpoint, for error messages
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     names: NameMap
     config: ModelConfig
     interleaved: bool  # whether q and k rows have rotary pairs (2i, 2i + 1), as in Meta's order
@@ -175,7 +175,7 @@ class StackedTensors:
         floats = {name: replace(x, form=None, packed=None) for name, x in self.tensors.items()}
         return replace(self, tensors=floats)
 
-    def _form(self, name: str) -> Form | None:
+    def _form(self, name: str) -> PackedForm | None:
         """How the file holds a parameter quantized; None where it does not, or where no form holds
         all that the parameter is made of."""
         found = [self.tensors.get(piece) for piece in self.pieces(name)]
@@ -214,7 +214,7 @@ class StackedTensors:
             )
         return tensor
 
-    def _packed(self, name: str, form: Form | None, rows: int) -> Packed:
+    def _packed(self, name: str, form: PackedForm | None, rows: int) -> Packed:
         """A parameter (rows, K) with the file's numbers."""
         from quantbench.models.formats import packed
 

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from quantbench import devices, files
 from quantbench.errors import UsageError
-from quantbench.experts.layout import Layout
+from quantbench.experts.layout import ExpertLayout
 from quantbench.experts.placement import PLACEMENTS, Fast, from_file, place
 from quantbench.experts.popularity import Routers, find
 from quantbench.experts.routing import identity, routers_of
 from quantbench.experts.slow import (
     File,
     Key,
-    Memory,
+    Ram,
     SlowTier,
     Unusable,
     new_file,
@@ -82,7 +82,7 @@ def open_tiers(plan: Plan, quantizer: Quantizer | None, say: Say) -> Tiers:
     config, device = plan.config, plan.device
     rest = plan.architecture, device, policy_of(config), _beneath(plan)
     if device.type != "cpu":
-        return Tiers(Memory(pinned=True), *rest)
+        return Tiers(Ram(pinned=True), *rest)
     if plan.checkpoint.saved is not None and not (config.expert_folder or config.save):
         try:
             slow, linears = open_saved(plan, quantizer)
@@ -115,7 +115,7 @@ def open_saved(plan: Plan, quantizer: Quantizer | None) -> tuple[File, dict[str,
     every, keys = keys_of(checkpoint.config()), keys_of(plan.architecture)
     weights, compared = checkpoint.tensors(), dict.fromkeys((keys[0], keys[-1]))
     experts = {key: _packed(plan, quantizer, weights, key) for key in compared}
-    layout = Layout.of(experts[keys[0]])
+    layout = ExpertLayout.of(experts[keys[0]])
     packed, stored = pages(layout.nbytes), pages(layout.nbytes)
     try:
         slow = saved_file(checkpoint.file.parent, every, layout.nbytes)
@@ -159,7 +159,7 @@ def _beneath(plan: Plan) -> tuple[SlowTier, Stages] | None:
             f"--expert_policy {plan.config.expert_policy}: {plan.spec} chooses kernels for the "
             "card; --expert_policy cache computes nothing on the CPU"
         )
-    return Memory(pinned=False), quantizer_of(plan.spec.scheme, CPU, plan.precision)
+    return Ram(pinned=False), quantizer_of(plan.spec.scheme, CPU, plan.precision)
 
 
 # ---------------------------------------------------------------------------------- how many

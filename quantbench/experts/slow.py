@@ -224,7 +224,7 @@ def _writing(where: str, nbytes: int = 0) -> Iterator[None]:
         ) from None
 
 
-class Memory:
+class Ram:
     """RAM, under the memory of a card, or of the CPU in its place."""
 
     name = "RAM"
@@ -269,4 +269,4 @@ class Memory:
         """Nothing: RAM is never truncated."""
 
 
-SlowTier = File | Memory  # which holds all experts
+SlowTier = File | Ram  # which holds all experts

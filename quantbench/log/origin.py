@@ -30,7 +30,7 @@ VECTORS = {"avx512_vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx2": "AVX2", 
 
 
 @dataclass(frozen=True)
-class About:
+class Origin:
     """What a file of measurements says of their origin."""
 
     command: str  # that measured them
@@ -49,10 +49,10 @@ class About:
         return f"<sub>{where}; {self.date}, {commit}: `{self.command}`</sub>"
 
 
-def about() -> About:
+def about() -> Origin:
     """What this process was started with, its machine, commit and versions, and today's date."""
     spec = sys.modules["__main__"].__spec__  # None where Python runs a file instead of a module
-    return About(
+    return Origin(
         command=command(sys.argv, spec.name if spec else None),
         date=datetime.date.today().isoformat(),
         commit=git_commit(),

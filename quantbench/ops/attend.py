@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quantbench.ops import reference
 from quantbench.ops.attention import choose, decode_attention
-from quantbench.ops.kv import USUAL, Chunk, How, Stored, dequantize
+from quantbench.ops.kv import USUAL, Chunk, Scoring, StoredCache, dequantize
 from quantbench.ops.reference import folded_sinks, visible, with_denominator, with_sinks
 
 BLOCK = 4096  # positions that are dequantized at a time
@@ -25,11 +25,11 @@ BLOCK = 4096  # positions that are dequantized at a time
 
 def attend(
     query: Tensor,
-    key: Tensor | Stored | Chunk,
-    value: Tensor | Stored | Chunk,
+    key: Tensor | StoredCache | Chunk,
+    value: Tensor | StoredCache | Chunk,
     positions: Tensor,
     window: int | None = None,
-    how: How = USUAL,
+    how: Scoring = USUAL,
 ) -> Tensor:
     """Attention of S queries to all keys at their own position and before; (B, H, S, D).
 
@@ -38,7 +38,9 @@ def attend(
     are best on the CPU, for the first is read. window: only the last so many positions are seen,
     the query's own included. The result has query's dtype.
     """
-    if isinstance(key, Stored):  # one position: filled slots alone are read, once for all heads
+    if isinstance(
+        key, StoredCache
+    ):  # one position: filled slots alone are read, once for all heads
         rows, slots = query.shape[0], key.codes.shape[2]
         end = positions.to(query.device, non_blocking=True) + 1
         count = end.clamp(max=min(slots, window or slots))
@@ -76,7 +78,7 @@ def _chunk_attention(
     more. Where it holds the chunk by now, `old` is what stood there: positions start - T, start - T
     + 1, … It is an opaque op, because the number of blocks is known only when it runs."""
     B, H, S, D = query.shape
-    K, start, how = key.shape[1], int(positions[0]), How(scale, softcap)
+    K, start, how = key.shape[1], int(positions[0]), Scoring(scale, softcap)
     all_seen = window is None or S <= window
     plain = all_seen and softcap is None and sinks is None
     if start == 0 and query.device.type != "cpu" and plain:
@@ -93,10 +95,13 @@ def _chunk_attention(
         at = torch.arange(S, device=query.device)
         own, denominator = _attention(folded, key, value, visible(at, at, window), how)
     output = own.float()
-    past = Stored(past_key, key_scale, format), Stored(past_value, value_scale, format)
+    past = StoredCache(past_key, key_scale, format), StoredCache(past_value, value_scale, format)
     old = None
     if old_key is not None and old_value is not None:
-        old = Stored(old_key, old_key_scale, format), Stored(old_value, old_value_scale, format)
+        old = (
+            StoredCache(old_key, old_key_scale, format),
+            StoredCache(old_value, old_value_scale, format),
+        )
     for more, further in _over_past(folded, past, old, start, S, window, how):
         total = torch.logaddexp(denominator, further)
         output = output * (denominator - total).exp()[..., None]
@@ -111,11 +116,17 @@ def _(query, *rest):
     return query.new_empty(query.shape)
 
 
-Sides = tuple[Stored, Stored]  # keys and values
+Sides = tuple[StoredCache, StoredCache]  # keys and values
 
 
 def _over_past(
-    query: Tensor, past: Sides, old: Sides | None, start: int, S: int, window: int | None, how: How
+    query: Tensor,
+    past: Sides,
+    old: Sides | None,
+    start: int,
+    S: int,
+    window: int | None,
+    how: Scoring,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Attention of query (B, K, G · S, D), at S positions from `start` on, to the earlier
     positions.
@@ -147,7 +158,7 @@ def _over_past(
 
 
 def _over_slots(
-    query: Tensor, past: Sides, first: int, count: int, how: How
+    query: Tensor, past: Sides, first: int, count: int, how: Scoring
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (B, K, N, D), and the logarithm of its softmax's denominator (B, K, N),
     over the slots (first + i) % T for i < count, by the C++ kernel."""
@@ -175,7 +186,7 @@ def _blocks(
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: How
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: Scoring
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (B, K, G · S, D), and the logarithm of its softmax's denominator
     (B, K, G · S), over key and value (B, K, N, D). A mask (S, N) holds for each of the G heads."""

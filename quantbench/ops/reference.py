@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quantbench.ops.formats import Packed, dequantize
-from quantbench.ops.kv import USUAL, How, Stored
+from quantbench.ops.kv import USUAL, Scoring, StoredCache
 from quantbench.ops.kv import dequantize as dequantize_kv
 
 
@@ -39,7 +39,7 @@ def _(x, planes, scale, zero, tensor_scale, outer, format, bits, group_size):
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, window: int | None = None, how: How = USUAL
+    query: Tensor, key: Tensor, value: Tensor, window: int | None = None, how: Scoring = USUAL
 ) -> Tensor:
     """Causal grouped-query attention: each query sees the keys at its own position and before.
 
@@ -75,7 +75,7 @@ def visible(query_positions: Tensor, key_positions: Tensor, window: int | None) 
 
 
 def with_denominator(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: How
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: Scoring
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (…, S, D) over key and value (…, T, D), where a mask (S, T) allows it, in
     value's dtype; and the logarithm of its softmax's denominator (…, S), both without sinks.
@@ -110,7 +110,12 @@ def with_sinks(output: Tensor, denominator: Tensor, sinks: Tensor | None) -> Ten
 
 
 def decode_attention(
-    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor, how: How = USUAL
+    query: Tensor,
+    key: StoredCache,
+    value: StoredCache,
+    first: Tensor,
+    count: Tensor,
+    how: Scoring = USUAL,
 ) -> Tensor:
     """Attention of one new token per row over the slots that its cache has filled.
 

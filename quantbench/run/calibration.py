@@ -21,7 +21,7 @@ from quantbench.models.registry import build
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.progress import Say
 from quantbench.quantize import autoquant, observe
-from quantbench.quantize.autoquant import Sample
+from quantbench.quantize.autoquant import LayerSample
 from quantbench.quantize.gptq import refined
 from quantbench.quantize.packed import PackedWeight, dequantized
 from quantbench.quantize.per_layer import MixedQuantizer, by_name
@@ -87,7 +87,7 @@ def token_ids(
     return torch.tensor(ids[: rows * length], device=device).view(rows, length)
 
 
-def samples(model: Transformer, ids: Tensor) -> list[Sample]:
+def samples(model: Transformer, ids: Tensor) -> list[LayerSample]:
     """Every linear layer with its inputs (tokens, in_features), for token ids (B, S).
 
     An expert's inputs are the tokens that are routed to it. Only the SAMPLED_EXPERTS with the most
@@ -102,7 +102,7 @@ def samples(model: Transformer, ids: Tensor) -> list[Sample]:
         )
     inputs["output"] = model.norm(model.hidden(ids)).flatten(0, -2)
     taken = [name for name in linears if name not in _left_out(inputs)]
-    return [Sample(name, linears[name], inputs[name]) for name in taken if name in inputs]
+    return [LayerSample(name, linears[name], inputs[name]) for name in taken if name in inputs]
 
 
 def _left_out(inputs: Mapping[str, Tensor]) -> set[str]:

@@ -264,13 +264,15 @@ def parts_of(layer: Block, moving: "Fused | None") -> list[Tensor]:
     return [torch.empty(0) if part is None else part for part in parts]
 
 
-def _how(layer: Block, cache: KVCache, rotation: int) -> step.How:
+def _how(layer: Block, cache: KVCache, rotation: int) -> step.LayerSettings:
     _, (scale, softcap, _) = layer.attention.how
     scale = layer.attention.head_dim**-0.5 if scale is None else scale
     ffn: nn.Module = layer.feed_forward
     activation = F.silu if _is_mixture(ffn) else _activation(layer.feed_forward)
     gate = GATES.index(activation)
-    return step.How(cache.wraps, rotation, gate, scale, softcap or 0.0, layer.residual_multiplier)
+    return step.LayerSettings(
+        cache.wraps, rotation, gate, scale, softcap or 0.0, layer.residual_multiplier
+    )
 
 
 def _activation(network: FeedForward) -> object:

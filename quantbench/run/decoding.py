@@ -122,7 +122,7 @@ def _is_plain(parameter: nn.Parameter) -> bool:
 
 def attention_of(
     kind: type[KVCache], config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> attention.Choice:
+) -> attention.AttentionKernel:
     """The kernel for a model's attention over such caches, and why it is no faster one."""
     group = config.num_heads // config.num_kv_heads
     how = config.layers[0].scale, config.layers[0].softcap, config.attention_sinks

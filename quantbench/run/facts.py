@@ -145,7 +145,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Ready:
+class WarmUp:
     """How long compilation and warm-up took."""
 
     compile_seconds: float | None  # of the first, compiling sample; None if nothing is compiled
@@ -229,7 +229,7 @@ def speculation_of(samples: Sequence[Sample]) -> Speculation | None:
 @dataclass(frozen=True)
 class Measured:
     facts: Facts
-    ready: Ready
+    ready: WarmUp
     text: str | None  # of the last sample's first row; None if it is random
     peaks: Peaks
     samples: list[Sample]

@@ -28,7 +28,7 @@ from quantbench.text import size as size_text
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     model_bytes: int  # all weights but the embedding table
     embedding_bytes: int  # the embedding table
     memory_bytes: int  # both; a tied output that shares the table's memory counts once
@@ -97,7 +97,7 @@ def size_of(
     device: torch.device,
     precision: torch.dtype,
     kernel: str = "auto",
-) -> Size:
+) -> ModelSize:
     """The size of a model of this architecture in the scheme `spec`, on a kernel for `device`.
 
     Raises KernelError if the scheme does not support the model's shapes.
@@ -122,7 +122,7 @@ def size_of(
     alike = type(table.data) is type(output.data) and embedding_bytes == stored_bytes(output)
     shared = architecture.tie_embeddings and alike
     experts = [layer for name, layer in model.named_modules() if name.endswith(".experts.0")]
-    return Size(
+    return ModelSize(
         model_bytes,
         embedding_bytes,
         model_bytes + (0 if shared else embedding_bytes),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quantbench.generate import Generator
 
 
-class Turns:
+class DecodingTurns:
     def __init__(self, plan: Plan, generator: "Generator") -> None:
         config = plan.config
         self.plan, self.generator, self.start = plan, generator, config.context_depth

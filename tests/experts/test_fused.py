@@ -13,7 +13,7 @@ from quantbench.devices import Stopwatch
 from quantbench.errors import QuantbenchError
 from quantbench.experts import copies, io_submit
 from quantbench.experts.copies import BySystem, ByThreads
-from quantbench.experts.slow import Memory, new_file, pages
+from quantbench.experts.slow import Ram, new_file, pages
 from quantbench.experts.tiers import POLICIES
 from quantbench.generate import Generator
 from tests.experts.small import (
@@ -156,7 +156,7 @@ def test_the_system_reads_iff_the_disk_is_direct_and_the_kernel_allows_it(tmp_pa
     disk = new_file(tmp_path)
     allowed = io_submit.opened() is not None
     assert isinstance(copies.make(disk, CPU), BySystem) == (disk.direct is not None and allowed)
-    assert type(copies.make(Memory(False), CPU)) is ByThreads
+    assert type(copies.make(Ram(False), CPU)) is ByThreads
     with monkeypatch.context() as patch:
         patch.setattr(io_submit, "opened", lambda: None)
         assert type(copies.make(disk, CPU)) is ByThreads

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quantbench.kv_cache import CACHES
-from quantbench.ops.attention import Choice, choose, decode_attention
+from quantbench.ops.attention import AttentionKernel, choose, decode_attention
 from tests.memory import allocated
 from tests.ops.attention_contract import stored
 from tests.ops.instructions import NEEDS_COMPILER
@@ -44,7 +44,7 @@ def test_what_runs_where(device, given, name, reason, monkeypatch):
 def test_cuda_without_triton(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     choice = choose(torch.device("cuda"), 64, 4, BFLOAT16)
-    assert choice == Choice("torch", "Triton is not installed: pip install triton")
+    assert choice == AttentionKernel("torch", "Triton is not installed: pip install triton")
 
 
 @pytest.mark.parametrize("kernel", ["torch", pytest.param("cpu", marks=NEEDS_COMPILER)])

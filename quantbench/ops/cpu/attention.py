@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quantbench.ops.cpu import build
-from quantbench.ops.kv import USUAL, How, Stored
+from quantbench.ops.kv import USUAL, Scoring, StoredCache
 
 _ARGUMENTS = (
     "Tensor query, Tensor key_codes, Tensor? key_scale, Tensor value_codes, Tensor? value_scale, "
@@ -30,7 +30,12 @@ def _(query, *rest):
 
 
 def decode_attention(
-    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor, how: How = USUAL
+    query: Tensor,
+    key: StoredCache,
+    value: StoredCache,
+    first: Tensor,
+    count: Tensor,
+    how: Scoring = USUAL,
 ) -> Tensor:
     """As ops.reference.decode_attention, for D a multiple of 8 up to 256 and at least one slot,
     without sinks.
@@ -45,7 +50,12 @@ def decode_attention(
 
 
 def past_attention(
-    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor, how: How = USUAL
+    query: Tensor,
+    key: StoredCache,
+    value: StoredCache,
+    first: Tensor,
+    count: Tensor,
+    how: Scoring = USUAL,
 ) -> tuple[Tensor, Tensor]:
     """Attention of several positions' queries over slots that all of them see.
 
