@@ -67,7 +67,7 @@ class KVCache(nn.Module):
         if key.shape[2] == 1:
             self._write(positions, sides)
             return self.stored("key", len(key)), self.stored("value", len(value))
-        own = {
+        decoded = {
             name: dequantize(StoredCache(x["codes"], x.get("scale"), self.format), key.dtype)
             for name, x in sides.items()
         }
@@ -75,7 +75,7 @@ class KVCache(nn.Module):
         first = self._slots(positions[: self.slots])
         before = {name: x.gathered(first) if self.wraps else None for name, x in past.items()}
         self._write(positions, sides)
-        key_chunk, value_chunk = (Chunk(own[name], past[name], before[name]) for name in sides)
+        key_chunk, value_chunk = (Chunk(decoded[name], past[name], before[name]) for name in sides)
         return key_chunk, value_chunk
 
     @property

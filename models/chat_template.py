@@ -97,6 +97,6 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.stdin.buffer.read())
+    request = json.loads(sys.stdin.buffer.read())
     _limit_memory()
-    sys.stdout.write(json.dumps(answer(given)))
+    sys.stdout.write(json.dumps(answer(request)))

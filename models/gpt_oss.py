@@ -33,8 +33,8 @@ class SinkAttention(Attention):
         self.sinks = Sinks(config.num_heads)
 
     def attend(self, *arguments: Any) -> Tensor:  # type: ignore[override]
-        *given, (scale, softcap, _) = arguments
-        return attend(*given, Scoring(scale, softcap, self.sinks.weight.float()))
+        *tensors, (scale, softcap, _) = arguments
+        return attend(*tensors, Scoring(scale, softcap, self.sinks.weight.float()))
 
 
 class Sinks(nn.Module):
@@ -50,8 +50,11 @@ class BoundedFeedForward(FeedForward):
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__(config, width)
-        given = dict(config.extras)
-        self.alpha, self.limit = given.get("swiglu_alpha", 1.702), given.get("swiglu_limit", 7.0)
+        extras = dict(config.extras)
+        self.alpha, self.limit = (
+            extras.get("swiglu_alpha", 1.702),
+            extras.get("swiglu_limit", 7.0),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, D) → (…, D)."""

@@ -92,8 +92,8 @@ class Transformer(nn.Module):
 
     def rotations(self, positions: Tensor, device: torch.device) -> list[tuple[Tensor, Tensor]]:
         """For each layer the cosines and sines of `rotation`."""
-        made = {i: rotation(self.config, positions, device, i) for i in set(self.rotated_as)}
-        return [made[i] for i in self.rotated_as]
+        angles = {i: rotation(self.config, positions, device, i) for i in set(self.rotated_as)}
+        return [angles[i] for i in self.rotated_as]
 
     def compiles(self) -> bool:
         """Whether torch.compile makes one graph of a decoding step."""
@@ -164,7 +164,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         spec, self.head_dim = config.layers[number], config.head_dim
-        self.how = spec.window, Scoring(spec.scale, spec.softcap)
+        self.window, self.scoring = spec.window, Scoring(spec.scale, spec.softcap)
         heads = config.num_heads + 2 * config.num_kv_heads
         self.wqkv = nn.Linear(config.dim, heads * config.head_dim, bias=config.qkv_bias)
         self.wo = nn.Linear(
@@ -191,7 +191,7 @@ class Attention(nn.Module):
         value = value.transpose(1, 2)
         if cache is not None:
             key, value = cache.update(positions, key, value)  # and all that came before
-        y = self.attend(query, key, value, positions, *self.how)  # (B, H, S, E)
+        y = self.attend(query, key, value, positions, self.window, self.scoring)  # (B, H, S, E)
         return self.wo(y.transpose(1, 2).reshape(B, S, H * E))
 
 
@@ -258,10 +258,10 @@ def rotation(
     They are computed in each step: E/2 products are cheaper than reading a table, and a context of
     131072 positions takes no memory.
     """
-    here = positions.to(device, non_blocking=True)
+    on_device = positions.to(device, non_blocking=True)
     scaling = config.layers[number].rope_scaling
-    length = 0 if scaling is None else here[-1] + 1
-    angles = here[:, None, None].float() * frequencies(config, device, number, length)
+    length = 0 if scaling is None else on_device[-1] + 1
+    angles = on_device[:, None, None].float() * frequencies(config, device, number, length)
     if scaling is None or scaling.attention_factor == 1:
         return angles.cos(), angles.sin()
     factors = rotation_factors(config, device, number)

@@ -113,12 +113,12 @@ def load_model(
     config = checkpoint.config()
     depth, config = config.num_layers, config.with_layers(num_layers)
     with torch.device("meta"):
-        split = replace(split, whole=config) if split else None
-        model, whole = build(config, split).to(precision), build(config).to(precision)
+        split = replace(split, unsplit=config) if split else None
+        model, unsplit = build(config, split).to(precision), build(config).to(precision)
     tensors = checkpoint.tensors(device)
-    tensors.check(whole, depth)
+    tensors.check(unsplit, depth)
     stages = transform if isinstance(transform, Stages) else _OneStage(transform)
-    loader = _Loader(model, whole, tensors, saved is not None, stages, saver, split, reads_whole)
+    loader = _Loader(model, unsplit, tensors, saved is not None, stages, saver, split, reads_whole)
     sizes = {
         name: sum(map(devices.stored_bytes, module.parameters()))
         for name, module in model.named_modules()

@@ -42,8 +42,8 @@ def last_if_used(number: int, config: Mapping[str, Any]) -> bool:
 
 
 def first_even_if_used(number: int, config: Mapping[str, Any]) -> bool:
-    few = number < config.get("max_window_layers", MAX_WINDOW_LAYERS)
-    return if_used(number, config) and few and number % 2 == 0
+    is_below = number < config.get("max_window_layers", MAX_WINDOW_LAYERS)
+    return if_used(number, config) and is_below and number % 2 == 0
 
 
 ATTENTION_BIAS = {"attention_bias": ("qkv_bias", "attention_out_bias")}
@@ -138,7 +138,7 @@ QWEN_KEYS = NORMALIZED | {
 
 def unrotated(rotates: list[int]) -> tuple[int, ...]:
     """The layers without rotation, from a 0 or 1 for each layer."""
-    return tuple(i for i, one in enumerate(rotates) if not one)
+    return tuple(i for i, rotated in enumerate(rotates) if not rotated)
 
 
 OLMO_DEFAULTS = {

@@ -58,12 +58,12 @@ class SentencePieceTokenizer(Tokenizer):
         """The ids of `text`, in which added tokens are cut out first."""
         ids, end, legacy = list[int](), 0, self._hints.legacy
         for match in marks.finditer(text) if marks else ():
-            if (found := match.lastindex) is None or not self._is_whole(match, found):
+            if (group := match.lastindex) is None or not self._is_whole(match, group):
                 continue
             if match.start() > end:
                 part = text[end : match.start()]
                 ids += self._part(legacy or end == 0).encode(part)
-            ids.append(self._ids[match[found]])
+            ids.append(self._ids[match[group]])
             end = match.end()
         return ids + self._part(legacy or end == 0).encode(text[end:])
 
@@ -103,8 +103,8 @@ def _processor(path: Path, data: bytes) -> Any:
 
 def _pattern(tokens: Iterable[Added]) -> re.Pattern[str] | None:
     """What finds these tokens in a text, longest first, each as a group; None: there are none."""
-    found = []
+    patterns = []
     for token in sorted(tokens, key=lambda token: len(token.content), reverse=True):
         text = f"({re.escape(token.content)})"
-        found.append(r"\s*" * token.lstrip + text + r"\s*" * token.rstrip)
-    return re.compile("|".join(found)) if found else None
+        patterns.append(r"\s*" * token.lstrip + text + r"\s*" * token.rstrip)
+    return re.compile("|".join(patterns)) if patterns else None

@@ -47,8 +47,8 @@ class Cut:
     def of(self, pieces: Sequence[Tensor]) -> Tensor:
         """The part of pieces that are stacked along dimension 0; a copy, contiguous."""
         if self.dim:
-            (whole,) = pieces
-            parts = [whole[:, start:end] for start, end in self.ranges]
+            (piece,) = pieces
+            parts = [piece[:, start:end] for start, end in self.ranges]
         else:
             parts = [part for span in self.ranges for part in _rows(pieces, span)]
         return torch.cat(parts, self.dim).contiguous()

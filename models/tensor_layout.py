@@ -28,13 +28,13 @@ class TensorLayout:
 
     @staticmethod
     def of(tensor: Tensor) -> "TensorLayout":
-        what = type(tensor), tensor.dtype, tuple(tensor.shape)
+        description = type(tensor), tensor.dtype, tuple(tensor.shape)
         if not hasattr(tensor, "__tensor_flatten__"):
             # Dense, with dimensions in the same order.
-            return TensorLayout(*what, torch.empty_like(tensor, device="meta").stride())
+            return TensorLayout(*description, torch.empty_like(tensor, device="meta").stride())
         names, attributes = tensor.__tensor_flatten__()
         inner = tuple((name, TensorLayout.of(getattr(tensor, name))) for name in names)
-        return TensorLayout(*what, tensor.stride(), inner, attributes, repr(attributes))
+        return TensorLayout(*description, tensor.stride(), inner, attributes, repr(attributes))
 
     def parts(self, tensor: Tensor) -> list[Tensor]:
         """The plain tensors in it, contiguous where these are dense."""
@@ -70,20 +70,20 @@ def forms_of(linears: Mapping[str, nn.Module]) -> Forms:
     """The forms of an expert's linear layers."""
     forms: Forms = {}
     for name, linear in linears.items():
-        own = {kind: TensorLayout.of(p.data) for kind, p in linear.named_parameters()}
-        forms[name] = (type(linear), linear.extra_repr()), own
+        weights = {kind: TensorLayout.of(p.data) for kind, p in linear.named_parameters()}
+        forms[name] = (type(linear), linear.extra_repr()), weights
     return forms
 
 
 def with_parameters(linear: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     """A shallow copy of a layer with these tensors as its parameters; None for absent ones."""
-    made = copy.copy(linear)
-    made._parameters = dict.fromkeys(linear._parameters) | dict(weights)
-    return made
+    copied = copy.copy(linear)
+    copied._parameters = dict.fromkeys(linear._parameters) | dict(weights)
+    return copied
 
 
 def with_children(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
     """A shallow copy of a module whose submodules of these names are replaced."""
-    made = copy.copy(module)
-    made._modules = module._modules | dict(children)
-    return made
+    copied = copy.copy(module)
+    copied._modules = module._modules | dict(children)
+    return copied

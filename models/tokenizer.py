@@ -87,7 +87,9 @@ def _opening(tokenizer: "Tokenizer", hints: Hints) -> str:
     """The token that starts each text, in a sentence without a full stop."""
     id = tokenizer.bos_id
     if id is not None:
-        name = next((name for name, other in tokenizer.special.items() if other == id), "a token")
+        name = next(
+            (name for name, other_id in tokenizer.special.items() if other_id == id), "a token"
+        )
         return f"Each text starts with {plain(name)} (id {id})"
     if hints.add_bos is False:
         return "No token opens a text: add_bos_token is false"
@@ -156,12 +158,12 @@ def well_formed(text: str) -> str:
 
 
 def other_encoding(
-    one: Tokenizer, other: Tokenizer, lines: Iterable[str]
+    first: Tokenizer, second: Tokenizer, lines: Iterable[str]
 ) -> tuple[str, list[int], list[int]] | None:
     """The first of `lines`, and of a text in many scripts, that two tokenizers encode differently:
     what it is, in words, and its tokens."""
     for line in (MANY_SCRIPTS, *lines):
-        ids = one.encode(line), other.encode(line)
+        ids = first.encode(line), second.encode(line)
         if ids[0] != ids[1]:
             return f"tokenizer's encoding of {shown(line, 40)}", *ids
     return None

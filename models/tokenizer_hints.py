@@ -75,11 +75,11 @@ class Hints:
         if (add_bos := tokenizer.get("add_bos_token")) is not None:
             TRUTH.check(file, "add_bos_token", add_bos)
         for name in _ENDS:
-            given = read_object(folder, content, name).get("eos_token_id")
-            listed = given if isinstance(given, list) else [] if given is None else [given]
+            value = read_object(folder, content, name).get("eos_token_id")
+            listed = value if isinstance(value, list) else [] if value is None else [value]
             if not all(type(id) is int for id in listed):
                 raise CheckpointError(
-                    f"{folder / name}: eos_token_id is {shown(given)}, not an id or a list of ids"
+                    f"{folder / name}: eos_token_id is {shown(value)}, not an id or a list of ids"
                 )
             ids.update(listed)
         decoder, of_map = tokenizer.get("added_tokens_decoder"), dict[str, Any]()
@@ -91,8 +91,8 @@ class Hints:
             for key in NAMED
             if key in names
         }
-        more = [names.get(f"{kind}_special_tokens") for kind in ("additional", "extra")]
-        listed = [token for tokens in more if isinstance(tokens, list) for token in tokens]
+        lists = [names.get(f"{kind}_special_tokens") for kind in ("additional", "extra")]
+        listed = [token for tokens in lists if isinstance(tokens, list) for token in tokens]
         special = [_text(file, "additional_special_tokens", token) for token in listed]
         special = [text for text in (*named.values(), *special) if text]
         template = tokenizer.get("chat_template")
@@ -122,17 +122,19 @@ def _added(
     those that are, whatever the files say of each."""
     where = f"{folder / _CONFIG}: added_tokens_decoder"
     if decoder is None:
-        where, given = f"{folder / _ADDED}", read_object(folder, content, _ADDED)
+        where, tokens = f"{folder / _ADDED}", read_object(folder, content, _ADDED)
         decoder = {
-            id: {"content": text, "normalized": text not in special} for text, id in given.items()
+            id: {"content": text, "normalized": text not in special} for text, id in tokens.items()
         }
     added = {}
     try:
         for id, token in decoder.items():
             if not (str(id).isdecimal() and len(str(id)) < 10):
                 raise ValueError(f"its id {shown(id)} is no whole number")
-            one = from_json(Added, token)
-            added[int(id)] = dataclasses.replace(one, special=one.special or one.content in special)
+            parsed_token = from_json(Added, token)
+            added[int(id)] = dataclasses.replace(
+                parsed_token, special=parsed_token.special or parsed_token.content in special
+            )
     except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{where} is no object of ids and tokens: {error}") from None
     return {id: token for id, token in added.items() if token.content}

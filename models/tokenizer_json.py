@@ -96,7 +96,7 @@ def _library(refusal: str, quiet: bool = True) -> Iterator[None]:
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
     try:
-        kept = os.dup(2)
+        stderr = os.dup(2)
     except OSError:  # closed
         yield
         return
@@ -105,8 +105,8 @@ def _without_stderr() -> Iterator[None]:
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
         os.close(nowhere)
 
 
@@ -117,6 +117,6 @@ def _growth(step: Mapping[str, Any]) -> float:
     for inner in step.get("normalizers") or step.get("decoders") or []:
         growth *= _growth(inner)
     if step.get("type") == "Replace":
-        found, content = step["pattern"].get("String"), len(step["content"])
-        growth *= max(1.0, content / len(found) if found else content + 1)
+        replaced, content = step["pattern"].get("String"), len(step["content"])
+        growth *= max(1.0, content / len(replaced) if replaced else content + 1)
     return growth

@@ -25,9 +25,9 @@ class PackedLinear(RoundingLinear):
         weight = cast(PackedWeight, layer.weight.data)
         activation = weight.activation
         in_kernel = activation if activation in linear.ROUNDINGS else None
-        made = cls.like(layer, linear.pack(weight.parts, layer.in_features, in_kernel))
-        made.round_as(weight)
-        return made
+        linear_layer = cls.like(layer, linear.pack(weight.parts, layer.in_features, in_kernel))
+        linear_layer.round_as(weight)
+        return linear_layer
 
     @property
     def rounds_before(self) -> str | None:

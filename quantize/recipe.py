@@ -95,11 +95,12 @@ class Recipe(AsIs):
     def of_layers(self, name: str, shapes: Shapes) -> "Recipe":
         """The recipe with `layers`, for a model of this name. Raises UsageError for a recipe of
         another model, for patterns without a layer and layers without a scheme."""
-        model, own = RecipeModel.of(name, shapes), self.model
-        if (model.layers, model.shapes) != (own.layers, own.shapes):
+        model, expected = RecipeModel.of(name, shapes), self.model
+        if (model.layers, model.shapes) != (expected.layers, expected.shapes):
             raise self._refused(
-                f"it is for {own.name}, with {own.layers} layers of shapes {own.shapes}; {name} "
-                f"has {model.layers} layers of shapes {model.shapes}: give a recipe for this model"
+                f"it is for {expected.name}, with {expected.layers} layers of shapes "
+                f"{expected.shapes}; {name} has {model.layers} layers of shapes {model.shapes}: "
+                "give a recipe for this model"
             )
         matching = {
             pattern: [layer for layer in shapes if fnmatchcase(layer, pattern)]
@@ -189,5 +190,5 @@ def _digest(value: object) -> str:
 
 def _some(names: list[str]) -> str:
     """The first names, and how many there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(map(shown, names[:3])) + more
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(shown, names[:3])) + rest

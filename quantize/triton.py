@@ -31,13 +31,15 @@ class TritonLinear(RoundingLinear):
         """Scales that a file stores as codes become floats here, once, and not in every step."""
         weight = cast(PackedWeight, layer.weight.data)
         parts = weight.parts.plain
-        made = cls.like(layer, parts.planes[0])
+        linear_layer = cls.like(layer, parts.planes[0])
         for name in ("plane1", "plane2", "scale", "zero", "tensor_scale"):
             part = parts.tensors.get(name)
-            made.register_parameter(name, None if part is None else nn.Parameter(part, False))
-        made.codes = parts.format, parts.bits, parts.group_size
-        made.round_as(weight)
-        return made
+            linear_layer.register_parameter(
+                name, None if part is None else nn.Parameter(part, False)
+            )
+        linear_layer.codes = parts.format, parts.bits, parts.group_size
+        linear_layer.round_as(weight)
+        return linear_layer
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, codes={self.codes}, activation={self.activation}"

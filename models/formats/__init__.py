@@ -73,13 +73,15 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
     for place in dict.fromkeys((path, folder)):  # a file that no format knows means its folder
         for kind in map(_format, _candidates(place)):
             if kind.sniff(place):
-                found = kind(place)
+                checkpoint = kind(place)
                 # tiny_moe has 8 bits for the sake of the source tree's size.
-                floats = found.in_full_precision() if checkpoint_path in EMBEDDED_MODELS else None
-                return floats or found
-    given = "" if path == folder else f"{checkpoint_path} is no checkpoint, and "
+                floats = (
+                    checkpoint.in_full_precision() if checkpoint_path in EMBEDDED_MODELS else None
+                )
+                return floats or checkpoint
+    hint = "" if path == folder else f"{checkpoint_path} is no checkpoint, and "
     raise CheckpointError(
-        f"{given}{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, "
+        f"{hint}{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, "
         "model.pth, consolidated.*.pth and *.gguf"
     )
 

@@ -121,10 +121,12 @@ class Gguf(MaybeQuantized):
         self.name = re.sub(r"-\d{5}-of-\d{5}$", "", first.stem)
         opened_files = [opened if file == first else GgufFile(file) for file in self.files]
         self.blocks: dict[str, GgufTensor] = {}  # by the file's names
-        for one in opened_files:
-            for name in one.tensors.keys() & self.blocks.keys():
-                raise CheckpointError(f"{one.path} and {first.name} both hold tensor {shown(name)}")
-            self.blocks |= one.tensors
+        for opened in opened_files:
+            for name in opened.tensors.keys() & self.blocks.keys():
+                raise CheckpointError(
+                    f"{opened.path} and {first.name} both hold tensor {shown(name)}"
+                )
+            self.blocks |= opened.tensors
 
     @classmethod
     def sniff(cls, path: Path) -> bool:
@@ -276,15 +278,15 @@ class Gguf(MaybeQuantized):
         def in_file(name: str) -> tuple[str, ...]:
             return tuple(name_in_file(table, part) for part in in_hugging_face(name))
 
-        found: dict[str, StoredTensor] = {}
+        stored: dict[str, StoredTensor] = {}
         for name, tensor in self.blocks.items():
             if STACKED in name:
                 experts = range(tensor.shape[0])
-                found |= {f"{name}[{i}]": self._stored(name, tensor.expert(i)) for i in experts}
+                stored |= {f"{name}[{i}]": self._stored(name, tensor.expert(i)) for i in experts}
             elif name not in (_TURNS, *_LONG):
-                found[name] = self._stored(name, tensor)
+                stored[name] = self._stored(name, tensor)
         interleaved = self.kind in _REORDERED or row.interleaved
-        return StackedTensors(self.files[0], found, in_file, config, interleaved, device)
+        return StackedTensors(self.files[0], stored, in_file, config, interleaved, device)
 
     def _stored(self, name: str, tensor: GgufTensor) -> StoredTensor:
         if self.kind.startswith("gemma") and name.endswith("norm.weight"):

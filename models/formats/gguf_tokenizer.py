@@ -77,12 +77,12 @@ _END = "<|endoftext|>"  # special in both classes, whatever the files say
 
 def of_vocabulary(folder: Path, content: Mapping[str, bytes], hints: Hints) -> bytes:
     """The tokenizer.json of a folder with vocab.json and merges.txt. Raises CheckpointError."""
-    given = {
+    content_of = {
         name: read_object(folder, content, name)
         for name in ("tokenizer_config.json", "config.json")
     }
-    kind = given["tokenizer_config.json"].get("tokenizer_class")
-    kind = kind or _MODELS.get(str(given["config.json"].get("model_type")))
+    kind = content_of["tokenizer_config.json"].get("tokenizer_class")
+    kind = kind or _MODELS.get(str(content_of["config.json"].get("model_type")))
     name = _CLASSES.get(str(kind).removesuffix("Fast"))
     lacks = None
     if MERGES not in content:
@@ -100,14 +100,16 @@ def of_vocabulary(folder: Path, content: Mapping[str, bytes], hints: Hints) -> b
     lines = content[MERGES].decode("utf-8", "replace").splitlines()
     merges = [line for line in lines if line.strip() and not line.startswith("#version")]
     tokens = list(vocabulary)
-    whole = _json(tokens, [_NORMAL] * len(tokens), merges, name)
-    whole["model"]["vocab"] = vocabulary
+    tokenizer = _json(tokens, [_NORMAL] * len(tokens), merges, name)
+    tokenizer["model"]["vocab"] = vocabulary
     special = (*hints.special, _END)
     added = {vocabulary[text]: Added(text, True) for text in special if text in vocabulary}
     added = dict(sorted((added | dict(hints.added)).items()))
-    whole["added_tokens"] = [{"id": id, **dataclasses.asdict(token)} for id, token in added.items()]
-    whole["pre_tokenizer"]["pretokenizers"][-1]["add_prefix_space"] = bool(hints.prefix)
-    return json.dumps(whole).encode()
+    tokenizer["added_tokens"] = [
+        {"id": id, **dataclasses.asdict(token)} for id, token in added.items()
+    ]
+    tokenizer["pre_tokenizer"]["pretokenizers"][-1]["add_prefix_space"] = bool(hints.prefix)
+    return json.dumps(tokenizer).encode()
 
 
 def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]:

@@ -79,10 +79,12 @@ class HuggingFace(MaybeQuantized):
         row = ARCHITECTURES.get(str(described.get("model_type")))
         if row is not None and row.stacked_experts:
             tensors = method("mxfp4").separated(tensors)
-        if how := self._quantization:
+        if quantization := self._quantization:
             from quantbench.models.formats import quantized
 
-            tensors = quantized.weights(tensors, method(how["quant_method"]).layouts(how))
+            tensors = quantized.weights(
+                tensors, method(quantization["quant_method"]).layouts(quantization)
+            )
         name_map = names.of_architecture(row.weights if row else {}, tensors)
         interleaved = row is not None and row.interleaved
         return StackedTensors(folder, tensors, name_map, config, interleaved, device)

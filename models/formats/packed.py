@@ -117,4 +117,4 @@ def stacked(weights: Sequence[Packed]) -> Packed:
     if len(weights) == 1:
         return first
     named = [weight.by_row for weight in weights]
-    return first.with_rows({name: torch.cat([one[name] for one in named]) for name in named[0]})
+    return first.with_rows({name: torch.cat([parts[name] for parts in named]) for name in named[0]})

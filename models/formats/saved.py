@@ -97,12 +97,12 @@ class SavedModel(Checkpoint):
         return SavedTensors(self.file, tensors, self.aliases, device)
 
     def _check(
-        self, given: Mapping[str, Any], accepted: Mapping[str, Accepts], prefix: str = ""
+        self, content: Mapping[str, Any], accepted: Mapping[str, Accepts], prefix: str = ""
     ) -> None:
         for key, accepts in accepted.items():
-            if key not in given:
+            if key not in content:
                 raise CheckpointError(f"{self.file} has no {prefix}{key}; save the model again")
-            accepts.check(self.file, f"{prefix}{key}", given[key])
+            accepts.check(self.file, f"{prefix}{key}", content[key])
 
 
 _PRECISION = Accepts(
@@ -176,13 +176,13 @@ def architecture(fields: Any, name: str) -> ModelConfig:
     Raises CheckpointError for fields that are missing, unknown or impossible.
     """
     OBJECT.check(name, "architecture", fields)
-    made: dict[str, Any] = {"name": name}
+    parsed: dict[str, Any] = {"name": name}
     try:
         for key, kind in (("rope_scaling", RopeScaling), ("mixture", Mixture)):
             if fields.get(key) is not None:
                 OBJECT.check(name, key, fields[key])
-                made[key] = kind(**fields[key])
-        return ModelConfig(**{**fields, **made})
+                parsed[key] = kind(**fields[key])
+        return ModelConfig(**{**fields, **parsed})
     except (TypeError, KeyError):
         raise CheckpointError(
             f"{name}: its architecture is damaged; save the model again"

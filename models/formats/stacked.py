@@ -58,8 +58,8 @@ class StackedTensors:
         needed = {piece for name, _ in model.named_parameters() for piece in self.pieces(name)}
         missing = sorted(needed - self.tensors.keys())
         if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise CheckpointError(f"{self.where} lacks tensor {missing[0]}{more}")
+            others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise CheckpointError(f"{self.where} lacks tensor {missing[0]}{others}")
         for extra in sorted(self.tensors.keys() - needed):
             layer = _LAYER_NUMBER.match(extra)
             is_cut_off = layer and model.config.num_layers <= int(layer[1]) < depth
@@ -178,8 +178,8 @@ class StackedTensors:
     def _form(self, name: str) -> PackedForm | None:
         """How the file holds a parameter quantized; None where it does not, or where no form holds
         all that the parameter is made of."""
-        found = [self.tensors.get(piece) for piece in self.pieces(name)]
-        forms = [stored.form if stored else None for stored in found]
+        stored = [self.tensors.get(piece) for piece in self.pieces(name)]
+        forms = [stored.form if stored else None for stored in stored]
         if not all(forms):
             return None
         from quantbench.models.formats import packed
@@ -205,7 +205,10 @@ class StackedTensors:
             parts = self._packed(name, form, len(like)).tensors
             if form is not None and form.static is not None:
                 parts["activation_scale"] = torch.tensor(form.static)
-            self._held = pieces, {key: one.to(self.device) for key, one in parts.items()}
+            self._held = (
+                pieces,
+                {key: tensor_part.to(self.device) for key, tensor_part in parts.items()},
+            )
         tensor = self._held[1][part]
         if tensor.shape != like.shape:
             raise CheckpointError(
@@ -223,10 +226,10 @@ class StackedTensors:
         for piece, (count, _) in zip(self.pieces(name), shapes, strict=True):
             stored = self.tensors[piece]
             weight = stored.packed()
-            found = len(weight.planes[0])
-            if found != count:
+            rows_stored = len(weight.planes[0])
+            if rows_stored != count:
                 raise CheckpointError(
-                    f"{stored.file}: tensor {piece} has {found} rows; the config says {count}"
+                    f"{stored.file}: tensor {piece} has {rows_stored} rows; the config says {count}"
                 )
             weights.append(weight if stored.form == form else packed.widened(weight, form))
         weight, order = packed.stacked(weights), self.rotary_order(name, self.heads)
@@ -276,11 +279,11 @@ class MaybeQuantized(Checkpoint):
     def in_full_precision(self) -> Checkpoint:
         if self.saved is None:
             return self
-        other = copy.copy(self)
-        other.given_up = self.saved.label
-        other.__dict__.pop("saved", None)
-        other._as_is = False
-        return other
+        copied = copy.copy(self)
+        copied.given_up = self.saved.label
+        copied.__dict__.pop("saved", None)
+        copied._as_is = False
+        return copied
 
     def tensors(self, device: torch.device | str = "cpu") -> StackedTensors:
         stacked = self._stacked(device)

@@ -81,8 +81,8 @@ def metadata(file: Path) -> dict[str, str]:
 
 
 def _like(opened: safe_open, name: str) -> Tensor | None:
-    found = opened.get_slice(name)
-    dtype, shape = _DTYPES.get(found.get_dtype()), found.get_shape()
+    tensor = opened.get_slice(name)
+    dtype, shape = _DTYPES.get(tensor.get_dtype()), tensor.get_shape()
     if dtype is None:
         return None
     if dtype.itemsize * math.prod(shape) <= _SMALL:

@@ -55,8 +55,10 @@ class Queue:
             REQUEST.pack_into(self.requests, REQUEST.size * i, ticket, PREAD, *read)
         done = 0
         while done < len(reads):
-            left = ctypes.byref(self.pointers, done * ctypes.sizeof(ctypes.c_void_p))
-            count = self.call(self.submission, self.context, ctypes.c_long(len(reads) - done), left)
+            remaining = ctypes.byref(self.pointers, done * ctypes.sizeof(ctypes.c_void_p))
+            count = self.call(
+                self.submission, self.context, ctypes.c_long(len(reads) - done), remaining
+            )
             if count <= 0 and ctypes.get_errno() != errno.EINTR:
                 break
             done += max(0, count)

@@ -62,11 +62,11 @@ class ExpertLayout:
     def expert(self, skeleton: nn.Module, buffer: Tensor) -> nn.Module:
         """A copy of `skeleton`, a FeedForward, whose linear layers compute with the weights in a
         buffer."""
-        views, made = self._views(buffer), {}
+        views, linears = self._views(buffer), {}
         for name, (_, kinds) in self.forms.items():
             weights = {k: nn.Parameter(form.made_of(views), False) for k, form in kinds.items()}
-            made[name] = with_parameters(self.modules[name], weights)
-        return with_children(skeleton, made)
+            linears[name] = with_parameters(self.modules[name], weights)
+        return with_children(skeleton, linears)
 
     def _views(self, buffer: Tensor) -> Iterator[Tensor]:
         """The plain tensors in a buffer (bytes,) uint8; they share its memory."""

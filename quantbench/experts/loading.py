@@ -64,8 +64,8 @@ def check(plan: Plan) -> None:
             "out"
         )
     if plan.spec.scheme and config.expert_memory != "auto":
-        how = plan.spec.scheme, device, plan.precision, config.kernel
-        nbytes = size_of(plan.architecture, *how).expert_bytes
+        settings = plan.spec.scheme, device, plan.precision, config.kernel
+        nbytes = size_of(plan.architecture, *settings).expert_bytes
         require_enough(plan, expert_slots(config, nbytes, 0), nbytes)
     if config.expert_placement not in PLACEMENTS:
         placed(config, routers, sum(routers.experts))
@@ -250,11 +250,11 @@ def settle(plan: Plan, tiers: Tiers, model: Transformer, say: Say) -> None:
 
 def _faster(plan: Plan, tiers: Tiers, model: Transformer) -> Policy:
     """The policy whose decoding steps are faster, as the run will take them."""
-    config, how = plan.config, (plan.precision, plan.device)
+    config, placement = plan.config, (plan.precision, plan.device)
     rows = config.batch_size
-    kernel = decoding.attention_of(plan.cache, model.config, *how).name
-    own = decoding.caches_of(plan.cache, model.config, rows, POSITIONS, *how, kernel)
-    decoder = decoding.choose(config.decoder, model, own, rows)
+    kernel = decoding.attention_of(plan.cache, model.config, *placement).name
+    caches = decoding.caches_of(plan.cache, model.config, rows, POSITIONS, *placement, kernel)
+    decoder = decoding.choose(config.decoder, model, caches, rows)
     return faster(tiers, decoder.step, plan.prompt, rows)
 
 
@@ -295,8 +295,8 @@ def faster(
 
 def placed(config: RunConfig, routers: Routers, capacity: int) -> Fast:
     """The placement that --expert_placement asks for. Raises UsageError."""
-    option, how = "--expert_placement", config.expert_placement
-    if how not in PLACEMENTS:
-        return from_file(option, how, routers, capacity)
-    popularity = find(routers, f"{option} {how}") if how == "popularity" else None
-    return place(how, routers, capacity, popularity, config.seed)
+    option, placement = "--expert_placement", config.expert_placement
+    if placement not in PLACEMENTS:
+        return from_file(option, placement, routers, capacity)
+    popularity = find(routers, f"{option} {placement}") if placement == "popularity" else None
+    return place(placement, routers, capacity, popularity, config.seed)

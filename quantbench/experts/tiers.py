@@ -186,13 +186,13 @@ class Tiers:
         self.landing.clear()
         empty = slots - count - landing if self.policy.caches else 0
         room = copies.buffers(count + landing + empty, self.layout.nbytes, self.device)
-        made = [Slot(buffer, self.layout.expert(self.skeleton, buffer)) for buffer in room]
-        for slot in made:
+        filled = [Slot(buffer, self.layout.expert(self.skeleton, buffer)) for buffer in room]
+        for slot in filled:
             self.copies.done(slot)
-        self.landing = made[count:]
+        self.landing = filled[count:]
         keys = [(number, expert) for number in self.layers for expert in sorted(fast[number])]
         for start in range(0, count, AT_ONCE):
-            pairs = list(zip(made, keys, strict=False))[start : start + AT_ONCE]
+            pairs = list(zip(filled, keys, strict=False))[start : start + AT_ONCE]
             self.copies.begin(pairs)
             for slot, (number, expert) in pairs:
                 self.copies.wait(slot)

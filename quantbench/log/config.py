@@ -196,9 +196,9 @@ def argv(config: RunConfig, said: bool = False, always: Collection[str] | None =
     arguments: list[str] = []
     for field in dataclasses.fields(config):
         option, value = field.metadata["option"], getattr(config, field.name)
-        given = said and isinstance(field.default, Unsaid) and not isinstance(value, Unsaid)
+        names_default = said and isinstance(field.default, Unsaid) and not isinstance(value, Unsaid)
         written = option.always if always is None else field.name in always
-        if value == field.default and not written and not given:
+        if value == field.default and not written and not names_default:
             continue
         text = option.kind.write(value)
         if isinstance(option.kind, Switch):

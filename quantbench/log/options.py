@@ -43,9 +43,9 @@ def options(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def configured(*arguments: Any, **given: Any) -> Any:
-            config = RunConfig(**{name: given.pop(name) for name in names})
-            return function(*arguments, config=config, **given)
+        def configured(*arguments: Any, **values: Any) -> Any:
+            config = RunConfig(**{name: values.pop(name) for name in names})
+            return function(*arguments, config=config, **values)
 
         return together(*each)(configured)
 

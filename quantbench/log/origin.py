@@ -151,8 +151,8 @@ def git_commit() -> str | None:
 def knows(commit: str) -> bool:
     """Whether the history of this checkout has the commit, given by its digits; True where there
     is no whole history to ask."""
-    whole = _git("rev-parse", "--is-shallow-repository") == "false"
-    return not whole or _git("cat-file", "-e", f"{commit}^{{commit}}") is not None
+    is_complete = _git("rev-parse", "--is-shallow-repository") == "false"
+    return not is_complete or _git("cat-file", "-e", f"{commit}^{{commit}}") is not None
 
 
 def _git(*arguments: str) -> str | None:

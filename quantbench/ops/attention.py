@@ -39,7 +39,7 @@ def choose(
     sinks: bool = False,
 ) -> AttentionKernel:
     """The fastest kernel for heads of `head_dim`, `group` query heads for each key head, in
-    `dtype`, over a cache of that format. scale, softcap: as in How. sinks: whether it has any.
+    `dtype`, over a cache of that format. scale, softcap: as in Scoring. sinks: whether it has any.
 
     On the CPU the first call builds the kernel, which takes a minute.
     """
@@ -76,22 +76,24 @@ def decode_attention(
     value: StoredCache,
     first: Tensor,
     count: Tensor,
-    how: Scoring = USUAL,
+    scoring: Scoring = USUAL,
 ) -> Tensor:
     """ops.reference.decode_attention by the kernel of that name, or by plain torch where that
     kernel takes no scale, softcap or sinks."""
     if kernel == "cpu":
         from quantbench.ops.cpu import attention
 
-        given = query, key, value, first, count, how
-        if how.sinks is None:
-            return attention.decode_attention(*given)
-        return reference.with_sinks(*attention.past_attention(*given), how.sinks).to(query.dtype)
-    if kernel == "triton" and all(part is None for part in how):
+        arguments = query, key, value, first, count, scoring
+        if scoring.sinks is None:
+            return attention.decode_attention(*arguments)
+        return reference.with_sinks(*attention.past_attention(*arguments), scoring.sinks).to(
+            query.dtype
+        )
+    if kernel == "triton" and all(part is None for part in scoring):
         from quantbench.ops.triton import attention as on_card
 
         return on_card.decode_attention(query, key, value, first, count)
     if query.device.type == "cpu" and not torch.compiler.is_compiling() and not first.any():
         filled = int(count.max())
         key, value = key.slots(0, filled), value.slots(0, filled)
-    return reference.decode_attention(query, key, value, first, count, how)
+    return reference.decode_attention(query, key, value, first, count, scoring)

@@ -75,8 +75,8 @@ def _half_quadratic(groups: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         stretched = groups * steps[..., None]
         codes = (stretched + zero[..., None]).round_().clamp_(0, most)
         error = groups - (codes - zero[..., None]) * scale[..., None]
-        kept = _shrunk(error, BETA * KAPPA**iteration)
-        shifts = codes - (groups - kept) * steps[..., None]
+        best = _shrunk(error, BETA * KAPPA**iteration)
+        shifts = codes - (groups - best) * steps[..., None]
         settled = torch.where(unsettled, _sum(shifts) / groups.shape[-1], zero)
         unsettled &= settled != zero
         zero = settled

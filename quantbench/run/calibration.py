@@ -43,12 +43,12 @@ def autoquantizer(loading: "Loading", say: Say) -> MixedQuantizer:
     """Choose a scheme for each shape of layer, on the inputs of the first layer and of the output;
     for a saved checkpoint, take the choices that were saved."""
     checkpoint, config = loading.checkpoint, loading.config
-    how = loading.device, loading.precision
+    placement = loading.device, loading.precision
     if saved := checkpoint.saved:
-        return MixedQuantizer(by_name(saved.layers), *how)
+        return MixedQuantizer(by_name(saved.layers), *placement)
     say("Timing every candidate for each shape of layer …")
     choices = autoquant.choose(
-        samples(load_model(checkpoint, *how, num_layers=1), _text(loading)),
+        samples(load_model(checkpoint, *placement, num_layers=1), _text(loading)),
         loading.spec,
         config.batch_size,
         config.min_sqnr,
@@ -57,7 +57,7 @@ def autoquantizer(loading: "Loading", say: Say) -> MixedQuantizer:
         kernel=config.kernel,
     )
     say(autoquant.table(choices))
-    return MixedQuantizer(autoquant.by_shape(choices), *how)
+    return MixedQuantizer(autoquant.by_shape(choices), *placement)
 
 
 def _text(loading: "Loading", rows: int = ROWS) -> Tensor:

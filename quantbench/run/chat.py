@@ -94,7 +94,7 @@ def rate(arrivals: list[float]) -> str:
     tokens = len(arrivals) - 1
     if tokens == 0:
         return "no token"
-    said = f"{counted(tokens, 'token')}, the first after {arrivals[1] - arrivals[0]:.2f} s"
+    speed = f"{counted(tokens, 'token')}, the first after {arrivals[1] - arrivals[0]:.2f} s"
     if tokens == 1:
-        return said
-    return f"{said}, then {(tokens - 1) / (arrivals[-1] - arrivals[1]):.1f} tok/s"
+        return speed
+    return f"{speed}, then {(tokens - 1) / (arrivals[-1] - arrivals[1]):.1f} tok/s"

@@ -74,8 +74,8 @@ def check_options(config: RunConfig) -> None:
         raise UsageError(OF_SCHEMES[name][1].format(spec))
     _check_ranks(config)
     for option, others, message in CONFLICTS:
-        for other in filter(config.differs, others.split() if config.differs(option) else ()):
-            raise UsageError(message.format(option=option, other=other, config=config))
+        for second in filter(config.differs, others.split() if config.differs(option) else ()):
+            raise UsageError(message.format(option=option, other=second, config=config))
     if config.differs("format"):
         if not config.save:
             raise UsageError(f"--format {config.format} is what --save DIR writes: give --save")
@@ -123,10 +123,10 @@ def _check_speculation(config: RunConfig) -> None:
 
 
 def _check_experts(config: RunConfig) -> None:
-    given = [name for name in EXPERTS if config.differs(name)]
-    if config.expert_memory is None and given:
+    options = [name for name in EXPERTS if config.differs(name)]
+    if config.expert_memory is None and options:
         raise UsageError(
-            f"--{given[0]}: there is no second tier of memory: --expert_memory says how many "
+            f"--{options[0]}: there is no second tier of memory: --expert_memory says how many "
             "experts the fast one holds"
         )
     if config.differs("expert_prefetch"):
@@ -139,14 +139,14 @@ def _check_experts(config: RunConfig) -> None:
 
 
 def _check_outputs(config: RunConfig) -> None:
-    given = {name: getattr(config, name) for name in FILES if getattr(config, name)}
+    outputs = {name: getattr(config, name) for name in FILES if getattr(config, name)}
     if config.write_result == "none":
-        del given["write_result"]
-    for path in given.values():
+        del outputs["write_result"]
+    for path in outputs.values():
         log.check_writable(path)
     if config.save:
         check_save(config.save)
-    _refuse_coinciding(config, given)
+    _refuse_coinciding(config, outputs)
     log.check(config.write_result)
     if config.output_json_path:
         log.check_json_kind(config.output_json_path)
@@ -154,13 +154,13 @@ def _check_outputs(config: RunConfig) -> None:
         files.Output(f"--{name}", getattr(config, name), _is_trace, "trace").check()
 
 
-def _refuse_coinciding(config: RunConfig, given: dict[str, str]) -> None:
+def _refuse_coinciding(config: RunConfig, outputs: dict[str, str]) -> None:
     named = {f"--{name}": getattr(config, name) for name in INPUTS}
     inputs = {name: path for name, path in named.items() if path and os.path.lexists(path)}
-    files.refuse_coinciding({f"--{name}": path for name, path in given.items()}, inputs)
+    files.refuse_coinciding({f"--{name}": path for name, path in outputs.items()}, inputs)
     for option in ("save", "expert_folder"):
         folder = getattr(config, option)
-        for name, path in given.items() if folder else ():
+        for name, path in outputs.items() if folder else ():
             files.refuse_folder(f"--{name}", path, f"--{option}", folder)
             if option == "save" and Path(path).resolve().is_relative_to(Path(folder).resolve()):
                 raise UsageError(f"--{name} {path} is in the folder of --save, which holds a model")

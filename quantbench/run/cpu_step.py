@@ -72,7 +72,7 @@ class CpuStep:
             parts=[part for layer in layers for part in parts_of(layer, self.moving)],
             caches=[buffer for cache in caches for buffer in cache.buffers()],
             format=caches[0].format,
-            hows=torch.tensor([*map(_how, layers, caches, tables)], dtype=torch.float64),
+            hows=torch.tensor([*map(_settings, layers, caches, tables)], dtype=torch.float64),
             rotations=rotations,
             norm=cast("Tensor", _norm(model.norm)),
             output=_linear(model.output),
@@ -209,7 +209,8 @@ def _not_in_cpp(linear: nn.Module) -> str:
         return f" rounds activations to {linear.rounds_before} outside of its C++ kernel"
     if isinstance(linear, RoundedAcross):
         return (
-            f" rounds activations ({linear.how}) by the columns of all ranks, which the op does not"
+            f" rounds activations ({linear.rounding}) by the columns of all ranks, which the op "
+            "does not"
         )
     return f" is a {type(linear).__name__}, which has no C++ kernel"
 
@@ -264,8 +265,8 @@ def parts_of(layer: Block, moving: "Fused | None") -> list[Tensor]:
     return [torch.empty(0) if part is None else part for part in parts]
 
 
-def _how(layer: Block, cache: KVCache, rotation: int) -> step.LayerSettings:
-    _, (scale, softcap, _) = layer.attention.how
+def _settings(layer: Block, cache: KVCache, rotation: int) -> step.LayerSettings:
+    scale, softcap, _ = layer.attention.scoring
     scale = layer.attention.head_dim**-0.5 if scale is None else scale
     ffn: nn.Module = layer.feed_forward
     activation = F.silu if _is_mixture(ffn) else _activation(layer.feed_forward)
@@ -293,13 +294,13 @@ def _mixture(
     mixture: "MixtureOfExperts", moving: "Fused | None"
 ) -> tuple[step.Linear, step.Linear]:
     """The router and the table of the experts, in the places of w13 and w2."""
-    how, layer, shared = mixture.router.mixture, mixture.elsewhere, hasattr(mixture, "shared")
+    routing, layer, shared = mixture.router.mixture, mixture.elsewhere, hasattr(mixture, "shared")
     every = _networks(cast("list[FeedForward]", list(mixture.experts)))
     experts = step.Experts(
         mixture.router.weight,
         every,
-        how.experts_per_token,
-        how.normalized,
+        routing.experts_per_token,
+        routing.normalized,
         _networks([mixture.shared] if shared else []),
         mixture.shared_gate.weight.flatten() if shared else None,
     )

@@ -215,21 +215,23 @@ class Sampler:
             after_token()
 
         before = machine.Counters.read()
-        own = self.generator.generate(self.prompt, new_tokens, config.context_depth, count_and_call)
+        generation = self.generator.generate(
+            self.prompt, new_tokens, config.context_depth, count_and_call
+        )
         use = machine.Counters.read().since(before)
         counts += [tiers.counted()] if tiers else []
         # All ranks take rank 0's seconds, so that they agree when they are warm.
-        own_seconds = own.prefill_seconds, own.decode_seconds
-        prefill, decode = plan.ranks.first(own_seconds, plan.device)
+        seconds = generation.prefill_seconds, generation.decode_seconds
+        prefill, decode = plan.ranks.first(seconds, plan.device)
         (cores,) = plan.ranks.total([use.own_cores], plan.device)
-        return own.tokens, Sample.of(
+        return generation.tokens, Sample.of(
             prefill,
             decode,
             len(plan.prompt),
             new_tokens,
             machine=use.of_processes(cores),
             experts=Phases(*map(Traffic.since, counts[1:], counts)) if counts else None,
-            speculation=own.speculation,
+            speculation=generation.speculation,
         )
 
 

@@ -66,12 +66,12 @@ def _small_stacks() -> str | None:
 
     OpenMP reads a number without a unit as KiB.
     """
-    given = os.environ.get("OMP_STACKSIZE", "")
-    size = re.fullmatch(r"\s*(\d+)\s*([bkmg]?)\s*", given.lower())
+    text = os.environ.get("OMP_STACKSIZE", "")
+    size = re.fullmatch(r"\s*(\d+)\s*([bkmg]?)\s*", text.lower())
     units = {"b": 1, "": 1 << 10, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
     if size is None or int(size[1]) * units[size[2]] >= MIN_STACK_BYTES:
         return None
-    return f"the C++ kernels need OMP_STACKSIZE={MIN_STACK_BYTES >> 10}K or more, not {given!r}"
+    return f"the C++ kernels need OMP_STACKSIZE={MIN_STACK_BYTES >> 10}K or more, not {text!r}"
 
 
 @functools.cache
@@ -231,8 +231,10 @@ def _remembered(library: Path) -> str | None:
     """Why an earlier build of the same library by the same compiler failed, or None."""
     if not files.is_private(_failed(library)):
         return None
-    told, _, reason = files.read_ours(_failed(library)).decode(errors="replace").partition("\n")
-    if told != _compiler():
+    failed_compiler, _, reason = (
+        files.read_ours(_failed(library)).decode(errors="replace").partition("\n")
+    )
+    if failed_compiler != _compiler():
         return None
     words = plain(shlex.join([*(compiler.command() or ()), *compiler.own_flags()]))
     return (

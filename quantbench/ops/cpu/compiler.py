@@ -109,8 +109,8 @@ def unavailable() -> str | None:
             which = "which" if len(words) == 1 else f"of which {words[0]!r}"
             tried = f"$CXX is {os.environ['CXX']!r}, {which} is no program"
         return f"the C++ kernels need a C++ compiler: {tried}; install one or set CXX"
-    for variable, given in (("CXX", words), ("CXXFLAGS", own_flags())):
-        if wrong := sorted(FAST_MATH & set(given)):
+    for variable, options in (("CXX", words), ("CXXFLAGS", own_flags())):
+        if wrong := sorted(FAST_MATH & set(options)):
             return (
                 f"{variable} has {' and '.join(wrong)}, which breaks the rounding of the C++ "
                 f"kernels; remove it from {variable}"
@@ -129,8 +129,8 @@ def identity(compiler: Words) -> list[str]:
 def version(compiler: Words) -> str:
     """The compiler's answer to --version. Raises KernelError where none comes."""
     try:
-        asked = (*compiler, "--version"), _stamp(compiler[0])
-        return _answer(*asked)
+        question = (*compiler, "--version"), _stamp(compiler[0])
+        return _answer(*question)
     except subprocess.TimeoutExpired:
         why = f"does not answer --version within {ANSWER_SECONDS} s"
     except OSError as error:

@@ -48,16 +48,16 @@ class Unit:
 
 def units(sources: Path, machine: str | None = None) -> list[Unit]:
     """What is compiled of the folder `sources` for a machine, the one that this is if None."""
-    sets, made = MACHINES.get(machine or platform.machine(), {}), []
+    sets, built = MACHINES.get(machine or platform.machine(), {}), []
     for source in sorted(sources.rglob("*.cpp")):
         named = _VARIANTS.search(source.read_text(encoding="utf-8"))
-        own = (*FLAGS_OF_FOLDERS.get(source.parent.name, ()), f"-I{sources}")
+        of_folder = (*FLAGS_OF_FOLDERS.get(source.parent.name, ()), f"-I{sources}")
         for variant in named[1].split() if named else [None]:
             if variant in (None, "portable") or variant in sets:
                 options = sets[variant][0] if variant in sets else ()
                 define = [f"-DVARIANT={variant.replace('-', '_')}"] if variant else []
-                made.append(Unit(source, variant, (*options, *define, *own)))
-    return made
+                built.append(Unit(source, variant, (*options, *define, *of_folder)))
+    return built
 
 
 def library(compiler: Words, sources: Path, scratch: Path) -> Path:
