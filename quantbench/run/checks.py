@@ -100,6 +100,15 @@ def check_inputs(config: RunConfig) -> None:
         files.read_text("--calibration_text", config.calibration_text)
 
 
+def refuse_random_weights(checkpoint_path: str, judges: str) -> None:
+    """Raise UsageError for dummy:NAME. judges: what is judged by the text that a model predicts."""
+    if checkpoint_path.startswith("dummy:"):
+        raise UsageError(
+            f"--checkpoint_path {checkpoint_path}: random weights predict no text, by which "
+            f"{judges} are judged; give trained ones"
+        )
+
+
 def _check_ranks(config: RunConfig) -> None:
     where = environment.place()
     if where is not None and config.tp != 1:

@@ -67,11 +67,7 @@ def recipe(
         return
     if not any(limits.values()):
         raise UsageError("recipe takes a budget: --bits, --max_memory, --min_tok_s or --max_kl")
-    if config.checkpoint_path.startswith("dummy:"):
-        raise UsageError(
-            f"--checkpoint_path {config.checkpoint_path}: random weights predict nothing, so no "
-            "scheme does them damage; give a trained model"
-        )
+    checks.refuse_random_weights(config.checkpoint_path, "recipes")
     checks.check_options(config)
     if text is not None:
         files.read_text("--text", text)
