@@ -305,9 +305,9 @@ def _rope(
     if partial is None and share not in (None, 1.0):
         raise CheckpointError(f"{where}: a partial rotary embedding is not supported")
     share = config.get("partial_rotary_factor") if share is None else share
-    fields = {"rope_theta": theta, "rotary_share": (partial or 1.0) if share is None else share}
+    rotation = {"rope_theta": theta, "rotary_share": (partial or 1.0) if share is None else share}
     if kind == "default":
-        return fields
+        return rotation
     if kind not in _ROPE_KEYS:
         raise CheckpointError(
             f"{where}: rotary scaling {shown(kind)} is not supported; supported: default, "
@@ -342,7 +342,7 @@ def _rope(
         scaling = RopeScaling(**fields, kind=kind)
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
-    return fields | {"rope_scaling": scaling}
+    return rotation | {"rope_scaling": scaling}
 
 
 def _attention_factor(kind: str, fields: Mapping[str, Any], rope: Mapping[str, Any]) -> float:

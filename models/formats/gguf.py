@@ -121,12 +121,12 @@ class Gguf(MaybeQuantized):
         self.name = re.sub(r"-\d{5}-of-\d{5}$", "", first.stem)
         opened_files = [opened if file == first else GgufFile(file) for file in self.files]
         self.blocks: dict[str, GgufTensor] = {}  # by the file's names
-        for opened in opened_files:
-            for name in opened.tensors.keys() & self.blocks.keys():
+        for part in opened_files:
+            for name in part.tensors.keys() & self.blocks.keys():
                 raise CheckpointError(
-                    f"{opened.path} and {first.name} both hold tensor {shown(name)}"
+                    f"{part.path} and {first.name} both hold tensor {shown(name)}"
                 )
-            self.blocks |= opened.tensors
+            self.blocks |= part.tensors
 
     @classmethod
     def sniff(cls, path: Path) -> bool:

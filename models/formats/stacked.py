@@ -178,8 +178,8 @@ class StackedTensors:
     def _form(self, name: str) -> PackedForm | None:
         """How the file holds a parameter quantized; None where it does not, or where no form holds
         all that the parameter is made of."""
-        stored = [self.tensors.get(piece) for piece in self.pieces(name)]
-        forms = [stored.form if stored else None for stored in stored]
+        pieces = [self.tensors.get(piece) for piece in self.pieces(name)]
+        forms = [stored.form if stored else None for stored in pieces]
         if not all(forms):
             return None
         from quantbench.models.formats import packed
