@@ -511,12 +511,12 @@ HOSTILE = (  # parts of a tokenizer.json; what is refused; whether at once or wi
     ),
     (
         {"normalizer": {"type": "Sequence", "normalizers": [_replace({"Regex": "x*"})] * 34}},
-        "its normalizer may make a text",
+        "its normalizer may lengthen a text",
         True,
     ),
     (
         {"decoder": {"type": "Sequence", "decoders": [_replace({"String": "x"})] * 34}},
-        "its decoder may make a text",
+        "its decoder may lengthen a text",
         True,
     ),
 )
