@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Caches(UserDict[str, Any]):
-    """Classes by name, each imported when it is asked for."""
+    """Classes by name, each imported at its first use."""
 
     def __getitem__(self, name: str) -> type[KVCache]:
         return pkgutil.resolve_name(super().__getitem__(name))

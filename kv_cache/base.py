@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from quantbench.ops.kv import Chunk, Stored, dequantize
+from quantbench.ops.kv import Chunk, StoredCache, dequantize
 
 FILLED_AT_ONCE = 4096  # positions for which `fill` draws random numbers at a time
 
@@ -60,22 +60,22 @@ class KVCache(nn.Module):
 
     def update(
         self, positions: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Stored | Chunk, Stored | Chunk]:
+    ) -> tuple[StoredCache | Chunk, StoredCache | Chunk]:
         """Store key and value, (B, K, S, D), at the S consecutive `positions`; return what
         ops.attend reads: of one position all that is stored, of more a chunk and its past."""
         sides = {"key": self.encode(key), "value": self.encode(value)}
         if key.shape[2] == 1:
             self._write(positions, sides)
             return self.stored("key", len(key)), self.stored("value", len(value))
-        own = {
-            name: dequantize(Stored(x["codes"], x.get("scale"), self.format), key.dtype)
+        decoded = {
+            name: dequantize(StoredCache(x["codes"], x.get("scale"), self.format), key.dtype)
             for name, x in sides.items()
         }
         past = {name: self.stored(name, len(key)) for name in sides}
         first = self._slots(positions[: self.slots])
         before = {name: x.gathered(first) if self.wraps else None for name, x in past.items()}
         self._write(positions, sides)
-        key_chunk, value_chunk = (Chunk(own[name], past[name], before[name]) for name in sides)
+        key_chunk, value_chunk = (Chunk(decoded[name], past[name], before[name]) for name in sides)
         return key_chunk, value_chunk
 
     @property
@@ -104,12 +104,12 @@ class KVCache(nn.Module):
         slots = positions.to(self.key_codes.device, non_blocking=True)
         return slots % self.slots if self.wraps else slots
 
-    def stored(self, name: str, rows: int) -> Stored:
+    def stored(self, name: str, rows: int) -> StoredCache:
         """The "key" or "value" of the first `rows` rows, as kernels take them."""
         scale = getattr(self, f"{name}_scale", None)
         codes = getattr(self, f"{name}_codes")
         scale = None if scale is None else scale[:rows]
-        return Stored(codes[:rows], scale, self.format, self.kernel)
+        return StoredCache(codes[:rows], scale, self.format, self.kernel)
 
     def fill(self, depth: int) -> None:
         """Store random keys and values at positions 0 to depth - 1, to measure a long context."""

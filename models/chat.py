@@ -31,7 +31,7 @@ FIXED_DATE = datetime(2026, 1, 1)
 
 
 @dataclass(frozen=True)
-class Template:
+class ChatTemplate:
     """The chat format of a family of models, for checkpoints that bring none."""
 
     jinja: str
@@ -44,7 +44,7 @@ class Template:
 TEMPLATES = {
     # Hugging Face's template for 3.1 adds today's date to a system message. Here it is left out, so
     # that a run gives the same on another day.
-    "llama-3": Template(
+    "llama-3": ChatTemplate(
         "{{ bos_token }}{% for m in messages %}"
         "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
         "{{ (m.content | trim) + '<|eot_id|>' }}{% endfor %}"
@@ -53,21 +53,21 @@ TEMPLATES = {
         ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         r"instruct|chat",
     ),
-    "mistral-v3": Template(  # the markers are special tokens
+    "mistral-v3": ChatTemplate(  # the markers are special tokens
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
         "{{ '[INST]' + (m.content | trim) + '[/INST]' }}"
         "{% else %}{{ (m.content | trim) + eos_token }}{% endif %}{% endfor %}",
         ("<s>", "</s>", "[INST]", "[/INST]"),
         r"instruct",
     ),
-    "mistral-v1": Template(
+    "mistral-v1": ChatTemplate(
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
         "{{ '[INST] ' + (m.content | trim) + ' [/INST]' }}"
         "{% else %}{{ ' ' + (m.content | trim) + eos_token }}{% endif %}{% endfor %}",
         ("<s>", "</s>"),
         r"mi[sx]tral.*instruct",
     ),
-    "llama-2": Template(  # every turn opens a new sequence
+    "llama-2": ChatTemplate(  # every turn opens a new sequence
         "{% for m in messages %}{% if m.role == 'user' %}"
         "{{ bos_token + '[INST] ' + (m.content | trim) + ' [/INST]' }}"
         "{% else %}{{ ' ' + (m.content | trim) + ' ' + eos_token }}{% endif %}{% endfor %}",
@@ -107,15 +107,15 @@ class Chat:
 
     def answered(self, ids: list[int]) -> None:
         """Add the answer to the last line, without the id that ended it."""
-        line, asked = self._asked
+        line, question_ids = self._asked
         self.turns.append((line, ids))
-        self._cached = asked + ids[:-1]  # the last id may have been generated and not read
+        self._cached = question_ids + ids[:-1]  # the last id may have been generated and not read
 
     def _conversation(self, line: str) -> list[int]:
         """The ids of the whole conversation, up to the answer to `line`."""
         ids: list[int] = []
-        for asked, answer in [*self.turns, (line, [])]:
-            ids += self.tokenizer.encode(asked, bos=not ids) + answer
+        for question, answer in [*self.turns, (line, [])]:
+            ids += self.tokenizer.encode(question, bos=not ids) + answer
         return ids
 
 
@@ -144,8 +144,8 @@ class TemplateChat(Chat):
         if marker := next((piece for piece in self._special.values() if piece in line), None):
             raise UsageError(f"{marker} is a special token of this model: leave it out")
         messages = []
-        for asked, answer in self.turns:
-            messages.append({"role": "user", "content": asked})
+        for question, answer in self.turns:
+            messages.append({"role": "user", "content": question})
             messages.append({"role": "assistant", "content": self.tokenizer.decode(answer)})
         messages.append({"role": "user", "content": line})
         return self._encode(self._render(messages, asks=True))
@@ -178,12 +178,12 @@ class TemplateChat(Chat):
         ((kind, text),) = reply.items()
         if kind == "text":
             return str(text)
-        said = one_line(text[:MOST_OF_REASON])
+        reason = one_line(text[:MOST_OF_REASON])
         if kind == "invalid":
-            raise CheckpointError(f"the checkpoint's chat template is not valid: {said}")
+            raise CheckpointError(f"the checkpoint's chat template is not valid: {reason}")
         if kind == "refused":
-            raise UsageError(f"the chat template refuses this conversation: {said}")
-        raise UsageError(f"the checkpoint's chat template fails: {said}")
+            raise UsageError(f"the chat template refuses this conversation: {reason}")
+        raise UsageError(f"the checkpoint's chat template fails: {reason}")
 
 
 def chat_of(tokenizer: Tokenizer, model_name: str, now: datetime | None = None) -> Chat:

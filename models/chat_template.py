@@ -29,7 +29,7 @@ class Refused(Exception):
     """What a template raises itself, by raise_exception."""
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """{% generation %} … {% endgeneration %} marks what the assistant says, for training."""
 
     tags = {"generation"}
@@ -47,7 +47,7 @@ class Generation(Extension):
 def rendered(template: str, values: dict[str, Any], now: str) -> str:
     """The text. Raises what the template raises."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _json
     environment.globals["raise_exception"] = _refuse
@@ -97,6 +97,6 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.stdin.buffer.read())
+    request = json.loads(sys.stdin.buffer.read())
     _limit_memory()
-    sys.stdout.write(json.dumps(answer(given)))
+    sys.stdout.write(json.dumps(answer(request)))

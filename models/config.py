@@ -101,8 +101,8 @@ class Mixture:
     def distinct(self, tokens: int) -> float:
         """Experts that are chosen by at least one of so many tokens, on average, if each chooses
         independently and evenly: X · (1 − (1 − k/X)^tokens)."""
-        left = (1 - self.experts_per_token / self.num_experts) ** tokens
-        return self.num_experts * (1 - left)
+        unchosen = (1 - self.experts_per_token / self.num_experts) ** tokens
+        return self.num_experts * (1 - unchosen)
 
 
 MIXTURE_FIELDS = by_field(Mixture, shared_dim=whole(0))
@@ -223,12 +223,12 @@ class ModelConfig:
         """Each layer's own part of the architecture."""
         usual = self.attention_scale in (None, self.head_dim**-0.5)
         scale = None if usual else self.attention_scale
-        how = scale, self.attention_softcap, self.post_norms
-        full = LayerSpec(None, self.rope_theta, self.rope_scaling, *how)
+        shared = scale, self.attention_softcap, self.post_norms
+        full = LayerSpec(None, self.rope_theta, self.rope_scaling, *shared)
         rope = self.rope_theta, self.rope_scaling
         if self.window_rope_theta is not None:
             rope = self.window_rope_theta, None
-        narrow = LayerSpec(self.sliding_window, *rope, *how)
+        narrow = LayerSpec(self.sliding_window, *rope, *shared)
         all_full = self.sliding_window is None
         specs = (
             full if all_full or i in self.full_layers else narrow for i in range(self.num_layers)

@@ -81,7 +81,7 @@ def by_field(kind: type, **others: Accepts) -> dict[str, Accepts]:
 
 def _of_type(hint: Any) -> Accepts:
     if NoneType in get_args(hint):
-        (some,) = (_of_type(one) for one in get_args(hint) if one is not NoneType)
+        (some,) = (_of_type(part) for part in get_args(hint) if part is not NoneType)
         return Accepts(some.words, lambda value: value is None or some.test(value))
     of_class = Accepts(f"a {hint.__name__}", lambda value: isinstance(value, hint))
     return _BY_TYPE.get(hint, of_class)

@@ -13,14 +13,14 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Attention, Block, FeedForward
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts
 from quantbench.ops.attend import attend
-from quantbench.ops.kv import How
+from quantbench.ops.kv import Scoring
 
 
 class GptOss(Mixtral):
     """The whole model; see models.llama.Transformer."""
 
     def block(self, number: int) -> Block:
-        block = Block(self.config, number, Experts(self.config))
+        block = Block(self.config, number, BoundedExperts(self.config))
         block.attention = SinkAttention(self.config, number)
         return block
 
@@ -33,8 +33,8 @@ class SinkAttention(Attention):
         self.sinks = Sinks(config.num_heads)
 
     def attend(self, *arguments: Any) -> Tensor:  # type: ignore[override]
-        *given, (scale, softcap, _) = arguments
-        return attend(*given, How(scale, softcap, self.sinks.weight.float()))
+        *tensors, (scale, softcap, _) = arguments
+        return attend(*tensors, Scoring(scale, softcap, self.sinks.weight.float()))
 
 
 class Sinks(nn.Module):
@@ -50,8 +50,11 @@ class BoundedFeedForward(FeedForward):
 
     def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__(config, width)
-        given = dict(config.extras)
-        self.alpha, self.limit = given.get("swiglu_alpha", 1.702), given.get("swiglu_limit", 7.0)
+        extras = dict(config.extras)
+        self.alpha, self.limit = (
+            extras.get("swiglu_alpha", 1.702),
+            extras.get("swiglu_limit", 7.0),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, D) → (…, D)."""
@@ -60,7 +63,7 @@ class BoundedFeedForward(FeedForward):
         return self.w2((up + 1) * gate * (gate * self.alpha).sigmoid())
 
 
-class Experts(MixtureOfExperts):
+class BoundedExperts(MixtureOfExperts):
     """models.mixtral.MixtureOfExperts of these networks."""
 
     expert = BoundedFeedForward

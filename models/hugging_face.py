@@ -110,10 +110,10 @@ _YARN_MSCALES = {"mscale", "mscale_all_dim", "max_position_embeddings"}
 _EXPERT_KEYS = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), COUNT)
 
 
-def check_keys(where: object, accepted: Mapping[str, Accepts], given: Mapping[str, Any]) -> None:
+def check_keys(where: object, accepted: Mapping[str, Accepts], config: Mapping[str, Any]) -> None:
     for key, accepts in accepted.items():
-        if given.get(key) is not None:
-            accepts.check(where, key, given[key])
+        if config.get(key) is not None:
+            accepts.check(where, key, config[key])
 
 
 def _listed(keys: Iterable[object]) -> str:
@@ -191,10 +191,8 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
         del fixed["partial_rotary_factor"]
     for key, value in config.items():
         if key in fixed and value != fixed[key] and not _is_off(key, value):
-            given = "given" if isinstance(value, Mapping) else shown(value)
-            raise CheckpointError(
-                f"{where}: {key} {given} is not supported; only {fixed[key]!r} is"
-            )
+            text = "given" if isinstance(value, Mapping) else shown(value)
+            raise CheckpointError(f"{where}: {key} {text} is not supported; only {fixed[key]!r} is")
         if key in fixed or key in accepted or key in row.harmless or _is_off(key, value):
             continue
         if _ARITHMETIC.search(key) and not _HARMLESS.fullmatch(key):
@@ -218,10 +216,10 @@ def _mixture(
     keys: those that this architecture has beyond _EXPERT_KEYS. Raises CheckpointError for numbers
     that no model can have.
     """
-    given = {key: config[key] for key in (*_EXPERT_KEYS, *keys) if config.get(key) is not None}
-    if "num_local_experts" in given:
-        given["num_experts"] = given["num_local_experts"]
-    values = {**defaults, **given}
+    present = {key: config[key] for key in (*_EXPERT_KEYS, *keys) if config.get(key) is not None}
+    if "num_local_experts" in present:
+        present["num_experts"] = present["num_local_experts"]
+    values = {**defaults, **present}
     step, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers", ())
     return Mixture(
         num_experts=values["num_experts"],
@@ -307,9 +305,9 @@ def _rope(
     if partial is None and share not in (None, 1.0):
         raise CheckpointError(f"{where}: a partial rotary embedding is not supported")
     share = config.get("partial_rotary_factor") if share is None else share
-    made = {"rope_theta": theta, "rotary_share": (partial or 1.0) if share is None else share}
+    rotation = {"rope_theta": theta, "rotary_share": (partial or 1.0) if share is None else share}
     if kind == "default":
-        return made
+        return rotation
     if kind not in _ROPE_KEYS:
         raise CheckpointError(
             f"{where}: rotary scaling {shown(kind)} is not supported; supported: default, "
@@ -320,9 +318,9 @@ def _rope(
     if kind == "dynamic":
         rope[_ORIGINAL] = context
         keys = keys | {_ORIGINAL}
-    beside = config.get(_ORIGINAL)
-    if kind == "longrope" and beside is not None:  # as in transformers it comes first
-        rope[_ORIGINAL] = beside
+    original = config.get(_ORIGINAL)
+    if kind == "longrope" and original is not None:  # as in transformers it comes first
+        rope[_ORIGINAL] = original
     missing = keys - rope.keys()
     unknown = rope.keys() - keys - optional - notes
     if missing or unknown:
@@ -344,7 +342,7 @@ def _rope(
         scaling = RopeScaling(**fields, kind=kind)
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
-    return made | {"rope_scaling": scaling}
+    return rotation | {"rope_scaling": scaling}
 
 
 def _attention_factor(kind: str, fields: Mapping[str, Any], rope: Mapping[str, Any]) -> float:

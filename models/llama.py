@@ -15,8 +15,11 @@ Shapes: B rows, S positions, D model width, H query heads, K key/value heads, E 
 F feed-forward width, V vocabulary.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +29,11 @@ from quantbench.devices import stored_bytes
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.ops.attend import attend
-from quantbench.ops.kv import How
+from quantbench.ops.kv import Scoring
 from quantbench.ops.ranks import ALONE, Ranks
+
+if TYPE_CHECKING:
+    from quantbench.models.split import Split
 
 
 class Transformer(nn.Module):
@@ -36,6 +42,8 @@ class Transformer(nn.Module):
     It is a function of its weights, the tokens, their positions and the caches. Apart from what the
     caches store, no call affects a later one.
     """
+
+    split: Split | None = None  # this rank's share (models/split.py); None: one process has all
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -47,7 +55,7 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def block(self, number: int) -> "Block":
+    def block(self, number: int) -> Block:
         """Layer `number`, from 0."""
         return Block(self.config, number)
 
@@ -84,8 +92,8 @@ class Transformer(nn.Module):
 
     def rotations(self, positions: Tensor, device: torch.device) -> list[tuple[Tensor, Tensor]]:
         """For each layer the cosines and sines of `rotation`."""
-        made = {i: rotation(self.config, positions, device, i) for i in set(self.rotated_as)}
-        return [made[i] for i in self.rotated_as]
+        angles = {i: rotation(self.config, positions, device, i) for i in set(self.rotated_as)}
+        return [angles[i] for i in self.rotated_as]
 
     def compiles(self) -> bool:
         """Whether torch.compile makes one graph of a decoding step."""
@@ -95,7 +103,7 @@ class Transformer(nn.Module):
         """Called once, before a step is compiled."""
 
     def unread_bytes(self, rows: int) -> float:
-        """Bytes of the layers' weights that a decoding step of so many rows does not read."""
+        """Bytes of the layers' weights that a decoding step of `rows` rows does not read."""
         return 0.0
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -119,7 +127,7 @@ class Block(nn.Module):
     """One layer: x + attention(norm(x)), then x + feed_forward(norm(x)); with post_norms, x +
     norm(attention(norm(x))), and so on; without pre_norms, x + norm(attention(x))."""
 
-    feed_forward: "FeedForward"
+    feed_forward: FeedForward
 
     def __init__(
         self, config: ModelConfig, number: int, feed_forward: nn.Module | None = None
@@ -156,7 +164,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         spec, self.head_dim = config.layers[number], config.head_dim
-        self.how = spec.window, How(spec.scale, spec.softcap)
+        self.window, self.scoring = spec.window, Scoring(spec.scale, spec.softcap)
         heads = config.num_heads + 2 * config.num_kv_heads
         self.wqkv = nn.Linear(config.dim, heads * config.head_dim, bias=config.qkv_bias)
         self.wo = nn.Linear(
@@ -183,7 +191,7 @@ class Attention(nn.Module):
         value = value.transpose(1, 2)
         if cache is not None:
             key, value = cache.update(positions, key, value)  # and all that came before
-        y = self.attend(query, key, value, positions, *self.how)  # (B, H, S, E)
+        y = self.attend(query, key, value, positions, self.window, self.scoring)  # (B, H, S, E)
         return self.wo(y.transpose(1, 2).reshape(B, S, H * E))
 
 
@@ -250,10 +258,10 @@ def rotation(
     They are computed in each step: E/2 products are cheaper than reading a table, and a context of
     131072 positions takes no memory.
     """
-    here = positions.to(device, non_blocking=True)
+    on_device = positions.to(device, non_blocking=True)
     scaling = config.layers[number].rope_scaling
-    length = 0 if scaling is None else here[-1] + 1
-    angles = here[:, None, None].float() * frequencies(config, device, number, length)
+    length = 0 if scaling is None else on_device[-1] + 1
+    angles = on_device[:, None, None].float() * frequencies(config, device, number, length)
     if scaling is None or scaling.attention_factor == 1:
         return angles.cos(), angles.sin()
     factors = rotation_factors(config, device, number)

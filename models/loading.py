@@ -113,12 +113,12 @@ def load_model(
     config = checkpoint.config()
     depth, config = config.num_layers, config.with_layers(num_layers)
     with torch.device("meta"):
-        split = replace(split, whole=config) if split else None
-        model, whole = build(config, split).to(precision), build(config).to(precision)
+        split = replace(split, unsplit=config) if split else None
+        model, unsplit = build(config, split).to(precision), build(config).to(precision)
     tensors = checkpoint.tensors(device)
-    tensors.check(whole, depth)
+    tensors.check(unsplit, depth)
     stages = transform if isinstance(transform, Stages) else _OneStage(transform)
-    loader = _Loader(model, whole, tensors, saved is not None, stages, saver, split, reads_whole)
+    loader = _Loader(model, unsplit, tensors, saved is not None, stages, saver, split, reads_whole)
     sizes = {
         name: sum(map(devices.stored_bytes, module.parameters()))
         for name, module in model.named_modules()
@@ -126,7 +126,7 @@ def load_model(
     }
     if saved and config.tie_embeddings:  # packing both takes the most while there is nothing else
         sizes = {name: sizes[name] for name in dict.fromkeys(("tok_embeddings", "output", *sizes))}
-    done, total, pool = 0, sum(sizes.values()), Pool()
+    done, total, pool = 0, sum(sizes.values()), WeightPool()
     for part, names in _parts(sizes, whole_layers=ready is not None).items():
         if not saved:
             for name in names:
@@ -244,7 +244,7 @@ def _parts(names: Iterable[str], whole_layers: bool) -> dict[str, list[str]]:
     return parts
 
 
-class Pool:
+class WeightPool:
     """Pieces of the CPU's memory that are filled with weights, side by side, so that these lie in
     huge pages.
 

@@ -37,11 +37,11 @@ class Mixtral(Transformer):
 
     def prepare_to_compile(self) -> None:
         """The graph then computes no expert that no token takes."""
-        made: list[Stacked] = []
+        stacks: list[Stacked] = []
         for module in self.modules():
             if isinstance(module, MixtureOfExperts) and not (module.stacked or module.elsewhere):
-                module.stacked = Stacked.of(module.experts, made)
-                made += [module.stacked] if module.stacked else []
+                module.stacked = Stacked.of(module.experts, stacks)
+                stacks += [module.stacked] if module.stacked else []
 
     def unread_bytes(self, rows: int) -> float:
         """One row reads k of X experts. Several rows are taken to choose independently and evenly:
@@ -57,7 +57,7 @@ class Mixtral(Transformer):
 def elsewhere_of(model: nn.Module) -> "Outputs | None":
     """What computes the experts of a model that are in another tier of memory; None if none are."""
     mixtures = (module for module in model.modules() if isinstance(module, MixtureOfExperts))
-    return next((one.elsewhere for one in mixtures if one.elsewhere is not None), None)
+    return next((mixture.elsewhere for mixture in mixtures if mixture.elsewhere is not None), None)
 
 
 # (tokens (T, D), rows of them by expert's number) -> what each expert returns for its rows, in the
@@ -161,8 +161,8 @@ def tokens_per_expert(chosen: Tensor, experts: int) -> list[int]:
     """
     if not chosen.is_meta:
         return chosen.flatten().bincount(minlength=experts).tolist()
-    each, more = divmod(chosen.numel(), experts)
-    return [each + (expert < more) for expert in range(experts)]
+    each, remainder = divmod(chosen.numel(), experts)
+    return [each + (expert < remainder) for expert in range(experts)]
 
 
 class Router(nn.Module):

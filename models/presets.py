@@ -20,18 +20,18 @@ def _llama(
     ffn: int,
     vocab: int,
     context: int,
-    **more: Any,
+    **settings: Any,
 ) -> ModelConfig:
-    head_dim = more.pop("head_dim", dim // heads)
-    if "mixture" in more:
-        more["architecture"] = "mixtral"
-    return ModelConfig("", dim, layers, heads, kv_heads, head_dim, ffn, vocab, context, **more)
+    head_dim = settings.pop("head_dim", dim // heads)
+    if "mixture" in settings:
+        settings["architecture"] = "mixtral"
+    return ModelConfig("", dim, layers, heads, kv_heads, head_dim, ffn, vocab, context, **settings)
 
 
-def _yarn(factor: float, original: int, **more: Any) -> RopeScaling:
+def _yarn(factor: float, original: int, **settings: Any) -> RopeScaling:
     """Yarn with the attention factor that its paper gives (Peng et al., arXiv 2309.00071, §3.4)."""
-    more.setdefault("attention_factor", 0.1 * math.log(factor) + 1)
-    return RopeScaling(factor, original_max_position=original, kind="yarn", **more)
+    settings.setdefault("attention_factor", 0.1 * math.log(factor) + 1)
+    return RopeScaling(factor, original_max_position=original, kind="yarn", **settings)
 
 
 _LLAMA_3 = {"rope_theta": 500000.0}

@@ -42,8 +42,8 @@ def last_if_used(number: int, config: Mapping[str, Any]) -> bool:
 
 
 def first_even_if_used(number: int, config: Mapping[str, Any]) -> bool:
-    few = number < config.get("max_window_layers", MAX_WINDOW_LAYERS)
-    return if_used(number, config) and few and number % 2 == 0
+    is_below = number < config.get("max_window_layers", MAX_WINDOW_LAYERS)
+    return if_used(number, config) and is_below and number % 2 == 0
 
 
 ATTENTION_BIAS = {"attention_bias": ("qkv_bias", "attention_out_bias")}
@@ -66,7 +66,7 @@ class Architecture:
     accepts: Mapping[str, Accepts] = field(default_factory=dict)
     # A mixture of experts: what it means that one of its keys is absent.
     experts: Mapping[str, Any] = field(default_factory=dict)
-    # Keys that no other architecture has, and what they may hold. The model finds the values that
+    # Keys of this architecture alone, and what they may hold. The model finds the values that
     # are given in ModelConfig.extras.
     extras: Mapping[str, Accepts] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()  # keys that change no logit, beyond models/hugging_face.py's
@@ -94,6 +94,7 @@ class Architecture:
 
 LLAMA, MIXTRAL = "quantbench.models.llama:Transformer", "quantbench.models.mixtral:Mixtral"
 GEMMA = "quantbench.models.gemma:Gemma"
+FUSED = (LLAMA, MIXTRAL, GEMMA)  # that the C++ op computes (run/cpu_step.py)
 MIXTRAL_EXPERTS: NameTable = {
     "feed_forward.router": ("block_sparse_moe.gate",),
     "feed_forward.experts.#.w13": (
@@ -137,7 +138,7 @@ QWEN_KEYS = NORMALIZED | {
 
 def unrotated(rotates: list[int]) -> tuple[int, ...]:
     """The layers without rotation, from a 0 or 1 for each layer."""
-    return tuple(i for i, one in enumerate(rotates) if not one)
+    return tuple(i for i, rotated in enumerate(rotates) if not rotated)
 
 
 OLMO_DEFAULTS = {

@@ -5,7 +5,7 @@ https://arxiv.org/abs/1909.08053).
     split.config                                # the widths of this rank's modules
     split.cut("layers.0.attention.wo.weight")   # Cut(1, ((0, 1024),)): these of its columns
     model = build_share(Transformer, split)     # with these widths, wired to the other ranks
-    split_of(model)                             # the Split; None for a whole model
+    model.split                                 # the Split; None for a whole model
 
 Each rank has some of the heads, of the feed-forward network's columns and of the vocabulary. Its
 attention and its feed-forward network give a part of a sum, and its output layer some logits. So
@@ -47,8 +47,8 @@ class Cut:
     def of(self, pieces: Sequence[Tensor]) -> Tensor:
         """The part of pieces that are stacked along dimension 0; a copy, contiguous."""
         if self.dim:
-            (whole,) = pieces
-            parts = [whole[:, start:end] for start, end in self.ranges]
+            (piece,) = pieces
+            parts = [piece[:, start:end] for start, end in self.ranges]
         else:
             parts = [part for span in self.ranges for part in _rows(pieces, span)]
         return torch.cat(parts, self.dim).contiguous()
@@ -94,7 +94,7 @@ class Split:
         if narrowest // self.unit < size or config.vocab_size < size:
             raise UsageError(
                 f"--tp {size}: {config.name}'s feed-forward network of {narrowest} columns, "
-                f"in groups of {self.unit}, is too narrow for so many ranks; take fewer"
+                f"in groups of {self.unit}, is too narrow for them; take fewer"
             )
 
     @property
@@ -274,11 +274,6 @@ def build_share(kind: type[Transformer], split: Split) -> Transformer:
     return model
 
 
-def split_of(model: nn.Module) -> Split | None:
-    """This rank's share; None for a model that no ranks share."""
-    return model.split if isinstance(model, Shared) else None
-
-
 def kind_of(model: nn.Module) -> type[nn.Module]:
-    """The model's own class, shared or not."""
+    """The class of a model of which this is a share."""
     return next(kind for kind in type(model).__mro__ if not issubclass(kind, Shared))

@@ -45,13 +45,13 @@ class Stacked:
         if any(list(linear.buffers()) or list(linear.children()) for linear in linears):
             return None
         forms, *rest = (forms_of(dict(expert.named_children())) for expert in experts)
-        if any(one != forms for one in rest):
+        if any(other_forms != forms for other_forms in rest):
             return None
-        made = Stacked(experts, forms)
-        for other in others:
-            if other.forms == forms:
-                made.compute = other.compute
-        return made
+        stacked = Stacked(experts, forms)
+        for known in others:
+            if known.forms == forms:
+                stacked.compute = known.compute
+        return stacked
 
     def __call__(self, x: Tensor, number: Tensor | int) -> Tensor:
         """x (n, D), number an int or (1,) int64 → (n, D)."""
@@ -74,9 +74,9 @@ def _compute(template: nn.Module, forms: Forms) -> Callable[..., Tensor]:
     """
 
     def compute(x: Tensor, *parts: Tensor) -> Tensor:
-        left, linears = iter(parts), {}
+        remaining, linears = iter(parts), {}
         for name, (_, kinds) in forms.items():
-            weights = {kind: form.made_of(left) for kind, form in kinds.items()}
+            weights = {kind: form.made_of(remaining) for kind, form in kinds.items()}
             linears[name] = with_parameters(template.get_submodule(name), weights)
         return with_children(template, linears)(x)
 

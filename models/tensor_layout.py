@@ -15,26 +15,26 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorLayout:
     """Forms are equal where parts of one make a weight of the other."""
 
     kind: type[Tensor]
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    inner: "tuple[tuple[str, Form], ...] | None" = None  # of a subclass
+    inner: "tuple[tuple[str, TensorLayout], ...] | None" = None  # of a subclass
     attributes: Any = field(default=None, compare=False)  # as __tensor_flatten__ gives them
     described: str = ""  # the attributes as text, by which they are compared
 
     @staticmethod
-    def of(tensor: Tensor) -> "Form":
-        what = type(tensor), tensor.dtype, tuple(tensor.shape)
+    def of(tensor: Tensor) -> "TensorLayout":
+        description = type(tensor), tensor.dtype, tuple(tensor.shape)
         if not hasattr(tensor, "__tensor_flatten__"):
             # Dense, with dimensions in the same order.
-            return Form(*what, torch.empty_like(tensor, device="meta").stride())
+            return TensorLayout(*description, torch.empty_like(tensor, device="meta").stride())
         names, attributes = tensor.__tensor_flatten__()
-        inner = tuple((name, Form.of(getattr(tensor, name))) for name in names)
-        return Form(*what, tensor.stride(), inner, attributes, repr(attributes))
+        inner = tuple((name, TensorLayout.of(getattr(tensor, name))) for name in names)
+        return TensorLayout(*description, tensor.stride(), inner, attributes, repr(attributes))
 
     def parts(self, tensor: Tensor) -> list[Tensor]:
         """The plain tensors in it, contiguous where these are dense."""
@@ -63,27 +63,27 @@ class Form:
 
 
 # By an expert's linear layer: its class and settings, and the form of each of its parameters.
-Forms = dict[str, tuple[tuple[type[nn.Module], str], dict[str, Form]]]
+Forms = dict[str, tuple[tuple[type[nn.Module], str], dict[str, TensorLayout]]]
 
 
 def forms_of(linears: Mapping[str, nn.Module]) -> Forms:
     """The forms of an expert's linear layers."""
     forms: Forms = {}
     for name, linear in linears.items():
-        own = {kind: Form.of(p.data) for kind, p in linear.named_parameters()}
-        forms[name] = (type(linear), linear.extra_repr()), own
+        weights = {kind: TensorLayout.of(p.data) for kind, p in linear.named_parameters()}
+        forms[name] = (type(linear), linear.extra_repr()), weights
     return forms
 
 
 def with_parameters(linear: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     """A shallow copy of a layer with these tensors as its parameters; None for absent ones."""
-    made = copy.copy(linear)
-    made._parameters = dict.fromkeys(linear._parameters) | dict(weights)
-    return made
+    copied = copy.copy(linear)
+    copied._parameters = dict.fromkeys(linear._parameters) | dict(weights)
+    return copied
 
 
 def with_children(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
-    """A shallow copy of a module with these submodules instead of its own."""
-    made = copy.copy(module)
-    made._modules = module._modules | dict(children)
-    return made
+    """A shallow copy of a module whose submodules of these names are replaced."""
+    copied = copy.copy(module)
+    copied._modules = module._modules | dict(children)
+    return copied

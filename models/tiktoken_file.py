@@ -2,14 +2,13 @@
 
 import base64
 import binascii
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from quantbench.errors import CheckpointError
-from quantbench.models.tokenizer import LLAMA_3_BEGINNING, Hints, Tokenizer
+from quantbench.models.tokenizer import LLAMA_3_BEGINNING, TIKTOKEN_LINE, Tokenizer
+from quantbench.models.tokenizer_hints import Hints
 
-LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) (\d+)\r?(?:\n|\Z)")
 # How Llama 3 cuts a text into words before it merges bytes: English contractions, letters and one
 # character before them, up to three digits, punctuation and a space before it, line ends, blanks.
 LLAMA_3_SPLIT = (
@@ -85,7 +84,7 @@ def _read_ranks(path: Path, data: bytes) -> dict[bytes, int]:
     """Every line's byte string and rank, lowest rank first."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), start=1):
-        match = LINE.fullmatch(line)
+        match = TIKTOKEN_LINE.fullmatch(line)
         try:
             if match is None:
                 raise binascii.Error

@@ -22,7 +22,7 @@ from quantbench.cli import Group
 from quantbench.command_files import command as loaded
 from quantbench.command_files import command_files
 from quantbench.log.config import option_table
-from quantbench.log.kinds import Choice
+from quantbench.log.kinds import OneOf
 from quantbench.models.presets import PRESETS
 from quantbench.quantize.spec import MEASURED, SHOWN
 
@@ -96,7 +96,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "arms": ("all",),
     "expert_memory": ("auto",),
     "expert_placement": ("popularity", "uniform", "first"),
-    **{name: o.kind.choices for name, o in option_table().items() if isinstance(o.kind, Choice)},
+    **{name: o.kind.choices for name, o in option_table().items() if isinstance(o.kind, OneOf)},
 }
 LISTS = {"schemes"}  # their values are several, with commas between
 FOLDERS = {"checkpoint_path"}  # and options whose placeholder is DIR

@@ -28,7 +28,6 @@ from typing import Any, TextIO, TypeVar, cast
 import click
 from click import shell_completion
 
-from quantbench import help_text
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.progress import say
 from quantbench.text import key, one_line, printed, shown
@@ -73,7 +72,9 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
-        raise UsageError(help_text.refusal(error)) from None
+        from quantbench.help_text import refusal
+
+        raise UsageError(refusal(error)) from None
 
 
 def _check_values(given: Mapping[str, Any], options: Mapping[str, click.Option]) -> None:
@@ -132,7 +133,9 @@ class Command(click.Command):
             given, words, order = parse(args)
             takes_words = any(isinstance(param, click.Argument) for param in self.params)
             if words and not takes_words and not isinstance(self, click.Group):
-                raise UsageError(help_text.stray(words[0], options))
+                from quantbench.help_text import stray
+
+                raise UsageError(stray(words[0], options))
             _check_values(given, options)
             return given, words, order
 
@@ -142,28 +145,34 @@ class Command(click.Command):
     def _check_words(self, args: Sequence[str], options: Mapping[str, click.Option]) -> None:
         """Raise UsageError for a removed option, and for an option in the place of a value."""
         for word in args:
-            name = f"--{key(word.partition('=')[0])}"
-            instead = help_text.REMOVED.get(f"{self.name} {name}")
-            if instead and word.startswith("--"):
-                raise UsageError(f"{name} was removed; {instead}")
+            name = key(word.partition("=")[0])
+            if word.startswith("--") and name not in options:
+                from quantbench.help_text import REMOVED
+
+                if instead := REMOVED.get(f"{self.name} --{name}"):
+                    raise UsageError(f"--{name} was removed; {instead}")
         for word, value in itertools.pairwise(args):
             option = options.get(key(word)) if word.startswith("--") else None
             free = option is None or option.is_flag or isinstance(option, OptionOfOptions)
             if value.startswith("--") and not free:
                 raise UsageError(
                     f"--{key(word)} takes a value, and the option {shown(value)} follows it; "
-                    f"a value that begins with dashes is given as --{key(word)}=VALUE"
+                    f"a value that starts with dashes is given as --{key(word)}=VALUE"
                 )
         if "--" in args:
             raise click.NoSuchOption("--")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        help_text.write_options(formatter, self.get_params(ctx))
+        from quantbench.help_text import write_options
+
+        write_options(formatter, self.get_params(ctx))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from quantbench.help_text import examples, write_examples
+
         root = ctx.find_root().command
         spelled = root.spelled if isinstance(root, Group) else str
-        help_text.write_examples(formatter, [*map(spelled, help_text.examples(self.callback))])
+        write_examples(formatter, [*map(spelled, examples(self.callback))])
         super().format_epilog(ctx, formatter)
 
     def shell_complete(
@@ -264,19 +273,19 @@ class Group(OneLineErrors, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        from quantbench.help_text import REMOVED, given_options, stray
+
         name, names = key(args[0]), self.list_commands(ctx)
-        alone = not help_text.given_options(ctx).keys() - {"debug"}
+        alone = not given_options(ctx).keys() - {"debug"}
         if name in names and alone:
             return name, self.get_command(ctx, name), args[1:]
         if ctx.resilient_parsing:
             return None, None, []
-        if instead := help_text.REMOVED.get(name):
+        if instead := REMOVED.get(name):
             raise UsageError(f"{name} was removed; {instead}")
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
         if self.invoke_without_command and (not close or not alone):
-            raise UsageError(
-                help_text.stray(args[0], [key(param.opts[0]) for param in self.params])
-            )
+            raise UsageError(stray(args[0], [key(param.opts[0]) for param in self.params]))
         hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(names)}"
         raise UsageError(f"No such command {shown(args[0])}. {hint}")
 

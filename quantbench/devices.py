@@ -27,7 +27,7 @@ LEAST_CHUNK = 32  # prompt tokens of a row
 
 
 @dataclass(frozen=True)
-class Kind:
+class DeviceKind:
     """How a kind of device is given work."""
 
     # Prompt tokens of a row per forward pass, and of all rows together: enough to keep the device
@@ -41,10 +41,12 @@ class Kind:
 # Accelerators in the order in which "auto" takes them.
 KINDS = {
     # CUDA graphs remove the cost of launching each kernel.
-    "cuda": Kind(compile_options={"triton.cudagraphs": True, "coordinate_descent_tuning": True}),
-    "xpu": Kind(),
-    "mps": Kind(chunk=1024),
-    "cpu": Kind(
+    "cuda": DeviceKind(
+        compile_options={"triton.cudagraphs": True, "coordinate_descent_tuning": True}
+    ),
+    "xpu": DeviceKind(),
+    "mps": DeviceKind(chunk=1024),
+    "cpu": DeviceKind(
         # The system would have to clear and hand out the memory of larger activations in every
         # layer. Those of a 1 B Llama take 40 MB.
         chunk=512,

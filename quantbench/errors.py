@@ -25,7 +25,7 @@ class CheckpointError(QuantbenchError):
 
 
 class KernelError(QuantbenchError):
-    """The kernel that was asked for cannot run on this device, dtype or shape."""
+    """A kernel that the user names cannot run on this device, dtype or shape."""
 
     code = "kernel"
 

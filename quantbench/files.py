@@ -1,6 +1,6 @@
 """Reading and writing the files that a person names: only regular files, and only as a whole.
 
-An input may be a FIFO, a device or a broken link. An output may lie on a full disk, or be a file
+An input may be a FIFO, a device or a broken link. An output may be on a full disk, or be a file
 that must not be replaced. In each case the error is one line with the path.
 """
 
@@ -239,7 +239,7 @@ def refuse_coinciding(
 
 
 def refuse_folder(option: str, path: FilePath, folder_option: str, folder: FilePath) -> None:
-    """Raise UsageError where the file `path` would be `folder`, or a folder that it lies in."""
+    """Raise UsageError where the file `path` would be `folder`, or a folder above it."""
     if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path)):
         raise UsageError(
             f"{option} {_name(path)}: {folder_option} {_name(folder)} makes that a folder, and "

@@ -29,7 +29,7 @@ from quantbench.typed_json import parsed
 NAME = f"{SAVED}.unfinished"
 SCRATCH = re.compile(r"\.[0-9a-f]{16}\.unfinished")
 SUBFOLDER = "original"  # of a tokenizer
-FACTS = "model.json"  # beside a model that is kept for an arm's next process (run/saved_model.py)
+FACTS = "model.json"  # with a model for an arm's next process (run/saved_model.py)
 KEPT = re.compile(rf"{FACTS}|{SAVED}|quantized-\d{{5}}\.safetensors")
 Write = Callable[[Path], object]
 

@@ -19,17 +19,17 @@ SMALLEST = torch.finfo(torch.float32).eps  # torchao's smallest scale
 GROUPED = "float8-128"  # columns have several scales: its numbers are scaled, and float32
 
 
-def rounded(x: Tensor, how: str, static: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def rounded(x: Tensor, rounding: str, static: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x (…, K) as (numbers of x's dtype, scale): x ≈ numbers · scale, float32 scale for each token
     (…, 1) or for all (). GROUPED gives float32 numbers, and the scale 1.
 
-    how: a name of ROUNDINGS, or of STATIC with the scale `static`, ().
+    rounding: a name of ROUNDINGS, or of STATIC with the scale `static`, ().
     """
     if static is None:
-        numbers, scale = ROUNDINGS[how](x.float())
+        numbers, scale = ROUNDINGS[rounding](x.float())
     else:
-        numbers, scale = STATIC[how](x.float() / static), static
-    return numbers if how == GROUPED else numbers.to(x.dtype), scale
+        numbers, scale = STATIC[rounding](x.float() / static), static
+    return numbers if rounding == GROUPED else numbers.to(x.dtype), scale
 
 
 def _int8(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,19 +99,24 @@ class RoundedAcross(nn.Module):
     the ranks gather the whole x for its scale."""
 
     def __init__(
-        self, inner: nn.Module, bias: Tensor | None, how: str, ranks: Ranks, widths: Sequence[int]
+        self,
+        inner: nn.Module,
+        bias: Tensor | None,
+        rounding: str,
+        ranks: Ranks,
+        widths: Sequence[int],
     ) -> None:
         """inner: multiplies by the weight, and neither rounds nor adds a bias.
-        how: a name of ROUNDINGS. widths: columns of each rank.
+        rounding: a name of ROUNDINGS. widths: columns of each rank.
         """
         super().__init__()
-        self.inner, self.how, self.ranks, self.widths = inner, how, ranks, list(widths)
+        self.inner, self.rounding, self.ranks, self.widths = inner, rounding, ranks, list(widths)
         self.start = sum(self.widths[: ranks.rank])
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, K) → (…, N) in x's dtype: this rank's part of a sum over ranks."""
-        numbers, scale = rounded(self.ranks.gather(x.float(), self.widths), self.how)
+        numbers, scale = rounded(self.ranks.gather(x.float(), self.widths), self.rounding)
         mine = numbers[..., self.start : self.start + x.shape[-1]].contiguous()
         y = self.inner(mine) * scale
         return (y if self.bias is None else y + self.bias).to(x.dtype)

@@ -41,7 +41,7 @@ AGREEMENT = 30.0  # dB
 HEADINGS = ("scheme", "kernel", "time (quartiles)", "weights", "reads", "SQNR", "verdict")
 
 
-class Sample(NamedTuple):
+class LayerSample(NamedTuple):
     """A layer in full precision, on its device, and real inputs of it, (T, K)."""
 
     name: str
@@ -73,7 +73,7 @@ class Candidate:
         return isinstance(self.spec, FullPrecision)
 
 
-class Choice(NamedTuple):
+class ShapeChoice(NamedTuple):
     shape: tuple[int, int]  # out_features, in_features
     layers: list[str]
     setting: str  # batch, dtype, compiled or not
@@ -83,14 +83,14 @@ class Choice(NamedTuple):
 
 @torch.no_grad()
 def choose(
-    samples: Sequence[Sample],
+    samples: Sequence[LayerSample],
     selection: Quantization,
     batch_size: int,
     min_sqnr: float,
     report: Callable[[int, int], None] = lambda done, total: None,
     compile: bool = False,
     kernel: str = "auto",
-) -> list[Choice]:
+) -> list[ShapeChoice]:
     """One choice per distinct shape of the samples' layers, in their order.
 
     Products are timed on (batch_size, 1, K) inputs, compiled or not. `report` gets shapes done and
@@ -99,13 +99,13 @@ def choose(
 
     Raises KernelError if full precision itself cannot be timed, or no scheme has that kernel.
     """
-    shapes: dict[tuple[int, int], list[Sample]] = {}
+    shapes: dict[tuple[int, int], list[LayerSample]] = {}
     for sample in samples:
         shapes.setdefault((sample.layer.out_features, sample.layer.in_features), []).append(sample)
     fields = [candidates(selection, alike[0].layer, kernel) for alike in shapes.values()]
-    if samples and all(one.in_full for field in fields for one in field):
+    if samples and all(candidate.in_full for field in fields for candidate in field):
         raise KernelError(f"--kernel {kernel}: none of {selection}'s schemes has such a kernel")
-    choices: list[Choice] = []
+    choices: list[ShapeChoice] = []
     for (shape, alike), field in zip(shapes.items(), fields, strict=True):
         parts = [sample._replace(layer=_part(sample.layer)) for sample in alike]
         rows, dtype = parts[0].layer.out_features, str(parts[0].layer.weight.dtype)[6:]
@@ -113,7 +113,9 @@ def choose(
         chosen, judged = decide(field, min_sqnr)
         setting = f"batch {batch_size}, {dtype}, {'' if compile else 'not '}compiled"
         setting += f", {rows} of its rows" * (rows < shape[0])
-        choices.append(Choice(shape, [sample.name for sample in alike], setting, chosen, judged))
+        choices.append(
+            ShapeChoice(shape, [sample.name for sample in alike], setting, chosen, judged)
+        )
         report(len(choices), len(shapes))
     return choices
 
@@ -129,44 +131,49 @@ def candidates(selection: Quantization, layer: nn.Linear, kernel: str = "auto") 
             for name, why in available(spec, device, dtype).items()
             if kernel in ("auto", name) or isinstance(spec, FullPrecision)
         ]
-        field += [one for one in alike if one.reason is None] or alike
+        field += [candidate for candidate in alike if candidate.reason is None] or alike
     return field
 
 
 def _measure(
-    field: Sequence[Candidate], samples: Sequence[Sample], batch_size: int, compile: bool
+    field: Sequence[Candidate], samples: Sequence[LayerSample], batch_size: int, compile: bool
 ) -> None:
     """Fill in what the candidates do on layers of one shape: SQNR on each layer, speed on the
     first."""
     plain = [sample.layer for sample in samples]
     inputs = [_rows(sample.activations, max(SQNR_ROWS, batch_size)) for sample in samples]
     # Without 16-bit rounding: float32's is 120 dB away.
-    exact = [copy.deepcopy(one).float()(x.float()) for one, x in zip(plain, inputs, strict=True)]
+    exact = [
+        copy.deepcopy(candidate).float()(x.float())
+        for candidate, x in zip(plain, inputs, strict=True)
+    ]
     raced: list[tuple[Candidate, nn.Module, Tensor]] = []
 
-    def quality(one: Candidate) -> None:
+    def quality(candidate: Candidate) -> None:
         weight = plain[0].weight
-        quantizer = Quantizer(one.spec, weight.device, weight.dtype, one.kernel)
-        made = [quantizer("layer", with_weight(layer, layer.weight.data)) for layer in plain]
-        outputs = [layer(x) for layer, x in zip(made, inputs, strict=True)]
+        quantizer = Quantizer(candidate.spec, weight.device, weight.dtype, candidate.kernel)
+        built = [quantizer("layer", with_weight(layer, layer.weight.data)) for layer in plain]
+        outputs = [layer(x) for layer, x in zip(built, inputs, strict=True)]
         ratios = [decibels(*pair) for pair in zip(exact, outputs, strict=True)]
-        one.sqnr = torch.tensor(ratios).min().item()  # NaN if one of them is
-        one.bytes = race.module_bytes(made[0])
-        raced.append((one, made[0], outputs[0][:batch_size]))
+        candidate.sqnr = torch.tensor(ratios).min().item()  # NaN if one of them is
+        candidate.bytes = race.module_bytes(built[0])
+        raced.append((candidate, built[0], outputs[0][:batch_size]))
 
-    for one in field:
-        one.reason = one.reason or attempt(lambda: quality(one))  # noqa: B023
+    for candidate in field:
+        candidate.reason = candidate.reason or attempt(lambda: quality(candidate))  # noqa: B023
     x, layers = inputs[0][:batch_size], [layer for _, layer, _ in raced]
     limit = TOO_SLOW if x.device.type == "cpu" else math.inf
     with devices.returning_memory():
         times = race.race(layers, x, compile, too_slow=limit)
-    for (one, _, batched), timing, y in zip(raced, times.timings, times.outputs, strict=True):
+    for (candidate, _, batched), timing, y in zip(raced, times.timings, times.outputs, strict=True):
         if isinstance(timing, str) or y is None:
-            one.reason = str(timing)
+            candidate.reason = str(timing)
         elif (agreement := decibels(batched, y)) >= AGREEMENT:
-            one.timing = timing
+            candidate.timing = timing
         else:
-            one.reason = f"wrong: decode's output is {agreement:.1f} dB from its batched output"
+            candidate.reason = (
+                f"wrong: decode's output is {agreement:.1f} dB from its batched output"
+            )
 
 
 def _part(layer: nn.Linear) -> nn.Linear:
@@ -194,32 +201,38 @@ def decide(field: Sequence[Candidate], min_sqnr: float) -> tuple[Candidate, list
     Full precision, on the fastest of its kernels, wins if no candidate is allowed. Raises
     KernelError if it was not timed.
     """
-    ordered = sorted(field, key=lambda one: one.seconds)
-    full = next(one for one in ordered if one.in_full)
+    ordered = sorted(field, key=lambda candidate: candidate.seconds)
+    full = next(candidate for candidate in ordered if candidate.in_full)
     if full.timing is None:
         raise KernelError(f"autoquant cannot time full precision: {full.reason}")
     limit = GAIN * full.seconds
     # NaN decibels compare as false, so they never pass.
-    good = [one for one in ordered if one.timing and (one.in_full or one.sqnr >= min_sqnr)]
-    best = next((one for one in good if one.seconds <= limit), full)
-    for one in ordered:
-        if one.timing is None:
-            one.verdict = one.reason or "not timed"
-        elif one is best:
-            one.verdict = "chosen" if best is not full else "chosen: nothing allowed is faster"
-        elif one not in good:
-            one.verdict = f"{one.sqnr:.1f} dB < {min_sqnr:g} dB"
+    good = [
+        candidate
+        for candidate in ordered
+        if candidate.timing and (candidate.in_full or candidate.sqnr >= min_sqnr)
+    ]
+    best = next((candidate for candidate in good if candidate.seconds <= limit), full)
+    for candidate in ordered:
+        if candidate.timing is None:
+            candidate.verdict = candidate.reason or "not timed"
+        elif candidate is best:
+            candidate.verdict = (
+                "chosen" if best is not full else "chosen: nothing allowed is faster"
+            )
+        elif candidate not in good:
+            candidate.verdict = f"{candidate.sqnr:.1f} dB < {min_sqnr:g} dB"
         else:
-            one.verdict = f"{one.seconds / best.seconds:.2f} × the chosen's time"
+            candidate.verdict = f"{candidate.seconds / best.seconds:.2f} × the chosen's time"
     return best, ordered
 
 
-def table(choices: Sequence[Choice]) -> str:
+def table(choices: Sequence[ShapeChoice]) -> str:
     """The measurements and choices of every shape, fastest first."""
     parts = []
     for (N, K), layers, setting, best, field in choices:
         others = f" and {len(layers) - 1} more" * (len(layers) > 1)
-        full = next(one for one in field if one.in_full)
+        full = next(candidate for candidate in field if candidate.in_full)
         times = f": {full.seconds / best.seconds:.2f} × as fast as full precision"
         head = f"{N} × {K} ({layers[0]}{others}), {setting} → {best}" + times * (best is not full)
         rows = aligned([HEADINGS, *map(_row, field)], {0, 1, 6})
@@ -227,16 +240,21 @@ def table(choices: Sequence[Choice]) -> str:
     return "\n\n".join(parts)
 
 
-def _row(one: Candidate) -> tuple[str, ...]:
+def _row(candidate: Candidate) -> tuple[str, ...]:
     cells = ["-"] * 3
-    if one.timing:
-        time, low, high = (1e6 * t for t in (one.seconds, one.timing.low, one.timing.high))
+    if candidate.timing:
+        time, low, high = (
+            1e6 * t for t in (candidate.seconds, candidate.timing.low, candidate.timing.high)
+        )
         cells[0] = f"{time:.1f} µs ({low:.1f} to {high:.1f})"
-        cells[1:] = f"{one.bytes / 1e6:.2f} MB", f"{one.bytes / one.seconds / 1e9:.1f} GB/s"
-    sqnr = {"nan": "-", "inf": "exact"}.get(str(one.sqnr), f"{one.sqnr:.1f} dB")
-    return str(one.spec), one.kernel, *cells, sqnr, one.verdict
+        cells[1:] = (
+            f"{candidate.bytes / 1e6:.2f} MB",
+            f"{candidate.bytes / candidate.seconds / 1e9:.1f} GB/s",
+        )
+    sqnr = {"nan": "-", "inf": "exact"}.get(str(candidate.sqnr), f"{candidate.sqnr:.1f} dB")
+    return str(candidate.spec), candidate.kernel, *cells, sqnr, candidate.verdict
 
 
-def by_shape(choices: Sequence[Choice]) -> dict[Any, tuple[Spec, str]]:
+def by_shape(choices: Sequence[ShapeChoice]) -> dict[Any, tuple[Spec, str]]:
     """What MixedQuantizer takes: a scheme and a kernel by a layer's shape."""
     return {choice.shape: (choice.chosen.spec, choice.chosen.kernel) for choice in choices}

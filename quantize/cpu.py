@@ -1,4 +1,4 @@
-"""The kernels named "cpu": C++ (ops/cpu) for quantized weights and for plain ones."""
+"""Kernel "cpu" of quantized weights: C++ (ops/cpu). For plain ones: schemes/full_precision.py."""
 
 from typing import Any, cast
 
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torchao.utils import TorchAOBaseTensor
 
 from quantbench.errors import KernelError
-from quantbench.ops.cpu import build, linear, plain
+from quantbench.ops.cpu import build, linear
 from quantbench.quantize.activation import rounded
-from quantbench.quantize.kernel import Kernel, KernelLinear, RoundingLinear
+from quantbench.quantize.kernel import Kernel, RoundingLinear
 from quantbench.quantize.packed import PackedWeight
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -25,9 +25,9 @@ class PackedLinear(RoundingLinear):
         weight = cast(PackedWeight, layer.weight.data)
         activation = weight.activation
         in_kernel = activation if activation in linear.ROUNDINGS else None
-        made = cls.like(layer, linear.pack(weight.parts, layer.in_features, in_kernel))
-        made.round_as(weight)
-        return made
+        linear_layer = cls.like(layer, linear.pack(weight.parts, layer.in_features, in_kernel))
+        linear_layer.round_as(weight)
+        return linear_layer
 
     @property
     def rounds_before(self) -> str | None:
@@ -91,18 +91,6 @@ def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     return PackedTable(packed, table.like.replaced(dtype=dtype or table.dtype), table.rows)
 
 
-class PlainLinear(KernelLinear):
-    """The weight stays where torch has put it, in full precision; C++ reads it there."""
-
-    @property
-    def fused_weight(self) -> Tensor | None:
-        return self.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = plain.linear(x, self.weight)
-        return y if self.bias is None else y + self.bias
-
-
 def no_cpu(spec: Any, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the C++ kernels cannot run there, as far as can be said without building them."""
     if device.type != "cpu":
@@ -122,4 +110,3 @@ def prepare() -> None:
 
 
 PACKED = Kernel(PackedLinear.of, no_cpu, prepare=prepare, takes_shapes=True)
-PLAIN = Kernel(PlainLinear.of, no_cpu, prepare=prepare, takes_shapes=True)

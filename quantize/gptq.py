@@ -54,7 +54,7 @@ def corrected(w: Tensor, packed: PackedWeight, inverse: tuple[Tensor, Tensor]) -
     levels, codes = _levels(packed)
     scale, zero = packed.parts.scales
     group = (order // packed.group_size).tolist()
-    made = torch.empty(w.shape, dtype=torch.uint8, device=w.device)
+    new_codes = torch.empty(w.shape, dtype=torch.uint8, device=w.device)
     for rows in torch.arange(len(w), device=w.device).split(max(1, ELEMENTS // w.shape[1])):
         chosen = _chosen(
             w[rows][:, order].float().T.contiguous(),
@@ -63,8 +63,8 @@ def corrected(w: Tensor, packed: PackedWeight, inverse: tuple[Tensor, Tensor]) -
             scale[rows].T[group],
             torch.zeros(()).expand(len(group), 1) if zero is None else zero[rows].T[group],
         )
-        made[rows[:, None], order] = codes[chosen.T]
-    planes = pack(made, packed.bits)
+        new_codes[rows[:, None], order] = codes[chosen.T]
+    planes = pack(new_codes, packed.bits)
     return packed.replaced(**dict(zip(PLANE_NAMES, planes, strict=False)))
 
 

@@ -30,11 +30,11 @@ class KernelLinear(nn.Linear):
 
         A Parameter stays the same object, for it may be tied to an embedding's.
         """
-        made = cls(layer.in_features, layer.out_features, False, "meta")
+        linear = cls(layer.in_features, layer.out_features, False, "meta")
         if not isinstance(weight, nn.Parameter):
             weight = nn.Parameter(weight, requires_grad=False)
-        made.weight, made.bias = weight, layer.bias
-        return made.train(layer.training)
+        linear.weight, linear.bias = weight, layer.bias
+        return linear.train(layer.training)
 
     @property
     def fused_weight(self) -> Tensor | None:
@@ -54,16 +54,16 @@ class RoundingLinear(KernelLinear):
     def round_as(self, weight: Any) -> None:
         """weight: the PackedWeight."""
         self.activation, static = weight.activation, weight.activation_scale
-        kept = None if static is None else nn.Parameter(static, requires_grad=False)
-        self.register_parameter("activation_scale", kept)
+        scale = None if static is None else nn.Parameter(static, requires_grad=False)
+        self.register_parameter("activation_scale", scale)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Scales keep their dtype when the model gets another, as those of a PackedWeight do."""
 
         def moved(tensor: Tensor) -> Tensor:
-            made: Tensor = fn(tensor)
-            same = tensor is self.bias or made.dtype == tensor.dtype
-            return made if same else tensor.to(made.device)
+            converted: Tensor = fn(tensor)
+            same = tensor is self.bias or converted.dtype == tensor.dtype
+            return converted if same else tensor.to(converted.device)
 
         return super()._apply(moved, recurse)
 

@@ -205,8 +205,8 @@ def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
     bias = kwargs.get("bias", bias)
     if not isinstance(weight, PackedWeight):
         raise NotImplementedError("a PackedWeight is a weight, not an activation")
-    how, static = weight.activation, weight.activation_scale
-    return product(reference.linear, x, weight.parts, how, bias, static)
+    rounding, static = weight.activation, weight.activation_scale
+    return product(reference.linear, x, weight.parts, rounding, bias, static)
 
 
 @PackedWeight.implements(aten.embedding.default)

@@ -31,12 +31,12 @@ class MixedQuantizer:
         quantized only."""
         self.ran: Counter[str] = Counter()  # how many layers each kernel got
         self.layers: dict[str, tuple[str, str]] = {}  # (scheme, kernel) of each layer built
-        made = {}
+        quantizers = {}
         for spec, kernel in set(chosen.values()):
             runs = kernel is None or available(spec, device, dtype).get(kernel, "unknown") is None
-            made[spec, kernel] = Quantizer(spec, device, dtype, kernel if runs else "auto")
-            made[spec, kernel].ran, made[spec, kernel].layers = self.ran, self.layers
-        self._quantizers = {key: made[how] for key, how in chosen.items()}
+            quantizers[spec, kernel] = Quantizer(spec, device, dtype, kernel if runs else "auto")
+            quantizers[spec, kernel].ran, quantizers[spec, kernel].layers = self.ran, self.layers
+        self._quantizers = {key: quantizers[choice] for key, choice in chosen.items()}
 
     def __call__(self, name: str, module: nn.Module) -> nn.Module:
         return self.built(name, self.quantized(name, module))

@@ -66,11 +66,13 @@ def race(
     long as the fastest gets WARM_UPS rounds only. A layer that fused decoding takes over is one
     op, and is not compiled.
     """
-    whole = [compile and fused_weight(layer) is None for layer in layers]
-    calls = [_compiled(x.device) if each else nn.Module.__call__ for each in whole]
+    compiled = [compile and fused_weight(layer) is None for layer in layers]
+    calls = [_compiled(x.device) if each else nn.Module.__call__ for each in compiled]
     first = [attempt(lambda i=i: calls[i](layers[i], x).clone()) for i in range(len(layers))]
     outputs = [y if isinstance(y, Tensor) else None for y in first]
-    size = sum(module_bytes(one) for one, y in zip(layers, outputs, strict=True) if y is not None)
+    size = sum(
+        module_bytes(layer) for layer, y in zip(layers, outputs, strict=True) if y is not None
+    )
     cache = devices.last_level_cache(x.device) or CACHE_IF_UNKNOWN
     least = 1 if x.device.type == "cpu" else DEVICE_COPIES
     number = copies(size, cache, devices.free_memory(x.device) or MAX_COPY_BYTES, least)
@@ -124,11 +126,11 @@ def _compiled(device: torch.device) -> Call:
     def product(layer: nn.Module, x: Tensor) -> Tensor:
         return layer(x)
 
-    own = types.FunctionType(product.__code__.replace(), globals(), "product")
+    separate = types.FunctionType(product.__code__.replace(), globals(), "product")
     # As the Generator compiles decode, without CUDA graphs: _run captures those.
     cuda = {"coordinate_descent_tuning": True} if device.type == "cuda" else {}
     options = build.options_of_inductor() if device.type == "cpu" else cuda
-    return torch.compile(own, fullgraph=True, dynamic=False, options=options)
+    return torch.compile(separate, fullgraph=True, dynamic=False, options=options)
 
 
 def _run(call: Call, rotation: list[nn.Module], x: Tensor, compile: bool) -> Run:

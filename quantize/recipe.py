@@ -38,7 +38,7 @@ Shapes = Mapping[str, tuple[int, int]]  # (out_features, in_features) by the lin
 
 
 @dataclass(frozen=True)
-class Model:
+class RecipeModel:
     """What a recipe is for."""
 
     name: str  # for people: a model of another name and the same shapes takes the recipe, too
@@ -46,15 +46,15 @@ class Model:
     shapes: str  # digest of the linear layers' names and shapes
 
     @staticmethod
-    def of(name: str, shapes: Shapes) -> "Model":
+    def of(name: str, shapes: Shapes) -> "RecipeModel":
         numbers = {layer.split(".")[1] for layer in shapes if layer.startswith("layers.")}
-        return Model(name, len(numbers), _digest({key: list(shapes[key]) for key in shapes}))
+        return RecipeModel(name, len(numbers), _digest({key: list(shapes[key]) for key in shapes}))
 
 
 @dataclass
 class RecipeFile:
     recipe: int
-    model: Model
+    model: RecipeModel
     schemes: dict[str, str]
     kv_cache: str | None = omitted()
     about: dict[str, Any] | None = omitted()
@@ -66,7 +66,7 @@ class Recipe(AsIs):
 
     numerics = "each layer as the recipe says"
     phrase = "a scheme per layer"
-    model: Model = Model("", 0, "")
+    model: RecipeModel = RecipeModel("", 0, "")
     schemes: tuple[tuple[str, Spec], ...] = ()  # by name or pattern
     kv_cache: str | None = None  # a name of CACHES; None: as --kv_cache says
     path: str = dataclasses.field(default="", compare=False)
@@ -95,11 +95,12 @@ class Recipe(AsIs):
     def of_layers(self, name: str, shapes: Shapes) -> "Recipe":
         """The recipe with `layers`, for a model of this name. Raises UsageError for a recipe of
         another model, for patterns without a layer and layers without a scheme."""
-        model, own = Model.of(name, shapes), self.model
-        if (model.layers, model.shapes) != (own.layers, own.shapes):
+        model, expected = RecipeModel.of(name, shapes), self.model
+        if (model.layers, model.shapes) != (expected.layers, expected.shapes):
             raise self._refused(
-                f"it is for {own.name}, with {own.layers} layers of shapes {own.shapes}; {name} "
-                f"has {model.layers} layers of shapes {model.shapes}: give a recipe for this model"
+                f"it is for {expected.name}, with {expected.layers} layers of shapes "
+                f"{expected.shapes}; {name} has {model.layers} layers of shapes {model.shapes}: "
+                "give a recipe for this model"
             )
         matching = {
             pattern: [layer for layer in shapes if fnmatchcase(layer, pattern)]
@@ -137,7 +138,7 @@ def make(
 ) -> Recipe:
     """A recipe for a model of this name and these linear layers. schemes: names of schemes by name
     or pattern of layers. Raises UsageError as `read`, and as `Recipe.of_layers`."""
-    file = RecipeFile(VERSION, Model.of(name, shapes), dict(schemes), kv_cache, about)
+    file = RecipeFile(VERSION, RecipeModel.of(name, shapes), dict(schemes), kv_cache, about)
     return _recipe(file).of_layers(name, shapes)
 
 
@@ -189,5 +190,5 @@ def _digest(value: object) -> str:
 
 def _some(names: list[str]) -> str:
     """The first names, and how many there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(map(shown, names[:3])) + more
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(shown, names[:3])) + rest

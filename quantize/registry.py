@@ -68,7 +68,7 @@ def kernels_for(spec: Spec, kernel: str, device: torch.device, dtype: torch.dtyp
     running = [name for name, reason in reasons.items() if reason is None]
     if kernel == "auto" and running:
         return running
-    works = f"here it has {', '.join(running)}" if running else "it has no other here"
+    works = f"here it has {', '.join(running)}" if running else "nothing else runs here"
     if kernel == "auto":
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise KernelError(f"{spec} has no kernel for {device.type}: {why}")
@@ -246,7 +246,7 @@ class Quantizer:
                 raise KernelError(f"--kernel {kernel}: {self.spec}: {error}") from None
             if len(self.kernels) == 1:
                 raise
-            self.kernels = [other for other in self.kernels if other != kernel]
+            self.kernels = [name for name in self.kernels if name != kernel]
             self.say(f"Kernel {kernel} cannot be used, {self.kernels[0]} is next: {error}")
             return False
         self._prepared.add(kernel)
@@ -278,13 +278,13 @@ def with_weight(module: Layer, weight: Tensor) -> Layer:
     The module itself is left as it is; a Parameter stays the same object."""
     rows, columns = weight.shape
     if isinstance(module, nn.Embedding):
-        made: nn.Module = nn.Embedding(rows, columns, device="meta")
+        layer: nn.Module = nn.Embedding(rows, columns, device="meta")
     else:
-        made = nn.Linear(columns, rows, False, "meta")
-        made.bias = module.bias
+        layer = nn.Linear(columns, rows, False, "meta")
+        layer.bias = module.bias
     is_parameter = isinstance(weight, nn.Parameter)
-    made.weight = weight if is_parameter else nn.Parameter(weight, requires_grad=False)
-    return made
+    layer.weight = weight if is_parameter else nn.Parameter(weight, requires_grad=False)
+    return layer
 
 
 def check_vectors(name: str, module: nn.Module) -> None:
@@ -313,4 +313,4 @@ def quantizer_of(
         return Quantizer(spec, device, dtype, kernel)
     from quantbench.quantize.per_layer import MixedQuantizer
 
-    return MixedQuantizer({name: (one, kernel) for name, one in spec.layers}, device, dtype)
+    return MixedQuantizer({name: (scheme, kernel) for name, scheme in spec.layers}, device, dtype)

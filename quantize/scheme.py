@@ -49,14 +49,14 @@ def in_row_blocks(quantize: Callable[[Tensor], PackedWeight], w: Tensor) -> Pack
     rows = rows_at_once(w)
     if w.is_meta or w.shape[0] <= rows:
         return quantize(w)
-    first, whole = quantize(w[:rows]), {}
+    first, result = quantize(w[:rows]), {}
     for name, part in first.parts.by_row.items():
-        whole[name] = part.new_empty((w.shape[0], *part.shape[1:]))
-        whole[name][:rows] = part
+        result[name] = part.new_empty((w.shape[0], *part.shape[1:]))
+        result[name][:rows] = part
     for start in range(rows, w.shape[0], rows):
         for name, part in quantize(w[start : start + rows]).parts.by_row.items():
-            whole[name][start : start + rows] = part
-    return first.replaced(**whole)
+            result[name][start : start + rows] = part
+    return first.replaced(**result)
 
 
 def in_range(w: Tensor) -> Tensor:

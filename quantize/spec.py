@@ -261,7 +261,7 @@ class UintX(Spec):
 
     @property
     def gguf(self) -> str:
-        if self.group_size < 32:  # no type of theirs has as many scales
+        if self.group_size < 32:  # no type of theirs has more scales
             return "-"
         return {1: "IQ1_M", 7: "Q8_0"}.get(self.bits, f"Q{self.bits}_K")
 
@@ -394,8 +394,8 @@ def named(name: str, option: str = "--quantization") -> Spec | Selection:
     """What `name`, given to `option`, spells; UsageError, with every valid form and the nearest, if
     nothing."""
     for spec in _ALL:
-        if found := grammar.parsed(spec, name):
-            return found
+        if parsed := grammar.parsed(spec, name):
+            return parsed
     # For a right form with a wrong number the error lists the right numbers.
     for spec in _ALL:
         if match := grammar.regex(spec, strict=False).fullmatch(name):
@@ -430,8 +430,8 @@ def parse_layer(name: str) -> Spec:
 def refuse_format(spec: Quantization, format: str) -> None:
     """Raise UsageError where a format (--format) does not hold the weights of a scheme exactly."""
     if not spec.fits(format):
-        plain = (one for one in every_spec() if one != AsIs() and not one.calibrated)
-        fitting = (str(one) for one in plain if one.fits(format))
+        plain = (scheme for scheme in every_spec() if scheme != AsIs() and not scheme.calibrated)
+        fitting = (str(scheme) for scheme in plain if scheme.fits(format))
         raise UsageError(
             f"--format {format} does not hold the numbers of {spec.name}; schemes that fit: "
             + ", ".join(fitting)

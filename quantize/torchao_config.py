@@ -55,18 +55,18 @@ class QuantizeConfig(AOBaseConfig):
 
     def _refuses(self, module: nn.Module) -> str | None:
         """Why a module cannot be quantized whatever its shape, or None."""
-        what = type(module).__name__
+        class_name = type(module).__name__
         packed = isinstance(getattr(module, "weight", None), PackedWeight)
         if packed or isinstance(module, KernelLinear):
-            return f"is quantized already ({what})"
+            return f"is quantized already ({class_name})"
         if isinstance(module, nn.Embedding) and isinstance(self.spec, Int8Embedding):
             plain = nn.Embedding.forward
         elif isinstance(module, nn.Linear):
             plain = nn.Linear.forward
         else:
-            return f"is no nn.Linear but {what}"
+            return f"is no nn.Linear but {class_name}"
         if type(module).forward is not plain:
-            return f"is a {what}, whose forward is its own"
+            return f"is a {class_name}, whose forward is its own"
         if type(module.weight.data) is not torch.Tensor:
             return f"has a weight that is a {type(module.weight.data).__name__}"
         if not module.weight.dtype.is_floating_point:
@@ -92,7 +92,7 @@ def _become(module: nn.Module, built: nn.Module) -> None:
     if built is module:
         return
     common = vars(nn.Module())
-    own = {name: value for name, value in vars(built).items() if name not in common}
+    attributes = {name: value for name, value in vars(built).items() if name not in common}
     module.__class__ = type(built)
-    vars(module).update(own)
+    vars(module).update(attributes)
     vars(module)["_parameters"] = vars(built)["_parameters"]

@@ -40,7 +40,6 @@ NEEDS = {
     r"|pip install lm-eval"
     r"|ray is not installed",
     "git": r"needs git",
-    "asynchronous-io": r"no native asynchronous I/O",
     "disk": r"this file system keeps its files in memory",
     "real": r"no real model: ",
     "chromium": r"needs chromium",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quantbench import devices
-from quantbench.run.facts import Measured, Ready, Sample
+from quantbench.run.facts import Measured, Sample, WarmUp
 from quantbench.run.run_table import table
 from tests.bench.facts import FACTS
 
@@ -96,7 +96,7 @@ def test_a_peak_that_cannot_be_reset_says_so(monkeypatch, tmp_path):
     samples = [Sample(1.0, 1.0, 1.0, 1.0, 1.0)]
     for kinds, at_most in ((peak, True), ({"resident": 1}, False)):
         peaks = {"generate": kinds}
-        run = Measured(FACTS, Ready(None, [1.0], True), None, peaks, samples)
+        run = Measured(FACTS, WarmUp(None, [1.0], True), None, peaks, samples)
         assert ("≤ " in table(run)) == at_most
 
 

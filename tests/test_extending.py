@@ -23,7 +23,7 @@ class Coarse(Spec):
     shown = ("coarse",)
 
 
-# In the order in which they stand above.
+# In the order of their definitions.
 """
 SCHEME = '''
 """coarse: what int8wo computes, of 41 levels."""

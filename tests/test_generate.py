@@ -60,7 +60,7 @@ def test_the_json_holds_what_the_line_was_made_of(in_tmp):
     lines = result.stderr.splitlines()
     # 5 · 2 · 4 heads · 1000 · 64 · 2 bytes · 3 rows
     told = "Weights: 12.72 MB; KV cache: 15.36 MB, dense, 1000 positions, batch 3"
-    assert lines.count("Each text begins with <s> (id 1)") == 1
+    assert lines.count("Each text starts with <s> (id 1)") == 1
     assert lines.index(told) < next(i for i, line in enumerate(lines) if "Loading" in line)
     record = Record.parse(Path("benchmarks.txt").read_text().splitlines()[0])
     samples = details["samples"]
@@ -115,7 +115,7 @@ def test_compiled_run_as_the_old_log_has_it(in_tmp, monkeypatch):
     assert "Compiling" in result.stderr and "ppended one line" in result.stderr
     assert re.search(r"to the first token: [\d.]+ s; to token 3, compilation", result.stderr)
     record = Record.parse(Path("benchmarks.txt").read_text().splitlines()[0])
-    # A step is one op, which is not compiled; the repro keeps what was asked.
+    # A step is one op, which is not compiled; the repro keeps the options.
     assert not record.compile and record.compile_prefill and record.repro == line
 
 

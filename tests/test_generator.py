@@ -102,7 +102,9 @@ CACHE = pytest.mark.parametrize("cache", CACHES)
 def test_decode_compiles_once_for_every_position(compilations, monkeypatch):
     """Past edges of blocks, at 32, 64 and 128, and some dozen wraps of a window. Each cache has one
     of the pairs of a kernel (torch's or this device's own) and a window."""
-    pairs = itertools.product((decode.choose, lambda *_: decode.Choice("torch")), (None, 11))
+    pairs = itertools.product(
+        (decode.choose, lambda *_: decode.AttentionKernel("torch")), (None, 11)
+    )
     for cache, (choose, window) in zip(seeds.sample(CACHES, 4), pairs, strict=True):
         monkeypatch.setattr(decode, "choose", choose)
         compilations.clear()

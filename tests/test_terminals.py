@@ -27,7 +27,7 @@ SHORT = ("--num_samples", "1", "--max_new_tokens", "2", "--device", "cpu", "--wr
 
 
 def spoiled(value, keys=KEYS):
-    """JSON whose names and texts are hostile; arms keep names of their own."""
+    """JSON whose names and texts are hostile; the names of arms stay different."""
     if isinstance(value, list):
         return [spoiled(item, keys) for item in value]
     if not isinstance(value, dict):

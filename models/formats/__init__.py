@@ -6,7 +6,7 @@
     checkpoint.tokenizer(vocab_size)                    # its Tokenizer
 
 A new format is a file in this folder with a subclass of Checkpoint, and an entry in FORMATS.
-Classes are named, not imported, so that only those that are asked are loaded.
+Classes are named, not imported, so that a run loads only those that it uses.
 """
 
 import os
@@ -25,8 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["EMBEDDED", "EMBEDDED_MODELS", "FORMATS", "Checkpoint", "open_checkpoint", "saver_of"]
 
-# In this order: the first class that recognizes a path reads it.
-FORMATS = ("saved:SavedModel", "hugging_face:HuggingFace", "meta:GptFast", "meta:Meta", "gguf:Gguf")
+# In this order: the first class that recognizes a path reads it. A class is imported only if a
+# folder has a file of such a name.
+FORMATS = {
+    "saved:SavedModel": ("quantbench.json*", "quantized-*.safetensors*"),
+    "hugging_face:HuggingFace": ("*.safetensors", "pytorch_model*.bin", "*.index.json"),
+    "meta:GptFast": ("*.pth",),
+    "meta:MetaCheckpoint": ("*.pth",),
+    "gguf:Gguf": ("*.gguf",),
+}
 _SAVERS = {  # by --format
     "quantbench": "saver:Saver",
     "compressed-tensors": "given_back:CompressedTensorsSaver",
@@ -64,15 +71,17 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
     path = Path(os.path.abspath(path))
     folder = path if path.is_dir() else path.parent
     for place in dict.fromkeys((path, folder)):  # a file that no format knows means its folder
-        for kind in map(_format, FORMATS):
+        for kind in map(_format, _candidates(place)):
             if kind.sniff(place):
-                found = kind(place)
+                checkpoint = kind(place)
                 # tiny_moe has 8 bits for the sake of the source tree's size.
-                floats = found.in_full_precision() if checkpoint_path in EMBEDDED_MODELS else None
-                return floats or found
-    given = "" if path == folder else f"{checkpoint_path} is no checkpoint, and "
+                floats = (
+                    checkpoint.in_full_precision() if checkpoint_path in EMBEDDED_MODELS else None
+                )
+                return floats or checkpoint
+    hint = "" if path == folder else f"{checkpoint_path} is no checkpoint, and "
     raise CheckpointError(
-        f"{given}{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, "
+        f"{hint}{folder} holds no weights; looked for *.safetensors, pytorch_model*.bin, "
         "model.pth, consolidated.*.pth and *.gguf"
     )
 
@@ -80,6 +89,12 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
 def saver_of(format: str) -> "type[Saver]":
     """What writes the folder of --save in a format of --format."""
     return pkgutil.resolve_name(f"{__name__}.{_SAVERS[format]}")
+
+
+def _candidates(place: Path) -> list[str]:
+    if not place.is_dir():
+        return [*FORMATS]
+    return [name for name, patterns in FORMATS.items() if any(map(any, map(place.glob, patterns)))]
 
 
 def _format(name: str) -> type[Checkpoint]:

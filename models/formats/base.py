@@ -16,7 +16,8 @@ from quantbench import files
 from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
-from quantbench.models.tokenizer import BESIDE, FILES, ByteTokenizer, Tokenizer, load_tokenizer
+from quantbench.models.tokenizer import FILES, ByteTokenizer, Tokenizer, load_tokenizer
+from quantbench.models.tokenizer_hints import BESIDE
 from quantbench.text import shown
 
 if TYPE_CHECKING:

@@ -124,7 +124,7 @@ def written(weight: Packed) -> dict[str, Tensor]:
 def group(weight: Packed, targets: list[str]) -> dict[str, Any]:
     """The entry of config_groups for layers whose weights are stored as this one."""
     per_row = weight.scale.shape[1] == 1
-    how = {
+    weights = {
         "num_bits": weight.bits,
         "type": "float" if weight.format == "fp8" else "int",
         "symmetric": True,
@@ -133,21 +133,25 @@ def group(weight: Packed, targets: list[str]) -> dict[str, Any]:
         "dynamic": False,
     }
     form = "float-quantized" if weight.format == "fp8" else "pack-quantized"
-    return {"targets": targets, "format": form, "weights": how}
+    return {"targets": targets, "format": form, "weights": weights}
 
 
 def layouts(config: Mapping[str, Any]) -> list[Layout]:
     optional = ("weight_shape", "weight_zero_point", "weight_global_scale", *_ACTIVATIONS)
     plain = functools.partial(_plain, next(iter(_blocks(config)), None))
-    hows = [_rounding(group) for group in config["config_groups"].values()]
+    roundings = [_rounding(group) for group in config["config_groups"].values()]
 
     def rounding(parts: Parts) -> str:
-        return hows[0] if len(set(hows)) == 1 else _rounding(_group_of(config, parts))
+        return roundings[0] if len(set(roundings)) == 1 else _rounding(_group_of(config, parts))
 
-    how: dict[str, Any] = {"optional": optional, "rounding": rounding, "static": ("input_scale",)}
+    settings: dict[str, Any] = {
+        "optional": optional,
+        "rounding": rounding,
+        "static": ("input_scale",),
+    }
     return [
-        Layout(("weight_packed", "weight_scale"), _packed, floats=_packed_floats, **how),
-        Layout(("weight_scale", "weight"), plain, **how),
+        Layout(("weight_packed", "weight_scale"), _packed, floats=_packed_floats, **settings),
+        Layout(("weight_scale", "weight"), plain, **settings),
     ]
 
 
@@ -162,8 +166,8 @@ def _group_of(config: Mapping[str, Any], parts: Parts) -> Mapping[str, Any]:
     }
     kind = "Embedding" if layer.endswith("embed_tokens") else "Linear"
     patterns = sorted(target for target in targets if target.startswith("re:"))
-    found = [target for target in patterns if _matches(target, parts)]
-    return next((targets[one] for one in (layer, *found, kind) if one in targets), {})
+    matching = [target for target in patterns if _matches(target, parts)]
+    return next((targets[target] for target in (layer, *matching, kind) if target in targets), {})
 
 
 def _matches(target: str, parts: Parts) -> bool:
@@ -180,14 +184,17 @@ def _matches(target: str, parts: Parts) -> bool:
 
 def _rounding(group: Mapping[str, Any]) -> str:
     """How a group's activations are rounded, as quantize.spec.Stored names it."""
-    given = group.get("input_activations")
-    if not given or (given.get("num_bits", 8), given.get("symmetric", True)) != (8, True):
+    activations = group.get("input_activations")
+    if not activations or (activations.get("num_bits", 8), activations.get("symmetric", True)) != (
+        8,
+        True,
+    ):
         return ""
-    size = given.get("group_size")
-    strategy = given.get("strategy") or ("group" if size else "tensor")
-    asked = given.get("type", "int"), given.get("dynamic", False), strategy, size
-    known = (how for how, key in _ROUNDINGS.items() if key == asked)
-    return "" if given.get("scale_dtype") else next(known, "")
+    size = activations.get("group_size")
+    strategy = activations.get("strategy") or ("group" if size else "tensor")
+    described = activations.get("type", "int"), activations.get("dynamic", False), strategy, size
+    known = (rounding for rounding, key in _ROUNDINGS.items() if key == described)
+    return "" if activations.get("scale_dtype") else next(known, "")
 
 
 def _plain(block: list[int] | None, parts: Parts) -> Packed:
@@ -211,9 +218,9 @@ def _packed(parts: Parts) -> Packed:
     rows, columns = shape
     bits = [b for b in (4, 8) if tuple(words.shape) == (rows, -(-columns * b // 32))]
     if not bits:
-        given = shown(parts.small("weight_shape").tolist())
+        stored_shape = shown(parts.small("weight_shape").tolist())
         raise parts.error(
-            "weight_packed", f"its weight_shape is {given}, and 4 or 8 bits a value are read"
+            "weight_packed", f"its weight_shape is {stored_shape}, and 4 or 8 bits a value are read"
         )
     scale = scales(parts, "weight_scale", shape, None)
     codes = stream(words, bits[0])[:, :columns].contiguous()
@@ -230,19 +237,19 @@ def _shape(parts: Parts) -> list[int]:
 def _float4(parts: Parts) -> Packed:
     codes = parts.tensor("weight_packed", (torch.uint8,), None, None)
     rows, columns = codes.shape[0], codes.shape[1] * 2
-    whole, kind = None, torch.uint8
+    tensor_scale, kind = None, torch.uint8
     if "weight_global_scale" in parts.stored:
-        whole, kind = parts.small("weight_global_scale").float(), torch.float8_e4m3fn
-        if whole.numel() != 1 or not 0 < float(whole) < math.inf:
+        tensor_scale, kind = parts.small("weight_global_scale").float(), torch.float8_e4m3fn
+        if tensor_scale.numel() != 1 or not 0 < float(tensor_scale) < math.inf:
             raise parts.error("weight_global_scale", "expected is one number above 0")
-        whole = 1 / whole.reshape(())
+        tensor_scale = 1 / tensor_scale.reshape(())
     scale = parts.tensor("weight_scale", (kind,), rows, None)
     if not scale.shape[1] or columns % scale.shape[1]:
         raise parts.error("weight_scale", f"the weight has {columns} columns")
-    if whole is None:
+    if tensor_scale is None:
         scale = scale.view(torch.float8_e8m0fnu)
     group_size = columns // scale.shape[1]
-    return Packed([codes], scale, None, whole, "fp4", 4, group_size)
+    return Packed([codes], scale, None, tensor_scale, "fp4", 4, group_size)
 
 
 def _packed_floats(parts: Parts) -> Tensor:
@@ -289,8 +296,8 @@ def check(config: Mapping[str, Any], where: str) -> None:
 
 def _blocks(config: Mapping[str, Any]) -> list[list[int]]:
     """Rows and columns of the weights that share a scale, of each group that has such blocks."""
-    found = (group["weights"].get("block_structure") for group in config["config_groups"].values())
-    return [block for block in found if block is not None]
+    blocks = (group["weights"].get("block_structure") for group in config["config_groups"].values())
+    return [block for block in blocks if block is not None]
 
 
 def label(config: Mapping[str, Any]) -> str:
@@ -302,10 +309,10 @@ def label(config: Mapping[str, Any]) -> str:
 def _name(group: Mapping[str, Any]) -> str:
     weights = group["weights"]
     bits, size = weights.get("num_bits", 8), weights.get("group_size")
-    how = _rounding(group)
-    kind, _, scales = how.partition("-")
+    rounding = _rounding(group)
+    kind, _, scales = rounding.partition("-")
     if weights.get("type") == "float":
         name = {(4, 16): "nvfp4", (4, 32): "mxfp4"}.get((bits, size), "fp8")
-        return name + (how and f"-{how.removeprefix('float8-')}")
+        return name + (rounding and f"-{rounding.removeprefix('float8-')}")
     grouped = f"-{size}" if type(size) is int and size > 0 else ""
     return f"w{bits}{_NAMED[kind]}{grouped}" + (scales and f"-{scales}")

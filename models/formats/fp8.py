@@ -47,13 +47,13 @@ def label(config: dict[str, Any]) -> str:
 
 
 def layouts(config: dict[str, Any]) -> list[Layout]:
-    block, how = config.get("weight_block_size"), _rounding(config)
+    block, rounding = config.get("weight_block_size"), _rounding(config)
     return [
         Layout(
             (end, "weight"),
             functools.partial(_packed, end, block),
             _ACTIVATIONS,
-            rounding=lambda parts: how,
+            rounding=lambda parts: rounding,
             static=_ACTIVATIONS,
         )
         for end in ("weight_scale_inv", "weight_scale")

@@ -32,7 +32,7 @@ from quantbench.models.formats.gguf_file import (
     shards,
 )
 from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors
-from quantbench.models.formats.tensor_files import Stored
+from quantbench.models.formats.tensor_files import StoredTensor
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.llama import scaled
 from quantbench.models.registry import ARCHITECTURES, Architecture
@@ -121,10 +121,12 @@ class Gguf(MaybeQuantized):
         self.name = re.sub(r"-\d{5}-of-\d{5}$", "", first.stem)
         opened_files = [opened if file == first else GgufFile(file) for file in self.files]
         self.blocks: dict[str, GgufTensor] = {}  # by the file's names
-        for one in opened_files:
-            for name in one.tensors.keys() & self.blocks.keys():
-                raise CheckpointError(f"{one.path} and {first.name} both hold tensor {shown(name)}")
-            self.blocks |= one.tensors
+        for part in opened_files:
+            for name in part.tensors.keys() & self.blocks.keys():
+                raise CheckpointError(
+                    f"{part.path} and {first.name} both hold tensor {shown(name)}"
+                )
+            self.blocks |= part.tensors
 
     @classmethod
     def sniff(cls, path: Path) -> bool:
@@ -276,21 +278,25 @@ class Gguf(MaybeQuantized):
         def in_file(name: str) -> tuple[str, ...]:
             return tuple(name_in_file(table, part) for part in in_hugging_face(name))
 
-        found: dict[str, Stored] = {}
+        stored: dict[str, StoredTensor] = {}
         for name, tensor in self.blocks.items():
             if STACKED in name:
                 experts = range(tensor.shape[0])
-                found |= {f"{name}[{i}]": self._stored(name, tensor.expert(i)) for i in experts}
+                stored |= {f"{name}[{i}]": self._stored(name, tensor.expert(i)) for i in experts}
             elif name not in (_TURNS, *_LONG):
-                found[name] = self._stored(name, tensor)
+                stored[name] = self._stored(name, tensor)
         interleaved = self.kind in _REORDERED or row.interleaved
-        return StackedTensors(self.files[0], found, in_file, config, interleaved, device)
+        return StackedTensors(self.files[0], stored, in_file, config, interleaved, device)
 
-    def _stored(self, name: str, tensor: GgufTensor) -> Stored:
+    def _stored(self, name: str, tensor: GgufTensor) -> StoredTensor:
         if self.kind.startswith("gemma") and name.endswith("norm.weight"):
-            return Stored(tensor.file, lambda: tensor.read() - 1)  # llama.cpp adds 1 beforehand
+            return StoredTensor(
+                tensor.file, lambda: tensor.read() - 1
+            )  # llama.cpp adds 1 beforehand
         kind = PACKED.get(tensor.type) if len(tensor.shape) == 2 else None
-        return Stored(tensor.file, tensor.read, kind and kind.form, tensor.packed if kind else None)
+        return StoredTensor(
+            tensor.file, tensor.read, kind and kind.form, tensor.packed if kind else None
+        )
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         return gguf_tokenizer.tokenizer_files(self.files[0], self.metadata)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quantbench.models.formats.packed import Form
+from quantbench.models.formats.packed import PackedForm
 from quantbench.ops.formats import OUTER, Packed
 from quantbench.ops.packing import PLANES, pack, unpack
 
@@ -35,7 +35,7 @@ def _float16(data: Tensor) -> Scales:
 class Type:
     """A type whose numbers ops/formats.py has a format for."""
 
-    form: Form
+    form: PackedForm
     # Bytes of a block's fields, in their order: low and high have the codes' planes, scales is what
     # `scales` reads, and outer the float16 of 256 columns' scales, or two, of scales and of zeros.
     fields: Mapping[str, int]
@@ -101,18 +101,18 @@ def _of(dtype: torch.dtype) -> Callable[[Tensor], Scales]:
     return lambda data: (data.contiguous().view(dtype), None)
 
 
-def _of_k(format: str, bits: int, group_size: int, zero: str = "none") -> Form:
-    return Form(format, bits, group_size, "int8", zero, outer=True)
+def _of_k(format: str, bits: int, group_size: int, zero: str = "none") -> PackedForm:
+    return PackedForm(format, bits, group_size, "int8", zero, outer=True)
 
 
 _UINT = {"zero": "float16"}
 # fmt: off
 PACKED = {
-    "Q4_0": Type(Form("int", 4, 32), {"scales": 2, "low": 16}, (16,)),
-    "Q4_1": Type(Form("uint", 4, 32, **_UINT), {"scales": 4, "low": 16}, (16,)),
-    "Q5_0": Type(Form("int", 5, 32), {"scales": 2, "high": 4, "low": 16}, (16, 1)),
-    "Q5_1": Type(Form("uint", 5, 32, **_UINT), {"scales": 4, "high": 4, "low": 16}, (16, 1)),
-    "Q8_0": Type(Form("int", 8, 32), {"scales": 2, "low": 32}, (32,)),
+    "Q4_0": Type(PackedForm("int", 4, 32), {"scales": 2, "low": 16}, (16,)),
+    "Q4_1": Type(PackedForm("uint", 4, 32, **_UINT), {"scales": 4, "low": 16}, (16,)),
+    "Q5_0": Type(PackedForm("int", 5, 32), {"scales": 2, "high": 4, "low": 16}, (16, 1)),
+    "Q5_1": Type(PackedForm("uint", 5, 32, **_UINT), {"scales": 4, "high": 4, "low": 16}, (16, 1)),
+    "Q8_0": Type(PackedForm("int", 8, 32), {"scales": 2, "low": 32}, (32,)),
     "Q2_K": Type(_of_k("uint", 2, 16, "int8"), {"scales": 16, "low": 64, "outer": 4}, (32,),
                  _of_q2_k),
     "Q3_K": Type(_of_k("int", 3, 16), {"high": 32, "low": 64, "scales": 12, "outer": 2}, (32, 32),
@@ -123,11 +123,11 @@ PACKED = {
                  {"outer": 4, "scales": 12, "high": 32, "low": 128}, (32, 32), _of_q4_k),
     "Q6_K": Type(_of_k("int", 6, 16), {"low": 128, "high": 64, "scales": 16, "outer": 2}, (64, 32),
                  _of(torch.int8)),
-    "IQ4_NL": Type(Form("iq4nl", 4, 32), {"scales": 2, "low": 16}, (16,)),
+    "IQ4_NL": Type(PackedForm("iq4nl", 4, 32), {"scales": 2, "low": 16}, (16,)),
     "IQ4_XS": Type(_of_k("iq4nl", 4, 32), {"outer": 2, "scales": 6, "low": 128}, (16,), _of_iq4_xs),
-    "MXFP4": Type(Form("fp4", 4, 32, "e8m0"), {"scales": 1, "low": 16}, (16,),
+    "MXFP4": Type(PackedForm("fp4", 4, 32, "e8m0"), {"scales": 1, "low": 16}, (16,),
                   _of(torch.float8_e8m0fnu)),
-    "NVFP4": Type(Form("fp4", 4, 16, "e4m3"), {"scales": 4, "low": 32}, (8,), _of_nvfp4),
+    "NVFP4": Type(PackedForm("fp4", 4, 16, "e4m3"), {"scales": 4, "low": 32}, (8,), _of_nvfp4),
 }
 # fmt: on
 assert OUTER == 256  # columns of a block of the types with K in their name

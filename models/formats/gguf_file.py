@@ -145,8 +145,8 @@ class GgufFile:
             if accepts:
                 accepts.check(self.path, key, value)
 
-    def _damaged(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: {what}")
+    def _damaged(self, why: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {why}")
 
     def _scalar(self, letter: str) -> Any:
         (value,) = struct.unpack_from(f"<{letter}", self._bytes, self._at)
@@ -192,32 +192,32 @@ class GgufFile:
         shape = tuple(self._scalar("Q") for _ in range(dimensions))[::-1]
         return name, shape, self._scalar("I"), self._scalar("Q")
 
-    def _placed(self, found: list[tuple[str, tuple[int, ...], int, int]]) -> dict[str, GgufTensor]:
+    def _placed(self, listed: list[tuple[str, tuple[int, ...], int, int]]) -> dict[str, GgufTensor]:
         alignment = self.metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment <= 0 or alignment % 8:
             raise self._damaged(f"general.alignment {shown(alignment)} is no multiple of 8")
         start = -(-self._at // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
         end = 0  # of the tensor before
-        for name, shape, number, offset in sorted(found, key=lambda one: one[3]):
-            what = f"tensor {shown(name)}"
+        for name, shape, number, offset in sorted(listed, key=lambda entry: entry[3]):
+            which = f"tensor {shown(name)}"
             try:
                 kind = gguf.GGMLQuantizationType(number)
             except ValueError:
-                raise self._damaged(f"{what} is of type {number}, which is not known") from None
+                raise self._damaged(f"{which} is of type {number}, which is not known") from None
             values, size = gguf.GGML_QUANT_SIZES[kind]
             if not _is_read(kind.name):
-                raise self._damaged(f"{what} is of type {kind.name}, which is not read")
+                raise self._damaged(f"{which} is of type {kind.name}, which is not read")
             if name in tensors:
-                raise self._damaged(f"{what} is there twice")
+                raise self._damaged(f"{which} is there twice")
             if min(shape) < 1 or shape[-1] % values:
-                raise self._damaged(f"{what}, {kind.name}, cannot have the shape {shape}")
+                raise self._damaged(f"{which}, {kind.name}, cannot have the shape {shape}")
             row, rows = shape[-1] // values * size, math.prod(shape[:-1])
             if offset % alignment or offset < end:
-                raise self._damaged(f"{what} overlaps another, or lies between places")
+                raise self._damaged(f"{which} overlaps another, or lies between places")
             end = offset + row * rows
             if start + end > len(self._bytes):
-                raise self._damaged(f"{what} lies past its end: fetch it again")
+                raise self._damaged(f"{which} lies past its end: fetch it again")
             data = np.frombuffer(self._bytes, np.uint8, row * rows, start + offset)
             data = data.reshape(*shape[:-1], row)
             tensors[name] = GgufTensor(
@@ -263,5 +263,5 @@ def name_in_file(table: Any, name: str) -> str:
     table: the gguf package's, of an architecture.
     """
     expert = _EXPERT.search(name)
-    found = table.get_name(_EXPERT.sub("", name), try_suffixes=(".weight", ".bias")) or name
-    return f"{found}[{expert[1]}]" if expert else found
+    known = table.get_name(_EXPERT.sub("", name), try_suffixes=(".weight", ".bias")) or name
+    return f"{known}[{expert[1]}]" if expert else known

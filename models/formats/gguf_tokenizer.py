@@ -13,7 +13,7 @@ from typing import Any
 
 from quantbench.errors import CheckpointError
 from quantbench.models.tiktoken_file import LLAMA_3_SPLIT
-from quantbench.models.tokenizer import MERGES, Added, Hints, read_object
+from quantbench.models.tokenizer_hints import MERGES, Added, Hints, read_object
 from quantbench.text import shown
 
 # tokenizer.ggml.token_type, as sentencepiece numbers them
@@ -23,8 +23,8 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# How text is cut before its bytes are merged, by tokenizer.ggml.pre: a pattern, whether digits
-# stand alone, and whether text is normalized to NFC.
+# How text is cut before its bytes are merged, by tokenizer.ggml.pre: a pattern, whether
+# each digit is a part, and whether text is normalized to NFC.
 _CUTS: dict[str, tuple[str | None, bool, bool]] = {
     "default": (None, False, False),
     "gpt-2": (None, False, False),
@@ -77,12 +77,12 @@ _END = "<|endoftext|>"  # special in both classes, whatever the files say
 
 def of_vocabulary(folder: Path, content: Mapping[str, bytes], hints: Hints) -> bytes:
     """The tokenizer.json of a folder with vocab.json and merges.txt. Raises CheckpointError."""
-    given = {
+    content_of = {
         name: read_object(folder, content, name)
         for name in ("tokenizer_config.json", "config.json")
     }
-    kind = given["tokenizer_config.json"].get("tokenizer_class")
-    kind = kind or _MODELS.get(str(given["config.json"].get("model_type")))
+    kind = content_of["tokenizer_config.json"].get("tokenizer_class")
+    kind = kind or _MODELS.get(str(content_of["config.json"].get("model_type")))
     name = _CLASSES.get(str(kind).removesuffix("Fast"))
     lacks = None
     if MERGES not in content:
@@ -100,14 +100,16 @@ def of_vocabulary(folder: Path, content: Mapping[str, bytes], hints: Hints) -> b
     lines = content[MERGES].decode("utf-8", "replace").splitlines()
     merges = [line for line in lines if line.strip() and not line.startswith("#version")]
     tokens = list(vocabulary)
-    whole = _json(tokens, [_NORMAL] * len(tokens), merges, name)
-    whole["model"]["vocab"] = vocabulary
+    tokenizer = _json(tokens, [_NORMAL] * len(tokens), merges, name)
+    tokenizer["model"]["vocab"] = vocabulary
     special = (*hints.special, _END)
     added = {vocabulary[text]: Added(text, True) for text in special if text in vocabulary}
     added = dict(sorted((added | dict(hints.added)).items()))
-    whole["added_tokens"] = [{"id": id, **dataclasses.asdict(token)} for id, token in added.items()]
-    whole["pre_tokenizer"]["pretokenizers"][-1]["add_prefix_space"] = bool(hints.prefix)
-    return json.dumps(whole).encode()
+    tokenizer["added_tokens"] = [
+        {"id": id, **dataclasses.asdict(token)} for id, token in added.items()
+    ]
+    tokenizer["pre_tokenizer"]["pretokenizers"][-1]["add_prefix_space"] = bool(hints.prefix)
+    return json.dumps(tokenizer).encode()
 
 
 def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]:

@@ -57,12 +57,12 @@ class GgufSaver(Saver):
         super().__init__(folder, scheme, None)
         self.floats = FLOATS[str(scheme.precision)]  # the format of what is not quantized
         self.last = f"{folder.absolute().name or 'model'}.gguf"
-        self.checkpoint, self.tensors = checkpoint, Tensors(config)
+        self.checkpoint, self.tensors = checkpoint, GgufTensors(config)
         self.writer = gguf.GGUFWriter(None, llama_cpp(config), use_temp_file=True)
         # The file's own blocks: fused layers may have another form in memory.
-        self.kept: Mapping[str, GgufTensor] | None = None
+        self.blocks: Mapping[str, GgufTensor] | None = None
         if isinstance(checkpoint, Gguf) and checkpoint.saved:
-            self.kept = checkpoint.blocks
+            self.blocks = checkpoint.blocks
         # The header, which comes first, is known last.
         self._write(folder, self._open)
 
@@ -71,10 +71,10 @@ class GgufSaver(Saver):
 
     def add(self, name: str, module: nn.Module) -> None:
         for key, weights in self.tensors.of(name, module):
-            if self.kept is not None:
-                if key in self.kept:  # a tied output is not
-                    kept = self.kept[key]
-                    self._add(key, kept.data, gguf.GGMLQuantizationType[kept.type])
+            if self.blocks is not None:
+                if key in self.blocks:  # a tied output is not
+                    blocks = self.blocks[key]
+                    self._add(key, blocks.data, gguf.GGMLQuantizationType[blocks.type])
                 continue
             data, kind = zip(*(self._data(key, weight) for weight in weights), strict=True)
             stack = np.stack(data) if STACKED in key else data[0]
@@ -100,7 +100,7 @@ class GgufSaver(Saver):
         describe(self.writer, architecture)
         self._describe_tokenizer(architecture.vocab_size)
         mix = getattr(self.checkpoint, "metadata", {}).get("general.file_type")
-        if self.kept is not None and mix is not None:
+        if self.blocks is not None and mix is not None:
             self.writer.add_file_type(mix)
         factors = rope_factors(architecture)
         if factors is not None:
@@ -140,7 +140,9 @@ class GgufSaver(Saver):
             vocabulary, added = described["model"]["vocab"], described.get("added_tokens", [])
             pieces |= {id: (token, 0.0, gguf.TokenType.NORMAL) for token, id in vocabulary.items()}
             kinds = gguf.TokenType.USER_DEFINED, gguf.TokenType.CONTROL
-            pieces |= {one["id"]: (one["content"], 0.0, kinds[one["special"]]) for one in added}
+            pieces |= {
+                token["id"]: (token["content"], 0.0, kinds[token["special"]]) for token in added
+            }
         tokens, scores, types = zip(*(pieces[id] for id in range(size)), strict=True)
         writer.add_token_list(tokens)
         writer.add_token_scores(scores)
@@ -230,7 +232,7 @@ def as_hugging_face(name: str, weight: Any, config: ModelConfig) -> Iterator[tup
     return zip(parts, pieces, strict=True)
 
 
-class Tensors:
+class GgufTensors:
     """The file's tensors, from the model's modules in order. Weights may be quantized."""
 
     def __init__(self, config: ModelConfig) -> None:

@@ -71,8 +71,10 @@ class CompressedTensorsSaver(Saver):
         # The package dequantizes in the dtype of the scales.
         dtype = torch.promote_types(packed.scale.dtype, self.precision)
         packed = replace(packed, scale=packed.scale.to(dtype))
-        how = compressed_tensors.group(packed, [])
-        self.groups.setdefault(str(how), how)["targets"].append(part.removesuffix(".weight"))
+        settings = compressed_tensors.group(packed, [])
+        self.groups.setdefault(str(settings), settings)["targets"].append(
+            part.removesuffix(".weight")
+        )
         for end, tensor in compressed_tensors.written(packed).items():
             self.pending[part + end] = tensor.contiguous().cpu()
 
@@ -100,12 +102,12 @@ class CompressedTensorsSaver(Saver):
             ignored = []  # layers are named one by one
         else:
             groups = [{**groups[0], "targets": ["Linear"]}]
-        forms = {one["format"] for one in groups}
+        forms = {group["format"] for group in groups}
         return {
             "quant_method": compressed_tensors.METHOD,
             "quantization_status": "compressed",
             "format": forms.pop() if len(forms) == 1 else "mixed-precision",
-            "config_groups": {f"group_{i}": one for i, one in enumerate(groups)},
+            "config_groups": {f"group_{i}": group for i, group in enumerate(groups)},
             "ignore": ignored,
         }
 

@@ -61,11 +61,11 @@ def label(config: dict[str, Any]) -> str:
 def layouts(config: dict[str, Any]) -> list[Layout]:
     differ = bool(config.get("dynamic"))  # other options for some layers
     is_symmetric = config.get("sym") is True and not differ
-    how = is_symmetric, config.get("desc_act") is True or differ, _is_first(config)
+    settings = is_symmetric, config.get("desc_act") is True or differ, _is_first(config)
     return [
         Layout(
             ("qweight", "qzeros", "scales", "g_idx"),
-            functools.partial(_packed, *how),
+            functools.partial(_packed, *settings),
             floats=functools.partial(_floats, _is_first(config)),
         )
     ]

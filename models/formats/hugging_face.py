@@ -15,10 +15,11 @@ from quantbench.models.config_checks import OBJECT
 from quantbench.models.formats import names
 from quantbench.models.formats.base import read_json, require_inside
 from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors
-from quantbench.models.formats.tensor_files import Stored, pickle_file, safetensors_file
+from quantbench.models.formats.tensor_files import StoredTensor, pickle_file, safetensors_file
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.registry import ARCHITECTURES
-from quantbench.models.tokenizer import FILES, MERGES
+from quantbench.models.tokenizer import FILES
+from quantbench.models.tokenizer_hints import MERGES
 from quantbench.text import shown
 
 _INDEX = "model.safetensors.index.json"
@@ -78,10 +79,12 @@ class HuggingFace(MaybeQuantized):
         row = ARCHITECTURES.get(str(described.get("model_type")))
         if row is not None and row.stacked_experts:
             tensors = method("mxfp4").separated(tensors)
-        if how := self._quantization:
+        if quantization := self._quantization:
             from quantbench.models.formats import quantized
 
-            tensors = quantized.weights(tensors, method(how["quant_method"]).layouts(how))
+            tensors = quantized.weights(
+                tensors, method(quantization["quant_method"]).layouts(quantization)
+            )
         name_map = names.of_architecture(row.weights if row else {}, tensors)
         interleaved = row is not None and row.interleaved
         return StackedTensors(folder, tensors, name_map, config, interleaved, device)
@@ -147,10 +150,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _joined(
-    files: tuple[Path, ...], open_file: Callable[[Path], dict[str, Stored]]
-) -> dict[str, Stored]:
+    files: tuple[Path, ...], open_file: Callable[[Path], dict[str, StoredTensor]]
+) -> dict[str, StoredTensor]:
     """The tensors of all files. Raises CheckpointError for two that hold the same tensor."""
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in files:
         stored = open_file(file)
         for name in stored.keys() & tensors.keys():
@@ -171,7 +174,7 @@ def _index(file: Path) -> dict[str, str]:
     return shards
 
 
-def _check_index(index: Path, tensors: Mapping[str, Stored]) -> None:
+def _check_index(index: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Raise CheckpointError unless every tensor is in the file that the index names for it."""
     for name, shard in _index(index).items():
         if name not in tensors or tensors[name].file != index.parent / shard:

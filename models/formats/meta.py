@@ -18,13 +18,13 @@ from quantbench.models.formats import names
 from quantbench.models.formats.base import Checkpoint, read_json
 from quantbench.models.formats.hugging_face import read_config
 from quantbench.models.formats.stacked import StackedTensors
-from quantbench.models.formats.tensor_files import Stored, pickle_file
+from quantbench.models.formats.tensor_files import StoredTensor, pickle_file
 from quantbench.models.hugging_face import check_keys, head_width
 from quantbench.models.presets import preset
 from quantbench.text import shown
 
 
-class Meta(Checkpoint):
+class MetaCheckpoint(Checkpoint):
     """A folder as Meta publishes it. config.json is preferred to params.json; with neither, the
     folder has the exact name of a preset."""
 
@@ -60,18 +60,18 @@ class Meta(Checkpoint):
         stored = self._stored()
         return StackedTensors(self.folder, stored, names.meta, self.config(), True, device)
 
-    def _stored(self) -> dict[str, Stored]:
+    def _stored(self) -> dict[str, StoredTensor]:
         ranks = [pickle_file(file) for file in self.files]
         if len(ranks) == 1:
             return ranks[0]
         return {
-            name: Stored(rank[name].file, functools.partial(_merged, name, ranks))
+            name: StoredTensor(rank[name].file, functools.partial(_merged, name, ranks))
             for rank in ranks
             for name in rank
         }
 
 
-class GptFast(Meta):
+class GptFast(MetaCheckpoint):
     """A single pickle, as the scripts of gpt-fast and torchao convert it."""
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class GptFast(Meta):
         return os.path.lexists(path / "model.pth")
 
 
-def _merged(name: str, ranks: list[dict[str, Stored]]) -> Tensor:
+def _merged(name: str, ranks: list[dict[str, StoredTensor]]) -> Tensor:
     """A tensor joined from Meta's model-parallel ranks, by rows or by columns as it was cut."""
     stored = [rank[name] for rank in ranks if name in rank]
     if len(stored) != len(ranks):
@@ -138,7 +138,7 @@ def from_params(
     dim, heads = params["dim"], params["n_heads"]
     head_dim = head_width(dim, heads, where)
     multiple = params.get("multiple_of", 256)
-    # Three matrices of width 2/3 · 4 · dim have as many parameters as two of width 4 · dim.
+    # Three matrices of width 2/3 · 4 · dim have the parameters of two of width 4 · dim.
     width = int(min(int(2 * 4 * dim / 3) * params.get("ffn_dim_multiplier", 1.0), 2**40))
     stated = params.get("vocab_size", -1)
     vocab = stated if stated > 0 else vocab_size

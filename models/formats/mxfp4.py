@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from quantbench.models.formats.quantized import Layout, Parts, require
-from quantbench.models.formats.tensor_files import Stored
+from quantbench.models.formats.tensor_files import StoredTensor
 from quantbench.ops.formats import Packed
 
 METHOD = "mxfp4"
@@ -51,9 +51,9 @@ def _packed(parts: Parts) -> Packed:
     return Packed([blocks.flatten(1).contiguous()], scale, None, None, "fp4", 4, 32)
 
 
-def separated(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+def separated(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The checkpoint's tensors with those of each expert, and of sinks, under Llama's names."""
-    out: dict[str, Stored] = {}
+    out: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():
         match = _STACKED.fullmatch(name)
         like = stored.read() if match and stored.like is None else stored.like

@@ -15,7 +15,7 @@ from quantbench.ops.packing import pack, unpack
 
 
 @dataclass(frozen=True)
-class Form:
+class PackedForm:
     """How a weight is stored; its text is the scheme that quantize/schemes/stored.py reads."""
 
     format: str  # as in ops/formats.py
@@ -34,7 +34,7 @@ class Form:
         return text + (self.activation and f"-{self.activation}")
 
     @classmethod
-    def of(cls, weight: Packed) -> "Form | None":
+    def of(cls, weight: Packed) -> "PackedForm | None":
         """How a weight is stored, which may be on the meta device but for its tensor_scale; None
         where the kernels have no group of that size."""
         groups = weight.scale.shape[1]
@@ -59,7 +59,7 @@ def _named(part: Tensor | None) -> str:
 _NOT_INTEGERS = ("fp8", "nf4", "bnb-fp4")  # nor integers after scaling
 
 
-def common(forms: Sequence[Form]) -> Form | None:
+def common(forms: Sequence[PackedForm]) -> PackedForm | None:
     """The form in which weights of these forms can be stacked; None: there is none."""
     first = forms[0]
     if all(form == first for form in forms):
@@ -76,11 +76,11 @@ def common(forms: Sequence[Form]) -> Form | None:
     least = min(form.group_size for form in forms)
     if integers and all(form.outer for form in forms):
         bits = max(form.bits for form in forms)
-        return Form("uint", bits, least, "int8", "int8", True, **rounding)
-    return Form("int", 8, least, "float32", "float32", **rounding)
+        return PackedForm("uint", bits, least, "int8", "int8", True, **rounding)
+    return PackedForm("int", 8, least, "float32", "float32", **rounding)
 
 
-def widened(weight: Packed, form: Form) -> Packed:
+def widened(weight: Packed, form: PackedForm) -> Packed:
     """The same numbers, exactly, in a form that `common` gave for that of `weight` and others."""
     if weight.tensor_scale is not None:
         return replace(weight, scale=weight.scale.float() * weight.tensor_scale, tensor_scale=None)
@@ -117,4 +117,4 @@ def stacked(weights: Sequence[Packed]) -> Packed:
     if len(weights) == 1:
         return first
     named = [weight.by_row for weight in weights]
-    return first.with_rows({name: torch.cat([one[name] for one in named]) for name in named[0]})
+    return first.with_rows({name: torch.cat([parts[name] for parts in named]) for name in named[0]})

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from quantbench.errors import CheckpointError
 from quantbench.models.config_checks import COUNT, list_of
-from quantbench.models.formats.packed import Form
-from quantbench.models.formats.tensor_files import Stored
+from quantbench.models.formats.packed import PackedForm
+from quantbench.models.formats.tensor_files import StoredTensor
 from quantbench.ops.formats import Packed, dequantize
 from quantbench.ops.packing import pack, unpack
 from quantbench.text import shown
@@ -37,7 +37,7 @@ class Parts:
     """The tensors of one layer X, by the ends of their names."""
 
     layer: str
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, StoredTensor]
     on_meta: bool = False  # whether `tensor` gives shapes and dtypes alone
 
     def tensor(self, end: str, dtypes: Sequence[torch.dtype], *shape: int | None) -> Tensor:
@@ -64,12 +64,12 @@ class Parts:
         like = self.like(end)
         return self.stored[end].read() if like.is_meta else like
 
-    def error(self, end: str, what: str) -> CheckpointError:
+    def error(self, end: str, why: str) -> CheckpointError:
         """What is wrong with a tensor."""
         like = self.like(end)
         return CheckpointError(
             f"{self.stored[end].file}: tensor {self.layer}.{end} is {like.dtype} of shape "
-            f"{tuple(like.shape)}; {what}"
+            f"{tuple(like.shape)}; {why}"
         )
 
 
@@ -90,13 +90,15 @@ class Layout:
     static: tuple[str, ...] = ()
 
 
-def weights(tensors: Mapping[str, Stored], layouts: Sequence[Layout]) -> dict[str, Stored]:
+def weights(
+    tensors: Mapping[str, StoredTensor], layouts: Sequence[Layout]
+) -> dict[str, StoredTensor]:
     """The checkpoint's tensors with every quantized weight as one, float32 when read.
 
     Raises CheckpointError for a layer that lacks a tensor, has one of another shape, or has its
     weight twice.
     """
-    out: dict[str, Stored] = {}
+    out: dict[str, StoredTensor] = {}
     used: set[str] = set()
     for layout in layouts:
         for name in sorted(tensors.keys() - used):
@@ -104,32 +106,32 @@ def weights(tensors: Mapping[str, Stored], layouts: Sequence[Layout]) -> dict[st
             if layer == name:
                 continue
             ends = (*layout.ends, *layout.optional)
-            found = {end: tensors[key] for end in ends if (key := f"{layer}.{end}") in tensors}
+            stored = {end: tensors[key] for end in ends if (key := f"{layer}.{end}") in tensors}
             for end in layout.ends:
-                if end not in found:
+                if end not in stored:
                     raise CheckpointError(
                         f"{tensors[name].file} has tensor {name}, but not {layer}.{end}"
                     )
             weight = f"{layer}.weight"
-            if "weight" not in found and weight in tensors or weight in out:
+            if "weight" not in stored and weight in tensors or weight in out:
                 raise CheckpointError(
                     f"{tensors[name].file} has both {weight} and {name}; keep one"
                 )
-            used.update(f"{layer}.{end}" for end in found)
-            out[weight] = _weight(layout, Parts(layer, found))
+            used.update(f"{layer}.{end}" for end in stored)
+            out[weight] = _weight(layout, Parts(layer, stored))
     return {name: stored for name, stored in tensors.items() if name not in used} | out
 
 
-def _weight(layout: Layout, parts: Parts) -> Stored:
+def _weight(layout: Layout, parts: Parts) -> StoredTensor:
     file, packed = parts.stored[layout.ends[0]].file, functools.partial(layout.packed, parts)
     shapes = layout.packed(replace(parts, on_meta=True))
-    form = Form.of(shapes) if shapes else None
-    how = layout.rounding(parts)
-    static = static_scale(parts, layout.static) if how.endswith("static") else None
-    form = form and replace(form, activation=how, static=static)
+    form = PackedForm.of(shapes) if shapes else None
+    rounding = layout.rounding(parts)
+    static = static_scale(parts, layout.static) if rounding.endswith("static") else None
+    form = form and replace(form, activation=rounding, static=static)
     floats = layout.floats
     read = functools.partial(floats, parts) if floats else lambda: dequantize(packed())
-    return Stored(file, read, form, packed if form else None)
+    return StoredTensor(file, read, form, packed if form else None)
 
 
 # ------------------------------------------------------------------------------ activations
@@ -196,10 +198,10 @@ def scales(parts: Parts, end: str, shape: Sequence[int], block: Sequence[int] | 
     Raises CheckpointError for a tensor that has another number of them.
     """
     rows, columns = shape
-    found = parts.like(end).shape
-    sizes = (1, 1) if math.prod(found) == 1 else found
+    shape_of_scales = parts.like(end).shape
+    sizes = (1, 1) if math.prod(shape_of_scales) == 1 else shape_of_scales
     if block and sizes == (-(-rows // block[0]), -(-columns // block[1])):
-        scale = _floats(parts, end, found).reshape(sizes)
+        scale = _floats(parts, end, shape_of_scales).reshape(sizes)
         group_size = math.gcd(block[1], columns)
         scale = scale.repeat_interleave(block[0], 0)[:rows]
         scale = scale.repeat_interleave(block[1] // group_size, 1)
@@ -210,7 +212,7 @@ def scales(parts: Parts, end: str, shape: Sequence[int], block: Sequence[int] | 
             f"the weight has {rows} rows and {columns} columns: there is one for all, for each "
             "row, for equal groups of a row, or for each block",
         )
-    return _floats(parts, end, found).reshape(sizes).expand(rows, -1).contiguous()
+    return _floats(parts, end, shape_of_scales).reshape(sizes).expand(rows, -1).contiguous()
 
 
 def _floats(parts: Parts, end: str, shape: torch.Size) -> Tensor:
@@ -224,16 +226,16 @@ def _floats(parts: Parts, end: str, shape: torch.Size) -> Tensor:
 
 def require(
     where: str,
-    given: Mapping[str, Any],
+    config: Mapping[str, Any],
     accepted: Mapping[str, tuple[Any, ...]],
     harmless: Sequence[str] | set[str],
 ) -> None:
     """Raise CheckpointError unless each key has one of its values, or is harmless, or null."""
-    for key, value in given.items():
+    for key, value in config.items():
         if key in accepted and value not in accepted[key]:
             takes = " or ".join("null" if v is None else str(v) for v in accepted[key] if v != {})
-            what = "given" if isinstance(value, Mapping) else shown(value)
-            raise CheckpointError(f"{where}: {key} {what} is not read; {takes} is, {HINT}")
+            text = "given" if isinstance(value, Mapping) else shown(value)
+            raise CheckpointError(f"{where}: {key} {text} is not read; {takes} is, {HINT}")
         if key not in accepted and key not in harmless and value is not None:
             raise CheckpointError(
                 f"{where}: key {shown(key)} is not understood, and it may change the result"

@@ -33,7 +33,7 @@ from quantbench.models import SAVED
 from quantbench.models.config import Mixture, ModelConfig, RopeScaling
 from quantbench.models.config_checks import NAME, NAMES, OBJECT, Accepts, list_of
 from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json, require_inside
-from quantbench.models.formats.tensor_files import Stored, safetensors_file
+from quantbench.models.formats.tensor_files import StoredTensor, safetensors_file
 from quantbench.models.llama import Transformer
 from quantbench.text import shown
 
@@ -91,18 +91,18 @@ class SavedModel(Checkpoint):
             raise CheckpointError(f"{self.file}: {error}") from None
 
     def tensors(self, device: torch.device | str = "cpu") -> "SavedTensors":
-        tensors: dict[str, Stored] = {}
+        tensors: dict[str, StoredTensor] = {}
         for file in self.files:
             tensors |= safetensors_file(file)
         return SavedTensors(self.file, tensors, self.aliases, device)
 
     def _check(
-        self, given: Mapping[str, Any], accepted: Mapping[str, Accepts], prefix: str = ""
+        self, content: Mapping[str, Any], accepted: Mapping[str, Accepts], prefix: str = ""
     ) -> None:
         for key, accepts in accepted.items():
-            if key not in given:
+            if key not in content:
                 raise CheckpointError(f"{self.file} has no {prefix}{key}; save the model again")
-            accepts.check(self.file, f"{prefix}{key}", given[key])
+            accepts.check(self.file, f"{prefix}{key}", content[key])
 
 
 _PRECISION = Accepts(
@@ -128,7 +128,7 @@ class SavedTensors:
     """Reads the numbers of a saved model as they are. What to expect follows from its scheme."""
 
     file: Path  # quantbench.json
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     aliases: Mapping[str, str]
     device: torch.device | str
     # The embedding's tensors by name, for an output that shares them.
@@ -176,13 +176,13 @@ def architecture(fields: Any, name: str) -> ModelConfig:
     Raises CheckpointError for fields that are missing, unknown or impossible.
     """
     OBJECT.check(name, "architecture", fields)
-    made: dict[str, Any] = {"name": name}
+    parsed: dict[str, Any] = {"name": name}
     try:
         for key, kind in (("rope_scaling", RopeScaling), ("mixture", Mixture)):
             if fields.get(key) is not None:
                 OBJECT.check(name, key, fields[key])
-                made[key] = kind(**fields[key])
-        return ModelConfig(**{**fields, **made})
+                parsed[key] = kind(**fields[key])
+        return ModelConfig(**{**fields, **parsed})
     except (TypeError, KeyError):
         raise CheckpointError(
             f"{name}: its architecture is damaged; save the model again"

@@ -7,6 +7,8 @@ quantized is read as floats, or kept with the file's own numbers.
 A loader reads each tensor inside a packed weight by its name, as from a model that --save wrote.
 """
 
+from __future__ import annotations
+
 import copy
 import functools
 import re
@@ -14,21 +16,23 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig
-from quantbench.models.formats import packed
 from quantbench.models.formats.base import Checkpoint, SavedScheme
 from quantbench.models.formats.names import NameMap
-from quantbench.models.formats.packed import Form
-from quantbench.models.formats.tensor_files import Stored
+from quantbench.models.formats.tensor_files import StoredTensor
 from quantbench.models.llama import Transformer
 from quantbench.models.registry import build
-from quantbench.models.split import Cut
 from quantbench.ops.formats import Packed
+
+if TYPE_CHECKING:
+    from quantbench.models.formats.packed import PackedForm
+    from quantbench.models.split import Cut
 
 FULL_PRECISION = ["none", "auto"]
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -42,7 +46,7 @@ class StackedTensors:
     """Reads a parameter from the tensors that it is made of, one or several."""
 
     where: Path  # the checkpoint, for error messages
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     names: NameMap
     config: ModelConfig
     interleaved: bool  # whether q and k rows have rotary pairs (2i, 2i + 1), as in Meta's order
@@ -54,8 +58,8 @@ class StackedTensors:
         needed = {piece for name, _ in model.named_parameters() for piece in self.pieces(name)}
         missing = sorted(needed - self.tensors.keys())
         if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise CheckpointError(f"{self.where} lacks tensor {missing[0]}{more}")
+            others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise CheckpointError(f"{self.where} lacks tensor {missing[0]}{others}")
         for extra in sorted(self.tensors.keys() - needed):
             layer = _LAYER_NUMBER.match(extra)
             is_cut_off = layer and model.config.num_layers <= int(layer[1]) < depth
@@ -166,17 +170,21 @@ class StackedTensors:
             name: [str(form), "auto"] if form else FULL_PRECISION for name, form in forms.items()
         }
 
-    def in_full_precision(self) -> "StackedTensors":
+    def in_full_precision(self) -> StackedTensors:
         """The same numbers, which are read as floats alone."""
         floats = {name: replace(x, form=None, packed=None) for name, x in self.tensors.items()}
         return replace(self, tensors=floats)
 
-    def _form(self, name: str) -> Form | None:
+    def _form(self, name: str) -> PackedForm | None:
         """How the file holds a parameter quantized; None where it does not, or where no form holds
         all that the parameter is made of."""
-        found = [self.tensors.get(piece) for piece in self.pieces(name)]
-        forms = [stored.form if stored else None for stored in found]
-        return packed.common(forms) if all(forms) else None
+        pieces = [self.tensors.get(piece) for piece in self.pieces(name)]
+        forms = [stored.form if stored else None for stored in pieces]
+        if not all(forms):
+            return None
+        from quantbench.models.formats import packed
+
+        return packed.common(forms)
 
     def _check_floats(self, piece: str) -> None:
         """Raise CheckpointError for a tensor that is read as floats since no form holds all of its
@@ -197,7 +205,10 @@ class StackedTensors:
             parts = self._packed(name, form, len(like)).tensors
             if form is not None and form.static is not None:
                 parts["activation_scale"] = torch.tensor(form.static)
-            self._held = pieces, {key: one.to(self.device) for key, one in parts.items()}
+            self._held = (
+                pieces,
+                {key: tensor_part.to(self.device) for key, tensor_part in parts.items()},
+            )
         tensor = self._held[1][part]
         if tensor.shape != like.shape:
             raise CheckpointError(
@@ -206,17 +217,19 @@ class StackedTensors:
             )
         return tensor
 
-    def _packed(self, name: str, form: Form | None, rows: int) -> Packed:
+    def _packed(self, name: str, form: PackedForm | None, rows: int) -> Packed:
         """A parameter (rows, K) with the file's numbers."""
+        from quantbench.models.formats import packed
+
         shapes = self.shapes(name, torch.empty(rows, 0, device="meta"))
         weights = []
         for piece, (count, _) in zip(self.pieces(name), shapes, strict=True):
             stored = self.tensors[piece]
             weight = stored.packed()
-            found = len(weight.planes[0])
-            if found != count:
+            rows_stored = len(weight.planes[0])
+            if rows_stored != count:
                 raise CheckpointError(
-                    f"{stored.file}: tensor {piece} has {found} rows; the config says {count}"
+                    f"{stored.file}: tensor {piece} has {rows_stored} rows; the config says {count}"
                 )
             weights.append(weight if stored.form == form else packed.widened(weight, form))
         weight, order = packed.stacked(weights), self.rotary_order(name, self.heads)
@@ -266,11 +279,11 @@ class MaybeQuantized(Checkpoint):
     def in_full_precision(self) -> Checkpoint:
         if self.saved is None:
             return self
-        other = copy.copy(self)
-        other.given_up = self.saved.label
-        other.__dict__.pop("saved", None)
-        other._as_is = False
-        return other
+        copied = copy.copy(self)
+        copied.given_up = self.saved.label
+        copied.__dict__.pop("saved", None)
+        copied._as_is = False
+        return copied
 
     def tensors(self, device: torch.device | str = "cpu") -> StackedTensors:
         stacked = self._stacked(device)

@@ -1,5 +1,7 @@
 """The tensors of one file: safetensors, or a PyTorch pickle."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import math
@@ -10,6 +12,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,8 +20,10 @@ from torch import Tensor
 
 from quantbench import files
 from quantbench.errors import CheckpointError
-from quantbench.models.formats.packed import Form
 from quantbench.ops.formats import Packed
+
+if TYPE_CHECKING:
+    from quantbench.models.formats.packed import PackedForm
 
 _MAPPED_BYTES = 256 << 20  # bytes of a pickle that are read before it is mapped anew
 _SMALL = 1024  # bytes of a tensor that is read at once
@@ -32,19 +37,19 @@ _WANTS_CODE = re.compile(r"\bGLOBAL\b|allowed global|Trying to ")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """One tensor of a checkpoint, not read yet."""
 
     file: Path  # the file that holds it
     read: Callable[[], Tensor]  # reads it; the result may be a view of the mapped file
     # How the file holds it quantized, and what reads that; None: it is a plain tensor.
-    form: Form | None = None
+    form: PackedForm | None = None
     packed: Callable[[], Packed] | None = None
     # Its shape and dtype, on the meta device; the tensor itself, if it is small. None: not known.
     like: Tensor | None = None
 
 
-def safetensors_file(file: Path) -> dict[str, Stored]:
+def safetensors_file(file: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file, not read yet. Raises CheckpointError if it is damaged."""
     _require_readable(file, "safetensors opens")
     try:
@@ -62,7 +67,8 @@ def safetensors_file(file: Path) -> dict[str, Stored]:
             return opened.get_tensor(name)
 
     return {
-        key: Stored(file, functools.partial(read, key), like=like) for key, like in likes.items()
+        key: StoredTensor(file, functools.partial(read, key), like=like)
+        for key, like in likes.items()
     }
 
 
@@ -75,8 +81,8 @@ def metadata(file: Path) -> dict[str, str]:
 
 
 def _like(opened: safe_open, name: str) -> Tensor | None:
-    found = opened.get_slice(name)
-    dtype, shape = _DTYPES.get(found.get_dtype()), found.get_shape()
+    tensor = opened.get_slice(name)
+    dtype, shape = _DTYPES.get(tensor.get_dtype()), tensor.get_shape()
     if dtype is None:
         return None
     if dtype.itemsize * math.prod(shape) <= _SMALL:
@@ -95,13 +101,15 @@ def drop_pages(paths: Sequence[Path]) -> None:
                 os.close(opened)
 
 
-def pickle_file(file: Path) -> dict[str, Stored]:
+def pickle_file(file: Path) -> dict[str, StoredTensor]:
     """The tensors of a PyTorch pickle, not read yet.
 
     Raises CheckpointError if it is damaged, or holds anything but tensors.
     """
     opened = _Pickle(file, _state_dict(file))
-    return {name: Stored(file, functools.partial(opened.read, name)) for name in opened.tensors}
+    return {
+        name: StoredTensor(file, functools.partial(opened.read, name)) for name in opened.tensors
+    }
 
 
 @dataclass

@@ -181,8 +181,8 @@ def _tile_packed_to_4d(parts: Parts) -> Packed:
         raise parts.error(_VALUES, f"its shape in the file's metadata is {shown(shape)}")
     both = parts.tensor(_BOTH, (torch.bfloat16,), None, tiles * 8, 2)
     group_size = padded // max(1, len(both))
-    whole = group_size in (32, 64, 128, 256) and len(both) * group_size == padded
-    if not whole or columns % group_size:
+    is_unpadded = group_size in (32, 64, 128, 256) and len(both) * group_size == padded
+    if not is_unpadded or columns % group_size:
         raise parts.error(_BOTH, f"the weight has {columns} columns, in the file {padded}")
     plane = of_tinygemm(words.contiguous())[:rows, : columns // 2].contiguous()
     scale, zero = both[: columns // group_size, :rows].transpose(0, 1).unbind(-1)
@@ -192,8 +192,8 @@ def _tile_packed_to_4d(parts: Parts) -> Packed:
 def _shape(parts: Parts) -> list[int] | None:
     """[N, K] of a weight, which the file's metadata says."""
     try:
-        said = json.loads(metadata(parts.stored[_VALUES].file)[f"{parts.layer}.weight"])
-        shape = said["_data"]["shape"]
+        described = json.loads(metadata(parts.stored[_VALUES].file)[f"{parts.layer}.weight"])
+        shape = described["_data"]["shape"]
     except (LookupError, TypeError, ValueError, RecursionError):
         return None
     known = isinstance(shape, list) and len(shape) == 2 and all(map(COUNT.test, shape))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantbench.run.energy import Energy, NotCounted
-from quantbench.run.facts import Facts, Peak, Peaks, Ready, Sample
+from quantbench.run.facts import Facts, Peak, Peaks, Sample, WarmUp
 from quantbench.typed_json import from_json, omitted, to_json
 
 
@@ -36,7 +36,7 @@ class ArmFacts(_Keys):
     """What is known of an arm before its first sample."""
 
     device: str
-    ready: Ready
+    ready: WarmUp
     run: Facts | None = None  # of a model of ours, whose `kernels` are known; None: another runtime
 
     def to_json(self) -> dict[str, object]:
@@ -53,7 +53,7 @@ class ArmFacts(_Keys):
         return ArmFacts(
             **vars(own),
             device=from_json(str, value["config"]["device"]),
-            ready=from_json(Ready, value),
+            ready=from_json(WarmUp, value),
             run=None if own.kernels is None else from_json(Facts, value),
         )
 

@@ -22,7 +22,7 @@ from quantbench.bench.answers import ArmFacts, Reading, TimedSample
 from quantbench.errors import LogError, UsageError
 from quantbench.log.config import RunConfig
 from quantbench.log.options import parse
-from quantbench.log.origin import About, about
+from quantbench.log.origin import Origin, about
 from quantbench.quality.thresholds import TOKENS
 from quantbench.quality.types import NoQuality, Quality, QualityReference
 from quantbench.run.facts import Facts
@@ -172,7 +172,7 @@ class Results:
     settings: Settings
     arms: list[ArmResult]
     write_result: str = "none"
-    about: About | None = None
+    about: Origin | None = None
     limits: dict[str, Any] = field(default_factory=dict)  # from the command line, by option
     plan: dict[str, Any] | None = None  # of latency: its cells are the arms (latency/cell_plan.py)
     cycles: int = 0  # numbers that were given
@@ -257,7 +257,7 @@ class Meta:
     settings: Settings
     arms: list[Planned]
     write_result: str
-    about: About
+    about: Origin
     limits: dict[str, Any]
     plan: dict[str, Any] | None = omitted()
     process: int | None = omitted()  # that measures, or measured last

@@ -51,8 +51,8 @@ from quantbench.run import checks, measure, saved_model, sizes
 from quantbench.run import plan as planning
 from quantbench.run.bandwidth import PARTS, reader
 from quantbench.run.energy import Energy, NotCounted, meter
-from quantbench.run.facts import Facts, Peaks, Ready
-from quantbench.run.turns import Turns
+from quantbench.run.facts import Facts, Peaks, WarmUp
+from quantbench.run.turns import DecodingTurns
 from quantbench.typed_json import from_json, to_json
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Worker:
         plan, device = self.plan, self.plan.device
         generator = generate.make_generator(plan, self.loaded.model)
         self.one_sample = measure.Sampler(plan, generator)
-        self.turns = Turns(plan, generator)
+        self.turns = DecodingTurns(plan, generator)
         ready = measure.get_ready(self.one_sample)
         warm_up = sum(ready.warm_ups)
         self.seconds["compile"] = time.perf_counter() - started - warm_up
@@ -157,7 +157,7 @@ class Worker:
         return dataclasses.replace(arm, start_seconds=[seconds])
 
     def _facts(
-        self, run: Facts, ready: Ready, peaks: Peaks, energy: Energy | NotCounted
+        self, run: Facts, ready: WarmUp, peaks: Peaks, energy: Energy | NotCounted
     ) -> ArmFacts:
         plan, scheme = self.plan, self.plan.spec.scheme
         return ArmFacts(
@@ -205,7 +205,7 @@ class Worker:
         if first:
             measure.check_logits(plan, generator)
         self.plan, steps = plan, new_tokens - 1
-        self.turns = turns = Turns(plan, generator)
+        self.turns = turns = DecodingTurns(plan, generator)
         started = time.perf_counter()
         if generator.compiles:
             turns.prompt()
@@ -215,7 +215,7 @@ class Worker:
         facts = measure.facts_of(plan, generator, self.loaded.kernels)
         counted = self._energy(lambda: (turns.prompt(), turns.decode(steps)))
         peaks = {"load": measure.of_all_ranks(plan, self.loaded.peak_memory)}
-        return self._facts(facts, Ready(compiling, [], False), peaks, counted)
+        return self._facts(facts, WarmUp(compiling, [], False), peaks, counted)
 
     def bandwidth(self, device: str) -> Reading:
         probe = reader(device)

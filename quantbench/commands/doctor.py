@@ -43,7 +43,7 @@ def examined() -> tuple[dict[str, Any], list[str]]:
     import torch  # takes its seconds after the options
 
     from quantbench.ops.cpu import build, compiler
-    from quantbench.run.bandwidth import BYTES, Bandwidth
+    from quantbench.run.bandwidth import BYTES, BandwidthProbe
 
     words, refusal, free = compiler.command(), build.refusal(), host.free_memory()
     threads = environment.choose_threads(None, host.cores(), os.environ)
@@ -53,7 +53,7 @@ def examined() -> tuple[dict[str, Any], list[str]]:
     use, speed = machine.Counters.read().since(before), None
     caveat: str | None = "too little memory is free to measure its speed"
     if free is None or free > 2 * BYTES:
-        probe = Bandwidth(torch.device("cpu"))
+        probe = BandwidthProbe(torch.device("cpu"))
         speed, caveat = round(probe.measure() / 1e9, 2), probe.caveat
     found = {
         "system": platform.platform(),

@@ -10,7 +10,7 @@ from quantbench.cli import Command, together
 from quantbench.compare.limits import Limits
 from quantbench.errors import UsageError
 from quantbench.log.config import NOT_IN_ARMS, RunConfig
-from quantbench.log.kinds import Choice, Number, Share, Whole
+from quantbench.log.kinds import Number, OneOf, Share, Whole
 
 UNUSED = tuple(name for name in NOT_IN_ARMS if name not in ("write_result", "debug"))
 DEFAULT = Settings()
@@ -51,7 +51,7 @@ result_options = together(
     click.option("--resume", metavar="DIR", help="Go on with what --output DIR left"),
     click.option("--open", "show", is_flag=True,
                  help="Show report.html of --output in the browser"),
-    click.option("--format", "form", type=Choice(("md", "csv", "json", "answer")),
+    click.option("--format", "form", type=OneOf(("md", "csv", "json", "answer")),
                  metavar="md|csv|json|answer", help="Print this instead of the table; -o, too"),
 )  # fmt: skip
 

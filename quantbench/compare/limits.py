@@ -16,7 +16,7 @@ import click
 
 from quantbench.cli import together
 from quantbench.compare.row import Row
-from quantbench.log.kinds import Kind, Number, Share, Size
+from quantbench.log.kinds import ByteSize, Kind, Number, Share
 from quantbench.quality.thresholds import KL, MAX_KL
 from quantbench.quality.types import Quality
 from quantbench.run.run_table import SINCE_START
@@ -49,7 +49,7 @@ OPTIONS: dict[str, tuple[Kind, str, Callable[[Any], str]]] = {
                                 "perplexity more than {:.3g} above the baseline's".format),
     "min_top1": (Share(), "that agrees less on the likeliest token, as 95%",
                  "top-1 below {:.3g}".format),
-    "max_memory": (Size(), "that takes more, as 8GB: the peak while generating",
+    "max_memory": (ByteSize(), "that takes more, as 8GB: the peak while generating",
                    lambda count: f"memory above {size(count)}"),
     "min_tok_s": (Number(what="tokens per second", most="1e9"), "slower",
                   "less than {:g} tok/s".format),

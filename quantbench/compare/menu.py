@@ -14,6 +14,7 @@ from quantbench.errors import KernelError, UsageError
 from quantbench.log.config import RunConfig, argv
 from quantbench.progress import say
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, parse, parse_scheme
+from quantbench.run import checks
 from quantbench.text import size
 
 AS_IS = "as-is"  # loads fastest of all: nothing is quantized
@@ -112,11 +113,7 @@ def check_models(checkpoints: Sequence[str]) -> None:
     if len(checkpoints) < 2:
         return
     for path in checkpoints:
-        if path.startswith("dummy:"):
-            raise UsageError(
-                f"--checkpoint_path {path}: random weights predict no text, and models are "
-                "compared by bits per byte: give trained ones, or one model alone"
-            )
+        checks.refuse_random_weights(path, "several models")
     names = [name_of(path) for path in checkpoints]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UsageError(f"two --checkpoint_path end in {min(twice)}: give models of other names")

@@ -17,7 +17,7 @@ from quantbench import files
 from quantbench.bench.store import Results
 from quantbench.compare.row import Row
 from quantbench.errors import UsageError
-from quantbench.log.origin import About
+from quantbench.log.origin import Origin
 from quantbench.quality.types import Quality
 from quantbench.text import cleaned, shown
 from quantbench.typed_json import from_json, omitted, to_json
@@ -53,7 +53,7 @@ class Comparison:
     """What `collect` takes from a results.json."""
 
     rows: list[Row]
-    about: About
+    about: Origin
     model: str = ""
 
 

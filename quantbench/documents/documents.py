@@ -70,11 +70,11 @@ def rewritten(name: str, text: str, blocks: Mapping[str, Block]) -> str:
 
 
 def _check_inside(where: str, document: Path, words: Sequence[str]) -> None:
-    """Raise UsageError for a file that does not lie below the document's folder."""
+    """Raise UsageError for a file that is not below the document's folder."""
     for word in words:
         path = Path(os.path.realpath(word))
         if os.path.lexists(word) and not path.is_relative_to(document.resolve().parent):
-            raise UsageError(f"{where}: {shown(word)} does not lie in the document's folder")
+            raise UsageError(f"{where}: {shown(word)} is not in the document's folder")
 
 
 def _harmless(block: str) -> str:

@@ -19,7 +19,7 @@ from quantbench.compare.tables import of_prompt
 from quantbench.documents import documents
 from quantbench.errors import LogError, UsageError
 from quantbench.log import log
-from quantbench.log.origin import About
+from quantbench.log.origin import Origin
 from quantbench.log.record import Record
 from quantbench.quality.thresholds import BROKEN, class_of
 from quantbench.report.block import Block, captioned, file_of, read
@@ -111,14 +111,14 @@ def speeds(words: Sequence[str]) -> str:
         heading = of_prompt([PROMPT], [*longer.values()])[0][0]
         column = heading, partial(_of_the_same_arm, longer)
         columns.insert(SPEEDS.index(PROMPT) + 1, column)
-        captions += f"\n\n{heading}: {read(About, other, 'about').caption()}"
+        captions += f"\n\n{heading}: {read(Origin, other, 'about').caption()}"
     if names:
         by_name = {row.arm.replace(" ", "_"): row for row in rows}
         if missing := [name for name in names if name not in by_name]:
             raise UsageError(f"{path} measured no arm {missing[0]}; it has {', '.join(by_name)}")
         rows = [by_name[name] for name in names]
     notes = TURNS_NOTE + BROKEN_NOTE * any(map(_is_broken, rows))
-    return captioned(columns, rows, read(About, path, "about"), notes) + captions
+    return captioned(columns, rows, read(Origin, path, "about"), notes) + captions
 
 
 def _of_the_same_arm(rows: Mapping[str, Row], row: Row) -> str:
@@ -171,7 +171,7 @@ def quality(words: Sequence[str]) -> str:
         ("perplexity ÷ full precision's",
          with_error(lambda row: row.ratio, lambda row: row.ratio_standard_error, ".4f")),
     ]  # fmt: skip
-    return captioned(columns, rows, read(About, path, "about"))
+    return captioned(columns, rows, read(Origin, path, "about"))
 
 
 # Blocks of rooms: the room is imported when a document has the block.
@@ -184,7 +184,7 @@ def _of_room(place: str, words: Sequence[str]) -> str:
 
 
 TABLES: Mapping[str, Block] = {
-    "about": lambda words: read(About, file_of(words), "about").caption(),  # below a picture
+    "about": lambda words: read(Origin, file_of(words), "about").caption(),  # below a picture
     "runs": runs,
     "speeds": speeds,
     "quality": quality,

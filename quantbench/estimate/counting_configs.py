@@ -125,8 +125,8 @@ def count_config(
         part = made.model_type != fields["model_type"]
         raise CheckpointError(
             f"{name}: transformers has no causal language model of {fields['model_type']}"
-            f"{' alone' if part else ''}, and no other is counted; give the config.json of one of "
-            "the same shape"
+            f"{' alone' if part else ''}, and only these are counted; give the config.json of "
+            "one of the same shape"
         )
     try:
         with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""What `estimate` is asked on its command line, and the text and JSON that it answers."""
+"""The options of `estimate`, and the text and JSON that it prints."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from quantbench.estimate import tables
 from quantbench.estimate.counting_configs import doubts
 from quantbench.estimate.fits import what_fits_into
 from quantbench.estimate.here import Here
-from quantbench.estimate.predict import Estimate, Machine, Request, predict
+from quantbench.estimate.predict import Machine, Request, RunEstimate, predict
 from quantbench.kv_cache import CACHES
 from quantbench.log import shell
 from quantbench.log.config import RunConfig, argv
@@ -85,7 +85,7 @@ def verifying(run: RunConfig, schemes: Sequence[str]) -> str:
     return shell.join(["quantbench", "ab", *words, *(w for arm in arms for w in ("--arm", arm))])
 
 
-def _estimated(request: Request, machine: Machine) -> Estimate | str:
+def _estimated(request: Request, machine: Machine) -> RunEstimate | str:
     """The estimate, or why the scheme cannot run. On this machine what does not fit is not
     measured."""
     try:

@@ -114,7 +114,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RunEstimate:
     """The estimate of a run. Seconds of a token are those of a step of all sequences together."""
 
     device: str
@@ -190,7 +190,7 @@ class Machine(ABC):
         return {phase: self.memory(request, phase) for phase in phases}
 
 
-def predict(request: Request, machine: Machine) -> Estimate:
+def predict(request: Request, machine: Machine) -> RunEstimate:
     """Raises UsageError or KernelError for what the model or the machine does not take."""
     memory = machine.memories(request)
     peak = max(memory, key=lambda phase: memory[phase].total)
@@ -208,7 +208,7 @@ def predict(request: Request, machine: Machine) -> Estimate:
         devices = 1 if machine.is_cpu else request.tp
         most = devices * machine.power * seconds / request.tokens
         joules = Figure(most, NO_COUNTER, longer.bound)
-    return Estimate(
+    return RunEstimate(
         device=machine.name,
         scheme=request.scheme,
         kv_cache=request.kv_cache,

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from quantbench.estimate.fits import Fit
-from quantbench.estimate.predict import Estimate, Figure, Machine, Memory, Unknown
+from quantbench.estimate.predict import Figure, Machine, Memory, RunEstimate, Unknown
 from quantbench.log.record import NO_COUNTER
 from quantbench.text import aligned, counted, size
 
 
-def lines(estimate: Estimate) -> list[str]:
+def lines(estimate: RunEstimate) -> list[str]:
     """One estimate: a row a figure, then memory by phase, parts, and warnings."""
     peak, joules = estimate.peak_memory_bytes, estimate.joules_per_token
     rows = [
@@ -72,7 +72,9 @@ def _parts(parts: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {_short(1e3 * seconds)} ms" for name, seconds in parts.items())
 
 
-def table(estimates: Mapping[str, Estimate | str], machine: Machine, memory: float | None) -> str:
+def table(
+    estimates: Mapping[str, RunEstimate | str], machine: Machine, memory: float | None
+) -> str:
     """A row a scheme, or why it cannot run. memory: of the device, in bytes."""
     rows: list[tuple[str, ...]] = [
         ("scheme", "prompt", "token", "tok/s", "peak memory", "fits?", "J/token", "set by")

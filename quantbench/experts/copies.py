@@ -6,14 +6,10 @@
     copies.done(slot)                   # after all products with its expert were launched
     copies.waits.seconds()              # in which the computing waited
 
-From a disk that is read past the page cache the kernel copies, several experts at once
-(io_submit.py). From any other slow tier threads copy: reading a file releases Python's lock. A
-CUDA device copies from locked pages on a separate stream, and its computing stream waits for an
-event.
+To the CPU threads copy: reading a file releases Python's lock. A CUDA device copies from locked
+pages on a separate stream, and its computing stream waits for an event.
 """
 
-import itertools
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -23,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from quantbench.devices import Stopwatch
-from quantbench.experts import io_submit
-from quantbench.experts.slow import File, Key, SlowTier, pages
+from quantbench.experts.slow import Key, SlowTier, pages
 from quantbench.quantize.kernel import fused_weight
 
 THREADS = 2  # that read at the same time
@@ -52,17 +47,9 @@ class Slot:
 Pairs = Sequence[tuple[Slot, Key]]
 
 
-def make(slow: SlowTier, device: torch.device) -> "ByThreads | BySystem | OnStream":
-    """The fastest way that the slow tier, the device and the system allow."""
-    if device.type == "cuda":
-        return OnStream(slow, device)
-    if (
-        isinstance(slow, File)
-        and slow.direct is not None
-        and (queue := io_submit.opened()) is not None
-    ):
-        return BySystem(slow, slow.direct, queue)
-    return ByThreads(slow)
+def make(slow: SlowTier, device: torch.device) -> "ByThreads | OnStream":
+    """What copies into the memory of this device."""
+    return OnStream(slow, device) if device.type == "cuda" else ByThreads(slow)
 
 
 def buffers(count: int, nbytes: int, device: torch.device) -> list[Tensor]:
@@ -95,40 +82,6 @@ class ByThreads:
 
     def done(self, slot: Slot) -> None:
         """Nothing has to be noted: on the CPU a product ends before its slot is used again."""
-
-
-class BySystem(ByThreads):
-    """The system reads from a disk, several experts at once, while this process computes."""
-
-    slow: File
-
-    def __init__(self, slow: File, file: int, queue: io_submit.Queue) -> None:
-        """file: the disk's file, opened with O_DIRECT."""
-        super().__init__(slow)
-        self.file, self.queue = file, queue
-        self.tickets = itertools.count()
-        self.over: dict[int, int] = {}  # results of reads that `wait` has not taken, by ticket
-
-    def begin(self, pairs: Pairs) -> None:
-        reads = []
-        for slot, key in pairs:
-            slot.coming = next(self.tickets)
-            address, start = slot.buffer.data_ptr(), self.slow.starts[key]
-            reads.append((slot.coming, self.file, address, self.slow.nbytes, start))
-        # Those that the system refused: they are too many, or its file system is unsupported.
-        super().begin(pairs[self.queue.submit(reads) :])
-
-    def wait(self, slot: Slot) -> None:
-        if not isinstance(slot.coming, int):
-            return super().wait(slot)
-        started = self.waits.start()
-        while slot.coming not in self.over:
-            self.over.update(self.queue.finished(at_least=1))
-        self.waits.stop(started)
-        result, slot.coming = self.over.pop(slot.coming), None
-        if result != self.slow.nbytes:
-            error = OSError(-result, os.strerror(-result)) if result < 0 else None
-            raise self.slow.read_error(error)
 
 
 class OnStream:

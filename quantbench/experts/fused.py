@@ -65,10 +65,10 @@ class Fused:
             if layer.number not in self.tables:
                 used = torch.zeros(self.every, dtype=torch.int64)
                 moving = self.turn.data_ptr(), used.data_ptr(), layer.number
-                made = replace(experts, networks=self._networks(), moving=moving).table()
-                self.tables[layer.number] = made
+                table = replace(experts, networks=self._networks(), moving=moving).table()
+                self.tables[layer.number] = table
                 layer.used = numbers_of(used)
-                layer.places = numbers_of(made)[step.TABLE_HEAD :]
+                layer.places = numbers_of(table)[step.TABLE_HEAD :]
                 for expert, slot in layer.own.items():
                     layer.show(expert, slot.addresses)
             return self.tables[layer.number]
@@ -150,12 +150,12 @@ class Fused:
         """`Turn::wait`: wait for what arrives, and show it to the op. Raises TierError."""
         while layer.arriving:
             expert, slot = layer.arrived()
-            given = layer.settle(expert, slot, self.wanted)
-            if given is slot:
+            freed = layer.settle(expert, slot, self.wanted)
+            if freed is slot:
                 layer.show(expert, slot.addresses)
                 self.lent.append((layer, expert, slot))
-            elif given:
-                self.store.landing.append(given)
+            elif freed:
+                self.store.landing.append(freed)
         return 1
 
     def _take_back(self) -> None:

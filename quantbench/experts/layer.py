@@ -49,9 +49,9 @@ class TieredLayer:
         resident = [expert for expert in rows if expert in self.own]
         missing = [expert for expert in rows if expert not in self.own]
         waiting = deque(missing if store.policy.fetches else ())  # for room, to be fetched
-        there = () if store.policy.fetches else missing  # to be computed in the slow tier
-        self._count(rows, resident, waiting, there)
-        sent = {e: tokens[rows[e]].cpu() for e in there} if store.beneath else {}
+        in_slow_tier = () if store.policy.fetches else missing  # to be computed in the slow tier
+        self._count(rows, resident, waiting, in_slow_tier)
+        sent = {e: tokens[rows[e]].cpu() for e in in_slow_tier} if store.beneath else {}
 
         def compute(expert: int, slot: Slot) -> None:
             results[expert] = slot.expert(tokens[rows[expert]])
@@ -67,12 +67,12 @@ class TieredLayer:
                 expert, slot = self.arrived()
                 compute(expert, slot)
                 needed = rows.keys() - results.keys()
-                if (given := self.settle(expert, slot, needed)) is not None:
-                    store.landing.append(given)
+                if (freed := self.settle(expert, slot, needed)) is not None:
+                    store.landing.append(freed)
                 self.fetch(waiting, needed)
         finally:
             self.abandon()
-        for expert in there:
+        for expert in in_slow_tier:
             x = sent[expert] if sent else tokens[rows[expert]]
             returned = store.in_place((self.number, expert)).expert(x)
             results[expert] = returned.to(tokens.device)
@@ -81,11 +81,13 @@ class TieredLayer:
     def _count(self, rows: Mapping[int, Tensor], *groups: Iterable[int]) -> None:
         """Count the tokens of all experts, and of those that are resident, fetched, in place."""
         traffic = self.store.traffic
-        hits, fetched, there = (sum(len(rows[expert]) for expert in group) for group in groups)
-        traffic.assignments += hits + fetched + there
+        hits, fetched, in_slow_tier = (
+            sum(len(rows[expert]) for expert in group) for group in groups
+        )
+        traffic.assignments += hits + fetched + in_slow_tier
         traffic.hits += hits
         traffic.fetched += fetched
-        traffic.there += there
+        traffic.there += in_slow_tier
 
     # ------------------------------------------------------------------------------ fast memory
 
@@ -158,8 +160,8 @@ class TieredLayer:
         layer gives back to the landing: another expert's, its own, or None."""
         if not (self.store.policy.caches and self.quota):
             return slot
-        given = None
-        if len(self.own) >= self.quota and (given := self.evict(needed)) is None:
+        freed = None
+        if len(self.own) >= self.quota and (freed := self.evict(needed)) is None:
             return slot
         self.keep(expert, slot)
-        return given
+        return freed

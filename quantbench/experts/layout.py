@@ -24,7 +24,7 @@ ALIGNMENT = 128  # bytes; each tensor starts at a multiple
 
 
 @dataclass(frozen=True)
-class Layout:
+class ExpertLayout:
     """Where each plain tensor of an expert's weights is in its bytes."""
 
     forms: Forms
@@ -33,7 +33,7 @@ class Layout:
     modules: Mapping[str, nn.Module] = field(compare=False, repr=False)  # without weights
 
     @staticmethod
-    def of(linears: Mapping[str, nn.Module]) -> "Layout":
+    def of(linears: Mapping[str, nn.Module]) -> "ExpertLayout":
         """The layout of these linear layers of an expert, by their names in it.
 
         Raises KernelError for a kernel that keeps numbers outside of its parameters.
@@ -52,7 +52,7 @@ class Layout:
             places.append((start, part.dtype, tuple(part.shape)))
             end = start + part.numel() * part.dtype.itemsize
         bare = {name: with_parameters(linear, {}) for name, linear in linears.items()}
-        return Layout(forms, tuple(places), whole_pages(end), bare)
+        return ExpertLayout(forms, tuple(places), whole_pages(end), bare)
 
     def write(self, linears: Mapping[str, nn.Module], buffer: Tensor) -> None:
         """Copy the weights of an expert of this layout into a buffer (nbytes,) uint8."""
@@ -62,11 +62,11 @@ class Layout:
     def expert(self, skeleton: nn.Module, buffer: Tensor) -> nn.Module:
         """A copy of `skeleton`, a FeedForward, whose linear layers compute with the weights in a
         buffer."""
-        views, made = self._views(buffer), {}
+        views, linears = self._views(buffer), {}
         for name, (_, kinds) in self.forms.items():
             weights = {k: nn.Parameter(form.made_of(views), False) for k, form in kinds.items()}
-            made[name] = with_parameters(self.modules[name], weights)
-        return with_children(skeleton, made)
+            linears[name] = with_parameters(self.modules[name], weights)
+        return with_children(skeleton, linears)
 
     def _views(self, buffer: Tensor) -> Iterator[Tensor]:
         """The plain tensors in a buffer (bytes,) uint8; they share its memory."""

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from quantbench import devices, files
 from quantbench.errors import UsageError
-from quantbench.experts.layout import Layout
+from quantbench.experts.layout import ExpertLayout
 from quantbench.experts.placement import PLACEMENTS, Fast, from_file, place
 from quantbench.experts.popularity import Routers, find
 from quantbench.experts.routing import identity, routers_of
 from quantbench.experts.slow import (
     File,
     Key,
-    Memory,
+    Ram,
     SlowTier,
     Unusable,
     new_file,
@@ -60,11 +60,12 @@ def check(plan: Plan) -> None:
     routers = routers_of(plan.architecture)  # refuses a model without experts
     if config.expert_folder and device.type != "cpu":
         raise UsageError(
-            f"--expert_folder: with --device {device} experts lie in RAM, not on disk: leave it out"
+            f"--expert_folder: with --device {device} experts are in RAM, not on a disk: leave it "
+            "out"
         )
     if plan.spec.scheme and config.expert_memory != "auto":
-        how = plan.spec.scheme, device, plan.precision, config.kernel
-        nbytes = size_of(plan.architecture, *how).expert_bytes
+        settings = plan.spec.scheme, device, plan.precision, config.kernel
+        nbytes = size_of(plan.architecture, *settings).expert_bytes
         require_enough(plan, expert_slots(config, nbytes, 0), nbytes)
     if config.expert_placement not in PLACEMENTS:
         placed(config, routers, sum(routers.experts))
@@ -81,7 +82,7 @@ def open_tiers(plan: Plan, quantizer: Quantizer | None, say: Say) -> Tiers:
     config, device = plan.config, plan.device
     rest = plan.architecture, device, policy_of(config), _beneath(plan)
     if device.type != "cpu":
-        return Tiers(Memory(pinned=True), *rest)
+        return Tiers(Ram(pinned=True), *rest)
     if plan.checkpoint.saved is not None and not (config.expert_folder or config.save):
         try:
             slow, linears = open_saved(plan, quantizer)
@@ -114,7 +115,7 @@ def open_saved(plan: Plan, quantizer: Quantizer | None) -> tuple[File, dict[str,
     every, keys = keys_of(checkpoint.config()), keys_of(plan.architecture)
     weights, compared = checkpoint.tensors(), dict.fromkeys((keys[0], keys[-1]))
     experts = {key: _packed(plan, quantizer, weights, key) for key in compared}
-    layout = Layout.of(experts[keys[0]])
+    layout = ExpertLayout.of(experts[keys[0]])
     packed, stored = pages(layout.nbytes), pages(layout.nbytes)
     try:
         slow = saved_file(checkpoint.file.parent, every, layout.nbytes)
@@ -158,7 +159,7 @@ def _beneath(plan: Plan) -> tuple[SlowTier, Stages] | None:
             f"--expert_policy {plan.config.expert_policy}: {plan.spec} chooses kernels for the "
             "card; --expert_policy cache computes nothing on the CPU"
         )
-    return Memory(pinned=False), quantizer_of(plan.spec.scheme, CPU, plan.precision)
+    return Ram(pinned=False), quantizer_of(plan.spec.scheme, CPU, plan.precision)
 
 
 # ---------------------------------------------------------------------------------- how many
@@ -249,11 +250,11 @@ def settle(plan: Plan, tiers: Tiers, model: Transformer, say: Say) -> None:
 
 def _faster(plan: Plan, tiers: Tiers, model: Transformer) -> Policy:
     """The policy whose decoding steps are faster, as the run will take them."""
-    config, how = plan.config, (plan.precision, plan.device)
+    config, placement = plan.config, (plan.precision, plan.device)
     rows = config.batch_size
-    kernel = decoding.attention_of(plan.cache, model.config, *how).name
-    own = decoding.caches_of(plan.cache, model.config, rows, POSITIONS, *how, kernel)
-    decoder = decoding.choose(config.decoder, model, own, rows)
+    kernel = decoding.attention_of(plan.cache, model.config, *placement).name
+    caches = decoding.caches_of(plan.cache, model.config, rows, POSITIONS, *placement, kernel)
+    decoder = decoding.choose(config.decoder, model, caches, rows)
     return faster(tiers, decoder.step, plan.prompt, rows)
 
 
@@ -294,8 +295,8 @@ def faster(
 
 def placed(config: RunConfig, routers: Routers, capacity: int) -> Fast:
     """The placement that --expert_placement asks for. Raises UsageError."""
-    option, how = "--expert_placement", config.expert_placement
-    if how not in PLACEMENTS:
-        return from_file(option, how, routers, capacity)
-    popularity = find(routers, f"{option} {how}") if how == "popularity" else None
-    return place(how, routers, capacity, popularity, config.seed)
+    option, placement = "--expert_placement", config.expert_placement
+    if placement not in PLACEMENTS:
+        return from_file(option, placement, routers, capacity)
+    popularity = find(routers, f"{option} {placement}") if placement == "popularity" else None
+    return place(placement, routers, capacity, popularity, config.seed)

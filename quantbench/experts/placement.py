@@ -22,7 +22,11 @@ Fast = tuple[frozenset[int], ...]  # experts in fast memory by layer; empty for 
 
 
 def place(
-    how: str, routers: Routers, capacity: int, popularity: Popularity | None = None, seed: int = 0
+    placement: str,
+    routers: Routers,
+    capacity: int,
+    popularity: Popularity | None = None,
+    seed: int = 0,
 ) -> Fast:
     """Choose `capacity` experts of the model, or all if it has fewer: those that are chosen most
     often, equally many of each layer (drawn at random by the seed), or those of the first layers.
@@ -30,14 +34,14 @@ def place(
     popularity: of this model, for "popularity".
     """
     experts = routers.experts
-    if how == "uniform":
+    if placement == "uniform":
         draw, shares = random.Random(seed), even_shares(experts, capacity)
         counts = zip(experts, shares, strict=True)
         return tuple(frozenset(draw.sample(range(of), share)) for of, share in counts)
-    if how == "first":
+    if placement == "first":
         order = [(layer, expert) for layer, of in enumerate(experts) for expert in range(of)]
         return _first(order, capacity, len(experts))
-    assert how == "popularity" and popularity is not None
+    assert placement == "popularity" and popularity is not None
     return most_popular(popularity.counts, capacity)
 
 
@@ -62,8 +66,8 @@ def even_shares(experts: Sequence[int], capacity: int) -> list[int]:
 
     experts: how many each layer has, 0 or the same number.
     """
-    each, more = divmod(min(capacity, sum(experts)), max(1, sum(map(bool, experts))))
-    extra = iter(range(more))
+    each, remainder = divmod(min(capacity, sum(experts)), max(1, sum(map(bool, experts))))
+    extra = iter(range(remainder))
     return [each + (next(extra, None) is not None) if count else 0 for count in experts]
 
 
@@ -71,7 +75,7 @@ def from_file(option: str, path: str, routers: Routers, capacity: int) -> Fast:
     """The placement that a file asks for: counts as `quantbench experts profile` writes them, or
     {"fast": [[0, 3], [], …]}, the experts by layer. Raises UsageError, one line, for another file,
     one of another model, and for more experts than `capacity`."""
-    value, given = files.read_json(option, path, UsageError, AGAIN), f"{option} {path}"
+    value, where = files.read_json(option, path, UsageError, AGAIN), f"{option} {path}"
     if not isinstance(value, dict) or "fast" not in value:
         popularity = Popularity.load(option, path, value).of_model(routers, option, path)
         return most_popular(popularity.counts, capacity)
@@ -81,17 +85,17 @@ def from_file(option: str, path: str, routers: Routers, capacity: int) -> Fast:
         listed = []
     if len(listed) != len(routers.experts):
         raise UsageError(
-            f"{given}: fast is a list of experts for each of {routers.model}'s "
+            f"{where}: fast is a list of experts for each of {routers.model}'s "
             f"{len(routers.experts)} layers, such as [[0, 3], []]; given: {shown(value['fast'])}"
         )
     for layer, (chosen, count) in enumerate(zip(listed, routers.experts, strict=True)):
         if wrong := [expert for expert in chosen if not 0 <= expert < count]:
             has = f"experts 0 to {count - 1}" if count else "none"
-            raise UsageError(f"{given}: layer {layer} has {has}; given: {shown(wrong[0])}")
+            raise UsageError(f"{where}: layer {layer} has {has}; given: {shown(wrong[0])}")
     fast = tuple(map(frozenset, listed))
     if (count := sum(map(len, fast))) > capacity:
         raise UsageError(
-            f"{given} lists {count} experts, and memory is for {capacity}; list "
+            f"{where} lists {count} experts, and memory is for {capacity}; list "
             "fewer, or give more --expert_memory"
         )
     return fast

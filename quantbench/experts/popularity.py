@@ -43,19 +43,19 @@ class Routers:
         layers = range(len(self.digests))
         return tuple(0 if i in self.dense_layers else self.num_experts for i in layers)
 
-    def difference(self, other: "Routers") -> str | None:
-        """Why counts over these routers do not apply to `other`, of at most as many layers; None if
+    def difference(self, model: "Routers") -> str | None:
+        """Why counts over these routers do not apply to `model`, of at most as many layers; None if
         they do. Words that end before the other model's name: "3 layers, not 5 as in"."""
-        layers = len(other.digests)
+        layers = len(model.digests)
         if len(self.digests) < layers:
             return f"{counted(len(self.digests), 'layer')}, not {layers} as in"
-        if self.num_experts != other.num_experts:
-            return f"{self.num_experts} experts a layer, not {other.num_experts} as in"
-        if self.experts_per_token != other.experts_per_token:
-            return f"{self.experts_per_token} experts a token, not {other.experts_per_token} as in"
-        if self.experts[:layers] != other.experts:
+        if self.num_experts != model.num_experts:
+            return f"{self.num_experts} experts a layer, not {model.num_experts} as in"
+        if self.experts_per_token != model.experts_per_token:
+            return f"{self.experts_per_token} experts a token, not {model.experts_per_token} as in"
+        if self.experts[:layers] != model.experts:
             return "other layers without experts than"
-        for layer, pair in enumerate(zip(self.digests, other.digests, strict=False)):
+        for layer, pair in enumerate(zip(self.digests, model.digests, strict=False)):
             if all(pair) and pair[0] != pair[1]:
                 return f"another router in layer {layer} than"
         return None

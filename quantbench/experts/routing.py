@@ -81,8 +81,8 @@ def profile(
     counts: list[list[int]] = []
 
     def add(layer: int, router: Router, _: object, output: tuple[Tensor, Tensor]) -> None:
-        more = tokens_per_expert(output[0], len(router.weight))
-        counts[layer] = [a + b for a, b in zip(counts[layer], more, strict=True)]
+        counted = tokens_per_expert(output[0], len(router.weight))
+        counts[layer] = [a + b for a, b in zip(counts[layer], counted, strict=True)]
 
     middle, done, halves = len(tokens) // 2, 0, []
     with contextlib.ExitStack() as hooks:

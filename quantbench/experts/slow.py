@@ -64,8 +64,8 @@ class File:
         weakref.finalize(
             self, lambda opened: list(map(os.close, opened)), {self.buffered, self.file}
         )
-        how = "pages dropped after each read" if self.direct is None else "past the page cache"
-        self.place = f"{place}, {how}"
+        reading = "pages dropped after each read" if self.direct is None else "past the page cache"
+        self.place = f"{place}, {reading}"
         self.starts: dict[Key, int] = {}
         self.nbytes = self.end = 0
         self._mapping: mmap.mmap | None = None
@@ -224,7 +224,7 @@ def _writing(where: str, nbytes: int = 0) -> Iterator[None]:
         ) from None
 
 
-class Memory:
+class Ram:
     """RAM, under the memory of a card, or of the CPU in its place."""
 
     name = "RAM"
@@ -239,19 +239,19 @@ class Memory:
         """One allocation for each layer. Raises TierError if its pages cannot be locked."""
         for _, group in itertools.groupby(keys, key=lambda key: key[0]):
             of_layer = list(group)
-            whole = pages(nbytes * len(of_layer))
+            block = pages(nbytes * len(of_layer))
             if self.pinned:
-                self._lock(whole)
-            self.blocks |= dict(zip(of_layer, whole.view(-1, nbytes), strict=True))
+                self._lock(block)
+            self.blocks |= dict(zip(of_layer, block.view(-1, nbytes), strict=True))
 
-    def _lock(self, whole: Tensor) -> None:
+    def _lock(self, block: Tensor) -> None:
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        if code := int(runtime.cudaHostRegister(whole.data_ptr(), whole.numel(), 0)):
+        if code := int(runtime.cudaHostRegister(block.data_ptr(), block.numel(), 0)):
             raise TierError(
-                f"cannot lock {size(whole.numel())} of RAM for the card (CUDA error {code}); a "
+                f"cannot lock {size(block.numel())} of RAM for the card (CUDA error {code}); a "
                 "smaller --quantization takes less"
             )
-        weakref.finalize(self, lambda: runtime.cudaHostUnregister(whole.data_ptr()))
+        weakref.finalize(self, lambda: runtime.cudaHostUnregister(block.data_ptr()))
 
     def put(self, key: Key, block: Tensor) -> None:
         self.blocks[key].copy_(block)
@@ -269,4 +269,4 @@ class Memory:
         """Nothing: RAM is never truncated."""
 
 
-SlowTier = File | Memory  # which holds all experts
+SlowTier = File | Ram  # which holds all experts

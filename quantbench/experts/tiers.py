@@ -28,7 +28,7 @@ from quantbench.experts import copies
 from quantbench.experts.copies import Slot
 from quantbench.experts.fused import Fused
 from quantbench.experts.layer import TieredLayer
-from quantbench.experts.layout import Layout, without_weights
+from quantbench.experts.layout import ExpertLayout, without_weights
 from quantbench.experts.slow import File, Key, SlowTier, pages
 from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
@@ -100,11 +100,11 @@ class Tiers:
         self.skeleton: nn.Module = nn.Identity()  # an expert without weights
         # Its linear layers, if a saved file has all experts.
         self.pattern: dict[str, nn.Module] = {}
-        self._layouts: dict[SlowTier, Layout] = {}
+        self._layouts: dict[SlowTier, ExpertLayout] = {}
         self._in_place: dict[Key, Slot] = {}
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ExpertLayout:
         """The layout of an expert in fast memory."""
         return self._layouts[self.slow]
 
@@ -114,12 +114,12 @@ class Tiers:
 
     def are_stored(self, linears: Mapping[str, nn.Module]) -> None:
         """Note that the slow tier has all experts, in the layout of these linear layers."""
-        self._layouts[self.slow] = Layout.of(linears)
+        self._layouts[self.slow] = ExpertLayout.of(linears)
         self.pattern = {name: without_weights(linear) for name, linear in linears.items()}
 
     def put(self, slow: SlowTier, key: Key, linears: Mapping[str, nn.Module]) -> None:
         """Put an expert into a slow tier. Raises TierError, KernelError."""
-        layout = Layout.of(linears)
+        layout = ExpertLayout.of(linears)
         if slow not in self._layouts:
             slow.reserve(self.keys, layout.nbytes)
         if self._layouts.setdefault(slow, layout) != layout:
@@ -186,13 +186,13 @@ class Tiers:
         self.landing.clear()
         empty = slots - count - landing if self.policy.caches else 0
         room = copies.buffers(count + landing + empty, self.layout.nbytes, self.device)
-        made = [Slot(buffer, self.layout.expert(self.skeleton, buffer)) for buffer in room]
-        for slot in made:
+        filled = [Slot(buffer, self.layout.expert(self.skeleton, buffer)) for buffer in room]
+        for slot in filled:
             self.copies.done(slot)
-        self.landing = made[count:]
+        self.landing = filled[count:]
         keys = [(number, expert) for number in self.layers for expert in sorted(fast[number])]
         for start in range(0, count, AT_ONCE):
-            pairs = list(zip(made, keys, strict=False))[start : start + AT_ONCE]
+            pairs = list(zip(filled, keys, strict=False))[start : start + AT_ONCE]
             self.copies.begin(pairs)
             for slot, (number, expert) in pairs:
                 self.copies.wait(slot)

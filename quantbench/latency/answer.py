@@ -24,7 +24,7 @@ from quantbench.bench import store
 from quantbench.bench.store import META, ArmResult, Results
 from quantbench.errors import UsageError
 from quantbench.latency.cell_plan import CellPlan
-from quantbench.log.origin import About
+from quantbench.log.origin import Origin
 from quantbench.run.energy import Energy, NotCounted, pooled
 from quantbench.typed_json import from_json, omitted
 
@@ -114,7 +114,7 @@ class Latencies:
 
     plan: CellPlan
     tables: list[Table] = field(default_factory=list)
-    about: About | None = None
+    about: Origin | None = None
     ended: str | None = None  # complete, interrupted; None while it runs
 
 
@@ -183,7 +183,7 @@ def _cell(size: int, results: Results, number: int, decode_length: int) -> Cell:
     return Cell(size, samples, result.failed, joules, energy)
 
 
-def _ran(ready: dict[int, ArmResult], about: About | None) -> tuple[str, Ran]:
+def _ran(ready: dict[int, ArmResult], about: Origin | None) -> tuple[str, Ran]:
     """The model's name, and how it ran at each batch size."""
     decoder, last, compiled = "", "", []
     for size, result in ready.items():
@@ -202,7 +202,7 @@ def _ran(ready: dict[int, ArmResult], about: About | None) -> tuple[str, Ran]:
 
 
 @dataclass(frozen=True)
-class Row:
+class LatencyRow:
     """A line of a table. values: by name, in the order of its columns; NaN where nothing was
     measured."""
 
@@ -224,7 +224,7 @@ STEPS: dict[str, Callable[[LatencySample], list[float]]] = {
 RATES = (("Prefill", "tokens/s"), ("Prefill", "requests/s"), ("Decode", "tokens/s"))
 
 
-def latency_rows(cells: Sequence[Cell]) -> list[Row]:
+def latency_rows(cells: Sequence[Cell]) -> list[LatencyRow]:
     """A row for each step and cell. A run may have several values, as many as it has steps; the
     interval is that of the average, from the mean of each run."""
     rows = []
@@ -236,11 +236,11 @@ def latency_rows(cells: Sequence[Cell]) -> list[Row]:
         values |= {"highest": max(every)}
         values |= {f"p{p}": float(v) for p, v in zip(PERCENTILES, percentiles, strict=True)}
         ends = interval([math.fsum(run) / len(run) for run in runs if run])
-        rows.append(Row(step, cell.batch_size, "ms", values, ends))
+        rows.append(LatencyRow(step, cell.batch_size, "ms", values, ends))
     return rows
 
 
-def rate_rows(cells: Sequence[Cell], sequence_length: int) -> list[Row]:
+def rate_rows(cells: Sequence[Cell], sequence_length: int) -> list[LatencyRow]:
     """A row for each rate and cell. sequence_length: tokens of each prompt."""
     rows = []
     for (step, unit), cell in product(RATES, cells):
@@ -251,11 +251,13 @@ def rate_rows(cells: Sequence[Cell], sequence_length: int) -> list[Row]:
         else:
             tokens = sequence_length if unit == "tokens/s" else 1
             seconds = [sample.prefill_seconds for sample in cell.counted]
-        rows.append(rate(Row(step, cell.batch_size, unit, {}), cell.batch_size * tokens, seconds))
+        rows.append(
+            rate(LatencyRow(step, cell.batch_size, unit, {}), cell.batch_size * tokens, seconds)
+        )
     return rows
 
 
-def rate(row: Row, work: float, seconds: Sequence[float]) -> Row:
+def rate(row: LatencyRow, work: float, seconds: Sequence[float]) -> LatencyRow:
     """The row with its rates. work: of one run. A run without work or time has no rate."""
     values, ends = dict.fromkeys(("average", "lowest", "highest"), math.nan), None
     if seconds and work and min(seconds) > 0:
@@ -263,7 +265,7 @@ def rate(row: Row, work: float, seconds: Sequence[float]) -> Row:
         values |= {"lowest": work / max(seconds), "highest": work / min(seconds)}
         ends = interval(seconds)
     inverted = (work / ends[1], work / ends[0]) if ends else None
-    return Row(row.step, row.batch_size, row.unit, values, inverted)
+    return LatencyRow(row.step, row.batch_size, row.unit, values, inverted)
 
 
 def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:

@@ -92,7 +92,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TableComparison:
     """All metrics of two tables of one sequence length."""
 
     baseline: Side
@@ -109,9 +109,9 @@ class Comparison:
         return reasons
 
 
-def compare(baseline: Side, target: Side) -> Comparison:
+def compare(baseline: Side, target: Side) -> TableComparison:
     """Every metric. The sides have the same sequence length and decode length."""
-    return Comparison(baseline, target, [_metric(kind, baseline, target) for kind in KINDS])
+    return TableComparison(baseline, target, [_metric(kind, baseline, target) for kind in KINDS])
 
 
 def _metric(kind: Kind, *sides: Side) -> Metric:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from quantbench.compare.intervals import CONFIDENCE
-from quantbench.latency.metrics import Comparison, Metric, Side, Value
+from quantbench.latency.metrics import Metric, Side, TableComparison, Value
 from quantbench.report.columns import Columns, aligned
 from quantbench.report.page_templates import filled
 
@@ -24,7 +24,7 @@ COLUMNS: Columns[Metric] = [
 ]
 
 
-def text(comparisons: Sequence[Comparison]) -> str:
+def text(comparisons: Sequence[TableComparison]) -> str:
     """The whole report. comparisons: at least one."""
     given = {"confidence": f"{100 * CONFIDENCE:.0f}", "verdict_words": VERDICTS}
     return filled("metrics.md.j2", comparisons=comparisons, shown=shown, ends=ends, **given)
@@ -47,7 +47,7 @@ def ends(metric: Metric) -> str:
     return " to ".join(shown(metric)[1:]) or "too few cycles for an interval"
 
 
-def table(comparison: Comparison) -> str:
+def table(comparison: TableComparison) -> str:
     """Lines for a terminal."""
     baseline, target = comparison.baseline, comparison.target
     notes = [

@@ -20,7 +20,7 @@ from quantbench.latency import ray_tasks
 from quantbench.latency.answer import Latencies
 from quantbench.latency.cell_plan import CellPlan, make_plan, numbers
 from quantbench.latency.cells import Cells, left
-from quantbench.latency.metrics import Comparison, Side, compare
+from quantbench.latency.metrics import Side, TableComparison, compare
 from quantbench.log.config import RunConfig, argv
 from quantbench.progress import say
 from quantbench.text import shown
@@ -148,7 +148,7 @@ def sides(option: str, text: str, ranks: int | None) -> list[Side]:
     return chosen
 
 
-def pairs(baselines: Sequence[Side], targets: Sequence[Side]) -> list[Comparison]:
+def pairs(baselines: Sequence[Side], targets: Sequence[Side]) -> list[TableComparison]:
     """The tables of the same model, ranks and sequence length. A model or a number of ranks that
     is the only one on its side may differ from the other's."""
     if {(s.folder, s.table.key) for s in baselines} == {(s.folder, s.table.key) for s in targets}:

@@ -23,7 +23,7 @@ from quantbench.latency.answer import (
     LEAST_RUNS,
     Cell,
     Latencies,
-    Row,
+    LatencyRow,
     Table,
     latency_rows,
     rate_rows,
@@ -147,7 +147,7 @@ def _plain(text: str) -> str:
 # ------------------------------------------------------------------------------ Markdown tables
 
 
-def rows_text(rows: Sequence[Row]) -> str:
+def rows_text(rows: Sequence[LatencyRow]) -> str:
     """The table's lines, without a line end after the last one. rows: at least one."""
     names = list(rows[0].values)
     header = [name if name.startswith("p") else name.capitalize() for name in names]
@@ -156,7 +156,7 @@ def rows_text(rows: Sequence[Row]) -> str:
     return markdown(["Step", "Batch Size", *header], [_cells(row) for row in rows], padded=True)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: LatencyRow) -> list[str]:
     figures = [f"NaN {row.unit}" if math.isnan(value) else f"{value:.2f} {row.unit}"
                for value in row.values.values()]  # fmt: skip
     if "average" in row.values:
@@ -176,7 +176,7 @@ AXES = {
 }
 
 
-class Point(NamedTuple):
+class PanelPoint(NamedTuple):
     """x and y of a panel."""
 
     x: float
@@ -184,7 +184,7 @@ class Point(NamedTuple):
     label: str = ""
 
 
-Lines = dict[str, list[Point]]  # by the line's name
+Lines = dict[str, list[PanelPoint]]  # by the line's name
 
 
 def panels(results: Latencies) -> dict[str, Lines]:
@@ -197,7 +197,7 @@ def panels(results: Latencies) -> dict[str, Lines]:
     largest = {name: max(set.intersection(*own), default=0) for name, own in sizes.items()}
 
     def add(panel: str, line: str, x: float, y: float, label: str = "") -> None:
-        shown[panel].setdefault(line, []).append(Point(x, y, label))
+        shown[panel].setdefault(line, []).append(PanelPoint(x, y, label))
 
     for table, cell in [(t, cell) for t in results.tables for cell in t.cells if cell.counted]:
         size, line = cell.batch_size, _name(table, results)

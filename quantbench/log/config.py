@@ -6,7 +6,7 @@ writing. So the command in every log line can be pasted and gives the same run:
     repro(RunConfig(quantization="int8wo"))
     # python generate.py --quantization int8wo --checkpoint_path tiny …
 
-Options are spelled with underscores; dashes are read too. A value that begins with a dash is
+Options are spelled with underscores; dashes are read too. A value that starts with a dash is
 given as --prompt=VALUE.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
 from quantbench.log import shell
-from quantbench.log.kinds import Choice, Kind, Number, Room, Switch, Text, Whole
+from quantbench.log.kinds import Kind, Number, OneOf, Room, Switch, Text, Whole
 from quantbench.text import key, shown
 
 PROGRAM = ("python", "generate.py")
@@ -84,7 +84,7 @@ class RunConfig:
         always=True)
     device: str = _field("auto", MODEL, Text("DEVICE"), "cpu, cuda, xpu, mps, or auto",
         always=True)
-    precision: str = _field("bfloat16", MODEL, Choice(PRECISIONS, prefix="torch."),
+    precision: str = _field("bfloat16", MODEL, OneOf(PRECISIONS, prefix="torch."),
         "Unquantized dtype: " + ", ".join(PRECISIONS), always=True)
     compile: bool = _field(False, SPEED, Switch(), "Compile the decoding step")
     compile_prefill: bool = _field(False, SPEED, Switch(), "Compile the prefill, too")
@@ -97,7 +97,7 @@ class RunConfig:
     cache_size: int | None = _field(None, CACHE, Whole(1),
         "Positions in the KV cache; default: as many as the run needs")
     kv_cache_quantization: bool = _field(False, CACHE, Switch(), "The same as --kv_cache int8")
-    kv_cache: str = _field("dense", CACHE, Choice(tuple(CACHES)),
+    kv_cache: str = _field("dense", CACHE, OneOf(tuple(CACHES)),
         "Format of the KV cache: " + ", ".join(CACHES))
     linear_causal_mask: bool = _field(False, CACHE, Switch(),
         "Has no effect; accepted because old logs contain it")
@@ -111,11 +111,11 @@ class RunConfig:
     batch_size: int = _field(1, SAMPLE, Whole(1), "Sequences generated in parallel")
     seed: int = _field(1234, SAMPLE, Whole(0), "Random seed")
     num_layers: int | None = _field(None, MODEL, Whole(1), "Use only the first N layers")
-    kernel: str = _field("auto", SPEED, Choice(KERNELS),
+    kernel: str = _field("auto", SPEED, OneOf(KERNELS),
         "Kernel: auto, cpu, triton, torch, torchao, or a package's")
-    decoder: str = _field("auto", SPEED, Choice(DECODERS, former=FORMER_DECODERS),
+    decoder: str = _field("auto", SPEED, OneOf(DECODERS, former=FORMER_DECODERS),
         "Decoding step run by: " + ", ".join(DECODERS))
-    speculate: str = _field("off", SPEED, Choice(SPECULATION),
+    speculate: str = _field("off", SPEED, OneOf(SPECULATION),
         "Draft tokens: off, lookup, self (fewer bits), draft (a model)")
     draft_quantization: str | None = _field(None, SPEED, Text("SCHEME"),
         "The draft's scheme [int4wo-64 for self; else as its file is]")
@@ -132,14 +132,14 @@ class RunConfig:
         "Experts in two tiers: room in the fast one (8GB, a number, auto)")
     expert_placement: str = _field("uniform", EXPERTS, Text("NAME"),
         "In fast memory at first: popularity, uniform, first, or a file")
-    expert_policy: str = _field("auto", EXPERTS, Choice(EXPERT_POLICIES),
+    expert_policy: str = _field("auto", EXPERTS, OneOf(EXPERT_POLICIES),
         "What happens to others: " + ", ".join(EXPERT_POLICIES))
-    expert_prefetch: str = _field("auto", EXPERTS, Choice(EXPERT_PREFETCH),
+    expert_prefetch: str = _field("auto", EXPERTS, OneOf(EXPERT_PREFETCH),
         "Only auto; accepted because old logs contain it")
     expert_folder: str | None = _field(None, EXPERTS, Text("DIR"),
         "Disk for slow memory; default: quantbench's cache folder")
     save: str | None = _field(None, OUTPUT, Text("DIR"), "Write the quantized model to this folder")
-    format: str = _field("quantbench", OUTPUT, Choice(FORMATS),
+    format: str = _field("quantbench", OUTPUT, OneOf(FORMATS),
         "Of --save: " + ", ".join(FORMATS))
     dry_run: bool = _field(False, OUTPUT, Switch(),
         "Show sizes, memory and kernels; load and run nothing")
@@ -175,7 +175,7 @@ def refuse_former(config: RunConfig) -> None:
     """Raise UsageError for a name that only old logs have."""
     for name, option in option_table().items():
         value = getattr(config, name)
-        if isinstance(option.kind, Choice) and value in option.kind.former:
+        if isinstance(option.kind, OneOf) and value in option.kind.former:
             raise UsageError(f"--{name} takes {option.kind.accepts}; given: {shown(value)}")
 
 
@@ -196,9 +196,9 @@ def argv(config: RunConfig, said: bool = False, always: Collection[str] | None =
     arguments: list[str] = []
     for field in dataclasses.fields(config):
         option, value = field.metadata["option"], getattr(config, field.name)
-        given = said and isinstance(field.default, Unsaid) and not isinstance(value, Unsaid)
+        names_default = said and isinstance(field.default, Unsaid) and not isinstance(value, Unsaid)
         written = option.always if always is None else field.name in always
-        if value == field.default and not written and not given:
+        if value == field.default and not written and not names_default:
             continue
         text = option.kind.write(value)
         if isinstance(option.kind, Switch):

@@ -125,7 +125,7 @@ class Share(Kind):
         return number
 
 
-class Size(Kind):
+class ByteSize(Kind):
     """A size in bytes, from `least` on: fewer are a unit that was forgotten."""
 
     metavar = "SIZE"
@@ -138,7 +138,7 @@ class Size(Kind):
         return round(bytes_in(str(value), self.least))
 
 
-class Choice(Kind):
+class OneOf(Kind):
     """One of a few names.
 
     prefix: always written before the name; optional when read.

@@ -220,7 +220,7 @@ def shown_path(path: FilePath) -> str:
 
 
 @dataclass
-class Reading:
+class LogContent:
     """What a log holds. Lines are numbered from 1."""
 
     records: list[tuple[int, Record]] = field(default_factory=list)  # (line number, record)
@@ -228,7 +228,7 @@ class Reading:
     mended: list[int] = field(default_factory=list)  # lines whose repro command lacked a space
 
 
-def read(path: FilePath) -> Reading:
+def read(path: FilePath) -> LogContent:
     """Every record of a log, and every damaged line with what is wrong with it.
 
     A line that begins with fourteen digits and a comma, or holds "tok/s=", should be a record; any
@@ -247,7 +247,7 @@ def read(path: FilePath) -> Reading:
             f"{shown_path(path)} is no log: byte {column + 1} is zero, as in binary data"
         )
     lines = data.decode("utf-8", "surrogateescape").split("\n")
-    reading = Reading()
+    reading = LogContent()
     for number, line in enumerate(lines, start=1):
         if len(line) > LONGEST_LINE:
             reading.bad.append((number, f"{len(line)} characters, which no run writes"))
@@ -260,7 +260,7 @@ def read(path: FilePath) -> Reading:
     return reading
 
 
-def _add(reading: Reading, number: int, line: str, cut_short: bool) -> None:
+def _add(reading: LogContent, number: int, line: str, cut_short: bool) -> None:
     reason = problem(line)
     if cut_short:
         reason = f"cut short, and removed by the next run; {reason or 'its repro line breaks off'}"

@@ -43,9 +43,9 @@ def options(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def configured(*arguments: Any, **given: Any) -> Any:
-            config = RunConfig(**{name: given.pop(name) for name in names})
-            return function(*arguments, config=config, **given)
+        def configured(*arguments: Any, **values: Any) -> Any:
+            config = RunConfig(**{name: values.pop(name) for name in names})
+            return function(*arguments, config=config, **values)
 
         return together(*each)(configured)
 
@@ -93,7 +93,7 @@ def of_repro(command: str) -> RunConfig:
             case _:
                 raise UsageError("torchrun takes --nproc_per_node N, and then generate.py")
     if not words or words[0].rpartition("/")[2] != "generate.py":
-        raise UsageError("the repro line does not begin with python generate.py, or torchrun")
+        raise UsageError("the repro line does not start with python generate.py, or torchrun")
     config = parse(words[1:])
     if ranks is None:
         return config

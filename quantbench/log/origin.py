@@ -30,7 +30,7 @@ VECTORS = {"avx512_vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx2": "AVX2", 
 
 
 @dataclass(frozen=True)
-class About:
+class Origin:
     """What a file of measurements says of their origin."""
 
     command: str  # that measured them
@@ -49,10 +49,10 @@ class About:
         return f"<sub>{where}; {self.date}, {commit}: `{self.command}`</sub>"
 
 
-def about() -> About:
+def about() -> Origin:
     """What this process was started with, its machine, commit and versions, and today's date."""
     spec = sys.modules["__main__"].__spec__  # None where Python runs a file instead of a module
-    return About(
+    return Origin(
         command=command(sys.argv, spec.name if spec else None),
         date=datetime.date.today().isoformat(),
         commit=git_commit(),
@@ -151,8 +151,8 @@ def git_commit() -> str | None:
 def knows(commit: str) -> bool:
     """Whether the history of this checkout has the commit, given by its digits; True where there
     is no whole history to ask."""
-    whole = _git("rev-parse", "--is-shallow-repository") == "false"
-    return not whole or _git("cat-file", "-e", f"{commit}^{{commit}}") is not None
+    is_complete = _git("rev-parse", "--is-shallow-repository") == "false"
+    return not is_complete or _git("cat-file", "-e", f"{commit}^{{commit}}") is not None
 
 
 def _git(*arguments: str) -> str | None:

@@ -13,7 +13,7 @@ NO_COUNTER = "no counter; power limit × time is an upper bound"
 
 
 @dataclass(frozen=True)
-class Part:
+class LineField:
     """One field of the line."""
 
     label: str  # the text before the value
@@ -26,19 +26,19 @@ _NUMBER = r" *[0-9]+\.[0-9]{2}"
 _TRUTH = "True|False"
 # The line, from left to right. Numbers are padded to a width, and longer ones exceed it.
 LINE = {
-    "timestamp": Part("", "s", "[0-9]{14}", "fourteen digits, YYYYmmddHHMMSS"),
-    "tok_s": Part(", tok/s=", "6.2f", _NUMBER, "a number with two decimals"),
-    "mem_s": Part(", mem/s=", "7.2f", _NUMBER, "a number with two decimals"),
-    "peak_mem": Part(" GB/s, peak_mem=", "5.2f", _NUMBER, "a number with two decimals"),
-    "model_size": Part(" GB, model_size=", "5.2f", _NUMBER, "a number with two decimals"),
-    "quant": Part(" GB quant: ", "s", "[^ ,]+", "a scheme, without spaces or commas"),
-    "mod": Part(", mod: ", "s", ".+?(?=, kv_quant: )", "a model's name"),
-    "kv_quant": Part(", kv_quant: ", "", _TRUTH, "True or False"),
-    "compile": Part(", compile: ", "", _TRUTH, "True or False"),
-    "compile_prefill": Part(", compile_prefill: ", "", _TRUTH, "True or False"),
-    "dtype": Part(", dtype: ", "s", "[^ ,]+", "a dtype, without spaces or commas"),
-    "device": Part(", device: ", "s", "[^ ,]+", "a device, without spaces or commas"),
-    "repro": Part(" repro: ", "s", ".+", "the command that repeats the run"),
+    "timestamp": LineField("", "s", "[0-9]{14}", "fourteen digits, YYYYmmddHHMMSS"),
+    "tok_s": LineField(", tok/s=", "6.2f", _NUMBER, "a number with two decimals"),
+    "mem_s": LineField(", mem/s=", "7.2f", _NUMBER, "a number with two decimals"),
+    "peak_mem": LineField(" GB/s, peak_mem=", "5.2f", _NUMBER, "a number with two decimals"),
+    "model_size": LineField(" GB, model_size=", "5.2f", _NUMBER, "a number with two decimals"),
+    "quant": LineField(" GB quant: ", "s", "[^ ,]+", "a scheme, without spaces or commas"),
+    "mod": LineField(", mod: ", "s", ".+?(?=, kv_quant: )", "a model's name"),
+    "kv_quant": LineField(", kv_quant: ", "", _TRUTH, "True or False"),
+    "compile": LineField(", compile: ", "", _TRUTH, "True or False"),
+    "compile_prefill": LineField(", compile_prefill: ", "", _TRUTH, "True or False"),
+    "dtype": LineField(", dtype: ", "s", "[^ ,]+", "a dtype, without spaces or commas"),
+    "device": LineField(", device: ", "s", "[^ ,]+", "a device, without spaces or commas"),
+    "repro": LineField(" repro: ", "s", ".+", "the command that repeats the run"),
 }
 # Control characters, and all that some program or other reads as the end of a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quantbench.ops import reference
 from quantbench.ops.attention import choose, decode_attention
-from quantbench.ops.kv import USUAL, Chunk, How, Stored, dequantize
+from quantbench.ops.kv import USUAL, Chunk, Scoring, StoredCache, dequantize
 from quantbench.ops.reference import folded_sinks, visible, with_denominator, with_sinks
 
 BLOCK = 4096  # positions that are dequantized at a time
@@ -25,11 +25,11 @@ BLOCK = 4096  # positions that are dequantized at a time
 
 def attend(
     query: Tensor,
-    key: Tensor | Stored | Chunk,
-    value: Tensor | Stored | Chunk,
+    key: Tensor | StoredCache | Chunk,
+    value: Tensor | StoredCache | Chunk,
     positions: Tensor,
     window: int | None = None,
-    how: How = USUAL,
+    scoring: Scoring = USUAL,
 ) -> Tensor:
     """Attention of S queries to all keys at their own position and before; (B, H, S, D).
 
@@ -38,13 +38,13 @@ def attend(
     are best on the CPU, for the first is read. window: only the last so many positions are seen,
     the query's own included. The result has query's dtype.
     """
-    if isinstance(key, Stored):  # one position: filled slots alone are read, once for all heads
+    if isinstance(key, StoredCache):  # one position: only filled slots are read, once for all heads
         rows, slots = query.shape[0], key.codes.shape[2]
         end = positions.to(query.device, non_blocking=True) + 1
         count = end.clamp(max=min(slots, window or slots))
         first = torch.zeros_like(end) if window is None else (end - count) % slots
         places = first.expand(rows), count.expand(rows)
-        y = decode_attention(key.kernel, query[:, :, 0], key, value, *places, how)
+        y = decode_attention(key.kernel, query[:, :, 0], key, value, *places, scoring)
         return y[:, :, None]
     if isinstance(key, Chunk):
         past = key.past.codes, key.past.scale, value.past.codes, value.past.scale, key.past.format
@@ -52,9 +52,18 @@ def attend(
         if key.overwritten is not None and value.overwritten is not None:
             sides = key.overwritten, value.overwritten
             overwritten = [tensor for side in sides for tensor in (side.codes, side.scale)]
-        given = query, key.own, value.own, *past, positions, window, how.scale, how.softcap
-        return torch.ops.quantbench.chunk_attention(*given, *overwritten, how.sinks)
-    return reference.attention(query, key, value, window, how)
+        arguments = (
+            query,
+            key.own,
+            value.own,
+            *past,
+            positions,
+            window,
+            scoring.scale,
+            scoring.softcap,
+        )
+        return torch.ops.quantbench.chunk_attention(*arguments, *overwritten, scoring.sinks)
+    return reference.attention(query, key, value, window, scoring)
 
 
 # ---------------------------------------------------------------------------- a prompt's chunk
@@ -76,7 +85,7 @@ def _chunk_attention(
     more. Where it holds the chunk by now, `old` is what stood there: positions start - T, start - T
     + 1, … It is an opaque op, because the number of blocks is known only when it runs."""
     B, H, S, D = query.shape
-    K, start, how = key.shape[1], int(positions[0]), How(scale, softcap)
+    K, start, scoring = key.shape[1], int(positions[0]), Scoring(scale, softcap)
     all_seen = window is None or S <= window
     plain = all_seen and softcap is None and sinks is None
     if start == 0 and query.device.type != "cpu" and plain:
@@ -87,20 +96,26 @@ def _chunk_attention(
     folded = query.reshape(B, K, H // K * S, D)
     if _card_takes(query) and all_seen and softcap is None:
         sides = (side.repeat_interleave(H // K, 1) for side in (key, value))  # only the chunk's
-        own, denominator = _flash_on_card(query, *sides, is_causal=True, scale=scale)
-        own, denominator = own.reshape(folded.shape), denominator.reshape(folded.shape[:-1])
+        of_chunk, denominator = _flash_on_card(query, *sides, is_causal=True, scale=scale)
+        of_chunk, denominator = (
+            of_chunk.reshape(folded.shape),
+            denominator.reshape(folded.shape[:-1]),
+        )
     else:
         at = torch.arange(S, device=query.device)
-        own, denominator = _attention(folded, key, value, visible(at, at, window), how)
-    output = own.float()
-    past = Stored(past_key, key_scale, format), Stored(past_value, value_scale, format)
+        of_chunk, denominator = _attention(folded, key, value, visible(at, at, window), scoring)
+    output = of_chunk.float()
+    past = StoredCache(past_key, key_scale, format), StoredCache(past_value, value_scale, format)
     old = None
     if old_key is not None and old_value is not None:
-        old = Stored(old_key, old_key_scale, format), Stored(old_value, old_value_scale, format)
-    for more, further in _over_past(folded, past, old, start, S, window, how):
-        total = torch.logaddexp(denominator, further)
+        old = (
+            StoredCache(old_key, old_key_scale, format),
+            StoredCache(old_value, old_value_scale, format),
+        )
+    for part, part_denominator in _over_past(folded, past, old, start, S, window, scoring):
+        total = torch.logaddexp(denominator, part_denominator)
         output = output * (denominator - total).exp()[..., None]
-        output += more.float() * (further - total).exp()[..., None]
+        output += part.float() * (part_denominator - total).exp()[..., None]
         denominator = total
     output = with_sinks(output, denominator, folded_sinks(sinks, K, S))
     return output.to(query.dtype).reshape(B, H, S, D).contiguous()
@@ -111,11 +126,17 @@ def _(query, *rest):
     return query.new_empty(query.shape)
 
 
-Sides = tuple[Stored, Stored]  # keys and values
+Sides = tuple[StoredCache, StoredCache]  # keys and values
 
 
 def _over_past(
-    query: Tensor, past: Sides, old: Sides | None, start: int, S: int, window: int | None, how: How
+    query: Tensor,
+    past: Sides,
+    old: Sides | None,
+    start: int,
+    S: int,
+    window: int | None,
+    scoring: Scoring,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Attention of query (B, K, G · S, D), at S positions from `start` on, to the earlier
     positions.
@@ -130,24 +151,24 @@ def _over_past(
         oldest = max(oldest, start + 1 - window)
         seen_by_all = min(max(oldest, start + S - window), start)
     # A kernel that reads the cache as it is stored takes any number of queries per key head.
-    kernel = choose(query.device, query.shape[-1], 1, query.dtype, past[0].format, *how[:2])
+    kernel = choose(query.device, query.shape[-1], 1, query.dtype, past[0].format, *scoring[:2])
     reads_codes = kernel.name == "cpu"
     if seen_by_all < start and reads_codes:
-        yield _over_slots(query, past, seen_by_all % T, start - seen_by_all, how)
+        yield _over_slots(query, past, seen_by_all % T, start - seen_by_all, scoring)
     # The chunk overwrites just those positions that not all of its queries see.
     first = 0 if old is None else start - T
     blocks = _blocks(old or past, first, oldest, seen_by_all, query.dtype)
     for keys, values, begin in blocks:
-        own = torch.arange(start, start + S, device=query.device)
+        of_queries = torch.arange(start, start + S, device=query.device)
         positions = torch.arange(begin, begin + keys.shape[2], device=query.device)
-        yield _attention(query, keys, values, visible(own, positions, window), how)
+        yield _attention(query, keys, values, visible(of_queries, positions, window), scoring)
     if not reads_codes:
         for keys, values, _ in _blocks(past, 0, seen_by_all, start, query.dtype):
-            yield _attention(query, keys, values, None, how)
+            yield _attention(query, keys, values, None, scoring)
 
 
 def _over_slots(
-    query: Tensor, past: Sides, first: int, count: int, how: How
+    query: Tensor, past: Sides, first: int, count: int, scoring: Scoring
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (B, K, N, D), and the logarithm of its softmax's denominator (B, K, N),
     over the slots (first + i) % T for i < count, by the C++ kernel."""
@@ -156,7 +177,7 @@ def _over_slots(
     B, K, N, D = query.shape
     slots = (torch.full((B,), number) for number in (first, count))
     folded = query.reshape(B, K * N, D)
-    output, denominator = past_attention(folded, *past, *slots, how)
+    output, denominator = past_attention(folded, *past, *slots, scoring)
     return output.view(B, K, N, D), denominator.view(B, K, N)
 
 
@@ -175,17 +196,17 @@ def _blocks(
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: How
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (B, K, G · S, D), and the logarithm of its softmax's denominator
     (B, K, G · S), over key and value (B, K, N, D). A mask (S, N) holds for each of the G heads."""
-    if mask is None and how.softcap is None and _card_takes(query):
-        return _flash_on_card(query, key, value, is_causal=False, scale=how.scale)
+    if mask is None and scoring.softcap is None and _card_takes(query):
+        return _flash_on_card(query, key, value, is_causal=False, scale=scoring.scale)
     if mask is not None:
         mask = mask.repeat(query.shape[2] // mask.shape[0], 1)
-    if query.device.type == "cpu" and how.softcap is None:
-        return _flash(query, key, value, mask, how.scale)
-    return with_denominator(query, key, value, mask, how)
+    if query.device.type == "cpu" and scoring.softcap is None:
+        return _flash(query, key, value, mask, scoring.scale)
+    return with_denominator(query, key, value, mask, scoring)
 
 
 def _flash(

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from quantbench.ops import reference
-from quantbench.ops.kv import READ_BY_KERNELS, USUAL, How, Stored
+from quantbench.ops.kv import READ_BY_KERNELS, USUAL, Scoring, StoredCache
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEAD_DIM, GROUP = 256, 128  # largest head_dim, and most query heads for a key head, of our kernels
 
 
 @dataclass(frozen=True)
-class Choice:
+class AttentionKernel:
     """The kernel of decode attention."""
 
     name: str  # cpu, triton or torch
@@ -37,59 +37,63 @@ def choose(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: bool = False,
-) -> Choice:
+) -> AttentionKernel:
     """The fastest kernel for heads of `head_dim`, `group` query heads for each key head, in
-    `dtype`, over a cache of that format. scale, softcap: as in How. sinks: whether it has any.
+    `dtype`, over a cache of that format. scale, softcap: as in Scoring. sinks: whether it has any.
 
     On the CPU the first call builds the kernel, which takes a minute.
     """
     if softcap is not None and device.type != "cpu":
-        return Choice("torch", f"no kernel bounds scores (softcap {softcap:g})")
+        return AttentionKernel("torch", f"no kernel bounds scores (softcap {softcap:g})")
     if scale is not None and device.type != "cpu":
-        return Choice("torch", f"no kernel scales scores by {scale:g}; they scale by 1/√head_dim")
+        return AttentionKernel(
+            "torch", f"no kernel scales scores by {scale:g}; they scale by 1/√head_dim"
+        )
     if format not in READ_BY_KERNELS:
-        return Choice("torch", f"no kernel reads keys and values stored as {format}")
+        return AttentionKernel("torch", f"no kernel reads keys and values stored as {format}")
     if head_dim % 8 or head_dim > HEAD_DIM:
-        return Choice("torch", f"head_dim {head_dim} is no multiple of 8 up to {HEAD_DIM}")
+        return AttentionKernel("torch", f"head_dim {head_dim} is no multiple of 8 up to {HEAD_DIM}")
     if group > GROUP or dtype not in DTYPES:
-        return Choice("torch", f"{group} query heads for a key head in {dtype}")
+        return AttentionKernel("torch", f"{group} query heads for a key head in {dtype}")
     if device.type == "cpu":
         from quantbench.ops.cpu import build
 
         reason = build.refusal()
-        return Choice("torch", reason) if reason else Choice("cpu")
+        return AttentionKernel("torch", reason) if reason else AttentionKernel("cpu")
     if device.type == "cuda":
         if sinks:
-            return Choice("torch", "the Triton kernel adds no attention sinks")
+            return AttentionKernel("torch", "the Triton kernel adds no attention sinks")
         if importlib.util.find_spec("triton") is None:
-            return Choice("torch", "Triton is not installed: pip install triton")
-        return Choice("triton")
-    return Choice("torch", f"there is no other for {device.type}")
+            return AttentionKernel("torch", "Triton is not installed: pip install triton")
+        return AttentionKernel("triton")
+    return AttentionKernel("torch", f"plain torch is the only kernel for {device.type}")
 
 
 def decode_attention(
     kernel: str,
     query: Tensor,
-    key: Stored,
-    value: Stored,
+    key: StoredCache,
+    value: StoredCache,
     first: Tensor,
     count: Tensor,
-    how: How = USUAL,
+    scoring: Scoring = USUAL,
 ) -> Tensor:
     """ops.reference.decode_attention by the kernel of that name, or by plain torch where that
     kernel takes no scale, softcap or sinks."""
     if kernel == "cpu":
         from quantbench.ops.cpu import attention
 
-        given = query, key, value, first, count, how
-        if how.sinks is None:
-            return attention.decode_attention(*given)
-        return reference.with_sinks(*attention.past_attention(*given), how.sinks).to(query.dtype)
-    if kernel == "triton" and all(part is None for part in how):
+        arguments = query, key, value, first, count, scoring
+        if scoring.sinks is None:
+            return attention.decode_attention(*arguments)
+        return reference.with_sinks(*attention.past_attention(*arguments), scoring.sinks).to(
+            query.dtype
+        )
+    if kernel == "triton" and all(part is None for part in scoring):
         from quantbench.ops.triton import attention as on_card
 
         return on_card.decode_attention(query, key, value, first, count)
     if query.device.type == "cpu" and not torch.compiler.is_compiling() and not first.any():
         filled = int(count.max())
         key, value = key.slots(0, filled), value.slots(0, filled)
-    return reference.decode_attention(query, key, value, first, count, how)
+    return reference.decode_attention(query, key, value, first, count, scoring)

@@ -58,7 +58,7 @@ class Packed:
     format: str
     bits: int  # of a code
     group_size: int  # columns that share a scale
-    # (N, K // OUTER, 2) float16: what the scales and the zeros of so many columns are multiplied by
+    # (N, K // OUTER, 2) float16: what the scales and the zeros of OUTER columns are multiplied by
     outer: Tensor | None = None
 
     @property
@@ -71,8 +71,8 @@ class Packed:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""
-        whole = self.tensor_scale
-        return self.by_row | ({} if whole is None else {"tensor_scale": whole})
+        tensor_scale = self.tensor_scale
+        return self.by_row | ({} if tensor_scale is None else {"tensor_scale": tensor_scale})
 
     def with_rows(self, named: Mapping[str, Tensor]) -> "Packed":
         """The weight with these tensors in place of those of `by_row`."""

@@ -27,7 +27,8 @@ REFITS = 3
 
 
 def fit(w: Tensor, scale: Tensor, zero: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """w (N, K); scale and zero (N, K // group_size) of the range, in 16 bits. Others like these.
+    """w (N, K); scale and zero (N, K // group_size) of the range, in 16 bits. Returns new ones
+    of the same shapes and dtypes.
 
     The group size has to be a multiple of 4. A group's result depends on its weights alone.
     """
@@ -74,8 +75,8 @@ def _half_quadratic(groups: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         stretched = groups * steps[..., None]
         codes = (stretched + zero[..., None]).round_().clamp_(0, most)
         error = groups - (codes - zero[..., None]) * scale[..., None]
-        kept = _shrunk(error, BETA * KAPPA**iteration)
-        shifts = codes - (groups - kept) * steps[..., None]
+        best = _shrunk(error, BETA * KAPPA**iteration)
+        shifts = codes - (groups - best) * steps[..., None]
         settled = torch.where(unsettled, _sum(shifts) / groups.shape[-1], zero)
         unsettled &= settled != zero
         zero = settled

@@ -24,7 +24,7 @@ WRITTEN_BY_STEPS = ("dense", "int8", "fp8", "int4")  # that C++ writes: cpu/src/
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredCache:
     """The keys, or the values, of one layer as they are stored."""
 
     codes: Tensor
@@ -32,15 +32,15 @@ class Stored:
     format: str  # dense, int8, fp8 or int4; every other format is codes · scale
     kernel: str = "torch"  # of ops/attention.py, for one query a row
 
-    def slots(self, begin: int, end: int) -> "Stored":
+    def slots(self, begin: int, end: int) -> "StoredCache":
         """The slots from `begin` up to `end`, without copying."""
         scale = None if self.scale is None else self.scale[:, :, begin:end]
-        return Stored(self.codes[:, :, begin:end], scale, self.format)
+        return StoredCache(self.codes[:, :, begin:end], scale, self.format)
 
-    def gathered(self, slots: Tensor) -> "Stored":
+    def gathered(self, slots: Tensor) -> "StoredCache":
         """A copy of the slots with these numbers, (S,) int64."""
         scale = None if self.scale is None else self.scale[:, :, slots]
-        return Stored(self.codes[:, :, slots], scale, self.format)
+        return StoredCache(self.codes[:, :, slots], scale, self.format)
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Chunk:
     """The keys, or the values, of S positions of a prompt, and those of the positions before."""
 
     own: Tensor  # (B, K, S, D), encoded and decoded again: as later positions will read them
-    past: Stored
+    past: StoredCache
     # What the chunk has overwritten in a sliding window's `past`: the first S (at most T) of the
     # last T positions before the chunk.
-    overwritten: Stored | None = None
+    overwritten: StoredCache | None = None
 
 
-class How(NamedTuple):
+class Scoring(NamedTuple):
     """How attention scores positions."""
 
     scale: float | None = None  # of scores; None: 1/√D
@@ -64,10 +64,10 @@ class How(NamedTuple):
     sinks: Tensor | None = None
 
 
-USUAL = How()
+USUAL = Scoring()
 
 
-def dequantize(stored: Stored, dtype: torch.dtype = torch.float32) -> Tensor:
+def dequantize(stored: StoredCache, dtype: torch.dtype = torch.float32) -> Tensor:
     """The numbers (B, K, T, D) in `dtype`, multiplied in float32 and rounded once."""
     if stored.scale is None:
         return stored.codes.to(dtype)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quantbench.ops.formats import Packed, dequantize
-from quantbench.ops.kv import USUAL, How, Stored
+from quantbench.ops.kv import USUAL, Scoring, StoredCache
 from quantbench.ops.kv import dequantize as dequantize_kv
 
 
@@ -18,8 +18,8 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
     minutes and give a sum over weights that are unpacked one by one, thirty times slower.
     """
     scales = weight.scale, weight.zero, weight.tensor_scale, weight.outer
-    how = weight.format, weight.bits, weight.group_size
-    return torch.ops.quantbench.reference_linear(x, weight.planes, *scales, *how)
+    coding = weight.format, weight.bits, weight.group_size
+    return torch.ops.quantbench.reference_linear(x, weight.planes, *scales, *coding)
 
 
 @torch.library.custom_op(
@@ -39,7 +39,7 @@ def _(x, planes, scale, zero, tensor_scale, outer, format, bits, group_size):
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, window: int | None = None, how: How = USUAL
+    query: Tensor, key: Tensor, value: Tensor, window: int | None = None, scoring: Scoring = USUAL
 ) -> Tensor:
     """Causal grouped-query attention: each query sees the keys at its own position and before.
 
@@ -52,17 +52,19 @@ def attention(
     """
     B, H, S, D = query.shape
     K = key.shape[1]
-    plain = how.softcap is None and how.sinks is None
+    plain = scoring.softcap is None and scoring.sinks is None
     if H == K and plain and (window or S) >= S:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=how.scale)
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scoring.scale
+        )
     folded = query.reshape(B, K, H // K * S, D)
     at = torch.arange(S, device=query.device)
     mask = visible(at, at, window).repeat(H // K, 1)
     if plain:
-        output = F.scaled_dot_product_attention(folded, key, value, mask, scale=how.scale)
+        output = F.scaled_dot_product_attention(folded, key, value, mask, scale=scoring.scale)
     else:
-        parts = with_denominator(folded, key, value.float(), mask, how)
-        output = with_sinks(*parts, folded_sinks(how.sinks, K, S)).to(query.dtype)
+        parts = with_denominator(folded, key, value.float(), mask, scoring)
+        output = with_sinks(*parts, folded_sinks(scoring.sinks, K, S)).to(query.dtype)
     return output.view(B, H, S, D)
 
 
@@ -75,7 +77,7 @@ def visible(query_positions: Tensor, key_positions: Tensor, window: int | None) 
 
 
 def with_denominator(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: How
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring
 ) -> tuple[Tensor, Tensor]:
     """Attention of query (…, S, D) over key and value (…, T, D), where a mask (S, T) allows it, in
     value's dtype; and the logarithm of its softmax's denominator (…, S), both without sinks.
@@ -83,7 +85,7 @@ def with_denominator(
     Scores are float32. In 16 bits they could overflow, and the rounding error of a large score
     would change its weight noticeably.
     """
-    scale, softcap, _ = how
+    scale, softcap, _ = scoring
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query.float() * factor) @ key.float().mT
     if softcap is not None:
@@ -110,7 +112,12 @@ def with_sinks(output: Tensor, denominator: Tensor, sinks: Tensor | None) -> Ten
 
 
 def decode_attention(
-    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor, how: How = USUAL
+    query: Tensor,
+    key: StoredCache,
+    value: StoredCache,
+    first: Tensor,
+    count: Tensor,
+    scoring: Scoring = USUAL,
 ) -> Tensor:
     """Attention of one new token per row over the slots that its cache has filled.
 
@@ -124,9 +131,9 @@ def decode_attention(
     slots = torch.arange(T, device=query.device)
     folded = query.float().view(B, K, H // K, D)
     mask = ((slots - first[:, None]) % T < count[:, None])[:, None, None]  # (B, 1, 1, T)
-    if how.softcap is None and how.sinks is None:
-        y = F.scaled_dot_product_attention(folded, keys, values, mask, scale=how.scale)
+    if scoring.softcap is None and scoring.sinks is None:
+        y = F.scaled_dot_product_attention(folded, keys, values, mask, scale=scoring.scale)
     else:
-        parts = with_denominator(folded, keys, values, mask, how)
-        y = with_sinks(*parts, folded_sinks(how.sinks, K, 1))
+        parts = with_denominator(folded, keys, values, mask, scoring)
+        y = with_sinks(*parts, folded_sinks(scoring.sinks, K, 1))
     return y.reshape(B, H, D).to(query.dtype)

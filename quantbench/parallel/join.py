@@ -35,7 +35,7 @@ def warning(where: Place, device: torch.device) -> str | None:
     if device.type == "cuda" and where.local_size > torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise UsageError(
-            f"--tp {where.local_size}: every rank needs a GPU of its own, and here "
+            f"--tp {where.local_size}: every rank needs its own GPU, and here "
             f"{'is' if count == 1 else 'are'} {count}; --tp {count} is the most"
         )
     return crowded(where.local_size, host.cores()) if device.type == "cpu" else None

@@ -92,8 +92,8 @@ def start(config: RunConfig) -> None:
     Raises RankFailed, one line, if one of them fails; the others are ended first.
     """
     program = (str(IN_CHECKOUT),) if IN_CHECKOUT.exists() else COMMAND
-    own = argv(dataclasses.replace(config, tp=1), said=True)
-    with Running([sys.executable, *program, *own], config.tp, config.debug) as ranks:
+    arguments = argv(dataclasses.replace(config, tp=1), said=True)
+    with Running([sys.executable, *program, *arguments], config.tp, config.debug) as ranks:
         ranks.wait()
 
 
@@ -108,26 +108,26 @@ class Running(contextlib.AbstractContextManager["Running"]):
     ) -> None:
         self.size = size
         self.folder = Path(tempfile.mkdtemp(prefix="quantbench-ranks-"))
-        theirs, self.lifeline = os.pipe()
+        lifeline, self.lifeline = os.pipe()
         shared = {
             "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
             **os.environ,
             **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size)),
             STORE: str(self.folder / "store"),
-            LIFELINE: str(theirs),
+            LIFELINE: str(lifeline),
         }
         self.processes: list[subprocess.Popen[bytes]] = []
         for rank in range(size):
             null = subprocess.DEVNULL if rank else None
-            own = {
+            of_rank = {
                 **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
                 RANK_REPORTS: str(self.folder / f"{rank}.report"),
             }
             with open(self.folder / f"{rank}.stderr", "wb") as stderr:
                 process = subprocess.Popen(
                     command,
-                    env=shared | own,
-                    pass_fds=[theirs],
+                    env=shared | of_rank,
+                    pass_fds=[lifeline],
                     stdin=null if stdin is None else stdin,
                     stdout=null,
                     stderr=stderr if rank and not debug else None,
@@ -135,7 +135,7 @@ class Running(contextlib.AbstractContextManager["Running"]):
                     start_new_session=True,
                 )
             self.processes.append(process)
-        os.close(theirs)
+        os.close(lifeline)
 
     def wait(self) -> None:
         """Wait until all ranks have ended. Raises RankFailed as soon as a rank has failed."""
@@ -155,12 +155,12 @@ class Running(contextlib.AbstractContextManager["Running"]):
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
-            left = [process for process in self.processes if process.poll() is None]
-            for process in left:
+            running = [process for process in self.processes if process.poll() is None]
+            for process in running:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, number)
             deadline = time.monotonic() + SECONDS_TO_END
-            while any(p.poll() is None for p in left) and time.monotonic() < deadline:
+            while any(p.poll() is None for p in running) and time.monotonic() < deadline:
                 time.sleep(0.02)
         os.close(self.lifeline)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -173,7 +173,7 @@ class Running(contextlib.AbstractContextManager["Running"]):
             return why if code == 2 else f"{who}: {why}"
         if code == -signal.SIGKILL:
             return f"{who} was killed (SIGKILL), as the system does when memory runs out"
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        ending = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         stderr = (self.folder / f"{rank}.stderr").read_text("utf-8", "replace").strip()
         last = f": {stderr.splitlines()[-1]}" if stderr else ""
-        return f"{who} ended {how}{last}; nothing was logged"
+        return f"{who} ended {ending}{last}; nothing was logged"

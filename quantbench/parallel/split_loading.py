@@ -93,8 +93,13 @@ class RankStages:
         if layer.weight.shape[cut.dim] != cut.size:
             layer = self._cut(layer, cut)
         weight = layer.weight.data
-        how = weight.activation if isinstance(weight, PackedWeight) else None
-        if cut.dim == 0 or how is None or how in STATIC or isinstance(layer, nn.Embedding):
+        activation = weight.activation if isinstance(weight, PackedWeight) else None
+        if (
+            cut.dim == 0
+            or activation is None
+            or activation in STATIC
+            or isinstance(layer, nn.Embedding)
+        ):
             return self.stages.built(name, layer)
         assert isinstance(weight, PackedWeight)
         inner = with_weight(layer, weight.replaced(activation=None))
@@ -102,23 +107,27 @@ class RankStages:
         return RoundedAcross(
             self.stages.built(name, inner),
             layer.bias,
-            how,
+            activation,
             self.split.ranks,
             self.split.widths(name),
         )
 
     def _cut(self, layer: Layer, cut: Cut) -> Layer:
-        whole, bias = layer.weight.data, getattr(layer, "bias", None)
+        full_weight, bias = layer.weight.data, getattr(layer, "bias", None)
         weight: Tensor
-        if isinstance(whole, PackedWeight):
+        if isinstance(full_weight, PackedWeight):
             ((start, end), *_) = cut.ranges
-            weight = whole.columns_between(start, end) if cut.dim else whole.rows_of(cut.ranges)
+            weight = (
+                full_weight.columns_between(start, end)
+                if cut.dim
+                else full_weight.rows_of(cut.ranges)
+            )
         else:
-            key = (whole.data_ptr(), cut)
-            if whole.is_meta or key not in self._parts:
-                self._parts[key] = nn.Parameter(cut.of([whole]), requires_grad=False)
+            key = (full_weight.data_ptr(), cut)
+            if full_weight.is_meta or key not in self._parts:
+                self._parts[key] = nn.Parameter(cut.of([full_weight]), requires_grad=False)
             weight = self._parts[key]
-        made = with_weight(layer, weight)
+        part = with_weight(layer, weight)
         if bias is not None and cut.dim == 0:
-            made.bias = nn.Parameter(cut.of([bias]), requires_grad=False)
-        return made
+            part.bias = nn.Parameter(cut.of([bias]), requires_grad=False)
+        return part

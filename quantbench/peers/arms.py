@@ -55,7 +55,7 @@ LOADING = 15
 
 
 @dataclass(frozen=True)
-class Work:
+class PeerWork:
     """Read `prompt` tokens at once, then make `new` tokens one by one: what every runtime does."""
 
     runtime: str  # a key of peers.runtimes.RUNTIMES
@@ -134,7 +134,7 @@ def make_arms(
     for runtime, form in peers:
         is_written = bool(form) and scheme in WRITTEN
         file = str(_file(ours, form, folder)) if is_written else ours.checkpoint_path
-        work = Work(
+        work = PeerWork(
             runtime=runtime,
             prompt=ours.prefill_size or 1,
             new=ours.max_new_tokens,

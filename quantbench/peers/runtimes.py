@@ -35,7 +35,7 @@ from quantbench.models.hugging_face import OF_KEYS
 from quantbench.models.loading import load_config, load_model
 from quantbench.ops.cpu import build
 from quantbench.peers import gguf_file
-from quantbench.peers.arms import Work
+from quantbench.peers.arms import PeerWork
 from quantbench.run.decoding import compile_options
 
 CPU = torch.device("cpu")
@@ -62,7 +62,7 @@ class Runtime(ABC):
 
 class Stepwise(Runtime):
     left = 0  # tokens that there is room for
-    work: Work
+    work: PeerWork
 
     @abstractmethod
     def begin(self) -> None:
@@ -89,12 +89,12 @@ class Stepwise(Runtime):
         return time.perf_counter() - started
 
 
-class HuggingFace(Stepwise):
+class TransformersRuntime(Stepwise):
     """Hugging Face transformers in bfloat16, its decoding step compiled or not; unpacked: from a
     GGUF file, whose weights it turns into bfloat16, as it does on every processor."""
 
     def __init__(
-        self, work: Work, headroom: int, compiled: bool = False, unpacked: bool = False
+        self, work: PeerWork, headroom: int, compiled: bool = False, unpacked: bool = False
     ) -> None:
         import transformers
 
@@ -165,7 +165,7 @@ class LlamaServer(Runtime):
 
     TOGETHER = 8  # steps of a batch at least: the last ones have fewer rows
 
-    def __init__(self, work: Work, headroom: int) -> None:
+    def __init__(self, work: PeerWork, headroom: int) -> None:
         _check_memory(Path(work.file).stat().st_size, headroom)
         self.work = work
         self.weight_bytes = gguf_file.weight_bytes(Path(work.file))
@@ -231,11 +231,11 @@ class LlamaServer(Runtime):
         return took["predicted_ms"] / 1e3
 
 
-RUNTIMES: dict[str, Callable[[Work, int], Any]] = {
+RUNTIMES: dict[str, Callable[[PeerWork, int], Any]] = {
     "llama.cpp": LlamaServer,
-    "transformers": HuggingFace,
-    "transformers, compiled": functools.partial(HuggingFace, compiled=True),
-    "transformers, unpacked": functools.partial(HuggingFace, unpacked=True),
+    "transformers": TransformersRuntime,
+    "transformers, compiled": functools.partial(TransformersRuntime, compiled=True),
+    "transformers, unpacked": functools.partial(TransformersRuntime, unpacked=True),
     "ik_llama.cpp": LlamaServer,
 }
 

@@ -28,9 +28,9 @@ from quantbench.cli import quiet
 from quantbench.environment import without_collections
 from quantbench.errors import UsageError
 from quantbench.peers import gguf_file
-from quantbench.peers.arms import Work, missing
+from quantbench.peers.arms import PeerWork, missing
 from quantbench.peers.runtimes import RUNTIMES, Runtime
-from quantbench.run.facts import Ready, Sample
+from quantbench.run.facts import Sample, WarmUp
 from quantbench.run.measure import warm_up
 from quantbench.typed_json import from_json
 
@@ -50,7 +50,7 @@ class PeerWorker:
         """Load the model, if `headroom` bytes stay free. argv: a Work as JSON, alone. saved: not
         used. others: bytes that unloading the other arms would free."""
         quiet(False)
-        self.work = work = from_json(Work, json.loads(argv[0]))
+        self.work = work = from_json(PeerWork, json.loads(argv[0]))
         if work.file and work.form and not Path(work.file).exists():
             self.write_file(work.file, work.checkpoint, work.form, work.num_layers)
         try:
@@ -66,7 +66,7 @@ class PeerWorker:
         return ArmFacts(
             device=self.work.device,
             weight_bytes=self.runtime.weight_bytes,
-            ready=Ready(None, seconds, steady),
+            ready=WarmUp(None, seconds, steady),
             peak_memory_bytes={"warm_up": devices.peak_memory(torch.device(self.work.device))},
             about=self.runtime.about,
         )

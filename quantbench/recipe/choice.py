@@ -23,7 +23,7 @@ SECONDS = 20  # at most, of the solver
 
 
 @dataclass(frozen=True)
-class Option:
+class GroupOption:
     """A scheme for the layers of one group, with what it costs in all."""
 
     schemes: Mapping[str, str]  # by layer
@@ -33,7 +33,7 @@ class Option:
     seconds: float  # of a decoding step
 
 
-def options(damage: Mapping[Key, float], costs: Costs, tied: bool) -> list[list[Option]]:
+def options(damage: Mapping[Key, float], costs: Costs, tied: bool) -> list[list[GroupOption]]:
     """The options of each group: the experts of a layer's matrix together, every other layer alone,
     and the embedding with the output, which may share its memory where they are tied."""
     members: dict[str, list[str]] = {}
@@ -42,10 +42,10 @@ def options(damage: Mapping[Key, float], costs: Costs, tied: bool) -> list[list[
     schemes = list(dict.fromkeys(scheme for _, scheme in costs.of))
     tables = [scheme for name, scheme in costs.of if name == EMBEDDING]
 
-    def option(chosen: Mapping[str, str]) -> Option:
+    def option(chosen: Mapping[str, str]) -> GroupOption:
         shared = tied and (chosen.get(EMBEDDING), chosen.get(OUTPUT)) in ALIKE
         each = [costs.of[key] for key in chosen.items() if not (shared and key[0] == EMBEDDING)]
-        return Option(
+        return GroupOption(
             chosen,
             sum(damage.get(key, 0.0) for key in chosen.items()),
             sum(cost.stored for cost in each),
@@ -64,8 +64,8 @@ def options(damage: Mapping[Key, float], costs: Costs, tied: bool) -> list[list[
 
 
 def choose(
-    groups: Sequence[Sequence[Option]], objective: str, limits: Mapping[str, float]
-) -> list[Option] | None:
+    groups: Sequence[Sequence[GroupOption]], objective: str, limits: Mapping[str, float]
+) -> list[GroupOption] | None:
     """The option of each group with the least sum of `objective`, an Option's field, where the sum
     of each field in `limits` is at most so much; None where nothing satisfies them."""
     flat = [option for group in groups for option in group]
@@ -87,17 +87,17 @@ def choose(
     return [flat[i] for i in np.flatnonzero(result.x > 0.5)]
 
 
-def least(groups: Sequence[Sequence[Option]], name: str) -> float:
+def least(groups: Sequence[Sequence[GroupOption]], name: str) -> float:
     """The smallest sum of an Option's field that any choice has."""
     return float(sum(min(getattr(option, name) for option in group) for group in groups))
 
 
-def total(chosen: Sequence[Option], name: str) -> float:
+def total(chosen: Sequence[GroupOption], name: str) -> float:
     """The sum of an Option's field."""
     return float(sum(getattr(option, name) for option in chosen))
 
 
-def uniform(groups: Sequence[Sequence[Option]]) -> dict[str, list[Option]]:
+def uniform(groups: Sequence[Sequence[GroupOption]]) -> dict[str, list[GroupOption]]:
     """By scheme, the choice of it for every linear layer; the embedding as --quantization of that
     name has it."""
     found = {}

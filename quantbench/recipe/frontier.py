@@ -13,10 +13,10 @@ from typing import Literal
 
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
-from quantbench.log.origin import About, about
+from quantbench.log.origin import Origin, about
 from quantbench.quality.scores import Scores
 from quantbench.quantize.spec import Spec, parse_scheme
-from quantbench.recipe.choice import Option, total
+from quantbench.recipe.choice import GroupOption, total
 from quantbench.recipe.search import Budget, Search
 from quantbench.report.columns import Columns
 from quantbench.run.plan import Plan, make_plan
@@ -26,7 +26,7 @@ Kind = Literal["recipe", "calibrated", "uniform", "file"]
 
 
 @dataclass(frozen=True)
-class Point:
+class FrontierPoint:
     kind: Kind
     name: str
     bits: float  # a weight of the linear layers, scales included
@@ -38,11 +38,11 @@ class Point:
 class Frontier:
     model: str
     weights: int  # of the linear layers
-    points: list[Point]  # the smallest first
-    about: About
+    points: list[FrontierPoint]  # the smallest first
+    about: Origin
 
 
-COLUMNS: Columns[Point] = [
+COLUMNS: Columns[FrontierPoint] = [
     ("bits", lambda point: f"{point.bits:.2f}"),
     ("kind", lambda point: point.kind),
     ("name", lambda point: point.name),
@@ -58,13 +58,13 @@ def frontier(config: RunConfig, bits: Sequence[float], paths: Sequence[str]) -> 
     sizes = [_bits(plan) for plan in plans]
     wanted = sorted({*bits, *sizes})
     state = Search(config, Budget(bits=wanted[0]), None, calibrated=True)
-    points = dict[str, Point]()
+    points = dict[str, FrontierPoint]()
 
     def add(kind: Kind, name: str, size: float, scores: Scores) -> None:
         kl = scores.mean_kl()
-        points.setdefault(name, Point(kind, name, size, kl.mean, kl.ends()))
+        points.setdefault(name, FrontierPoint(kind, name, size, kl.mean, kl.ends()))
 
-    def chosen(kind: Kind, spec: Spec, options: Sequence[Option]) -> None:
+    def chosen(kind: Kind, spec: Spec, options: Sequence[GroupOption]) -> None:
         add(kind, spec.name, 8 * total(options, "stored") / state.weights, state.scores(spec))
 
     for most in wanted:

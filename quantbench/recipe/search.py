@@ -30,7 +30,7 @@ from quantbench.quality.texts import ALL_LOOKS, Texts, judge_of
 from quantbench.quantize import recipe
 from quantbench.quantize.recipe import Recipe
 from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
-from quantbench.recipe.choice import Option, choose, least, options, total, uniform
+from quantbench.recipe.choice import GroupOption, choose, least, options, total, uniform
 from quantbench.recipe.cost import Costs, candidates
 from quantbench.recipe.damage import Damage, damages
 from quantbench.run.calibration import ROWS, TOKENS, token_ids
@@ -60,7 +60,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRecipe:
     """A recipe or a uniform scheme."""
 
     name: str
@@ -84,8 +84,8 @@ class Found:
     model: str
     mixture: Recipe
     max_kl: float | None  # as asked for
-    recipe: Measured
-    uniform: list[Measured]  # the one to compare with first
+    recipe: MeasuredRecipe
+    uniform: list[MeasuredRecipe]  # the one to compare with first
     difference: tuple[float, float]  # of the recipe's KL to that of uniform[0], 95 %
     better: bool
 
@@ -167,10 +167,10 @@ class Search:
         with progress("Damage of every scheme in every layer", unit="layers") as report:
             return damages(model, tokens, others, specs, report)
 
-    def _options(self, damage: Mapping[tuple[str, str], float]) -> list[list[Option]]:
+    def _options(self, damage: Mapping[tuple[str, str], float]) -> list[list[GroupOption]]:
         return options(damage, self.costs, self.plan.architecture.tie_embeddings)
 
-    def _in_full(self) -> list[Option]:
+    def _in_full(self) -> list[GroupOption]:
         return uniform(self.groups)[str(FullPrecision())]
 
     def _limits(self) -> dict[str, float]:
@@ -192,7 +192,7 @@ class Search:
                 raise UsageError(f"--min_tok_s {asked.min_tok_s:g}: {reach}; ask for less")
         return limits
 
-    def choose(self, kl: float | None) -> list[Option]:
+    def choose(self, kl: float | None) -> list[GroupOption]:
         """The least damage within the limits; with `kl` the smallest model that keeps it."""
         limits = self.limits if kl is None else self.limits | {"damage": kl}
         chosen = choose(self.groups, "damage" if kl is None else "held", limits)
@@ -200,7 +200,7 @@ class Search:
             raise UsageError("no mixture satisfies all limits at once; allow more of one of them")
         return chosen
 
-    def rivals(self, limits: Mapping[str, float], by: str) -> dict[str, list[Option]]:
+    def rivals(self, limits: Mapping[str, float], by: str) -> dict[str, list[GroupOption]]:
         """The uniform schemes within the limits, by a field of Option, the least first."""
         kinds = sorted(uniform(self.groups).items(), key=lambda pair: total(pair[1], by))
         return {
@@ -209,19 +209,21 @@ class Search:
             if all(total(kind, field) <= most for field, most in limits.items())
         }
 
-    def mixture(self, chosen: Sequence[Option]) -> Recipe:
+    def mixture(self, chosen: Sequence[GroupOption]) -> Recipe:
         schemes = {name: how for option in chosen for name, how in option.schemes.items()}
         cache = None if self.plan.kv_cache == "dense" else self.plan.kv_cache
         return recipe.make(self.plan.name, self.costs.shapes, schemes, cache)
 
-    def measured(self, name: str, chosen: Sequence[Option], scores: Scores) -> Measured:
+    def measured(self, name: str, chosen: Sequence[GroupOption], scores: Scores) -> MeasuredRecipe:
         """The figures of a choice that was read as `scores`."""
         kl, seconds = scores.mean_kl(), self.fixed_seconds + total(chosen, "seconds")
         timed = self.asked.min_tok_s is not None
         bits = 8 * total(chosen, "stored") / self.weights
         memory = round(self.fixed_bytes + total(chosen, "held"))
         tok_s = self.plan.config.batch_size / seconds if timed else None
-        return Measured(name, bits, memory, tok_s, total(chosen, "damage"), kl.mean, kl.ends())
+        return MeasuredRecipe(
+            name, bits, memory, tok_s, total(chosen, "damage"), kl.mean, kl.ends()
+        )
 
     @functools.cached_property
     def full(self) -> Reference:
@@ -261,7 +263,7 @@ def search(
     """
     state = Search(config, asked, text, calibrated)
     aim = most = asked.max_kl
-    tried: list[tuple[Measured, Recipe, Scores]] = []
+    tried: list[tuple[MeasuredRecipe, Recipe, Scores]] = []
     for _ in range(ROUNDS):
         chosen = state.choose(aim)
         mixture = state.mixture(chosen)
@@ -278,7 +280,7 @@ def search(
                               "or more; allow more, or give another budget")  # fmt: skip
     ours, mixture, scores = min(allowed, key=lambda one: one[0].memory_bytes)
     limits = state.limits if most is None else state.limits | {"damage": DOUBT * most}
-    rivals: list[tuple[Measured, Scores]] = []
+    rivals: list[tuple[MeasuredRecipe, Scores]] = []
     able = state.rivals(limits, "damage" if most is None else "held")
     near = NEAR * min((total(kind, "damage") for kind in able.values()), default=0.0)
     for name, kind in able.items():

@@ -3,10 +3,10 @@
 from collections import Counter
 
 from quantbench.quality.thresholds import class_of
-from quantbench.recipe.search import Found, Measured
+from quantbench.recipe.search import Found, MeasuredRecipe
 from quantbench.report.columns import Columns, aligned, number, size
 
-COLUMNS: Columns[Measured] = [
+COLUMNS: Columns[MeasuredRecipe] = [
     ("scheme", lambda row: row.name),
     ("bits", number(lambda row: row.bits, ".2f")),
     ("memory", lambda row: size(row.memory_bytes)),

@@ -125,7 +125,7 @@ def _condition(text: str) -> tuple[str, str]:
 
 
 def measured(config: RunConfig, processes: int) -> Record:
-    """Run it now, in so many processes, one after the other. Raises what keeps it from running."""
+    """Run it now, in `processes` processes in sequence. Raises what keeps it from running."""
     facts: Facts | None = None
     samples: list[TimedSample] = []
     for _ in range(processes):

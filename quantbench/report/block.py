@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from quantbench import files
 from quantbench.errors import LogError, UsageError
-from quantbench.log.origin import About
+from quantbench.log.origin import Origin
 from quantbench.report.columns import Columns, markdown
 from quantbench.typed_json import from_json
 
@@ -39,7 +39,7 @@ def block_of(
         if may_be_missing and not Path(path).exists():
             return ""
         rows = read(list[row], path, key)  # type: ignore[valid-type]
-        return captioned(columns, rows, read(About, path, "about"))
+        return captioned(columns, rows, read(Origin, path, "about"))
 
     return block
 
@@ -50,5 +50,5 @@ def file_of(words: Sequence[str]) -> str:
     return words[0]
 
 
-def captioned(columns: Columns[R], rows: Sequence[R], about: About, notes: str = "") -> str:
+def captioned(columns: Columns[R], rows: Sequence[R], about: Origin, notes: str = "") -> str:
     return "\n\n".join(filter(None, [markdown(columns, rows), notes, about.caption()]))

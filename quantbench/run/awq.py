@@ -91,7 +91,7 @@ def _of_norm(norm: nn.RMSNorm, dtype: torch.dtype) -> Divide:
     def divide(s: Tensor) -> Tensor:
         gain = norm.weight.data + offset
         norm.weight.data = (gain / s - offset).to(dtype).float()
-        left = norm.weight.data + offset
-        return torch.where(left * gain > 0, gain / left, s)
+        remaining = norm.weight.data + offset
+        return torch.where(remaining * gain > 0, gain / remaining, s)
 
     return divide

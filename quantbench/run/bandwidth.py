@@ -17,7 +17,7 @@ PARTS = 4  # of the block: a reading before each cycle takes three of them, in r
 TORCH, OURS = "torch.amax", "quantbench::cpu_read"  # the ops that can read
 
 
-class Bandwidth:
+class BandwidthProbe:
     """Reads a block of memory larger than any cache; on the CPU with all of torch's threads.
 
     probe: the op that reads. caveat: why it does not reach the memory's speed, or None. On the CPU
@@ -57,6 +57,6 @@ class Bandwidth:
 
 
 @functools.cache
-def reader(device: str) -> Bandwidth:
+def reader(device: str) -> BandwidthProbe:
     """The one of this process for all readings of a device."""
-    return Bandwidth(devices.resolve(device))
+    return BandwidthProbe(devices.resolve(device))

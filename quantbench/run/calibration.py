@@ -21,7 +21,7 @@ from quantbench.models.registry import build
 from quantbench.models.tokenizer import Tokenizer
 from quantbench.progress import Say
 from quantbench.quantize import autoquant, observe
-from quantbench.quantize.autoquant import Sample
+from quantbench.quantize.autoquant import LayerSample
 from quantbench.quantize.gptq import refined
 from quantbench.quantize.packed import PackedWeight, dequantized
 from quantbench.quantize.per_layer import MixedQuantizer, by_name
@@ -43,12 +43,12 @@ def autoquantizer(loading: "Loading", say: Say) -> MixedQuantizer:
     """Choose a scheme for each shape of layer, on the inputs of the first layer and of the output;
     for a saved checkpoint, take the choices that were saved."""
     checkpoint, config = loading.checkpoint, loading.config
-    how = loading.device, loading.precision
+    placement = loading.device, loading.precision
     if saved := checkpoint.saved:
-        return MixedQuantizer(by_name(saved.layers), *how)
+        return MixedQuantizer(by_name(saved.layers), *placement)
     say("Timing every candidate for each shape of layer …")
     choices = autoquant.choose(
-        samples(load_model(checkpoint, *how, num_layers=1), _text(loading)),
+        samples(load_model(checkpoint, *placement, num_layers=1), _text(loading)),
         loading.spec,
         config.batch_size,
         config.min_sqnr,
@@ -57,7 +57,7 @@ def autoquantizer(loading: "Loading", say: Say) -> MixedQuantizer:
         kernel=config.kernel,
     )
     say(autoquant.table(choices))
-    return MixedQuantizer(autoquant.by_shape(choices), *how)
+    return MixedQuantizer(autoquant.by_shape(choices), *placement)
 
 
 def _text(loading: "Loading", rows: int = ROWS) -> Tensor:
@@ -87,7 +87,7 @@ def token_ids(
     return torch.tensor(ids[: rows * length], device=device).view(rows, length)
 
 
-def samples(model: Transformer, ids: Tensor) -> list[Sample]:
+def samples(model: Transformer, ids: Tensor) -> list[LayerSample]:
     """Every linear layer with its inputs (tokens, in_features), for token ids (B, S).
 
     An expert's inputs are the tokens that are routed to it. Only the SAMPLED_EXPERTS with the most
@@ -102,7 +102,7 @@ def samples(model: Transformer, ids: Tensor) -> list[Sample]:
         )
     inputs["output"] = model.norm(model.hidden(ids)).flatten(0, -2)
     taken = [name for name in linears if name not in _left_out(inputs)]
-    return [Sample(name, linears[name], inputs[name]) for name in taken if name in inputs]
+    return [LayerSample(name, linears[name], inputs[name]) for name in taken if name in inputs]
 
 
 def _left_out(inputs: Mapping[str, Tensor]) -> set[str]:

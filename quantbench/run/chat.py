@@ -51,7 +51,7 @@ def chat(plan: Plan, generator: "Generator") -> None:
         if COMMAND.fullmatch(line.strip()):
             if line.strip() == "/reset":
                 chat.reset()
-                say("Forgotten: the next line begins a new conversation")
+                say("Forgotten: the next line starts a new conversation")
             else:
                 say(HELP)
             continue
@@ -64,7 +64,7 @@ def chat(plan: Plan, generator: "Generator") -> None:
         if room < 1:
             say(
                 f"The context is full: it has {cache_size} positions; --cache_size gives it more, "
-                "and /reset begins anew"
+                "and /reset starts anew"
             )
             if not chat.turns:  # not even this line fits
                 return
@@ -94,7 +94,7 @@ def rate(arrivals: list[float]) -> str:
     tokens = len(arrivals) - 1
     if tokens == 0:
         return "no token"
-    said = f"{counted(tokens, 'token')}, the first after {arrivals[1] - arrivals[0]:.2f} s"
+    speed = f"{counted(tokens, 'token')}, the first after {arrivals[1] - arrivals[0]:.2f} s"
     if tokens == 1:
-        return said
-    return f"{said}, then {(tokens - 1) / (arrivals[-1] - arrivals[1]):.1f} tok/s"
+        return speed
+    return f"{speed}, then {(tokens - 1) / (arrivals[-1] - arrivals[1]):.1f} tok/s"

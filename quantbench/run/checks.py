@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from quantbench import environment, files, unfinished
+from quantbench import environment, files
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.log import log
 from quantbench.log.config import RunConfig, Unsaid, refuse_former
@@ -28,7 +28,7 @@ OWN_FORM = "--expert_memory keeps experts in its own form: leave out --format"
 SPECULATION = "--speculate {config.speculate} is for one"
 CONFLICTS = (
     ("interactive", "prompt prefill_size output_json_path profile memory_profile dry_run", APART),
-    ("interactive", "context_depth", "--interactive begins at the beginning: leave out --{other}"),
+    ("interactive", "context_depth", "--interactive starts with empty caches: leave out --{other}"),
     ("interactive", "batch_size", "--interactive holds one conversation: leave --{other} at 1"),
     ("interactive", "tp", ALONE),
     ("dry_run", "output_json_path profile memory_profile save", APART),
@@ -74,8 +74,8 @@ def check_options(config: RunConfig) -> None:
         raise UsageError(OF_SCHEMES[name][1].format(spec))
     _check_ranks(config)
     for option, others, message in CONFLICTS:
-        for other in filter(config.differs, others.split() if config.differs(option) else ()):
-            raise UsageError(message.format(option=option, other=other, config=config))
+        for second in filter(config.differs, others.split() if config.differs(option) else ()):
+            raise UsageError(message.format(option=option, other=second, config=config))
     if config.differs("format"):
         if not config.save:
             raise UsageError(f"--format {config.format} is what --save DIR writes: give --save")
@@ -98,6 +98,15 @@ def check_inputs(config: RunConfig) -> None:
     """Raise UsageError for a text that cannot be read."""
     if config.calibration_text:
         files.read_text("--calibration_text", config.calibration_text)
+
+
+def refuse_random_weights(checkpoint_path: str, judges: str) -> None:
+    """Raise UsageError for dummy:NAME. judges: what is judged by the text that a model predicts."""
+    if checkpoint_path.startswith("dummy:"):
+        raise UsageError(
+            f"--checkpoint_path {checkpoint_path}: random weights predict no text, by which "
+            f"{judges} are judged; give trained ones"
+        )
 
 
 def _check_ranks(config: RunConfig) -> None:
@@ -123,10 +132,10 @@ def _check_speculation(config: RunConfig) -> None:
 
 
 def _check_experts(config: RunConfig) -> None:
-    given = [name for name in EXPERTS if config.differs(name)]
-    if config.expert_memory is None and given:
+    options = [name for name in EXPERTS if config.differs(name)]
+    if config.expert_memory is None and options:
         raise UsageError(
-            f"--{given[0]}: there is no second tier of memory: --expert_memory says how many "
+            f"--{options[0]}: there is no second tier of memory: --expert_memory says how many "
             "experts the fast one holds"
         )
     if config.differs("expert_prefetch"):
@@ -139,14 +148,14 @@ def _check_experts(config: RunConfig) -> None:
 
 
 def _check_outputs(config: RunConfig) -> None:
-    given = {name: getattr(config, name) for name in FILES if getattr(config, name)}
+    outputs = {name: getattr(config, name) for name in FILES if getattr(config, name)}
     if config.write_result == "none":
-        del given["write_result"]
-    for path in given.values():
+        del outputs["write_result"]
+    for path in outputs.values():
         log.check_writable(path)
     if config.save:
         check_save(config.save)
-    _refuse_coinciding(config, given)
+    _refuse_coinciding(config, outputs)
     log.check(config.write_result)
     if config.output_json_path:
         log.check_json_kind(config.output_json_path)
@@ -154,18 +163,16 @@ def _check_outputs(config: RunConfig) -> None:
         files.Output(f"--{name}", getattr(config, name), _is_trace, "trace").check()
 
 
-def _refuse_coinciding(config: RunConfig, given: dict[str, str]) -> None:
+def _refuse_coinciding(config: RunConfig, outputs: dict[str, str]) -> None:
     named = {f"--{name}": getattr(config, name) for name in INPUTS}
     inputs = {name: path for name, path in named.items() if path and os.path.lexists(path)}
-    files.refuse_coinciding({f"--{name}": path for name, path in given.items()}, inputs)
+    files.refuse_coinciding({f"--{name}": path for name, path in outputs.items()}, inputs)
     for option in ("save", "expert_folder"):
         folder = getattr(config, option)
-        for name, path in given.items() if folder else ():
+        for name, path in outputs.items() if folder else ():
             files.refuse_folder(f"--{name}", path, f"--{option}", folder)
             if option == "save" and Path(path).resolve().is_relative_to(Path(folder).resolve()):
-                raise UsageError(
-                    f"--{name} {path} lies in the folder of --save, which holds a model"
-                )
+                raise UsageError(f"--{name} {path} is in the folder of --save, which holds a model")
 
 
 def _is_trace(head: bytes) -> bool:
@@ -181,6 +188,8 @@ def check_save(folder: str) -> None:
     path = Path(folder)
     with files.named("--save", folder, CheckpointError):
         if os.path.lexists(folder):
+            from quantbench import unfinished
+
             unfinished.check(path)
             return
     files.check_folder("--save", folder)

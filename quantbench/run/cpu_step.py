@@ -7,7 +7,7 @@ any part that it does not know (`why_not_fused`).
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig
-from quantbench.models.gemma import Gemma, OffsetNorm, gelu
+from quantbench.models.gemma import OffsetNorm, gelu
 from quantbench.models.llama import (
     Attention,
     Block,
@@ -26,8 +26,7 @@ from quantbench.models.llama import (
     frequencies,
     rotation_factors,
 )
-from quantbench.models.mixtral import Mixtral, MixtureOfExperts, elsewhere_of
-from quantbench.models.split import kind_of, split_of
+from quantbench.models.registry import FUSED
 from quantbench.ops.cpu import build, step
 from quantbench.ops.kv import WRITTEN_BY_STEPS
 from quantbench.quantize.activation import RoundedAcross
@@ -37,6 +36,7 @@ from quantbench.quantize.kernel import fused_weight
 if TYPE_CHECKING:
     from quantbench.experts.fused import Fused
     from quantbench.experts.layer import TieredLayer
+    from quantbench.models.mixtral import MixtureOfExperts
 
 # The fields of ModelConfig that the C++ op implements. It refuses a model in which any other field
 # differs from its default.
@@ -60,19 +60,19 @@ class CpuStep:
 
     def __init__(self, model: Transformer, caches: list[KVCache]) -> None:
         layers = cast("list[Block]", list(model.layers))
-        self.model, experts = model, cast("TieredLayer | None", elsewhere_of(model))
+        self.model, experts = model, _tiered(model)
         # What brings experts into fast memory while a step runs; None: all of them stay there.
         self.moving = experts.store.fused if experts else None
         self.wraps = any(cache.wraps for cache in caches)
         rotations, tables = rotations_of(model)
-        split, config = split_of(model), model.config
+        split, config = model.split, model.config
         self.op = step.Step(
             # Tables of experts hold addresses of weights, which `model` keeps valid; where experts
             # are in two tiers, `moving` does.
             parts=[part for layer in layers for part in parts_of(layer, self.moving)],
             caches=[buffer for cache in caches for buffer in cache.buffers()],
             format=caches[0].format,
-            hows=torch.tensor([*map(_how, layers, caches, tables)], dtype=torch.float64),
+            hows=torch.tensor([*map(_settings, layers, caches, tables)], dtype=torch.float64),
             rotations=rotations,
             norm=cast("Tensor", _norm(model.norm)),
             output=_linear(model.output),
@@ -111,7 +111,7 @@ def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> s
 
 def _reasons(model: Transformer, caches: Sequence[KVCache], rows: int) -> Iterator[str]:
     """Each reason holds for a model that all before it have not refused."""
-    split = split_of(model)
+    split = getattr(model, "split", None)
     if split is not None and not split.ranks.memory:
         yield "the ranks share no memory, and the op sums through it"
     device = model.tok_embeddings.weight.device.type
@@ -120,7 +120,7 @@ def _reasons(model: Transformer, caches: Sequence[KVCache], rows: int) -> Iterat
     # On the meta device a run is only planned, and nothing is built.
     if reason := build.refusal() if device == "cpu" else build.unavailable():
         yield reason
-    if kind_of(model) not in (Transformer, Gemma, Mixtral):
+    if _class_of(model) not in FUSED:
         yield f"the model is a {type(model).__name__}, and the op computes a Transformer"
     if rows > step.MAX_FUSED_ROWS:
         yield f"there are {rows} rows, and the op is for {step.MAX_FUSED_ROWS} at most"
@@ -158,7 +158,7 @@ def _unknown_parts(layer: nn.Module, epsilon: float) -> Iterator[str]:
     if type(layer.attention) is not Attention:
         yield f".attention is a {type(layer.attention).__name__}, no Attention"
     ffn: nn.Module = layer.feed_forward
-    if isinstance(ffn, MixtureOfExperts):
+    if _is_mixture(ffn):
         for unknown in _unknown_experts(ffn):
             yield f".feed_forward{unknown}"
     elif type(ffn) is not FeedForward:
@@ -181,7 +181,7 @@ def _unknown_parts(layer: nn.Module, epsilon: float) -> Iterator[str]:
             yield f".{name}{_not_in_cpp(linear)}"
 
 
-def _unknown_experts(mixture: MixtureOfExperts) -> Iterator[str]:
+def _unknown_experts(mixture: "MixtureOfExperts") -> Iterator[str]:
     if {_activation(cast("FeedForward", expert)) for expert in mixture.experts} != {F.silu}:
         yield ".experts have another gate than SiLU, which the op does not know"
     if mixture.router.bias is not None:
@@ -209,9 +209,37 @@ def _not_in_cpp(linear: nn.Module) -> str:
         return f" rounds activations to {linear.rounds_before} outside of its C++ kernel"
     if isinstance(linear, RoundedAcross):
         return (
-            f" rounds activations ({linear.how}) by the columns of all ranks, which the op does not"
+            f" rounds activations ({linear.rounding}) by the columns of all ranks, which the op "
+            "does not"
         )
     return f" is a {type(linear).__name__}, which has no C++ kernel"
+
+
+def _class_of(model: Transformer) -> str:
+    """The model's own class, shared among ranks or not, as models/registry.py names it."""
+    kind: type[nn.Module] = type(model)
+    if getattr(model, "split", None) is not None:
+        from quantbench.models.split import kind_of
+
+        kind = kind_of(model)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _is_mixture(network: nn.Module) -> "TypeGuard[MixtureOfExperts]":
+    if not hasattr(network, "experts"):
+        return False
+    from quantbench.models.mixtral import MixtureOfExperts
+
+    return isinstance(network, MixtureOfExperts)
+
+
+def _tiered(model: Transformer) -> "TieredLayer | None":
+    """What computes experts that are in two tiers of memory; None if all are in one."""
+    if model.config.mixture is None:
+        return None
+    from quantbench.models.mixtral import elsewhere_of
+
+    return cast("TieredLayer | None", elsewhere_of(model))
 
 
 # ---------------------------------------------------------------------------------- its arguments
@@ -224,7 +252,7 @@ def parts_of(layer: Block, moving: "Fused | None") -> list[Tensor]:
     moving: where the model's experts are in two tiers of memory.
     """
     attention, ffn = layer.attention, layer.feed_forward
-    if isinstance(ffn, MixtureOfExperts):
+    if _is_mixture(ffn):
         w13, w2 = _mixture(ffn, moving)
     else:
         w13, w2 = _linear(ffn.w13), _linear(ffn.w2)
@@ -237,13 +265,15 @@ def parts_of(layer: Block, moving: "Fused | None") -> list[Tensor]:
     return [torch.empty(0) if part is None else part for part in parts]
 
 
-def _how(layer: Block, cache: KVCache, rotation: int) -> step.How:
-    _, (scale, softcap, _) = layer.attention.how
+def _settings(layer: Block, cache: KVCache, rotation: int) -> step.LayerSettings:
+    scale, softcap, _ = layer.attention.scoring
     scale = layer.attention.head_dim**-0.5 if scale is None else scale
     ffn: nn.Module = layer.feed_forward
-    activation = F.silu if isinstance(ffn, MixtureOfExperts) else _activation(layer.feed_forward)
+    activation = F.silu if _is_mixture(ffn) else _activation(layer.feed_forward)
     gate = GATES.index(activation)
-    return step.How(cache.wraps, rotation, gate, scale, softcap or 0.0, layer.residual_multiplier)
+    return step.LayerSettings(
+        cache.wraps, rotation, gate, scale, softcap or 0.0, layer.residual_multiplier
+    )
 
 
 def _activation(network: FeedForward) -> object:
@@ -260,15 +290,17 @@ def rotations_of(model: Transformer) -> tuple[Tensor, list[int]]:
     return torch.stack(tables), [layers.index(i) for i in model.rotated_as]
 
 
-def _mixture(mixture: MixtureOfExperts, moving: "Fused | None") -> tuple[step.Linear, step.Linear]:
+def _mixture(
+    mixture: "MixtureOfExperts", moving: "Fused | None"
+) -> tuple[step.Linear, step.Linear]:
     """The router and the table of the experts, in the places of w13 and w2."""
-    how, layer, shared = mixture.router.mixture, mixture.elsewhere, hasattr(mixture, "shared")
+    routing, layer, shared = mixture.router.mixture, mixture.elsewhere, hasattr(mixture, "shared")
     every = _networks(cast("list[FeedForward]", list(mixture.experts)))
     experts = step.Experts(
         mixture.router.weight,
         every,
-        how.experts_per_token,
-        how.normalized,
+        routing.experts_per_token,
+        routing.normalized,
         _networks([mixture.shared] if shared else []),
         mixture.shared_gate.weight.flatten() if shared else None,
     )

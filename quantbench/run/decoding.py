@@ -122,11 +122,11 @@ def _is_plain(parameter: nn.Parameter) -> bool:
 
 def attention_of(
     kind: type[KVCache], config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> attention.Choice:
+) -> attention.AttentionKernel:
     """The kernel for a model's attention over such caches, and why it is no faster one."""
     group = config.num_heads // config.num_kv_heads
-    how = config.layers[0].scale, config.layers[0].softcap, config.attention_sinks
-    return attention.choose(device, config.head_dim, group, dtype, kind.format, *how)
+    scoring = config.layers[0].scale, config.layers[0].softcap, config.attention_sinks
+    return attention.choose(device, config.head_dim, group, dtype, kind.format, *scoring)
 
 
 def caches_of(
@@ -175,9 +175,9 @@ def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled, eight times at most, and by its name which sizes varied from call to call."""
     name = f"{function.__name__}_{next(_numbers)}"
     code, closure = function.__code__.replace(co_name=name), function.__closure__
-    own = types.FunctionType(code, function.__globals__, name, function.__defaults__, closure)
-    own.__kwdefaults__ = function.__kwdefaults__
-    return own
+    copied = types.FunctionType(code, function.__globals__, name, function.__defaults__, closure)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
 
 
 def compiled(

@@ -117,8 +117,8 @@ class Meter:
         out another one, until rank 0 has measured for LEAST_SECONDS."""
         while True:
             seconds = time.perf_counter() - self.begun
-            few = not runs or seconds < LEAST_SECONDS[self.device.type]
-            if not self.ranks.first([float(few)], self.device)[0]:
+            too_few = not runs or seconds < LEAST_SECONDS[self.device.type]
+            if not self.ranks.first([float(too_few)], self.device)[0]:
                 break
             again()
             runs += 1
@@ -136,12 +136,12 @@ class Meter:
 def meter(device: "torch.device", ranks: "Ranks") -> Meter | NotCounted:
     """What counts the energy of the next runs, or why nothing does. The ranks of a run call this,
     and `energy`, together."""
-    made, why = None, "of some ranks"
+    counter, why = None, "of some ranks"
     try:
-        made = Meter(device, ranks)
+        counter = Meter(device, ranks)
     except ImportError:
         why = "NVIDIA's counter needs a package: pip install nvidia-ml-py"
     except Exception as error:  # whatever a file or a driver raises, the run goes on without it
         why = str(error)
-    lacking = ranks.total([float(made is None)], device)[0]
-    return NotCounted(f"{NO_COUNTER} ({why})") if made is None or lacking else made
+    lacking = ranks.total([float(counter is None)], device)[0]
+    return NotCounted(f"{NO_COUNTER} ({why})") if counter is None or lacking else counter

@@ -52,12 +52,12 @@ class Speculation:
         """Tokens of a pass, and the share of the drafted ones that were accepted."""
         share = f"{self.accepted / self.drafted:.0%} of " if self.drafted else ""
         tokens = self.passes + self.accepted
-        few = tokens < ENOUGH_TOKENS
+        too_few = tokens < ENOUGH_TOKENS
         return (
             f"{self.tokens_per_pass:.2f} tokens per pass over {tokens} tokens; "
             f"{share}{self.drafted} drafted tokens were accepted"
             + f"; {ENOUGH_TOKENS} tokens or more say how often that is"
-            * few
+            * too_few
         )
 
 
@@ -145,7 +145,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Ready:
+class WarmUp:
     """How long compilation and warm-up took."""
 
     compile_seconds: float | None  # of the first, compiling sample; None if nothing is compiled
@@ -229,7 +229,7 @@ def speculation_of(samples: Sequence[Sample]) -> Speculation | None:
 @dataclass(frozen=True)
 class Measured:
     facts: Facts
-    ready: Ready
+    ready: WarmUp
     text: str | None  # of the last sample's first row; None if it is random
     peaks: Peaks
     samples: list[Sample]

@@ -21,7 +21,6 @@ from quantbench import devices
 from quantbench.log.config import RunConfig, Unsaid
 from quantbench.models.formats import Checkpoint, open_checkpoint, saver_of
 from quantbench.models.formats.base import SavedScheme
-from quantbench.models.formats.saved import EXPERTS
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import Stages, load_model
 from quantbench.progress import Report, Say
@@ -67,6 +66,7 @@ def load(
     try:
         if config.expert_memory is not None:
             from quantbench.experts.loading import open_tiers, settle
+            from quantbench.models.formats.saved import EXPERTS
 
             quantizer = getattr(loading, "quantizer", None)  # none before autoquant has measured
             known = quantizer if isinstance(quantizer, Quantizer) else None

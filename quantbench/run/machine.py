@@ -55,9 +55,9 @@ class MachineUse:
 
     def sentence(self) -> str:
         """Who used the cores, without a full stop."""
-        own = f"this one used {self.own_cores:.1f}"
+        this_one = f"this one used {self.own_cores:.1f}"
         preempted = counted(self.involuntary_switches, "time")
-        return f"{', '.join([*self.others(), own])} and was preempted {preempted}"
+        return f"{', '.join([*self.others(), this_one])} and was preempted {preempted}"
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,16 @@ class Counters:
         """The use between two moments. Some sandboxes count no work, not even this process's: then
         that of others is not known."""
         seconds = max(self.clock - before.clock, 1e-9)
-        own = self.own - before.own
-        other = stolen = None
+        own_seconds = self.own - before.own
+        others = stolen = None
         if self.busy is not None and before.busy is not None:
             busy = self.busy - before.busy
-            if busy > own / 2 - 2 * self.cores / TICKS_PER_SECOND:
-                other = max(0.0, busy - own) / seconds
-        if self.stolen is not None and before.stolen is not None and other is not None:
+            if busy > own_seconds / 2 - 2 * self.cores / TICKS_PER_SECOND:
+                others = max(0.0, busy - own_seconds) / seconds
+        if self.stolen is not None and before.stolen is not None and others is not None:
             stolen = max(0.0, self.stolen - before.stolen) / seconds
         switches = self.involuntary_switches - before.involuntary_switches
-        return MachineUse(seconds, self.cores, own / seconds, other, stolen, switches)
+        return MachineUse(seconds, self.cores, own_seconds / seconds, others, stolen, switches)
 
 
 def together(uses: Sequence[MachineUse]) -> MachineUse | None:

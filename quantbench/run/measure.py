@@ -23,9 +23,9 @@ from quantbench.models.llama import Transformer, step_bytes, weight_bytes
 from quantbench.progress import progress, say
 from quantbench.quantize.registry import available
 from quantbench.run import energy, machine
-from quantbench.run.bandwidth import BYTES, Bandwidth
+from quantbench.run.bandwidth import BYTES, BandwidthProbe
 from quantbench.run.expert_traffic import Phases, Traffic
-from quantbench.run.facts import Device, Facts, Measured, Parallel, Peak, Ready, Sample
+from quantbench.run.facts import Device, Facts, Measured, Parallel, Peak, Sample, WarmUp
 
 if TYPE_CHECKING:
     from quantbench.experts.layer import TieredLayer
@@ -42,7 +42,7 @@ FIRST_TOKENS = 3  # new tokens of the sample that compiles: a prompt and two dec
 QUIET_SECONDS = 2  # least time between two lines of progress, for more than ten samples
 
 
-def measure(one_sample: Sampler, loaded: Loaded, ready: Ready) -> Measured:
+def measure(one_sample: Sampler, loaded: Loaded, ready: WarmUp) -> Measured:
     """Take samples, their energy and peak memory; write the traces that the options name."""
     plan, generator = one_sample.plan, one_sample.generator
     device, scheme = plan.device, plan.spec.scheme
@@ -85,7 +85,7 @@ def read_bandwidth(facts: Facts) -> float | None:
     free = devices.free_memory(device)
     if free is not None and free < 2 * BYTES:
         return None
-    probe = Bandwidth(device)
+    probe = BandwidthProbe(device)
     return None if probe.caveat else probe.measure()
 
 
@@ -215,25 +215,27 @@ class Sampler:
             after_token()
 
         before = machine.Counters.read()
-        own = self.generator.generate(self.prompt, new_tokens, config.context_depth, count_and_call)
+        generation = self.generator.generate(
+            self.prompt, new_tokens, config.context_depth, count_and_call
+        )
         use = machine.Counters.read().since(before)
         counts += [tiers.counted()] if tiers else []
         # All ranks take rank 0's seconds, so that they agree when they are warm.
-        own_seconds = own.prefill_seconds, own.decode_seconds
-        prefill, decode = plan.ranks.first(own_seconds, plan.device)
+        seconds = generation.prefill_seconds, generation.decode_seconds
+        prefill, decode = plan.ranks.first(seconds, plan.device)
         (cores,) = plan.ranks.total([use.own_cores], plan.device)
-        return own.tokens, Sample.of(
+        return generation.tokens, Sample.of(
             prefill,
             decode,
             len(plan.prompt),
             new_tokens,
             machine=use.of_processes(cores),
             experts=Phases(*map(Traffic.since, counts[1:], counts)) if counts else None,
-            speculation=own.speculation,
+            speculation=generation.speculation,
         )
 
 
-def get_ready(one_sample: Sampler, since: float | None = None) -> Ready:
+def get_ready(one_sample: Sampler, since: float | None = None) -> WarmUp:
     """Reset the peak memory, compile and warm up.
 
     since: time.perf_counter() when the process started; if given, the time to the first token is
@@ -254,7 +256,7 @@ def get_ready(one_sample: Sampler, since: float | None = None) -> Ready:
         say(line)
     tokens = min(WARM_UP_TOKENS, config.max_new_tokens)
     seconds, steady = warm_up(lambda index: one_sample(index, tokens)[1].seconds)
-    return Ready(
+    return WarmUp(
         compile_seconds=first_seconds if compiles else None,
         warm_ups=seconds,
         warm_up_steady=steady,

@@ -193,15 +193,15 @@ def _share(
 
 def _kv_cache_of(config: RunConfig, spec: Spec | Selection) -> str:
     """--kv_cache, or the recipe's. Raises UsageError where both are given and differ."""
-    recipe, asked = _as_recipe(spec), kv_cache(config)
-    own = recipe.kv_cache if recipe else None
-    if own is None or own == asked:
+    recipe, kind = _as_recipe(spec), kv_cache(config)
+    of_recipe = recipe.kv_cache if recipe else None
+    if of_recipe is None or of_recipe == kind:
         return config.kv_cache
-    if asked != RunConfig.kv_cache:
+    if kind != RunConfig.kv_cache:
         raise UsageError(
-            f"--kv_cache {asked}: the recipe {spec} has kv_cache {own}; leave --kv_cache out"
+            f"--kv_cache {kind}: the recipe {spec} has kv_cache {of_recipe}; leave --kv_cache out"
         )
-    return own
+    return of_recipe
 
 
 def scheme_of(config: RunConfig, checkpoint: Checkpoint) -> tuple[Spec | Selection, Checkpoint]:
@@ -227,29 +227,31 @@ def _as_recipe(spec: Spec | Selection) -> Recipe | None:
 
 
 def _chosen(config: RunConfig, checkpoint: Checkpoint) -> tuple[Spec | Selection, Checkpoint]:
-    asked = parse(config.quantization)
+    requested = parse(config.quantization)
     if checkpoint.saved is None:
-        if asked == AsIs():
+        if requested == AsIs():
             raise UsageError(
-                f"--quantization {asked}: {config.checkpoint_path} is in full precision; name a "
-                "scheme, or leave --quantization out"
+                f"--quantization {requested}: {config.checkpoint_path} is in full precision; name "
+                "a scheme, or leave --quantization out"
             )
-        return asked, checkpoint
+        return requested, checkpoint
     floats = checkpoint.in_full_precision()
-    if floats and asked != AsIs() and not isinstance(config.quantization, Unsaid):
-        return asked, floats
+    if floats and requested != AsIs() and not isinstance(config.quantization, Unsaid):
+        return requested, floats
     try:
         saved = named(checkpoint.saved.scheme)
-        layers = {name: parse_layer(how) for name, (how, _) in checkpoint.saved.layers.items()}
+        layers = {
+            name: parse_layer(scheme) for name, (scheme, _) in checkpoint.saved.layers.items()
+        }
     except UsageError as error:
         raise CheckpointError(f"{config.checkpoint_path}/{SAVED}: {error}") from None
     if config.save and not floats:
         raise UsageError(
             f"--save: {config.checkpoint_path} is quantized and saved; copy the folder"
         )
-    if asked != saved and not isinstance(config.quantization, Unsaid):
+    if requested != saved and not isinstance(config.quantization, Unsaid):
         raise UsageError(
-            f"--quantization {asked}: {config.checkpoint_path} was saved as "
+            f"--quantization {requested}: {config.checkpoint_path} was saved as "
             f"{checkpoint.saved.label or saved}; leave "
             "--quantization out, or load the full-precision checkpoint"
         )
@@ -278,15 +280,15 @@ def positions(config: RunConfig, prompt: int, context: int) -> int:
     if config.interactive:
         return config.cache_size or min(context, INTERACTIVE_CACHE)
     if prompt == 0:
-        raise UsageError("--prompt is empty, and this tokenizer has no token to begin with")
+        raise UsageError("--prompt is empty, and this tokenizer has no token to start with")
     needed = config.context_depth + prompt + config.max_new_tokens
-    asked = f"{prompt} prompt tokens and --max_new_tokens {config.max_new_tokens} need {needed}"
+    tokens = f"{prompt} prompt tokens and --max_new_tokens {config.max_new_tokens} need {needed}"
     if config.context_depth:
-        asked = f"--context_depth {config.context_depth}, {asked}"
+        tokens = f"--context_depth {config.context_depth}, {tokens}"
     if needed > context:
-        raise UsageError(f"{asked} positions; the model's context has {context}: ask for fewer")
+        raise UsageError(f"{tokens} positions; the model's context has {context}: ask for fewer")
     if config.cache_size and config.cache_size < needed:
-        raise UsageError(f"{asked} positions; --cache_size {config.cache_size} is too small")
+        raise UsageError(f"{tokens} positions; --cache_size {config.cache_size} is too small")
     return config.cache_size or needed
 
 

@@ -12,8 +12,8 @@ def check(plan: Plan) -> None:
     config, shape = plan.config, plan.architecture
     if plan.spec.scheme is None:
         return
-    how = plan.precision, config.kernel
-    shapes = shapes_of(shape, plan.spec.scheme, plan.device, *how)
+    settings = plan.precision, config.kernel
+    shapes = shapes_of(shape, plan.spec.scheme, plan.device, *settings)
     if shapes.reason:
         raise KernelError(shapes.reason)
     if plan.device.type != "cpu":

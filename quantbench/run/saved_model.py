@@ -83,14 +83,14 @@ def facts(plan: Plan) -> object:
     tokenizer, text = plan.checkpoint.tokenizer_folder, plan.config.calibration_text
     calibration = [tokenizer / name for name in FILES] if tokenizer else []
     calibration += [Path(text)] if text else []
-    told = {
+    facts = {
         "config": dataclasses.asdict(plan.config),
         "architecture": dataclasses.asdict(plan.architecture),
         "files": [_stamp(file) for file in (*plan.checkpoint.files, *calibration)],
         "versions": versions(),
         "code": files.digest_of_code(*CODE),
     }
-    return json.loads(json.dumps(told, default=str))
+    return json.loads(json.dumps(facts, default=str))
 
 
 def _stamp(file: Path) -> list[object]:

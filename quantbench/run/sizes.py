@@ -28,7 +28,7 @@ from quantbench.text import size as size_text
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     model_bytes: int  # all weights but the embedding table
     embedding_bytes: int  # the embedding table
     memory_bytes: int  # both; a tied output that shares the table's memory counts once
@@ -97,7 +97,7 @@ def size_of(
     device: torch.device,
     precision: torch.dtype,
     kernel: str = "auto",
-) -> Size:
+) -> ModelSize:
     """The size of a model of this architecture in the scheme `spec`, on a kernel for `device`.
 
     Raises KernelError if the scheme does not support the model's shapes.
@@ -107,11 +107,11 @@ def size_of(
     kinds = [len(numbers) for numbers in architecture.kinds_of_layers()]
     if len(kinds) < len(model.layers):
         kinds = [1] * len(model.layers)
-    more = [
+    repeated = [
         sum(map(stored_bytes, layer.parameters())) * (count - 1)
         for layer, count in zip(model.layers, kinds, strict=True)
     ]
-    model_bytes = weight_bytes(model) + sum(more)
+    model_bytes = weight_bytes(model) + sum(repeated)
     count = packed = 0
     for name, layer in shapes.linears.items():
         times = kinds[int(name.split(".")[1])] if "layers." in name else 1
@@ -122,7 +122,7 @@ def size_of(
     alike = type(table.data) is type(output.data) and embedding_bytes == stored_bytes(output)
     shared = architecture.tie_embeddings and alike
     experts = [layer for name, layer in model.named_modules() if name.endswith(".experts.0")]
-    return Size(
+    return ModelSize(
         model_bytes,
         embedding_bytes,
         model_bytes + (0 if shared else embedding_bytes),
@@ -138,13 +138,13 @@ def expert_slots(config: RunConfig, nbytes: int, free: float) -> int:
 
     free: bytes for them, where it is "auto".
     """
-    asked = config.expert_memory
-    assert asked is not None
-    if asked.isdigit():
-        return int(asked)
+    room = config.expert_memory
+    assert room is not None
+    if room.isdigit():
+        return int(room)
     from quantbench.experts.layout import whole_pages
 
-    return int((free if asked == "auto" else bytes_in(asked)) // whole_pages(nbytes))
+    return int((free if room == "auto" else bytes_in(room)) // whole_pages(nbytes))
 
 
 def slow_bytes(config: RunConfig, architecture: ModelConfig, nbytes: int) -> int:
@@ -199,13 +199,13 @@ def check_memory(
         return kv_cache_bytes(architecture, config.batch_size, positions, precision, kind)
 
     need = cached(positions)
-    shown = f"Weights: {size_text(weights)}; " if spec.scheme else ""
-    shown += f"experts in slow memory alone: {size_text(slow)}; " if slow else ""
-    shown += f"KV cache: {size_text(need)}, {name}, {positions} positions"
+    line = f"Weights: {size_text(weights)}; " if spec.scheme else ""
+    line += f"experts in slow memory alone: {size_text(slow)}; " if slow else ""
+    line += f"KV cache: {size_text(need)}, {name}, {positions} positions"
     if config.batch_size > 1:
-        shown += f", batch {config.batch_size}"
+        line += f", batch {config.batch_size}"
     if free is None or weights + need <= free:
-        return shown
+        return line
     fitting = bisect.bisect_right(range(1, positions + 1), free - weights, key=cached)
     if fitting:
         advice = f"--cache_size {fitting} is the largest that fits"

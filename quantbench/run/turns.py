@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quantbench.generate import Generator
 
 
-class Turns:
+class DecodingTurns:
     def __init__(self, plan: Plan, generator: "Generator") -> None:
         config = plan.config
         self.plan, self.generator, self.start = plan, generator, config.context_depth
@@ -41,9 +41,9 @@ class Turns:
         return self._seconds(1)
 
     def decode(self, steps: int) -> float:
-        """Seconds of so many decoding steps, at most `self.steps`, after one that does not
+        """Seconds of `steps` decoding steps, at most `self.steps`, after one that does not
         count."""
-        if self.left <= steps:  # the prompt is still in the caches: its last token begins anew
+        if self.left <= steps:  # the prompt is still in the caches: its last token is read again
             last = len(self.plan.prompt) - 1
             self.stream = self.generator.stream(self.prompts[:, last:], self.start + last)
             self.left = self.steps + 1

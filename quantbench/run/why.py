@@ -43,8 +43,8 @@ def reasons(measured: Measured) -> list[str]:
         if facts.config.checkpoint_path.startswith("dummy:") or facts.config.prefill_size:
             sentences.append("weights or prompt are random, so acceptance says nothing here")
     if isinstance(measured.energy, NotCounted):
-        said = energy.sentence(None, None, measured.energy.why_not)
-        sentences += [said] if said else []
+        sentence = energy.sentence(None, None, measured.energy.why_not)
+        sentences += [sentence] if sentence else []
     sentences += held_back(facts, measured.kernels)
     if measured.limit_share and measured.bandwidth:
         read = facts.mean_step_bytes
@@ -84,11 +84,11 @@ def held_back(facts: Facts, kernels: Mapping[str, str | None]) -> list[str]:
     if facts.decoder == "cpu-step":
         pass  # one C++ op leaves nothing to compile
     elif not compiles(facts.architecture.mixture, facts.device.type, facts.experts is not None):
-        asked = "--compile had no effect" if facts.config.compile else "nothing is compiled"
+        condition = "--compile had no effect" if facts.config.compile else "nothing is compiled"
         reason = "the router's output decides which experts a step computes"
         if facts.experts is not None:
             reason = "a compiled step cannot fetch experts from a second tier of memory"
-        sentences.append(f"{asked}: {reason}")
+        sentences.append(f"{condition}: {reason}")
     elif not facts.config.compile:
         sentences.append("nothing is compiled: each step pays for Python (--compile)")
     return [sentence for sentence in sentences if sentence]
@@ -102,7 +102,7 @@ def _kernel(run: Facts, kernels: Mapping[str, str | None]) -> str | None:
             if reason
         )
         return "plain torch (kernel reference) unpacks the weights at every step" + (
-            f", for there is no other kernel here ({why})" if why else ""
+            f", the only kernel that runs here ({why})" if why else ""
         )
     if "," in run.kernel:
         return f"not every layer's shape fits its fastest kernel: {run.kernel}"

@@ -85,9 +85,9 @@ class Int8Linear(KernelLinear):
     @classmethod
     def of(cls, layer: nn.Linear, spec: BitsAndBytes) -> nn.Module:
         packed = layer.weight.data
-        made = cls.like(layer, packed.plane0)
-        made.largest = nn.Parameter(packed.scale[:, 0] * 127, requires_grad=False)
-        return made
+        linear = cls.like(layer, packed.plane0)
+        linear.largest = nn.Parameter(packed.scale[:, 0] * 127, requires_grad=False)
+        return linear
 
     def forward(self, x: Tensor) -> Tensor:
         ops, rows = torch.ops.bitsandbytes, x.reshape(-1, x.shape[-1])
@@ -108,10 +108,10 @@ class FourBitLinear(KernelLinear):
         packed = layer.weight.data
         # bitsandbytes keeps the first of two codes in a byte's high bits, we in its low ones.
         swapped = (packed.plane0 << 4) | (packed.plane0 >> 4)
-        made = cls.like(layer, swapped.reshape(-1, 1))
-        made.form = spec.form
-        made.largest = nn.Parameter(packed.scale.reshape(-1), requires_grad=False)
-        return made
+        linear = cls.like(layer, swapped.reshape(-1, 1))
+        linear.form = spec.form
+        linear.largest = nn.Parameter(packed.scale.reshape(-1), requires_grad=False)
+        return linear
 
     def forward(self, x: Tensor) -> Tensor:
         shape, ops = (self.out_features, self.in_features), torch.ops.bitsandbytes

@@ -18,8 +18,8 @@ from quantbench.quantize.spec import Int8DynamicActivation, Int8Embedding, Int8W
 
 def quantize(w: Tensor, spec: Spec) -> PackedWeight:
     """Symmetric, one float32 scale per row: int8 = round(w / scale), scale = max|w| / 127.5."""
-    theirs = Int8Tensor.from_hp(in_range(w), PerRow())
-    return PackedWeight.make(w, [theirs.qdata], theirs.scale, "int", 8)
+    tensor = Int8Tensor.from_hp(in_range(w), PerRow())
+    return PackedWeight.make(w, [tensor.qdata], tensor.scale, "int", 8)
 
 
 def quantize_dynamic(w: Tensor, spec: Spec) -> PackedWeight:
@@ -28,8 +28,12 @@ def quantize_dynamic(w: Tensor, spec: Spec) -> PackedWeight:
 
 
 def _tensor(ours: PackedWeight, spec: Spec) -> Int8Tensor:
-    how = QuantizeTensorToInt8Kwargs(granularity=PerRow()) if spec.rounds_activations else None
-    return Int8Tensor(ours.plane0, ours.scale, [1, ours.columns], ours.dtype, act_quant_kwargs=how)
+    activations = (
+        QuantizeTensorToInt8Kwargs(granularity=PerRow()) if spec.rounds_activations else None
+    )
+    return Int8Tensor(
+        ours.plane0, ours.scale, [1, ours.columns], ours.dtype, act_quant_kwargs=activations
+    )
 
 
 class DynamicLinear(KernelLinear):

@@ -28,8 +28,8 @@ COLUMNS_PER_SCALE = 64
 
 def quantize(w: Tensor, spec: SparseMarlin) -> PackedWeight:
     """Keep the two largest of every four columns; q from -8 to 7, scale = max|w| / 7.5, 16 bits."""
-    kept, places = _two_largest(w)
-    dense = symmetric(kept, COLUMNS_PER_SCALE // 2)
+    values, places = _two_largest(w)
+    dense = symmetric(values, COLUMNS_PER_SCALE // 2)
     planes = [dense.plane0, *pack(places, 2)]
     return PackedWeight.make(w, planes, dense.scale, "2:4", 4, COLUMNS_PER_SCALE)
 
@@ -37,10 +37,10 @@ def quantize(w: Tensor, spec: SparseMarlin) -> PackedWeight:
 def _two_largest(w: Tensor) -> tuple[Tensor, Tensor]:
     """The two largest by magnitude of every four columns, in their order: values (N, K / 2), and
     places among the four, uint8."""
-    four, kept = w.unflatten(-1, (-1, 4)).unbind(-1), kept_of_four(w.abs())
-    low = torch.where(kept[0], four[0], torch.where(kept[1], four[1], four[2]))
-    high = torch.where(kept[3], four[3], torch.where(kept[2], four[2], four[1]))
-    missing = [(~one).view(torch.uint8) for one in kept]
+    four, masks = w.unflatten(-1, (-1, 4)).unbind(-1), kept_of_four(w.abs())
+    low = torch.where(masks[0], four[0], torch.where(masks[1], four[1], four[2]))
+    high = torch.where(masks[3], four[3], torch.where(masks[2], four[2], four[1]))
+    missing = [(~mask).view(torch.uint8) for mask in masks]
     places = missing[0] * (1 + missing[1]), 3 - missing[3] * (1 + missing[2])
     return torch.stack((low, high), -1).flatten(-2), torch.stack(places, -1).flatten(-2)
 
@@ -53,8 +53,8 @@ def prune(layer: nn.Linear, squares: Tensor) -> None:
     """
     norms = squares.sqrt() if squares.any() else torch.ones_like(squares)
     for block in layer.weight.data.split(rows_at_once(layer.weight)):
-        kept = torch.stack(kept_of_four(block.abs() * norms), -1).flatten(-2)
-        block.masked_fill_(~kept, 0)
+        mask = torch.stack(kept_of_four(block.abs() * norms), -1).flatten(-2)
+        block.masked_fill_(~mask, 0)
 
 
 def kept_of_four(sizes: Tensor) -> list[Tensor]:

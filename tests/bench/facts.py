@@ -6,7 +6,7 @@ from quantbench.bench.answers import ArmFacts
 from quantbench.environment import Environment
 from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
-from quantbench.run.facts import Device, Facts, Ready
+from quantbench.run.facts import Device, Facts, WarmUp
 
 FACTS = Facts(
     config=RunConfig(device="cpu"),
@@ -38,7 +38,7 @@ def arm_facts(kernels=None, **changes):
         device=run.config.device,
         weight_bytes=run.weight_bytes,
         peak_memory_bytes=PEAKS,
-        ready=Ready(None, [1.0, 1.0], True),
+        ready=WarmUp(None, [1.0, 1.0], True),
         run=run,
         kernels=kernels or {"cpu": None},
     )
@@ -46,6 +46,6 @@ def arm_facts(kernels=None, **changes):
 
 def peer_facts(weight_bytes):
     return ArmFacts(
-        device="cpu", weight_bytes=weight_bytes, ready=Ready(None, [1.0, 1.0], True),
+        device="cpu", weight_bytes=weight_bytes, ready=WarmUp(None, [1.0, 1.0], True),
         peak_memory_bytes={"warm_up": {"resident": 1}}, about="a fake",
     )  # fmt: skip

@@ -198,7 +198,7 @@ def test_the_second_process_is_loaded_in_the_other_order(measure):
 
 
 def test_memory_is_read_before_every_cycle(measure, tmp_path):
-    """And each reading is a line of its own in the folder, with its cycle."""
+    """And each reading is a separate line in the folder, with its cycle."""
     results, _ = measure([EQUAL] * 2, folder=tmp_path, cycles=9, processes=1)
     assert [reading.cycle for reading in results.bandwidth["cpu"]] == [*range(9)]
     kept = [json.loads(line) for line in (tmp_path / stores.SAMPLES).read_text().splitlines()]
@@ -367,7 +367,7 @@ def test_a_line_that_a_kill_cut_short_is_left_out(measure, tmp_path):
 
 
 def test_one_process_at_a_time_measures_into_a_folder(measure, tmp_path):
-    """And nobody goes on behind what another one has added since."""
+    """And nobody goes on behind what another process has added since."""
     measure([EQUAL, EQUAL], folder=tmp_path, cycles=3, processes=1)
     first, second = stores.load(tmp_path), stores.load(tmp_path)
     before = (tmp_path / stores.SAMPLES).read_bytes()
@@ -398,7 +398,7 @@ def test_samples_that_are_no_file_are_not_written(measure, tmp_path, kind):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_after_kills_no_turn_is_counted_twice(monkeypatch, tmp_path, seed):
-    """A cycle that a kill broke off keeps its number, and the next one has another."""
+    """A cycle that a kill broke off keeps its number, and the next cycle gets another."""
 
     class Kill(BaseException):
         pass

@@ -23,7 +23,7 @@ from quantbench.bench.store import (
 )
 from quantbench.environment import Environment
 from quantbench.log.options import parse
-from quantbench.log.origin import About
+from quantbench.log.origin import Origin
 from quantbench.models.config import ModelConfig
 from quantbench.quality.types import LayerSqnr, NoQuality, Quality
 from quantbench.run.facts import Device
@@ -58,7 +58,7 @@ def example_results(hostile=False, seed=3, folder=None, arms=ARMS) -> Results:
     named = [*arms, (HOSTILE, 1250, 1.7, 7.04)] if hostile else arms
     planned = [ArmResult(name, " ".join(_argv(name)), _argv(name)) for name, *_ in named]
     planned += [ArmResult("mxfp4", "--quantization mxfp4", [])] * hostile
-    about = About("quantbench ab --arms all", "2026-01-01", "0123abc", "Example CPU", {})
+    about = Origin("quantbench ab --arms all", "2026-01-01", "0123abc", "Example CPU", {})
     store = Store(Results(Settings(), planned, "none", about), folder)
     for number, arm in enumerate(named):
         for event in _events(generator, number, *arm):

@@ -14,7 +14,7 @@ from quantbench.compare.rows import rows
 from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig, argv
 from quantbench.peers import answer as peered
-from quantbench.run.bandwidth import Bandwidth
+from quantbench.run.bandwidth import BandwidthProbe
 from quantbench.typed_json import to_json
 from tests import programs
 from tests.bench.facts import arm_facts
@@ -86,10 +86,10 @@ def test_without_the_library_the_bandwidth_says_what_read_it(monkeypatch):
         raise KernelError("the C++ kernels need a C++ compiler")
 
     monkeypatch.setattr("quantbench.run.bandwidth.BYTES", 1 << 20)
-    ours = Bandwidth(torch.device("cpu"))
+    ours = BandwidthProbe(torch.device("cpu"))
     assert ours.caveat is None or ours.probe == "torch.amax"
     monkeypatch.setattr("quantbench.ops.cpu.bandwidth.read", missing)
-    probe = Bandwidth(torch.device("cpu"))
+    probe = BandwidthProbe(torch.device("cpu"))
     assert probe.probe == "torch.amax" and probe.measure() > 0
     assert probe.caveat.startswith("memory bandwidth was measured with torch.amax")
     assert "need a C++ compiler" in probe.caveat

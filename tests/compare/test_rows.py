@@ -153,7 +153,7 @@ ROW = Row("arm", verdict="slower")
         ({"config": RunConfig(), "decoder": "modules"}, "nothing is compiled"),
         ({"kernel": "cpu, torchao"}, "not every layer's shape fits"),
         ({"kernel": "reference", "kernels": {"cpu": "no compiler", "reference": None}},
-         "no other kernel here (cpu: no compiler)"),
+         "the only kernel that runs here (cpu: no compiler)"),
     ],
 )  # fmt: skip
 def test_each_reason(facts, said):

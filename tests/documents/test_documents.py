@@ -242,7 +242,7 @@ def test_a_document_shows_files_of_its_folder_alone(tmp_path, monkeypatch, way):
     Path("link").symlink_to(tmp_path / "secret")
     word = {"absolute": str(tmp_path / "secret"), "above": "../secret", "link": "link"}[way]
     block = f"<!-- readme: speeds {word} about.json -->\n<!-- end -->\n"
-    with pytest.raises(UsageError, match="does not lie in the document's folder"):
+    with pytest.raises(UsageError, match="is not in the document's folder"):
         rewritten("R.md", block, TABLES)
 
 

@@ -320,7 +320,7 @@ BAD_CONFIGS = [
     ({"model_type": "llama"}, "it does not say its width (hidden_size), and transformers"),
     ({"model_type": "llava", "text_config": WITHOUT_WIDTH, "vision_config": PICTURE},
      "it does not say its width"),
-    (OF_PICTURES, "no causal language model of qwen2_5_vl alone, and no other is counted; give"),
+    (OF_PICTURES, "no causal language model of qwen2_5_vl alone, and only these are counted; give"),
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quantbench.experts.slow import Memory, new_file
+from quantbench.experts.slow import Ram, new_file
 from quantbench.experts.tiers import POLICIES, Tiers
 from quantbench.generate import Generator
 from quantbench.models.loading import load_config, load_model
@@ -41,8 +41,8 @@ def tiered(policy, slow: Path | None, path="tiny_moe", scheme="int8wo", *how, be
     """The model and its tiers. slow: a folder; None: RAM, under a CPU in the place of a card.
     beneath: whether experts are in RAM in the form of the CPU's kernels, too."""
     stages = quantizer(scheme, *how)
-    tier = new_file(slow) if slow else Memory(pinned=stages.device.type == "cuda")
-    own = (Memory(pinned=False), quantizer(scheme, stages.dtype)) if beneath else None
+    tier = new_file(slow) if slow else Ram(pinned=stages.device.type == "cuda")
+    own = (Ram(pinned=False), quantizer(scheme, stages.dtype)) if beneath else None
     tiers = Tiers(tier, load_config(path), stages.device, POLICIES[policy], own)
     model = load_model(path, stages.device, stages.dtype, transform=tiers.after(stages))
     tiers.attach(model)

@@ -11,9 +11,8 @@ import torch
 
 from quantbench.devices import Stopwatch
 from quantbench.errors import QuantbenchError
-from quantbench.experts import copies, io_submit
-from quantbench.experts.copies import BySystem, ByThreads
-from quantbench.experts.slow import Memory, new_file, pages
+from quantbench.experts import copies
+from quantbench.experts.slow import new_file, pages
 from quantbench.experts.tiers import POLICIES
 from quantbench.generate import Generator
 from tests.experts.small import (
@@ -152,49 +151,8 @@ def test_nothing_is_computed_with_an_expert_that_has_not_arrived(scheme):
 # ---------------------------------------------------------------------------------- who reads
 
 
-def test_the_system_reads_iff_the_disk_is_direct_and_the_kernel_allows_it(tmp_path, monkeypatch):
-    disk = new_file(tmp_path)
-    allowed = io_submit.opened() is not None
-    assert isinstance(copies.make(disk, CPU), BySystem) == (disk.direct is not None and allowed)
-    assert type(copies.make(Memory(False), CPU)) is ByThreads
-    with monkeypatch.context() as patch:
-        patch.setattr(io_submit, "opened", lambda: None)
-        assert type(copies.make(disk, CPU)) is ByThreads
-    monkeypatch.setattr(disk, "direct", None)
-    assert type(copies.make(disk, CPU)) is ByThreads
-
-
-@pytest.mark.parametrize("where", ["opened", "Queue.submit"])
-def test_logits_where_the_kernel_refuses_to_read(where, tmp_path, monkeypatch):
-    answer = None if where == "opened" else 0  # no queue; a queue that accepts no read
-    monkeypatch.setattr(f"quantbench.experts.io_submit.{where}", lambda *arguments: answer)
-    model, tiers = tiered("cache", tmp_path)
-    tiers.hold(FAST, 12)
-    assert torch.equal(logits(model, 3, decoder="cpu-step"), logits(whole(), 3, decoder="cpu-step"))
-    assert tiers.traffic.fetched > 0
-
-
-def test_a_queue_reads_parts_of_files(tmp_path):
-    queue = io_submit.opened()
-    if queue is None:
-        pytest.skip("this system has no native asynchronous I/O")
-    path = tmp_path / "file"
-    path.write_bytes(bytes(range(256)) * 48)  # three pages
-    buffer = pages(4 * 4096)
-    with open(path, "rb") as file:
-        reads = [
-            (7, file.fileno(), buffer.data_ptr(), 4096, 4096),
-            (8, file.fileno(), buffer.data_ptr() + 4096, 8192, 8192),  # beyond the end
-        ]
-        assert queue.submit(reads) == 2
-        results = dict(queue.finished(2))
-    assert results == {7: 4096, 8: 4096} and queue.finished(0) == []
-    assert bytes(buffer[:8192].numpy()) == bytes(range(256)) * 32
-    assert queue.submit([(9, 10**6, buffer.data_ptr(), 4096, 0)]) == 0  # no such file
-
-
-def test_more_reads_than_a_queue_holds(tmp_path):
-    disk, keys = new_file(tmp_path), [(0, expert) for expert in range(io_submit.READS + 9)]
+def test_many_reads_at_once(tmp_path):
+    disk, keys = new_file(tmp_path), [(0, expert) for expert in range(137)]
     disk.reserve(keys, 4096)
     for key in keys:
         disk.put(key, pages(4096).fill_(key[1] % 251))

@@ -13,8 +13,8 @@ from quantbench.devices import Stopwatch
 from quantbench.errors import KernelError, TierError
 from quantbench.experts import loading as tiers_of_a_run
 from quantbench.experts import slow
-from quantbench.experts.layout import Layout, without_weights
-from quantbench.experts.slow import Memory, new_file
+from quantbench.experts.layout import ExpertLayout, without_weights
+from quantbench.experts.slow import Ram, new_file
 from quantbench.experts.tiers import POLICIES, Tiers
 from quantbench.kv_cache import CACHES
 from quantbench.models.formats.saved import inner_tensors
@@ -81,7 +81,7 @@ def test_every_scheme_has_a_layout(scheme):
         try:
             stages = quantizer(scheme, kernel=kernel)
             linears = {name: stages(name, linear) for name, linear in linears.items()}
-            layout = Layout.of(linears)
+            layout = ExpertLayout.of(linears)
         except KernelError:  # not here, or it keeps more than weights
             continue
         ran.append(kernel)
@@ -104,7 +104,7 @@ def test_every_scheme_has_a_layout(scheme):
 
 
 def test_an_expert_stored_in_another_way_is_refused():
-    tiers = Tiers(Memory(False), load_config("tiny_moe"), CPU, POLICIES["cache"])
+    tiers = Tiers(Ram(False), load_config("tiny_moe"), CPU, POLICIES["cache"])
 
     def arrive(scheme, expert):
         stages = tiers.after(quantizer(scheme))
@@ -201,8 +201,7 @@ def test_a_truncated_file_is_an_error_of_one_line(policy, cut, decoder, tmp_path
 
 
 # ------------------------------------------------------------------------------ a card over RAM
-# The CPU computes with experts of its own. A CPU stands in for the card; where there is a card, the
-# same tests run there, too.
+# The CPU computes with its own copies of experts. Without a card a second "CPU" takes its part.
 
 CARDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

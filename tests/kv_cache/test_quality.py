@@ -14,7 +14,7 @@ ROWS, CONTEXT = 32, 128
 
 
 def nats(cache, windows):
-    """Of every token in windows (ROWS, CONTEXT) but the first, predicted by a step of its own."""
+    """Each token in windows (ROWS, CONTEXT) but the first, predicted by a separate step."""
     model = load_model("tiny", precision=torch.bfloat16)
     generator = Generator(model, ROWS, CONTEXT, cache, decoder="modules")
     found = []

@@ -10,8 +10,8 @@ from quantbench.latency import tables as latency
 from quantbench.latency.answer import (
     Cell,
     Latencies,
+    LatencyRow,
     LatencySample,
-    Row,
     interval,
     latency_rows,
     rate,
@@ -98,7 +98,9 @@ def test_an_interval_by_hand():
     late = [1.0, 1.0, 1.0, 9.0]  # the mean minus 3.18 standard errors is -3.4
     low, high = interval(late)
     assert 0 < low < 3 < high
-    assert rate(Row("", 1, "", {}), 12, late).interval == pytest.approx((12 / high, 12 / low))
+    assert rate(LatencyRow("", 1, "", {}), 12, late).interval == pytest.approx(
+        (12 / high, 12 / low)
+    )
 
 
 @pytest.fixture

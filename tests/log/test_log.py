@@ -143,7 +143,7 @@ def test_a_last_line_without_newline(tmp_path, tail, kept):
 
 
 def append_at_most(path, room):
-    """What two writers say of a file that has room for so many bytes more."""
+    """What two writers say of a file that has room for `room` bytes more."""
     limit = os.path.getsize(path) + room
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     json_line = {"a": "b" * 400}

@@ -120,7 +120,7 @@ def test_a_bad_line_says_what_is_wrong_and_where(old, new, says):
         ("mem/s=  31.18", "mem/s=31.18", "column 37: '31.18 GB/s, peak_mem= 8.' is written '  31."),
         ("ture 0.8", "ture 0.8 --sparsity semi", "repro line: no such option: '--sparsity'"),
         ("ture 0.8", "ture 0.8 --prompt 'open", "repro line: the quote opened"),
-        ("generate.py", "eval.py", "does not begin with python generate.py"),
+        ("generate.py", "eval.py", "does not start with python generate.py"),
     ],
 )
 def test_a_line_that_parses_can_still_be_bad(old, new, says):

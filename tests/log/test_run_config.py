@@ -22,7 +22,7 @@ from quantbench.log.config import (
     repro,
     split,
 )
-from quantbench.log.kinds import Choice, Number, Room, Switch, Text, Whole
+from quantbench.log.kinds import Number, OneOf, Room, Switch, Text, Whole
 from quantbench.log.options import options, parse
 from quantbench.run.checks import check_options
 from tests import programs
@@ -49,7 +49,7 @@ def values(field):
             taken = st.integers(kind.minimum, kind.maximum)
         case Number():
             taken = st.floats(0, allow_nan=False, allow_infinity=False)
-        case Choice() as kind:
+        case OneOf() as kind:
             names = [*kind.choices, *kind.former]
             taken = st.sampled_from([*names, *(kind.prefix + name for name in names)])
         case Room():

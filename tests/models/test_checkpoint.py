@@ -18,7 +18,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from quantbench.errors import CheckpointError
 from quantbench.models.formats import names, open_checkpoint, tensor_files
 from quantbench.models.formats.dummy import PERIOD
-from quantbench.models.loading import Pool, load_config, load_model
+from quantbench.models.loading import WeightPool, load_config, load_model
 from tests.models.hugging_face import TOKENS, assert_near, edit_config, rewritten, saved, turned
 from tests.models.refused import refusal
 from tests.models.small import small_checkpoint
@@ -237,7 +237,7 @@ def test_weights_side_by_side_share_no_storage():
     """torch.compile takes parts of one storage for aliases, which no nested region may have."""
     layers = [nn.Linear(64, 32, dtype=torch.bfloat16) for _ in range(3)]
     before = [layer.weight.clone() for layer in layers]
-    pool = Pool()
+    pool = WeightPool()
     for layer in layers:
         pool.move(layer)
     del pool

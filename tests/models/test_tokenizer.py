@@ -151,7 +151,7 @@ def decoder(**more: object) -> dict:
 
 
 LLAMA = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
-BESIDE_MODEL = {  # tokenizer_config.json and other files beside a tokenizer.model
+BESIDE_MODEL = {  # files that add to a tokenizer.model
     "added_tokens_decoder": {"tokenizer_config.json": {"added_tokens_decoder": decoder()}},
     "flags": {"tokenizer_config.json": {"added_tokens_decoder": decoder(rstrip=True, lstrip=True)}},
     "words": {"tokenizer_config.json": {"added_tokens_decoder": decoder(single_word=True)}},
@@ -214,7 +214,7 @@ def test_special_tokens_without_a_row_are_absent_and_others_refused(tmp_path):
     assert END not in tokenizer.special
 
 
-BYTE_LEVEL = {  # tokenizer_config.json beside vocab.json and merges.txt
+BYTE_LEVEL = {  # tokenizer_config.json that adds to vocab.json and merges.txt
     "Qwen2Tokenizer": {"added_tokens_decoder": True},
     "Qwen2TokenizerFast": {"eos_token": END},
     "GPT2Tokenizer": {"bos_token": START, "add_bos_token": True},
@@ -369,7 +369,7 @@ def test_what_opens_a_text_is_the_configurations_word(config, expected, folders,
     assert tokenizer.bos_id == expected
     opening = "No token opens a text: add_bos_token is false"
     if expected is not None:
-        opening = f"Each text begins with {['<unk>', '<s>'][expected]} (id {expected})"
+        opening = f"Each text starts with {['<unk>', '<s>'][expected]} (id {expected})"
     assert tokenizer.notes == (opening,)
     assert tokenizer.encode("the")[: -len(tokenizer.encode("the", bos=False))] == (
         [] if expected is None else [expected]
@@ -506,17 +506,17 @@ HOSTILE = (  # parts of a tokenizer.json; what is refused; whether at once or wi
     ({"model": {"unk_token": "<no>", "byte_fallback": False}}, "Unk token `<no>`", False),
     (
         {"normalizer": {"type": "Sequence", "normalizers": [_replace({"String": "x"})] * 34}},
-        "its normalizer may make a text 1.72e+10 times as long; accepted is up to 1000",
+        "its normalizer may lengthen a text 1.72e+10 times; accepted is up to 1000",
         True,
     ),
     (
         {"normalizer": {"type": "Sequence", "normalizers": [_replace({"Regex": "x*"})] * 34}},
-        "its normalizer may make a text",
+        "its normalizer may lengthen a text",
         True,
     ),
     (
         {"decoder": {"type": "Sequence", "decoders": [_replace({"String": "x"})] * 34}},
-        "its decoder may make a text",
+        "its decoder may lengthen a text",
         True,
     ),
 )

@@ -18,7 +18,7 @@ from torch import Tensor
 from quantbench.kv_cache import CACHES
 from quantbench.ops.attention import decode_attention
 from quantbench.ops.cpu import build
-from quantbench.ops.kv import How, Stored, dequantize
+from quantbench.ops.kv import Scoring, StoredCache, dequantize
 from tests import seeds
 from tests.ops.exact import DTYPES, UNIT, Exact, attention
 from tests.ops.instructions import MARKS, use
@@ -47,10 +47,12 @@ class Kernel:
 
     def __call__(self, query, key, value, first, count, *how) -> Tensor:
         places = (torch.as_tensor(x, device=query.device) for x in (first, count))
-        return decode_attention(self.name, query, key, value, *places, How(*how))
+        return decode_attention(self.name, query, key, value, *places, Scoring(*how))
 
 
-def check(kernel: Kernel, query: Tensor, key: Stored, value: Stored, first, count, *how) -> Tensor:
+def check(
+    kernel: Kernel, query: Tensor, key: StoredCache, value: StoredCache, first, count, *how
+) -> Tensor:
     """how: scale and softcap, of kernels that take them."""
     with seeds.naming((query.shape, query.dtype, key.codes.shape, key.format, first, count, how)):
         y = kernel(query, key, value, first, count, *how)
@@ -96,7 +98,7 @@ def draw(kernel: Kernel, format: str, shape: tuple[int, ...] | None = None):
 IN_INTEGERS = {"avx2": 32, "avxvnni": 32, "avx512": 32, "avx512vnni": 1, "avx512bf16": 1, "amx": 1}
 
 
-def stored(x: Tensor, format: str, spare_rows: int = 0) -> Stored:
+def stored(x: Tensor, format: str, spare_rows: int = 0) -> StoredCache:
     """Keys or values (B, K, T, D) as a cache keeps them, in the first rows of a larger one."""
     B, K, T, D = x.shape
     cache = CACHES[format](B + spare_rows, K, T, D, x.dtype, x.device)
@@ -111,7 +113,12 @@ def visible(first: Tensor, count: Tensor, T: int) -> Tensor:
 
 
 def expected(
-    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor, *how: float | None
+    query: Tensor,
+    key: StoredCache,
+    value: StoredCache,
+    first: Tensor,
+    count: Tensor,
+    *how: float | None,
 ) -> Exact:
     """Attention of one position, query (B, H, D), over what the codes mean: y is (B, H, 1, D)."""
     seen = visible(first, count, key.codes.shape[2])

@@ -11,7 +11,7 @@ import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from quantbench.ops.cpu import build, compiler
+from quantbench.ops.cpu import build, compiler, compiling
 from tests.coverage_of_machine import expected, why_skipping_fails
 from tests.programs import ran
 
@@ -20,7 +20,7 @@ STRICT = ("-O0", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fsyntax-only")
 COMPILERS = {"clang++": platform.machine(), "aarch64-linux-gnu-g++": "aarch64"}
 
 
-def complaint(program: str, unit: compiler.Unit) -> str:
+def complaint(program: str, unit: compiling.Unit) -> str:
     """What the compiler says about a source: nothing, if all is well."""
     done = ran(program, *FLAGS, *STRICT, *unit.options, unit.source)
     return done.stderr if done.returncode else ""
@@ -35,8 +35,8 @@ def main() -> int:
             print(failure or reason)
             failures += [failure] if failure else []
             continue
-        checks += [(program, unit) for unit in compiler.units(build.SOURCES, machine)]
-    with ThreadPoolExecutor(compiler.jobs()) as pool:
+        checks += [(program, unit) for unit in compiling.units(build.SOURCES, machine)]
+    with ThreadPoolExecutor(compiling.jobs()) as pool:
         complaints = list(filter(None, pool.map(lambda check: complaint(*check), checks)))
     print(*complaints, sep="\n", end="", file=sys.stderr)
     return 1 if complaints or failures else 0

@@ -93,7 +93,7 @@ KERNELS = {"linear": (linear, FORMS), "attention": (attention, ATTENTION)}
 
 
 def compile_for_a_gpu(kernel: str, capability: int, drawn: Collection[int]) -> None:
-    """In a process of its own, where Triton is not interpreting. drawn: numbers of its problems."""
+    """In a separate process, where Triton is not interpreting. drawn: numbers of its problems."""
     with seeds.naming((capability, drawn)):
         finished("-m", "tests.ops.gpu_compiler", kernel, capability, *drawn)
 

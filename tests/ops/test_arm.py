@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quantbench.ops.cpu import build, compiler, linear
+from quantbench.ops.cpu import build, compiler, compiling, linear
 from quantbench.ops.formats import Packed
 from tests import seeds
 from tests.ops.exact import DTYPES
@@ -54,10 +54,10 @@ def program(tmp_path_factory):
 
     units = [
         unit
-        for unit in compiler.units(build.SOURCES, "aarch64")
+        for unit in compiling.units(build.SOURCES, "aarch64")
         if unit.variant != "portable" or unit.source.parent.name not in REPLACED
     ]
-    with ThreadPoolExecutor(compiler.jobs()) as pool:
+    with ThreadPoolExecutor(compiling.jobs()) as pool:
         objects = list(pool.map(compile_one, units))
     source, target = build.SOURCES.parents[3] / "tests/ops/arm.cpp", folder / "arm"
     link = ("-static", "-Wl,--unresolved-symbols=ignore-all", "-o", target)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quantbench.kv_cache import CACHES
-from quantbench.ops.attention import Choice, choose, decode_attention
+from quantbench.ops.attention import AttentionKernel, choose, decode_attention
 from tests.memory import allocated
 from tests.ops.attention_contract import stored
 from tests.ops.instructions import NEEDS_COMPILER
@@ -30,8 +30,8 @@ BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
         ("cpu", (64, 4, torch.float64), "torch", "torch.float64"),
         pytest.param("cpu", (256, 128, FLOAT32), "cpu", None, marks=NEEDS_COMPILER),
         pytest.param("cpu", (80, 7, FLOAT16), "cpu", None, marks=NEEDS_COMPILER),
-        ("mps", (64, 4, FLOAT16), "torch", "there is no other for mps"),
-        ("meta", (64, 4, BFLOAT16), "torch", "there is no other for meta"),
+        ("mps", (64, 4, FLOAT16), "torch", "plain torch is the only kernel for mps"),
+        ("meta", (64, 4, BFLOAT16), "torch", "plain torch is the only kernel for meta"),
     ],
 )
 def test_what_runs_where(device, given, name, reason, monkeypatch):
@@ -44,7 +44,7 @@ def test_what_runs_where(device, given, name, reason, monkeypatch):
 def test_cuda_without_triton(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     choice = choose(torch.device("cuda"), 64, 4, BFLOAT16)
-    assert choice == Choice("torch", "Triton is not installed: pip install triton")
+    assert choice == AttentionKernel("torch", "Triton is not installed: pip install triton")
 
 
 @pytest.mark.parametrize("kernel", ["torch", pytest.param("cpu", marks=NEEDS_COMPILER)])

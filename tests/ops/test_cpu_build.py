@@ -13,7 +13,7 @@ import torch
 
 from quantbench import host
 from quantbench.errors import KernelError
-from quantbench.ops.cpu import build, compiler
+from quantbench.ops.cpu import build, compiler, compiling
 from tests.ops.instructions import NEEDS_COMPILER
 from tests.programs import python, ran, started, wait_for
 
@@ -153,7 +153,7 @@ def test_a_failed_build_is_told_and_remembered(compiler_, source, message, small
     assert build.unavailable() is None  # not tried yet
     with pytest.raises(KernelError, match=message):
         build.built()
-    monkeypatch.setattr(build, "_compile", None)  # would fail otherwise
+    monkeypatch.setattr(compiling, "library", None)  # would fail otherwise
     with pytest.raises(KernelError, match=f"{message}.*remove .*failed to try again") as error:
         build.built()
     assert "\n" not in str(error.value) and build.unavailable() == str(error.value)
@@ -240,7 +240,7 @@ def test_no_more_compilers_than_cores_and_memory(monkeypatch, tmp_path):
     group.mkdir(parents=True)
     monkeypatch.setattr(host, "ROOT", tmp_path)
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr(compiler, "JOB_BYTES", 1)
+    monkeypatch.setattr(compiling, "JOB_BYTES", 1)
     for file, text, jobs in (
         *((None, "", 64), ("cpu.max", "350000 100000\n", 4), ("cpu.max", "max 100000\n", 64)),
         *(("memory.current", "100\n", 64), ("memory.max", "105\n", 5)),
@@ -248,7 +248,7 @@ def test_no_more_compilers_than_cores_and_memory(monkeypatch, tmp_path):
     ):
         if file:
             (group / file).write_text(text)
-        assert compiler.jobs() == jobs
+        assert compiling.jobs() == jobs
 
 
 def test_a_build_that_is_interrupted_leaves_nothing(small, tmp_path, monkeypatch):

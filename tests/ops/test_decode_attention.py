@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounter
 
 from quantbench.kv_cache import CACHES
 from quantbench.ops.cpu import attention
-from quantbench.ops.kv import Stored, dequantize
+from quantbench.ops.kv import StoredCache, dequantize
 from tests import seeds
 from tests.models.refused import refuses
 from tests.ops.attention_contract import (
@@ -149,8 +149,8 @@ def test_every_code_is_read_as_it_is(kernel, format, dtype):
     }[format]  # fmt: skip
     codes = torch.arange(256, dtype=torch.uint8, device=kernel.device).view(1, K, 1, 256 // K)
     scale = torch.full((1, K, 1, groups), 0.5, dtype=dtype, device=kernel.device)
-    value = Stored(codes.view(kind), scale, format)
-    key = Stored(torch.zeros_like(codes).view(kind), scale, format)
+    value = StoredCache(codes.view(kind), scale, format)
+    key = StoredCache(torch.zeros_like(codes).view(kind), scale, format)
     query = torch.zeros(1, K, 256, dtype=dtype, device=kernel.device)
     y = kernel(query, key, value, [0], [1])
     wanted = dequantize(value, dtype).view(1, K, 256)
@@ -170,7 +170,7 @@ def test_every_number_of_16_bits_is_read_as_it_is(kernel, dtype):
         query = query.bfloat16()
     codes = torch.cat([codes, codes.new_zeros(-len(codes) % 256)])
     for chunk in codes.split(256):
-        value = Stored(chunk.view(1, 1, 1, 256), None, "dense")
+        value = StoredCache(chunk.view(1, 1, 1, 256), None, "dense")
         y = kernel(query, value, value, [0], [1])
         assert torch.equal(y.float(), dequantize(value).view(1, 1, 256))
 
@@ -190,7 +190,7 @@ def test_scales_of_both_signs_and_of_any_size(kernel, format):
         codes = torch.randint(low, high, (1, K, T, columns)).to(kernel.device, dtype)
         scale = torch.randn(1, K, T, groups) / (5 if format == "int4" else 74)
         scale = scale * torch.tensor(factors[:groups])
-        return Stored(codes, scale.to(kernel.device, torch.bfloat16), format)
+        return StoredCache(codes, scale.to(kernel.device, torch.bfloat16), format)
 
     check(kernel, query, side(1.0, 1.0), side(1.0, 1.0), [20], [T - 5])
     check(kernel, query, side(1.0, 1.0), side(2.0**40, 1.0), [0], [T])
@@ -331,11 +331,11 @@ def test_what_it_does_not_take_is_an_error():
     zero, three = torch.tensor([0]), torch.tensor([3])
 
     def run(query=whole, first=zero, count=three, format="int8", sides=sides):
-        sides = (Stored(side.codes, side.scale, format) for side in sides)
+        sides = (StoredCache(side.codes, side.scale, format) for side in sides)
         return attention.decode_attention(query, *sides, first, count)
 
     assert run().shape == (1, 4, 64)
-    empty = [Stored(side.codes[:, :, :0].float(), None, "dense") for side in sides]
+    empty = [StoredCache(side.codes[:, :, :0].float(), None, "dense") for side in sides]
     wrong = (
         ({"count": zero}, "row 0 sees no slot"),
         ({"query": torch.randn(1, 3, 64)}, "3 for 2"),

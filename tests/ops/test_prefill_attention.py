@@ -10,9 +10,9 @@ import torch
 from quantbench.kv_cache import CACHES
 from quantbench.ops import attend as chunk
 from quantbench.ops.attend import attend
-from quantbench.ops.attention import Choice
+from quantbench.ops.attention import AttentionKernel
 from quantbench.ops.cpu.build import ISAS, unavailable
-from quantbench.ops.kv import How, dequantize
+from quantbench.ops.kv import Scoring, dequantize
 from tests import seeds
 from tests.memory import allocated
 from tests.ops.attention_contract import integer_products
@@ -33,12 +33,14 @@ def path(request, monkeypatch):
     there are many. For "card", the CPU's flash attention takes the place of CUDA's."""
     monkeypatch.setattr(chunk, "BLOCK", BLOCK)
     if request.param != "codes":
-        monkeypatch.setattr(chunk, "choose", lambda *_: Choice("torch"))
+        monkeypatch.setattr(chunk, "choose", lambda *_: AttentionKernel("torch"))
     elif reason := unavailable():
         pytest.skip(reason)
     if request.param == "any device":
         monkeypatch.setattr(
-            chunk, "_flash", lambda *given: chunk.with_denominator(*given[:4], How(*given[4:]))
+            chunk,
+            "_flash",
+            lambda *given: chunk.with_denominator(*given[:4], Scoring(*given[4:])),
         )
     if request.param == "card":
 
@@ -69,7 +71,7 @@ def through(cache, query, key, value, lengths, *how):
     outputs = []
     for at in torch.arange(query.shape[2]).split(lengths):
         sides = cache.update(at, key[:, :, at], value[:, :, at])
-        outputs.append(attend(query[:, :, at], *sides, at, cache.window, How(*how)))
+        outputs.append(attend(query[:, :, at], *sides, at, cache.window, Scoring(*how)))
     return torch.cat(outputs, 2)
 
 
@@ -178,7 +180,7 @@ def test_without_a_cache(window, sinks):
     given, at = sequence(2, 4, 2, 40, 32), torch.arange(40)
     for how in SCALED:
         exact = attention(*given, causal(at, at, window), *how, sinks)
-        exact.check(attend(*given, at, window, How(*how, sinks)))
+        exact.check(attend(*given, at, window, Scoring(*how, sinks)))
 
 
 def check_chunk(format, start, S, B=1, dtype=torch.float32, window=None, device="cpu"):

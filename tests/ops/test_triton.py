@@ -223,7 +223,7 @@ def test_offsets_beyond_2_to_the_31():
     scale = torch.zeros(B, K, T, 1, dtype=torch.bfloat16, device="cuda")
     assert codes.numel() > 2**31
     last = torch.randn(1, K, 300, D, device="cuda").bfloat16()
-    whole, small = kv.Stored(codes, scale, "int8"), attention_contract.stored(last, "int8")
+    whole, small = kv.StoredCache(codes, scale, "int8"), attention_contract.stored(last, "int8")
     codes[-1:, :, -300:], scale[-1:, :, -300:] = small.codes, small.scale
     query = torch.randn(B, 32, D, device="cuda").bfloat16()
     y = kernel(query, whole, whole, [T - 300] * B, [300] * B)

@@ -122,7 +122,7 @@ def decoded(
 
 @contextmanager
 def of_threads(count: int) -> Iterator[None]:
-    """torch has so many threads meanwhile."""
+    """torch has `count` threads meanwhile."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -30,7 +30,7 @@ from quantbench.peers.answer import peer_rows
 from quantbench.peers.arms import make_arms, of_runtimes, seconds_before
 from quantbench.peers.commands import peers
 from quantbench.peers.gguf_file import check, weight_bytes, write
-from quantbench.peers.runtimes import HuggingFace, LlamaServer, Stepwise, Work, hugging_face
+from quantbench.peers.runtimes import LlamaServer, Stepwise, TransformersRuntime, Work, hugging_face
 from quantbench.peers.tables import PEERS, peer_remarks
 from quantbench.peers.worker import PeerWorker
 from quantbench.report.columns import aligned
@@ -167,7 +167,7 @@ def test_hugging_face_has_our_weights(tmp_path):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_hugging_face_decodes_as_it_reads(tmp_path, rows):
     work = Work("transformers", 8, 4, 1, checkpoint(tmp_path), rows=rows)
-    runtime = HuggingFace(work, headroom=0)
+    runtime = TransformersRuntime(work, headroom=0)
     tokens = [5, 300, 17, 42, 42, 8]
     runtime.begin()
     runtime.next(tokens[:3])

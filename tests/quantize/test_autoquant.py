@@ -36,7 +36,7 @@ def quick(monkeypatch):
 
 def sample(N=96, K=64, bias=False, dtype=torch.bfloat16, name="layer", rows=80):
     layer = nn.Linear(K, N, bias=bias).to(dtype).requires_grad_(False)
-    return autoquant.Sample(name, layer, torch.randn(rows, K).to(dtype))
+    return autoquant.LayerSample(name, layer, torch.randn(rows, K).to(dtype))
 
 
 def measured(name, microseconds, sqnr=45.0, reason=None):
@@ -91,7 +91,7 @@ def test_every_candidate_gets_its_reason():
     chosen, judged = autoquant.decide([candidate for candidate, _ in rows], 35.0)
     verdicts = {str(candidate.spec): verdict for candidate, verdict in rows}
     assert {str(one.spec): one.verdict for one in judged} == verdicts
-    text = autoquant.table([autoquant.Choice((32, 16), ["a", "b"], "batch 1", chosen, judged)])
+    text = autoquant.table([autoquant.ShapeChoice((32, 16), ["a", "b"], "batch 1", chosen, judged)])
     assert "32 × 16 (a and 1 more), batch 1 → int8wo (torchao): 1.67 × as fast as full" in text
     assert "60.0 µs (54.0 to 66.0)" in text and "0.0 GB/s" in text and refusal in text
 
@@ -299,7 +299,7 @@ def test_each_layer_gets_its_shape_s_choice():
     for shape, scheme in zip(dict.fromkeys(names.values()), schemes, strict=True):
         kernel = "torch" if scheme == "none" else "torchao"
         chosen = autoquant.Candidate(parse(scheme), kernel)
-        choices.append(autoquant.Choice(shape, [], "", chosen, []))
+        choices.append(autoquant.ShapeChoice(shape, [], "", chosen, []))
     auto = MixedQuantizer(autoquant.by_shape(choices), CPU, torch.float32)
     mine = logits(auto)
     expected = {name: autoquant.by_shape(choices)[shape] for name, shape in names.items()}
@@ -333,7 +333,7 @@ def test_a_saved_kernel_that_cannot_run_here_is_replaced_and_reported():
 def test_on_a_gpu(compile, monkeypatch):
     monkeypatch.setattr(devices, "last_level_cache", REAL_CACHE)
     one = sample(512, 1024)
-    one = autoquant.Sample("layer", one.layer.cuda(), one.activations.cuda())
+    one = autoquant.LayerSample("layer", one.layer.cuda(), one.activations.cuda())
     (made,) = autoquant.choose([one], AutoQuant(int4=True), 1, 35.0, compile=compile)
     timed = {one.kernel for one in made.candidates if one.timing}
     assert {"torch", "torchao", "triton"} <= timed

@@ -19,10 +19,10 @@ from quantbench.errors import CheckpointError, KernelError
 from quantbench.ops.cpu import build
 from quantbench.quantize import scheme as scheme_module
 from quantbench.quantize.activation import rounded
-from quantbench.quantize.kernels import TritonLinear
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.registry import SCHEMES, Quantizer, available
 from quantbench.quantize.spec import SHOWN, parse
+from quantbench.quantize.triton import TritonLinear
 from tests.models.refused import refusal
 from tests.ops.exact import UNIT
 

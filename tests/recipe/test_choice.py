@@ -9,7 +9,7 @@ from scipy import stats
 from quantbench.models.config import ModelConfig
 from quantbench.models.loading import load_config
 from quantbench.quantize.spec import parse_scheme
-from quantbench.recipe.choice import Option, choose, least, options, total, uniform
+from quantbench.recipe.choice import GroupOption, choose, least, options, total, uniform
 from quantbench.recipe.cost import Costs, candidates
 from quantbench.run.sizes import size_of
 
@@ -19,7 +19,7 @@ CPU, PRECISION = torch.device("cpu"), torch.bfloat16
 def draw(seed):
     rng = stats.uniform(0.01, 1)
     return [
-        [Option({f"{g}": f"{o}"}, *rng.rvs(4, random_state=100 * seed + 10 * g + o))
+        [GroupOption({f"{g}": f"{o}"}, *rng.rvs(4, random_state=100 * seed + 10 * g + o))
          for o in range(4)]
         for g in range(5)
     ]  # fmt: skip

@@ -103,7 +103,7 @@ def test_lines_that_are_refused(tmp_path):
     assert result.exit_code == 1
     refused = result.stderr.splitlines()
     assert [line.split(":")[1].strip() for line in refused] == ["line 5", "line 2", "line 4"]
-    assert "does not begin with python generate.py" in refused[1]
+    assert "does not start with python generate.py" in refused[1]
     assert "no such option: '--frobnicate'" in refused[2]
     assert len(result.stdout.splitlines()) == 1 and "line 3: " in result.stdout
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_is_missing(tmp_path):
         place.touch()
         assert checkpoint(path, name, str(root), False) == str(place)
         assert checkpoint(path, name, str(root), True) == str(place)
-    (tmp_path / "model.pth").touch()  # whose it is nobody can tell
+    (tmp_path / "model.pth").touch()  # of which model is not known
     assert checkpoint(path, name, str(tmp_path), True) == f"dummy:{name}"
     with pytest.raises(Exception, match="does not hold .*model.pth"):
         checkpoint(path, name, str(tmp_path), False)
@@ -141,7 +141,7 @@ def test_options_given_take_the_place_of_the_lines():
 
 
 def test_a_log_of_others_chooses_no_place_to_write_to(in_tmp):
-    """Every option whose value is a place to write to, and one's own --expert_folder."""
+    """Every option whose value is a place to write to, and the caller's --expert_folder."""
     record = RECORDS[0][1]
     places = {
         name: str(in_tmp / name)

@@ -44,7 +44,7 @@ def kl(scheme, full):
 
 
 def test_calibration_lowers_the_divergence():
-    """By less than on published models: the embedded one has no features that stand out."""
+    """By less than on published models: the embedded model has no outlying features."""
     full = log_probabilities(load_model("tiny"))
     for scheme, factor in sample([("int4wo-64-gptq", 0.85), ("uintx-3-64-gptq", 0.7)], 1):
         assert kl(scheme, full) < factor * kl(scheme.replace("gptq", "hqq"), full), scheme

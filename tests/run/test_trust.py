@@ -7,7 +7,7 @@ import time
 import pytest
 
 from quantbench.run import machine
-from quantbench.run.facts import Measured, Ready, Sample
+from quantbench.run.facts import Measured, Sample, WarmUp
 from quantbench.run.machine import Counters, MachineUse, judge, together
 from quantbench.run.run_table import remarks, table
 from tests.bench.facts import FACTS
@@ -109,7 +109,7 @@ def test_samples_add_up():
 
 def measured(*speeds):
     samples = [Sample(1.0, 1.0, speed, 1.0, 1.0) for speed in speeds]
-    return Measured(FACTS, Ready(None, [1.0], True), None, {"generate": {"resident": 1}}, samples)
+    return Measured(FACTS, WarmUp(None, [1.0], True), None, {"generate": {"resident": 1}}, samples)
 
 
 def test_the_table_shows_the_spread_and_marks_what_scatters():

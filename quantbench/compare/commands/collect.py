@@ -12,12 +12,12 @@ from quantbench.cli import Command
 from quantbench.compare import share_file
 from quantbench.compare.shared_tables import collected
 from quantbench.errors import UsageError
-from quantbench.log.kinds import Choice
+from quantbench.log.kinds import OneOf
 
 
 @click.command(cls=Command)
 @click.argument("paths", metavar="FILE...", nargs=-1)
-@click.option("--format", "form", type=Choice(("md",)), metavar="md", help="Print Markdown")
+@click.option("--format", "form", type=OneOf(("md",)), metavar="md", help="Print Markdown")
 def collect(paths: tuple[str, ...], form: str | None) -> None:
     """Make one table of results.json FILEs, which recommend --share wrote on several machines."""
     if not paths:

@@ -69,7 +69,7 @@ def readme(documents: tuple[str, ...], check: bool) -> None:
 
 
 def _commits(document: str) -> Iterator[tuple[str, str, str]]:
-    """Of the data that a document names: file, commit, and "-dirty" where the code had changes."""
+    """The data that a document names: file, commit, and "-dirty" where the code had changes."""
     for path in [word for block in BEGIN.finditer(document) for word in block["words"].split()]:
         if path.endswith(".json"):
             for digits, dirty in COMMIT.findall(files.read_text("cannot read", path, LogError)):

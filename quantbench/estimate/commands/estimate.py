@@ -17,7 +17,7 @@ from quantbench.errors import UsageError
 from quantbench.help_text import refuse_beside, refuse_given
 from quantbench.kv_cache import CACHES
 from quantbench.log.config import PRECISIONS
-from quantbench.log.kinds import Choice, Size, Whole
+from quantbench.log.kinds import ByteSize, OneOf, Whole
 from quantbench.log.origin import report_output, write_json
 from quantbench.progress import say
 from quantbench.text import shown
@@ -31,9 +31,9 @@ OF_VALIDATING = ("words", "validate", "debug")
               help="The model, as in generate.py, or its config.json")  # fmt: skip
 @click.option("--device", metavar="NAME", default="here", help="here, or the name of a card [here]")
 @click.option("--quantization", default="none", metavar="SCHEME", help="Quantization [none]")
-@click.option("--kv_cache", type=Choice(tuple(CACHES)), default="dense",
+@click.option("--kv_cache", type=OneOf(tuple(CACHES)), default="dense",
               help=f"KV cache: {', '.join(CACHES)} [dense]")  # fmt: skip
-@click.option("--precision", type=Choice(PRECISIONS), default="bfloat16",
+@click.option("--precision", type=OneOf(PRECISIONS), default="bfloat16",
               help=f"Unquantized dtype: {', '.join(PRECISIONS)} [bfloat16]")  # fmt: skip
 @click.option("--batch_size", type=Whole(1), default=1, help="Sequences at once [1]")
 @click.option("--sequence_length", type=Whole(1), default=128, help="Prompt tokens [128]")
@@ -43,7 +43,7 @@ OF_VALIDATING = ("words", "validate", "debug")
 @click.option("--num_layers", type=Whole(1), help="Only the first N layers")
 @click.option("--tp", type=Whole(1), default=1, help="Devices that share the model [1]")
 @click.option("--all_schemes", is_flag=True, help="Estimate every scheme, a row each")
-@click.option("--what_fits", type=Size(1e6), help="Schemes that fit into 24GB, and how deep")
+@click.option("--what_fits", type=ByteSize(1e6), help="Schemes that fit into 24GB, and how deep")
 @click.option("--calibration", metavar="FILE",
               help="Runs that tell a card's speed: a log, or results in JSON")  # fmt: skip
 @click.option("--calibrated_on", metavar="NAME", help="The card of --calibration's runs [--device]")

@@ -76,16 +76,16 @@ def _profiled(
     if len(ids) < 2:
         raise UsageError(f"--text {text}: {counted(len(ids), 'token')}; give a longer text")
     if tokens and tokens > len(ids):
-        raise UsageError(f"--tokens {tokens}: the text has {len(ids)}; give as many or fewer")
+        raise UsageError(f"--tokens {tokens}: the text has {len(ids)}; give at most that")
     if config.checkpoint_path.startswith("dummy:"):
         say("Random weights: what they choose says nothing about the trained model")
-    with progress(f"Loading {plan.name} as {plan.spec.name}") as shown:
-        model = loading.load(plan, shown, say).model
+    with progress(f"Loading {plan.name} as {plan.spec.name}") as report:
+        model = loading.load(plan, report, say).model
     context = min(CONTEXT, plan.architecture.max_position)
     name = Path(text).name if text else "heldout.txt"
-    with progress(f"Counting experts over {len(ids[:tokens])} tokens", unit="tokens") as shown:
+    with progress(f"Counting experts over {len(ids[:tokens])} tokens", unit="tokens") as report:
         chosen = torch.tensor(ids[:tokens], device=plan.device)
-        return routing.profile(model, chosen, context, name, shown)
+        return routing.profile(model, chosen, context, name, report)
 
 
 @experts.command(cls=Command)
@@ -98,14 +98,18 @@ def show(popularity: str, against: str | None) -> None:
     A hit rate is the share of assignments whose expert is in fast memory.
     """
     counts = Popularity.load("", popularity)
-    other = None
+    held_out = None
     if against is not None:
-        other = Popularity.load("--against", against)
-        other = other.of_model(counts.routers, "--against", against)
+        held_out = Popularity.load("--against", against)
+        held_out = held_out.of_model(counts.routers, "--against", against)
     first, second = counts.halves
-    pairs = [(first, second), (second, first)] if other is None else [(counts.counts, other.counts)]
+    pairs = (
+        [(first, second), (second, first)]
+        if held_out is None
+        else [(counts.counts, held_out.counts)]
+    )
     rates = hit_rates(counts.routers, pairs)
     layers = skews(counts)
     lines = report.lines(counts, layers)
-    lines += ["", *report.rate_lines(rates, other.text if other else None)]
+    lines += ["", *report.rate_lines(rates, held_out.text if held_out else None)]
     click.echo("\n".join(lines))

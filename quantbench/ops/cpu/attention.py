@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quantbench.ops.cpu import build
-from quantbench.ops.kv import USUAL, How, Stored
+from quantbench.ops.kv import USUAL, Scoring, StoredCache
 
 _ARGUMENTS = (
     "Tensor query, Tensor key_codes, Tensor? key_scale, Tensor value_codes, Tensor? value_scale, "
@@ -30,7 +30,12 @@ def _(query, *rest):
 
 
 def decode_attention(
-    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor, how: How = USUAL
+    query: Tensor,
+    key: StoredCache,
+    value: StoredCache,
+    first: Tensor,
+    count: Tensor,
+    scoring: Scoring = USUAL,
 ) -> Tensor:
     """As ops.reference.decode_attention, for D a multiple of 8 up to 256 and at least one slot,
     without sinks.
@@ -40,12 +45,17 @@ def decode_attention(
     a process loads the C++ library, or builds it. Raises KernelError if that fails, RuntimeError
     for other shapes or dtypes.
     """
-    given = _arguments(query, key, value, first, count, how)
-    return torch.ops.quantbench.cpu_decode_attention(*given)
+    arguments = _arguments(query, key, value, first, count, scoring)
+    return torch.ops.quantbench.cpu_decode_attention(*arguments)
 
 
 def past_attention(
-    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor, how: How = USUAL
+    query: Tensor,
+    key: StoredCache,
+    value: StoredCache,
+    first: Tensor,
+    count: Tensor,
+    scoring: Scoring = USUAL,
 ) -> tuple[Tensor, Tensor]:
     """Attention of several positions' queries over slots that all of them see.
 
@@ -53,12 +63,12 @@ def past_attention(
     read the same key head. Returns the output (B, K · N, D) and the logarithm of the softmax's
     denominator (B, K · N), both float32, so that attention over other slots can be joined to it.
     """
-    given = _arguments(query, key, value, first, count, how)
-    return torch.ops.quantbench.cpu_past_attention(*given)
+    arguments = _arguments(query, key, value, first, count, scoring)
+    return torch.ops.quantbench.cpu_past_attention(*arguments)
 
 
-def _arguments(query, key, value, first, count, how):
+def _arguments(query, key, value, first, count, scoring):
     build.ready()
     sides = key.codes, key.scale, value.codes, value.scale
-    scale = query.shape[-1] ** -0.5 if how.scale is None else how.scale
-    return query, *sides, first.long(), count.long(), key.format, scale, how.softcap or 0.0
+    scale = query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
+    return query, *sides, first.long(), count.long(), key.format, scale, scoring.softcap or 0.0

@@ -1,6 +1,6 @@
 """Building and loading the C++ kernels in src/. They are built when they are first needed.
 
-All *.cpp files are compiled into one library (compiler.py), which is cached in
+All *.cpp files are compiled into one library (compiling.py), which is cached in
 $XDG_CACHE_HOME/quantbench (~/.cache/quantbench) under a hash of the sources, the compiler and its
 flags. The instruction set is chosen when the library is loaded (src/common/isa.cpp). So the library
 runs on any machine of its architecture, and the CPU is not part of the hash. QUANTBENCH_ISA selects
@@ -66,12 +66,12 @@ def _small_stacks() -> str | None:
 
     OpenMP reads a number without a unit as KiB.
     """
-    given = os.environ.get("OMP_STACKSIZE", "")
-    size = re.fullmatch(r"\s*(\d+)\s*([bkmg]?)\s*", given.lower())
+    text = os.environ.get("OMP_STACKSIZE", "")
+    size = re.fullmatch(r"\s*(\d+)\s*([bkmg]?)\s*", text.lower())
     units = {"b": 1, "": 1 << 10, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
     if size is None or int(size[1]) * units[size[2]] >= MIN_STACK_BYTES:
         return None
-    return f"the C++ kernels need OMP_STACKSIZE={MIN_STACK_BYTES >> 10}K or more, not {given!r}"
+    return f"the C++ kernels need OMP_STACKSIZE={MIN_STACK_BYTES >> 10}K or more, not {text!r}"
 
 
 @functools.cache
@@ -200,6 +200,8 @@ def _digest(data: bytes) -> bytes:
 
 def _build(library: Path) -> None:
     """Build the library. Only called with the lock held."""
+    from quantbench.ops.cpu import compiling
+
     if reason := _remembered(library):
         raise KernelError(reason)
     folder = library.parent
@@ -208,8 +210,8 @@ def _build(library: Path) -> None:
     print("Building the CPU kernels, once: up to three minutes …", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
         try:
-            path = _compile(compiler.command(), SOURCES, Path(scratch))
-        except compiler.Passing:
+            path = compiling.library(compiler.command(), SOURCES, Path(scratch))
+        except compiling.Passing:
             raise
         except KernelError as error:
             with contextlib.suppress(LogError):
@@ -221,9 +223,6 @@ def _build(library: Path) -> None:
         os.replace(path, library)
 
 
-_compile = compiler.library
-
-
 def _failed(library: Path) -> Path:
     return library.with_suffix(".failed")
 
@@ -232,8 +231,10 @@ def _remembered(library: Path) -> str | None:
     """Why an earlier build of the same library by the same compiler failed, or None."""
     if not files.is_private(_failed(library)):
         return None
-    told, _, reason = files.read_ours(_failed(library)).decode(errors="replace").partition("\n")
-    if told != _compiler():
+    failed_compiler, _, reason = (
+        files.read_ours(_failed(library)).decode(errors="replace").partition("\n")
+    )
+    if failed_compiler != _compiler():
         return None
     words = plain(shlex.join([*(compiler.command() or ()), *compiler.own_flags()]))
     return (

@@ -32,5 +32,5 @@ def fit(w: Tensor, scale: Tensor, zero: Tensor, bits: int) -> tuple[Tensor, Tens
     rows = torch.cat((groups, scale.float()[..., None], zero.float()[..., None]), -1).flatten(0, 1)
     blocks = F.pad(rows, (0, 0, 0, -len(rows) % AT_ONCE)).unflatten(0, (-1, AT_ONCE))
     best = torch.ops.quantbench.cpu_hqq(blocks.mT.contiguous(), bits, dtype == torch.float16)
-    found = best.mT.flatten(0, 1)[: len(rows)].to(dtype).view(*scale.shape, 2)
-    return found[..., 0].contiguous(), found[..., 1].contiguous()
+    fitted = best.mT.flatten(0, 1)[: len(rows)].to(dtype).view(*scale.shape, 2)
+    return fitted[..., 0].contiguous(), fitted[..., 1].contiguous()

@@ -146,9 +146,9 @@ def _check_shapes(weight: Packed, columns: int) -> None:
     wanted |= {name: (rows, groups) for name in ("scale", "zero") if name in weight.by_row}
     if weight.scale.dtype == torch.int8:
         wanted["outer"] = (rows, columns // OUTER, 2)
-    given = {name: tuple(tensor.shape) for name, tensor in weight.by_row.items()}
-    if given != wanted:
-        raise KernelError(f"a weight ({rows}, {columns}) takes tensors {wanted}, not {given}")
+    shapes = {name: tuple(tensor.shape) for name, tensor in weight.by_row.items()}
+    if shapes != wanted:
+        raise KernelError(f"a weight ({rows}, {columns}) takes tensors {wanted}, not {shapes}")
 
 
 def _vectors(weight: Packed) -> tuple[int, ...]:

@@ -87,7 +87,7 @@ class Experts:
 TABLE_HEAD = 11
 
 
-class How(NamedTuple):
+class LayerSettings(NamedTuple):
     """What differs between layers beyond their weights, as `How` of step/step.h reads it."""
 
     wraps: bool  # whether a full cache overwrites its oldest slot, for a sliding window

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quantbench.ops.kv import INT4_GROUP, Stored
+from quantbench.ops.kv import INT4_GROUP, StoredCache
 from quantbench.ops.triton.kv import load_scales, numbers
 from quantbench.ops.triton.values import zeros
 
@@ -43,7 +43,7 @@ _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 
 
 def decode_attention(
-    query: Tensor, key: Stored, value: Stored, first: Tensor, count: Tensor
+    query: Tensor, key: StoredCache, value: StoredCache, first: Tensor, count: Tensor
 ) -> Tensor:
     """As ops.reference.decode_attention, for H up to 128 times the cache's K heads, D a multiple of
     8 up to 256 and at least one slot.

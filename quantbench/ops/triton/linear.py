@@ -57,8 +57,8 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
     weight, unit = weight.plain, columns_of_unit(weight, x.shape[-1])
     rows = x.reshape(-1, x.shape[-1] // unit, unit).transpose(1, 2).contiguous()
     scales = weight.scale, weight.zero, weight.tensor_scale
-    how = weight.format, weight.bits, weight.group_size
-    y = torch.ops.quantbench.triton_linear(rows, weight.planes, *scales, *how)
+    coding = weight.format, weight.bits, weight.group_size
+    y = torch.ops.quantbench.triton_linear(rows, weight.planes, *scales, *coding)
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
@@ -303,9 +303,9 @@ def _vector_kernel(
                 total = tl.sum(sums[m], 2) * factor + tl.sum(x_sums[m], 1)[None, :] * offset
                 totals = totals + (last_totals[m] + total,)
     y += tl.program_id(2) * M * N
-    whole = 1.0
+    tensor_factor = 1.0
     if tensor_scale is not None:
-        whole = tl.load(tensor_scale)
+        tensor_factor = tl.load(tensor_scale)
     if UNITS_PER_GROUP == 0:
         factor, offset = load_scales(scale, zero, row, n < N, SCALE, INTEGER_BITS)
     for m in tl.static_range(ROWS):
@@ -314,7 +314,7 @@ def _vector_kernel(
         else:
             total = tl.sum(tl.sum(sums[m], 2), 1) * factor
             total += tl.sum(tl.sum(x_sums[m], 1), 0) * offset
-        tl.store(y + m * N + n, total * whole, n < N)
+        tl.store(y + m * N + n, total * tensor_factor, n < N)
 
 
 @triton.jit
@@ -368,14 +368,14 @@ def _tile_kernel(
             columns = tl.load(x_rows + i * units + j, inside, other=0)
             number = number.to(columns.dtype).to(OPERANDS)
             sums = tl.dot(columns.to(OPERANDS), tl.trans(number), sums, input_precision="ieee")
-    whole = tl.full([BLOCK_N], 1.0, tl.float32)
+    tensor_factor = tl.full([BLOCK_N], 1.0, tl.float32)
     if tensor_scale is not None:
-        whole *= tl.load(tensor_scale)
+        tensor_factor *= tl.load(tensor_scale)
     if UNITS_PER_GROUP == 0:
-        whole *= load_floats(scale + tl.minimum(n, N - 1), n < N, SCALE)
+        tensor_factor *= load_floats(scale + tl.minimum(n, N - 1), n < N, SCALE)
     y += tl.program_id(2) * M * N
     stored = (m < M)[:, None] & (n < N)[None, :]
-    tl.store(y + m.to(tl.int64)[:, None] * N + n[None, :], sums * whole[None, :], stored)
+    tl.store(y + m.to(tl.int64)[:, None] * N + n[None, :], sums * tensor_factor[None, :], stored)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from quantbench.cli import Command, Group
 from quantbench.errors import UsageError
 from quantbench.log import shell
 from quantbench.log.config import RunConfig
-from quantbench.log.kinds import Choice, Number, Size
+from quantbench.log.kinds import ByteSize, Number, OneOf
 from quantbench.log.options import options
 from quantbench.log.origin import report_output, write_json
 from quantbench.progress import say
@@ -41,7 +41,7 @@ A_WEIGHT = Number(what="bits a weight, such as 4.5", most="32")
 @click.group(cls=Group, invoke_without_command=True)
 @click.option("--bits", type=A_WEIGHT, metavar="N",
               help="At most N bits for a weight of the linear layers, scales included")  # fmt: skip
-@click.option("--max_memory", type=Size(), help="Peak memory while generating, at most, as 4GB")
+@click.option("--max_memory", type=ByteSize(), help="Peak memory while generating, at most, as 4GB")
 @click.option("--min_tok_s", type=Number(what="tokens per second", most="1e9"), metavar="X",
               help="Decode at least so fast; times every scheme's layers here")  # fmt: skip
 @click.option("--max_kl", type=KL, metavar="NATS",
@@ -67,11 +67,7 @@ def recipe(
         return
     if not any(limits.values()):
         raise UsageError("recipe takes a budget: --bits, --max_memory, --min_tok_s or --max_kl")
-    if config.checkpoint_path.startswith("dummy:"):
-        raise UsageError(
-            f"--checkpoint_path {config.checkpoint_path}: random weights predict nothing, so no "
-            "scheme does them damage; give a trained model"
-        )
+    checks.refuse_random_weights(config.checkpoint_path, "recipes")
     checks.check_options(config)
     if text is not None:
         files.read_text("--text", text)
@@ -124,7 +120,7 @@ def frontier(
 
 @recipe.command(cls=Command)
 @click.argument("file", type=click.Path())
-@click.option("--format", type=Choice(FORMATS), default=FORMATS[0], expose_value=False,
+@click.option("--format", type=OneOf(FORMATS), default=FORMATS[0], expose_value=False,
               help=f"The program that is to read it [{FORMATS[0]}]")  # fmt: skip
 @options("checkpoint_path")
 def export(file: str, config: RunConfig) -> None:

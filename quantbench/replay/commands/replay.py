@@ -47,7 +47,7 @@ class FileFirst(Command):
 
 
 @click.command(cls=FileFirst, options_metavar="FILE [OPTIONS]")
-@click.option("--log", "path", metavar="FILE", help="The log, which may stand alone, too")
+@click.option("--log", "path", metavar="FILE", help="The log; FILE without the option is the same")
 @click.option("--line", "lines", type=Whole(1), multiple=True, metavar="N",
               help="Run line N again, counted from 1")  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="Run every line again")
