@@ -1,4 +1,4 @@
-"""Hugging Face folders (config.json with *.safetensors or pytorch_model*.bin) and hub entries."""
+"""Hugging Face folders (config.json with *.safetensors or pytorch_model*.bin)."""
 
 import functools
 import importlib
@@ -18,7 +18,6 @@ from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors
 from quantbench.models.formats.tensor_files import Stored, pickle_file, safetensors_file
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.registry import ARCHITECTURES
-from quantbench.models.tokenizer import FILES, MERGES
 from quantbench.text import shown
 
 _INDEX = "model.safetensors.index.json"
@@ -27,9 +26,6 @@ METHODS = {  # of quantizing: files here, each of which has a METHOD
     **{name: name for name in ("gptq", "awq", "fp8", "bitsandbytes", "torchao", "mxfp4")},
 }
 _PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # the first with a match
-# What is downloaded from the hub: descriptions, then the first pattern of weights with a match.
-_HUB_SMALL = ["*.json", "chat_template.jinja", MERGES, *(f for f in FILES if f[-5:] != ".json")]
-_HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
 class HuggingFace(MaybeQuantized):
@@ -85,23 +81,6 @@ class HuggingFace(MaybeQuantized):
         name_map = names.of_architecture(row.weights if row else {}, tensors)
         interleaved = row is not None and row.interleaved
         return StackedTensors(folder, tensors, name_map, config, interleaved, device)
-
-
-class HubModel(HuggingFace):
-    """An entry of the Hugging Face hub. `files` downloads its weights."""
-
-    def __init__(self, path: Path) -> None:
-        """path: the hub id. Raises CheckpointError where the hub has none, does not allow it, or is
-        not reached."""
-        self.hub_id, self.name = str(path), path.name
-        self.folder = _download(self.hub_id, weights=False)
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        folder = _download(self.hub_id, weights=True)
-        if not self.sniff(folder):
-            raise CheckpointError(f"{folder} holds no weights; looked for {', '.join(_PATTERNS)}")
-        return super().files
 
 
 def read_config(file: Path, name: str) -> ModelConfig:
@@ -178,33 +157,3 @@ def _check_index(index: Path, tensors: Mapping[str, Stored]) -> None:
             raise CheckpointError(
                 f"{index} says that {shown(shard)} holds tensor {shown(name)}, which it does not"
             )
-
-
-@functools.lru_cache(maxsize=2)
-def _download(hub_id: str, weights: bool) -> Path:
-    """The local snapshot of a hub entry: its configs, its tokenizer and, if asked, its weights."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-    )
-    from huggingface_hub.errors import RepositoryNotFoundError as NotFound
-
-    try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=_HUB_SMALL))
-        for pattern in _HUB_WEIGHTS if weights else ():
-            snapshot_download(hub_id, allow_patterns=[*_HUB_SMALL, pattern])
-            if any(folder.glob(pattern)):
-                break
-        return folder
-    except GatedRepoError:
-        reason = "its licence has to be accepted on the hub first; then run `hf auth login`"
-    except NotFound:
-        reason = "the hub has no such model, or it is private (`hf auth login`)"
-    except HFValidationError:
-        reason = "it cannot be a hub id either; give a folder, a model.pth, dummy:NAME, or tiny"
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
-        reason = "the Hugging Face hub cannot be reached either; give a local folder or dummy:NAME"
-    raise CheckpointError(f"{hub_id} is no local path: {reason}")

@@ -1,16 +1,12 @@
 """Loading: every layout gives Hugging Face's logits; damage gives one clear line."""
 
-import fnmatch
 import gc
 import json
 import os
 import pickle
-import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
-from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
@@ -375,41 +371,3 @@ def test_ranks_of_different_models(tmp_path):
     torch.save({n: t[:8].clone() for n, t in whole.items()}, folder / "consolidated.01.pth")
     with pytest.raises(CheckpointError, match="consolidated.01.pth: tensor .* has shape"):
         load_model(str(folder))
-
-
-@pytest.mark.parametrize("as_pickle", [False, True])
-def test_a_hub_id_is_downloaded_and_named_by_its_last_part(tmp_path, monkeypatch, as_pickle):
-    published, theirs = saved("llama-3", tmp_path)
-    (published / "consolidated.safetensors").write_bytes(b"the same weights, under other names")
-    if as_pickle:
-        pickled(published, theirs.state_dict())
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    asked = []
-
-    def snapshot_download(hub_id, allow_patterns):
-        asked.append(hub_id)
-        for file in published.iterdir():
-            if any(fnmatch.fnmatch(file.name, pattern) for pattern in allow_patterns):
-                shutil.copy(file, cache)
-        return str(cache)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    hub_id = f"some-org/Small-{as_pickle}"
-    assert load_config(hub_id).num_layers == 3
-    assert not {".safetensors", ".bin"} & {file.suffix for file in cache.iterdir()}
-    assert_same(load_model(hub_id), theirs)
-    times, opened = len(asked), open_checkpoint(hub_id)
-    assert (opened.name, opened.tokenizer_folder) == (f"Small-{as_pickle}", cache)
-    assert_same(load_model(hub_id), theirs)
-    assert len(asked) == times and set(asked) == {hub_id}  # once a run
-    assert not (cache / "consolidated.safetensors").exists()
-
-
-def test_a_gated_model_says_what_to_do(monkeypatch):
-    def snapshot_download(hub_id, allow_patterns):
-        raise GatedRepoError("403", response=SimpleNamespace(headers={}, request=None))
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    with pytest.raises(CheckpointError, match="licence has to be accepted on the hub"):
-        load_model("some-org/Gated-1.0")
