@@ -317,7 +317,7 @@ def _rope(
         )
     keys, optional = _ROPE_KEYS[kind]
     notes = _YARN_MSCALES if kind == "yarn" else set()
-    if kind == "dynamic":
+    if kind == "dynamic" or (kind == "yarn" and _ORIGINAL not in rope):
         rope[_ORIGINAL] = context
         keys = keys | {_ORIGINAL}
     beside = config.get(_ORIGINAL)

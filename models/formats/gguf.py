@@ -115,7 +115,7 @@ class Gguf(MaybeQuantized):
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError for a damaged file, or a folder of several models."""
         super().__init__(path)
-        first = path if path.is_file() else _only_model(path)
+        first = _first_part(path) if path.is_file() else _only_model(path)
         opened = GgufFile(first)
         self.metadata = opened.metadata
         self.files = tuple(shards(first, opened.metadata))
@@ -310,6 +310,12 @@ class Gguf(MaybeQuantized):
 def _number(value: Any) -> Any:
     """A float32 as it was written: 1e-05, not 9.999999747378752e-06."""
     return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def _first_part(path: Path) -> Path:
+    """The first file of a model in parts, which describes it, for any of them."""
+    first = path.with_name(re.sub(r"-\d{5}(-of-\d{5})", r"-00001\1", path.name))
+    return first if first.exists() else path
 
 
 def is_model(name: str) -> bool:

@@ -24,7 +24,12 @@ _INDEX = "model.safetensors.index.json"
 METHODS = {  # of quantizing: files here, each of which has a METHOD
     "compressed-tensors": "compressed_tensors",
     **{name: name for name in ("gptq", "awq", "fp8", "bitsandbytes", "torchao", "mxfp4")},
+    "auto-round": "auto_round",
+    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed"), "modelopt"),
 }
+_CACHE_SCALES = (".k_scale", ".v_scale")
+# Mistral's copy of the same weights under other names, and adapters to the model.
+_OTHERS = ("consolidated.safe", "adapter_")
 _PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # the first with a match
 
 
@@ -38,9 +43,15 @@ class HuggingFace(MaybeQuantized):
     @property
     def files(self) -> tuple[Path, ...]:
         index = self.folder / _INDEX
+        whole = _weight_files(self.folder)
+        if any(self.folder.glob("adapter_model*")):
+            self._note("adapter_model beside the model is not applied; merge it to run with it")
         if not os.path.lexists(index):
-            return tuple(_weight_files(self.folder))
+            return tuple(whole)
         shards = sorted(set(_index(index).values()))
+        if whole and not any(os.path.lexists(self.folder / shard) for shard in shards):
+            self._note(f"{index.name} names files that are gone; read: {whole[0].name}")
+            return tuple(whole)
         for shard in shards:
             require_inside(index, shard)
         return tuple(self.folder / shard for shard in shards)
@@ -53,9 +64,12 @@ class HuggingFace(MaybeQuantized):
 
     @functools.cached_property
     def _quantization(self) -> dict[str, Any]:
-        """config.json's quantization_config; {} if it is missing."""
+        """How the file is quantized, as config.json says it; {} where nothing does."""
         file = self.folder / "config.json"
-        return (read_json(file) if os.path.lexists(file) else {}).get("quantization_config") or {}
+        return (_quantization(file)[0] or {}) if os.path.lexists(file) else {}
+
+    def _note(self, note: str) -> None:
+        self.notes = tuple(dict.fromkeys((*self.notes, note)))
 
     def _label(self) -> str | None:
         if not self._quantization:
@@ -67,7 +81,7 @@ class HuggingFace(MaybeQuantized):
         files, folder = self.files, self.folder
         is_safetensors = files[0].suffix == ".safetensors"
         tensors = _joined(files, safetensors_file if is_safetensors else pickle_file)
-        if is_safetensors and os.path.lexists(folder / _INDEX):
+        if is_safetensors and len(files) > 1 and os.path.lexists(folder / _INDEX):
             _check_index(folder / _INDEX, tensors)
         described = read_json(folder / "config.json")
         config = self.config()
@@ -77,7 +91,14 @@ class HuggingFace(MaybeQuantized):
         if how := self._quantization:
             from quantbench.models.formats import quantized
 
+            before = tensors
             tensors = quantized.weights(tensors, method(how["quant_method"]).layouts(how))
+            if tensors == before:
+                self._note("config.json says that weights are quantized, and they are floats")
+            if any(name.endswith(_CACHE_SCALES) for name in tensors):
+                self._note("the file's scales of a KV cache are not used; --kv_cache chooses one")
+                kept = (name for name in tensors if not name.endswith(_CACHE_SCALES))
+                tensors = {name: tensors[name] for name in kept}
         name_map = names.of_architecture(row.weights if row else {}, tensors)
         interleaved = row is not None and row.interleaved
         return StackedTensors(folder, tensors, name_map, config, interleaved, device)
@@ -86,10 +107,45 @@ class HuggingFace(MaybeQuantized):
 def read_config(file: Path, name: str) -> ModelConfig:
     """The architecture in a config.json. Raises CheckpointError."""
     config = read_json(file)
-    if config.get("quantization_config") is not None:
-        where = f"{file}: quantization_config"
-        _check_quantization(config["quantization_config"], where, config.get("model_type"))
+    described, where = _quantization(file)
+    if described is not None:
+        _check_quantization(described, where, config.get("model_type"))
     return from_hugging_face(config, name, file)
+
+
+def _quantization(file: Path) -> tuple[Any, str]:
+    """quantization_config of this config.json, or what a file beside it has in its place; None
+    where neither has any. And where it stands."""
+    described, where = read_json(file).get("quantization_config"), f"{file}: quantization_config"
+    is_whole = not isinstance(described, dict) or described.get("quant_method") != "modelopt"
+    is_whole = is_whole or "quant_algo" in described
+    if described is not None and is_whole:
+        return described, where
+    for name, words in _BESIDE.items():
+        beside = file.with_name(name)
+        if os.path.lexists(beside) and (found := words(read_json(beside))):
+            return found, str(beside)
+    return described, where
+
+
+def _of_modelopt(content: dict[str, Any]) -> dict[str, Any]:
+    described = content.get("quantization")
+    known = isinstance(described, dict) and described.get("quant_algo") is not None
+    return {"quant_method": "modelopt", **described} if known else {}  # type: ignore[dict-item]
+
+
+def _of_awq(content: dict[str, Any]) -> dict[str, Any]:
+    words = {"w_bit": "bits", "q_group_size": "group_size"}
+    return {"quant_method": "awq"} | {words.get(key, key): content[key] for key in content}
+
+
+# Files that say how a folder is quantized where config.json does not, and their words in its own:
+# ModelOpt's, and those of GPTQ and AWQ before transformers knew them.
+_BESIDE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "hf_quant_config.json": _of_modelopt,
+    "quantize_config.json": lambda content: {"quant_method": "gptq", **content},
+    "quant_config.json": _of_awq,
+}
 
 
 def method(name: str) -> Any:
@@ -118,8 +174,7 @@ def _check_quantization(config: Any, where: str, kind: object) -> None:
 
 def _weight_files(folder: Path) -> list[Path]:
     for pattern in _PATTERNS:
-        # consolidated.safetensors is Mistral's copy of the same weights, under other names.
-        files = sorted(f for f in folder.glob(pattern) if "consolidated.safe" not in f.name)
+        files = sorted(f for f in folder.glob(pattern) if not f.name.startswith(_OTHERS))
         if files:
             return files
     return []

@@ -15,7 +15,15 @@ from quantbench.errors import CheckpointError
 from quantbench.models.formats import names, open_checkpoint, tensor_files
 from quantbench.models.formats.dummy import PERIOD
 from quantbench.models.loading import Pool, load_config, load_model
-from tests.models.hugging_face import TOKENS, assert_near, edit_config, rewritten, saved, turned
+from tests.models.hugging_face import (
+    TOKENS,
+    assert_near,
+    edit_config,
+    read_by_transformers,
+    rewritten,
+    saved,
+    turned,
+)
 from tests.models.refused import refusal
 from tests.models.small import small_checkpoint
 from tests.models.tiny_tokenizers import write_folder
@@ -371,3 +379,41 @@ def test_ranks_of_different_models(tmp_path):
     torch.save({n: t[:8].clone() for n, t in whole.items()}, folder / "consolidated.01.pth")
     with pytest.raises(CheckpointError, match="consolidated.01.pth: tensor .* has shape"):
         load_model(str(folder))
+
+
+def test_an_index_of_files_that_are_gone(tmp_path):
+    """As where a whole file was uploaded in the place of parts."""
+    folder, theirs = saved("llama-3", tmp_path)
+    names = load_file(folder / "model.safetensors")
+    part = "model-00001-of-00002.safetensors"
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, part)}))
+    assert_same(load_model(str(folder)), theirs)
+    (folder / part).write_bytes((folder / "model.safetensors").read_bytes())
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, part) | {"x": "gone"}}))
+    with pytest.raises(CheckpointError, match="gone, which is not there"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_names_without_a_prefix_and_an_adapter_beside(adapter, tmp_path):
+    folder, theirs = saved("qwen-3", tmp_path)
+    edit_config(folder, tie_word_embeddings=True)
+    theirs.lm_head.weight = theirs.model.embed_tokens.weight
+    with rewritten(folder) as tensors:
+        for name in [*tensors]:
+            value = tensors.pop(name)
+            if not name.startswith("lm_head"):
+                tensors[name.removeprefix("model.")] = value
+    if adapter:
+        save_file({"base_model.lora_A.weight": torch.ones(1)}, folder / "adapter_model.safetensors")
+    assert_same(load_model(str(folder)), theirs)
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_yarn_without_the_original_length_takes_the_models(key, tmp_path):
+    folder, _ = saved("llama-3", tmp_path)
+    rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
+    edit_config(folder, rope_parameters=None)
+    edit_config(folder, **{key: rope})
+    assert_same(load_model(str(folder)), read_by_transformers(folder))

@@ -265,6 +265,12 @@ def test_a_quantized_file_in_parts_is_one_model(tmp_path):
     written(folder / "m.gguf", made, "llama", "Q8_0", split_max_tensors=20)
     tokens = torch.randint(3, SIZES["vocab_size"], (1, 9))
     assert torch.equal(logits(folder, tokens), logits(whole, tokens))
+    second = folder / "m-00002-of-00002.gguf"
+    assert torch.equal(logits(second, tokens), logits(whole, tokens))
+    joined = tmp_path / "joined.gguf"
+    joined.write_bytes((folder / "m-00001-of-00002.gguf").read_bytes() + second.read_bytes())
+    with pytest.raises(CheckpointError, match="one of 2 parts, or these in one file: keep parts"):
+        open_checkpoint(str(joined))
     (folder / "m-00002-of-00002.gguf").unlink()
     with pytest.raises(CheckpointError, match="lacks m-00002-of-00002.gguf"):
         open_checkpoint(str(folder))
@@ -423,7 +429,7 @@ def _opened(path: Path) -> None:
 
 
 def test_a_folder_of_two_models_asks_for_one(tmp_path):
-    for name in ("a.gguf", "b.gguf"):
+    for name in ("a.gguf", "b.gguf", "mmproj-a.gguf", "imatrix.gguf", "a.imatrix.gguf"):
         (tmp_path / name).write_bytes(b"GGUF\3\0\0\0")
     with pytest.raises(CheckpointError, match=r"2 GGUF models; name one file: a.gguf, b.gguf"):
         open_checkpoint(str(tmp_path))
