@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from quantbench.errors import CheckpointError
+from quantbench.models import picture
 from quantbench.models.config import ModelConfig
 from quantbench.models.config_checks import OBJECT
 from quantbench.models.formats import names
@@ -83,8 +84,8 @@ class HuggingFace(MaybeQuantized):
         tensors = _joined(files, safetensors_file if is_safetensors else pickle_file)
         if is_safetensors and len(files) > 1 and os.path.lexists(folder / _INDEX):
             _check_index(folder / _INDEX, tensors)
-        described = read_json(folder / "config.json")
-        config = self.config()
+        config, outer = self.config(), read_json(folder / "config.json")
+        described = picture.config_of(outer)
         row = ARCHITECTURES.get(str(described.get("model_type")))
         if row is not None and row.stacked_experts:
             tensors = method("mxfp4").separated(tensors)
@@ -99,6 +100,9 @@ class HuggingFace(MaybeQuantized):
                 self._note("the file's scales of a KV cache are not used; --kv_cache chooses one")
                 kept = (name for name in tensors if not name.endswith(_CACHE_SCALES))
                 tensors = {name: tensors[name] for name in kept}
+        if picture.is_picture_model(outer):
+            self._note(picture.NOTE)
+            tensors = {text: tensors[name] for name in tensors if (text := picture.name_of(name))}
         name_map = names.of_architecture(row.weights if row else {}, tensors)
         interleaved = row is not None and row.interleaved
         return StackedTensors(folder, tensors, name_map, config, interleaved, device)
