@@ -3,7 +3,7 @@
     config_of(config)                           # text_config, as of a text model
     name_of("language_model.model.norm.weight") # "model.norm.weight"; None for what reads pictures
 
-Positions of a text are those of its tokens, so that rotations in sections (mrope) are ordinary ones.
+A text's positions are those of its tokens: rotations in sections (mrope) are ordinary ones.
 """
 
 import re

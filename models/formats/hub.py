@@ -131,7 +131,7 @@ class Entry:
                 why = f"no room to download it to {constants.HF_HUB_CACHE}; HF_HOME names another"
             else:
                 why = "the Hugging Face hub cannot be reached; give a local folder or dummy:NAME"
-        raise CheckpointError(f"{self} is no local path: {why}") from None
+        raise CheckpointError(f"{self} is no local path: {why}")
 
 
 class HubModel(HuggingFace):

@@ -17,13 +17,15 @@ hf_quant_config.json alone. https://github.com/NVIDIA/Model-Optimizer
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quantbench.errors import CheckpointError
 from quantbench.models.formats.quantized import HINT, Layout, Parts, eight_bit, require, scales
-from quantbench.ops.formats import Packed
+from quantbench.ops.formats import Packed, dequantize
 from quantbench.text import shown
 
 METHOD = "modelopt"
@@ -58,7 +60,9 @@ def label(config: dict[str, Any]) -> str:
 
 def layouts(config: dict[str, Any]) -> list[Layout]:
     return [
-        Layout(("weight_scale_2", "weight", "weight_scale"), _float4, ("input_scale",)),
+        Layout(
+            ("weight_scale_2", "weight", "weight_scale"), _float4, ("input_scale",), _float4_floats
+        ),
         Layout(("weight_scale", "weight"), _float8, ("input_scale",)),
     ]
 
@@ -74,6 +78,14 @@ def _float4(parts: Parts) -> Packed:
         raise parts.error("weight_scale", f"the weight has {columns} columns")
     group_size = columns // scale.shape[1]
     return Packed([codes], scale, None, whole.reshape(()), "fp4", 4, group_size)
+
+
+def _float4_floats(parts: Parts) -> Tensor:
+    """As its export multiplies: first the scales."""
+    weight = _float4(parts)
+    assert weight.tensor_scale is not None
+    scale = weight.scale.float() * weight.tensor_scale
+    return dequantize(replace(weight, scale=scale, tensor_scale=None))
 
 
 def _float8(parts: Parts) -> Packed:

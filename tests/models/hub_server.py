@@ -122,7 +122,9 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": self._commit(repo, revision)}
         if name.endswith(LARGE):
             headers |= {
-                "Location": f"{self.server.url}/elsewhere/{repo}/{revision}/{name}",
+                # Another host: its client follows a redirect within one by itself.
+                "Location": f"http://localhost:{self.server.server_port}/elsewhere/{repo}/{revision}"
+                f"/{name}",
                 "X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"',
                 "X-Linked-Size": str(len(content)),
             }

@@ -42,7 +42,7 @@ def quantized(file: Path, kind: str, target: Path, *options: str) -> Path:
 
 
 def _asked(file: Path, question: dict) -> str:
-    done = ran(sys.executable, __file__, file, input=json.dumps(question), cwd=ROOT)
+    done = ran(sys.executable, "-m", __name__, file, input=json.dumps(question), cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -350,7 +350,6 @@ DAMAGE = {  # what is done to a folder, by what the line says
     f"model.safetensors: tensor {GATE} is torch.int8": put(GATE, torch.ones(96, 64).char()),
     "has tensor model.layers.2.": lambda f: edit_config(f, num_hidden_layers=2),
     "lacks tensor model.layers.3": lambda f: edit_config(f, num_hidden_layers=4),
-    "names model-9.safetensors, which is not": index_of("model-9.safetensors"),
     "must give a file's name for every tensor": index_of(3),
     f"model.safetensors both hold tensor {GATE}": stale_shard,
     "holds no state_dict of plain tensors": already_quantized,

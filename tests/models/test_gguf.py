@@ -72,7 +72,9 @@ def written(path: Path, made, architecture: str, matrix="F32", metadata=(), **op
     found |= rotary(writer, config, rope)
     keys = {f"{architecture}.{key}": value for key, value in found.items() if value is not None}
     for key, value in (keys | dict(metadata)).items():
-        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+        kind = gguf.GGUFValueType.get_type(value)
+        kind = gguf.GGUFValueType.UINT32 if kind == gguf.GGUFValueType.INT32 else kind
+        writer.add_key_value(key, value, kind)
     kind = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     tensors = dict(made.state_dict())

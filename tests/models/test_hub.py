@@ -26,6 +26,8 @@ def on_hub(tmp_path, monkeypatch):
         hubs.append(server)
         started = server.__enter__()
         monkeypatch.setattr(constants, "ENDPOINT", started.url)
+        place = started.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", place)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         hub._entry.cache_clear()
         return started
@@ -39,7 +41,7 @@ def on_hub(tmp_path, monkeypatch):
 def quantized(tmp_path_factory):
     """A repository of GGUF files, as people publish them: names in several spellings, one in parts
     in a folder of its own, and what is no model."""
-    folder, made = tmp_path_factory.mktemp("gguf"), hugging_face.model("llama-2")
+    folder, made = tmp_path_factory.mktemp("gguf"), hugging_face.model("llama-2", vocab_size=4096)
     (folder / "Q8_0").mkdir()
     tokens = tokenizer_of_tiny()
     written(folder / "Small-Q4_0.gguf", made, "llama", "Q4_0", tokens)
@@ -110,7 +112,7 @@ def test_which_quantization_has_to_be_said(quantized, on_hub, tmp_path):
 
 
 def test_the_cache_serves_without_a_network(quantized, on_hub, monkeypatch):
-    server = on_hub(**{"org__Small-GGUF": quantized})
+    on_hub(**{"org__Small-GGUF": quantized})
     open_checkpoint("org/Small-GGUF:Q4_0")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub._entry.cache_clear()
@@ -118,8 +120,7 @@ def test_the_cache_serves_without_a_network(quantized, on_hub, monkeypatch):
     with pytest.raises(CheckpointError, match="there is no Q8_0; it holds Q4_0"):
         open_checkpoint("org/Small-GGUF:Q8_0")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    server.shutdown()
-    server.server_close()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
     hub._entry.cache_clear()
     assert open_checkpoint("org/Small-GGUF:Q4_0").config().num_layers == 3
     with pytest.raises(CheckpointError, match="hub cannot be reached"):

@@ -13,8 +13,8 @@ VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
           "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
 OF_QWEN = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "patch_size": 14,
            "out_hidden_size": SIZES["hidden_size"]}  # fmt: skip
-TEXT = {key: SIZES[key] for key in SIZES}
-MROPE = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
+TEXT = {**SIZES, "num_key_value_heads": 2}
+MROPE = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0}
 KINDS = {
     "gemma3": {"text_config": {**TEXT, "head_dim": 16, "query_pre_attn_scalar": 16,
                                "sliding_window": 8, "model_type": "gemma3_text"},
@@ -48,13 +48,9 @@ def test_logits_are_those_of_the_picture_model(kind, tmp_path):
     assert_near(load_model(str(folder))(TOKENS), expected)
     with rewritten(folder) as tensors:  # in the other spelling of the prefix
         for name in [name for name in tensors if "language_model." in name]:
-            rest = name.replace("model.language_model.", "language_model.model.")
-            rest = (
-                rest
-                if rest != name
-                else name.replace("language_model.model.", "model.language_model.")
-            )
-            tensors[rest] = tensors.pop(name)
+            spellings = ("model.language_model.", "language_model.model.")
+            here, other = sorted(spellings, key=lambda part: not name.startswith(part))
+            tensors[other + name.removeprefix(here)] = tensors.pop(name)
         if "lm_head.weight" in tensors:
             tensors["language_model.lm_head.weight"] = tensors.pop("lm_head.weight")
     assert_near(load_model(str(folder))(TOKENS), expected)
