@@ -323,11 +323,11 @@ def run(config: RunConfig, started: float) -> None:
         click.echo(dry_run.report(plan, free))
         return
     say(sizes.fits(plan, free))
-    for note in plan.tokenizer.notes:
-        say(note)
     plan.ranks.meet()  # before loading: else a late rank would find less free memory
     with progress(f"Loading {plan.name} as {plan.spec.name}") as report:
         loaded = loading.load(plan, report, say)
+    for note in plan.notes:
+        say(note)
     generator = make_generator(plan, loaded.model)
     if config.interactive:
         from quantbench.run.chat import chat

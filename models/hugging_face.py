@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quantbench.errors import CheckpointError
+from quantbench.models import picture
 from quantbench.models.config import FIELDS, SCALING_FIELDS, Mixture, ModelConfig, RopeScaling
 from quantbench.models.config_checks import (
     COUNT,
@@ -129,6 +130,7 @@ def from_hugging_face(
     for a missing or impossible value, and for a key that is not understood.
     """
     where = file or name
+    config = picture.config_of(config)
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise CheckpointError(
@@ -315,7 +317,7 @@ def _rope(
         )
     keys, optional = _ROPE_KEYS[kind]
     notes = _YARN_MSCALES if kind == "yarn" else set()
-    if kind == "dynamic":
+    if kind == "dynamic" or (kind == "yarn" and _ORIGINAL not in rope):
         rope[_ORIGINAL] = context
         keys = keys | {_ORIGINAL}
     original = config.get(_ORIGINAL)

@@ -43,7 +43,8 @@ _SAVERS = {  # by --format
 EMBEDDED = Path(__file__).parent.parent / "tiny"
 # Models in the source tree, by the names that --checkpoint_path takes.
 EMBEDDED_MODELS = {"tiny": EMBEDDED, "tiny_moe": EMBEDDED.parent / "tiny_moe"}
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# org/name, at a revision, of GGUF files a quantization; see hub.py.
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?(?::([\w.-]+))?")
 _LONGEST_HUB_ID = 200  # characters; the hub allows 96 for each half
 
 
@@ -58,12 +59,14 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
     if why := files.missing(path):
         if os.path.islink(path) or len(checkpoint_path) > _LONGEST_HUB_ID:
             raise CheckpointError(f"--checkpoint_path {shown(checkpoint_path, 300)}: {why}")
-        if not _HUB_ID.fullmatch(checkpoint_path):
+        hub_id = _HUB_ID.fullmatch(checkpoint_path)
+        if not hub_id:
             raise CheckpointError(
                 f"{checkpoint_path} does not exist; --checkpoint_path takes a folder, a GGUF file, "
-                "a model.pth, a hub id such as org/name, dummy:NAME, tiny, or tiny_moe"
+                "a model.pth, a hub id such as org/name or org/name-GGUF:Q4_K_M, dummy:NAME, tiny, "
+                "or tiny_moe"
             )
-        return _format("hugging_face:HubModel")(Path(checkpoint_path))
+        return pkgutil.resolve_name(f"{__name__}.hub:opened")(*hub_id.groups())
     if not path.is_dir():
         with files.named("--checkpoint_path", path, CheckpointError):
             files.require_regular(path)  # no pipe, no device

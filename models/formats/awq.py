@@ -23,7 +23,16 @@ import torch
 from torch import Tensor
 
 from quantbench.models.formats.gptq import label
-from quantbench.models.formats.quantized import FLOATS, Layout, Parts, integers, require, stream
+from quantbench.models.formats.quantized import (
+    AUTO_ROUND,
+    FLOATS,
+    OF_AUTO_ROUND,
+    Layout,
+    Parts,
+    integers,
+    require,
+    stream,
+)
 from quantbench.ops.formats import Packed
 
 __all__ = ["METHOD", "check", "label", "layouts"]
@@ -33,28 +42,37 @@ _INT = (torch.int32,)
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of rows 0, 1, … in a word
 _CONFIG: dict[str, tuple[Any, ...]] = {
     "quant_method": (METHOD,),
+    "method": (None, METHOD),
     "bits": (4,),
     "version": (None, "gemm", "GEMM", "gemv", "GEMV"),
     "format": (None, "gemm", "GEMM", "gemv", "GEMV"),
-    "zero_point": (None, True),
+    "checkpoint_format": (None, "gemm", "GEMM", "gemv", "GEMV"),
+    "zero_point": (None, True, False),  # the file has zeros in any case
+    "pack_dtype": (None, "int32"),
+    "dynamic": (None, {}, False),
+    "rotation": (None, False, ""),
+    "is_marlin_format": (None, False),
+    "adapter": (None, {}),
+    **OF_AUTO_ROUND,
     "do_fuse": (None, False),
 }
 _HARMLESS = {
     "act_group_aware", "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs",
-    "damp_percent", "dataset", "desc_act", "exllama_config", "fuse_max_seq_len", "group_size",
-    "max_input_length", "meta", "model_seqlen", "module_name_preceding_first_block",
-    "modules_in_block_to_quantize", "modules_to_fuse", "modules_to_not_convert", "pad_token_id",
-    "sym", "tokenizer", "true_sequential",
+    "damp_auto_increment", "damp_percent", "dataset", "desc_act", "exllama_config",
+    "fuse_max_seq_len", "group_size", "lm_head", "max_input_length", "meta", "model_seqlen",
+    "module_name_preceding_first_block", "modules_in_block_to_quantize", "modules_to_fuse",
+    "modules_to_not_convert", "pad_token_id", "sym", "tokenizer", "true_sequential",
 }  # fmt: skip
 
 
 def check(config: dict[str, Any], where: str) -> None:
     sizes = {"group_size": (-1, 32, 64, 128)} if _is_by_rows(config) else {}
-    require(where, {"bits": "missing"} | config, _CONFIG | sizes, _HARMLESS)
+    require(where, {"bits": "missing"} | config, _CONFIG | sizes, _HARMLESS | AUTO_ROUND)
 
 
 def _is_by_rows(config: dict[str, Any]) -> bool:
-    return str(config.get("version") or config.get("format")).lower() == "gemv"
+    names = (config.get(key) for key in ("version", "checkpoint_format", "format"))
+    return str(next(filter(None, names), "gemm")).lower() == "gemv"
 
 
 def layouts(config: dict[str, Any]) -> list[Layout]:

@@ -32,11 +32,14 @@ METHOD = "bitsandbytes"
 _STATE = "weight.quant_state.bitsandbytes__"
 _NESTED = ("weight.nested_absmax", "weight.nested_quant_map")
 _FORMATS = {"nf4": "nf4", "fp4": "bnb-fp4"}  # in ops/formats.py
+_STORAGE = {  # dtypes that bytes of codes may be stored as
+    name: getattr(torch, name) for name in ("uint8", "bfloat16", "float16", "float32")
+}
 _PER_STEP = 7.874015718698502e-3  # bitsandbytes' 1 / 127
 _CONFIG: dict[str, tuple[Any, ...]] = {
     "quant_method": (METHOD,),
     "bnb_4bit_quant_type": (None, *_FORMATS),
-    "bnb_4bit_quant_storage": (None, "uint8"),
+    "bnb_4bit_quant_storage": (None, *_STORAGE),
     "load_in_4bit": (None, True, False),
     "load_in_8bit": (None, True, False),
     "llm_int8_has_fp16_weight": (None, False),
@@ -73,7 +76,10 @@ def _four_bit(kind: str, parts: Parts) -> Packed:
     values = parts.small("weight.quant_map")
     if values.shape != (16,) or not torch.allclose(values, torch.tensor(TABLES[format]), 1e-6):
         raise parts.error("weight.quant_map", f"these are not the values of {kind}")
-    codes = parts.tensor("weight", (torch.uint8,), rows * columns // 2, 1).view(rows, -1)
+    kind = parts.like("weight").dtype
+    count = rows * columns // 2 // (kind.itemsize if kind in _STORAGE.values() else 1)
+    stored = parts.tensor("weight", tuple(_STORAGE.values()), count, 1)
+    codes = stored.view(torch.uint8).view(rows, -1)
     blocks = -(-rows * columns // block)
     largest = _largest(parts, blocks, state)
     # A block may end in the next row: a group is the most columns that never cross two blocks.

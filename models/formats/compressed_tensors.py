@@ -58,9 +58,7 @@ _FORMATS = (
 _CONFIG: dict[str, tuple[Any, ...]] = {
     "quant_method": (METHOD,),
     "format": (*_FORMATS, "mixed-precision"),
-    "quantization_status": ("compressed",),
-    "kv_cache_scheme": (None,),
-    "sparsity_config": (None, {}),
+    "sparsity_config": (None, {}),  # or one that says dense
     "transform_config": (None, {}),
 }
 _GROUP: dict[str, tuple[Any, ...]] = {"format": (*_FORMATS, None), "output_activations": (None,)}
@@ -89,8 +87,8 @@ _TARGETS = list_of(
 # Which weights are quantized, and the size of a group, show in the tensors themselves.
 _HARMLESS = {
     "block_structure", "config_groups", "global_compression_ratio", "group_size", "ignore",
-    "input_activations", "observer", "observer_kwargs", "scale_dtype", "targets", "version",
-    "weights", "zp_dtype",
+    "input_activations", "kv_cache_scheme", "observer", "observer_kwargs",
+    "quantization_status", "scale_dtype", "targets", "version", "weights", "zp_dtype",
 }  # fmt: skip
 _ACTIVATIONS = (
     *("input_scale", "input_zero_point", "input_global_scale"),
@@ -277,6 +275,9 @@ def _zero(parts: Parts, bits: int, rows: int, groups: int) -> Tensor | None:
 
 
 def check(config: Mapping[str, Any], where: str) -> None:
+    sparsity = config.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format") == "dense":
+        config = {**config, "sparsity_config": None}
     require(where, config, _CONFIG, _HARMLESS)
     groups = config.get("config_groups")
     OBJECT.check(where, "config_groups", groups)

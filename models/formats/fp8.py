@@ -27,11 +27,10 @@ _CONFIG: dict[str, tuple[Any, ...]] = {
     "fmt": (None, "e4m3"),
     "scale_fmt": (None, "float", "ue8m0"),
     "expert_dtype": (None, "fp8"),
-    "kv_cache_scheme": (None,),
 }
 _HARMLESS = {
-    "dequantize", "ignored_layers", "modules_to_convert", "modules_to_not_convert",
-    "weight_block_size",
+    "dequantize", "ignored_layers", "kv_cache_scheme", "modules_to_convert",
+    "modules_to_not_convert", "weight_block_size",
 }  # fmt: skip
 _ACTIVATIONS = ("activation_scale", "input_scale")
 

@@ -39,6 +39,7 @@ from quantbench.models.registry import ARCHITECTURES, Architecture
 from quantbench.models.tokenizer import ByteTokenizer, Tokenizer, tokenizer_of
 from quantbench.text import shown
 
+PART = re.compile(r"-\d{5}-of-\d{5}$")  # what the name of a file in several parts ends with
 # general.architecture → model_type; "llama" is Mistral's and, with experts, Mixtral's, too; "olmo2"
 # with a window is OLMo 3's.
 _KINDS = {
@@ -114,11 +115,11 @@ class Gguf(MaybeQuantized):
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError for a damaged file, or a folder of several models."""
         super().__init__(path)
-        first = path if path.is_file() else _only_model(path)
+        first = _first_part(path) if path.is_file() else _only_model(path)
         opened = GgufFile(first)
         self.metadata = opened.metadata
         self.files = tuple(shards(first, opened.metadata))
-        self.name = re.sub(r"-\d{5}-of-\d{5}$", "", first.stem)
+        self.name = PART.sub("", first.stem)
         opened_files = [opened if file == first else GgufFile(file) for file in self.files]
         self.blocks: dict[str, GgufTensor] = {}  # by the file's names
         for part in opened_files:
@@ -317,11 +318,23 @@ def _number(value: Any) -> Any:
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
+def _first_part(path: Path) -> Path:
+    """The first file of a model in parts, which describes it, for any of them."""
+    first = path.with_name(re.sub(r"-\d{5}(-of-\d{5})", r"-00001\1", path.name))
+    return first if first.exists() else path
+
+
+def is_model(name: str) -> bool:
+    """Whether the file of this name is a model, and not what is published beside one: the part that
+    reads pictures, or statistics for quantizing."""
+    return not re.match(r"mmproj|.*[-._]?(mmproj|imatrix)", name, re.IGNORECASE)
+
+
 def _only_model(folder: Path) -> Path:
     """The first file of a folder's only model. Raises CheckpointError where there are several."""
     models: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.gguf")):
-        models.setdefault(re.sub(r"-\d{5}-of-\d{5}$", "", file.stem), file)
+    for file in filter(lambda file: is_model(file.name), sorted(folder.glob("*.gguf"))):
+        models.setdefault(PART.sub("", file.stem), file)
     if len(models) > 1:
         raise CheckpointError(
             f"{folder} holds {len(models)} GGUF models; name one file: "

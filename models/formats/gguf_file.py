@@ -248,7 +248,10 @@ def shards(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
     stem, dash, total = path.stem.rpartition("-of-")
     if type(count) is not int or not dash or not total.isdigit() or int(total) != count:
         raise CheckpointError(
-            f"{path} is one of {shown(count)} files, and its name does not say so"
+            f"{path} is one of {shown(count)} parts, or these in one file: keep parts apart, as "
+            f"name-00001-of-{count:05}.gguf"
+            if type(count) is int
+            else f"{path}: split.count {shown(count)} is no number"
         )
     names = [f"{stem[:-5]}{number:05}-of-{count:05}{path.suffix}" for number in range(1, count + 1)]
     if missing := [name for name in names if not (path.parent / name).is_file()]:

@@ -31,9 +31,18 @@ _CUTS: dict[str, tuple[str | None, bool, bool]] = {
     "smollm": (None, True, False),
     "olmo": (None, False, True),
     "llama-bpe": (LLAMA_3_SPLIT, False, False),
+    "dbrx": (LLAMA_3_SPLIT, False, False),
     "qwen2": (LLAMA_3_SPLIT.replace("{1,3}", ""), False, True),
     "tekken": (_TEKKEN, False, False),
     "pixtral": (_TEKKEN, False, False),  # later vocabularies of the same kind
+}
+# Other names that llama.cpp takes for one of these (llama-vocab.cpp), of families that are read.
+_SAME = {
+    **dict.fromkeys(("llama3", "llama-v3", "falcon3"), "llama-bpe"),
+    **dict.fromkeys(("smaug-bpe", "glm4", "chatglm-bpe"), "dbrx"),
+    **dict.fromkeys(("deepseek-r1-qwen", "kormo", "megrez", "f2llmv2"), "qwen2"),
+    **dict.fromkeys(("refact", "starcoder", "command-r", "exaone", "minerva-7b"), "smollm"),
+    **dict.fromkeys(("phi-2", "gigachat", "a.x-4.0", "mellum", "granite-docling"), "gpt-2"),
 }
 _WHOLE_FIRST = ("llama-bpe", "tekken", "pixtral")  # a token's own text is not merged from bytes
 _OPENS = _WHOLE_FIRST  # with a token that opens a sequence, unless the file denies it
@@ -130,6 +139,7 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
     if kind == "none":
         return {}
     pre = metadata.get("tokenizer.ggml.pre", "default")
+    pre = _SAME.get(pre, pre)
     tokens = get("ggml.tokens", [])
     if not tokens:
         raise CheckpointError(f"{file} holds no tokenizer.ggml.tokens")
@@ -156,7 +166,8 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
     if kind == "gpt2":
         if pre not in _CUTS:
             raise CheckpointError(
-                f"{file}: tokenizer.ggml.pre {shown(pre)} is not read; {', '.join(_CUTS)} are"
+                f"{file}: tokenizer.ggml.pre {shown(pre)} is not read; "
+                f"{', '.join((*_CUTS, *_SAME))} are"
             )
         merges = get("ggml.merges", [])
         name, data = "tokenizer.json", json.dumps(_json(tokens, types, merges, pre)).encode()

@@ -5,7 +5,7 @@ A layer X with N rows, K columns and codes of B bits has
     X.qweight   (K · B / 32, N) int32: down each column, code k at bit k · B
     X.qzeros    (groups, N · B / 32) int32, the codes of 0 along each row; less 1 in format "gptq"
     X.scales    (groups, N) floats
-    X.g_idx     (K,) int32, each column's group
+    X.g_idx     (K,) int32, each column's group; if it is missing, groups are one behind the other
 
 and its weight is (code - zero) · scale. Act-order (desc_act) may give the columns of a group any
 places; no kernel has scales for that, so such a layer is held in full precision.
@@ -17,8 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantbench.models.formats.quantized import FLOATS, Layout, Parts, integers, require, stream
-from quantbench.ops.formats import Packed
+from quantbench.errors import CheckpointError
+from quantbench.models.formats.quantized import (
+    AUTO_ROUND,
+    FLOATS,
+    OF_AUTO_ROUND,
+    Layout,
+    Parts,
+    integers,
+    require,
+    stream,
+)
+from quantbench.ops.formats import Packed, dequantize
 
 METHOD = "gptq"
 _INT = (torch.int32,)
@@ -35,6 +45,7 @@ _CONFIG: dict[str, tuple[Any, ...]] = {
     "is_marlin_format": (None, False),
     "adapter": (None, {}),
     "rotation": (None, False, ""),
+    **OF_AUTO_ROUND,
 }
 # Settings of the quantizer and of kernels. The tensors' shapes give the sizes of groups.
 _HARMLESS = {
@@ -49,7 +60,7 @@ _HARMLESS = {
 
 
 def check(config: dict[str, Any], where: str) -> None:
-    require(where, {"bits": "missing"} | config, _CONFIG, _HARMLESS)
+    require(where, {"bits": "missing"} | config, _CONFIG, _HARMLESS | AUTO_ROUND)
 
 
 def label(config: dict[str, Any]) -> str:
@@ -58,14 +69,26 @@ def label(config: dict[str, Any]) -> str:
     return f"{text}-{size}" if type(size) is int and size > 0 else text
 
 
+def _needs_order(parts: Parts, known: bool) -> None:
+    """Raise CheckpointError where columns are in an order that nothing tells."""
+    if not known and "g_idx" not in parts.stored:
+        raise CheckpointError(
+            f"{parts.stored['qweight'].file} has no tensor {parts.layer}.g_idx, the groups of "
+            "columns, which desc_act permutes"
+        )
+
+
 def layouts(config: dict[str, Any]) -> list[Layout]:
-    differ = bool(config.get("dynamic"))  # other options for some layers
-    is_symmetric = config.get("sym") is True and not differ
-    settings = is_symmetric, config.get("desc_act") is True or differ, _is_first(config)
+    # Other options for some layers, as GPTQModel and AutoRound call them.
+    differ = bool(config.get("dynamic") or config.get("extra_config"))
+    is_symmetric, act_order = config.get("sym") is True and not differ, config.get("desc_act")
+    settings = is_symmetric, act_order is True or differ, _is_first(config)
+    known = act_order is not True or config.get("static_groups") is True
     return [
         Layout(
-            ("qweight", "qzeros", "scales", "g_idx"),
-            functools.partial(_packed, *settings),
+            ("qweight", "qzeros", "scales"),
+            lambda parts: _needs_order(parts, known) or _packed(*settings, parts),
+            ("g_idx",),
             floats=functools.partial(_floats, _is_first(config)),
         )
     ]
@@ -81,7 +104,7 @@ def _packed(is_symmetric: bool, act_order: bool, is_first: bool, parts: Parts) -
     columns, groups = codes.shape[1], scale.shape[1]
     if columns % groups:
         return None
-    if act_order or not parts.on_meta:
+    if "g_idx" in parts.stored and (act_order or not parts.on_meta):
         order = torch.arange(columns, dtype=torch.int32) // (columns // groups)
         if not torch.equal(parts.small("g_idx"), order):
             if act_order:
@@ -96,7 +119,9 @@ def _packed(is_symmetric: bool, act_order: bool, is_first: bool, parts: Parts) -
 
 
 def _floats(is_first: bool, parts: Parts) -> Tensor:
-    codes, _, scale, zero = _read(is_first, parts)
+    codes, bits, scale, zero = _read(is_first, parts)
+    if "g_idx" not in parts.stored:
+        return dequantize(integers(codes, bits, scale, zero))
     group = parts.small("g_idx").long()
     if group.min() < 0 or group.max() >= scale.shape[1]:
         raise parts.error("g_idx", f"there are {scale.shape[1]} groups")
@@ -105,9 +130,13 @@ def _floats(is_first: bool, parts: Parts) -> Tensor:
 
 def _read(is_first: bool, parts: Parts) -> tuple[Tensor, int, Tensor, Tensor]:
     """Codes (N, K), their bits, scales and zeros (N, groups)."""
-    columns = parts.tensor("g_idx", _INT, None).numel()
     words = parts.tensor("qweight", _INT, None, None)
-    bits = words.shape[0] * 32 // max(columns, 1)
+    if "g_idx" in parts.stored:
+        columns = parts.tensor("g_idx", _INT, None).numel()
+        bits = words.shape[0] * 32 // max(columns, 1)
+    else:  # zeros have as many bits as codes
+        bits = parts.tensor("qzeros", _INT, None, None).shape[1] * 32 // max(words.shape[1], 1)
+        columns = words.shape[0] * 32 // max(bits, 1)
     if bits not in _BITS or bits * columns != words.shape[0] * 32:
         raise parts.error(
             "qweight", f"for {columns} columns these are no codes of 2, 3, 4 or 8 bits"

@@ -1,4 +1,4 @@
-"""Hugging Face folders (config.json with *.safetensors or pytorch_model*.bin) and hub entries."""
+"""Hugging Face folders (config.json with *.safetensors or pytorch_model*.bin)."""
 
 import functools
 import importlib
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from quantbench.errors import CheckpointError
+from quantbench.models import picture
 from quantbench.models.config import ModelConfig
 from quantbench.models.config_checks import OBJECT
 from quantbench.models.formats import names
@@ -18,19 +19,19 @@ from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors
 from quantbench.models.formats.tensor_files import StoredTensor, pickle_file, safetensors_file
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.registry import ARCHITECTURES
-from quantbench.models.tokenizer import FILES
-from quantbench.models.tokenizer_hints import MERGES
 from quantbench.text import shown
 
 _INDEX = "model.safetensors.index.json"
 METHODS = {  # of quantizing: files here, each of which has a METHOD
     "compressed-tensors": "compressed_tensors",
     **{name: name for name in ("gptq", "awq", "fp8", "bitsandbytes", "torchao", "mxfp4")},
+    "auto-round": "auto_round",
+    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed"), "modelopt"),
 }
+_CACHE_SCALES = (".k_scale", ".v_scale")
+# Mistral's copy of the same weights under other names, and adapters to the model.
+_OTHERS = ("consolidated.safe", "adapter_")
 _PATTERNS = ("*.safetensors", "pytorch_model*.bin")  # the first with a match
-# What is downloaded from the hub: descriptions, then the first pattern of weights with a match.
-_HUB_SMALL = ["*.json", "chat_template.jinja", MERGES, *(f for f in FILES if f[-5:] != ".json")]
-_HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
 class HuggingFace(MaybeQuantized):
@@ -43,9 +44,15 @@ class HuggingFace(MaybeQuantized):
     @property
     def files(self) -> tuple[Path, ...]:
         index = self.folder / _INDEX
+        whole = _weight_files(self.folder)
+        if any(self.folder.glob("adapter_model*")):
+            self._note("adapter_model beside the model is not applied; merge it to run with it")
         if not os.path.lexists(index):
-            return tuple(_weight_files(self.folder))
+            return tuple(whole)
         shards = sorted(set(_index(index).values()))
+        if whole and not any(os.path.lexists(self.folder / shard) for shard in shards):
+            self._note(f"{index.name} names files that are gone; read: {whole[0].name}")
+            return tuple(whole)
         for shard in shards:
             require_inside(index, shard)
         return tuple(self.folder / shard for shard in shards)
@@ -58,9 +65,12 @@ class HuggingFace(MaybeQuantized):
 
     @functools.cached_property
     def _quantization(self) -> dict[str, Any]:
-        """config.json's quantization_config; {} if it is missing."""
+        """How the file is quantized, as config.json says it; {} where nothing does."""
         file = self.folder / "config.json"
-        return (read_json(file) if os.path.lexists(file) else {}).get("quantization_config") or {}
+        return (_quantization(file)[0] or {}) if os.path.lexists(file) else {}
+
+    def _note(self, note: str) -> None:
+        self.notes = tuple(dict.fromkeys((*self.notes, note)))
 
     def _label(self) -> str | None:
         if not self._quantization:
@@ -72,48 +82,75 @@ class HuggingFace(MaybeQuantized):
         files, folder = self.files, self.folder
         is_safetensors = files[0].suffix == ".safetensors"
         tensors = _joined(files, safetensors_file if is_safetensors else pickle_file)
-        if is_safetensors and os.path.lexists(folder / _INDEX):
+        if is_safetensors and len(files) > 1 and os.path.lexists(folder / _INDEX):
             _check_index(folder / _INDEX, tensors)
-        described = read_json(folder / "config.json")
-        config = self.config()
+        config, outer = self.config(), read_json(folder / "config.json")
+        described = picture.config_of(outer)
         row = ARCHITECTURES.get(str(described.get("model_type")))
         if row is not None and row.stacked_experts:
             tensors = method("mxfp4").separated(tensors)
         if quantization := self._quantization:
             from quantbench.models.formats import quantized
 
-            tensors = quantized.weights(
-                tensors, method(quantization["quant_method"]).layouts(quantization)
-            )
+            before = tensors
+            name = quantization["quant_method"]
+            tensors = quantized.weights(tensors, method(name).layouts(quantization))
+            if tensors == before:
+                self._note("config.json says that weights are quantized, and they are floats")
+            if any(name.endswith(_CACHE_SCALES) for name in tensors):
+                self._note("the file's scales of a KV cache are not used; --kv_cache chooses one")
+                kept = (name for name in tensors if not name.endswith(_CACHE_SCALES))
+                tensors = {name: tensors[name] for name in kept}
+        if picture.is_picture_model(outer):
+            self._note(picture.NOTE)
+            tensors = {text: tensors[name] for name in tensors if (text := picture.name_of(name))}
         name_map = names.of_architecture(row.weights if row else {}, tensors)
         interleaved = row is not None and row.interleaved
         return StackedTensors(folder, tensors, name_map, config, interleaved, device)
 
 
-class HubModel(HuggingFace):
-    """An entry of the Hugging Face hub. `files` downloads its weights."""
-
-    def __init__(self, path: Path) -> None:
-        """path: the hub id. Raises CheckpointError where the hub has none, does not allow it, or is
-        not reached."""
-        self.hub_id, self.name = str(path), path.name
-        self.folder = _download(self.hub_id, weights=False)
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        folder = _download(self.hub_id, weights=True)
-        if not self.sniff(folder):
-            raise CheckpointError(f"{folder} holds no weights; looked for {', '.join(_PATTERNS)}")
-        return super().files
-
-
 def read_config(file: Path, name: str) -> ModelConfig:
     """The architecture in a config.json. Raises CheckpointError."""
     config = read_json(file)
-    if config.get("quantization_config") is not None:
-        where = f"{file}: quantization_config"
-        _check_quantization(config["quantization_config"], where, config.get("model_type"))
+    described, where = _quantization(file)
+    if described is not None:
+        _check_quantization(described, where, config.get("model_type"))
     return from_hugging_face(config, name, file)
+
+
+def _quantization(file: Path) -> tuple[Any, str]:
+    """quantization_config of this config.json, or what a file beside it has in its place; None
+    where neither has any. And where it stands."""
+    described, where = read_json(file).get("quantization_config"), f"{file}: quantization_config"
+    is_whole = not isinstance(described, dict) or described.get("quant_method") != "modelopt"
+    is_whole = is_whole or "quant_algo" in described
+    if described is not None and is_whole:
+        return described, where
+    for name, words in _BESIDE.items():
+        beside = file.with_name(name)
+        if os.path.lexists(beside) and (found := words(read_json(beside))):
+            return found, str(beside)
+    return described, where
+
+
+def _of_modelopt(content: dict[str, Any]) -> dict[str, Any]:
+    described = content.get("quantization")
+    known = isinstance(described, dict) and described.get("quant_algo") is not None
+    return {"quant_method": "modelopt", **described} if known else {}  # type: ignore[dict-item]
+
+
+def _of_awq(content: dict[str, Any]) -> dict[str, Any]:
+    words = {"w_bit": "bits", "q_group_size": "group_size"}
+    return {"quant_method": "awq"} | {words.get(key, key): content[key] for key in content}
+
+
+# Files that say how a folder is quantized where config.json does not, and their words in its own:
+# ModelOpt's, and those of GPTQ and AWQ before transformers knew them.
+_BESIDE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "hf_quant_config.json": _of_modelopt,
+    "quantize_config.json": lambda content: {"quant_method": "gptq", **content},
+    "quant_config.json": _of_awq,
+}
 
 
 def method(name: str) -> Any:
@@ -142,8 +179,7 @@ def _check_quantization(config: Any, where: str, kind: object) -> None:
 
 def _weight_files(folder: Path) -> list[Path]:
     for pattern in _PATTERNS:
-        # consolidated.safetensors is Mistral's copy of the same weights, under other names.
-        files = sorted(f for f in folder.glob(pattern) if "consolidated.safe" not in f.name)
+        files = sorted(f for f in folder.glob(pattern) if not f.name.startswith(_OTHERS))
         if files:
             return files
     return []
@@ -181,33 +217,3 @@ def _check_index(index: Path, tensors: Mapping[str, StoredTensor]) -> None:
             raise CheckpointError(
                 f"{index} says that {shown(shard)} holds tensor {shown(name)}, which it does not"
             )
-
-
-@functools.lru_cache(maxsize=2)
-def _download(hub_id: str, weights: bool) -> Path:
-    """The local snapshot of a hub entry: its configs, its tokenizer and, if asked, its weights."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-    )
-    from huggingface_hub.errors import RepositoryNotFoundError as NotFound
-
-    try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=_HUB_SMALL))
-        for pattern in _HUB_WEIGHTS if weights else ():
-            snapshot_download(hub_id, allow_patterns=[*_HUB_SMALL, pattern])
-            if any(folder.glob(pattern)):
-                break
-        return folder
-    except GatedRepoError:
-        reason = "its licence has to be accepted on the hub first; then run `hf auth login`"
-    except NotFound:
-        reason = "the hub has no such model, or it is private (`hf auth login`)"
-    except HFValidationError:
-        reason = "it cannot be a hub id either; give a folder, a model.pth, dummy:NAME, or tiny"
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
-        reason = "the Hugging Face hub cannot be reached either; give a local folder or dummy:NAME"
-    raise CheckpointError(f"{hub_id} is no local path: {reason}")

@@ -5,7 +5,7 @@ dimension: a projection that is fused in the model comes from several.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+")  # its number; # in the tables
@@ -44,13 +44,18 @@ NameMap = Callable[[str], tuple[str, ...]]
 Layers = Mapping[str, tuple[str, ...]]  # a layer's parameters; # is an expert's number
 
 
-def of_architecture(weights: Layers, tensors: Iterable[str] | None = None) -> NameMap:
+def of_architecture(weights: Layers, tensors: Collection[str] | None = None) -> NameMap:
     """From a parameter to the Hugging Face tensors that it is stacked from. Some parameters of a
-    layer have the names `weights`, if the checkpoint's `tensors`, where given, have any of them."""
+    layer have the names `weights`, if the checkpoint's `tensors`, where given, have any of them.
+    Models without an output layer of their own are published without "model.", too."""
     stems = {part.partition("#")[0] for parts in weights.values() for part in parts}
     known = tensors is None or any(f".{stem}" in name for name in tensors for stem in stems)
     layers = _HUGGING_FACE | dict(weights if known else {})
-    return lambda name: _translate(name, layers, _HUGGING_FACE_TOP, "model.layers")
+    top, prefix = _HUGGING_FACE_TOP, "model."
+    if tensors is not None and top["tok_embeddings.weight"] not in tensors:
+        if top["tok_embeddings.weight"].removeprefix(prefix) in tensors:
+            top, prefix = {ours: name.removeprefix(prefix) for ours, name in top.items()}, ""
+    return lambda name: _translate(name, layers, top, f"{prefix}layers")
 
 
 def meta(name: str) -> tuple[str, ...]:

@@ -30,6 +30,23 @@ from quantbench.text import shown
 BLOCK = list_of(COUNT, "a list of two sizes", 2)
 HINT = "or give the full-precision checkpoint and --quantization"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+# What AutoRound writes beside a layout's own keys: how it tuned, and activations that are floats.
+AUTO_ROUND = {
+    "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version",
+    "batch_size", "data_type", "enable_minmax_tuning", "enable_norm_bias_tuning",
+    "enable_quanted_input", "extra_config", "gradient_accumulate_steps", "iters",
+    "low_gpu_mem_usage", "lr", "minmax_lr", "nsamples", "provider", "quant_block_list",
+    "regex_config", "scale_dtype", "seqlen", "static_attention_granularity",
+    "static_kv_granularity", "super_bits", "super_group_size", "supported_types",
+    "to_quant_block_names",
+}  # fmt: skip
+OF_AUTO_ROUND: dict[str, tuple[Any, ...]] = {
+    "act_bits": (None, 16, 32),
+    "rotation_config": (None, {}),
+    "rotation_configs": (None, []),
+    "static_attention_dtype": (None,),
+    "static_kv_dtype": (None,),
+}
 
 
 @dataclass(frozen=True)

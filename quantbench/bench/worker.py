@@ -168,7 +168,7 @@ class Worker:
             run=run,
             kernels=available(scheme, plan.device, plan.precision) if scheme else {},
             energy=[energy],
-            notes=list(plan.tokenizer.notes),
+            notes=list(plan.notes),
         )
 
     def _energy(self, run: Callable[[], object]) -> Energy | NotCounted:

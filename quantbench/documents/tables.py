@@ -99,8 +99,9 @@ def _cache(record: Record) -> str:
 
 def speeds(words: Sequence[str]) -> str:
     """speeds FILE [FILE.json] [ARM …]: arms as `ab --output` left them in results.json; all that
-    were measured, or those named, underscores for the spaces in a name. A second file adds its
-    prompts' speed-ups, of another length, to the arms of the same name."""
+    were measured, or those named, underscores for the spaces in a name: then docs/results.md has
+    the command. A second file adds its prompts' speed-ups, of another length, to the arms of the
+    same name."""
     path = file_of(words)
     others = [word for word in words[1:] if word.endswith(".json")]
     names = [word for word in words[1:] if word not in others]
@@ -111,14 +112,16 @@ def speeds(words: Sequence[str]) -> str:
         heading = of_prompt([PROMPT], [*longer.values()])[0][0]
         column = heading, partial(_of_the_same_arm, longer)
         columns.insert(SPEEDS.index(PROMPT) + 1, column)
-        captions += f"\n\n{heading}: {read(Origin, other, 'about').caption()}"
+        caption = read(Origin, other, "about").caption(RESULTS if names else "")
+        captions += f"\n\n{heading}: {caption}"
     if names:
         by_name = {row.arm.replace(" ", "_"): row for row in rows}
         if missing := [name for name in names if name not in by_name]:
             raise UsageError(f"{path} measured no arm {missing[0]}; it has {', '.join(by_name)}")
         rows = [by_name[name] for name in names]
     notes = TURNS_NOTE + BROKEN_NOTE * any(map(_is_broken, rows))
-    return captioned(columns, rows, read(Origin, path, "about"), notes) + captions
+    about = read(Origin, path, "about")
+    return captioned(columns, rows, about, notes, RESULTS if names else "") + captions
 
 
 def _of_the_same_arm(rows: Mapping[str, Row], row: Row) -> str:
@@ -134,6 +137,7 @@ def _timed(path: str) -> list[Row]:
     return [row for row in rows if row.tok_s is not None]
 
 
+RESULTS = "docs/results.md"  # the page with whole tables and their commands
 PROMPT: tuple[str, Callable[[Row], str]] = (
     "prompt ×",
     interval(lambda row: row.prompt_speed_up, ".2f"),

@@ -39,14 +39,16 @@ class Origin:
     machine: str
     versions: dict[str, str | None]  # None: not installed
 
-    def caption(self) -> str:
-        """One line of Markdown."""
+    def caption(self, elsewhere: str = "") -> str:
+        """One line of Markdown. elsewhere: the document that has the command, if it is not to
+        stand here."""
         packages = [f"{name} {self.versions[name]}" for name in ("torch", "torchao")
                     if self.versions.get(name)]  # fmt: skip
         digits, dirty, _ = (self.commit or "").partition("-dirty")
         commit = f"commit {digits[:7]}{dirty}" if digits else "commit not recorded"
         where = ", ".join([self.machine, *packages])
-        return f"<sub>{where}; {self.date}, {commit}: `{self.command}`</sub>"
+        how = f"[command]({elsewhere})" if elsewhere else f"`{self.command}`"
+        return f"<sub>{where}; {self.date}, {commit}: {how}</sub>"
 
 
 def about() -> Origin:

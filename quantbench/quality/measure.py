@@ -98,7 +98,7 @@ def measure(
     exact = full_precision(plan.config)
     until, most, looks = (max_kl, MOST_TOKENS, 1) if tokens is None else (None, tokens, ALL_LOOKS)
     texts, scores, full, floor = Texts(exact, text, most), None, None, None
-    for note in plan.tokenizer.notes:
+    for note in plan.notes:
         say(note)
     while True:  # the two models are never in memory together
         loading = loaded(exact)

@@ -50,5 +50,8 @@ def file_of(words: Sequence[str]) -> str:
     return words[0]
 
 
-def captioned(columns: Columns[R], rows: Sequence[R], about: Origin, notes: str = "") -> str:
-    return "\n\n".join(filter(None, [markdown(columns, rows), notes, about.caption()]))
+def captioned(
+    columns: Columns[R], rows: Sequence[R], about: Origin, notes: str = "", elsewhere: str = ""
+) -> str:
+    """elsewhere: the document that has the command."""
+    return "\n\n".join(filter(None, [markdown(columns, rows), notes, about.caption(elsewhere)]))

@@ -57,6 +57,11 @@ class Plan:
         return self.checkpoint.name
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What somebody has to know of the tokenizer and of the file."""
+        return (*self.tokenizer.notes, *self.checkpoint.notes)
+
+    @property
     def cache(self) -> type[KVCache]:
         return CACHES[self.kv_cache]
 

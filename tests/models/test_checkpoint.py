@@ -1,16 +1,12 @@
 """Loading: every layout gives Hugging Face's logits; damage gives one clear line."""
 
-import fnmatch
 import gc
 import json
 import os
 import pickle
-import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
-from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
@@ -19,7 +15,15 @@ from quantbench.errors import CheckpointError
 from quantbench.models.formats import names, open_checkpoint, tensor_files
 from quantbench.models.formats.dummy import PERIOD
 from quantbench.models.loading import WeightPool, load_config, load_model
-from tests.models.hugging_face import TOKENS, assert_near, edit_config, rewritten, saved, turned
+from tests.models.hugging_face import (
+    TOKENS,
+    assert_near,
+    edit_config,
+    read_by_transformers,
+    rewritten,
+    saved,
+    turned,
+)
 from tests.models.refused import refusal
 from tests.models.small import small_checkpoint
 from tests.models.tiny_tokenizers import write_folder
@@ -346,7 +350,6 @@ DAMAGE = {  # what is done to a folder, by what the line says
     f"model.safetensors: tensor {GATE} is torch.int8": put(GATE, torch.ones(96, 64).char()),
     "has tensor model.layers.2.": lambda f: edit_config(f, num_hidden_layers=2),
     "lacks tensor model.layers.3": lambda f: edit_config(f, num_hidden_layers=4),
-    "names model-9.safetensors, which is not": index_of("model-9.safetensors"),
     "must give a file's name for every tensor": index_of(3),
     f"model.safetensors both hold tensor {GATE}": stale_shard,
     "holds no state_dict of plain tensors": already_quantized,
@@ -377,39 +380,39 @@ def test_ranks_of_different_models(tmp_path):
         load_model(str(folder))
 
 
-@pytest.mark.parametrize("as_pickle", [False, True])
-def test_a_hub_id_is_downloaded_and_named_by_its_last_part(tmp_path, monkeypatch, as_pickle):
-    published, theirs = saved("llama-3", tmp_path)
-    (published / "consolidated.safetensors").write_bytes(b"the same weights, under other names")
-    if as_pickle:
-        pickled(published, theirs.state_dict())
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    asked = []
-
-    def snapshot_download(hub_id, allow_patterns):
-        asked.append(hub_id)
-        for file in published.iterdir():
-            if any(fnmatch.fnmatch(file.name, pattern) for pattern in allow_patterns):
-                shutil.copy(file, cache)
-        return str(cache)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    hub_id = f"some-org/Small-{as_pickle}"
-    assert load_config(hub_id).num_layers == 3
-    assert not {".safetensors", ".bin"} & {file.suffix for file in cache.iterdir()}
-    assert_same(load_model(hub_id), theirs)
-    times, opened = len(asked), open_checkpoint(hub_id)
-    assert (opened.name, opened.tokenizer_folder) == (f"Small-{as_pickle}", cache)
-    assert_same(load_model(hub_id), theirs)
-    assert len(asked) == times and set(asked) == {hub_id}  # once a run
-    assert not (cache / "consolidated.safetensors").exists()
+def test_an_index_of_files_that_are_gone(tmp_path):
+    """As where a whole file was uploaded in the place of parts."""
+    folder, theirs = saved("llama-3", tmp_path)
+    names = load_file(folder / "model.safetensors")
+    part = "model-00001-of-00002.safetensors"
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, part)}))
+    assert_same(load_model(str(folder)), theirs)
+    (folder / part).write_bytes((folder / "model.safetensors").read_bytes())
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, part) | {"x": "gone"}}))
+    with pytest.raises(CheckpointError, match="gone, which is not there"):
+        load_model(str(folder))
 
 
-def test_a_gated_model_says_what_to_do(monkeypatch):
-    def snapshot_download(hub_id, allow_patterns):
-        raise GatedRepoError("403", response=SimpleNamespace(headers={}, request=None))
+@pytest.mark.parametrize("adapter", [False, True])
+def test_names_without_a_prefix_and_an_adapter_beside(adapter, tmp_path):
+    folder, theirs = saved("qwen-3", tmp_path)
+    edit_config(folder, tie_word_embeddings=True)
+    theirs.lm_head.weight = theirs.model.embed_tokens.weight
+    with rewritten(folder) as tensors:
+        for name in [*tensors]:
+            value = tensors.pop(name)
+            if not name.startswith("lm_head"):
+                tensors[name.removeprefix("model.")] = value
+    if adapter:
+        save_file({"base_model.lora_A.weight": torch.ones(1)}, folder / "adapter_model.safetensors")
+    assert_same(load_model(str(folder)), theirs)
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    with pytest.raises(CheckpointError, match="licence has to be accepted on the hub"):
-        load_model("some-org/Gated-1.0")
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_yarn_without_the_original_length_takes_the_models(key, tmp_path):
+    folder, _ = saved("llama-3", tmp_path)
+    rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
+    edit_config(folder, rope_parameters=None)
+    edit_config(folder, **{key: rope})
+    assert_same(load_model(str(folder)), read_by_transformers(folder))

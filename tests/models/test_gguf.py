@@ -72,7 +72,9 @@ def written(path: Path, made, architecture: str, matrix="F32", metadata=(), **op
     found |= rotary(writer, config, rope)
     keys = {f"{architecture}.{key}": value for key, value in found.items() if value is not None}
     for key, value in (keys | dict(metadata)).items():
-        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+        kind = gguf.GGUFValueType.get_type(value)
+        kind = gguf.GGUFValueType.UINT32 if kind == gguf.GGUFValueType.INT32 else kind
+        writer.add_key_value(key, value, kind)
     kind = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     tensors = dict(made.state_dict())
@@ -265,6 +267,12 @@ def test_a_quantized_file_in_parts_is_one_model(tmp_path):
     written(folder / "m.gguf", made, "llama", "Q8_0", split_max_tensors=20)
     tokens = torch.randint(3, SIZES["vocab_size"], (1, 9))
     assert torch.equal(logits(folder, tokens), logits(whole, tokens))
+    second = folder / "m-00002-of-00002.gguf"
+    assert torch.equal(logits(second, tokens), logits(whole, tokens))
+    joined = tmp_path / "joined.gguf"
+    joined.write_bytes((folder / "m-00001-of-00002.gguf").read_bytes() + second.read_bytes())
+    with pytest.raises(CheckpointError, match="one of 2 parts, or these in one file: keep parts"):
+        open_checkpoint(str(joined))
     (folder / "m-00002-of-00002.gguf").unlink()
     with pytest.raises(CheckpointError, match="lacks m-00002-of-00002.gguf"):
         open_checkpoint(str(folder))
@@ -423,7 +431,7 @@ def _opened(path: Path) -> None:
 
 
 def test_a_folder_of_two_models_asks_for_one(tmp_path):
-    for name in ("a.gguf", "b.gguf"):
+    for name in ("a.gguf", "b.gguf", "mmproj-a.gguf", "imatrix.gguf", "a.imatrix.gguf"):
         (tmp_path / name).write_bytes(b"GGUF\3\0\0\0")
     with pytest.raises(CheckpointError, match=r"2 GGUF models; name one file: a.gguf, b.gguf"):
         open_checkpoint(str(tmp_path))

@@ -115,6 +115,29 @@ def fp8(w):
     return tensors, config, tensors["weight"].float() * spread
 
 
+def modelopt_fp8(w):
+    """By hand, as its export has it: a scale for all, or for each row."""
+    scale = w.abs().amax(random.choice([(0, 1), (1,)])) / 448
+    values = (w / scale.reshape(-1, 1)).to(torch.float8_e4m3fn)
+    tensors = {"weight": values, "weight_scale": scale, "input_scale": torch.tensor(0.1)}
+    config = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    return tensors, config, values.float() * scale.reshape(-1, 1)
+
+
+def modelopt_nvfp4(w):
+    """compressed-tensors' codes and scales, whose scale of all multiplies here."""
+    tensors, _, _ = compressed(w, "nvfp4-pack-quantized", **FLOAT_4, **TENSOR_GROUPS)
+    whole = 1 / tensors["weight_global_scale"].reshape(())
+    scale = tensors["weight_scale"].float() * whole
+    codes = torch.stack((tensors["weight_packed"] & 15, tensors["weight_packed"] >> 4), -1)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat((values, -values))[codes.flatten(1).long()]
+    found = {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"]}
+    found["weight_scale_2"] = whole
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
+    return found, config, values * scale.repeat_interleave(16, 1)
+
+
 def bnb_4bit(w, kind, nested):
     block = random.choice([32, 64, 128])  # of a row or of several
     codes, state = bnb.quantize_4bit(
@@ -252,6 +275,8 @@ FORMATS = {  # the label in logs, if it does not depend on the draw, and what wr
     "awq": ("awq-4-32", awq),
     "awq, by rows": ("awq-4-32", lambda w: awq(w, "gemv")),
     "fp8": ("fp8", fp8),
+    "modelopt fp8": ("fp8", modelopt_fp8),
+    "modelopt nvfp4": ("nvfp4", modelopt_nvfp4),
     "bnb-nf4": ("bnb-nf4", lambda w: bnb_4bit(w, "nf4", False)),
     "bnb-nf4, nested": ("bnb-nf4", lambda w: bnb_4bit(w, "nf4", True)),
     "bnb-fp4": ("bnb-fp4", lambda w: bnb_4bit(w, "fp4", random.choice([True, False]))),
@@ -300,7 +325,11 @@ def test_a_layer_has_the_numbers_of_its_format(name, tmp_path):
             continue
         weight = stored.packed()
         exact = dict(rtol=0, atol=0) if weight.zero is None else dict(rtol=1e-6, atol=1e-6)
-        exact = exact if name not in ("nvfp4", "bnb-int8") else dict(rtol=1e-6, atol=0)
+        exact = (
+            exact
+            if name not in ("nvfp4", "modelopt nvfp4", "bnb-int8")
+            else dict(rtol=1e-6, atol=0)
+        )
         torch.testing.assert_close(dequantize(weight), stored.read(), **exact)
         assert str(parse_layer(str(stored.form))) == str(stored.form)
         assert isinstance(parse_layer(str(stored.form)), Stored)
@@ -442,7 +471,7 @@ def second_layer(tensors, _):
 
 
 DAMAGE = [  # what is changed, and what the one line says
-    ("gptq", lost("g_idx"), f"qweight, but not {UP}.g_idx"),
+    ("gptq, act-order", lost("g_idx"), f"has no tensor {UP}.g_idx, the groups of"),
     ("gptq", lost("qzeros"), f"qweight, but not {UP}.qzeros"),
     ("gptq", lost("scales"), f"qweight, but not {UP}.scales"),
     ("gptq", put("weight", torch.ones(96, 64)), "keep one"),
@@ -454,8 +483,13 @@ DAMAGE = [  # what is changed, and what the one line says
     ("gptq", options(bits=5), "bits 5 is not read; 2 or 3 or 4 or 8 is, or give"),
     ("gptq", options(checkpoint_format="marlin"), "format 'marlin' is not read"),
     ("gptq", options(activation="w4afp8"), "'activation' is not understood"),
+    ("gptq", options(act_bits=8), "act_bits 8 is not read"),
+    ("gptq", options(quant_method="auto-round", packing_format="auto_round:mlx"), ":mlx' is n"),
+    ("awq", options(rotation="hadamard"), "rotation 'hadamard' is not read"),
+    ("modelopt fp8", options(quant_algo="INT4_AWQ"), "quant_algo 'INT4_AWQ' is not read; FP8 or"),
+    ("modelopt nvfp4", changed("weight_scale_2", torch.neg), "expected is one number above 0"),
     ("gptq", method("awq"), "scales is torch.float16 of shape ("),
-    ("awq", method("gptq"), ".qweight, but not model.layers."),
+    ("awq", method("gptq"), "these are no codes of 2, 3, 4 or 8 bits"),
     ("awq", options(version="exl"), "version 'exl' is not read; null or gemm or"),
     ("awq", options(version="gemv"), "is float32 or float16 or bfloat16 of shape (96, 32)"),
     ("awq", options(bits=8), "bits 8 is not read; 4 is, or give the full-precision"),
@@ -509,9 +543,7 @@ DAMAGE = [  # what is changed, and what the one line says
     ("w8a8", options(quant_method="aqlm"), "config.json: quantization_config: quant_method 'aqlm'"),
     ("w8a8", options(quant_method=["gptq"]), "quant_method ['gptq'] is not read"),
     ("w8a8", options(format="marlin-24"), "format 'marlin-24' is not"),
-    ("w8a8", options(quantization_status="frozen"), "'frozen' is not read; compressed is"),
-    ("w8a8", options(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme given is not read"),
-    ("w8a8", options(sparsity_config={"format": "dense"}), "sparsity_config given is not read"),
+    ("w8a8", options(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config given is"),
     ("w8a8", options(transform_config={"a": 1}), "transform_config given is not read"),
     ("w8a8", options(moe_sparsity_config={"a": 1}), "'moe_sparsity_config' is not understood"),
     ("w8a8", options(config_groups=None), "config_groups is None; accepted is an object"),
@@ -566,6 +598,121 @@ def test_damage_is_one_clear_line(tmp_path, name, change, message):
     assert message in refusal(CheckpointError, load_model, str(path))
     with pytest.raises(CheckpointError):
         models.load(str(path))
+
+
+AUTO_ROUND = {
+    "provider": "auto-round", "autoround_version": "0.16.1", "data_type": "int", "iters": 200,
+    "nsamples": 512, "seqlen": 2048, "lr": 0.005, "low_gpu_mem_usage": True, "act_bits": 16,
+    "enable_quanted_input": False, "block_name_to_quantize": "model.layers",
+}  # fmt: skip
+GPTQMODEL = {"method": "awq", "checkpoint_format": "gemm", "pack_dtype": "int32", "lm_head": False,
+             "meta": {"quantizer": ["gptqmodel:5.0"]}, "zero_point": False}  # fmt: skip
+
+
+def in_storage(name):
+    """bitsandbytes' codes as bytes of another dtype."""
+
+    def change(tensors, config):
+        for key in [key for key in tensors if f"{key}.absmax" in tensors]:
+            tensors[key] = tensors[key].flatten().view(getattr(torch, name))[:, None]
+        config["bnb_4bit_quant_storage"] = name
+
+    return change
+
+
+def without_order(tensors, _):
+    for key in [key for key in tensors if key.endswith("g_idx")]:
+        del tensors[key]
+
+
+def by_auto_round(tensors, config):
+    config.update(AUTO_ROUND, quant_method="auto-round", packing_format="auto_round:auto_awq")
+    config.pop("version")
+
+
+def cache_scales(tensors, config):
+    tensors["model.layers.0.self_attn.k_proj.k_scale"] = torch.tensor(0.1)
+    config["kv_cache_quant_algo"] = "FP8"
+
+
+def twice(name, folder, change):
+    """The same model without the change and with it."""
+    drawn = random.getstate(), torch.get_rng_state()
+    plain = folder_of(name, folder / "plain")
+    random.setstate(drawn[0])
+    torch.set_rng_state(drawn[1])
+    return plain, folder_of(name, folder / "other", change)
+
+
+SAME = [  # what other programs write around the same numbers
+    ("gptq", without_order),
+    ("gptq", options(**AUTO_ROUND)),
+    ("awq", options(**AUTO_ROUND)),
+    ("awq", options(**GPTQMODEL)),
+    ("awq", by_auto_round),
+    ("w4a16", options(sparsity_config={"format": "dense", "ignore": []})),
+    ("w8a8", options(quantization_status="frozen")),
+    ("w8a8", lambda _, config: config.pop("quantization_status")),
+    ("w8a8", options(kv_cache_scheme={"num_bits": 8, "type": "float"})),
+    ("bnb-nf4", in_storage("bfloat16")),
+    ("bnb-nf4, nested", in_storage("float32")),
+    ("bnb-fp4", in_storage("float16")),
+    ("modelopt fp8", cache_scales),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), SAME)
+def test_words_that_change_no_number(name, change, tmp_path):
+    plain, other = twice(name, tmp_path, change)
+    assert torch.equal(load_model(str(other))(TOKENS), load_model(str(plain))(TOKENS))
+    assert open_checkpoint(str(other)).saved is not None
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_auto_rounds_layers_in_gptqs_layout(second, tmp_path):
+    """Without g_idx; zeros are less 1 in the layouts that it calls gptq."""
+    while ("checkpoint_format" in (made := gptq(torch.randn(64, 128)))[1]) is not second:
+        pass
+    tensors, config, expected = made
+    packing = random.choice(["exllamav2", "tritonv2"] if second else ["auto_gptq", "gptq:exllama"])
+    del tensors["g_idx"]
+    config = {key: config[key] for key in ("bits", "group_size", "sym")}
+    config |= {"quant_method": "auto-round", "packing_format": f"auto_round:{packing}"}
+    assert torch.equal(layer(tensors, config | AUTO_ROUND, expected, tmp_path).read(), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "words"),
+    [
+        ("modelopt fp8", "hf_quant_config.json",
+         lambda config: {"producer": {"name": "modelopt"}, "quantization": config}),
+        ("modelopt nvfp4", "hf_quant_config.json",
+         lambda config: {"quantization": config | {"quant_algo": "MIXED_PRECISION"}}),
+        ("gptq", "quantize_config.json", lambda config: config),
+        ("awq", "quant_config.json",
+         lambda config: {"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}),
+    ],
+)  # fmt: skip
+def test_a_file_beside_says_how_it_is_quantized(name, file, words, tmp_path):
+    plain, other = twice(name, tmp_path, lambda *_: None)
+    described = json.loads((other / "config.json").read_text())["quantization_config"]
+    edit_config(other, quantization_config=None)
+    described.pop("quant_method")
+    (other / file).write_text(json.dumps(words(described)))
+    assert torch.equal(load_model(str(other))(TOKENS), load_model(str(plain))(TOKENS))
+    (other / file).unlink()  # then they are never read as floats
+    refusal(CheckpointError, load_model, str(other))
+
+
+def test_a_float_weight_in_a_quantized_folder_is_used_as_it_is(tmp_path):
+    """quantization_status "frozen" is also said of folders whose weights are still floats."""
+    plain, theirs = saved("llama-3", tmp_path)
+    _, config, _ = of("pack-quantized", num_bits=4, **GROUPS)(torch.randn(64, 64))
+    edit_config(plain, quantization_config=config | {"quantization_status": "frozen"})
+    checkpoint = open_checkpoint(str(plain))
+    assert_near(load_model(str(plain))(TOKENS), theirs(TOKENS).logits)
+    assert checkpoint.saved is None
+    assert checkpoint.notes == ("config.json says that weights are quantized, and they are floats",)
 
 
 @pytest.mark.parametrize("value", [1, 0])

@@ -1,0 +1,60 @@
+"""Text models inside picture models, against transformers' own."""
+
+import pytest
+import torch
+import transformers
+
+from quantbench.errors import CheckpointError
+from quantbench.models.formats import open_checkpoint
+from quantbench.models.loading import load_model
+from tests.models.hugging_face import SIZES, TOKENS, assert_near, rewritten
+
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+          "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+OF_QWEN = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "patch_size": 14,
+           "out_hidden_size": SIZES["hidden_size"]}  # fmt: skip
+TEXT = {**SIZES, "num_key_value_heads": 2}
+MROPE = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0}
+KINDS = {
+    "gemma3": {"text_config": {**TEXT, "head_dim": 16, "query_pre_attn_scalar": 16,
+                               "sliding_window": 8, "model_type": "gemma3_text"},
+               "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+               "mm_tokens_per_image": 4},
+    "mistral3": {"text_config": {**TEXT, "head_dim": 16, "model_type": "mistral"},
+                 "vision_config": {**VISION, "head_dim": 16, "model_type": "pixtral"}},
+    "qwen2_5_vl": {"text_config": {**TEXT, "rope_parameters": MROPE}, "vision_config": OF_QWEN},
+    "qwen3_vl": {"text_config": {**TEXT, "head_dim": 16, "rope_parameters": MROPE},
+                 "vision_config": {**OF_QWEN, "deepstack_visual_indexes": [0]}},
+}  # fmt: skip
+
+
+def folder_of(kind, folder):
+    config = transformers.AutoConfig.for_model(kind, **KINDS[kind])
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    made = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in made.requires_grad_(False).named_parameters():
+        parameter.uniform_(0.5, 1.5) if "norm" in name else parameter.normal_(std=0.25)
+    made.save_pretrained(folder)
+    return folder, made(input_ids=TOKENS).logits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_picture_model(kind, tmp_path):
+    folder, expected = folder_of(kind, tmp_path)
+    checkpoint = open_checkpoint(str(folder))
+    checkpoint.tensors()
+    assert "pictures are left out" in checkpoint.notes[0]
+    assert_near(load_model(str(folder))(TOKENS), expected)
+    with rewritten(folder) as tensors:  # in the other spelling of the prefix
+        for name in [name for name in tensors if "language_model." in name]:
+            spellings = ("model.language_model.", "language_model.model.")
+            here, other = sorted(spellings, key=lambda part: not name.startswith(part))
+            tensors[other + name.removeprefix(here)] = tensors.pop(name)
+        if "lm_head.weight" in tensors:
+            tensors["language_model.lm_head.weight"] = tensors.pop("lm_head.weight")
+    assert_near(load_model(str(folder))(TOKENS), expected)
+    with rewritten(folder) as tensors:
+        tensors["model.audio_tower.weight"] = torch.ones(1)
+    with pytest.raises(CheckpointError, match="audio_tower.weight, which the model would not read"):
+        load_model(str(folder))
