@@ -43,6 +43,8 @@ interpret_triton()
 # Or tiktoken, as Hugging Face calls it, keeps files by their path: those of a folder that once had
 # this name.
 os.environ["TIKTOKEN_CACHE_DIR"] = ""
+# Tests never touch what the person's sessions have taught.
+os.environ["QUANTBENCH_FLOOR_FILE"] = "none"
 os.environ.pop("PYTHONUNBUFFERED", None)  # users' streams keep what they could not write
 
 

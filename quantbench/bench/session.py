@@ -18,6 +18,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from quantbench import files, unfinished
@@ -69,6 +70,10 @@ class Rule:
         return [number for number in waiting if arms[number].processes < most] or "processes"
 
 
+def _since(clock: Callable[[], float], started: float) -> float:
+    return clock() - started
+
+
 class Session(Pool):
     kinds: tuple[Kind, Kind] = ("decode", "prompt")
     warmups = 1  # cycles that do not count: arms that were warm alone settle together
@@ -86,6 +91,8 @@ class Session(Pool):
         self.rule, self.clock = rule, clock
         self.arms = len(self.results.arms)  # of each place: arm `a` of place `p` is p * arms + a
         self.started = clock()
+        if not self.results.cycles:
+            self.results.elapsed = partial(_since, clock, self.started)
         self.loads, self.loading = 0, 0.0  # seconds
         self.before = 0  # processes that each arm of this visit has had
 
@@ -252,11 +259,14 @@ class Session(Pool):
                 wanting, asked = self.rule.wanting(self.results, wanting, taken), taken
 
     def _cycle(self, arms: Sequence[int], number: int | None, kinds: Sequence[Kind]) -> None:
-        """A turn of each kind of every arm, A B C, and C B A in odd cycles. Every cycle counts: a
-        rule that repeats disturbed cycles keeps those whose disturbance it did not see, which are
+        """A turn of each kind of every arm, A B C, and C B A in odd cycles; the next two begin with
+        B, so that no arm has a place of its own, as after the memory's reading. Every cycle counts:
+        a rule that repeats disturbed cycles keeps those whose disturbance it did not see, which are
         not alike for all places in the order. number: None for a cycle that only warms up."""
+        first = (number or 0) // 2 % len(arms)
+        order = [*arms[first:], *arms[:first]][:: -1 if (number or 0) % 2 else 1]
         for kind in kinds:
-            for arm in arms if not number or number % 2 == 0 else arms[::-1]:
+            for arm in order:
                 self.turn(arm, number, kind)
 
     def _apart_cycles(self, arms: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ import dataclasses
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from quantbench.log.origin import Origin, about
 from quantbench.quality.thresholds import TOKENS
 from quantbench.quality.types import NoQuality, Quality, QualityReference
 from quantbench.run.facts import Facts
+from quantbench.stats import Floor
 from quantbench.text import cleaned, counted, shown
 from quantbench.typed_json import from_json, omitted, parsed, require, to_json
 
@@ -47,6 +48,7 @@ class Settings:
     tokens: int = TOKENS  # 0: no quality
     text: str | None = None
     reference: QualityReference | None = omitted()  # of --same_model; None: the baseline
+    floor: Floor | None = omitted()  # of this machine's processes; None: as assumed
 
 
 # ---------------------------------------------------------------------------------------- events
@@ -180,6 +182,9 @@ class Results:
     ended: str | None = None
     end: Ended | None = None  # of the last session
     kept = (0, 0)  # bytes of samples.jsonl when it was read, and of its whole lines
+
+    def __post_init__(self) -> None:
+        self.elapsed: Callable[[], float] | None = None  # seconds of a first session; else None
 
     @staticmethod
     def begin(settings: Settings, arms: Sequence[ArmResult], write_result: str) -> "Results":

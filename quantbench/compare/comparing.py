@@ -20,6 +20,7 @@ from quantbench.bench.session import Session
 from quantbench.bench.store import Results, Store
 from quantbench.cli import ended_by
 from quantbench.compare import html as page
+from quantbench.compare import machine_floor
 from quantbench.compare import tables as report
 from quantbench.compare.compare_options import OF_RESUMED, RESUMED
 from quantbench.compare.intervals import Compared
@@ -56,6 +57,8 @@ def compare(
     answer_only: as for answer.stop.Enough.
     """
     before, results.limits = len(results.arms[0].turns), to_json(asked)
+    if not before:  # --resume has the floor of its beginning, whose turns the file knows by now
+        results.settings = dataclasses.replace(results.settings, floor=machine_floor.known())
     kept = Store(results, folder)  # the folder is ours until the report is written
     try:
         Session(kept, Enough(asked, answer_only)).run()
@@ -67,6 +70,8 @@ def compare(
     rows = rows_of(results, found)
     if len(results.arms[0].turns) > before:
         _log(results, rows)
+        if not before:
+            machine_floor.learn(found)
     answer = conclude(rows, best=found.best)
     if results.ended == "interrupted":
         count = counted(sum(len(arm.turns) for arm in results.arms), "turn")

@@ -21,7 +21,7 @@ from quantbench import stats
 from quantbench.bench.store import Results, Turn
 from quantbench.stats import Floor, Interval, Turns
 
-CONFIDENCE = 0.95  # of all intervals of one kind together, at any time
+CONFIDENCE = 0.95  # of all intervals of one kind together
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Compared:
 
     @cached_property
     def decode(self) -> Mapping[int, Interval]:
-        return _intervals(self._turns(lambda n: turns_of(self.results.turns(n, "decode"))))
+        return self._intervals(self._turns(lambda n: turns_of(self.results.turns(n, "decode"))))
 
     @cached_property
     def prompt(self) -> Mapping[int, Interval]:
-        return _intervals(self._turns(lambda n: turns_of(self.results.turns(n, "prompt"))))
+        return self._intervals(self._turns(lambda n: turns_of(self.results.turns(n, "prompt"))))
 
     @cached_property
     def whole(self) -> Mapping[int, Interval]:
-        return _intervals(self.turns)
+        return self._intervals(self.turns)
 
     @cached_property
     def turns(self) -> Mapping[int, Turns]:
@@ -58,14 +58,29 @@ class Compared:
         if 0 not in self.turns or len(able) < 2:
             return set(among)
         others = {n: turns for n, turns in self.turns.items() if n}
-        return stats.best(self.turns[0], others, Floor(), able, 1 - CONFIDENCE)
+        return stats.best(self.turns[0], others, self.floor, able, 1 - CONFIDENCE, self.spent)
 
+    @property
+    def floor(self) -> Floor:
+        """What processes differ by, as it was known when the session began."""
+        return self.results.settings.floor or Floor()
 
-def _intervals(turns: Mapping[int, Turns]) -> Mapping[int, Interval]:
-    others = {n: one for n, one in turns.items() if n}
-    if 0 not in turns or not others:
-        return {}
-    return stats.intervals(turns[0], others, Floor(), 1 - CONFIDENCE)
+    @cached_property
+    def spent(self) -> float | None:
+        """How much of the session is over, up to 1; None for one that goes on after its end."""
+        results = self.results
+        if results.settings.cycles:  # whatever the figures show
+            return 1.0
+        if results.elapsed is None:
+            return None
+        seconds = results.end.seconds if results.end else results.elapsed()
+        return min(1.0, seconds / (60 * results.settings.max_minutes))
+
+    def _intervals(self, turns: Mapping[int, Turns]) -> Mapping[int, Interval]:
+        others = {n: one for n, one in turns.items() if n}
+        if 0 not in turns or not others:
+            return {}
+        return stats.intervals(turns[0], others, self.floor, 1 - CONFIDENCE, self.spent)
 
 
 def turns_of(turns: Collection[Turn]) -> Turns | None:

@@ -14,9 +14,10 @@ from quantbench import stats
 from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import ArmResult, Kind, Results
 from quantbench.compare.intervals import Compared
-from quantbench.compare.limit import limit_share, median
+from quantbench.compare.limit import is_limit, limit_share, median, span
 from quantbench.compare.row import Row
 from quantbench.log.config import RunConfig
+from quantbench.progress import duration
 from quantbench.quality.types import NoQuality, Quality
 from quantbench.report.interval import Interval
 from quantbench.run import machine
@@ -27,6 +28,8 @@ from quantbench.run.why import held_back, of_limit
 # Shares of what memory allows of a step. It reads activations as well, so a memory-bound arm stays
 # below 1.
 MEMORY_BOUND, NOT_MEMORY_BOUND, ALL_OF_IT = 0.6, 0.4, 0.95
+STATES = 10  # that a session has to meet, so that its turns tell what they do to an arm
+ALL_ASSUMED = 0.995  # share of the floor's degrees of freedom
 
 
 def rows(results: Results, found: Compared | None = None) -> list[Row]:
@@ -167,27 +170,31 @@ def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> No
         row.verdict = whole.verdict if np.isfinite(whole.half_width) else "too few cycles"
 
 
-def noise(rows: Sequence[Row]) -> str:
-    """How noisy turns were and what processes differ by, as a sentence without a full stop."""
+def covered(rows: Sequence[Row], results: Results | None = None) -> str:
+    """What the intervals cover, and at which speed of memory; a sentence without a full stop.
+
+    results: of the session, which tell how long it was, and what memory read."""
     known = [row for row in rows if row.cycles]
     if not known:
         return ""
-    scatter, floor = (
-        statistics.fmean(getattr(row, name) or 0.0 for row in known) for name in ("noise", "floor")
+    scatter, floor, assumed = (
+        statistics.fmean(getattr(row, name) or 0.0 for row in known)
+        for name in ("noise", "floor", "floor_assumed")
     )
-    assumed, origin = max(row.floor_assumed or 0.0 for row in known), ""
-    if max(row.processes for row in known) < 2:
-        origin = (
-            f": all of it assumed ({stats.ASSUMED_FROM}), as one process of each cannot show it"
-        )
-    elif assumed > 0.5:
-        origin = (
-            f": assumed ({stats.ASSUMED_FROM}); of what is known {1 - assumed:.0%} is from here"
-        )
+    origin = f"assumed, not measured here: {stats.ASSUMED_FROM}" if assumed else "measured here"
+    if 0 < assumed < ALL_ASSUMED:
+        origin += f"; {1 - assumed:.0%} of what is known is from here"
+    states, speed = "", ""
+    if results and results.end:
+        seconds = (results.end.seconds - (results.end.loading or 0.0)) / STATES
+        states = f" of up to about {duration(seconds)}"
+        speeds = [span(readings) for readings in results.bandwidth.values() if is_limit(readings)]
+        speed = f", with memory at {' and '.join(speeds)}" if speeds else ""
+    cycles = max(row.cycles for row in known)
     return (
-        f"a turn's ratio to the baseline's scattered by {scatter:.1%}, in "
-        f"{max(row.cycles for row in known)} cycles; intervals allow "
-        f"±{floor:.1%} for what processes of one arm differ by{origin}"
+        f"intervals cover the noise of turns (±{scatter:.1%} a cycle, {cycles} cycles), "
+        f"±{floor:.1%} for what processes of one arm differ by ({origin}), and states of the "
+        f"machine{states}{speed}; not longer ones, nor what all processes of a session share"
     )
 
 

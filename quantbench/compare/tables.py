@@ -14,7 +14,7 @@ from quantbench.compare.limit import caveats, span
 from quantbench.compare.limits import memory_said
 from quantbench.compare.recommend import Recommendation, listed
 from quantbench.compare.row import Row
-from quantbench.compare.rows import noise, others_said
+from quantbench.compare.rows import covered, others_said
 from quantbench.progress import duration
 from quantbench.quality.thresholds import LEGEND, described
 from quantbench.quality.types import Quality
@@ -129,7 +129,7 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
     lines += [sentence] if (sentence := _overrun(results)) else []
     if any(row.speed_up for row in rows):
         lines.append(_ratios(results))
-    lines += [sentence] if (sentence := noise(rows)) else []
+    lines += [sentence] if (sentence := covered(rows, results)) else []
     timed = [row for row in rows if row.can_be_best is not None]
     best = [row.arm for row in timed if row.can_be_best]
     if 1 < len(best) < len(timed):
@@ -176,7 +176,7 @@ def _ratios(results: Results) -> str:
         whole = f"{run.prompt_tokens} prompt and {run.config.max_new_tokens} new tokens"
     return (
         "× baseline is the speed-up, above 1 is faster, with the 95 % interval that holds for all "
-        "arms together at any time; it compares turns of one cycle, where a speed is of all turns "
+        "arms together; it compares turns of one cycle, where a speed is of all turns "
         f"of its arm; the verdict is about a whole run of {whole}"
     )
 

@@ -1,16 +1,18 @@
 """The mean log ratio of two arms' turns, and the noise of that mean.
 
-**Estimand.** The mean of log(seconds of the arm ÷ seconds of the baseline in the same cycle), over
-processes, in the states that the machine was in. Nothing is trimmed and no rank is taken: the
-logarithm already bounds what one late turn can do, and a trimmed mean of an arm with late steps
-answers a question that nobody asked.
+**Estimand.** The mean of log(seconds of the arm ÷ seconds of the baseline in the same cycle), in
+the long run: over processes, and over the states that the machine is in. Nothing is trimmed and no
+rank is taken: the logarithm already bounds what one late turn can do, and a trimmed mean of an arm
+with late steps answers a question that nobody asked.
 
-**Noise.** States of the machine last 0.5 to 30 s and slow some arms more than others, so
+**Noise.** States of the machine last longer than a cycle and slow some arms more than others, so
 neighbouring cycles are alike, and their scatter divided by their number is too small a variance.
-Consecutive cycles are averaged into batches, which grow with the session (Alexopoulos and Seila
-1998; Flegal and Jones 2010): at least LEAST batches, fewer than twice as many. What correlation is
-left between neighbouring batches, r, raises the variance by (1 + r) / (1 - r), as of an
-autoregression of order 1 (Andrews and Monahan 1992). A batch never spans a restart.
+Consecutive cycles are averaged into batches: pairs, A B C and C B A, so that no place in the order
+counts, or longer ones, so that there are LEAST (Alexopoulos and Seila 1998). While neighbouring
+batches are more alike than by chance, batches get twice as long, until there are few; what
+correlation is left then, r, raises the variance by (1 + r) / (1 - r) (Andrews and Monahan 1992).
+Fewer batches are fewer degrees of freedom: states as long as the session widen the interval. A
+batch never spans a restart.
 
 **Processes.** A segment is what lies between two restarts. What its processes differ by
 (`processes`) does not average out in it, so segments are weighted by 1 / (2 floor² + variance /
@@ -26,7 +28,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 32  # batches; fewer only in sessions of fewer cycles
+LEAST = 32  # batches; fewer only in sessions of fewer pairs, or where batches are alike
+FEWEST = 8  # degrees of freedom of batches that were made longer as they are alike, about
 MOST_CORRELATION = 0.9  # of neighbouring batches: an estimate near 1 would have no bound
 
 
@@ -111,16 +114,26 @@ def contrast(arm: Turns, baseline: Turns) -> Contrast:
         for first, last in zip([0, *starts], [*starts, len(logs)], strict=True)
         if last > first
     )
-    size = 2 ** (max(1, len(logs) // LEAST).bit_length() - 1)
-    variance, freedom, correlation = _batch_variance(segments, size)
-    single, _, _ = _batch_variance(segments, 1)
+    variance, freedom = _long_run(segments, len(logs))
     return Contrast(
         segments=segments,
         cycles=len(logs),
-        variance=variance * (1 + correlation) / (1 - correlation),
+        variance=variance,
         freedom=freedom,
-        noise=math.sqrt(single),
+        noise=math.sqrt(_batch_variance(segments, 1)[0]),
     )
+
+
+def _long_run(segments: tuple[Segment, ...], cycles: int) -> tuple[float, int]:
+    """Variance of one cycle in the long run, and its degrees of freedom."""
+    size = 2 ** max(1, (max(1, cycles // LEAST).bit_length() - 1))
+    while True:
+        variance, freedom, correlation = _batch_variance(segments, size)
+        if not freedom or correlation <= 1 / math.sqrt(freedom + len(segments)):  # one in six
+            return variance, freedom
+        if freedom < 2 * FEWEST:
+            return variance * (1 + correlation) / (1 - correlation), freedom
+        size *= 2
 
 
 def _batch_variance(segments: tuple[Segment, ...], size: int) -> tuple[float, int, float]:

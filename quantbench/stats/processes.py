@@ -3,11 +3,11 @@
 Cycles of one process are not replicates of a process, however many: where memory lies and which
 pages are huge is drawn once, at the start. The standard deviation of the logarithm between
 processes is a `Floor` under every interval. Two processes an arm cannot estimate it alone, so it
-has a prior worth `freedom` degrees of freedom, which the session's processes update (moderated
-variance: Smyth 2004). The prior is an assumption, measured on one machine (`ASSUMED_FROM`), and
-`assumed` says how much of a floor it still is.
+begins as what earlier sessions of this machine found (compare/machine_floor.py), or as an
+assumption of three degrees of freedom, measured on one machine (`ASSUMED_FROM`); the session's
+processes update it (moderated variance: Smyth 2004). `assumed` says how much of it still is one.
 
-The update is MIVQUE (Rao 1971), iterated. Differences y of an arm's successive segments have the
+`between` is MIVQUE (Rao 1971), iterated. Differences y of an arm's successive segments have the
 covariance floor² K + V: K from the processes that they share (the baseline's are shared by arms), V
 from the noise of turns. The estimate is the quadratic form that is best where the last floor is
 right, and unbiased in any case; it counts floor⁴ tr((Cov⁻¹ K)²) degrees of freedom, nearly none
@@ -19,13 +19,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
 from quantbench.stats.paired import Contrast
 
 ITERATIONS = 3  # each at the variance that the last one found
-LEAST_FREEDOM = 1.0  # with less the multiple of Student's t has no use
-
-
+AGREES = 0.7  # variance ÷ the prior's up to which the prior counts in full
 ASSUMED_FROM = "1.5 % between processes of an Intel Xeon on 2026-11-21"
 
 
@@ -34,31 +33,35 @@ class Floor:
     """Standard deviation between processes of the logarithm of seconds, above 0."""
 
     deviation: float = 0.015
-    freedom: float = 4.0  # degrees of freedom behind it
+    freedom: float = 3.0  # degrees of freedom behind it
     assumed: float = 1.0  # share of them that no session measured
 
 
 def updated(prior: Floor, contrasts: Iterable[Contrast]) -> Floor:
-    """The floor after a session, given by its arms' contrasts with the baseline.
-
-    A prior that the session contradicts counts less (Phipson et al. 2016), in the variance as in
-    its degrees of freedom, so that a machine whose processes differ more than others' is believed
-    soon.
-    """
-    own = variance = prior.deviation**2
-    weight, freedom = prior.freedom, 0.0
-    known = list(contrasts)
+    """The floor after a session, given by its arms' contrasts with the baseline."""
+    floor, known = prior, list(contrasts)
     for _ in range(ITERATIONS):
-        estimate, freedom = _variance(variance, known)
-        total = max(0.0, estimate * freedom)
-        pooled = (prior.freedom * own + total) / (prior.freedom + freedom)
-        weight = prior.freedom * min(1.0, own / pooled) ** 2
-        variance = (weight * own + total) / (weight + freedom)
-    assumed = prior.assumed * weight / (weight + freedom)
-    return Floor(math.sqrt(variance), max(LEAST_FREEDOM, weight + freedom), assumed)
+        floor = pooled(prior, *between(floor.deviation**2, known))
+    return floor
 
 
-def _variance(guess: float, contrasts: Iterable[Contrast]) -> tuple[float, float]:
+def pooled(prior: Floor, variance: float, freedom: float) -> Floor:
+    """The prior and what was found: a variance, which may be negative, with its degrees of freedom.
+
+    A prior below what was found counts less, in the variance as in its degrees of freedom, by how
+    improbable it is to find that much more by chance: a machine whose processes differ more than
+    others' is believed soon, and with the few degrees of freedom that it has shown. AGREES and the
+    square are as tests/trust needs them where processes differ by 3 and 5 %.
+    """
+    own, found = prior.deviation**2, max(0.0, variance)
+    beyond = max(0.0, found / own - AGREES) * math.sqrt(freedom / 2)  # in standard errors
+    weight = prior.freedom * (2 * float(special.ndtr(-beyond))) ** 2
+    total = max(1.0, weight + freedom)  # with less, the multiple of Student's t has no use
+    deviation = math.sqrt((weight * own + freedom * found) / (weight + freedom))
+    return Floor(deviation, total, prior.assumed * weight / (weight + freedom))
+
+
+def between(guess: float, contrasts: Iterable[Contrast]) -> tuple[float, float]:
     """Variance between processes, which may be negative, and its degrees of freedom."""
     usable = [one for one in contrasts if one.freedom]
     rows = [

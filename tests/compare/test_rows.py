@@ -11,7 +11,7 @@ from quantbench.compare.intervals import Compared
 from quantbench.compare.limits import Limits
 from quantbench.compare.recommend import recommend
 from quantbench.compare.row import Row
-from quantbench.compare.rows import noise, reasons, rows
+from quantbench.compare.rows import covered, reasons, rows
 from quantbench.compare.tables import remarks, tables, terminal
 from quantbench.log.config import RunConfig
 from quantbench.log.record import NO_COUNTER
@@ -124,18 +124,29 @@ def test_the_fastest_are_among_those_that_were_timed():
 
 
 @pytest.mark.parametrize(
-    ("processes", "assumed", "words"),
+    ("assumed", "words"),
     [
-        (1, 1.0, "differ by: all of it assumed (1.5 % between processes of an Intel Xeon on "),
-        (2, 0.77, "on 2026-11-21); of what is known 23% is from here"),
-        (4, 0.4, "what processes of one arm differ by"),
+        (
+            1.0,
+            "differ by (assumed, not measured here: 1.5 % between processes of an Intel Xeon on ",
+        ),
+        (0.77, "on 2026-11-21; 23% of what is known is from here)"),
+        (0.0, "what processes of one arm differ by (measured here)"),
     ],
 )
-def test_what_processes_differ_by_is_called_assumed_until_it_is_measured(processes, assumed, words):
+def test_what_processes_differ_by_is_called_assumed_until_it_is_measured(assumed, words):
     measured = {"noise": 0.1, "floor": 0.046, "floor_assumed": assumed, "cycles": 20}
-    sentence = noise([Row("none"), Row("arm", processes=processes, **measured)])
-    assert words in sentence and "intervals allow ±4.6%" in sentence
-    assert sentence.endswith("differ by") == (assumed < 0.5)
+    sentence = covered([Row("none"), Row("arm", **measured)])
+    assert words in sentence and "±4.6% for what processes" in sentence
+
+
+def test_a_line_says_what_the_intervals_cover():
+    results = example_results()
+    results.end = Ended("answered", 130.0, 30.0)
+    shown = said(results)
+    assert (
+        "states of the machine of up to about 10 s, with memory at 33.1 to 34.0 GB/s; not" in shown
+    )
 
 
 # ---------------------------------------------------------------------------- why it is slow

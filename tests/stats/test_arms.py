@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from quantbench.stats import Floor, Interval, Turns, best, intervals
+from quantbench.stats import Floor, Interval, Turns, best, intervals, ratios
 from quantbench.stats.sequence import FIRST
 
 FLOOR = Floor()
@@ -77,3 +77,71 @@ def test_arms_of_different_groups_are_compared_through_the_baseline():
     assert best(baseline, groups, FLOOR, among={1, 2}) == {1}
     assert best(baseline, groups, FLOOR, among={0, 2}) == {0, 2}
     assert best(baseline, groups, FLOOR, among={2}) == {2}
+
+
+# ----------------------------------------------------------------------------- ratios, from outside
+
+
+def table(seed=20, cycles=60, effects=(0.0, 0.1, -0.2), processes=2):
+    baseline, arms = session(np.random.default_rng(seed), effects[1:], cycles, processes=processes)
+    return np.stack([baseline.seconds, *(arm.seconds for arm in arms.values())], 1), baseline
+
+
+def test_ratios_are_the_intervals_of_turns():
+    seconds, baseline = table()
+    found = ratios(seconds, baseline.process)
+    turns = [Turns(baseline.cycle, baseline.process, column) for column in seconds.T]
+    assert found == list(intervals(turns[0], dict(enumerate(turns[1:], 1)), FLOOR).values())
+    assert [one.low < true < one.high for one, true in zip(found, np.exp([0.1, -0.2]), strict=True)]
+
+
+def test_a_turn_that_is_missing_leaves_out_its_cycle_for_that_arm():
+    seconds, baseline = table()
+    seconds[3:9, 2] = np.nan
+    seconds[20, 0] = np.nan
+    assert [one.cycles for one in ratios(seconds, baseline.process)] == [59, 53]
+    alone = np.delete(seconds, [*range(3, 9), 20], axis=0)
+    kept = np.delete(baseline.process, [*range(3, 9), 20])
+    assert ratios(seconds[:, [0, 2]], baseline.process) == ratios(alone[:, [0, 2]], kept)
+
+
+@pytest.mark.parametrize("cycles", [0, 1, 2, FIRST - 1])
+def test_too_few_cycles_leave_the_interval_open(cycles):
+    seconds, baseline = table()
+    for one in ratios(seconds[:cycles], baseline.process[:cycles]):
+        assert (one.low, one.high, one.cycles) == (0, math.inf, cycles)
+        assert math.isnan(one.ratio) == (cycles == 0)
+
+
+def test_one_arm_one_process_no_scatter_and_names_of_processes():
+    seconds, baseline = table()
+    assert ratios(seconds[:, :1], baseline.process) == []
+    one = ratios(seconds)[0]
+    assert one.assumed == 1 and one.processes == 1
+    constant = ratios(np.ones((60, 2)), baseline.process)[0]
+    assert constant.ratio == 1 and constant.low < 0.97 and constant.high > 1.03
+    renamed = ratios(seconds, 7 - 9 * baseline.process)
+    assert [(a.low, a.high) for a in renamed] == [
+        pytest.approx((b.low, b.high)) for b in ratios(seconds, baseline.process)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "process", "words"),
+    [
+        (np.ones(5), None, r"seconds is \(cycles, arms\); given: \(5,\)"),
+        (np.ones((5, 0)), None, r"given: \(5, 0\)"),
+        (np.ones((5, 2)), np.zeros(4), r"a number for each of 5 cycles; given: \(4,\)"),
+        (np.zeros((5, 2)), None, "finite seconds above 0 are needed"),
+        (np.full((5, 2), math.inf), None, "finite seconds above 0 are needed"),
+    ],
+)
+def test_what_ratios_refuse(seconds, process, words):
+    with pytest.raises(ValueError, match=words):
+        ratios(seconds, process)
+
+
+def test_an_interval_narrows_towards_the_end_of_the_session():
+    baseline, arms = session(np.random.default_rng(21), (0.0,))
+    widths = [intervals(baseline, arms, FLOOR, spent=s)[1].half_width for s in (0.2, None, 1.0)]
+    assert widths == sorted(widths, reverse=True)
