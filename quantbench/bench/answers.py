@@ -25,7 +25,7 @@ class _Keys:
     about: str | None = None  # version and settings of another runtime
     notes: list[str] = dataclasses.field(default_factory=list)  # how its texts are read
     # For each of the arm's processes the seconds from its start to its first sample, by phase:
-    # import, load (reading weights), quantize (and pack), quality, compile, warm_up, energy.
+    # import, load (reading weights), quantize (and pack), compile, warm_up, energy.
     start_seconds: list[dict[str, float]] = dataclasses.field(default_factory=list)
     # A sample's energy, counted in each of the arm's processes before its first sample; or why not.
     energy: list[Energy | NotCounted] = dataclasses.field(default_factory=list)
@@ -86,7 +86,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Planned:
+class Runnable:
     """Whether a run can be carried out, known before its weights are read."""
 
     problem: str | None = None  # why it cannot

@@ -1,4 +1,4 @@
-"""The worker processes of a session: each is loaded, scored, made ready, asked for turns, ended.
+"""The worker processes of a session: each is loaded, made ready, asked for turns, and ended.
 
     session.load(0)                         # raises DoesNotFit where other arms take the memory
     session.turn(0, cycle=3, kind="decode")
@@ -9,7 +9,6 @@ is loaded and takes turns.
 """
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -17,20 +16,16 @@ from typing import TypeVar
 from quantbench.bench import ranks
 from quantbench.bench.answers import ArmFacts, Reading, TimedSample, TurnTime
 from quantbench.bench.process import Process, WorkerFailed
-from quantbench.bench.store import ArmResult, ArmSample, Kind, Left, Ready, Scored, Store, Turn
+from quantbench.bench.store import ArmResult, ArmSample, Kind, Left, Started, Store, Turn
 from quantbench.bench.store import Bandwidth as Read
-from quantbench.errors import UsageError
 from quantbench.log.options import parse
 from quantbench.progress import Progress
-from quantbench.quality.thresholds import MAX_KL
-from quantbench.quality.types import NoQuality, Quality, QualityAnswer, QualityReference
+from quantbench.quality.thresholds import of_rounding
+from quantbench.quality.types import Quality
 
 HEADROOM = 500_000_000  # bytes to stay free when several arms are in memory together
 TURN = 0.1  # seconds of a turn of decoding, about: states of a machine last longer
 WHOLE, MOST_WHOLE = 0.5, 3  # seconds of whole samples of each process, and their number
-
-READING_ON = 0.25  # of the session's time: what looks beyond the first may take, of all arms
-REFERENCE = -1  # as an arm's number: the process of a quality's reference that is no arm
 
 T = TypeVar("T")
 Command = Sequence[str] | Callable[[int], Sequence[str]]
@@ -40,7 +35,7 @@ class DoesNotFit(Exception):
     """There is too little memory for an arm while others are loaded."""
 
 
-class Pool(ABC):
+class Pool:
     """Loaded arms by their number, and for each device a worker without an arm, which reads
     memory."""
 
@@ -55,37 +50,23 @@ class Pool(ABC):
         self.store, self.results, self.command = store, store.results, command
         self.loaded: dict[int, Process] = {}
         self.probes: dict[str, Process] = {}
-        self.reference: str | None = None  # the file of the baseline's hidden states, once written
-        self.scoring = 0.0  # seconds that quality has taken
-        self.reading_on = 0.0  # those of looks beyond the first
         self.steps: dict[int, int] = {}  # of a turn of decoding, by arm
         self.prompt_seconds: dict[int, float] = {}
 
-    @abstractmethod
-    def leaves_out(self, number: int) -> bool:
-        """Whether the arm is not to be loaded, or no more of it measured; then the results say
-        why."""
-
     def load(self, number: int) -> None:
-        """Start the arm's worker, score it once, and get it ready. An arm that fails or is left out
-        is not loaded afterwards.
+        """Start the arm's worker, and get it ready. An arm that fails is not loaded afterwards.
 
         Raises DoesNotFit where other arms take the memory.
         """
         arm = self.results.arms[number]
-        self._read_reference()
         try:
             saved = str(self.saved.absolute() / str(number)) if self.saved else None
             worker = self.start(number, arm.argv, saved=saved)
-            started = self.clock()
-            self._score(number, worker)
-            self.scoring += self.clock() - started
-            if self.leaves_out(number):
-                return
+            _check(arm, worker)
             facts = worker.answer(ArmFacts, "get_ready")
             for note in facts.notes if number == 0 and arm.facts is None else ():
                 self.progress.say(note)
-            self.store.add(Ready(number, arm.processes, facts))
+            self.store.add(Started(number, arm.processes, facts))
             self._samples(number, worker)
         except WorkerFailed as error:
             self.unload(number)
@@ -164,7 +145,7 @@ class Pool(ABC):
         """An answer of the worker without an arm; after one has ended, the next call starts
         another."""
         if device not in self.probes:
-            self.probes[device] = Process(self._command(0))
+            self.probes[device] = Process(self.command_of(0))
         try:
             return self.probes[device].answer(kind, do, **given)
         except WorkerFailed as error:
@@ -176,110 +157,36 @@ class Pool(ABC):
         """Start the arm's worker and load the model, in the memory that the others leave. Raises
         WorkerFailed; the worker is in `loaded` even so."""
         size = parse(argv).tp if _of_ours(argv) else 1
-        worker = Process(ranks.of(self._command(number), size))
+        worker = Process(ranks.of(self.command_of(number), size))
         others = sum(occupied(self.results.arms[other]) for other in self.loaded)
         room = {"headroom": HEADROOM, "others": others} if self.loaded else {}
         self.loaded[number] = worker
         worker.ask("load", argv=argv, **more, **room)
         return worker
 
-    def _command(self, number: int) -> Sequence[str]:
+    def command_of(self, number: int) -> Sequence[str]:
+        """What starts the arm's worker."""
         return self.command(number) if callable(self.command) else self.command
-
-    def _score(self, number: int, worker: Process) -> None:
-        """Measure this arm's quality, once; the baseline's again if its states are missing. The
-        baseline reads on for an arm whose KL is not clear of the limit, while READING_ON allows
-        another look, which has twice the last one's tokens."""
-        arm, is_baseline = self.results.arms[number], number == 0 and self._apart is None
-        for_others = is_baseline and self.reference is None and self._unscored()
-        if not self.results.settings.tokens or not (arm.quality is None or for_others):
-            return
-        answer, took = self._quality(worker, is_baseline), 0.0
-        most = READING_ON * 60 * self.results.settings.max_minutes
-        can_read_on = not is_baseline and (self._apart or 0 in self.loaded)
-        while answer.looks and can_read_on and self.reading_on + 2 * took <= most:
-            started = self.clock()
-            full = self._read_on(answer.looks)
-            if isinstance(full, NoQuality):
-                break
-            if not self._apart:
-                self._scored(0, full)
-            answer = self._quality(worker, False)
-            took = self.clock() - started
-            self.reading_on += took
-        if is_baseline and isinstance(answer.quality, Quality):
-            self.reference = self._states
-        self._scored(number, answer.quality)
-
-    @property
-    def _apart(self) -> QualityReference | None:
-        """What quality is relative to, where that is not the baseline."""
-        reference = self.results.settings.reference
-        return reference if reference and reference.argv != self.results.baseline.argv else None
-
-    def _unscored(self) -> list[ArmResult]:
-        return [arm for arm in self.results.alive if arm.quality is None]
-
-    def _read_reference(self) -> None:
-        """Let the reference read the first look before arms take memory, if it is not the baseline;
-        where it cannot, no arm has a quality."""
-        unscored = self._unscored()
-        if self._apart is None or self.reference or not unscored:
-            return  # --tokens 0 has no reference
-        quality = self._read_on(looks=1)
-        if isinstance(quality, Quality):
-            self.reference = self._states
-            return
-        why = NoQuality(f"{self._apart.path}, the reference: {quality.why_not}")
-        for arm in unscored:
-            self._scored(self.results.arms.index(arm), why)
-
-    def _read_on(self, looks: int) -> Quality | NoQuality:
-        """Let the reference read `looks` looks, and return its own quality."""
-        if self._apart is None:
-            return self._quality(self.loaded[0], True, looks).quality
-        try:
-            worker = self.start(REFERENCE, self._apart.argv)
-            return self._quality(worker, True, looks).quality
-        except WorkerFailed as error:
-            return NoQuality(str(error))
-        finally:
-            self.unload(REFERENCE)
-
-    def _quality(self, worker: Process, is_baseline: bool, looks: int = 1) -> QualityAnswer:
-        settings = self.results.settings
-        try:
-            return worker.answer(
-                QualityAnswer,
-                "quality",
-                tokens=settings.tokens,
-                text=settings.text,
-                reference=None if is_baseline else self.reference,
-                keep=self._states if is_baseline else None,
-                max_kl=self.results.limits.get("max_kl") or MAX_KL,
-                looks=looks,
-            )
-        except WorkerFailed as error:
-            if isinstance(error, UsageError) and is_baseline:
-                raise UsageError(str(error)) from None  # the text will not do for any arm
-            if error.kind == "dead" and looks == 1:
-                raise
-            return QualityAnswer(NoQuality(str(error)))
-
-    @property
-    def _states(self) -> str:
-        """The file of the baseline's hidden states."""
-        return str(self.scratch / "reference")
-
-    def _scored(self, number: int, quality: Quality | NoQuality) -> None:
-        if isinstance(quality, Quality):
-            quality = quality.with_interval()
-        self.store.add(Scored(number, quality))
 
 
 def _of_ours(argv: Sequence[str]) -> bool:
     """Whether these are options of generate.py; another runtime's are one JSON object."""
     return not argv or argv[0].startswith("--")
+
+
+def _check(arm: ArmResult, worker: Process) -> None:
+    """Raise WorkerFailed where the worker has loaded another model than the one that was judged."""
+    if arm.judged is None or arm.judged.likeliest is None:
+        return
+    judged, quality = arm.judged.likeliest, arm.quality
+    kl = worker.answer(float, "divergence", judged=judged)
+    most = of_rounding(quality.noise if isinstance(quality, Quality) else None)
+    if not kl <= most:
+        raise WorkerFailed(
+            f"it predicts otherwise than when its quality was measured: KL {kl:.2g} nats on "
+            f"{len(judged.ids)} tokens, of which rounding explains {most:.2g}; please report it",
+            "other",
+        )
 
 
 def occupied(arm: ArmResult) -> int:

@@ -17,29 +17,38 @@ several workloads measure one after the other with the same processes: cells of 
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from quantbench import files, unfinished
+from quantbench import unfinished
 from quantbench.bench import process
+from quantbench.bench.judging import judge
 from quantbench.bench.pool import TURN, Command, DoesNotFit, Pool
 from quantbench.bench.store import Ended, Kind, Left, Results, Store
 from quantbench.errors import QuantbenchError
 from quantbench.progress import Progress, duration
+from quantbench.text import counted
 
 MOST_BESIDE = 8  # arms next to the baseline: a cycle has to be shorter than the machine's states
 LEAST_CYCLES = 12  # of each process: there is no interval of fewer (stats/sequence.py)
 MOST_APART = 4  # cycles between two prompts, at most
+MOST_NAMED = 70  # characters of the names of arms, in the line that says what is measured
 APART = 20  # turns of an arm that is loaded without the baseline, for lack of memory
 
 
 class Rule:
     """What is enough; by default `settings.cycles` and `settings.processes`, whatever they show."""
 
+    details = True  # whether quality is of each layer, too
+
     def out(self, results: Results, arm: int) -> str | None:
-        """Why this arm needs no turns, before it is loaded or once it is scored; else None."""
+        """Why this arm needs no turns, before it is judged or afterwards; else None."""
         return None
+
+    def untimed(self, results: Results) -> Mapping[int, str]:
+        """Why arms are not to be timed, once all are judged and none of them is out."""
+        return {}
 
     def wanting(self, results: Results, group: Collection[int], taken: int) -> Collection[int]:
         """Those of the loaded arms that need more cycles of this process, which has had `taken`."""
@@ -85,14 +94,16 @@ class Session(Pool):
         rule: Rule,
         command: Command = process.COMMAND,
         clock: Callable[[], float] = time.monotonic,
+        spent: float = 0.0,
     ) -> None:
-        """command: as Pool takes it."""
+        """command: as Pool takes it. spent: seconds of --max_minutes that have passed."""
         super().__init__(store, command)
         self.rule, self.clock = rule, clock
         self.arms = len(self.results.arms)  # of each place: arm `a` of place `p` is p * arms + a
-        self.started = clock()
+        self.started = clock() - spent
         if not self.results.cycles:
             self.results.elapsed = partial(_since, clock, self.started)
+        self.judging = 0.0  # seconds
         self.loads, self.loading = 0, 0.0  # seconds
         self.before = 0  # processes that each arm of this visit has had
 
@@ -111,7 +122,8 @@ class Session(Pool):
                     why = "interrupted"
                 finally:
                     self.close()
-                self.store.add(Ended(why, self.clock() - self.started, self.loading))
+                spent = self.clock() - self.started
+                self.store.add(Ended(why, spent, self.judging + self.loading))
             if why != "interrupted":  # else --resume takes the quantized arms from there
                 self._forget(saved)
             elif not any(arm.turns for arm in self.results.arms):
@@ -125,6 +137,9 @@ class Session(Pool):
             saved.rmdir()
 
     def _run(self) -> str:
+        judge(self)
+        self._leave_out()
+        self.judging = self.clock() - self.started
         visit = max(arm.processes for arm in self.results.arms)
         while not isinstance(waiting := self.rule.next(self.results), str):
             if visit and not self._has_time((), loads=2):  # the baseline's, and one more
@@ -138,10 +153,8 @@ class Session(Pool):
         return 60 * self.results.settings.max_minutes - (self.clock() - self.started)
 
     def _a_load(self) -> float:
-        """Seconds that loading an arm took, the mean of this session; with its quality, which is
-        measured once, where some arm has none yet."""
-        seconds = self.loading - (0.0 if self._unscored() else self.scoring)
-        return seconds / self.loads if self.loads else 0.0
+        """Seconds that loading an arm took, the mean of this session."""
+        return self.loading / self.loads if self.loads else 0.0
 
     def _visit(self, waiting: list[int]) -> None:
         """Start every one of these arms anew, in groups that share the baseline's process."""
@@ -178,14 +191,19 @@ class Session(Pool):
             if self._left() <= 0 or not (group or self._may_load(())):
                 return
 
-    def leaves_out(self, number: int) -> bool:
-        if self.results.arms[number].failed is not None:
-            return True
-        if number and (why := self.rule.out(self.results, number)):
+    def _leave_out(self) -> None:
+        """Note the arms that are not to be timed, now that all are judged."""
+        results = self.results
+        for number, arm in enumerate(results.arms):
+            is_open = number and arm.failed is None and arm.dropped is None
+            if is_open and (why := self.rule.out(results, number)):
+                self.store.add(Left(number, why))
+        for number, why in self.rule.untimed(results).items():
             self.store.add(Left(number, why))
-            self.unload(number)
-            return True
-        return False
+
+    def leaves_out(self, number: int) -> bool:
+        """Whether the arm is not to be loaded."""
+        return self.results.arms[number].failed is not None
 
     def _may_load(self, group: Sequence[int]) -> bool:
         """Whether to load one more arm: where nothing was measured yet, the first of a group
@@ -194,9 +212,12 @@ class Session(Pool):
         return nothing or self._has_time(group)
 
     def _has_time(self, group: Sequence[int], loads: int = 1) -> bool:
-        """Whether there is time to load more arms and take the cycles that an interval needs."""
-        cycle = sum(TURN + self.prompt_seconds.get(n, 0.0) for n in (0, *group))
-        return self._left() > loads * self._a_load() + LEAST_CYCLES * cycle
+        """Whether there is time to load more arms and take the cycles that an interval needs, of
+        which some have a prompt."""
+        arms = 0, *group
+        prompts = -(-LEAST_CYCLES // self._apart_cycles(arms)) * sum(map(self._prompt, arms))
+        cycles = LEAST_CYCLES * TURN * len(arms) + prompts
+        return self._left() > loads * self._a_load() + cycles
 
     def _load(self, number: int, where: str) -> bool:
         """Whether the arm is loaded now, and is not ruled out. Raises DoesNotFit."""
@@ -217,13 +238,12 @@ class Session(Pool):
             where = ", ".join(filter(None, (name, where)))
             self.progress(f"checking with {process} process of each arm: loading", where)
         else:
-            kernels = ", and building the C++ kernels (once, up to three minutes)"
-            builds = not self.loads and not any(files.cache_folder().glob("kernels-*.so"))
-            self.progress(f"{name}: loading{kernels * builds}", where)
+            self.progress("loading arms", ", ".join(filter(None, (name, where))))
 
     def _measuring(self, numbers: Sequence[int], cycle: int) -> None:
         names = ", ".join(self.results.arms[number].name for number in numbers)
-        self.progress(f"measuring {names}", f"cycle {cycle}")
+        named = names if len(names) <= MOST_NAMED else counted(len(numbers), "arm")
+        self.progress(f"measuring {named}", f"cycle {cycle}")
 
     # ----------------------------------------------------------------------------------- cycles
 
@@ -271,8 +291,12 @@ class Session(Pool):
 
     def _apart_cycles(self, arms: Sequence[int]) -> int:
         """Cycles from one prompt to the next: a prompt takes as long as the turns between."""
-        prompt = max(self.prompt_seconds.get(n, 0.0) for n in arms)
+        prompt = max(map(self._prompt, arms))
         return max(1, min(MOST_APART, round(prompt / TURN)))
+
+    def _prompt(self, number: int) -> float:
+        """Seconds of the arm's prompt, where they are known."""
+        return self.prompt_seconds.get(number, 0.0)
 
     def _alone(self, number: int, reason: str) -> None:
         """Turns of an arm that does not fit beside the baseline: the baseline's, its own, and the

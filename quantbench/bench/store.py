@@ -24,7 +24,7 @@ from quantbench.log.config import RunConfig
 from quantbench.log.options import parse
 from quantbench.log.origin import Origin, about
 from quantbench.quality.thresholds import TOKENS
-from quantbench.quality.types import NoQuality, Quality, QualityReference
+from quantbench.quality.types import Likeliest, NoQuality, Quality, QualityReference
 from quantbench.run.facts import Facts
 from quantbench.stats import Floor
 from quantbench.text import cleaned, counted, shown
@@ -55,7 +55,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Ready:
+class Started:
     """A process of an arm is loaded and warm."""
 
     arm: int
@@ -66,8 +66,13 @@ class Ready:
 
 @dataclass(frozen=True)
 class Scored:
+    """An arm's quality, and what is known of the model that was judged (quality/types.py)."""
+
     arm: int
     quality: Quality | NoQuality
+    likeliest: Likeliest | None = omitted()
+    weight_bytes: int | None = omitted()
+    kernel: str | None = omitted()
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ class Ended:
 
 
 EVENTS: dict[str, type] = {
-    "ready": Ready,
+    "ready": Started,
     "scored": Scored,
     "turn": Turn,
     "sample": ArmSample,
@@ -146,6 +151,7 @@ class ArmResult(Planned):
 
     facts: ArmFacts | None = None  # None until the first process is ready
     quality: Quality | NoQuality | None = None
+    judged: Scored | None = None  # with which quality came
     turns: list[Turn] = field(default_factory=list)
     samples: list[ArmSample] = field(default_factory=list)
     processes: int = 0  # that were ready
@@ -205,7 +211,7 @@ class Results:
     def apply(self, event: object) -> None:
         """Take in what happened."""
         match event:
-            case Ready(number, process, facts, machine):
+            case Started(number, process, facts, machine):
                 arm = self.arms[number]
                 arm.machine = machine
                 if arm.facts:  # the first process read the model as generate.py does
@@ -217,7 +223,7 @@ class Results:
                     )
                 arm.facts, arm.processes = facts, process + 1
             case Scored(number, quality):
-                self.arms[number].quality = quality
+                self.arms[number].quality, self.arms[number].judged = quality, event
             case Turn():
                 self.arms[event.arm].turns.append(event)
                 self.cycles = max(self.cycles, event.cycle + 1)

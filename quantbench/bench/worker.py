@@ -3,11 +3,14 @@
     python -m quantbench.bench.worker        # one JSON object a line in, one a line out
 
     {"do": "load", "argv": ["--quantization", "int8wo"], "saved": null, "headroom": 0, "others": 0}
-    {"do": "quality", "tokens": 2048, "text": null, "reference": null, "keep": "hidden"}
+    {"do": "divergence", "judged": {"ids": [1, 5], "tokens": [[5, 7], [9, 3]], "logs": …}}
     {"do": "get_ready"}
     {"do": "sample", "index": 3}
     {"do": "turn", "kind": "decode", "tokens": 8}
     {"do": "cell", "prompt": 100, "rows": 2, "new_tokens": 8, "most_rows": 32}   # of latency
+
+    {"do": "read", "argv": ["--quantization", "none"], "tokens": 2048, "text": null}    # a judge
+    {"do": "judge", "argv": ["--quantization", "int8wo"], "max_kl": 0.03, "seconds": 10}
 
 Each is answered by {"did": …} or {"failed": why, "kind": memory, usage, refused or other}.
 A request is a method of Worker or a name in WITHOUT_A_MODEL; arguments and answers are JSON of the
@@ -17,7 +20,6 @@ no processor time; at the end of its input, as when the coordinator has ended, i
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import json
@@ -33,20 +35,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-import torch
-
 from quantbench import devices, environment, generate
 from quantbench.bench import ranks
-from quantbench.bench.answers import ArmFacts, Planned, Reading, TimedSample, TurnTime
+from quantbench.bench.answers import ArmFacts, Reading, Runnable, TimedSample, TurnTime
 from quantbench.bench.generators import Generators
 from quantbench.cli import explained, quiet
 from quantbench.errors import KernelError, MemoryShortage, QuantbenchError, UsageError
 from quantbench.log.options import parse
 from quantbench.progress import say
-from quantbench.quality.thresholds import MAX_KL
-from quantbench.quality.types import QualityAnswer
-from quantbench.quantize.registry import available, kernels_for
-from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
+from quantbench.quality.types import Judged, Likeliest, NoQuality
+from quantbench.quantize.registry import available
 from quantbench.run import checks, measure, saved_model, sizes
 from quantbench.run import plan as planning
 from quantbench.run.bandwidth import PARTS, reader
@@ -56,7 +54,7 @@ from quantbench.run.turns import DecodingTurns
 from quantbench.typed_json import from_json, to_json
 
 if TYPE_CHECKING:
-    from quantbench.quality.measure import Scored
+    from quantbench.quality.judge import Judge
 
 WITHOUT_A_MODEL = {  # requests, and the functions that answer them
     "same_model": "quantbench.quality.same_model:same_model",
@@ -73,9 +71,7 @@ class Worker:
     """What is loaded, and a method for each request."""
 
     generators: Generators | None = None  # of the cells of latency
-
-    def __init__(self) -> None:
-        self.scored: dict[str | None, Scored] = {}  # quality so far, by the reference
+    judging: Judge | None = None  # bench/judging.py
 
     def load(
         self, argv: list[str], saved: str | None = None, headroom: int = 0, others: int = 0
@@ -109,26 +105,37 @@ class Worker:
         self.seconds["load"] = time.perf_counter() - started - quantizing
         self.seconds["quantize"] = quantizing
 
-    def quality(
-        self,
-        tokens: int,
-        text: str | None,
-        reference: str | None,
-        keep: str | None,
-        max_kl: float = MAX_KL,
-        looks: int = 1,
-    ) -> QualityAnswer:
-        """How well it predicts, and how far from `reference`: see quality/measure.py."""
-        from quantbench.quality.measure import scored
+    def read(self, argv: list[str], tokens: int, text: str | None) -> Judged:
+        """Be the judge: let full precision read the first look, and return its own quality."""
+        from quantbench.quality.judge import EMBEDDED_MODEL, Held, Judge, quietly, standing_in
 
-        started = time.perf_counter()
-        with devices.returning_memory():  # else scoring would raise the peak of generating
-            given = (tokens, text, reference, keep, max_kl, looks, self.scored.get(reference))
-            self.scored[reference] = found = scored(self.plan, self.loaded.model, *given)
+        plan = planning.begin(planning.make_plan(parse(argv)))
+        try:
+            plan, stands_in = standing_in(plan)
+        except (UsageError, KernelError) as error:
+            return Judged(NoQuality(f"random weights, not on the model {EMBEDDED_MODEL}: {error}"))
+        try:
+            self.judging = Judge(Held(plan, quietly), text, tokens, stands_in)
+        except UsageError as error:
+            return Judged(NoQuality(str(error)), refused=str(error))
+        return self.judging.own()
+
+    def judge(self, argv: list[str], max_kl: float, seconds: float, details: bool) -> Judged:
+        """An arm's quality: see quality/judge.py."""
+        config = parse(argv)
+        quiet(config.debug)
+        assert self.judging
+        plan = planning.begin(planning.make_plan(config))
+        return self.judging.judged(plan, max_kl, seconds, details)
+
+    def divergence(self, judged: Likeliest) -> float:
+        """Of the loaded model from the one that was judged, nats a token."""
+        from quantbench.quality import decode_check
+
+        with devices.returning_memory():  # else it would raise the peak of generating
+            found = decode_check.divergence(self.plan, self.loaded.model, judged)
             gc.collect()  # reference cycles hold models: up to 10 MB, which would count as peak
-        took = time.perf_counter() - started
-        self.seconds["quality"] = self.seconds.get("quality", 0.0) + took
-        return found.answer
+        return found
 
     def get_ready(self) -> ArmFacts:
         """Compile, warm up, and count the energy of a sample."""
@@ -224,15 +231,11 @@ class Worker:
 
     def schemes(self, argv: list[str]) -> list[str]:
         """Every kind of scheme that has a kernel here."""
-        config, names = parse(argv), []
-        where = devices.resolve(config.device), getattr(torch, config.precision)
-        for name in SHOWN:
-            with contextlib.suppress(KernelError):
-                kernels_for(parse_scheme(name), config.kernel, *where)
-                names.append(name)
-        return [*names, *MEASURED]
+        from quantbench.run import runnable  # no run needs it
 
-    def plans(self, argvs: list[list[str]]) -> list[Planned]:
+        return runnable.schemes(parse(argv))
+
+    def plans(self, argvs: list[list[str]]) -> list[Runnable]:
         """Whether each run has its kernels, and fits into the memory that is free."""
         from quantbench.run import runnable  # no run needs it
 
@@ -244,16 +247,16 @@ class Worker:
                 if config.tp > 1:  # planned by its ranks alone
                     one = planning.make_plan(dataclasses.replace(config, tp=1))
                     planning.check_ranks(one, config.tp)
-                    planned.append(Planned())
+                    planned.append(Runnable())
                     continue
                 checks.check(dataclasses.replace(config, write_result="none"))
                 plan = planning.make_plan(config)
                 sizes.fits(plan, devices.free_memory(plan.device))
                 runnable.check(plan)
-                planned.append(Planned())
+                planned.append(Runnable())
             except QuantbenchError as error:
                 kind = "usage" if isinstance(error, UsageError) else "refused"
-                planned.append(Planned(str(error), kind))
+                planned.append(Runnable(str(error), kind))
         return planned
 
 

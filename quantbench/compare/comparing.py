@@ -16,7 +16,7 @@ import click
 
 from quantbench import environment, files, host
 from quantbench.bench import store
-from quantbench.bench.session import Session
+from quantbench.bench.session import Rule, Session
 from quantbench.bench.store import Results, Store
 from quantbench.cli import ended_by
 from quantbench.compare import html as page
@@ -49,22 +49,23 @@ def compare(
     conclude: Conclude,
     form: str | None = None,
     show: bool = False,
-    answer_only: bool = False,
+    rule: Rule | None = None,
+    spent: float = 0.0,
 ) -> int:
     """Measure, report and log; the exit code, 1 where an arm failed.
 
     form: md, csv, json or answer, in the place of the tables. show: the page of `folder`.
-    answer_only: as for answer.stop.Enough.
+    rule: which arms are timed, and until when; None: all. spent: seconds of the command so far.
     """
     before, results.limits = len(results.arms[0].turns), to_json(asked)
     if not before:  # --resume has the floor of its beginning, whose turns the file knows by now
         results.settings = dataclasses.replace(results.settings, floor=machine_floor.known())
     kept = Store(results, folder)  # the folder is ours until the report is written
     try:
-        Session(kept, Enough(asked, answer_only)).run()
+        Session(kept, rule or Enough(asked), spent=spent).run()
     except KeyboardInterrupt:  # before any turn
         if folder:
-            say(f"{ended_by()}; nothing was measured; --resume {folder} begins anew")
+            say(f"{ended_by()}; nothing was timed; --resume {folder} goes on")
         raise
     found = Compared(results)
     rows = rows_of(results, found)
@@ -82,12 +83,12 @@ def compare(
         text = as_json(results, rows, answer)
         files.write_text("--output", folder / FILE, text, follow=False)
         say(f"Wrote {', '.join((FILE, *report.WRITTEN))} into {folder}")
-    shown = {
+    shown: dict[str | None, Callable[[], str]] = {
         None: lambda: report.terminal(results, rows, answer),
         "md": lambda: report.markdown(results, rows, answer),
         "csv": lambda: report.as_csv(rows),
         "json": lambda: as_json(results, rows, answer),
-        "answer": answer.text,
+        "answer": lambda: report.below(results, rows, answer),
     }
     click.echo(shown[form]().rstrip("\n"))
     failure = results.failure()

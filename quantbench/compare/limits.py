@@ -90,13 +90,21 @@ def exceeded(row: Row, limits: Limits) -> tuple[dict[str, float], set[str]]:
     if limits.min_tok_s is not None and row.tok_s and row.tok_s < limits.min_tok_s:
         beyond["min_tok_s"] = row.tok_s
     if limits.max_kl is not None and row.kl is not None:
-        error = Z * (row.kl_standard_error or 0.0)
-        most("max_kl", row.kl + error, row.kl - error, limits.max_kl)
+        low, high = row.kl_interval or (0.0, row.kl)
+        if row.kl_interval is None:  # too few tokens to tell
+            beyond["max_kl"] = row.kl
+            unclear.add("max_kl")
+        # Less than the noise of full precision itself shows no damage.
+        most("max_kl", high, low - (row.kl_noise or 0.0), limits.max_kl)
     if limits.max_perplexity_increase is not None and (ratio := row.perplexity_ratio):
         high, low = (ratio.high or math.inf) - 1, (ratio.low or 0.0) - 1
         most("max_perplexity_increase", high, low, limits.max_perplexity_increase)
-    if limits.min_top1 is not None and row.top1 is not None and row.top1 < limits.min_top1:
-        beyond["min_top1"] = row.top1
+    if limits.min_top1 is not None and row.top1 is not None:
+        low, high = row.top1_interval or (row.top1, row.top1)
+        if low < limits.min_top1:
+            beyond["min_top1"] = low
+            if high >= limits.min_top1:
+                unclear.add("min_top1")
     return beyond, unclear
 
 
@@ -105,7 +113,8 @@ def ruled_out(quality: object, limits: Limits) -> str | None:
     None where it may be."""
     if not isinstance(quality, Quality) or quality.kl is None:
         return None
-    row = Row("", kl=quality.kl, kl_standard_error=quality.kl_standard_error, top1=quality.top1)
+    row = Row("", kl=quality.kl, kl_interval=quality.kl_interval, kl_noise=quality.noise)
+    row.top1, row.top1_interval = quality.top1, quality.top1_interval
     beyond, unclear = exceeded(row, limits)
     words = limits.words()
     return next((words[name] for name in beyond if name not in unclear), None)

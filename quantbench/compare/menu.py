@@ -5,13 +5,11 @@ names, needs = menu(common, limits)         # the baseline first; bytes of weigh
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 
-from quantbench.bench.process import Process
 from quantbench.compare.limits import Limits
 from quantbench.errors import KernelError, UsageError
-from quantbench.log.config import RunConfig, argv
+from quantbench.log.config import RunConfig
 from quantbench.progress import say
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, parse, parse_scheme
 from quantbench.run import checks
@@ -28,8 +26,9 @@ def menu(
     scheme. autoquant is not among them: what it chooses from is. Raises UsageError where
     --max_memory is below all of them."""
     if given is None:
-        with closing(Process()) as worker:
-            names = worker.answer(list[str], "schemes", argv=argv(common))
+        from quantbench.run import runnable  # imports torch
+
+        names = runnable.schemes(common)
     else:
         specs = [parse(name, "--schemes") for name in given]
         if selection := next((spec for spec in specs if spec.scheme is None), None):

@@ -15,6 +15,9 @@ the least memory is taken, then the one with the least KL.
 
 import dataclasses
 import math
+import os
+import re
+import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -35,7 +38,12 @@ NONE = "No arm is shown to satisfy all limits"
 NAMED = 4  # arms that are listed by name; the rest are counted
 # Options that a comparison sets for itself.
 MEASURING = ("max_new_tokens", "write_result", "num_samples", "debug")
-PROGRAM = "quantbench"
+PROGRAM, FUSED = "quantbench", "cpu-step"
+WIDTH = 100  # columns of a terminal
+# Why an arm that the limits do not exclude was not timed (compare/shortlist.py).
+BEATEN = "beaten in bytes and KL on the same kernels"
+SLOWER = "predicted to be slower"
+UNJUDGED = "quality not measured"
 HEADINGS = {
     "fastest": "the fastest of those shown to be within the limits",
     "tied": "not shown to be slower than any other within the limits",
@@ -70,12 +78,13 @@ class Recommendation:
     nothing: str | None = None
 
     def text(self) -> str:
-        """For a terminal."""
-        lines = [self.nothing] if self.nothing else []
+        """For a terminal. Only a single choice has the command that verifies it."""
+        lines = wrapped(self.nothing) if self.nothing else []
         for choice in self.choices:
-            lines += [choice.line, f"    run:    {choice.run}"]
-            lines += [f"    verify: {choice.verify}"] * bool(choice.verify)
-        return "\n".join([*lines, *self.remarks])
+            lines += [*wrapped(choice.line), f"    run:    {choice.run}"]
+            if choice.verify and len(self.choices) == 1:
+                lines.append(f"    verify: {choice.verify}")
+        return "\n".join([*lines, *(line for remark in self.remarks for line in wrapped(remark))])
 
     def markdown(self) -> str:
         """For report.md."""
@@ -143,10 +152,23 @@ def recommend(
     return Recommendation(limits, choices, remarks, nothing)
 
 
-def command(arguments: Sequence[str]) -> str:
-    """The command that runs generate.py as the arm did; options at their defaults are left out."""
-    config = parse(arguments).without(MEASURING)
-    return shell.join([PROGRAM, "generate", *argv(config, said=True, always=("checkpoint_path",))])
+def wrapped(sentence: str) -> list[str]:
+    """The sentence in lines of a terminal's width."""
+    return textwrap.wrap(sentence, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+
+
+def command(arguments: Sequence[str], decoder: str | None = None) -> str:
+    """The command that runs generate.py as the arm did; options at their defaults are left out.
+    decoder: that ran; of one that is not compiled --compile is left out."""
+    config = parse(arguments).without((*MEASURING, *(["compile"] if decoder == FUSED else [])))
+    words = [PROGRAM, "generate", *argv(config, said=True, always=("checkpoint_path",))]
+    return at_home(shell.join(words))
+
+
+def at_home(line: str) -> str:
+    """The command with ~ for the home folder, which a shell expands in words without quotes."""
+    home = os.path.expanduser("~").rstrip("/")
+    return re.sub(rf"(?<= ){re.escape(home)}(?=/)", "~", line) if home.startswith("/") else line
 
 
 def verifying(arguments: Sequence[str], baseline: Sequence[str]) -> str:
@@ -162,7 +184,7 @@ def verifying(arguments: Sequence[str], baseline: Sequence[str]) -> str:
         values = {name: getattr(config, name) for name in of_arms}
         arm = dataclasses.replace(usual, **values)
         words += ["--arm", shell.join(argv(arm, said=True, always=("quantization",) * (not files)))]
-    return shell.join(words)
+    return at_home(shell.join(words))
 
 
 def said(row: Row) -> str:
@@ -228,7 +250,7 @@ def _choices(
         if "fastest" in roles and rivals:
             line += f"; {listed(rivals)}, which may exceed a limit, may be faster"
         verify = verifying(row.argv, baseline.argv) if row is not baseline else ""
-        choices.append(Choice(row.arm, roles, line, command(row.argv), verify))
+        choices.append(Choice(row.arm, roles, line, command(row.argv, row.decoder), verify))
     return choices
 
 
@@ -243,10 +265,12 @@ def _smallest(arms: Sequence[_Arm], then: Callable[[_Arm], float]) -> _Arm:
 def _remarks(rows: Sequence[Row], arms: Sequence[_Arm], limits: Limits) -> list[str]:
     """What is not recommended, by reason; uncertain ones named."""
     reasons: dict[str, list[str]] = {}
-    words = {**limits.words(), UNKNOWN: "quality not measured"}
+    words = {**limits.words(), UNKNOWN: UNJUDGED}
     not_timed = []  # under the limits of an earlier run
     for row in rows:
-        if row.dropped and (why := _still_out(row, limits)):
+        if row.dropped in (BEATEN, SLOWER, UNJUDGED):
+            reasons.setdefault(row.dropped, []).append(row.arm)
+        elif row.dropped and (why := _still_out(row, limits)):
             reasons.setdefault(why, []).append(row.arm)
         elif row.dropped:
             not_timed.append(row.arm)

@@ -59,7 +59,10 @@ class Row:
     perplexity_ratio: Interval | None = omitted()  # arm ÷ baseline, of the same tokens; 95 %
     kl: float | None = None  # of the next token, baseline to arm
     kl_standard_error: float | None = None
+    kl_interval: list[float] | None = omitted()  # 95 %
+    kl_noise: float | None = omitted()  # of full precision: KL of its decoding to its prompts
     top1: float | None = None
+    top1_interval: list[float] | None = omitted()  # 95 %
     top5: float | None = None
     tokens: int | None = None  # that quality was measured on
     quality_model: str | None = omitted()  # where quality was taken on another model than the arm's

@@ -27,7 +27,7 @@ from quantbench.run.why import held_back, of_limit
 
 # Shares of what memory allows of a step. It reads activations as well, so a memory-bound arm stays
 # below 1.
-MEMORY_BOUND, NOT_MEMORY_BOUND, ALL_OF_IT = 0.6, 0.4, 0.95
+MEMORY_BOUND, NOT_MEMORY_BOUND, ALL_OF_IT = 0.85, 0.4, 0.95
 STATES = 10  # that a session has to meet, so that its turns tell what they do to an arm
 ALL_ASSUMED = 0.995  # share of the floor's degrees of freedom
 
@@ -54,6 +54,8 @@ def limited(results: Results, number: int, found: Compared) -> Row:
     row = Row(arm.name, arm.failed, len(arm.samples))
     row.dropped, row.processes, row.argv = arm.dropped, arm.processes, arm.argv
     _add_quality(row, arm)
+    if arm.quality is None and results.settings.tokens and arm.failed is None and not arm.dropped:
+        row.why_no_quality = "--max_minutes left no time to measure it"
     if not arm.facts:
         return row
     row.peak_memory_bytes = dict(arm.facts.peak_memory_bytes)
@@ -111,6 +113,8 @@ def _add_quality(row: Row, arm: ArmResult) -> None:
         case Quality() as quality:
             row.perplexity, row.tokens = quality.perplexity, quality.tokens
             row.kl, row.kl_standard_error = quality.kl, quality.kl_standard_error
+            row.kl_interval, row.kl_noise = quality.kl_interval, quality.noise
+            row.top1_interval = quality.top1_interval
             row.top1, row.top5, row.quality_model = quality.top1, quality.top5, quality.model
             if quality.perplexity_ratio is not None:
                 ends = quality.perplexity_ratio_interval or []
@@ -211,7 +215,7 @@ def reasons(row: Row, arm: ArmFacts) -> list[str]:
         sentence += f", while {row.others}"
     elif share.value >= MEMORY_BOUND:
         left = f", or a kernel {1 / share.value:.1f} × as fast at most" * (share.value < ALL_OF_IT)
-        sentence = f"mostly memory-bound: {sentence}; fewer bytes{left} would make it faster"
+        sentence = f"memory-bound: {sentence}; fewer bytes{left} would make it faster"
     elif share.value < NOT_MEMORY_BOUND:
         sentence += ": arithmetic or the cost of each call sets its speed"
     return [*sentences, sentence]

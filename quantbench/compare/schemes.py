@@ -10,8 +10,8 @@ from quantbench.compare.json_rows import SchemeRow
 from quantbench.errors import KernelError
 from quantbench.log.config import RunConfig
 from quantbench.models.loading import load_config
-from quantbench.quality.scores import model_of, read_on, score, summary
-from quantbench.quality.texts import ALL_LOOKS, Texts
+from quantbench.quality.judge import Held, Judge, quietly
+from quantbench.quality.scores import summary
 from quantbench.quantize.recipe import Recipe
 from quantbench.quantize.spec import MEASURED, SHOWN, START_WITH, parse
 from quantbench.run.plan import begin, make_plan
@@ -46,14 +46,13 @@ def measure(
     base: RunConfig, rows: Sequence[SchemeRow], text: str | None, tokens: int, say: Say
 ) -> None:
     """Fill in KL and perplexity, on the texts of `quantbench quality`. tokens: 0 for all."""
-    exact = begin(make_plan(base))
-    full = read_on(exact, model_of(exact), Texts(exact, text, tokens), ALL_LOOKS)
+    judge = Judge(Held(begin(make_plan(base)), quietly), text, tokens)
     for number, row in enumerate(rows, 1):
         if row.why_not:
             continue
         say(f"{number} of {len(rows)}: {row.scheme}")
         plan = make_plan(replace(base, quantization=row.scheme))
-        quality = summary(score(plan, model_of(plan), full))
+        quality = summary(judge.scores(Held(plan, quietly)))
         row.perplexity, row.tokens = quality.perplexity, quality.tokens
         row.ratio = quality.perplexity_ratio
         row.ratio_standard_error = quality.perplexity_ratio_standard_error

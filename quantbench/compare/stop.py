@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from quantbench.bench.session import Rule
 from quantbench.bench.store import ArmResult, Results
 from quantbench.compare.intervals import Compared
-from quantbench.compare.limits import Limits, Z, exceeded, memory_bytes, ruled_out
+from quantbench.compare.limits import Limits, exceeded, memory_bytes, ruled_out
 from quantbench.compare.recommend import KL_WEIGHT
 from quantbench.compare.rows import limited
 from quantbench.log.options import parse
@@ -51,7 +51,8 @@ class Enough(Rule):
         quality, most = arm.quality, self.limits.max_kl
         if most is None or not isinstance(quality, Quality) or quality.kl is None:
             return False
-        return quality.kl - Z * (quality.kl_standard_error or 0.0) > FAR * most
+        low = (quality.kl_interval or [0.0])[0]
+        return low - (quality.noise or 0.0) > FAR * most
 
     def wanting(self, results: Results, group: Collection[int], taken: int) -> Collection[int]:
         found = Compared(results)

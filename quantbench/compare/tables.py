@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from quantbench.compare import html as page
 from quantbench.compare import pareto as picture
 from quantbench.compare.limit import caveats, span
 from quantbench.compare.limits import memory_said
-from quantbench.compare.recommend import Recommendation, listed
+from quantbench.compare.recommend import Recommendation, listed, wrapped
 from quantbench.compare.row import Row
 from quantbench.compare.rows import covered, others_said
 from quantbench.progress import duration
@@ -26,7 +27,7 @@ from quantbench.typed_json import to_json
 
 TABLE, REPORT, PICTURE = "results.csv", "report.md", "pareto.svg"
 WRITTEN = (TABLE, REPORT, page.FILE, PICTURE)  # by `write`, in the folder of --output
-WITH_REASONS = 9  # arms up to which the terminal says why each is as slow as it is
+MOST_LINES = 12  # below the table of a terminal
 OVERRUN = 1.1  # times --max_minutes: sessions that took longer are reported
 ENDED = {
     "answered": "the answer is stable",
@@ -83,10 +84,42 @@ IN_LEGEND = {"kl": "", "top1": "top-1: "}  # columns that need words, and their 
 
 
 def terminal(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
-    """One table of a row an arm, remarks on it, and the answer last."""
-    columns = of_prompt(NARROW, rows, "")
-    lines = [aligned(columns, rows), "", *remarks(results, rows, reasons=len(rows) <= WITH_REASONS)]
-    return "\n".join([*lines, "", answer.text()])
+    """One table of a row an arm, and MOST_LINES below it: the answer first."""
+    return "\n".join([aligned(of_prompt(NARROW, rows, ""), rows), "", below(results, rows, answer)])
+
+
+def below(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
+    """The answer, then lines on what differs from what was judged, noise and limits."""
+    head, tail = answer.text().splitlines(), _closing(results, rows, answer)
+    most = MOST_LINES - len(tail)
+    return "\n".join([*(head if len(head) <= most else [*head[: most - 1], "    …"]), *tail])
+
+
+def _closing(results: Results, rows: Sequence[Row], answer: Recommendation) -> list[str]:
+    lines = [f"{row.arm}: {row.decoding_differs}" for row in rows if row.decoding_differs][:1]
+    if known := [row for row in rows if row.cycles]:
+        scatter, floor = (
+            statistics.fmean(getattr(row, name) or 0.0 for row in known)
+            for name in ("noise", "floor")
+        )
+        assumed = max(row.floor_assumed or 0.0 for row in known) > 0.5
+        lines.append(
+            f"Noise: turns scatter by {scatter:.1%} in {max(row.cycles for row in known)} cycles, "
+            f"processes by ±{floor:.1%}{' (assumed)' * assumed}"
+            + "".join(f"; memory at {span(read)}" for read in [*results.bandwidth.values()][:1])
+        )
+    if used := others_said(results.arms):
+        lines.append(f"Busy: {used} while samples were taken")
+    if results.ended in ("max_minutes", "interrupted"):
+        lines.append(f"Ended early: {ENDED[results.ended]}")
+    limits = [f"no {', no '.join(answer.limits.words().values())}"]
+    if noises := [row.kl_noise for row in rows if row.kl_noise is not None]:
+        limits.append(f"KL {max(noises):.2g} is full precision's own noise")
+    if counts := {row.tokens for row in rows if row.tokens and row.kl is not None}:
+        ends = dict.fromkeys((min(counts), max(counts)))
+        limits.append(f"quality on {' to '.join(map(str, ends))} tokens")
+    lines.append(f"Limits: {'; '.join(limits)}")
+    return [line for one in lines for line in wrapped(one)]
 
 
 def tables(rows: Sequence[Row]) -> list[list[list[str]]]:
@@ -118,9 +151,9 @@ def markdown(results: Results, rows: Sequence[Row], answer: Recommendation) -> s
     )
 
 
-def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list[str]:
-    """How it was measured, and what the tables have no room for. reasons: also why each arm is as
-    slow as it is."""
+def remarks(results: Results, rows: Sequence[Row]) -> list[str]:
+    """How it was measured, what the tables have no room for, and why each arm is as slow as it
+    is."""
     processes = max((arm.processes for arm in results.arms), default=0)
     lines = [
         f"{processes} process{'es' * (processes != 1)} of an arm at most; it ended because "
@@ -146,15 +179,13 @@ def remarks(results: Results, rows: Sequence[Row], reasons: bool = True) -> list
         ]
     said: dict[str, list[str]] = {}  # a remark on several arms appears once
     for row in rows:
-        for remark in _remarks(row, reasons):
+        for remark in _remarks(row):
             said.setdefault(remark, []).append(row.arm)
     for remark, arms in said.items():
         others = [row.arm for row in rows if row.arm not in arms]
         most = len(arms) > max(1, len(others))
         but = f"every arm{' but ' * bool(others)}{', '.join(others)}"
         lines.append(f"{but if most else ', '.join(arms)}: {remark}")
-    if not reasons and any(row.why for row in rows):
-        lines.append("why each arm is as slow as it is: in the report (--output DIR, or -o md)")
     if used := others_said(results.arms):
         lines.append(f"{used} while samples were taken: speeds are not those of an idle machine")
     return lines
@@ -204,7 +235,7 @@ def _quality(results: Results) -> list[str]:
     ]
 
 
-def _remarks(row: Row, reasons: bool) -> list[str]:
+def _remarks(row: Row) -> list[str]:
     remarks = [f"failed: {row.failed}"] if row.failed else []
     remarks += [f"not measured any further: {row.dropped}"] if row.dropped else []
     remarks += [f"no quality: {row.why_no_quality}"] if row.why_no_quality else []
@@ -213,7 +244,7 @@ def _remarks(row: Row, reasons: bool) -> list[str]:
         remarks.append("its warm-up did not become steady")
     joules = energy.sentence(row.joules_per_token, row.idle_watts, row.why_no_joules)
     remarks += [joules] if joules else []
-    return remarks + (row.why if reasons and row.verdict != "baseline" else [])
+    return remarks + (row.why if row.verdict != "baseline" else [])
 
 
 def as_csv(rows: Sequence[Row]) -> str:

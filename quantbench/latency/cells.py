@@ -21,7 +21,7 @@ from quantbench.bench.answers import ArmFacts
 from quantbench.bench.pool import Command, DoesNotFit
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.session import Rule, Session
-from quantbench.bench.store import ArmResult, Kind, Left, Ready, Results, Settings, Store
+from quantbench.bench.store import ArmResult, Kind, Left, Results, Settings, Started, Store
 from quantbench.latency.cell_plan import CellPlan
 from quantbench.log.config import argv
 from quantbench.progress import duration
@@ -171,7 +171,7 @@ class Cells(Session):
         facts = self.asked(number, ArmFacts, "cell", new_tokens=new_tokens, **given)
         if facts is None:
             return False
-        self.store.add(Ready(number, results.arms[number].processes, facts, self.machine))
+        self.store.add(Started(number, results.arms[number].processes, facts, self.machine))
         return True
 
     def turn(self, number: int, cycle: int | None, kind: Kind) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.bench import store
-from quantbench.bench.answers import Planned
+from quantbench.bench.answers import Runnable
 from quantbench.bench.process import Process
 from quantbench.bench.store import Results, Store
 from quantbench.cli import ended_by
@@ -71,7 +71,7 @@ def leave_out(results: Results, plan: CellPlan, ray: str | None) -> None:
         configs = [dataclasses.replace(config, device="cpu") for config in configs]
     argvs = [argv(config, said=True) for config in configs]
     with closing(Process()) as worker:
-        runs = worker.answer(list[Planned], "plans", argvs=argvs)
+        runs = worker.answer(list[Runnable], "plans", argvs=argvs)
     for arm, run in zip(results.arms, runs, strict=True):
         if run.problem and (run.kind == "usage" or ray is None):
             arm.unable = arm.failed = run.problem.replace("--max_new_tokens", "--decode_length")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LEAST_BLOCKS = 4  # below, Student's t at 99 % exceeds 6: a range is more honest than an interval
-MERGE_FROM = 16  # blocks: fewer are not merged, as 7 degrees of freedom are the least worth having
+MERGE_FROM = 12  # blocks: fewer are not merged, as 5 degrees of freedom are the least worth having
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,14 @@ def _correlated(residuals: np.ndarray) -> bool:
     return products > 1.64 / math.sqrt(len(residuals)) * float(residuals @ residuals)
 
 
-def mean_of(estimates: Sequence[Estimate]) -> Estimate:
+def mean_of(estimates: Sequence[Estimate], between: bool = False) -> Estimate:
     """The mean of independent means, each counting alike. Its degrees of freedom are those that
-    Satterthwaite (1946) derives from the variances."""
+    Satterthwaite (1946) derives from the variances.
+
+    between: the means are a sample, such as of texts. Where they scatter by more than their own
+    errors explain, the error of their mean is that of a sample, with one degree of freedom less
+    than there are means.
+    """
     means, errors, freedoms = (
         np.array([getattr(estimate, name) for estimate in estimates])
         for name in ("mean", "standard_error", "freedom")
@@ -73,6 +78,9 @@ def mean_of(estimates: Sequence[Estimate]) -> Estimate:
     total = float(variances.sum())
     if not math.isfinite(total):
         return Estimate(mean, math.inf, 0)
+    scatter = float(means.var(ddof=1)) / len(means) if between and len(means) > 1 else 0.0
+    if scatter > total:
+        return Estimate(mean, math.sqrt(scatter), len(means) - 1)
     freedom = total**2 / (variances**2 / freedoms).sum() if total else freedoms.sum()
     return Estimate(mean, math.sqrt(total), int(freedom))
 

@@ -1,42 +1,38 @@
-"""Whether decoding predicts what reading a prompt does: one window, both ways.
+"""Whether decoding predicts what reading a prompt does, and a timed arm what was judged.
 
 Quality is measured by reading text as prompts, hundreds of tokens at once; generating reads one
-token a step, through other kernels. Here one window goes both ways: the decoder of the arm steps
-over its last tokens one by one, and its predictions are compared with those of the prompt kernels.
-Of full precision this is the noise floor: a KL that two kernels differ by shows no damage.
-
-Two ways of adding up the same products differ by rounding. Where the logits of two distributions
-differ by a relative ε, their divergence is of the order ε², and every layer adds to it:
-layers · (ROUNDINGS · ε)². Beyond that, the two paths compute different things.
+token a step, through other kernels. One window goes both ways: the decoder of the arm steps over
+its last tokens one by one. In full precision the divergence of the two is the noise: a KL that two
+kernels differ by shows no damage. An arm's decoding may be further from full precision than its
+prompts are by ROUNDINGS times that; beyond it, the two paths compute different things.
 """
 
 import math
 
 import torch
+from torch import Tensor
 
 from quantbench.generate import Generator
 from quantbench.models.llama import Transformer
-from quantbench.quality.scores import Scores, compared, summary
+from quantbench.quality.block_errors import block_mean
+from quantbench.quality.scores import Reader, Reference, Scores, compared, summary
 from quantbench.quality.texts import Passage
-from quantbench.quality.types import DecodeCheck, Quality
+from quantbench.quality.thresholds import of_rounding
+from quantbench.quality.types import DecodeCheck, Likeliest, Quality
 from quantbench.run.plan import Plan
 
-STEPS = 32
-# Measured on the embedded model with 35 schemes and caches, in units of ε a layer: 2 for weights in
-# any format; 11 where activations or the cache are rounded to 8 bits or fewer, as values close to
-# the middle of a step fall to either side. A stale row of the cache makes 16 and more.
-ROUNDINGS, ROUNDINGS_OF_ACTIVATIONS = 6, 16
-UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
-UNNOTICED = 1e-8  # nats that nobody can notice, though float32 has less
+STEPS, BLOCK = 32, 4  # tokens
+COMPARED, TOP = 64, 8  # tokens on which two processes are compared, and likeliest ones of each
+LEAST = 1e-9  # probability of all other tokens
 
 
 @torch.no_grad()
 def both_ways(
     plan: Plan, model: Transformer, ids: list[int], steps: int = STEPS
-) -> tuple[str, Quality]:
-    """Predict the tokens `ids` twice, the last `steps` of the first 2 · steps + 1: by one prompt,
-    which is the reference, and by decoding steps behind a prompt of the others. Returns the
-    decoder's name and the steps' quality.
+) -> tuple[str, int, Tensor, Tensor]:
+    """Predict the last `steps` of the first 2 · steps + 1 tokens by one prompt, and by decoding
+    steps behind a prompt of the others: the decoder's name, the position of the first step, and
+    the logits (steps, V) of the prompt and of the steps.
 
     The batch is one row, and nothing is compiled. `steps` is reduced where there are fewer tokens.
     """
@@ -48,25 +44,58 @@ def both_ways(
     prompt = generator.forward(tokens[:, :-1])[0, first:]
     generator.forward(tokens[:, :first])
     logits = [generator.forward(tokens[:, at : at + 1], at)[0] for at in range(first, context)]
-    rows = compared(torch.cat(logits), prompt, tokens[0, first + 1 :])
-    passage = Passage("decoding", 0, ids, first + 1)
-    return generator.decoder.name, summary(Scores([passage], rows))
+    return generator.decoder.name, first, prompt, torch.cat(logits)
 
 
-def check(plan: Plan, model: Transformer, ids: list[int], steps: int = STEPS) -> DecodeCheck:
-    """`both_ways`, and whether the difference is more than rounding."""
-    decoder, found = both_ways(plan, model, ids, steps)
-    assert found.kl is not None
-    limit, kl = kl_of_rounding(plan), found.kl if math.isfinite(found.kl) else None
-    return DecodeCheck(decoder, found.tokens, kl, limit, differs=kl is None or kl > limit)
+def noise(plan: Plan, model: Transformer, ids: list[int], steps: int = 2 * STEPS) -> Quality:
+    """Of the model's decoding steps against its prompts."""
+    _, first, prompt, decoded = both_ways(plan, model, ids, steps)
+    ids = ids[: first + 1 + len(prompt)]
+    rows = compared(decoded, prompt, torch.tensor(ids[first + 1 :]))
+    return summary(Scores([Passage("decoding", 0, ids, first + 1)], rows))
 
 
-def kl_of_rounding(plan: Plan) -> float:
-    """The largest mean divergence, in nats, that rounding explains."""
-    epsilon, units = UNIT_ROUNDOFF.get(plan.precision, 2.0**-8), ROUNDINGS
-    # Kernels for quantized weights may add up in bfloat16 whatever the model's dtype.
-    if str(plan.spec) != "none":
-        epsilon = max(epsilon, 2.0**-8)
-    if plan.spec.rounds_activations or plan.kv_cache != "dense":
-        epsilon, units = max(epsilon, 2.0**-8), ROUNDINGS_OF_ACTIVATIONS
-    return max(UNNOTICED, plan.architecture.num_layers * (units * epsilon) ** 2)
+@torch.no_grad()
+def check(
+    plan: Plan, model: Transformer, full: Reference, noise: float | None, steps: int = STEPS
+) -> DecodeCheck:
+    """Whether decoding is further from the reference than prompts are, beyond rounding. noise: the
+    reference's."""
+    passage = full.passages[0]
+    decoder, first, *both = both_ways(plan, model, passage.ids, steps)
+    place = first + 1 - passage.first  # in the hidden states
+    states = full.hidden[0][place : place + len(both[0])].to(plan.device)
+    targets = torch.tensor(passage.ids[first + 1 :][: len(states)])
+    reference = full.head(states[None])[0]
+    prompt, decoded = (compared(logits, reference, targets)["kl"] for logits in both)
+    parts = torch.split(decoded - prompt, BLOCK)
+    more = block_mean([part.sum().item() for part in parts], [len(part) for part in parts])
+    low = more.ends()[0] if more.known_error is not None else more.mean
+    limit, kl = of_rounding(noise), more.mean if math.isfinite(more.mean) else None
+    return DecodeCheck(decoder, len(targets), kl, limit, differs=kl is None or low > limit)
+
+
+@torch.no_grad()
+def likeliest(plan: Plan, model: Transformer, ids: list[int]) -> Likeliest:
+    """What the model predicts behind each of the first COMPARED tokens."""
+    ids = ids[:COMPARED]
+    top = _logs(plan, model, ids).topk(TOP)
+    logs = [[round(value, 4) for value in row] for row in top.values.tolist()]
+    return Likeliest(ids, top.indices.tolist(), logs)
+
+
+@torch.no_grad()
+def divergence(plan: Plan, model: Transformer, judged: Likeliest) -> float:
+    """KL(judged ‖ model), nats a token, with all other tokens as one."""
+    own = _logs(plan, model, judged.ids).gather(1, torch.tensor(judged.tokens))
+    p, q = (
+        torch.cat([part, (1 - part.sum(1, keepdim=True)).clamp_min(LEAST)], 1)
+        for part in (torch.tensor(judged.logs).double().exp(), own.exp())
+    )
+    return float((p * (p / q).log()).sum(1).mean())
+
+
+def _logs(plan: Plan, model: Transformer, ids: list[int]) -> Tensor:
+    """Logarithms of probabilities (n, V) behind each token, float64 on the CPU."""
+    states = Reader(plan, model).hidden(Passage("", 0, [*ids, 0], 1))
+    return model.logits(states[None])[0].cpu().double().log_softmax(-1)

@@ -1,34 +1,27 @@
 """How well a model still predicts, and how far its predictions are from a reference's.
 
     full = read_on(plan, model, Texts(plan, None, 4096), looks=1)
-    full.write(path)
-    summary(score(plan, model, Reference.read(path)))
+    summary(score(other_plan, other_model, full))
 
 Passages go through the model in a KV cache of the arm's own kind, so that the error of a quantized
 cache counts as well. The reference's final hidden states are kept, one tensor (n, D) a passage, in
-the model's own dtype, so that nothing is lost. Its own head, read from its checkpoint, runs over
-them again: that takes the vocabulary's share of the model's width less than logits.
+the model's own dtype, so that nothing is lost. Its own head runs over them again: that takes the
+vocabulary's share of the model's width less than logits.
 """
 
+import copy
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from quantbench.generate import Generator
 from quantbench.kv_cache.base import KVCache
-from quantbench.log.config import argv
-from quantbench.log.options import parse
 from quantbench.models.llama import Transformer
 from quantbench.progress import Report
 from quantbench.quality import texts
@@ -36,13 +29,11 @@ from quantbench.quality.block_errors import Estimate, block_mean, mean_of, ratio
 from quantbench.quality.texts import Passage, Texts
 from quantbench.quality.thresholds import FIRST_TOKENS, settled
 from quantbench.quality.types import Part, Quality
-from quantbench.run.checks import EXPERTS
-from quantbench.run.loading import Loading
-from quantbench.run.plan import Plan, make_plan
-from quantbench.typed_json import from_json, to_json
+from quantbench.run.plan import Plan
 
 CHUNK, ROWS = 512, 64  # tokens that are read at once; rows of logits in float64 at once
-BLOCK = 32  # tokens, which depend on each other; at least four blocks of each text
+BLOCK, BLOCKS = 32, 12  # tokens, which depend on each other, at most; blocks of each text, at least
+OF_TEXTS = 0.5  # share of the error below which reading more of the same texts is in vain
 DEPTHS = (("0-1k", 0), ("1-8k", 1024), ("8-32k", 8192), ("32k+", 32768), ("", 1 << 62))
 
 
@@ -69,66 +60,23 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class About:
-    """The JSON in the file of a Reference."""
+class Reference:
+    """What a model read, its final hidden states on it, and its head."""
 
-    argv: list[str]  # the run's, by which its head is read again
+    passages: list[Passage]
+    hidden: list[Tensor]  # (n, D) of each passage, on the CPU
+    head: Callable[[Tensor], Tensor]  # logits (1, n, V) from hidden states (1, n, D)
     vocab_size: int
-    passages: list[Passage]  # that were read
-    looks: int
+    looks: int  # that were read
     whole: bool  # whether there is no more to read
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What a model read, and its final hidden states on it."""
-
-    about: About
-    hidden: Callable[[int], Tensor]  # the states (n, D) on the passage of this number
-
-    @staticmethod
-    def read(path: str | Path) -> "Reference":
-        """A file that was written, which may be removed or replaced meanwhile. Raises OSError where
-        it is not there, ValueError where it holds something else."""
-        try:
-            file: Any = safe_open(str(path), "pt")
-            about = from_json(About, json.loads(file.metadata()["about"]))
-        except OSError:
-            raise
-        except Exception as error:  # SafetensorError is an Exception, no OSError
-            raise ValueError(f"{path}: {error}") from error
-        return Reference(about, lambda number: file.get_tensor(str(number)))
-
-    def write(self, path: Path) -> None:
-        """Raises OSError where it cannot be written."""
-        states = {str(number): self.hidden(number) for number in range(len(self.passages))}
-        path.write_bytes(save(states, {"about": json.dumps(to_json(self.about))}))
-
-    @property
-    def passages(self) -> list[Passage]:
-        return self.about.passages
-
-    def head(self, plan: Plan) -> Callable[[Tensor], Tensor]:
-        """The reference's logits (1, n, V) from its hidden states (1, n, D).
-
-        plan: that of the process, which keeps its threads and ranks.
-        """
-        config = parse(self.about.argv).without(("save", "format", "expert_memory", *EXPERTS))
-        threads, ranks = plan.config.threads, plan.config.tp
-        own = make_plan(dataclasses.replace(config, threads=threads, tp=ranks, num_layers=1))
-        if plan.split and own.split:
-            split = dataclasses.replace(own.split, ranks=plan.split.ranks)
-            own = dataclasses.replace(own, split=split)
-        model = model_of(own)
-        model.layers, model.tok_embeddings = nn.ModuleList(), nn.Embedding(0, 0)
-        return lambda x: model.logits(x.to(own.device))
-
-
-def model_of(plan: Plan) -> Transformer:
-    """The plan's model, beside another one of this process: quietly, and not counted as its peak of
-    memory."""
-    loading = Loading(plan.config, plan.spec, plan.device, plan.checkpoint, plan.split)
-    return loading.load(lambda done, total: None, lambda line: None)
+def head_of(model: Transformer) -> Callable[[Tensor], Tensor]:
+    """The model's last steps alone, so that its layers can be freed."""
+    head = copy.copy(model)
+    head._modules = dict(model._modules)
+    head.layers, head.tok_embeddings = nn.ModuleList(), nn.Embedding(0, 0)
+    return head.logits
 
 
 @torch.no_grad()
@@ -141,19 +89,17 @@ def read_on(
     report: Report = lambda done, total: None,
 ) -> Reference:
     """The plan's model on the first `looks` looks, of which `before` has some."""
-    passages = list(before.passages) if before else []
-    states = [before.hidden(number) for number in range(len(passages))] if before else []
-    reader, look = Reader(plan, model), before.about.looks if before else 0
-    whole = before is not None and before.about.whole
+    passages, states = (list(before.passages), list(before.hidden)) if before else ([], [])
+    reader, look = Reader(plan, model), before.looks if before else 0
+    whole = before is not None and before.whole
     while look < looks and not whole:
         for passage in texts.look(look, model):
             passages.append(passage)
             states.append(reader.hidden(passage).cpu())
             report(sum(map(len, states)), FIRST_TOKENS << look)
         whole, look = texts.last(look), look + 1
-    options = argv(plan.config, said=True)
-    about = About(options, plan.architecture.vocab_size, passages, look, whole)
-    return Reference(about, states.__getitem__)
+    head = before.head if before else head_of(model)
+    return Reference(passages, states, head, plan.architecture.vocab_size, look, whole)
 
 
 def compared(logits: Tensor, reference: Tensor | None, targets: Tensor) -> dict[str, Tensor]:
@@ -203,16 +149,28 @@ class Scores:
     def estimate(self, values: Tensor, chosen: Tensor | None = None) -> Estimate:
         """The mean of values (N,), of the chosen tokens (N,) if given, from blocks of them."""
         chosen = torch.ones(len(values)).bool() if chosen is None else chosen
-        size = max(1, min(BLOCK, int(chosen.sum()) // 4))
+        size = max(1, min(BLOCK, int(chosen.sum()) // BLOCKS))
         pairs = torch.stack([values.where(chosen, 0.0), chosen.double()])
         parts = torch.split(pairs, self._counts(), 1)
         blocks = torch.stack([b.sum(1) for part in parts for b in torch.split(part, size, 1)])
         sums, counts = blocks[blocks[:, 1] > 0].T.tolist()
         return block_mean(sums, counts)
 
-    def mean_kl(self) -> Estimate:
-        """The mean divergence, each text counting alike."""
-        return mean_of([self.estimate(self["kl"], own) for own in self.texts().values()])
+    def mean_kl(self, between: bool = True) -> Estimate:
+        """The mean divergence, each text counting alike. between: with what texts differ by, where
+        that is more than their own errors explain."""
+        parts = [self.estimate(self["kl"], own) for own in self.texts().values()]
+        return mean_of(parts, between)
+
+    def enough(self, max_kl: float) -> bool:
+        """Whether more tokens of these texts cannot tell on which side of the limit the KL is: it
+        is clear of it, its error is what the texts differ by, or it is no number."""
+        kl, within = self.mean_kl(), self.mean_kl(between=False)
+        return (
+            not math.isfinite(kl.mean)
+            or settled(kl.mean, kl.standard_error, max_kl)
+            or within.standard_error < OF_TEXTS * kl.standard_error
+        )
 
     def bits_per_byte(self) -> float | None:
         """Bits per byte of the texts that no model wrote."""
@@ -240,17 +198,21 @@ def score(
     before: scores of its first looks. report: called as (tokens done, total). own: the hidden
     states are the model's own, which are not computed again and compared with nothing.
     """
-    reader, head = Reader(plan, model), None if own else full.head(plan)
+    reader, head = Reader(plan, model), None if own else full.head
     scores, start = before, len(before.passages) if before else 0
     later = list(enumerate(full.passages))[start:]
     done, total = 0, sum(passage.predicted for _, passage in later)
     for _, look in groupby(later, lambda pair: pair[1].look):
         for number, passage in look:
-            states, targets = full.hidden(number), torch.tensor(passage.ids[passage.first :])
+            states, targets = full.hidden[number], torch.tensor(passage.ids[passage.first :])
             x = states.to(plan.device) if own else reader.hidden(passage)
             pieces = zip(*(torch.split(part, ROWS) for part in (x, states, targets)), strict=True)
             rows = [
-                compared(model.logits(q[None])[0], head(p[None])[0] if head else None, ids)
+                compared(
+                    model.logits(q[None])[0],
+                    head(p[None].to(plan.device))[0] if head else None,
+                    ids,
+                )
                 for q, p, ids in pieces
             ]
             found = Scores([passage], _joined(rows))
@@ -258,10 +220,8 @@ def score(
             done += passage.predicted
             report(done, total)
         assert scores is not None
-        if max_kl is not None and not own:
-            kl = scores.mean_kl()
-            if settled(kl.mean, kl.standard_error, max_kl):
-                break
+        if max_kl is not None and not own and scores.enough(max_kl):
+            break
     assert scores is not None
     return scores
 
@@ -284,7 +244,7 @@ def summary(scores: Scores) -> Quality:
     if "kl" not in scores.rows:
         return quality
     difference, kl = scores.estimate(scores["nats"] - scores["reference_nats"]), scores.mean_kl()
-    error = difference.known_error
+    error, top1 = difference.known_error, scores.estimate(scores["top1"])
     depths = scores.depths()
     by_depth = [(name, (depths >= low) & (depths < high))
                 for (name, low), (_, high) in pairwise(DEPTHS)]  # fmt: skip
@@ -301,7 +261,9 @@ def summary(scores: Scores) -> Quality:
         kl_median=scores["kl"].median().item(),
         kl_p99=scores["kl"].quantile(0.99).item(),
         kl_max=scores["kl"].max().item(),
-        top1=scores["top1"].mean().item(),
+        top1=top1.mean,
+        top1_standard_error=top1.known_error,
+        top1_freedom=None if top1.known_error is None else top1.freedom,
         top5=scores["top5"].mean().item(),
         lost=(scores["reference_right"] * (1 - scores["right"])).mean().item(),
         gained=(scores["right"] * (1 - scores["reference_right"])).mean().item(),

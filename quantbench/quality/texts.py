@@ -10,7 +10,7 @@ Python and C++ interleaved, as they were when the text was made. An embedded mod
 Python's standard library: it takes modules of that which its training left out. What a model writes
 itself, in its chat template if it has one, is closest to what it is used for.
 
-Texts are read in looks. The first has 512 tokens, each further one at most as many as all before
+Texts are read in looks. The first has 640 tokens, each further one at most as many as all before
 it. A passage continues its text where the last one ended, but is read from position 0 on, so that
 later ones are longer and reach greater depths. At each look the model answers another prompt, by 64
 decoding steps: a greedy row, and sampled ones beside it, which take hardly more time.
@@ -34,7 +34,7 @@ from quantbench.run.plan import Plan
 
 TEXTS = {name: Path(__file__).with_name(f"{name}.txt") for name in ("prose", "code")}
 HELD_OUT = EMBEDDED / "heldout.txt"
-SHARES = {"prose": 3, "code": 3, "greedy": 1, "sampled": 1}  # of the tokens; alike in the KL
+SHARES = {"prose": 3, "code": 3, "greedy": 1, "sampled": 3}  # of the tokens; alike in the KL
 PROMPTS = (  # one a look
     "Explain to a twelve-year-old how a bicycle stays upright.",
     "Write a function that merges two sorted lists, and say how long it takes.",

@@ -13,11 +13,15 @@ from quantbench.log.kinds import Number
 KL = Number(what="nats per token, such as 0.03", most="100")  # what --max_kl takes
 MAX_KL = 0.03  # the limit unless --max_kl gives another
 # Before the KL is first compared with the limit; each further look doubles the tokens.
-FIRST_TOKENS = 512
+FIRST_TOKENS = 640
 MOST_TOKENS = 16384
 LEAST_TOKENS = 16  # of all texts together
 TOKENS = 4096  # at most, where many schemes are compared
-SURE = 3.5  # standard errors off the limit: 99 % at 7 degrees of freedom, as there are many looks
+# Standard errors off the limit at which no more is read, as there are many looks. On which side of
+# the limit a KL is, its interval says.
+SURE = 3.5
+UNNOTICED = 0.001  # nats that nobody can notice: a tenth of the first class
+ROUNDINGS = 3  # times the reference's noise: what rounding alone explains
 
 # The largest KL of each class, what it means, and a published model of that class.
 CLASSES = (
@@ -47,18 +51,15 @@ def class_of(kl: float) -> str:
     return next((word for most, word, _ in CLASSES if kl <= most), BROKEN)
 
 
+def of_rounding(noise: float | None) -> float:
+    """The most by which two ways of computing the same thing differ, in nats. noise: between the
+    reference's decoding steps and its prompts."""
+    return max(UNNOTICED, ROUNDINGS * (noise or 0.0))
+
+
 def settled(kl: float, standard_error: float, limit: float) -> bool:
-    """Whether a divergence is on one side of the limit beyond doubt."""
+    """Whether a divergence is so far off the limit that no more needs to be read."""
     return abs(kl - limit) > SURE * standard_error
-
-
-def looks_needed(kl: float, standard_error: float, limit: float, looks: int) -> int:
-    """After how many looks in all, each with twice the tokens, the KL should be clear of the limit.
-    The standard error falls with the root of the tokens."""
-    while looks < 32 and not settled(kl, standard_error, limit):
-        standard_error /= 2**0.5
-        looks += 1
-    return looks
 
 
 def described(

@@ -12,18 +12,19 @@ from quantbench.typed_json import omitted
 
 @dataclass(frozen=True)
 class DecodeCheck:
-    """How far predictions by decoding steps are from those of reading the same text as a prompt."""
+    """How much further from the reference decoding steps predict than reading a prompt does."""
 
     decoder: str  # that carried out the steps
     tokens: int  # that were predicted both ways
-    kl: float | None  # nats, KL(prompt ‖ decoding), mean; None where logits are no numbers
-    kl_of_rounding: float  # the largest mean that rounding explains
+    kl: float | None  # nats more than the prompt's, mean; None where logits are no numbers
+    # The most by which decoding may be further from the reference than prompts are, by rounding.
+    kl_of_rounding: float
     differs: bool  # by more than that
 
     def sentence(self) -> str:
         """What the check found, as a sentence for people without its full stop."""
-        kl = "not a number of" if self.kl is None else f"{self.kl:.2g}"
-        figures = f"KL {kl} nats on {self.tokens} tokens"
+        more = "not a number of" if self.kl is None else f"{self.kl:+.2g}"
+        figures = f"KL {more} nats on {self.tokens} tokens"
         if not self.differs:
             return (
                 f"decoding by {self.decoder}, token by token, predicts the same but for rounding "
@@ -82,7 +83,11 @@ class Quality:
     kl_median: float | None = omitted()
     kl_p99: float | None = omitted()
     kl_max: float | None = omitted()
+    noise: float | None = omitted()  # of the reference: KL of its decoding steps to its prompts
     top1: float | None = omitted()
+    top1_standard_error: float | None = omitted()
+    top1_freedom: float | None = omitted()
+    top1_interval: list[float] | None = omitted()
     top5: float | None = omitted()
     lost: float | None = omitted()  # share of tokens: the reference's likeliest is right, ours not
     gained: float | None = omitted()  # ours is right, the reference's not
@@ -108,7 +113,7 @@ class Quality:
         return thresholds.settled(self.kl, self.kl_standard_error, max_kl)
 
     def with_interval(self) -> "Quality":
-        """The same with the intervals of its ratio of perplexities and its KL, if there are any."""
+        """The same with the intervals of its perplexity ratio, KL and top1, if there are any."""
         changes: dict[str, list[float]] = {}
         value, error = self.perplexity_ratio, self.perplexity_ratio_standard_error
         if value and error is not None and self.perplexity_ratio_freedom is not None:
@@ -117,6 +122,9 @@ class Quality:
         if self.kl is not None and self.kl_standard_error is not None and self.kl_freedom:
             kl = Estimate(self.kl, self.kl_standard_error, self.kl_freedom)
             changes["kl_interval"] = [max(0.0, end) for end in kl.ends()]
+        if self.top1 is not None and self.top1_standard_error is not None and self.top1_freedom:
+            top1 = Estimate(self.top1, self.top1_standard_error, self.top1_freedom)
+            changes["top1_interval"] = [min(max(end, 0.0), 1.0) for end in top1.ends()]
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -151,9 +159,21 @@ class SameModel:
 
 
 @dataclass(frozen=True)
-class QualityAnswer:
-    """An arm's quality so far. looks: as many would the reference have to read for its KL to be
-    clear of the limit; None where that is so, or there is no more to read."""
+class Likeliest:
+    """What a model predicts behind each of some tokens, in short: by it two processes see whether
+    they have the same model."""
+
+    ids: list[int]  # the tokens that are read, from position 0 on
+    tokens: list[list[int]]  # the likeliest ones behind each of them
+    logs: list[list[float]]  # logarithms of their probabilities
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An arm's quality, and what is known of the model that was judged."""
 
     quality: Quality | NoQuality
-    looks: int | None = omitted()
+    likeliest: Likeliest | None = omitted()  # None where another model stood in for the arm's
+    weight_bytes: int | None = omitted()  # without the embedding table's
+    kernel: str | None = omitted()
+    refused: str | None = omitted()  # why the texts will not do for any arm

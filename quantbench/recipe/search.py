@@ -24,9 +24,9 @@ from quantbench.log.config import RunConfig
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_model
 from quantbench.progress import progress
-from quantbench.quality.measure import full_precision, loaded
-from quantbench.quality.scores import Reference, Scores, read_on, score
-from quantbench.quality.texts import ALL_LOOKS, Texts, judge_of
+from quantbench.quality.judge import Held, Judge, full_precision
+from quantbench.quality.scores import Scores
+from quantbench.quality.texts import judge_of
 from quantbench.quantize import recipe
 from quantbench.quantize.recipe import Recipe
 from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
@@ -226,23 +226,18 @@ class Search:
         )
 
     @functools.cached_property
-    def full(self) -> Reference:
-        """The exact model, read on the judging texts."""
-        loading, texts = loaded(self.plan), Texts(self.plan, None, JUDGED_TOKENS)
-        with progress("Full precision: reading", unit="tokens") as report:
-            return read_on(self.plan, loading.model, texts, ALL_LOOKS, None, report)
+    def judge(self) -> Judge:
+        """The exact model on the judging texts."""
+        return Judge(Held(self.plan), None, JUDGED_TOKENS)
 
     def scores(self, spec: Spec) -> Scores:
         """The mixture's predictions of every judging token, by the kernels that a run would use,
         compared with the exact model's."""
         return self.scores_of(dataclasses.replace(self.plan, spec=spec))
 
-    @torch.no_grad()
     def scores_of(self, plan: Plan) -> Scores:
         """As `scores`, of any plan for the model."""
-        full, loading = self.full, loaded(plan)
-        with progress(f"{plan.spec.name}: reading", unit="tokens") as report:
-            return score(plan, loading.model, full, report=report)
+        return self.judge.scores(Held(plan))
 
 
 def _check(option: str, given: float, smallest: float, write: Callable[[float], str]) -> None:

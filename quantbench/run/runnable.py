@@ -1,6 +1,14 @@
-"""Whether a plan's kernels and decoder can run, told from shapes before weights are read."""
+"""Whether kernels and decoders can run, told before weights are read."""
 
+import contextlib
+
+import torch
+
+from quantbench import devices
 from quantbench.errors import KernelError
+from quantbench.log.config import RunConfig
+from quantbench.quantize.registry import kernels_for
+from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
 from quantbench.run import decoding
 from quantbench.run.plan import Plan
 from quantbench.run.sizes import shapes_of
@@ -24,3 +32,13 @@ def check(plan: Plan) -> None:
     where = plan.precision, "meta", kernel
     of_one = decoding.caches_of(plan.cache, shape, 1, 1, *where, layers=1)
     decoding.name_of(config.decoder, shapes.model, of_one, config.batch_size)
+
+
+def schemes(config: RunConfig) -> list[str]:
+    """Every kind of scheme that has a kernel here."""
+    where, names = (devices.resolve(config.device), getattr(torch, config.precision)), []
+    for name in SHOWN:
+        with contextlib.suppress(KernelError):
+            kernels_for(parse_scheme(name), config.kernel, *where)
+            names.append(name)
+    return [*names, *MEASURED]

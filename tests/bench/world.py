@@ -15,7 +15,7 @@ from quantbench.bench.answers import TurnTime
 from quantbench.bench.process import WorkerFailed
 from quantbench.bench.session import Session
 from quantbench.log.options import parse
-from quantbench.quality.types import Quality, QualityAnswer
+from quantbench.quality.types import Judged, Likeliest, Quality
 from quantbench.run.energy import Energy
 from quantbench.typed_json import from_json, to_json
 from tests.bench.facts import arm_facts
@@ -33,9 +33,10 @@ class Behaviour:
     fits_beside: int = 100  # other arms
     dies_at: int | None = None  # the turn, counted over all processes
     kl: float = 0.001
-    looks: int = 1  # of the baseline, until its KL is clear of the limit
-    scoring: float = 0.0  # seconds of each look
+    scoring: float = 0.0  # seconds
     fails_to_load: bool = False
+    kills_its_judge: bool = False
+    apart: float = 0.0  # divergence of the loaded model from the judged one
     joules: float | None = None  # of a sample, in every process; None: nothing counts them
 
 
@@ -53,7 +54,10 @@ class World:
     readings: object = lambda number: 1e9  # bytes per second of an idle machine; None fails
     read: list = field(default_factory=list)  # those that were taken
     caveat: str | None = None  # of the readings
-    looks: int = 0  # that the baseline has read for its quality
+    figures: object = lambda config: {}  # of an arm's quality, in the place of the usual ones
+    weight_bytes: object = lambda config: 1000
+    noise: float = 0.001  # of the reference
+    results: object = None  # of the session
     seed: int = 0
 
     def __post_init__(self):
@@ -64,10 +68,12 @@ class World:
         return World(list(behaviours), **more)
 
     def install(self, monkeypatch):
-        monkeypatch.setattr("quantbench.bench.pool.Process", self.start)
+        for module in ("pool", "judging"):
+            monkeypatch.setattr(f"quantbench.bench.{module}.Process", self.start)
         monkeypatch.setattr("quantbench.compare.comparing.Session", self.session)
 
     def session(self, store, rule, **more):
+        self.results = store.results
         return Session(store, rule, self.command, clock=lambda: self.now, **more)
 
     def command(self, number):
@@ -113,14 +119,34 @@ class FakeProcess:
             raise WorkerFailed("out of memory", "memory")
         self.world.now += self.behaviour.loading
 
-    def quality(self, tokens, text, reference, keep, max_kl=0.03, looks=1):
-        self.world.looks = self.world.looks if reference else looks
-        self.world.now += self.behaviour.scoring
-        scores, more = Quality(tokens, 8.0, 0.1), None
-        if reference:
-            scores = dataclasses.replace(scores, kl=self.behaviour.kl, kl_standard_error=1e-5)
-            more = self.world.looks + 1 if self.behaviour.looks > self.world.looks else None
-        return QualityAnswer(scores, more)
+    def read(self, argv, tokens, text):
+        """The judge's process has the number of the arm that it judges."""
+        self.tokens = tokens
+        argvs = [arm.argv for arm in self.world.results.arms]
+        if self.world.behaviours[argvs.index(argv) if argv in argvs else -1].fails_to_load:
+            raise WorkerFailed("no such thing", "usage")
+        return self._judged(parse(argv), {"kl": None, "kl_standard_error": None})
+
+    def judge(self, argv, max_kl, seconds, details):
+        config = parse(argv)
+        number = [arm.config for arm in self.world.results.arms].index(config)
+        behaviour = self.world.behaviours[number]
+        self.world.journal[-1] = number, "judge"
+        self.world.now += behaviour.scoring
+        if behaviour.kills_its_judge:
+            raise WorkerFailed("killed (SIGKILL), as the system does when memory runs out")
+        if behaviour.fails_to_load:
+            raise WorkerFailed("no such thing", "usage")
+        return self._judged(config, {"kl": behaviour.kl, "kl_standard_error": 1e-5})
+
+    def _judged(self, config, figures):
+        quality = Quality(self.tokens, 8.0, 0.1, kl_freedom=11, noise=self.world.noise, **figures)
+        quality = dataclasses.replace(quality, **self.world.figures(config))
+        likeliest = Likeliest([1], [[1]], [[0.0]])
+        return Judged(quality, likeliest, self.world.weight_bytes(config), "cpu")
+
+    def divergence(self, judged):
+        return self.behaviour.apart
 
     def get_ready(self):
         own = dataclasses.replace(self.config, device="cpu")

@@ -14,10 +14,10 @@ from quantbench.bench.store import (
     Bandwidth,
     Ended,
     Left,
-    Ready,
     Results,
     Scored,
     Settings,
+    Started,
     Store,
     Turn,
 )
@@ -96,7 +96,7 @@ def _events(generator, number, name, megabytes, speed_up, perplexity):
         git_commit="0123abc",
     )
     for process in range(PROCESSES):
-        yield Ready(number, process, facts)
+        yield Started(number, process, facts)
     yield Scored(number, _quality(name, perplexity))
     step = BASELINE_STEP / speed_up
     for cycle in range(CYCLES):
@@ -128,6 +128,7 @@ def _quality(name: str, perplexity: float) -> Quality | NoQuality:
         perplexity_ratio_interval=[ratio * 0.999, ratio * 1.001],
         kl=max(0.0, np.log(ratio)) + 0.0004,
         kl_standard_error=0.0002,
+        kl_interval=[max(0.0, np.log(ratio)), max(0.0, np.log(ratio)) + 0.0008],
         top1=1 / (1 + np.log(perplexity / 7.0)),
         top5=0.99,
         layers=layers,

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quantbench.bench import store as stores
-from quantbench.bench.answers import Planned
+from quantbench.bench.answers import Runnable
 from quantbench.bench.arm import make_arms, of_one_model
 from quantbench.bench.process import Process
 from quantbench.bench.worker import NeverFits, Worker
@@ -103,7 +103,11 @@ def test_every_arm_has_its_row(done):
     assert "need 10240" in results["rows"][4]["failed"]
     for name in names:
         assert re.search(rf"^{re.escape(name)} ", stdout, re.M)
-    assert "KL divergence: not noticeable up to 0.01" in stdout
+    assert "KL divergence: not noticeable up to 0.01" in (folder / "out" / "report.md").read_text()
+    below = stdout[stdout.index("\n\n") :].strip().splitlines()
+    assert below[0].startswith("Use ") and len(below) <= 12
+    assert all(len(line) <= 100 for line in below if not line.startswith("    "))
+    assert [line.partition(":")[0] for line in below[-2:]] == ["Noise", "Limits"]
 
 
 def whole_runs(turns, new_tokens):
@@ -172,7 +176,7 @@ def test_it_ends_with_an_answer(done):
     report = (folder / "out" / "report.md").read_text()
     for choice in choices:
         for words in (choice["line"], choice["run"]):
-            assert words in stdout and words in report
+            assert words in " ".join(stdout.split()) and words in report
     (excluded,) = [line for line in results["answer"]["remarks"] if line.startswith("Excluded")]
     assert "KL above 0.03: uintx-2-64" in excluded
     assert "failed: none, cache_size=2; none, cache_size=" in excluded
@@ -394,7 +398,7 @@ def test_files_of_one_model(files_of_tiny, tmp_path, monkeypatch):
         f"quality is relative to {files_of_tiny}/Q8_0.gguf, whose weights are quantized themselves "
         "(gguf-Q8_0)"
     )
-    assert sentence in stdout.splitlines()
+    assert sentence in " ".join(stdout.split())
     assert sentence in (tmp_path / "out" / "report.md").read_text()
     records = read_log(tmp_path / "benchmarks.txt").records
     logged = [config_of(record).checkpoint_path for _, record in records]
@@ -402,7 +406,7 @@ def test_files_of_one_model(files_of_tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     again = run("--resume", "out")
     assert again.exit_code == 0 and "loading" not in again.stderr
-    assert sentence in again.stdout.splitlines()
+    assert sentence in " ".join(again.stdout.split())
 
 
 def test_the_reference_is_the_first_file_in_full_precision(files_of_tiny):
@@ -436,8 +440,8 @@ def all_arms(monkeypatch, *refused):
         if do == "schemes":
             assert "--device" in argv
             return ["none", "int8wo", "uintx-4-64", "fp6"]
-        bad = {name: Planned(f"{name} takes no such shape", "refused") for name in refused}
-        return [bad.get(parse(argv).quantization, Planned()) for argv in argvs]
+        bad = {name: Runnable(f"{name} takes no such shape", "refused") for name in refused}
+        return [bad.get(parse(argv).quantization, Runnable()) for argv in argvs]
 
     worker = SimpleNamespace(answer=answer, close=lambda: closed.append(True))
     monkeypatch.setattr(command, "Process", lambda: worker)

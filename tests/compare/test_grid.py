@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from quantbench.bench.answers import Planned
+from quantbench.bench.answers import Runnable
 from quantbench.bench.arm import make_arms
 from quantbench.bench.grid import combined
 from quantbench.compare.commands import ab
@@ -50,7 +50,7 @@ def test_an_alias_and_a_value_with_spaces():
 
 # ------------------------------------------------------------------------------- the comparison
 
-NO_ROOM = Planned("no room", "refused")
+NO_ROOM = Runnable("no room", "refused")
 run = partial(command, "ab", "--device", "cpu", "--write_result", "none", "--max_new_tokens", "8")
 
 
@@ -60,8 +60,8 @@ def measured(monkeypatch):
 
     def measured(seconds, *words):
         def answer(kind, do, argvs):
-            assert (kind, do) == (list[Planned], "plans") and len(argvs) == len(seconds)
-            return [Planned() if each else NO_ROOM for each in seconds]
+            assert (kind, do) == (list[Runnable], "plans") and len(argvs) == len(seconds)
+            return [Runnable() if each else NO_ROOM for each in seconds]
 
         worker = SimpleNamespace(answer=answer, close=lambda: None)
         monkeypatch.setattr(ab, "Process", lambda: worker)

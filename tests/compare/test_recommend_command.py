@@ -4,7 +4,6 @@ machines in one table."""
 import dataclasses
 import json
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,15 +16,17 @@ from quantbench.compare.rows import rows
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.quality.types import DecodeCheck
+from quantbench.run import runnable
 from quantbench.run.loading import load
 from quantbench.run.plan import make_plan
-from tests.bench.world import Behaviour, FakeProcess, World
+from tests.bench.world import Behaviour, World
 from tests.compare.example_results import example_results
 from tests.programs import command, worked
 from tests.refusals import one_line
 
 GB = 10**9
 KL = {"none": 0.0, "int8wo": 0.002, "fp6": 0.02, "uintx-2-64": 3.0}
+BYTES = {"none": 16, "int8wo": 8, "fp6": 6, "uintx-2-64": 2}
 SECONDS = {"none": 0.1, "int8wo": 0.05, "fp6": 0.04, "uintx-2-64": 0.02}
 
 
@@ -38,22 +39,9 @@ def world(monkeypatch):
         *(Behaviour(SECONDS[name], between=0.002, noise=0.002, kl=KL[name]) for name in KL)
     )
     made.install(monkeypatch)
-    # A worker that knows which schemes run here.
-    answers = {"answer": lambda *_, **__: [*KL, "autoquant"], "close": lambda: None}
-    monkeypatch.setattr(menu, "Process", lambda: SimpleNamespace(**answers))
+    made.weight_bytes = lambda config: BYTES[config.quantization]
+    monkeypatch.setattr(runnable, "schemes", lambda config: [*KL, "autoquant"])
     return made
-
-
-def score(monkeypatch, figures):
-    """Let figures(config) be those of every arm's quality, and the others stay."""
-    usual = FakeProcess.quality
-
-    def quality(self, *given, **more):
-        answer = usual(self, *given, **more)
-        found = dataclasses.replace(answer.quality, **figures(self.config))
-        return dataclasses.replace(answer, quality=found)
-
-    monkeypatch.setattr(FakeProcess, "quality", quality)
 
 
 SMALL = ("--device", "cpu", "--write_result", "none", "--max_new_tokens", "8")
@@ -62,13 +50,17 @@ SMALL = ("--device", "cpu", "--write_result", "none", "--max_new_tokens", "8")
 def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
     folder = tmp_path / "out"
     result = worked("recommend", *SMALL, "--output", folder)
-    first, runs, verify, *remarks = result.stdout.splitlines()
+    first, figures, more, runs, verify, *remarks = result.stdout.splitlines()
     assert first.startswith("Use fp6: the fastest of those shown to be within the limits, the ")
-    assert "KL 0.02 (good)" in first and "decodes 2." in first
+    assert "KL 0.02" in figures + more and "decodes 2." in figures
     assert "quantbench generate --quantization fp6 --checkpoint_path tiny" in runs
-    assert "--compile" in runs and "--max_new_tokens" not in runs
+    assert "--compile" not in runs and "--max_new_tokens" not in runs  # nothing is compiled
     assert verify.startswith("    verify: quantbench ab ")
-    assert remarks == ["Excluded: KL above 0.03: uintx-2-64"]
+    assert remarks[0] == "Excluded: KL above 0.03: uintx-2-64"
+    assert remarks[-1].startswith(
+        "Limits: no KL above 0.03; KL 0.001 is full precision's own noise"
+    )
+    assert [line.partition(":")[0] for line in remarks] == ["Excluded", "Noise", "Limits"]
     kept = json.loads((tmp_path / "out" / "results.json").read_text())["answer"]
     assert [choice["arm"] for choice in kept["choices"]] == ["fp6"]
     assert world.asked("load") and "autoquant" not in result.stdout
@@ -91,7 +83,7 @@ def test_a_scheme_that_fails_is_the_exit_code_after_the_answer(world):
     assert last.startswith("error: 'fp6' failed: no such thing; the others were compared: ")
 
 
-def test_the_report_says_where_decoding_differs(world, monkeypatch, tmp_path):
+def test_the_report_says_where_decoding_differs(world, tmp_path):
     """The decoder of one arm computes something else; the report has a sentence about that arm."""
 
     def figures(config):
@@ -99,7 +91,7 @@ def test_the_report_says_where_decoding_differs(world, monkeypatch, tmp_path):
         check = DecodeCheck("cpu-step", 16, 0.5 if differs else 1e-4, 0.002, differs)
         return {"window": 1024, "model": "tiny", "decoding": check}
 
-    score(monkeypatch, figures)
+    world.figures = figures
     worked("recommend", *SMALL, "--output", tmp_path / "out")
     report = (tmp_path / "out" / "report.md").read_text()
     assert "quality is of the model tiny on " in report
@@ -129,7 +121,7 @@ def test_limits_that_exclude_everything_measured(world, tmp_path):
 def test_schemes_that_cannot_satisfy_the_memory_are_not_measured(world):
     """The embedded model takes 12.7 MB in full precision, 7.5 in int8wo."""
     worked("recommend", *SMALL, "--max_memory", "10MB")
-    assert world.asked("load")[:4] == [0, 1, 2, 3]  # the baseline even so
+    assert world.asked("judge") == [1, 2, 3] and 0 in world.asked("load")  # the baseline even so
     result = run(*SMALL, "--max_memory", "6.9MB")
     assert "exceed --max_memory 6.90 MB: int8wo (" in result.stderr
     line = one_line(run(*SMALL, "--max_memory", "1MB"))
@@ -250,12 +242,12 @@ BITS = {"tiny": (1.2, 0.01), "tiny_moe": (1.1, 0.01)}  # and the relative error 
 
 
 @pytest.fixture
-def models(world, monkeypatch):
+def models(world):
     def figures(config):
         bits, error = BITS[config.checkpoint_path]
         return {"bits_per_byte": bits, "perplexity": 8.0, "perplexity_standard_error": 8 * error}
 
-    score(monkeypatch, figures)
+    world.figures = figures
 
 
 BOTH = ("--checkpoint_path", "tiny", "--checkpoint_path", "tiny_moe")

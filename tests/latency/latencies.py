@@ -3,7 +3,7 @@
 import dataclasses
 import random
 
-from quantbench.bench.store import Ended, Left, Planned, Ready, Store, Turn
+from quantbench.bench.store import Ended, Left, Planned, Started, Store, Turn
 from quantbench.latency.answer import tables
 from quantbench.latency.cell_plan import CellPlan
 from quantbench.latency.cells import begin
@@ -34,7 +34,7 @@ def measured(slownesses, folder=None, seed=0, together=True, model=MODEL, why=No
         config = dataclasses.replace(cell.config(made.decode_length), device="cpu")
         facts = arm_facts(config=config, model=model)
         energy = [NotCounted("no counter; power limit × time is an upper bound")]
-        kept.add(Ready(number, 0, dataclasses.replace(facts, energy=energy)))
+        kept.add(Started(number, 0, dataclasses.replace(facts, energy=energy)))
     for first in range(0, len(made.cells), len(made.arms)):
         for _ in range(made.runs):
             state = numbers.uniform(0.7, 1.4)  # of the machine, in this cycle

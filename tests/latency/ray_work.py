@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from quantbench.bench.store import Ended, Ready, Store, Turn
+from quantbench.bench.store import Ended, Started, Store, Turn
 from quantbench.latency.cell_plan import CellPlan
 from quantbench.latency.cells import begin
 from quantbench.typed_json import from_json
@@ -31,7 +31,7 @@ def work(task, timeout):
         time.sleep(300)
     kept = Store(begin(plan), None)
     for number in asked["cells"]:
-        kept.add(Ready(number, 0, arm_facts(), f"Ray node {mine[:8]} on a host"))
+        kept.add(Started(number, 0, arm_facts(), f"Ray node {mine[:8]} on a host"))
         for cycle in range(plan.runs):
             kept.add(Turn(number, 0, cycle, "prompt", 100, 0.1))
             kept.add(Turn(number, 0, cycle, "decode", 2, 0.04, [0.02, 0.02]))

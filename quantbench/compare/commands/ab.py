@@ -10,6 +10,7 @@ The first arm is the baseline. Arms take short turns in cycles: bench/session.py
 """
 
 import sys
+import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any
 
 import click
 
-from quantbench.bench.answers import Planned
+from quantbench.bench.answers import Runnable
 from quantbench.bench.arm import MODEL, WORK, make_arms, of_one_model, other_schemes, read_arms
 from quantbench.bench.grid import combined
 from quantbench.bench.process import Process
@@ -67,6 +68,7 @@ def ab(
     **given: Any,
 ) -> None:
     """Compare ARMs: take turns with them until the difference is known."""
+    began = time.monotonic()
     check_open(show, output or resume)
     settings = compare_options.settings_of(given)
     if resume:
@@ -90,7 +92,8 @@ def ab(
         folder = prepared(config.write_result, settings, output)
         results = Results.begin(Settings(**settings), chosen, config.write_result)
     conclude = partial(recommend, limits=asked, reference=results.settings.reference)
-    sys.exit(compare(results, folder, asked, conclude, form, show))
+    spent = time.monotonic() - began
+    sys.exit(compare(results, folder, asked, conclude, form, show, spent=spent))
 
 
 def _arms(
@@ -128,7 +131,7 @@ def _over(
 
 def _able(arms: Sequence[ArmResult], worker: Process) -> list[ArmResult]:
     """The arms that can run; prints why others cannot. Raises that reason where no arm can."""
-    plans = worker.answer(list[Planned], "plans", argvs=[arm.argv for arm in arms])
+    plans = worker.answer(list[Runnable], "plans", argvs=[arm.argv for arm in arms])
     able = [arm for arm, plan in zip(arms, plans, strict=True) if plan.problem is None]
     if arms and not able:
         failure = UsageError if plans[0].kind == "usage" else QuantbenchError

@@ -4,12 +4,13 @@
     quantbench recommend --checkpoint_path A --checkpoint_path B    # which model, too
     quantbench recommend --from results --max_kl 0.1                # of an earlier run
 
-A shorter ab: every scheme that runs here and may satisfy --max_memory, compiled, against none; what
-cannot win is not measured to the end.
+A shorter ab: the quality of every scheme that runs here and may satisfy --max_memory is measured in
+one process, and those that may win, six at most, take turns with none.
 """
 
 import dataclasses
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ from quantbench.compare.rows import rows as rows_of
 from quantbench.compare.share_file import HOLDS, Model
 from quantbench.compare.share_file import write as write_shared
 from quantbench.compare.shared_tables import across
+from quantbench.compare.shortlist import MOST, Shortlist
+from quantbench.compare.stop import Enough
+from quantbench.compare.tables import below
 from quantbench.errors import QuantbenchError, UsageError
 from quantbench.help_text import names_of, refuse_beside
 from quantbench.log import shell
@@ -39,7 +43,7 @@ from quantbench.log.config import RunConfig
 from quantbench.log.options import options, parse
 from quantbench.progress import say
 from quantbench.run import checks
-from quantbench.text import shown, size
+from quantbench.text import counted, shown, size
 
 UNUSED = (*compare_options.UNUSED, "quantization", "compile", "checkpoint_path")
 OF_EARLIER = ("earlier", "checkpoints", "share", "debug", *vars(Limits()))
@@ -66,6 +70,7 @@ def recommend(
     **given: Any,
 ) -> None:
     """Which quantization to take: the fastest that keeps quality, the smallest, the best mix."""
+    began = time.monotonic()
     asked, settings = limits(given), compare_options.settings_of(given)
     common = dataclasses.replace(config, compile=True)
     written = files.Output("--share", share, HOLDS, "results.json")
@@ -85,7 +90,7 @@ def recommend(
             write_shared("--share", share, [content(results, rows, answer)])
         if answer.nothing:
             raise QuantbenchError(answer.nothing)
-        click.echo(answer.text())
+        click.echo(below(results, rows, answer))
         return
     if settings.get("tokens") == 0:
         raise UsageError("--tokens 0: without quality there is no recommendation; quantbench ab "
@@ -101,9 +106,11 @@ def recommend(
     answers: list[tuple[Model, Recommendation]] = []
     shares: list[object] = []
     code = 0
-    for config in configs:
+    usual = Settings(**settings)
+    each = dataclasses.replace(usual, max_minutes=usual.max_minutes / len(configs))
+    for place, config in enumerate(configs):
         own = folder / name_of(config.checkpoint_path) if folder and len(configs) > 1 else folder
-        results = _begin(config, Settings(**settings), asked, own, names)
+        results = _begin(config, each, asked, own, names)
 
         def conclude(rows: Sequence[Row], best: Best, results: Results = results) -> Recommendation:
             answer = recommended(rows, asked, best)
@@ -111,7 +118,9 @@ def recommend(
             shares.append(content(results, rows, answer))
             return answer
 
-        code |= compare(results, own, asked, conclude, "answer", answer_only=True)
+        rule = (Enough if names else Shortlist)(asked, answer_only=True)
+        spent = time.monotonic() - began - 60 * place * each.max_minutes
+        code |= compare(results, own, asked, conclude, "answer", rule=rule, spent=spent)
         if results.ended == "interrupted":
             break
     if share:
@@ -133,13 +142,16 @@ def _begin(
     folder: Path | None,
     schemes: Sequence[str] | None,
 ) -> Results:
-    """The session of one model; says what it will do, how long it may take, and how much disk."""
+    """The session of one model; says what it will do, and how long it may take."""
     names, needs = menu(config, asked, schemes)
     arms = make_arms(config, [shell.join(["--quantization", name]) for name in names])
     results = Results.begin(settings, arms, config.write_result)
+    most = len(names) if schemes else min(len(names), MOST + 1)
+    disk = sum(sorted((needs[name] for name in names[1:]), reverse=True)[: most - 1])
     say(
-        f"{len(arms)} schemes on {config.checkpoint_path}, at most {settings.max_minutes:g} min "
-        f"(--max_minutes), and {size(sum(needs[name] for name in names[1:]))} of disk until it ends"
+        f"Quality of {counted(len(arms), 'scheme')} of {config.checkpoint_path}, then "
+        f"turns with {most} of them at most: {settings.max_minutes:g} min, "
+        f"{size(disk)} of disk until it ends"
         + (f"; kept in {folder}" if folder else "; --output DIR keeps everything")
     )
     return results
