@@ -30,7 +30,13 @@ from quantbench.peers.answer import peer_rows
 from quantbench.peers.arms import make_arms, of_runtimes, seconds_before
 from quantbench.peers.commands import peers
 from quantbench.peers.gguf_file import check, weight_bytes, write
-from quantbench.peers.runtimes import LlamaServer, Stepwise, TransformersRuntime, Work, hugging_face
+from quantbench.peers.runtimes import (
+    LlamaServer,
+    PeerWork,
+    Stepwise,
+    TransformersRuntime,
+    hugging_face,
+)
 from quantbench.peers.tables import PEERS, peer_remarks
 from quantbench.peers.worker import PeerWorker
 from quantbench.report.columns import aligned
@@ -166,7 +172,7 @@ def test_hugging_face_has_our_weights(tmp_path):
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_hugging_face_decodes_as_it_reads(tmp_path, rows):
-    work = Work("transformers", 8, 4, 1, checkpoint(tmp_path), rows=rows)
+    work = PeerWork("transformers", 8, 4, 1, checkpoint(tmp_path), rows=rows)
     runtime = TransformersRuntime(work, headroom=0)
     tokens = [5, 300, 17, 42, 42, 8]
     runtime.begin()
@@ -250,7 +256,7 @@ def worker(monkeypatch):
             assert len(self.read) <= 5 + worker.work.new  # that there is room for
             return 100 + len(self.read)
 
-    worker.work, worker.runtime = Work("llama.cpp", 5, 10, 1, "tiny"), Runtime()
+    worker.work, worker.runtime = PeerWork("llama.cpp", 5, 10, 1, "tiny"), Runtime()
     worker.runtime.work = worker.work
     return worker
 
@@ -323,7 +329,7 @@ def test_a_server_of_rows(tmp_path, server, count, made):
     name, file = checkpoint(tmp_path), tmp_path / "model.gguf"
     write(file, name, "BF16")
     given = {"file": str(file), "program": program(tmp_path, SERVER)}
-    runtime = LlamaServer(Work(server, 3, 8, 4, name, rows=count, **given), headroom=0)
+    runtime = LlamaServer(PeerWork(server, 3, 8, 4, name, rows=count, **given), headroom=0)
     try:
         first = 4 if server == "ik_llama.cpp" else 5
         runtime.tokens = [first, 6, 7]
@@ -341,7 +347,7 @@ def test_a_server_of_rows(tmp_path, server, count, made):
         runtime.server.wait()
     given["program"] = program(tmp_path, "raise SystemExit(7)")
     with pytest.raises(QuantbenchError, match="ended with exit code 7 for .*model.gguf"):
-        LlamaServer(Work(server, 3, 8, 4, name, **given), headroom=0)
+        LlamaServer(PeerWork(server, 3, 8, 4, name, **given), headroom=0)
 
 
 def test_every_token_of_a_written_file_is_text(tmp_path):
