@@ -108,6 +108,7 @@ class Tokenizer(ABC):
     bos_id: int | None = None  # opens a sequence; None where the model was trained without one
     eos_ids: frozenset[int] = frozenset()  # all that end a generation
     size: int  # one more than the largest id in use
+    same: Mapping[int, int] = {}  # ids that decode as another one, of the same text
     special: Mapping[str, int] = {}  # ids of the special tokens by their names, as "<|eot_id|>"
     chat_template: str | None = None  # the checkpoint's own, in Jinja
     named: Mapping[str, str] = {}  # special tokens as a chat template sees them: bos_token, …
@@ -123,7 +124,7 @@ class Tokenizer(ABC):
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`. Special tokens and ids that nothing is known of leave no trace."""
-        return self._decode([id for id in ids if 0 <= id < self.size])
+        return self._decode([self.same.get(id, id) for id in ids if 0 <= id < self.size])
 
     @abstractmethod
     def _encode(self, text: str) -> list[int]:
