@@ -8,7 +8,8 @@
 What is in a file decides how it is read, not its name: `tokenizer.model` is a sentencepiece
 protobuf (sentencepiece_file.py) beside Llama 2 and lines of base64 (tiktoken_file.py) beside Llama
 3. A folder that also has a tokenizer.json (tokenizer_json.py) is read through that one, because it
-alone knows the special tokens that were added later. Each kind is imported when a file is one.
+alone knows the special tokens that were added later. Mistral's tekken.json (tekken_file.py) is read
+where there is no other. Each kind is imported when a file is one.
 """
 
 import os
@@ -23,7 +24,8 @@ from quantbench.models.tokenizer_hints import BESIDE, Hints
 from quantbench.text import plain, shown
 
 # Where a tokenizer may lie, best first; original/ is where Hugging Face keeps Meta's Llama 3 files.
-FILES = ("tokenizer.json", "tokenizer.model", "original/tokenizer.model", "vocab.json")
+FILES = ("tokenizer.json", "tokenizer.model", "original/tokenizer.model", "vocab.json",
+         "tekken.json")  # fmt: skip
 ENDINGS = ("</s>", "<|end_of_text|>", "<|eot_id|>")
 LLAMA_3_BEGINNING = "<|begin_of_text|>"
 UNFINISHED = "\ufffd"  # in the place of bytes that are no whole character
@@ -56,7 +58,11 @@ def tokenizer_of(folder: Path, content: Mapping[str, bytes], vocab_size: int) ->
 
         data = of_vocabulary(folder, content, hints)
     tokenizer: Tokenizer
-    if path.suffix == ".json":
+    if name == "tekken.json":
+        from quantbench.models.tekken_file import TekkenTokenizer
+
+        tokenizer = TekkenTokenizer(path, data, hints)
+    elif path.suffix == ".json":
         from quantbench.models.tokenizer_json import JsonTokenizer
 
         tokenizer = JsonTokenizer(path, data, hints, vocab_size)
@@ -102,6 +108,7 @@ class Tokenizer(ABC):
     bos_id: int | None = None  # opens a sequence; None where the model was trained without one
     eos_ids: frozenset[int] = frozenset()  # all that end a generation
     size: int  # one more than the largest id in use
+    same: Mapping[int, int] = {}  # ids that decode as another one, of the same text
     special: Mapping[str, int] = {}  # ids of the special tokens by their names, as "<|eot_id|>"
     chat_template: str | None = None  # the checkpoint's own, in Jinja
     named: Mapping[str, str] = {}  # special tokens as a chat template sees them: bos_token, …
@@ -117,7 +124,7 @@ class Tokenizer(ABC):
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`. Special tokens and ids that nothing is known of leave no trace."""
-        return self._decode([id for id in ids if 0 <= id < self.size])
+        return self._decode([self.same.get(id, id) for id in ids if 0 <= id < self.size])
 
     @abstractmethod
     def _encode(self, text: str) -> list[int]:

@@ -308,6 +308,7 @@ class Gguf(MaybeQuantized):
         if not content:
             return ByteTokenizer(vocab_size)
         tokenizer = tokenizer_of(self.files[0], content, vocab_size)
+        tokenizer.same = gguf_tokenizer.twins(self.metadata.get("tokenizer.ggml.tokens", ()))
         if gguf_tokenizer.lacks_pattern(self.metadata):
             tokenizer.notes += (gguf_tokenizer.NO_PATTERN,)
         return tokenizer

@@ -160,6 +160,15 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
     types = list(get("ggml.token_type", [_NORMAL] * len(tokens), numbers))
     if _UNKNOWN not in types and ids["unknown"] is not None:
         types[ids["unknown"]] = _UNKNOWN
+    same = twins(tokens)  # no format of tokenizers has a piece twice, or an empty one
+    types = [
+        _UNUSED if id in same else types[id] if piece else _CONTROL
+        for id, piece in enumerate(tokens)
+    ]
+    tokens = [
+        f"[DUPLICATE_{id}]" if id in same else piece or f"[EMPTY_{id}]"
+        for id, piece in enumerate(tokens)
+    ]
     for id in ids.values():  # some files call them ordinary pieces
         if id is not None and types[id] in (_NORMAL, _UNUSED):
             types[id] = _CONTROL
@@ -184,6 +193,12 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
         "tokenizer_config.json": json.dumps(notes).encode(),
         "generation_config.json": json.dumps({"eos_token_id": ends}).encode(),
     }
+
+
+def twins(tokens: Sequence[str]) -> dict[int, int]:
+    """Each id whose piece a later id has, too, and the last such id, which llama.cpp encodes to."""
+    last = {piece: id for id, piece in enumerate(tokens)}
+    return {id: last[piece] for id, piece in enumerate(tokens) if piece and last[piece] != id}
 
 
 def _json(

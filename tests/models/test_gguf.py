@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from sentencepiece import SentencePieceProcessor
+from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -315,6 +316,30 @@ def test_sentencepiece_out_of_a_file_is_the_same(tmp_path):
     assert [kept.encode(text) for text in HARD_TEXTS] == [ours.encode(t) for t in HARD_TEXTS]
     for attribute in ("bos_id", "eos_ids", "chat_template"):
         assert getattr(kept, attribute) == getattr(ours, attribute)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_pieces_that_are_there_twice_or_empty(kind, tmp_path):
+    """As in official files of Gemma 4: both ids decode, and one of them is encoded to."""
+    tokens = tokenizer_of_tiny() | {"tokenizer.ggml.model": kind}
+    pieces = tokens["tokenizer.ggml.tokens"]
+    if kind == "gpt2":
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        pieces = ["<unk>", "<s>", "</s>", *sorted(alphabet), *map(str, range(10, 200))]
+        types = [1] * len(pieces)
+        tokens |= {"tokenizer.ggml.merges": ["1 0"], "tokenizer.ggml.pre": "gpt-2"}
+        tokens |= {"tokenizer.ggml.token_type": types, "tokenizer.ggml.scores": None}
+        tokens = {key: value for key, value in tokens.items() if value is not None}
+    pieces[400], pieces[410] = pieces[290], ""
+    tokens["tokenizer.ggml.tokens"] = pieces
+    made = hugging_face.model("llama-2", vocab_size=len(pieces))
+    path = written(tmp_path / "m.gguf", made, "llama", metadata=tokens)
+    tokenizer = open_checkpoint(str(path)).tokenizer(len(pieces))
+    assert tokenizer.size == len(pieces)
+    assert tokenizer.decode([290]) == tokenizer.decode([400]) != ""
+    assert tokenizer.decode([410]) == ""
+    text = tokenizer.decode([290])
+    assert tokenizer.decode(tokenizer.encode(text, bos=False)) == text
 
 
 @pytest.mark.parametrize("pre", (None, "gpt-2"))

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from quantbench.models.formats import open_checkpoint
+from quantbench.models.tokenizer import load_tokenizer
 from tests.models.test_tokenizer import HARD_TEXTS
 from tests.programs import python
 
@@ -49,6 +50,21 @@ def byte_level(data: Path, folder: Path):
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     model = Tekkenizer.from_file(str(file))
     return 131072, lambda text: model.encode(text, bos=True, eos=False), model.decode
+
+
+def test_tekken_alone_gives_its_librarys_ids(tmp_path):
+    common = pytest.importorskip("mistral_common", reason="needs the package mistral-common")
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    file = Path(common.__file__).parent / "data" / "tekken_240911.json"
+    shutil.copy(file, tmp_path / "tekken.json")
+    theirs, ours = Tekkenizer.from_file(str(file)), load_tokenizer(tmp_path, 131072)
+    assert (ours.bos_id, ours.eos_ids) == (1, {2})
+    for text in TEXTS:
+        ids = theirs.encode(text, bos=True, eos=False)
+        assert ours.encode(text) == ids, text
+        assert ours.decode(ids) == theirs.decode(ids), text
+    assert ours.encode_marked("[INST]a")[0] == theirs.get_special_token("[INST]")
 
 
 @pytest.mark.parametrize("kind", [sentencepiece, pytest.param(byte_level, marks=pytest.mark.slow)])
