@@ -92,6 +92,8 @@ def below(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
     """The answer, then lines on what differs from what was judged, noise and limits."""
     head, tail = answer.text().splitlines(), _closing(results, rows, answer)
     most = MOST_LINES - len(tail)
+    if len(head) > most:
+        head = [line for line in head if not line.startswith("    verify:")]
     return "\n".join([*(head if len(head) <= most else [*head[: most - 1], "    …"]), *tail])
 
 
