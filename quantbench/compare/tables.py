@@ -111,7 +111,7 @@ def _closing(results: Results, rows: Sequence[Row], answer: Recommendation) -> l
             + "".join(f"; memory at {span(read)}" for read in [*results.bandwidth.values()][:1])
         )
     if used := others_said(results.arms):
-        lines.append(f"Busy: {used} while samples were taken")
+        lines.append(f"Busy: {used}")
     if results.ended in ("max_minutes", "interrupted"):
         lines.append(f"Ended early: {ENDED[results.ended]}")
     limits = [f"no {', no '.join(answer.limits.words().values())}"]

@@ -50,7 +50,7 @@ def both_ways(
 
 
 def noise(plan: Plan, model: Transformer, ids: list[int], steps: int = 2 * STEPS) -> Quality:
-    """Of the model's decoding steps against its prompts."""
+    """The model's decoding steps against its prompts."""
     _, first, prompt, decoded = both_ways(plan, model, ids, steps)
     ids = ids[: first + 1 + len(prompt)]
     rows = compared(decoded, prompt, torch.tensor(ids[first + 1 :]))
