@@ -129,7 +129,7 @@ class Worker:
         return self.judging.judged(plan, max_kl, seconds, details)
 
     def divergence(self, judged: Likeliest) -> float:
-        """Of the loaded model from the one that was judged, nats a token."""
+        """KL of the loaded model from the one that was judged, nats a token."""
         from quantbench.quality import decode_check
 
         with devices.returning_memory():  # else it would raise the peak of generating

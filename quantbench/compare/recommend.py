@@ -171,9 +171,12 @@ def at_home(line: str) -> str:
     return re.sub(rf"(?<= ){re.escape(home)}(?=/)", "~", line) if home.startswith("/") else line
 
 
-def verifying(arguments: Sequence[str], baseline: Sequence[str]) -> str:
-    """The command that compares the arm with the baseline again."""
-    own, other, usual = parse(arguments), parse(baseline), RunConfig()
+def verifying(arguments: Sequence[str], baseline: Sequence[str], compiled: bool = True) -> str:
+    """The command that compares the arm with the baseline again. compiled: whether --compile does
+    anything in one of them."""
+    without = [] if compiled else ["compile"]
+    own, other = (parse(words).without(without) for words in (arguments, baseline))
+    usual = RunConfig()
     differ = [name for name in vars(own) if getattr(own, name) != getattr(other, name)]
     of_arms = {"quantization", *differ} - set(MEASURING)
     common = other.without((*of_arms, *MEASURING))
@@ -249,7 +252,8 @@ def _choices(
             line += f"; not told apart from {names}"
         if "fastest" in roles and rivals:
             line += f"; {listed(rivals)}, which may exceed a limit, may be faster"
-        verify = verifying(row.argv, baseline.argv) if row is not baseline else ""
+        compiled = not row.decoder == baseline.decoder == FUSED
+        verify = "" if row is baseline else verifying(row.argv, baseline.argv, compiled)
         choices.append(Choice(row.arm, roles, line, command(row.argv, row.decoder), verify))
     return choices
 

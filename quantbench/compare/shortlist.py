@@ -32,7 +32,7 @@ class _Candidate:
 
     @property
     def seconds(self) -> float:
-        """Of a decoding step, in arbitrary units."""
+        """A decoding step, in arbitrary units."""
         return self.bytes / min(SHARES.get(name, SHARE) for name in self.kernels)
 
     @property

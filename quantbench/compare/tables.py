@@ -92,6 +92,8 @@ def below(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
     """The answer, then lines on what differs from what was judged, noise and limits."""
     head, tail = answer.text().splitlines(), _closing(results, rows, answer)
     most = MOST_LINES - len(tail)
+    if len(head) > most:
+        head = [line for line in head if not line.startswith("    verify:")]
     return "\n".join([*(head if len(head) <= most else [*head[: most - 1], "    …"]), *tail])
 
 
@@ -109,7 +111,7 @@ def _closing(results: Results, rows: Sequence[Row], answer: Recommendation) -> l
             + "".join(f"; memory at {span(read)}" for read in [*results.bandwidth.values()][:1])
         )
     if used := others_said(results.arms):
-        lines.append(f"Busy: {used} while samples were taken")
+        lines.append(f"Busy: {used}")
     if results.ended in ("max_minutes", "interrupted"):
         lines.append(f"Ended early: {ENDED[results.ended]}")
     limits = [f"no {', no '.join(answer.limits.words().values())}"]

@@ -100,16 +100,23 @@ class Judge:
         return self.full
 
     @torch.no_grad()
-    def scores(self, arm: Held, max_kl: float | None = None, seconds: float = math.inf) -> Scores:
+    def scores(
+        self,
+        arm: Held,
+        max_kl: float | None = None,
+        seconds: float = math.inf,
+        hopeless: bool = False,
+    ) -> Scores:
         """The arm's predictions of what full precision read, which is all of the texts. With max_kl
-        both read only on until the KL is clear of it. seconds: for looks beyond the first."""
+        both read only on until the KL is clear of it. seconds: for looks beyond the first.
+        hopeless: stop within the first one where the KL is far beyond max_kl."""
         full = self.full or self.read(ALL_LOOKS if max_kl is None else 1)
         scores, ends = None, time.monotonic() + seconds
         while True:
             self._make_room(arm)
             model, started = arm.model, time.monotonic()
             with progress(f"{arm.plan.spec}: reading", lasting=False, unit="tokens") as report:
-                scores = score(arm.plan, model, full, max_kl, scores, report)
+                scores = score(arm.plan, model, full, max_kl, scores, report, hopeless=hopeless)
             del model
             if max_kl is None or full.whole or scores.enough(max_kl):
                 return scores
@@ -143,9 +150,11 @@ class Judge:
             return Judged(NoQuality("the baseline has another tokenizer"))
         arm = Held(plan, self.exact.load)
         self._make_room(arm)
+        if self.exact.held is None:
+            fits(plan, devices.free_memory(plan.device))
         assert arm.loaded
         try:
-            scores = self.scores(arm, max_kl, seconds)
+            scores = self.scores(arm, max_kl, seconds, hopeless=not details)
             kl = scores.mean_kl()
             wanted = details or not kl.mean - SURE * kl.standard_error > max_kl
             return self._judged(arm, summary(scores), details, wanted, stands_in)

@@ -33,6 +33,7 @@ from quantbench.run.plan import Plan
 
 CHUNK, ROWS = 512, 64  # tokens that are read at once; rows of logits in float64 at once
 BLOCK, BLOCKS = 32, 12  # tokens, which depend on each other, at most; blocks of each text, at least
+FAR = 2.0  # times the limit of the KL
 OF_TEXTS = 0.5  # share of the error below which reading more of the same texts is in vain
 DEPTHS = (("0-1k", 0), ("1-8k", 1024), ("8-32k", 8192), ("32k+", 32768), ("", 1 << 62))
 
@@ -172,6 +173,11 @@ class Scores:
             or within.standard_error < OF_TEXTS * kl.standard_error
         )
 
+    def is_far_above(self, max_kl: float) -> bool:
+        """Whether the KL is beyond doubt FAR times above the limit."""
+        kl = self.mean_kl()
+        return kl.mean > FAR * max_kl and settled(kl.mean, kl.standard_error, FAR * max_kl)
+
     def bits_per_byte(self) -> float | None:
         """Bits per byte of the texts that no model wrote."""
         nats = torch.split(self["nats"], self._counts())
@@ -192,11 +198,13 @@ def score(
     before: Scores | None = None,
     report: Report = lambda done, total: None,
     own: bool = False,
+    hopeless: bool = False,
 ) -> Scores:
     """Predict the passages of `full`, look after look, until the KL is clear of `max_kl`.
 
     before: scores of its first looks. report: called as (tokens done, total). own: the hidden
-    states are the model's own, which are not computed again and compared with nothing.
+    states are the model's own, which are not computed again and compared with nothing. hopeless:
+    stop after any passage where the KL is FAR times above `max_kl` beyond doubt.
     """
     reader, head = Reader(plan, model), None if own else full.head
     scores, start = before, len(before.passages) if before else 0
@@ -219,6 +227,8 @@ def score(
             scores = scores + found if scores else found
             done += passage.predicted
             report(done, total)
+            if hopeless and max_kl is not None and scores.is_far_above(max_kl):
+                return scores
         assert scores is not None
         if max_kl is not None and not own and scores.enough(max_kl):
             break

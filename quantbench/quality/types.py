@@ -12,18 +12,19 @@ from quantbench.typed_json import omitted
 
 @dataclass(frozen=True)
 class DecodeCheck:
-    """How much further from the reference decoding steps predict than reading a prompt does."""
+    """How far predictions by decoding steps are from those of reading the same text as a prompt."""
 
     decoder: str  # that carried out the steps
     tokens: int  # that were predicted both ways
-    kl: float | None  # nats more than the prompt's, mean; None where logits are no numbers
-    # The most by which decoding may be further from the reference than prompts are, by rounding.
-    kl_of_rounding: float
+    # Nats, mean: KL(prompt ‖ decoding); where activations or the cache are rounded, by how much
+    # decoding is further from the reference than the prompt. None where logits are no numbers.
+    kl: float | None
+    kl_of_rounding: float  # the most that rounding explains
     differs: bool  # by more than that
 
     def sentence(self) -> str:
         """What the check found, as a sentence for people without its full stop."""
-        more = "not a number of" if self.kl is None else f"{self.kl:+.2g}"
+        more = "not a number of" if self.kl is None else f"{self.kl:.2g}"
         figures = f"KL {more} nats on {self.tokens} tokens"
         if not self.differs:
             return (

@@ -107,7 +107,7 @@ def test_every_arm_has_its_row(done):
     below = stdout[stdout.index("\n\n") :].strip().splitlines()
     assert below[0].startswith("Use ") and len(below) <= 12
     assert all(len(line) <= 100 for line in below if not line.startswith("    "))
-    assert [line.partition(":")[0] for line in below[-2:]] == ["Noise", "Limits"]
+    assert {line.partition(":")[0] for line in below} >= {"Noise", "Limits"}
 
 
 def whole_runs(turns, new_tokens):

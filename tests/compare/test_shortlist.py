@@ -34,7 +34,7 @@ def test_what_another_beats_in_bytes_and_kl_is_not_timed():
 
 
 def test_six_at_most_with_the_smallest_and_the_best_compromise():
-    """Of a reference kernel the fewest bytes are slow, and are taken as the smallest even so."""
+    """The smallest is taken even where its kernel is slow."""
     sizes = range(20, 12, -1)
     kinds = [(f"uintx-{n % 7 + 1}-{2 ** (n % 3 + 5)}", n, 0.02 - n / 1e4, "cpu") for n in sizes]
     best = "int8wo", 13, 0.0, "torchao"

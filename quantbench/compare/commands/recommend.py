@@ -26,7 +26,7 @@ from quantbench.compare.comparing import compare, content, prepared
 from quantbench.compare.intervals import Compared
 from quantbench.compare.limits import Limits, limit_options, limits
 from quantbench.compare.menu import check_models, menu, name_of
-from quantbench.compare.recommend import Best, Recommendation
+from quantbench.compare.recommend import Best, Recommendation, at_home, wrapped
 from quantbench.compare.recommend import recommend as recommended
 from quantbench.compare.row import Row
 from quantbench.compare.rows import rows as rows_of
@@ -148,10 +148,12 @@ def _begin(
     results = Results.begin(settings, arms, config.write_result)
     most = len(names) if schemes else min(len(names), MOST + 1)
     disk = sum(sorted((needs[name] for name in names[1:]), reverse=True)[: most - 1])
-    say(
+    what = (
         f"Quality of {counted(len(arms), 'scheme')} of {config.checkpoint_path}, then "
         f"turns with {most} of them at most: {settings.max_minutes:g} min, "
         f"{size(disk)} of disk until it ends"
         + (f"; kept in {folder}" if folder else "; --output DIR keeps everything")
     )
+    for line in wrapped(at_home(what)):
+        say(line)
     return results
