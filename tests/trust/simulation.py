@@ -73,7 +73,7 @@ ERRS, ERRS_AT_MOST, COVERS, DEMO_WIDTH, MOVED = 0.05, 0.08, 0.93, 0.08, 0.002
 
 # Why a cell may err more often: limits of the method, which the documentation lists.
 UNMET = "states as long as the session, which it did not all meet"
-UNASSUMED = "processes that differ by more than the 1.5 % that is assumed"
+UNASSUMED = "processes that differ by more than is assumed"
 
 
 @dataclass(frozen=True)
