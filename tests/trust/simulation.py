@@ -97,6 +97,12 @@ class Cell:
     half_width: float = math.inf  # required of the median
     beyond: str | None = None  # which limit of the method lets it err more often
 
+    def __post_init__(self) -> None:
+        """States that do not fit into the session ten times, on the mean, are not all met."""
+        low, high = self.state_seconds
+        if self.beyond is None and 60 * self.minutes < 10 * (high - low) / math.log(high / low):
+            object.__setattr__(self, "beyond", UNMET)
+
 
 def ratios(*values: float) -> tuple[float, ...]:
     return tuple(math.log(value) for value in values)
