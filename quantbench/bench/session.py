@@ -101,8 +101,8 @@ class Session(Pool):
         self.rule, self.clock = rule, clock
         self.arms = len(self.results.arms)  # of each place: arm `a` of place `p` is p * arms + a
         self.started = clock() - spent
-        if not self.results.cycles:
-            self.results.elapsed = partial(_since, clock, self.started)
+        self.results.resumed = self.results.cycles > 0
+        self.results.elapsed = partial(_since, clock, self.started)
         self.judging = 0.0  # seconds
         self.loads, self.loading = 0, 0.0  # seconds
         self.before = 0  # processes that each arm of this visit has had

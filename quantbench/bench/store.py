@@ -190,7 +190,8 @@ class Results:
     kept = (0, 0)  # bytes of samples.jsonl when it was read, and of its whole lines
 
     def __post_init__(self) -> None:
-        self.elapsed: Callable[[], float] | None = None  # seconds of a first session; else None
+        self.elapsed: Callable[[], float] | None = None  # seconds of a first session that runs
+        self.resumed = False  # whether a session went on with what another had left
 
     @staticmethod
     def begin(settings: Settings, arms: Sequence[ArmResult], write_result: str) -> "Results":
@@ -236,6 +237,7 @@ class Results:
             case Bandwidth(device, reading):
                 self.bandwidth.setdefault(device, []).append(reading)
             case Ended(why):
+                self.resumed |= self.end is not None
                 self.ended, self.end = why, event
 
     def failure(self) -> str | None:

@@ -71,9 +71,10 @@ class Compared:
         results = self.results
         if results.settings.cycles:  # whatever the figures show
             return 1.0
-        if results.elapsed is None:
+        running = results.elapsed and results.elapsed()
+        seconds = results.end.seconds if results.end else running
+        if results.resumed or seconds is None:
             return None
-        seconds = results.end.seconds if results.end else results.elapsed()
         return min(1.0, seconds / (60 * results.settings.max_minutes))
 
     def _intervals(self, turns: Mapping[int, Turns]) -> Mapping[int, Interval]:

@@ -45,7 +45,7 @@ def path() -> Path | None:
 
 
 def known() -> Floor | None:
-    """The floor that sessions of this machine begin with; None where the assumed one is all."""
+    """The floor that sessions of this machine start with; None where nothing was measured."""
     kept = _read(path(), warns=True)
     if kept is None:
         return None

@@ -173,7 +173,7 @@ def _ratio(kind: Kind, sides: Iterable[Side], best: Iterable[Cell]) -> tuple[Int
         return Interval(value), "not in turns"
     level = (1 - CONFIDENCE) / DIFFERENT / len(pairs)
     low, high = (
-        stats.intervals(own, {1: other}, stats.Floor(), level)[1]
+        stats.intervals(own, {1: other}, stats.Floor(), level, spent=1.0)[1]
         for own, other in ([_turns(seconds, cell) for cell in pairs[size]] for size in sizes)
     )
     if not (np.isfinite(low.half_width) and np.isfinite(high.half_width)):

@@ -70,7 +70,7 @@ def ratios(
     seconds: float (cycles, arms), in the order in which cycles ran; NaN where a turn is missing,
     and that arm's cycle does not count. process: int (cycles,), which process of each arm a cycle
     belongs to, in any order; None: one process of each. floor: what processes differ by; None: what
-    is assumed, 1.5 % with three degrees of freedom.
+    is assumed, 1.6 % with three degrees of freedom.
 
     With one arm the list is empty. An arm with fewer than FIRST cycles beside arm 0 has `low` 0 and
     `high` infinite, without any its `ratio` is NaN. With one process the interval stands on the

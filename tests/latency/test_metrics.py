@@ -76,11 +76,12 @@ def sides(**given):
 
 @pytest.mark.parametrize(("slowness", "verdict"), [(0.8, "better"), (1.3, "worse"), (1.0, None)])
 def test_turns_in_the_same_cycles_have_a_verdict(slowness, verdict):
-    """The machine's speed halves and doubles between cycles; a ratio within a cycle does not."""
+    """The machine's speed halves and doubles between cycles; a ratio within a cycle does not. What
+    is assumed of processes has three degrees of freedom, which is wide at a twentieth of 5 %."""
     baseline, target = sides(slownesses={"none": 1.0, "other": slowness}, runs=24)
     for metric in compare(baseline, target).metrics:
         assert metric.verdict == (verdict or "no difference shown")
-        assert metric.ratio.low < slowness < metric.ratio.high < 1.3 * metric.ratio.low
+        assert metric.ratio.low < slowness < metric.ratio.high < 1.4 * metric.ratio.low
 
 
 def test_runs_that_were_minutes_apart_have_none():

@@ -39,7 +39,7 @@ def test_without_restarts_nothing_is_learned():
 
 def test_noisy_turns_teach_next_to_nothing():
     found = floor_after(*session(np.random.default_rng(7), 0.0, noise=0.5, cycles=40))
-    assert found.freedom < 3.1 and found.deviation == pytest.approx(0.015, rel=0.1)
+    assert found.freedom < 3.1 and found.deviation == pytest.approx(0.016, rel=0.1)
 
 
 @pytest.mark.parametrize("between", [0.004, 0.015, 0.05])
@@ -52,14 +52,14 @@ def test_a_session_of_many_arms_teaches_what_processes_differ_by(between):
 
 
 def test_a_session_that_contradicts_the_prior_is_believed():
-    """Pooled by degrees of freedom alone, 3 of 1.5 % and 3 of 8 % would be 5.8 %."""
+    """Pooled by degrees of freedom alone, 3 of 1.6 % and 3 of 8 % would be 5.8 %."""
     generator = np.random.default_rng(9)
     found = [floor_after(*session(generator, 0.08)).deviation for _ in range(100)]
     assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.08, rel=0.15)
 
 
 def test_a_prior_that_is_contradicted_gives_its_degrees_of_freedom_up():
-    """One arm that differs by 20 % and one degree of freedom: of the prior's three of 1.5 % nearly
+    """One arm that differs by 20 % and one degree of freedom: of the prior's three of 1.6 % nearly
     none are left, and what is left is measured. A session that agrees adds its own to the three."""
     process = np.repeat([0, 1], 50)
     baseline = Turns(np.arange(100), process, np.ones(100))

@@ -7,6 +7,7 @@ Cycles run A B C, C B A, then B C A and so on, in processes of fixed lengths; no
 session early. The truth of an arm is its ratio in the long run: over processes, states, sessions.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,23 +60,24 @@ CELLS = (
              0.1 / math.sqrt(2), half_width=0.05),
     *both("4 arms, processes 3 % (t)", between=0.03, tail=4),
     *both("4 arms, processes 3 % (t), turns 1 %", between=0.03, tail=4, turns=0.01),
-    *both("4 arms, processes 5 %", between=0.05, beyond=FIRST_HERE),
-    *both("4 arms, processes 5 %, turns 1 %", between=0.05, turns=0.01, beyond=FIRST_HERE),
+    *(dataclasses.replace(cell, beyond=FIRST_HERE if len(cell.processes) == 2 else None)
+      for cell in both("4 arms, processes 5 %", between=0.05)),
+    *both("4 arms, processes 5 %, turns 1 %", between=0.05, turns=0.01),
     *both("4 arms, processes 5 %, turns 1 %, file of 8", between=0.05, turns=0.01, file=8),
     *both("4 arms, processes 0.5 %, turns 1 %, file of 30", between=0.005, turns=0.01, file=30),
     Schedule("4 arms, one process", (80,)),
-    Schedule("4 arms, bursts anywhere", bursts=(0.5, "")),
-    Schedule("4 arms, bursts at a cycle's ends", bursts=(0.5, "ends")),
-    Schedule("4 arms, bursts in a cycle's middle", bursts=(0.5, "middle")),
+    Schedule("4 arms, bursts anywhere", bursts=(0.5, ""), between=0.001),
+    Schedule("4 arms, bursts at a cycle's ends", bursts=(0.5, "ends"), between=0.001),
+    Schedule("4 arms, bursts in a cycle's middle", bursts=(0.5, "middle"), between=0.001),
     *(Schedule(f"4 arms, ten states of 1 to 2 min slow one by {shift:.0%}", (700, 700, 600),
                turns=0.03, shift=shift, trials=300) for shift in (0.04, 0.08)),
     *(Schedule(f"4 arms, one state of 1 to 2 min slows one by {shift:.0%}", turns=0.01,
                between=0.005, shift=shift, beyond=LONG) for shift in (0.04, 0.08)),
     *both("4 arms, effect of the session 2 %", between=0.005, turns=0.01, session=0.02,
           beyond=OF_THE_SESSION),
-    Schedule("4 arms, stopped at any of eight looks", (50, 50, 50), is_stopped=True),
+    Schedule("4 arms, stopped at any of eight looks", (50, 50, 50), is_stopped=True, trials=300),
     Schedule("4 arms, stopped at any of eight looks, processes 3 % (t)", (50, 50, 50),
-             between=0.03, tail=4, is_stopped=True),
+             between=0.03, tail=4, is_stopped=True, beyond=FIRST_HERE),
 )  # fmt: skip
 
 
