@@ -241,8 +241,9 @@ class Session(Pool):
             self.progress("loading arms", ", ".join(filter(None, (name, where))))
 
     def _measuring(self, numbers: Sequence[int], cycle: int) -> None:
-        names = ", ".join(self.results.arms[number].name for number in numbers)
-        named = names if len(names) <= MOST_NAMED else counted(len(numbers), "arm")
+        names = [self.results.arms[number].name for number in numbers]
+        listed = ("; " if any(", " in name for name in names) else ", ").join(names)
+        named = listed if len(listed) <= MOST_NAMED else counted(len(numbers), "arm")
         self.progress(f"measuring {named}", f"cycle {cycle}")
 
     # ----------------------------------------------------------------------------------- cycles

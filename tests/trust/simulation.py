@@ -45,7 +45,7 @@ from quantbench.bench.store import ArmResult, Results, Settings, Store
 from quantbench.compare.intervals import Compared
 from quantbench.compare.limits import Limits
 from quantbench.compare.stop import Enough
-from quantbench.log.origin import About, about
+from quantbench.log.origin import Origin, about
 from tests.bench.world import Behaviour, FakeProcess, World
 from tests.trust import schedules
 
@@ -351,7 +351,7 @@ def failures(rows: list[dict[str, Any]]) -> list[str]:
 BEGIN, END = "<!-- trust -->\n", "<!-- end of trust -->"
 
 
-def table(rows: list[dict[str, Any]], origin: About) -> str:
+def table(rows: list[dict[str, Any]], origin: Origin) -> str:
     """Every kind of session, in Markdown; those beyond the method's limits last."""
     lines = ["| sessions | false verdicts | coverage | half-width |", "| --- | --- | --- | --- |"]
     for row in sorted(rows, key=lambda row: row["beyond"] or ""):

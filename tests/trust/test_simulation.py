@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quantbench.compare.intervals import turns_of
-from quantbench.log.origin import About
+from quantbench.log.origin import Origin
 from quantbench.stats.paired import contrast
 from tests.seeds import new_generator
 from tests.trust import schedules, simulation
@@ -25,7 +25,7 @@ def test_the_proof_is_of_this_code():
 def test_the_table_is_of_the_proof():
     proof = json.loads(simulation.RESULT.read_text())
     page = simulation.PAGE.read_text()
-    assert simulation.table(proof["rows"], About(**proof["about"])) in page
+    assert simulation.table(proof["rows"], Origin(**proof["about"])) in page
 
 
 def test_a_requirement_that_is_missed_is_named():
