@@ -13,6 +13,7 @@ from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
 from quantbench.models.formats import EMBEDDED
 from quantbench.models.loading import load_config
+from quantbench.quality.texts import Texts
 from quantbench.quantize import recipe
 from quantbench.quantize.spec import parse_scheme
 from quantbench.recipe import search
@@ -132,7 +133,7 @@ def test_the_frontier_is_below_uniform_schemes_and_files(quick, in_tmp):
 def test_the_damage_is_not_estimated_on_what_judges():
     plan = make_plan(RunConfig(device="cpu"))
     tokens = calibration_tokens(plan, None)
-    judged = search.Texts(plan, None, search.JUDGED_TOKENS)
+    judged = Texts(plan, None, search.JUDGED_TOKENS)
     read = [part.ids for look in range(6) for part in judged.look(look, None)]
     seen = {tuple(ids[i : i + 8]) for ids in read for i in range(len(ids) - 8)}
     own = [tuple(row[i : i + 8]) for row in tokens.tolist() for i in range(1, len(row) - 8)]
