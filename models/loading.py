@@ -115,7 +115,7 @@ def load_model(
     with torch.device("meta"):
         split = replace(split, unsplit=config) if split else None
         model, unsplit = build(config, split).to(precision), build(config).to(precision)
-    tensors = checkpoint.tensors(device)
+    tensors = checkpoint.in_memory or checkpoint.tensors(device)
     tensors.check(unsplit, depth)
     stages = transform if isinstance(transform, Stages) else _OneStage(transform)
     loader = _Loader(model, unsplit, tensors, saved is not None, stages, saver, split, reads_whole)

@@ -60,6 +60,7 @@ class Checkpoint(ABC):
 
     saved: SavedScheme | None = None  # the scheme in which the file's weights are quantized
     given_up: str | None = None  # the label of that scheme, once it is read in full precision
+    in_memory: Tensors | None = None  # its weights, where a model in full precision has them
     notes: tuple[str, ...] = ()  # for who runs it, once its tensors are listed
     needs_tokenizer: ClassVar[bool] = True  # whether a folder without a tokenizer is refused
     files: tuple[Path, ...]  # of the weights, downloaded if need be

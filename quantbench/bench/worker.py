@@ -125,7 +125,7 @@ class Worker:
         config = parse(argv)
         quiet(config.debug)
         assert self.judging
-        plan = planning.begin(planning.make_plan(config))
+        plan = planning.begin(planning.make_plan(config, self.judging.exact.plan))
         return self.judging.judged(plan, max_kl, seconds, details)
 
     def divergence(self, judged: Likeliest) -> float:

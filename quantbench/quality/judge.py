@@ -9,6 +9,7 @@ Schemes are loaded as run/loading.py loads them for a run, so that what is timed
 Full precision stays in memory while a scheme fits beside it.
 """
 
+import copy
 import dataclasses
 import gc
 import math
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from quantbench import devices
 from quantbench.cli import explained
@@ -150,6 +152,7 @@ class Judge:
             return Judged(NoQuality("the baseline has another tokenizer"))
         arm = Held(plan, self.exact.load)
         self._make_room(arm)
+        arm.plan = self.beside(plan)
         if self.exact.held is None:
             fits(plan, devices.free_memory(plan.device))
         assert arm.loaded
@@ -193,6 +196,19 @@ class Judge:
             arm.loaded.kernels,
         )
 
+    def beside(self, plan: Plan) -> Plan:
+        """The plan, with the weights of full precision where that is in memory and has the floats
+        that the plan would read."""
+        exact, own = self.exact.plan.config, plan.config
+        same = ("checkpoint_path", "precision", "device", "num_layers", "expert_memory")
+        is_same = all(getattr(exact, name) == getattr(own, name) for name in same)
+        in_parts = plan.split is not None or own.expert_memory is not None
+        if not is_same or in_parts or plan.checkpoint.saved or not self.exact.held:
+            return plan
+        checkpoint = copy.copy(plan.checkpoint)
+        checkpoint.in_memory = _InMemory(self.exact.model)
+        return dataclasses.replace(plan, checkpoint=checkpoint)
+
     def _make_room(self, arm: Held) -> None:
         """Free full precision where the arm does not fit beside it. Of ranks, which have to agree,
         none has both."""
@@ -203,6 +219,19 @@ class Judge:
             fits(arm.plan, 0 if arm.plan.split else max(0, free - ROOM))
         except MemoryShortage:
             self.exact.free()
+
+
+@dataclasses.dataclass(frozen=True)
+class _InMemory:
+    """Weights of full precision as models.formats.base.Tensors, which need not be read again."""
+
+    model: Transformer
+
+    def check(self, model: Transformer, depth: int) -> None:
+        """They are those of a model that was loaded."""
+
+    def read(self, name: str, like: Tensor, cut: object = None) -> Tensor:
+        return self.model.get_parameter(name).to(like.dtype, copy=True)
 
 
 def _layers(plan: Plan, model: Transformer, ids: list[int]) -> list[LayerSqnr] | None:

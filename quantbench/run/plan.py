@@ -70,9 +70,10 @@ class Plan:
         return self.split.ranks if self.split else ALONE
 
 
-def make_plan(config: RunConfig) -> Plan:
+def make_plan(config: RunConfig, like: Plan | None = None) -> Plan:
     """Resolve the device, scheme, kernel, architecture and tokenizer, and check that they fit.
 
+    like: a plan whose tokenizer is taken where it is of the same checkpoint.
     Raises UsageError for options that name nothing or contradict each other, CheckpointError for a
     checkpoint whose description cannot be read, KernelError for a kernel that cannot run.
     """
@@ -107,7 +108,10 @@ def make_plan(config: RunConfig) -> Plan:
             f"--checkpoint_path: the model is named {checkpoint.name!r}, which no log line can "
             "hold; rename its folder, or make a link to it"
         )
-    tokenizer = checkpoint.tokenizer(architecture.vocab_size)
+    if like and like.config.checkpoint_path == config.checkpoint_path:
+        tokenizer = like.tokenizer
+    else:
+        tokenizer = checkpoint.tokenizer(architecture.vocab_size)
     if spec.scheme:
         kernels_for(spec.scheme, config.kernel, device, precision)
     if config.prefill_size:  # checked before prompt_of draws the numbers

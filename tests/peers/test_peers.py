@@ -372,7 +372,8 @@ def test_without_the_packages(monkeypatch):
 
 def test_peers_on_a_small_model(tmp_path, monkeypatch):
     """The whole command, with its workers, against transformers."""
-    given = ["--checkpoint_path", checkpoint(tmp_path), "--schemes", "none", "--threads", "1"]
+    given = ["--checkpoint_path", checkpoint(tmp_path, num_hidden_layers=1), "--schemes", "none"]
+    given += ["--threads", "1"]
     given += ["--runtimes", "transformers", "--prefill_size", "16", "--max_new_tokens", "4"]
     given += ["--cycles", "2", "--processes", "1"]
     monkeypatch.setattr(plan, "GRACE", 600)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import random
 import shutil
 import sys
 import weakref
@@ -616,3 +617,18 @@ def test_a_task_that_is_not_there_is_refused_before_torch_is_read(tasks, monkeyp
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     result = run("--lm_eval", "hellaswag")
     assert one_line(result) == "--lm_eval needs lm-evaluation-harness: pip install lm-eval"
+
+
+def test_a_scheme_made_of_weights_in_memory_is_that_of_the_file():
+    """The judge quantizes what full precision holds; a run reads the file."""
+    exact = make_plan(RunConfig(checkpoint_path="tiny", device="cpu"))
+    judge = Judge(Held(exact, quietly), None, 64)
+    judge.read(1)
+    name = random.choice(["int8wo", "int4wo-64-hqq", "fp6", "uintx-3-64", "sparse-marlin"])
+    config = dataclasses.replace(exact.config, quantization=name)
+    plan = make_plan(config, exact)
+    assert plan.tokenizer is exact.tokenizer
+    read, other = quietly(plan).model, judge.beside(plan)
+    assert other.checkpoint.in_memory is not None
+    ids = torch.tensor([judge.full.passages[0].ids[:40]])
+    assert torch.equal(read(ids), quietly(other).model(ids)), name
