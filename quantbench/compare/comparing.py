@@ -42,6 +42,10 @@ FILE = "results.json"  # the report's figures; meta.json and samples.jsonl are w
 Conclude = Callable[..., Recommendation]  # from the rows, and best=Best
 
 
+# Ends of a session after which there is nothing to go on with, if the rule agrees.
+FINISHED = ("answered", "processes", "baseline failed", "nothing to compare")
+
+
 def compare(
     results: Results,
     folder: Path | None,
@@ -60,9 +64,10 @@ def compare(
     before, results.limits = len(results.arms[0].turns), to_json(asked)
     if not before:  # --resume has the floor of its beginning, whose turns the file knows by now
         results.settings = dataclasses.replace(results.settings, floor=machine_floor.known())
-    kept = Store(results, folder)  # the folder is ours until the report is written
+    kept, rule = Store(results, folder), rule or Enough(asked)  # the folder is ours from now on
     try:
-        Session(kept, rule or Enough(asked), spent=spent).run()
+        if results.ended not in FINISHED or not isinstance(rule.next(results), str):
+            Session(kept, rule, spent=spent).run()
     except KeyboardInterrupt:  # before any turn
         if folder:
             say(f"{ended_by()}; nothing was timed; --resume {folder} goes on")
