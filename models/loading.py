@@ -113,7 +113,7 @@ def load_model(
     config = checkpoint.config()
     depth, config = config.num_layers, config.with_layers(num_layers)
     with torch.device("meta"):
-        split = replace(split, unsplit=config) if split else None
+        split = replace(split, whole=config) if split else None
         model, unsplit = build(config, split).to(precision), build(config).to(precision)
     tensors = checkpoint.in_memory or checkpoint.tensors(device)
     tensors.check(unsplit, depth)
