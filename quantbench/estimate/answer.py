@@ -20,6 +20,7 @@ from quantbench.log.config import RunConfig
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
 from quantbench.models.loading import load_config
+from quantbench.models.picture import is_picture_model
 from quantbench.progress import say
 from quantbench.text import size
 
@@ -113,6 +114,8 @@ def model_of(checkpoint_path: str, num_layers: int | None) -> ModelConfig | str:
     file = path / "config.json" if path.is_dir() else path
     described = f"dummy:{path}" if path.suffix == ".json" else checkpoint_path
     try:
+        if file.is_file() and file.suffix == ".json" and is_picture_model(config_fields(file)):
+            return str(file)  # transformers counts its text model, and says that it is not all
         config = load_config(described)
     except CheckpointError:
         if not file.is_file() or file.suffix != ".json":
