@@ -4,6 +4,7 @@ The oracle is transformers, which reads the files with the gguf package, as floa
 """
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def test_from_the_file_to_a_recommendation_that_runs(tmp_path):
     (use,) = re.findall(r"^Use (\S+):", done.stdout, re.M)
     assert parse(use)
     words = split(re.search(rf"^.*generate.*--quantization {use}.*$", done.stdout, re.M)[0])
-    again = worked(*words[words.index("generate") :], *ONCE)
+    again = worked(*map(os.path.expanduser, words[words.index("generate") :]), *ONCE)
     assert re.search(rf"^{use if use != 'as-is' else 'gguf-Q4_1'} ", again.stdout, re.M)
 
 

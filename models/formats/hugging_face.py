@@ -3,7 +3,8 @@
 import functools
 import importlib
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ METHODS = {  # of quantizing: files here, each of which has a METHOD
     "auto-round": "auto_round",
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed"), "modelopt"),
 }
+_PART = re.compile(r"[\w-]{1,100}\.safetensors")
 _CACHE_SCALES = (".k_scale", ".v_scale")
 # Mistral's copy of the same weights under other names, and adapters to the model.
 _OTHERS = ("consolidated.safe", "adapter_")
@@ -50,12 +52,17 @@ class HuggingFace(MaybeQuantized):
         if not os.path.lexists(index):
             return tuple(whole)
         shards = sorted(set(_index(index).values()))
-        if whole and not any(os.path.lexists(self.folder / shard) for shard in shards):
+        if whole and self._are_gone(shards):
             self._note(f"{index.name} names files that are gone; read: {whole[0].name}")
             return tuple(whole)
         for shard in shards:
             require_inside(index, shard)
         return tuple(self.folder / shard for shard in shards)
+
+    def _are_gone(self, shards: Sequence[str]) -> bool:
+        """Whether an index is left of parts that are there no more, none of them."""
+        are_parts = all(_PART.fullmatch(shard) for shard in shards)
+        return are_parts and not any(os.path.lexists(self.folder / shard) for shard in shards)
 
     def config(self) -> ModelConfig:
         file = self.folder / "config.json"
@@ -82,8 +89,10 @@ class HuggingFace(MaybeQuantized):
         files, folder = self.files, self.folder
         is_safetensors = files[0].suffix == ".safetensors"
         tensors = _joined(files, safetensors_file if is_safetensors else pickle_file)
-        if is_safetensors and len(files) > 1 and os.path.lexists(folder / _INDEX):
-            _check_index(folder / _INDEX, tensors)
+        index = folder / _INDEX
+        if is_safetensors and os.path.lexists(index):
+            if not self._are_gone([*_index(index).values()]):
+                _check_index(index, tensors)
         config, outer = self.config(), read_json(folder / "config.json")
         described = picture.config_of(outer)
         row = ARCHITECTURES.get(str(described.get("model_type")))

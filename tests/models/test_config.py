@@ -220,7 +220,7 @@ OLMOE = FAMILIES["olmoe"].to_dict()
         ),
         ({"layer_types": "full_attention"}, "layer_types is 'full_attention'; accepted is a list"),
         ({"rope_scaling": {"type": "axial", "factor": 4.0}}, "rotary scaling 'axial'"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn rotary scaling lacks 'orig"),
+        ({"rope_scaling": {"type": "yarn"}}, "yarn rotary scaling lacks 'factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rotary scaling lacks"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"model_type": "gemma2", "layer_types": ["full_attention", "chunked_attention"]},
