@@ -104,7 +104,7 @@ def test_a_library_is_built_once_for_its_sources_and_flags(small, tmp_path, monk
     assert library.parent == tmp_path / "cache" / "quantbench"
     assert capsys.readouterr().err.count("\n") == 1
     with monkeypatch.context() as patch:
-        patch.setattr(build, "_compile", None)  # would fail
+        patch.setattr(build, "_build", None)  # would fail
         assert build.built() == library
     assert capsys.readouterr().err == ""
     (small / "two.h").write_text("// included by none\n")
