@@ -203,7 +203,8 @@ class Judge:
         same = ("checkpoint_path", "precision", "device", "num_layers", "expert_memory")
         is_same = all(getattr(exact, name) == getattr(own, name) for name in same)
         in_parts = plan.split is not None or own.expert_memory is not None
-        if not is_same or in_parts or plan.checkpoint.saved or not self.exact.held:
+        has_floats = self.exact.held is not None and str(self.exact.plan.spec) == "none"
+        if not (is_same and has_floats) or in_parts or plan.checkpoint.saved:
             return plan
         checkpoint = copy.copy(plan.checkpoint)
         checkpoint.in_memory = _InMemory(self.exact.model)
