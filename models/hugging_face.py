@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models import picture
 from quantbench.models.config import FIELDS, SCALING_FIELDS, Mixture, ModelConfig, RopeScaling
 from quantbench.models.config_checks import (
     COUNT,
@@ -130,7 +129,10 @@ def from_hugging_face(
     for a missing or impossible value, and for a key that is not understood.
     """
     where = file or name
-    config = picture.config_of(config)
+    if str(config.get("model_type")) not in ARCHITECTURES:
+        from quantbench.models import picture
+
+        config = picture.config_of(config)
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise CheckpointError(

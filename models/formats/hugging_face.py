@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from quantbench.errors import CheckpointError
-from quantbench.models import picture
 from quantbench.models.config import ModelConfig
 from quantbench.models.config_checks import OBJECT
 from quantbench.models.formats import names
@@ -59,6 +58,13 @@ class HuggingFace(MaybeQuantized):
             require_inside(index, shard)
         return tuple(self.folder / shard for shard in shards)
 
+    def _text_of(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The config of a picture model's text model, which is run without pictures."""
+        from quantbench.models import picture
+
+        self._note(picture.NOTE)
+        return picture.config_of(config)
+
     def _are_gone(self, shards: Sequence[str]) -> bool:
         """Whether an index is left of parts that are there no more, none of them."""
         are_parts = all(_PART.fullmatch(shard) for shard in shards)
@@ -94,7 +100,8 @@ class HuggingFace(MaybeQuantized):
             if not self._are_gone([*_index(index).values()]):
                 _check_index(index, tensors)
         config, outer = self.config(), read_json(folder / "config.json")
-        described = picture.config_of(outer)
+        known = str(outer.get("model_type")) in ARCHITECTURES
+        described = outer if known else self._text_of(outer)
         row = ARCHITECTURES.get(str(described.get("model_type")))
         if row is not None and row.stacked_experts:
             tensors = method("mxfp4").separated(tensors)
@@ -110,8 +117,9 @@ class HuggingFace(MaybeQuantized):
                 self._note("the file's scales of a KV cache are not used; --kv_cache chooses one")
                 kept = (name for name in tensors if not name.endswith(_CACHE_SCALES))
                 tensors = {name: tensors[name] for name in kept}
-        if picture.is_picture_model(outer):
-            self._note(picture.NOTE)
+        if described is not outer:
+            from quantbench.models import picture
+
             tensors = {text: tensors[name] for name in tensors if (text := picture.name_of(name))}
         name_map = names.of_architecture(row.weights if row else {}, tensors)
         interleaved = row is not None and row.interleaved
