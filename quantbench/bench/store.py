@@ -341,8 +341,8 @@ def load(folder: Path, option: str = "--resume", command: str = "ab") -> Results
     as well, or latency. Raises UsageError, one line, where nothing of the kind is there."""
     named, written = f"{option} {folder}", f"{command} --output writes it"
     path = folder / META
-    if not folder.exists():
-        raise UsageError(f"{named}: no such folder; {written}")
+    if why := files.missing(folder):
+        raise UsageError(f"{named}: {why}; {written}")
     if why := files.problem(path):
         raise UsageError(f"{named}: {META}: {why}; {written}")
     value = files.read_json(option, path, UsageError, written)
