@@ -76,6 +76,8 @@ class _Judging:
             full = Judged(NoQuality(str(error)))
         if full.refused:
             raise UsageError(full.refused)
+        if not self.judged:  # an arm takes less time than the reference before it
+            self.begun = self.session.clock()
         if isinstance(full.quality, NoQuality):
             if self.apart:
                 why = f"{self.apart.path}, the reference: {full.quality.why_not}"
