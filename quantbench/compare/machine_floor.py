@@ -18,7 +18,7 @@ from quantbench.compare.intervals import Compared
 from quantbench.errors import QuantbenchError
 from quantbench.log.origin import machine
 from quantbench.progress import say
-from quantbench.stats import Floor, evidence, pooled
+from quantbench.stats import Floor, evidence
 from quantbench.typed_json import from_json, to_json
 
 FORMAT = 1
@@ -45,13 +45,12 @@ def path() -> Path | None:
 
 
 def known() -> Floor | None:
-    """The floor that sessions of this machine start with; None where nothing was measured."""
+    """The floor that sessions of this machine start with; None where too little was measured: one
+    degree of freedom that contradicts the assumption would make intervals of no use."""
     kept = _read(path(), warns=True)
-    if kept is None:
+    if kept is None or kept.freedom < MEASURED:
         return None
     variance = max(kept.squares / kept.freedom, LEAST**2)
-    if kept.freedom < MEASURED:
-        return pooled(Floor(), variance, kept.freedom)
     return Floor(math.sqrt(variance), kept.freedom, assumed=0.0)
 
 
