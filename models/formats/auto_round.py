@@ -8,7 +8,7 @@ from typing import Any
 
 from quantbench.errors import CheckpointError
 from quantbench.models.formats import awq, compressed_tensors, gptq
-from quantbench.models.formats.quantized import AUTO_ROUND, HINT, Layout
+from quantbench.models.formats.quantized import AUTO_ROUND, HINT, Layout, require
 from quantbench.text import shown
 
 METHOD = "auto-round"
@@ -33,6 +33,7 @@ def check(config: dict[str, Any], where: str) -> None:
             f"{where}: packing_format {shown(packing)} is not read; {', '.join(others)} and {last} "
             f"are, {HINT}"
         )
+    require(where, {key: config.get(key) for key in AUTO_ROUND}, AUTO_ROUND, ())
     module, inner = _inner(config)
     module.check(inner, where)
 
@@ -56,15 +57,13 @@ def _inner(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The module that reads the layers, and the configuration in its words."""
     words = _PACKINGS[_packing(config.get("packing_format", ""))]
     module = _MODULES[words["quant_method"]]
-    inner = {key: value for key, value in config.items() if key != "packing_format"} | words
     if module is compressed_tensors:
         weights = {
             "num_bits": config.get("bits"),
             "type": "int" if config.get("data_type", "int") == "int" else "float",
             "group_size": config.get("group_size"),
         }
-        rest = {key: value for key, value in inner.items() if key not in (*AUTO_ROUND, *weights)}
-        for key in ("bits", "sym", "block_name_to_quantize"):
-            rest.pop(key, None)
-        inner = rest | {"config_groups": {"all": {"targets": ["Linear"], "weights": weights}}}
-    return module, inner
+        return module, words | {
+            "config_groups": {"all": {"targets": ["Linear"], "weights": weights}}
+        }
+    return module, {key: config[key] for key in config if key != "packing_format"} | words

@@ -23,16 +23,8 @@ import torch
 from torch import Tensor
 
 from quantbench.models.formats.gptq import label
-from quantbench.models.formats.quantized import (
-    AUTO_ROUND,
-    FLOATS,
-    OF_AUTO_ROUND,
-    Layout,
-    Parts,
-    integers,
-    require,
-    stream,
-)
+from quantbench.models.formats.quantized import FLOATS, Layout, Parts, integers, stream
+from quantbench.models.formats.quantized import require_integers as require
 from quantbench.ops.formats import Packed
 
 __all__ = ["METHOD", "check", "label", "layouts"]
@@ -53,7 +45,6 @@ _CONFIG: dict[str, tuple[Any, ...]] = {
     "rotation": (None, False, ""),
     "is_marlin_format": (None, False),
     "adapter": (None, {}),
-    **OF_AUTO_ROUND,
     "do_fuse": (None, False),
 }
 _HARMLESS = {
@@ -67,7 +58,7 @@ _HARMLESS = {
 
 def check(config: dict[str, Any], where: str) -> None:
     sizes = {"group_size": (-1, 32, 64, 128)} if _is_by_rows(config) else {}
-    require(where, {"bits": "missing"} | config, _CONFIG | sizes, _HARMLESS | AUTO_ROUND)
+    require(where, config, _CONFIG | sizes, _HARMLESS)
 
 
 def _is_by_rows(config: dict[str, Any]) -> bool:

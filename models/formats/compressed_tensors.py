@@ -22,7 +22,6 @@ https://github.com/vllm-project/compressed-tensors
 """
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -39,7 +38,9 @@ from quantbench.models.formats.quantized import (
     Layout,
     Parts,
     eight_bit,
+    float4,
     integers,
+    one_above_zero,
     require,
     scales,
     stream,
@@ -233,21 +234,9 @@ def _shape(parts: Parts) -> list[int]:
 
 
 def _float4(parts: Parts) -> Packed:
-    codes = parts.tensor("weight_packed", (torch.uint8,), None, None)
-    rows, columns = codes.shape[0], codes.shape[1] * 2
-    tensor_scale, kind = None, torch.uint8
-    if "weight_global_scale" in parts.stored:
-        tensor_scale, kind = parts.small("weight_global_scale").float(), torch.float8_e4m3fn
-        if tensor_scale.numel() != 1 or not 0 < float(tensor_scale) < math.inf:
-            raise parts.error("weight_global_scale", "expected is one number above 0")
-        tensor_scale = 1 / tensor_scale.reshape(())
-    scale = parts.tensor("weight_scale", (kind,), rows, None)
-    if not scale.shape[1] or columns % scale.shape[1]:
-        raise parts.error("weight_scale", f"the weight has {columns} columns")
-    if tensor_scale is None:
-        scale = scale.view(torch.float8_e8m0fnu)
-    group_size = columns // scale.shape[1]
-    return Packed([codes], scale, None, tensor_scale, "fp4", 4, group_size)
+    end = "weight_global_scale"
+    whole = 1 / one_above_zero(parts, end) if end in parts.stored else None
+    return float4(parts, "weight_packed", whole)
 
 
 def _packed_floats(parts: Parts) -> Tensor:

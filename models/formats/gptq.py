@@ -18,16 +18,8 @@ import torch
 from torch import Tensor
 
 from quantbench.errors import CheckpointError
-from quantbench.models.formats.quantized import (
-    AUTO_ROUND,
-    FLOATS,
-    OF_AUTO_ROUND,
-    Layout,
-    Parts,
-    integers,
-    require,
-    stream,
-)
+from quantbench.models.formats.quantized import FLOATS, Layout, Parts, integers, stream
+from quantbench.models.formats.quantized import require_integers as require
 from quantbench.ops.formats import Packed, dequantize
 
 METHOD = "gptq"
@@ -45,7 +37,6 @@ _CONFIG: dict[str, tuple[Any, ...]] = {
     "is_marlin_format": (None, False),
     "adapter": (None, {}),
     "rotation": (None, False, ""),
-    **OF_AUTO_ROUND,
 }
 # Settings of the quantizer and of kernels. The tensors' shapes give the sizes of groups.
 _HARMLESS = {
@@ -60,7 +51,7 @@ _HARMLESS = {
 
 
 def check(config: dict[str, Any], where: str) -> None:
-    require(where, {"bits": "missing"} | config, _CONFIG, _HARMLESS | AUTO_ROUND)
+    require(where, config, _CONFIG, _HARMLESS)
 
 
 def label(config: dict[str, Any]) -> str:

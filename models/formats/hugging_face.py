@@ -108,10 +108,10 @@ class HuggingFace(MaybeQuantized):
         if quantization := self._quantization:
             from quantbench.models.formats import quantized
 
-            before = tensors
+            before = tensors.keys()
             name = quantization["quant_method"]
             tensors = quantized.weights(tensors, method(name).layouts(quantization))
-            if tensors == before:
+            if tensors.keys() == before:
                 self._note("config.json says that weights are quantized, and they are floats")
             if any(name.endswith(_CACHE_SCALES) for name in tensors):
                 self._note("the file's scales of a KV cache are not used; --kv_cache chooses one")

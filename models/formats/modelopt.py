@@ -16,7 +16,6 @@ tensors; quant_algo and exclude_modules only say it again. Older folders say it 
 hf_quant_config.json alone. https://github.com/NVIDIA/Model-Optimizer
 """
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,16 @@ import torch
 from torch import Tensor
 
 from quantbench.errors import CheckpointError
-from quantbench.models.formats.quantized import HINT, Layout, Parts, eight_bit, require, scales
+from quantbench.models.formats.quantized import (
+    HINT,
+    Layout,
+    Parts,
+    eight_bit,
+    float4,
+    one_above_zero,
+    require,
+    scales,
+)
 from quantbench.ops.formats import Packed, dequantize
 from quantbench.text import shown
 
@@ -68,16 +76,7 @@ def layouts(config: dict[str, Any]) -> list[Layout]:
 
 
 def _float4(parts: Parts) -> Packed:
-    codes = parts.tensor("weight", (torch.uint8,), None, None)
-    rows, columns = codes.shape[0], codes.shape[1] * 2
-    whole = parts.small("weight_scale_2").float()
-    if whole.numel() != 1 or not 0 < float(whole) < math.inf:
-        raise parts.error("weight_scale_2", "expected is one number above 0")
-    scale = parts.tensor("weight_scale", (torch.float8_e4m3fn,), rows, None)
-    if not scale.shape[1] or columns % scale.shape[1]:
-        raise parts.error("weight_scale", f"the weight has {columns} columns")
-    group_size = columns // scale.shape[1]
-    return Packed([codes], scale, None, whole.reshape(()), "fp4", 4, group_size)
+    return float4(parts, "weight", one_above_zero(parts, "weight_scale_2"))
 
 
 def _float4_floats(parts: Parts) -> Tensor:

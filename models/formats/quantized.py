@@ -30,8 +30,9 @@ from quantbench.text import shown
 BLOCK = list_of(COUNT, "a list of two sizes", 2)
 HINT = "or give the full-precision checkpoint and --quantization"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-# What AutoRound writes beside a layout's own keys: how it tuned, and activations that are floats.
-AUTO_ROUND = {
+# Keys that AutoRound adds to a layout's: how it tuned, and activations that stay floats; and those
+# whose other values would change the result.
+_AUTO_ROUND = {
     "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version",
     "batch_size", "data_type", "enable_minmax_tuning", "enable_norm_bias_tuning",
     "enable_quanted_input", "extra_config", "gradient_accumulate_steps", "iters",
@@ -40,7 +41,7 @@ AUTO_ROUND = {
     "static_kv_granularity", "super_bits", "super_group_size", "supported_types",
     "to_quant_block_names",
 }  # fmt: skip
-OF_AUTO_ROUND: dict[str, tuple[Any, ...]] = {
+AUTO_ROUND: dict[str, tuple[Any, ...]] = {
     "act_bits": (None, 16, 32),
     "rotation_config": (None, {}),
     "rotation_configs": (None, []),
@@ -209,6 +210,29 @@ def eight_bit(values: Tensor, scale: Tensor) -> Packed:
     return Packed([values.contiguous()], scale, None, None, format, 8, group_size)
 
 
+def float4(parts: Parts, codes: str, tensor_scale: Tensor | None) -> Packed:
+    """E2M1 codes, two in a byte, the first in the low bits: X.`codes` (N, K / 2) uint8, and
+    X.weight_scale (N, groups): E4M3 that `tensor_scale` multiplies, or else powers of two."""
+    packed = parts.tensor(codes, (torch.uint8,), None, None)
+    kind = torch.uint8 if tensor_scale is None else torch.float8_e4m3fn
+    scale = parts.tensor("weight_scale", (kind,), len(packed), None)
+    columns = packed.shape[1] * 2
+    if not scale.shape[1] or columns % scale.shape[1]:
+        raise parts.error("weight_scale", f"the weight has {columns} columns")
+    if tensor_scale is None:
+        scale = scale.view(torch.float8_e8m0fnu)
+    return Packed([packed], scale, None, tensor_scale, "fp4", 4, columns // scale.shape[1])
+
+
+def one_above_zero(parts: Parts, end: str) -> Tensor:
+    """The number in a tensor of one, float32 without dimensions. Raises CheckpointError for
+    another one."""
+    number = parts.small(end).float()
+    if number.numel() != 1 or not 0 < float(number) < math.inf:
+        raise parts.error(end, "expected is one number above 0")
+    return number.reshape(())
+
+
 def scales(parts: Parts, end: str, shape: Sequence[int], block: Sequence[int] | None) -> Tensor:
     """The scales (N, groups) of a weight of shape (N, K). block: rows and columns that share one.
 
@@ -257,3 +281,14 @@ def require(
             raise CheckpointError(
                 f"{where}: key {shown(key)} is not understood, and it may change the result"
             )
+
+
+def require_integers(
+    where: str,
+    config: Mapping[str, Any],
+    accepted: Mapping[str, tuple[Any, ...]],
+    harmless: set[str],
+) -> None:
+    """As `require`, of a layout of integers of so many `bits`, which AutoRound may have written."""
+    config = {"bits": "missing", **config}
+    require(where, config, {**AUTO_ROUND, **accepted}, harmless | _AUTO_ROUND)

@@ -485,6 +485,9 @@ DAMAGE = [  # what is changed, and what the one line says
     ("gptq", options(activation="w4afp8"), "'activation' is not understood"),
     ("gptq", options(act_bits=8), "act_bits 8 is not read"),
     ("gptq", options(quant_method="auto-round", packing_format="auto_round:mlx"), ":mlx' is n"),
+    ("nvfp4",
+     options(quant_method="auto-round", packing_format="auto_round:llm_compressor", act_bits=4),
+     "act_bits 4 is not read; null or 16 or 32 is"),
     ("awq", options(rotation="hadamard"), "rotation 'hadamard' is not read"),
     ("modelopt fp8", options(quant_algo="INT4_AWQ"), "quant_algo 'INT4_AWQ' is not read; FP8 or"),
     ("modelopt nvfp4", changed("weight_scale_2", torch.neg), "expected is one number above 0"),
@@ -625,9 +628,13 @@ def without_order(tensors, _):
         del tensors[key]
 
 
-def by_auto_round(tensors, config):
-    config.update(AUTO_ROUND, quant_method="auto-round", packing_format="auto_round:auto_awq")
-    config.pop("version")
+def by_auto_round(layout, **described):
+    def change(_, config):
+        config.clear()
+        config.update(AUTO_ROUND, **described)
+        config.update(quant_method="auto-round", packing_format=f"auto_round:{layout}")
+
+    return change
 
 
 def cache_scales(tensors, config):
@@ -649,7 +656,9 @@ SAME = [  # what other programs write around the same numbers
     ("gptq", options(**AUTO_ROUND)),
     ("awq", options(**AUTO_ROUND)),
     ("awq", options(**GPTQMODEL)),
-    ("awq", by_auto_round),
+    ("awq", by_auto_round("auto_awq", bits=4, group_size=32)),
+    ("w4a16", by_auto_round("llm_compressor", bits=4, group_size=32)),
+    ("nvfp4", by_auto_round("llm_compressor", bits=4, group_size=16, data_type="nv_fp")),
     ("w4a16", options(sparsity_config={"format": "dense", "ignore": []})),
     ("w8a8", options(quantization_status="frozen")),
     ("w8a8", lambda _, config: config.pop("quantization_status")),
