@@ -35,6 +35,11 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int], widest: int = 
     )
 
 
+def joined(names: Sequence[str]) -> str:
+    """The names in one line; a name may have commas of its own."""
+    return ("; " if any(", " in name for name in names) else ", ").join(names)
+
+
 def size(count: float) -> str:
     """A number of bytes in GB (1e9 bytes) or MB (1e6 bytes), with two decimals."""
     unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")

@@ -11,9 +11,8 @@ import dataclasses
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from quantbench import files
 from quantbench.bench import ranks
-from quantbench.bench.process import Process, WorkerFailed
+from quantbench.bench.process import Process, WorkerFailed, building
 from quantbench.bench.store import Left, Scored
 from quantbench.errors import UsageError
 from quantbench.log.config import argv
@@ -61,9 +60,7 @@ class _Judging:
 
     def read(self, worker: Process) -> None:
         """Let the reference read; where it cannot, no arm has a quality, and none is left."""
-        builds = not any(files.cache_folder().glob("kernels-*.so"))
-        kernels = ", and building the C++ kernels (once, up to three minutes)"
-        self.session.progress(f"measuring quality{kernels * builds}", "full precision")
+        self.session.progress(f"measuring quality{building()}", "full precision")
         exact = self._argv(self.apart.argv if self.apart else self.results.baseline.argv)
         texts = {"tokens": self.settings.tokens, "text": self.settings.text}
         try:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TypeVar
 
-from quantbench import host
+from quantbench import files, host
 from quantbench.bench import ranks
 from quantbench.environment import DEFAULTS, check_room
 from quantbench.errors import QuantbenchError, UsageError
@@ -50,6 +50,13 @@ class WorkerFailed(QuantbenchError):
 
 class WorkerRefused(WorkerFailed, UsageError):
     """The options that the worker was given are wrong."""
+
+
+def building() -> str:
+    """What else the first process does that computes, for a line of progress."""
+    if any(files.cache_folder().glob("kernels-*.so")):
+        return ""
+    return ", and building the C++ kernels (once, up to three minutes)"
 
 
 def environment() -> dict[str, str]:

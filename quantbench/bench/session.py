@@ -28,7 +28,7 @@ from quantbench.bench.pool import TURN, Command, DoesNotFit, Pool
 from quantbench.bench.store import Ended, Kind, Left, Results, Store
 from quantbench.errors import QuantbenchError
 from quantbench.progress import Progress, duration
-from quantbench.text import counted
+from quantbench.text import counted, joined
 
 MOST_BESIDE = 8  # arms next to the baseline: a cycle has to be shorter than the machine's states
 LEAST_CYCLES = 12  # of each process: there is no interval of fewer (stats/sequence.py)
@@ -234,15 +234,14 @@ class Session(Pool):
     def _announce(self, number: int, where: str) -> None:
         name = self.results.arms[number].name
         if self.before:  # one line for all arms: a line each reads as if everything were repeated
-            process = "a second" if self.before == 1 else "another"
-            where = ", ".join(filter(None, (name, where)))
-            self.progress(f"checking with {process} process of each arm: loading", where)
+            which = "a second" if self.before == 1 else "another"
+            what = f"checking with {which} process of each arm: loading"
         else:
-            self.progress("loading arms", ", ".join(filter(None, (name, where))))
+            what = f"loading arms{process.building()}"
+        self.progress(what, ", ".join(filter(None, (name, where))))
 
     def _measuring(self, numbers: Sequence[int], cycle: int) -> None:
-        names = [self.results.arms[number].name for number in numbers]
-        listed = ("; " if any(", " in name for name in names) else ", ").join(names)
+        listed = joined([self.results.arms[number].name for number in numbers])
         named = listed if len(listed) <= MOST_NAMED else counted(len(numbers), "arm")
         self.progress(f"measuring {named}", f"cycle {cycle}")
 

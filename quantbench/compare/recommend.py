@@ -29,6 +29,7 @@ from quantbench.log.options import parse
 from quantbench.quality.thresholds import class_of
 from quantbench.quality.types import QualityReference
 from quantbench.report.interval import Interval
+from quantbench.text import joined
 
 KL_WEIGHT = 10  # in the compromise: 0.01 nats of KL count as 10 % of speed or memory
 WIDE = 1.5  # the ends' quotient of a speed-up that says nothing
@@ -311,9 +312,8 @@ def _still_out(row: Row, limits: Limits) -> str | None:
 
 
 def listed(names: Sequence[str], most: int = NAMED) -> str:
-    """The first names, and how many more there are. An arm's name may have commas of its own."""
-    between = "; " if any(", " in name for name in names) else ", "
-    shown = between.join(names[:most])
+    """The first names, and how many more there are."""
+    shown = joined(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 

@@ -7,6 +7,7 @@ Compared(results).best({0, 2, 5})            # of these rows, those that may be 
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -174,17 +175,36 @@ def _add_verdict(row: Row, results: Results, number: int, found: Compared) -> No
         row.verdict = whole.verdict if np.isfinite(whole.half_width) else "too few cycles"
 
 
+@dataclass(frozen=True)
+class Scatter:
+    """What the intervals of a session were wide by, on average over arms."""
+
+    noise: float  # of a turn's ratio to the baseline's
+    floor: float  # half-width for what processes of one arm differ by
+    assumed: float  # share of what is known of that, which was not measured here
+    cycles: int  # of the arm that had most
+
+    @staticmethod
+    def of(rows: Sequence[Row]) -> "Scatter | None":
+        """None where nothing was compared."""
+        known = [row for row in rows if row.cycles]
+        if not known:
+            return None
+        noise, floor, assumed = (
+            statistics.fmean(getattr(row, name) or 0.0 for row in known)
+            for name in ("noise", "floor", "floor_assumed")
+        )
+        return Scatter(noise, floor, assumed, max(row.cycles for row in known))
+
+
 def covered(rows: Sequence[Row], results: Results | None = None) -> str:
     """What the intervals cover, and at which speed of memory; a sentence without a full stop.
 
     results: of the session, which tell how long it was, and what memory read."""
-    known = [row for row in rows if row.cycles]
-    if not known:
+    scatter = Scatter.of(rows)
+    if scatter is None:
         return ""
-    scatter, floor, assumed = (
-        statistics.fmean(getattr(row, name) or 0.0 for row in known)
-        for name in ("noise", "floor", "floor_assumed")
-    )
+    assumed = scatter.assumed
     origin = f"assumed, not measured here: {stats.ASSUMED_FROM}" if assumed else "measured here"
     if 0 < assumed < ALL_ASSUMED:
         origin += f"; {1 - assumed:.0%} of what is known is from here"
@@ -194,11 +214,11 @@ def covered(rows: Sequence[Row], results: Results | None = None) -> str:
         states = f" of up to about {duration(seconds)}"
         speeds = [span(readings) for readings in results.bandwidth.values() if is_limit(readings)]
         speed = f", with memory at {' and '.join(speeds)}" if speeds else ""
-    cycles = max(row.cycles for row in known)
     return (
-        f"intervals cover the noise of turns (±{scatter:.1%} a cycle, {cycles} cycles), "
-        f"±{floor:.1%} for what processes of one arm differ by ({origin}), and states of the "
-        f"machine{states}{speed}; not longer ones, nor what all processes of a session share"
+        f"intervals cover the noise of turns (±{scatter.noise:.1%} a cycle, {scatter.cycles} "
+        f"cycles), ±{scatter.floor:.1%} for what processes of one arm differ by ({origin}), and "
+        f"states of the machine{states}{speed}; not longer ones, nor what all processes of a "
+        "session share"
     )
 
 

@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from quantbench.compare.limit import caveats, span
 from quantbench.compare.limits import memory_said
 from quantbench.compare.recommend import Recommendation, listed, wrapped
 from quantbench.compare.row import Row
-from quantbench.compare.rows import covered, others_said
+from quantbench.compare.rows import Scatter, covered, others_said
 from quantbench.progress import duration
 from quantbench.quality.thresholds import LEGEND, described
 from quantbench.quality.types import Quality
@@ -99,15 +98,10 @@ def below(results: Results, rows: Sequence[Row], answer: Recommendation) -> str:
 
 def _closing(results: Results, rows: Sequence[Row], answer: Recommendation) -> list[str]:
     lines = [f"{row.arm}: {row.decoding_differs}" for row in rows if row.decoding_differs][:1]
-    if known := [row for row in rows if row.cycles]:
-        scatter, floor = (
-            statistics.fmean(getattr(row, name) or 0.0 for row in known)
-            for name in ("noise", "floor")
-        )
-        assumed = max(row.floor_assumed or 0.0 for row in known) > 0.5
+    if scatter := Scatter.of(rows):
         lines.append(
-            f"Noise: turns scatter by {scatter:.1%} in {max(row.cycles for row in known)} cycles, "
-            f"processes by ±{floor:.1%}{' (assumed)' * assumed}"
+            f"Noise: turns scatter by {scatter.noise:.1%} in {scatter.cycles} cycles, "
+            f"processes by ±{scatter.floor:.1%}{' (assumed)' * (scatter.assumed > 0.5)}"
             + "".join(f"; memory at {span(read)}" for read in [*results.bandwidth.values()][:1])
         )
     if used := others_said(results.arms):

@@ -241,7 +241,7 @@ def _layers(plan: Plan, model: Transformer, ids: list[int]) -> list[LayerSqnr] |
     exact = str(plan.spec) == "none" or plan.checkpoint.saved
     if plan.split is not None or exact or plan.architecture.parameters() > READ_AGAIN:
         return None
-    return sqnr_of_layers(plan, model, plan.config.checkpoint_path, ids)
+    return sqnr_of_layers(plan, model, ids)
 
 
 def full_precision(config: RunConfig) -> Plan:

@@ -18,12 +18,12 @@ OF_LAYERS = 64  # tokens that each layer is compared on
 
 
 @torch.no_grad()
-def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: list[int]) -> list[LayerSqnr]:
-    """Every linear layer of the model, in order, against the checkpoint `full`, on the text `ids`:
-    SQNR of its weights and outputs.
+def sqnr_of_layers(plan: Plan, model: Transformer, ids: list[int]) -> list[LayerSqnr]:
+    """Every linear layer of the plan's model, in order, against the plan's checkpoint, on the text
+    `ids`: SQNR of its weights and outputs.
 
-    The checkpoint is read once more in full precision, layer by layer, and each layer is compared
-    with the quantized one's inputs: the two models are never in memory together.
+    The checkpoint is read in full precision, layer by layer, and each layer is compared with the
+    quantized one's inputs: the two models are not in memory together because of it.
     Experts in two tiers of memory are left out: their weights are not in the model's modules.
     None of AWQ's layers can be compared: they take scaled inputs, and change layers before them."""
     if any(spec.way == "awq" for spec in plan.spec.candidates):
@@ -44,27 +44,22 @@ def sqnr_of_layers(plan: Plan, model: Transformer, full: str, ids: list[int]) ->
 
     def compare(name: str, module: nn.Module) -> nn.Module:
         if isinstance(module, nn.Linear) and name in inputs:
+            weight: Any = module.weight
             x, quantized = inputs.pop(name).flatten(0, -2), model.get_submodule(name)
-            given = (_columns(module.weight), x)
-            layers.append(LayerSqnr(name, *(_sqnr(module, quantized, rows) for rows in given)))
+            columns = torch.linspace(0, weight.shape[1] - 1, min(COLUMNS, weight.shape[1])).long()
+            # Each input selects a column: a single 1, which activations in 8 bits hold exactly.
+            selecting = nn.functional.one_hot(columns, weight.shape[1]).to(weight)
+            pairs = (weight[:, columns].T, selecting), (nn.functional.linear(x, weight), x)
+            bias = 0 if module.bias is None else module.bias
+            layers.append(LayerSqnr(name, *(_sqnr(y, quantized(x) - bias) for y, x in pairs)))
         return nn.Identity()  # this model is never run: free its weights
 
     precision = getattr(torch, plan.config.precision)
-    load_model(full, plan.device, precision, plan.config.num_layers, compare)
+    load_model(plan.checkpoint, plan.device, precision, plan.config.num_layers, compare)
     return layers
 
 
-def _sqnr(module: nn.Module, quantized: nn.Module, x: Tensor) -> float | None:
-    """A layer's output without its bias, which is not quantized and would count as signal."""
-    weight: Any = module.weight
-    bias = 0 if module.bias is None else module.bias
-    sqnr = decibels(nn.functional.linear(x, weight), quantized(x) - bias)
+def _sqnr(expected: Tensor, found: Tensor) -> float | None:
+    """Of outputs without the bias, which is not quantized and would count as signal."""
+    sqnr = decibels(expected, found)
     return None if math.isinf(sqnr) else sqnr
-
-
-def _columns(weight: Any) -> Tensor:
-    """Inputs (n, K) that select n evenly spread columns of a weight (N, K): each has a single 1,
-    which activations rounded to 8 bits hold exactly."""
-    count = weight.shape[1]
-    chosen = torch.linspace(0, count - 1, min(COLUMNS, count)).long()
-    return nn.functional.one_hot(chosen, count).to(weight.device, weight.dtype)

@@ -83,7 +83,7 @@ def measure(
     decoding = decode_check.check(plan, arm.model, judge.full, floor.kl, FLOOR_STEPS)
     quality = replace(summary(scores), noise=floor.kl, decoding=decoding).with_interval()
     with progress("Each layer against the same layer in full precision"):
-        layers = sqnr_of_layers(plan, arm.model, plan.config.checkpoint_path, ids)
+        layers = sqnr_of_layers(plan, arm.model, ids)
     kernel = arm.loaded.kernels
     result = of_full = None
     if tasks:

@@ -12,7 +12,7 @@ decided in compare/stop.py.
 
 from quantbench.stats.arms import Interval, Verdict, best, evidence, intervals, ratios
 from quantbench.stats.paired import Turns
-from quantbench.stats.processes import ASSUMED_FROM, Floor, pooled
+from quantbench.stats.processes import ASSUMED_FROM, Floor
 
 __all__ = ["ASSUMED_FROM", "Floor", "Interval", "Turns", "Verdict",
-           "best", "evidence", "intervals", "pooled", "ratios"]  # fmt: skip
+           "best", "evidence", "intervals", "ratios"]  # fmt: skip

@@ -170,7 +170,7 @@ def test_layers_against_their_own_weights(tmp_path):
 @pytest.mark.parametrize("name", ["int8dq", "bnb-nf4", "embed-int8"])
 def test_layers_of_any_kernel(name):
     plan, quantized = plan_and_model("--quantization", name)
-    layers = sqnr_of_layers(plan, quantized, "tiny", IDS)
+    layers = sqnr_of_layers(plan, quantized, IDS)
     assert len(layers) == 21 and all(15 < layer.outputs < 60 for layer in layers)
     assert all(layer.weights > (15 if name == "bnb-nf4" else 35) for layer in layers)
 
@@ -179,9 +179,7 @@ def test_layers_of_experts_in_two_tiers_are_left_out(tmp_path):
     """The others are those of a model in one memory."""
     how = "--quantization int8wo --checkpoint_path tiny_moe".split()
     two = ["--expert_memory", "9", "--expert_policy", "fetch", "--expert_folder", str(tmp_path)]
-    whole, tiered = (
-        sqnr_of_layers(*plan_and_model(*how, *more), "tiny_moe", IDS) for more in ([], two)
-    )
+    whole, tiered = (sqnr_of_layers(*plan_and_model(*how, *more), IDS) for more in ([], two))
     # In each of five layers two of attention, two of each of 8 experts, two of the shared one.
     assert (len(whole), len(tiered)) == (5 * (2 + 16 + 2) + 1, 5 * (2 + 2) + 1)
     assert tiered == [layer for layer in whole if ".experts." not in layer.name]
