@@ -24,7 +24,7 @@ SPECIAL = (
 
 
 class TekkenTokenizer(Tokenizer):
-    """Mistral's, of 2024 and later, where no tokenizer.json lies beside it."""
+    """Mistral's, of 2024 and later, if the folder has no tokenizer.json."""
 
     def __init__(self, path: Path, data: bytes, hints: Hints) -> None:
         from tiktoken import Encoding

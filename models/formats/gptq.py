@@ -125,7 +125,7 @@ def _read(is_first: bool, parts: Parts) -> tuple[Tensor, int, Tensor, Tensor]:
     if "g_idx" in parts.stored:
         columns = parts.tensor("g_idx", _INT, None).numel()
         bits = words.shape[0] * 32 // max(columns, 1)
-    else:  # zeros have as many bits as codes
+    else:  # zeros and codes have the same number of bits
         bits = parts.tensor("qzeros", _INT, None, None).shape[1] * 32 // max(words.shape[1], 1)
         columns = words.shape[0] * 32 // max(bits, 1)
     if bits not in _BITS or bits * columns != words.shape[0] * 32:

@@ -165,7 +165,7 @@ def opened(repo: str, revision: str | None, quantization: str | None) -> Checkpo
     return checkpoint
 
 
-_entry = functools.lru_cache(maxsize=4)(Entry)  # its listing is asked for once
+_entry = functools.lru_cache(maxsize=4)(Entry)  # one request for its listing
 
 
 def _chosen(entry: Entry) -> str:

@@ -47,7 +47,7 @@ class HuggingFace(MaybeQuantized):
         index = self.folder / _INDEX
         whole = _weight_files(self.folder)
         if any(self.folder.glob("adapter_model*")):
-            self._note("adapter_model beside the model is not applied; merge it to run with it")
+            self._note("the adapter in the model's folder is not applied; merge it to run with it")
         if not os.path.lexists(index):
             return tuple(whole)
         shards = sorted(set(_index(index).values()))
@@ -66,7 +66,7 @@ class HuggingFace(MaybeQuantized):
         return picture.config_of(config)
 
     def _are_gone(self, shards: Sequence[str]) -> bool:
-        """Whether an index is left of parts that are there no more, none of them."""
+        """Whether an index names parts, all of which are gone."""
         are_parts = all(_PART.fullmatch(shard) for shard in shards)
         return are_parts and not any(os.path.lexists(self.folder / shard) for shard in shards)
 

@@ -47,7 +47,7 @@ Layers = Mapping[str, tuple[str, ...]]  # a layer's parameters; # is an expert's
 def of_architecture(weights: Layers, tensors: Collection[str] | None = None) -> NameMap:
     """From a parameter to the Hugging Face tensors that it is stacked from. Some parameters of a
     layer have the names `weights`, if the checkpoint's `tensors`, where given, have any of them.
-    Models without an output layer of their own are published without "model.", too."""
+    Some models without an output layer are published without "model."."""
     stems = {part.partition("#")[0] for parts in weights.values() for part in parts}
     known = tensors is None or any(f".{stem}" in name for name in tensors for stem in stems)
     layers = _HUGGING_FACE | dict(weights if known else {})

@@ -289,6 +289,6 @@ def require_integers(
     accepted: Mapping[str, tuple[Any, ...]],
     harmless: set[str],
 ) -> None:
-    """As `require`, of a layout of integers of so many `bits`, which AutoRound may have written."""
+    """As `require`, of a layout of integers with `bits`, which AutoRound may have written."""
     config = {"bits": "missing", **config}
     require(where, config, {**AUTO_ROUND, **accepted}, harmless | _AUTO_ROUND)

@@ -234,7 +234,7 @@ OURS = (
     "quantbench.quality",
     "quantbench.run.saved_model",
     "quantbench.run.bandwidth",
-    "quantbench.models.formats.saved",  # arms are kept as they were quantized
+    "quantbench.models.formats.saved",  # --resume reads quantized arms
     "quantbench.unfinished",
     "quantbench.ops.cpu.attention",  # 64 tokens are read again after a judge
     "quantbench.models.chat",

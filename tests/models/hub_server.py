@@ -23,7 +23,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories = repositories
         self.gated: set[str] = set()
-        self.sent: list[str] = []  # the files whose content was asked for
+        self.sent: list[str] = []  # the files whose content clients asked for
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def folder(self, repo: str, revision: str) -> Path | None:
@@ -122,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": self._commit(repo, revision)}
         if name.endswith(LARGE):
             headers |= {
-                # Another host: its client follows a redirect within one by itself.
+                # Another host: the client follows a redirect within one host unasked.
                 "Location": f"http://localhost:{self.server.server_port}/elsewhere/{repo}/{revision}"
                 f"/{name}",
                 "X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"',

@@ -4,7 +4,7 @@
     logits(file, [1, 2, 3])                 # (3, V) float32
     quantized(file, "Q4_K_M", target)       # by its llama-quantize
 
-Each runs in a process of its own, since the program brings its own OpenMP.
+Each runs in a separate process, since the program brings its own OpenMP.
 """
 
 import importlib.util

@@ -42,7 +42,7 @@ def vocabulary():
 
 
 # Mistral's own library cuts the vocabularies that are called pixtral as tekken, and llama.cpp as
-# Llama's (tests/models/test_real_vocabularies.py); default is said to be a guess in both programs.
+# Llama's (tests/models/test_real_vocabularies.py); both programs call default a guess.
 OTHERWISE = {"pixtral", "default"}
 
 
@@ -67,7 +67,7 @@ def test_ids_are_llama_cpps(pre, vocabulary, tmp_path):
         assert tokenizer.decode(ids) == text
 
 
-# Of its own types, and those that need statistics, none is written here.
+# The program's own types, and those that need statistics, are left out.
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
          "IQ4_XS", "IQ3_S", "MXFP4", "F16", "BF16")  # fmt: skip
 
