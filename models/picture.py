@@ -30,7 +30,7 @@ PREFIX = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(?!lm_head)")
 
 def is_picture_model(config: Mapping[str, Any]) -> bool:
     inner = config.get("text_config")
-    return isinstance(inner, Mapping) or config.get("model_type") in TYPES
+    return isinstance(inner, Mapping) or str(config.get("model_type")) in TYPES
 
 
 def config_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -88,7 +88,7 @@ _TARGETS = list_of(
 # Which weights are quantized, and the size of a group, show in the tensors themselves.
 _HARMLESS = {
     "block_structure", "config_groups", "global_compression_ratio", "group_size", "ignore",
-    "input_activations", "kv_cache_scheme", "observer", "observer_kwargs",
+    "input_activations", "kv_cache_scheme", "observer", "observer_kwargs", "provider",
     "quantization_status", "scale_dtype", "targets", "version", "weights", "zp_dtype",
 }  # fmt: skip
 _ACTIVATIONS = (

@@ -62,14 +62,13 @@ KINDS = {  # of models that have a key
 
 
 def test_a_config_of_wrong_types_names_file_and_key(copy):
-    """One value of each key, drawn anew in every run."""
     for key, values in (WRONG | WRONG_ROPE).items():
-        value = random.choice(values)
-        changes = {key: value} if key in WRONG else {"rope_scaling": LLAMA_3 | {key: value}}
         kind = {"model_type": KINDS.get(key, "llama")}
-        (copy / "config.json").write_text(json.dumps(CONFIG | kind | changes))
-        message = refusal(CheckpointError, load_config, "mine")
-        assert "config.json" in message and key in message, (key, value)
+        for value in values:
+            changes = {key: value} if key in WRONG else {"rope_scaling": LLAMA_3 | {key: value}}
+            (copy / "config.json").write_text(json.dumps(CONFIG | kind | changes))
+            message = refusal(CheckpointError, load_config, "mine")
+            assert "config.json" in message and key in message, (key, value)
 
 
 def test_null_is_as_good_as_leaving_a_key_out():
