@@ -87,8 +87,6 @@ def exceeded(row: Row, limits: Limits) -> tuple[dict[str, float], set[str]]:
     memory = memory_bytes(row)
     if limits.max_memory is not None and memory is not None:
         most("max_memory", memory, memory, limits.max_memory)
-    if limits.min_tok_s is not None and row.tok_s and row.tok_s < limits.min_tok_s:
-        beyond["min_tok_s"] = row.tok_s
     if limits.max_kl is not None and row.kl is not None:
         low, high = row.kl_interval or (0.0, row.kl)
         if row.kl_interval is None:  # too few tokens to tell
@@ -99,12 +97,14 @@ def exceeded(row: Row, limits: Limits) -> tuple[dict[str, float], set[str]]:
     if limits.max_perplexity_increase is not None and (ratio := row.perplexity_ratio):
         high, low = (ratio.high or math.inf) - 1, (ratio.low or 0.0) - 1
         most("max_perplexity_increase", high, low, limits.max_perplexity_increase)
-    if limits.min_top1 is not None and row.top1 is not None:
-        low, high = row.top1_interval or (row.top1, row.top1)
-        if low < limits.min_top1:
-            beyond["min_top1"] = low
-            if high >= limits.min_top1:
-                unclear.add("min_top1")
+    for name, value in (("min_tok_s", row.tok_s), ("min_top1", row.top1)):
+        limit = getattr(limits, name)
+        if limit is not None and value is not None:
+            low, high = getattr(row, f"{name[4:]}_interval") or (value, value)
+            if low < limit:
+                beyond[name] = low
+                if high >= limit:
+                    unclear.add(name)
     return beyond, unclear
 
 

@@ -1,10 +1,11 @@
 """What `recommend` measures: every scheme that runs here and may satisfy --max_memory.
 
-names, needs = menu(common, limits)         # the baseline first; bytes of weights and KV cache
+names, needs = menu(common, limits)         # the baseline first; the bytes of each
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench.compare.limits import Limits
@@ -19,10 +20,19 @@ AS_IS = "as-is"  # loads fastest of all: nothing is quantized
 BASELINES = ("none", "int8wo")  # the first that fits into this machine's memory
 
 
+@dataclass(frozen=True)
+class Need:
+    """Bytes of a scheme, from shapes alone."""
+
+    scheme: str
+    held: int  # weights, embedding and KV cache
+    step: int  # weights that a decoding step reads
+
+
 def menu(
     common: RunConfig, asked: Limits, given: Sequence[str] | None = None
-) -> tuple[list[str], dict[str, int]]:
-    """The schemes to measure, and the bytes that each needs. given: these and none; if None, every
+) -> tuple[list[str], dict[str, Need]]:
+    """The schemes to measure, and the bytes of each. given: these and none; if None, every
     scheme. autoquant is not among them: what it chooses from is. Raises UsageError where
     --max_memory is below all of them."""
     if given is None:
@@ -35,7 +45,8 @@ def menu(
             raise UsageError(f"--schemes {selection}: name what it chooses from")
         names = list(dict.fromkeys([BASELINES[0], *map(str, specs)]))
     needs, free = needed(common, [name for name in names if name not in MEASURED])
-    return select(needs, free, asked.max_memory), needs
+    held = {name: need.held for name, need in needs.items()}
+    return select(held, free, asked.max_memory), needs
 
 
 def select(needs: Mapping[str, int], free: int | None, most: int | None) -> list[str]:
@@ -72,9 +83,9 @@ def select(needs: Mapping[str, int], free: int | None, most: int | None) -> list
     return chosen
 
 
-def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, int], int | None]:
-    """Bytes of weights, embedding and KV cache for each scheme, as --dry_run counts them, and the
-    bytes that are free. A scheme that cannot take the model's shapes is left out."""
+def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, Need], int | None]:
+    """The bytes of each scheme, as --dry_run counts them, and those that are free. A scheme
+    that cannot take the model's shapes is left out."""
     from quantbench import devices
     from quantbench.models.formats import open_checkpoint
     from quantbench.run.plan import make_plan
@@ -103,7 +114,7 @@ def needed(common: RunConfig, schemes: Sequence[str]) -> tuple[dict[str, int], i
         cached = kv_cache_bytes(
             own.architecture, common.batch_size, own.cache_size, own.precision, own.cache
         )
-        needs[name] = weights.memory_bytes + cached
+        needs[name] = Need(name, weights.memory_bytes + cached, weights.model_bytes)
     return needs, devices.free_memory(plan.device)
 
 

@@ -38,6 +38,7 @@ class Row:
     kv_cache_bytes: int | None = omitted()
     warm_up_steady: bool | None = omitted()
     tok_s: float | None = omitted()  # of one row, prompt included, as in the log
+    tok_s_interval: list[float] | None = omitted()  # ends of 95 %, of this session's turns
     tok_s_all_rows: float | None = omitted()
     prefill_tok_s: float | None = omitted()
     decode_tok_s: float | None = omitted()

@@ -64,7 +64,7 @@ def limited(results: Results, number: int, found: Compared) -> Row:
         return row
     row.weight_bytes, row.kv_cache_bytes = run.weight_bytes, run.kv_cache_bytes
     if arm.samples:
-        summary = Summary.of(arm.samples, run.config.batch_size, run.step_weight_bytes)
+        summary = Summary.of(arm.samples, run.config.batch_size, run.weight_bytes)
         for name, value in vars(summary).items():
             setattr(row, name, value)
         first = arm.samples[0].process
@@ -73,7 +73,9 @@ def limited(results: Results, number: int, found: Compared) -> Row:
         if number in found.turns:
             row.tok_s = float(1 / found.turns[number].seconds.mean())
             row.tok_s_all_rows = row.tok_s * run.config.batch_size
-            row.weight_bytes_per_s = summary.weight_bytes_per_s * row.tok_s / summary.tok_s
+            row.weight_bytes_per_s = row.tok_s * run.weight_bytes
+            if own := found.alone(number):
+                row.tok_s_interval = [1 / own.high, 1 / own.low]
         row.decode_tok_s = tok_s(results, number, "decode") or row.decode_tok_s
         if prompts := results.turns(number, "prompt"):
             row.prefill_tok_s = tok_s(results, number, "prompt")

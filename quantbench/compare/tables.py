@@ -27,6 +27,7 @@ from quantbench.typed_json import to_json
 TABLE, REPORT, PICTURE = "results.csv", "report.md", "pareto.svg"
 WRITTEN = (TABLE, REPORT, page.FILE, PICTURE)  # by `write`, in the folder of --output
 MOST_LINES = 12  # below the table of a terminal
+FEWER = 0.98  # of the baseline's bytes of a step: an arm that reads less
 OVERRUN = 1.1  # times --max_minutes: sessions that took longer are reported
 ENDED = {
     "answered": "the answer is stable",
@@ -104,6 +105,10 @@ def _closing(results: Results, rows: Sequence[Row], answer: Recommendation) -> l
             f"processes by ±{scatter.floor:.1%}{' (assumed)' * (scatter.assumed > 0.5)}"
             + "".join(f"; memory at {span(read)}" for read in [*results.bandwidth.values()][:1])
         )
+    if reached := _of_what_bytes_allow(results, rows):
+        least, most = (pick(reached, key=reached.__getitem__) for pick in (min, max))
+        span_of = " to ".join(f"{reached[n]:.0%} ({n})" for n in dict.fromkeys((least, most)))
+        lines.append(f"Bytes: decoding reached {span_of} of the speed-up that fewer bytes allow")
     if used := others_said(results.arms):
         lines.append(f"Busy: {used}")
     if results.ended in ("max_minutes", "interrupted"):
@@ -116,6 +121,17 @@ def _closing(results: Results, rows: Sequence[Row], answer: Recommendation) -> l
         limits.append(f"quality on {' to '.join(map(str, ends))} tokens")
     lines.append(f"Limits: {'; '.join(limits)}")
     return [line for one in lines for line in wrapped(one)]
+
+
+def _of_what_bytes_allow(results: Results, rows: Sequence[Row]) -> dict[str, float]:
+    """Of arms that read fewer bytes than the baseline: decoding's speed-up ÷ the quotient of bytes,
+    which `recommend` predicts before it measures."""
+    runs = [arm.run.mean_step_bytes if arm.run else math.nan for arm in results.arms]
+    return {
+        row.arm: row.decode_speed_up.value * own / runs[0]
+        for row, own in zip(rows, runs, strict=True)
+        if row.decode_speed_up and own < FEWER * runs[0]
+    }
 
 
 def tables(rows: Sequence[Row]) -> list[list[list[str]]]:

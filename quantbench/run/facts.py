@@ -200,23 +200,22 @@ class Summary:
     prefill_tok_s: float  # median
     decode_tok_s: float | None  # median; None where a sample has one new token
     time_to_first_token_s: float  # median of prefill_seconds
-    weight_bytes_per_s: float  # tok_s · bytes of weights that a step reads ÷ tokens_per_pass
+    weight_bytes_per_s: float  # tok_s · weight_bytes, as in the log
     tokens_per_pass: float | None = omitted()  # with speculation, mean
 
     @staticmethod
-    def of(samples: Sequence[Sample], batch_size: int, step_weight_bytes: int) -> Summary:
+    def of(samples: Sequence[Sample], batch_size: int, weight_bytes: int) -> Summary:
         tok_s = statistics.fmean(sample.tok_s for sample in samples)
         steps = [sample.decode_tok_s for sample in samples if sample.decode_tok_s is not None]
         drafts = speculation_of(samples)
-        per_pass = drafts.tokens_per_pass if drafts else 1.0
         return Summary(
             tok_s=tok_s,
             tok_s_all_rows=tok_s * batch_size,
             prefill_tok_s=statistics.median(sample.prefill_tok_s for sample in samples),
             decode_tok_s=statistics.median(steps) if steps else None,
             time_to_first_token_s=statistics.median(sample.prefill_seconds for sample in samples),
-            weight_bytes_per_s=tok_s * step_weight_bytes / per_pass,
-            tokens_per_pass=per_pass if drafts else None,
+            weight_bytes_per_s=tok_s * weight_bytes,
+            tokens_per_pass=drafts.tokens_per_pass if drafts else None,
         )
 
 
@@ -262,7 +261,7 @@ class Measured:
     @property
     def summary(self) -> Summary:
         facts = self.facts
-        return Summary.of(self.samples, facts.config.batch_size, facts.step_weight_bytes)
+        return Summary.of(self.samples, facts.config.batch_size, facts.weight_bytes)
 
     @property
     def expert_phases(self) -> dict[str, PhaseFigures]:

@@ -60,6 +60,12 @@ CASES = {
         {"int4wo-64": ALL},
         ["memory above 1.50 GB: none, int8wo, fp6", "less than 20 tok/s: none, int8wo, slow"],
     ),
+    "the speed's interval contains the limit": (
+        [dataclasses.replace(INT8, tok_s=21.0, tok_s_interval=[19.0, 23.0]),
+         dataclasses.replace(FP6, tok_s=25.0, tok_s_interval=[22.0, 28.0])],
+        Limits(min_tok_s=20), {"fp6": ALL},
+        ["May exceed a limit: int8wo (less than 20 tok/s)", "Excluded: less than 20 tok/s: none"],
+    ),
     "nothing is better than the baseline": (
         [arm("int8wo", 0.9, 5.0), BROKEN], Limits(), {"none": ALL}, ["KL above 0.03: uintx-2-64"],
     ),

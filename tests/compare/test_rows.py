@@ -98,7 +98,9 @@ def test_below_the_table_is_the_answer_and_little_more():
     assert lines[0].startswith("Use ") and len(lines) <= 12
     assert all(len(line) <= 100 for line in lines if " quantbench " not in line)
     heads = [line.split(":")[0].split()[0] for line in lines if line[0] != " "]
-    assert heads == ["Use", *["Or"] * (heads.count("Or")), "Excluded", "Noise", "Limits"]
+    assert heads == ["Use", *["Or"] * (heads.count("Or")), "Excluded", "Noise", "Bytes", "Limits"]
+    slowest, fastest = "22% (int4wo-128, kernel=reference)", "104% (int8dq)"
+    assert f"Bytes: decoding reached {slowest} to {fastest}" in below
     assert "no KL above 0.03; KL 0.0013 is full precision's own noise; quality on 2048" in below
 
 

@@ -25,7 +25,7 @@ from quantbench.compare import compare_options
 from quantbench.compare.comparing import compare, content, prepared
 from quantbench.compare.intervals import Compared
 from quantbench.compare.limits import Limits, limit_options, limits
-from quantbench.compare.menu import check_models, menu, name_of
+from quantbench.compare.menu import Need, check_models, menu, name_of
 from quantbench.compare.recommend import Best, Recommendation, at_home, wrapped
 from quantbench.compare.recommend import recommend as recommended
 from quantbench.compare.row import Row
@@ -42,6 +42,7 @@ from quantbench.log import shell
 from quantbench.log.config import RunConfig
 from quantbench.log.options import options, parse
 from quantbench.progress import say
+from quantbench.report.columns import Columns, aligned
 from quantbench.run import checks
 from quantbench.text import counted, shown, size
 
@@ -147,13 +148,21 @@ def _begin(
     arms = make_arms(config, [shell.join(["--quantization", name]) for name in names])
     results = Results.begin(settings, arms, config.write_result)
     most = len(names) if schemes else min(len(names), MOST + 1)
-    disk = sum(sorted((needs[name] for name in names[1:]), reverse=True)[: most - 1])
+    disk = sum(sorted((needs[name].held for name in names[1:]), reverse=True)[: most - 1])
     what = (
         f"Quality of {counted(len(arms), 'scheme')} of {config.checkpoint_path}, then "
         f"turns with {most} of them at most: {settings.max_minutes:g} min, "
         f"{size(disk)} of disk until it ends"
         + (f"; kept in {folder}" if folder else "; --output DIR keeps everything")
     )
-    for line in wrapped(at_home(what)):
+    first, *others = [needs[name] for name in names if name in needs]
+    columns: Columns[Need] = [
+        ("scheme", lambda need: need.scheme),
+        ("weights and KV cache", lambda need: size(need.held)),
+        ("decode ×, at most", lambda need: f"{first.step / need.step:.2f}"),
+    ]
+    by_size = sorted(others, key=lambda need: -need.step)
+    say(f"From bytes alone, before anything is measured, beside {first.scheme}:")
+    for line in (*aligned(columns, by_size).splitlines(), *wrapped(at_home(what))):
         say(line)
     return results
