@@ -5,6 +5,7 @@ preset("Llama-3.2-1B")      # what dummy:Llama-3.2-1B is built from
 
 import difflib
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -160,13 +161,18 @@ PRESETS = {name: replace(row, name=name) for names, row in _ROWS.items() for nam
 
 
 def preset(name: str) -> ModelConfig:
-    """The preset of this name, with or without an organisation before it (meta-llama/Llama-3.2-1B).
+    """The preset of this name, with or without an organisation before it (meta-llama/Llama-3.2-1B)
+    and Meta's name, which people leave out of Meta-Llama-3-8B.
 
     Raises UsageError, with the nearest names, if there is none.
     """
-    config = PRESETS.get(name.rsplit("/", 1)[-1])
+    own = name.rsplit("/", 1)[-1]
+    config = PRESETS.get(own) or PRESETS.get(f"Meta-{own}")
     if config is None:
-        near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5)
+        plain = {preset: re.sub("[^a-z0-9]", "", preset.lower()) for preset in PRESETS}
+        part = re.sub("[^a-z0-9]", "", own.lower())
+        near = [preset for preset, letters in plain.items() if part and part in letters][:3]
+        near = near or difflib.get_close_matches(own, PRESETS, n=3, cutoff=0.5)
         known = ", ".join(near or [names[0] for names in _ROWS])
         raise UsageError(
             f"{name!r} is no preset; {'nearest' if near else 'presets'}: {known} (or give the path "

@@ -26,15 +26,34 @@ from quantbench.log.kinds import OneOf
 from quantbench.models.presets import PRESETS
 from quantbench.quantize.spec import MEASURED, SHOWN
 
-FIRST = ("generate", "ab", "recommend", "schemes")  # in this order before all others
+# Headings of --help, with their commands; those of no heading come under the second.
+SECTIONS = {
+    "Commands": ("generate", "ab", "recommend", "quality", "estimate", "latency"),
+    "More": (),
+    "For those who change quantbench": ("readme",),
+}
 
 
 class Commands(Group):
     """A command for each of command_files()."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        names = command_files().keys()
-        return [*(name for name in FIRST if name in names), *sorted(names - {*FIRST})]
+        return [name for names in self.sections().values() for name in names]
+
+    def sections(self) -> dict[str, list[str]]:
+        """Names of commands by the headings of --help."""
+        files = command_files()
+        found = {
+            head: [name for name in names if name in files] for head, names in SECTIONS.items()
+        }
+        placed = {name for names in found.values() for name in names}
+        return found | {"More": sorted(files.keys() - placed)}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
@@ -47,9 +66,9 @@ class Commands(Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            names = self.list_commands(ctx)
-            formatter.write_dl([(name, described(name)) for name in names])
+        for heading, names in self.sections().items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, described(name)) for name in names])
 
     def spelled(self, example: str) -> str:
         generate = "python generate.py"

@@ -25,6 +25,11 @@ STARTED = time.perf_counter()  # start of the process, but for 0.1 s of Python a
 @options()
 def generate(config: RunConfig) -> None:
     """Generate text with a quantized Llama-family model and log its speed and memory."""
+    started(config)
+
+
+def started(config: RunConfig) -> None:
+    """Run it, or start the ranks that do."""
     environment.prepare()
     check(config)
     if config.tp > 1 or environment.place():

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from quantbench.generate import Generator
 
 COMMAND = re.compile("/[a-z]+")  # a line of one word; anything else is for the model
-HELP = "/reset forgets the conversation, /help shows this, Ctrl-D ends it"
+ENDS = ("/quit", "/exit", "/bye")
+HELP = "/reset forgets the conversation, /help shows this, /quit or Ctrl-D ends it"
 
 
 def chat(plan: Plan, generator: "Generator") -> None:
@@ -49,6 +50,8 @@ def chat(plan: Plan, generator: "Generator") -> None:
             why = getattr(error, "strerror", None) or error
             raise UsageError(f"--interactive cannot read stdin: {why}") from None
         if COMMAND.fullmatch(line.strip()):
+            if line.strip() in ENDS:
+                return
             if line.strip() == "/reset":
                 chat.reset()
                 say("Forgotten: the next line starts a new conversation")
@@ -86,7 +89,10 @@ def chat(plan: Plan, generator: "Generator") -> None:
                 break
         chat.answered(answer)
         click.echo(text.flush())
-        say(rate(arrivals) if answer else "The model ended its answer at once")
+        most = plan.config.max_new_tokens
+        why = f"--max_new_tokens {most}" if len(answer) == most else "the end of the context"
+        cut = f"; cut off by {why}" * (room == 0)
+        say(rate(arrivals) + cut if answer else "The model ended its answer at once")
 
 
 def rate(arrivals: list[float]) -> str:
