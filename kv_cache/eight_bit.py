@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from quantbench.kv_cache.base import KVCache, inverse
+from quantbench.ops import e4m3
 
 
 class EightBitKVCache(KVCache):
     """2 · B · K · T · (D + itemsize of `dtype`) bytes: codes, and the scale max|x| / largest."""
 
-    code_dtype: ClassVar[torch.dtype]
     largest: ClassVar[int]  # the largest number that a code can hold
 
     def encode(self, x: Tensor) -> dict[str, Tensor]:
@@ -20,14 +20,24 @@ class EightBitKVCache(KVCache):
         the scale that is stored. A row of zeros has scale 0 and is read back as zeros."""
         scale = (x.abs().amax(-1, keepdim=True).float() / self.largest).to(x.dtype)
         numbers = (x.float() * inverse(scale)).clamp(-self.largest, self.largest)
-        if not self.code_dtype.is_floating_point:
-            numbers = numbers.round()
-        return {"codes": numbers.to(self.code_dtype), "scale": scale}
+        return {"codes": self.codes(numbers), "scale": scale}
+
+    def codes(self, numbers: Tensor) -> Tensor:
+        """The codes of float32 numbers up to `largest`."""
+        raise NotImplementedError
 
 
 class Int8KVCache(EightBitKVCache):
-    format, code_dtype, largest = "int8", torch.int8, 127
+    format, largest = "int8", 127
+
+    def codes(self, numbers: Tensor) -> Tensor:
+        return numbers.round().to(torch.int8)
 
 
 class Float8KVCache(EightBitKVCache):
-    format, code_dtype, largest = "fp8", torch.float8_e4m3fn, 448
+    """On CUDA the codes are uint8, the numbers' bits (ops/e4m3.py)."""
+
+    format, largest = "fp8", e4m3.LARGEST
+
+    def codes(self, numbers: Tensor) -> Tensor:
+        return e4m3.to_bits(numbers) if numbers.is_cuda else numbers.to(torch.float8_e4m3fn)

@@ -25,14 +25,33 @@ def by_torchao(
     return lambda layer, spec: kind.like(layer, converted(layer.weight.data, spec))
 
 
-def our_kernels(**others: Kernel) -> dict[str, Kernel]:
-    """Kernels by name, fastest first, as far as can be said in general; `others` after cpu."""
-    return {
+def our_kernels(*first: str, **others: Kernel) -> dict[str, Kernel]:
+    """Kernels by name, fastest first, as far as can be said in general; `others` after cpu and
+    `first`, which are names."""
+    found = {
         "cpu": cpu.PACKED,
         **others,
         "triton": Kernel(_triton, no_triton),
         "reference": Kernel(KernelLinear.of),  # ops/reference.py: F.linear of every PackedWeight
     }
+    return {name: found[name] for name in ("cpu", *first, *found)}
+
+
+def by_inductor(unavailable: Callable[..., str | None] = lambda *_: None) -> Kernel:
+    """What inductor makes of numbers of 8 bits, on CUDA alone. unavailable: as Kernel takes it."""
+
+    def refusal(spec: Any, device: torch.device, dtype: torch.dtype) -> str | None:
+        if device.type != "cuda":
+            return "inductor multiplies on CUDA; elsewhere the kernel is torchao"
+        return no_triton(spec, device, dtype) or unavailable(spec, device, dtype)
+
+    return Kernel(_inductor, refusal)
+
+
+def _inductor(layer: nn.Linear, spec: Any) -> nn.Module:
+    from quantbench.quantize.triton import InductorLinear
+
+    return InductorLinear.of(layer, spec)
 
 
 def _triton(layer: nn.Linear, spec: Any) -> nn.Module:

@@ -1,8 +1,11 @@
-"""Kernel "triton" (ops/triton/linear.py)."""
+"""Kernels "triton" (ops/triton/linear.py) and "inductor"."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quantbench.ops.formats import Packed
@@ -25,21 +28,30 @@ class TritonLinear(RoundingLinear):
     zero: nn.Parameter | None
     tensor_scale: nn.Parameter | None
     codes: tuple[str, int, int]  # format, bits, group_size
+    scale_kind: str  # as ops.triton.linear.as_bytes gives it
 
     @classmethod
     def of(cls, layer: nn.Linear, spec: Any) -> nn.Module:
         """Scales that a file stores as codes become floats here, once, and not in every step."""
         weight = cast(PackedWeight, layer.weight.data)
         parts = weight.parts.plain
-        linear_layer = cls.like(layer, parts.planes[0])
+        from quantbench.ops.triton.linear import as_bytes
+
+        linear_layer = cls.like(layer, cls.kept(parts.planes[0]))
+        scale, linear_layer.scale_kind = as_bytes(parts.scale)
         for name in ("plane1", "plane2", "scale", "zero", "tensor_scale"):
-            part = parts.tensors.get(name)
+            part = scale if name == "scale" else parts.tensors.get(name)
             linear_layer.register_parameter(
                 name, None if part is None else nn.Parameter(part, False)
             )
         linear_layer.codes = parts.format, parts.bits, parts.group_size
         linear_layer.round_as(weight)
         return linear_layer
+
+    @staticmethod
+    def kept(plane: Tensor) -> Tensor:
+        """Floats of 8 bits as bytes (ops/e4m3.py)."""
+        return plane.view(torch.uint8) if plane.dtype == torch.float8_e4m3fn else plane
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, codes={self.codes}, activation={self.activation}"
@@ -50,7 +62,9 @@ class TritonLinear(RoundingLinear):
         planes = [p for p in (self.weight, self.plane1, self.plane2) if p is not None]
         weight = Packed(planes, self.scale, self.zero, self.tensor_scale, *self.codes)
         rows = x.numel() // x.shape[-1]
-        multiply = of_bytes if self._has_bytes and rows >= LEAST_INT_MM_ROWS else linear
+        multiply: Callable[[Tensor, Packed], Tensor] = partial(linear, scale_kind=self.scale_kind)
+        if self._has_bytes and rows >= LEAST_INT_MM_ROWS:
+            multiply = of_bytes
         return product(multiply, x, weight, self.activation, self.bias, self.activation_scale)
 
     @property
@@ -63,6 +77,22 @@ class TritonLinear(RoundingLinear):
             and self.activation in BYTES
             and not (self.in_features % 8 or self.out_features % 8)
         )
+
+
+class InductorLinear(TritonLinear):
+    """Numbers of 8 bits: one row of a compiled step is multiplied by what inductor makes of it, a
+    matrix-vector product that widens the weight in registers. For more rows it would write the
+    weight in x's dtype first, as plain torch does: they are our Triton kernel's."""
+
+    @staticmethod
+    def kept(plane: Tensor) -> Tensor:
+        return plane  # which inductor converts
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel() != x.shape[-1] or not torch.compiler.is_compiling():
+            return super().forward(x)
+        y = F.linear(x, self.weight.to(x.dtype)).float() * self.scale.flatten()
+        return (y if self.bias is None else y + self.bias).to(x.dtype)
 
 
 def of_bytes(x: Tensor, weight: Packed) -> Tensor:

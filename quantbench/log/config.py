@@ -41,7 +41,7 @@ MODEL, SPEED, SAMPLE, CACHE, EXPERTS, OUTPUT = (
 )  # fmt: skip
 PRECISIONS = ("bfloat16", "float16", "float32")
 ALIASES = {"precision": "dtype"}  # other names of options
-KERNELS = ("auto", "torchao", "cpu", "triton", "bitsandbytes", "reference", "torch")
+KERNELS = ("auto", "torchao", "cpu", "inductor", "triton", "bitsandbytes", "reference", "torch")
 DECODERS = ("auto", "cpu-step", "modules")
 FORMER_DECODERS = ("cpu-stack", "cpu-layer")  # of old logs
 SPECULATION = ("off", "lookup", "self", "draft")

@@ -38,6 +38,12 @@ def attend(
     are best on the CPU, for the first is read. window: only the last so many positions are seen,
     the query's own included. The result has query's dtype.
     """
+    if isinstance(key, StoredCache) and key.kernel == "triton":
+        from quantbench.ops.triton import attention as on_card
+
+        at = positions.to(query.device, non_blocking=True)
+        past = key, value, None, at, scoring, window
+        return on_card.decode_attention(query[:, :, 0], *past)[:, :, None]
     if isinstance(key, StoredCache):  # one position: only filled slots are read, once for all heads
         rows, slots = query.shape[0], key.codes.shape[2]
         end = positions.to(query.device, non_blocking=True) + 1
@@ -151,7 +157,7 @@ def _over_past(
         oldest = max(oldest, start + 1 - window)
         seen_by_all = min(max(oldest, start + S - window), start)
     # A kernel that reads the cache as it is stored takes any number of queries per key head.
-    kernel = choose(query.device, query.shape[-1], 1, query.dtype, past[0].format, *scoring[:2])
+    kernel = choose(query.device, query.shape[-1], 1, query.dtype, past[0].format)
     reads_codes = kernel.name == "cpu"
     if seen_by_all < start and reads_codes:
         yield _over_slots(query, past, seen_by_all % T, start - seen_by_all, scoring)

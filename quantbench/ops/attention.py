@@ -34,21 +34,12 @@ def choose(
     group: int,
     dtype: torch.dtype,
     format: str = "dense",
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: bool = False,
 ) -> AttentionKernel:
     """The fastest kernel for heads of `head_dim`, `group` query heads for each key head, in
-    `dtype`, over a cache of that format. scale, softcap: as in Scoring. sinks: whether it has any.
+    `dtype`, over a cache of that format.
 
     On the CPU the first call builds the kernel, which takes a minute.
     """
-    if softcap is not None and device.type != "cpu":
-        return AttentionKernel("torch", f"no kernel bounds scores (softcap {softcap:g})")
-    if scale is not None and device.type != "cpu":
-        return AttentionKernel(
-            "torch", f"no kernel scales scores by {scale:g}; they scale by 1/√head_dim"
-        )
     if format not in READ_BY_KERNELS:
         return AttentionKernel("torch", f"no kernel reads keys and values stored as {format}")
     if head_dim % 8 or head_dim > HEAD_DIM:
@@ -61,8 +52,6 @@ def choose(
         reason = build.refusal()
         return AttentionKernel("torch", reason) if reason else AttentionKernel("cpu")
     if device.type == "cuda":
-        if sinks:
-            return AttentionKernel("torch", "the Triton kernel adds no attention sinks")
         if importlib.util.find_spec("triton") is None:
             return AttentionKernel("torch", "Triton is not installed: pip install triton")
         return AttentionKernel("triton")
@@ -78,8 +67,7 @@ def decode_attention(
     count: Tensor,
     scoring: Scoring = USUAL,
 ) -> Tensor:
-    """ops.reference.decode_attention by the kernel of that name, or by plain torch where that
-    kernel takes no scale, softcap or sinks."""
+    """ops.reference.decode_attention by the kernel of that name."""
     if kernel == "cpu":
         from quantbench.ops.cpu import attention
 
@@ -89,10 +77,10 @@ def decode_attention(
         return reference.with_sinks(*attention.past_attention(*arguments), scoring.sinks).to(
             query.dtype
         )
-    if kernel == "triton" and all(part is None for part in scoring):
+    if kernel == "triton":
         from quantbench.ops.triton import attention as on_card
 
-        return on_card.decode_attention(query, key, value, first, count)
+        return on_card.decode_attention(query, key, value, first, count, scoring)
     if query.device.type == "cpu" and not torch.compiler.is_compiling() and not first.any():
         filled = int(count.max())
         key, value = key.slots(0, filled), value.slots(0, filled)

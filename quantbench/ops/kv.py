@@ -2,7 +2,7 @@
 
     dense   (B, K, T, D) numbers of the model's dtype
     int8    int8 codes (B, K, T, D), one scale (B, K, T, 1): code · scale
-    fp8     float8_e4m3fn numbers (B, K, T, D), one scale (B, K, T, 1)
+    fp8     float8_e4m3fn numbers (B, K, T, D), or their bits, uint8; one scale (B, K, T, 1)
     int4    two codes a byte, (B, K, T, D / 2) uint8, the first in the low bits, and a scale for
             every 32 of head_dim, (B, K, T, D / 32): (code - 8) · scale
 
@@ -72,7 +72,8 @@ def dequantize(stored: StoredCache, dtype: torch.dtype = torch.float32) -> Tenso
     if stored.scale is None:
         return stored.codes.to(dtype)
     if stored.format != "int4":
-        return (stored.codes.float() * stored.scale.float()).to(dtype)
+        codes = stored.codes.view(torch.float8_e4m3fn) if stored.format == "fp8" else stored.codes
+        return (codes.float() * stored.scale.float()).to(dtype)
     numbers = unpack([stored.codes], 4).float() - 8
     groups = numbers.unflatten(-1, (-1, INT4_GROUP))
     return (groups * stored.scale.float()[..., None]).flatten(-2).to(dtype)

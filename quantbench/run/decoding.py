@@ -125,8 +125,7 @@ def attention_of(
 ) -> attention.AttentionKernel:
     """The kernel for a model's attention over such caches, and why it is no faster one."""
     group = config.num_heads // config.num_kv_heads
-    scoring = config.layers[0].scale, config.layers[0].softcap, config.attention_sinks
-    return attention.choose(device, config.head_dim, group, dtype, kind.format, *scoring)
+    return attention.choose(device, config.head_dim, group, dtype, kind.format)
 
 
 def caches_of(

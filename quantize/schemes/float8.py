@@ -11,7 +11,7 @@ from torchao.quantization.quantize_.workflows.float8.float8_tensor import (
 
 from quantbench.quantize.activation import E4M3_MAX
 from quantbench.quantize.kernel import Kernel
-from quantbench.quantize.kernels import by_torchao, our_kernels
+from quantbench.quantize.kernels import by_inductor, by_torchao, our_kernels
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.scheme import Scheme, in_row_blocks
 from quantbench.quantize.spec import Float8DynamicActivation, Float8WeightOnly, Spec
@@ -56,6 +56,15 @@ def _dynamic_tensor(weight: PackedWeight, spec: Float8DynamicActivation) -> Floa
     )
 
 
+def _no_e4m3(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Triton has no conversion of E4M3 below 8.9: inductor falls back to plain torch, which writes
+    every weight in 16 bits, and 2.11 and 2.12 fail (https://github.com/pytorch/pytorch/issues/167082).
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        return "inductor multiplies float8 from compute capability 8.9 on"
+    return None
+
+
 def _unavailable(
     spec: Float8DynamicActivation, device: torch.device, dtype: torch.dtype
 ) -> str | None:
@@ -76,7 +85,14 @@ DYNAMIC_KERNELS = our_kernels(
     torchao=Kernel(by_torchao(_dynamic_tensor), _unavailable, _refuses, rounds=True)
 )
 SCHEMES = {
-    Float8WeightOnly: Scheme(quantize, our_kernels(torchao=Kernel(by_torchao(_tensor)))),
+    Float8WeightOnly: Scheme(
+        quantize,
+        our_kernels(
+            *("inductor", "triton"),
+            inductor=by_inductor(_no_e4m3),
+            torchao=Kernel(by_torchao(_tensor), _no_e4m3),
+        ),
+    ),
     Float8DynamicActivation: Scheme(
         quantize_dynamic, DYNAMIC_KERNELS, needs_all_rows=lambda spec: spec.granularity == "tensor"
     ),

@@ -10,7 +10,7 @@ from torchao.quantization.quantize_.workflows.int8.int8_tensor import (
 )
 
 from quantbench.quantize.kernel import Kernel, KernelLinear
-from quantbench.quantize.kernels import LEAST_INT_MM_ROWS, by_torchao, our_kernels
+from quantbench.quantize.kernels import LEAST_INT_MM_ROWS, by_inductor, by_torchao, our_kernels
 from quantbench.quantize.packed import PackedWeight
 from quantbench.quantize.scheme import Scheme, in_range
 from quantbench.quantize.spec import Int8DynamicActivation, Int8Embedding, Int8WeightOnly, Spec
@@ -73,12 +73,21 @@ def _unavailable(spec: Spec, device: torch.device, dtype: torch.dtype) -> str | 
     return None
 
 
+# On CUDA ours come first. torchao's int8wo is a product that inductor writes the whole weight in
+# 16 bits for, unless it is compiled and of one row; its int8dq multiplies bytes from 17 rows on, as
+# Triton's does, and pads fewer.
 WEIGHT_ONLY = Scheme(
-    quantize, our_kernels(torchao=Kernel(by_torchao(_tensor), _unavailable, _refuses))
+    quantize,
+    our_kernels(
+        *("inductor", "triton"),
+        inductor=by_inductor(_unavailable),
+        torchao=Kernel(by_torchao(_tensor), _unavailable, _refuses),
+    ),
 )
-# On CUDA Triton comes first, which reads each weight once, and multiplies bytes from 17 rows on.
-_DYNAMIC = our_kernels(
-    torchao=Kernel(by_torchao(_tensor, DynamicLinear), _unavailable, rounds=True)
+DYNAMIC = Scheme(
+    quantize_dynamic,
+    our_kernels(
+        "triton", torchao=Kernel(by_torchao(_tensor, DynamicLinear), _unavailable, rounds=True)
+    ),
 )
-DYNAMIC = Scheme(quantize_dynamic, {name: _DYNAMIC[name] for name in ("cpu", "triton", *_DYNAMIC)})
 SCHEMES = {Int8WeightOnly: WEIGHT_ONLY, Int8Embedding: WEIGHT_ONLY, Int8DynamicActivation: DYNAMIC}

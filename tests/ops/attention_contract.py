@@ -53,7 +53,7 @@ class Kernel:
 def check(
     kernel: Kernel, query: Tensor, key: StoredCache, value: StoredCache, first, count, *how
 ) -> Tensor:
-    """how: scale and softcap, of kernels that take them."""
+    """how: as Scoring takes it."""
     with seeds.naming((query.shape, query.dtype, key.codes.shape, key.format, first, count, how)):
         y = kernel(query, key, value, first, count, *how)
         first, count = (torch.as_tensor(x, device=query.device) for x in (first, count))
@@ -118,7 +118,7 @@ def expected(
     value: StoredCache,
     first: Tensor,
     count: Tensor,
-    *how: float | None,
+    *how: float | Tensor | None,
 ) -> Exact:
     """Attention of one position, query (B, H, D), over what the codes mean: y is (B, H, 1, D)."""
     seen = visible(first, count, key.codes.shape[2])
@@ -165,7 +165,7 @@ def cpu_allowed(query, key, value, first, count, exact: Exact, scale=None) -> di
     return {"beside": integer_products(key.format, query[:, :, None], *sides, seen, exact, scale)}
 
 
-def triton_allowed(query, key, value, first, count, exact: Exact) -> dict:
+def triton_allowed(query, key, value, first, count, exact: Exact, scale=None) -> dict:
     """How often attention weights are rounded before the product, in units of query's dtype."""
     dtype = query.dtype
     if dtype == torch.float32:

@@ -38,19 +38,27 @@ SHARED_MEMORY = {
 }  # fmt: skip
 
 
-def compile_instead(capability: int) -> list:
-    """From now on this process compiles kernels for compute capability 9.0, given 90, instead of
-    launching them: the list to which they are added."""
+def driver_of(capability: int) -> None:
+    """Give Triton the part of a device's driver that compiling needs; 90 for 9.0."""
     os.environ.pop("TRITON_INTERPRET", None)
     import triton
     from triton.backends.compiler import GPUTarget
 
-    driver = SimpleNamespace(  # the part of a device's driver that compiling needs
+    driver = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", capability, 32),
         get_current_device=lambda: 0,
         get_current_stream=lambda device: 0,
+        get_device_interface=lambda: torch.cuda,
     )
     triton.runtime.driver.set_active(driver)
+
+
+def compile_instead(capability: int) -> list:
+    """From now on this process compiles kernels for compute capability 9.0, given 90, instead of
+    launching them: the list to which they are added."""
+    driver_of(capability)
+    import triton
+
     launch, compiled = triton.JITFunction.run, []
 
     def compile_only(kernel, *arguments, grid, warmup, **settings):

@@ -69,14 +69,32 @@ def test_several_queries_of_a_row_of_the_cache(kernel, format):
                 assert torch.equal(y[one], alone)
 
 
-@ON_CPU
+@ON_EVERY_KERNEL
 @FORMATS
-def test_scaled_and_bounded_scores(kernel, format):
+def test_scaled_and_bounded_scores_and_sinks(kernel, format):
     """Far beyond the bound, too, on either side."""
-    for softcap in (None, 0.5, 4.0, 50.0):
+    for softcap in (None, 0.5, 4.0, 50.0)[kernel.slow :: 1 + kernel.slow]:
         given = draw(kernel, format)
-        scale = random.choice((0.05, 1.0, 4.0 / given[0].shape[-1]))
-        check(kernel, *given, scale, softcap)
+        heads, width = given[0].shape[1:]
+        scale = random.choice((0.05, 1.0, 4.0 / width))
+        sinks = random.choice((None, 4 * torch.randn(heads, device=kernel.device)))
+        check(kernel, *given, scale, softcap, sinks)
+
+
+@pytest.mark.parametrize("window", [None, 5, 40])
+def test_triton_reads_a_position_as_its_places(window):
+    """Before and after a ring of slots is full, and within a window of more slots."""
+    on_card = pytest.importorskip("quantbench.ops.triton.attention")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for slots in (5, 40, 64) if window else (64,):
+        query, key, value = problem(2, 4, 2, slots, 32, torch.float32, "int8", device=device)
+        for position in (0, 3, 4, slots - 1, *((slots, 3 * slots + 1) if window == slots else ())):
+            seen = min(position + 1, slots, window or slots)
+            first = (position + 1 - seen) % slots if window else 0
+            places = (torch.tensor([x, x], device=device) for x in (first, seen))
+            at = torch.tensor([position], device=device)
+            y = on_card.decode_attention(query, key, value, None, at, window=window)
+            assert torch.equal(y, on_card.decode_attention(query, key, value, *places))
 
 
 @ON_EVERY_KERNEL
@@ -321,7 +339,7 @@ def test_the_ops_are_registered_as_torch_wants_it(op, format):
     arguments = (query, key.codes, key.scale, value.codes, value.scale)
     places = (torch.tensor(x, device=device) for x in ([0, 1], [5, 20]))
     op = getattr(torch.ops.quantbench, op).default
-    how = (0.2, 5.0) if op._schema.name.startswith("quantbench::cpu") else ()
+    how = (0.2, 5.0)
     torch.library.opcheck(op, (*arguments, *places, format, *how))
 
 

@@ -23,7 +23,7 @@ from tests.ops.packed_weights import FORMATS, name, packed
 pytest.importorskip("triton")
 
 from quantbench.ops.triton import attention  # noqa: E402
-from quantbench.ops.triton.linear import linear, product  # noqa: E402
+from quantbench.ops.triton.linear import as_bytes, linear, product  # noqa: E402
 
 WHERE = {"cpu": "triton", "cuda": "triton-gpu"}
 DEVICES = [pytest.param(device, marks=MARKS[label]) for device, label in WHERE.items()]
@@ -107,10 +107,9 @@ def test_the_operator_keeps_its_promises_to_the_compiler(device):
     """Schema, fake results and tracing, by torch's own check; then whole, as a layer calls it."""
     weight = packed(("fp4", 4, 16), 10, 32, device=device)
     x = torch.randn(2, 32, device=device)
-    arguments = (x.view(2, 4, 8).mT.contiguous(), weight.planes, weight.scale)
-    torch.library.opcheck(
-        torch.ops.quantbench.triton_linear, (*arguments, None, None, "fp4", 4, 16)
-    )
+    scale, kind = as_bytes(weight.scale)
+    arguments = (x.view(2, 4, 8).mT.contiguous(), weight.planes, scale, None, None, kind)
+    torch.library.opcheck(torch.ops.quantbench.triton_linear, (*arguments, "fp4", 4, 16))
     compiled = torch.compile(linear, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x, weight), linear(x, weight))
 

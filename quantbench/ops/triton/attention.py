@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quantbench.ops.kv import INT4_GROUP, StoredCache
+from quantbench.ops.kv import INT4_GROUP, USUAL, Scoring, StoredCache
 from quantbench.ops.triton.kv import load_scales, numbers
 from quantbench.ops.triton.values import zeros
 
@@ -34,6 +34,7 @@ TILE = 8192
 # 128 do not fit into the 99 KB of shared memory of compute capability 8.6, 8.9 and 12.0.
 ROWS = {torch.float32: 16, torch.bfloat16: 64, torch.float16: 64}
 WIDE_ROWS = 32
+LOG2_E = math.log2(math.e)
 # Processors assumed in Triton's interpreter, which has no device.
 INTERPRETED = 3
 
@@ -43,7 +44,13 @@ _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 
 
 def decode_attention(
-    query: Tensor, key: StoredCache, value: StoredCache, first: Tensor, count: Tensor
+    query: Tensor,
+    key: StoredCache,
+    value: StoredCache,
+    first: Tensor | None,
+    count: Tensor,
+    scoring: Scoring = USUAL,
+    window: int | None = None,
 ) -> Tensor:
     """As ops.reference.decode_attention, for H up to 128 times the cache's K heads, D a multiple of
     8 up to 256 and at least one slot.
@@ -51,21 +58,26 @@ def decode_attention(
     A cache's rows and heads may lie apart; a head's slots follow one another. Products are of the
     cache's numbers, as they are, with queries and weights rounded to query's dtype, or to float16
     where codes are 8 or 4 bits wide.
+
+    first None: count (1,) is the position of all rows, of which the last `window` slots are seen,
+    or all. Then nothing has to be computed from it in each layer, by launches of their own.
     """
-    return torch.ops.quantbench.triton_decode_attention(
-        query, key.codes, key.scale, value.codes, value.scale, first, count, key.format
-    )
+    sides = key.codes, key.scale, value.codes, value.scale
+    how = key.format, scoring.scale, scoring.softcap, scoring.sinks, window
+    return torch.ops.quantbench.triton_decode_attention(query, *sides, first, count, *how)
 
 
 @torch.library.custom_op(
     "quantbench::triton_decode_attention",
     mutates_args=(),
     schema="(Tensor query, Tensor key_codes, Tensor? key_scale, Tensor value_codes, "
-    "Tensor? value_scale, Tensor first, Tensor count, str format) -> Tensor",
+    "Tensor? value_scale, Tensor? first, Tensor count, str format, float? scale=None, "
+    "float? softcap=None, Tensor? sinks=None, int? window=None) -> Tensor",
 )
 def triton_decode_attention(
-    query, key_codes, key_scale, value_codes, value_scale, first, count, format
-):
+    query, key_codes, key_scale, value_codes, value_scale, first, count, format,
+    scale=None, softcap=None, sinks=None, window=None,
+):  # fmt: skip
     B, H, D = query.shape
     K, T = key_codes.shape[1:3]
     query = query if query.stride(-1) == 1 else query.contiguous()
@@ -77,6 +89,8 @@ def triton_decode_attention(
     parts = query.new_empty((B, H, shares, D), dtype=torch.float32)
     sizes = query.new_empty((B, H, shares), dtype=torch.float32)
     y = query.new_empty((B, H, D))
+    factor = 1 / math.sqrt(D) if scale is None else scale
+    strides = (0, 0) if first is None else (first.stride(0), count.stride(0))
     with torch.cuda.device_of(query):
         _share_kernel[(shares, K * tiles, B)](
             query,
@@ -89,12 +103,15 @@ def triton_decode_attention(
             parts,
             sizes,
             T,
-            first.stride(0),
-            count.stride(0),
+            *strides,
             *query.stride()[:2],
             *_strides(key, key_scale),
             *_strides(value, value_scale),
-            math.log2(math.e) / math.sqrt(D),
+            factor * (1 if softcap else LOG2_E),
+            (softcap or 0.0) * LOG2_E,
+            2 * LOG2_E / softcap if softcap else 0.0,
+            WINDOW=window or 0,
+            CAPPED=softcap is not None,
             FORMAT=format,
             GROUP=H // K,
             D=D,
@@ -105,11 +122,14 @@ def triton_decode_attention(
         _join_kernel[(H, B)](
             parts,
             sizes,
+            first,
             count,
+            sinks,
             y,
             T,
-            count.stride(0),
+            strides[1],
             D=D,
+            WINDOW=window or 0,
             BLOCK_D=triton.next_power_of_2(D),
             SHARES=shares,
             BLOCK_S=triton.next_power_of_2(shares),
@@ -119,7 +139,7 @@ def triton_decode_attention(
 
 
 @triton_decode_attention.register_fake
-def _(query, key_codes, key_scale, value_codes, value_scale, first, count, format):
+def _(query, *rest, **named):
     return query.new_empty(query.shape)
 
 
@@ -221,6 +241,10 @@ def _share_kernel(
     value_scale_row,
     value_scale_head,
     factor,
+    cap,
+    steep,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
@@ -242,13 +266,17 @@ def _share_kernel(
     share = tl.program_id(0)
     row = tl.program_id(2).to(tl.int64)
     kv_head = (tl.program_id(1) // TILES).to(tl.int64)
-    filled, span = _span(count + row * count_row, T, tl.num_programs(0))
+    filled, span = _span(first, count + row * count_row, T, WINDOW, tl.num_programs(0))
     begin = share * span
     end = tl.minimum(begin + span, filled)
     if begin >= end:
         return
-    oldest = (tl.load(first + row * first_row) % T).to(tl.int32)
-    oldest = tl.where(oldest < 0, oldest + T, oldest)
+    oldest = 0
+    if first is not None:
+        oldest = (tl.load(first + row * first_row) % T).to(tl.int32)
+        oldest = tl.where(oldest < 0, oldest + T, oldest)
+    elif WINDOW > 0:
+        oldest = ((tl.load(count) + 1 - filled) % T).to(tl.int32)
     key += row * key_row + kv_head * key_head
     value += row * value_row + kv_head * value_head
     if FORMAT != "dense":
@@ -298,7 +326,10 @@ def _share_kernel(
                 scores = tl.sum(scores * scale[None, :, :], 1)
             else:
                 scores *= scale[None, :]
-        scores = tl.where(seen[None, :], scores * factors[:, None], float("-inf"))
+        scores *= factors[:, None]
+        if CAPPED:  # softcap · tanh(score / softcap), times log2(e)
+            scores = cap - 2 * cap / (tl.exp2(scores * steep) + 1)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
 
         higher = tl.maximum(highest, tl.max(scores, 1))
         shrink = tl.exp2(highest - higher)
@@ -343,10 +374,13 @@ def _share_kernel(
 def _join_kernel(
     parts,  # (B, H, SHARES, D) float32
     sizes,  # (B, H, SHARES) float32
+    first,
     count,  # (B,)
+    sinks,  # (H,), natural logarithms
     y,  # (B, H, D)
     T,
     count_row,
+    WINDOW: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SHARES: tl.constexpr,
@@ -356,12 +390,17 @@ def _join_kernel(
     """A head's shares, each by the sum of its weights."""
     row = tl.program_id(1).to(tl.int64)
     place = row * tl.num_programs(0) + tl.program_id(0)
-    filled, span = _span(count + row * count_row, T, SHARES)
+    filled, span = _span(first, count + row * count_row, T, WINDOW, SHARES)
     used = tl.cdiv(filled, span)
     parts += place * SHARES * D
     sizes += place * SHARES
     every = tl.arange(0, BLOCK_S)
     highest = tl.max(tl.load(sizes + every, every < used, other=float("-inf")), 0)
+    beside = 0.0
+    if sinks is not None:
+        sink = tl.load(sinks + tl.program_id(0)).to(tl.float32) * 1.4426950408889634
+        highest = tl.maximum(highest, sink)
+        beside = tl.exp2(sink - highest)
     d = tl.arange(0, BLOCK_D)
     total = tl.full([AT_ONCE], 0.0, tl.float32)
     sums = tl.full([AT_ONCE, BLOCK_D], 0.0, tl.float32)
@@ -373,13 +412,18 @@ def _join_kernel(
         total += weight
         sums += weight[:, None] * part
     result = tl.sum(sums, 0)
-    tl.store(y + place * D + d, result / tl.sum(total, 0), d < D)
+    tl.store(y + place * D + d, result / (tl.sum(total, 0) + beside), d < D)
 
 
 @triton.jit
-def _span(count, T, shares):
+def _span(first, count, T, WINDOW: tl.constexpr, shares):
     """How many slots a row has filled, and how many of them make a share."""
-    filled = tl.minimum(tl.load(count), T).to(tl.int32)
+    filled = tl.load(count)
+    if first is None:
+        filled += 1
+    if WINDOW > 0:
+        filled = tl.minimum(filled, WINDOW)
+    filled = tl.minimum(filled, T).to(tl.int32)
     return filled, tl.maximum(tl.cdiv(tl.cdiv(filled, shares), 16), 1) * 16
 
 

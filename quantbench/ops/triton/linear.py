@@ -47,8 +47,9 @@ _BYTES = {torch.float8_e4m3fn: "e4m3", torch.float8_e8m0fnu: "e8m0"}
 _TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-def linear(x: Tensor, weight: Packed) -> Tensor:
+def linear(x: Tensor, weight: Packed, scale_kind: str | None = None) -> Tensor:
     """x (…, K) times a packed (N, K) weight, transposed: (…, N) float32, summed in float32.
+    scale_kind: what scales are whose tensor has their bytes, as `as_bytes` gives it.
 
     Up to VECTOR_ROWS rows are multiplied in float32, more rows in x's dtype. That dtype holds the
     numbers of codes exactly, except for those from a look-up table or with a scale per group; from
@@ -56,10 +57,17 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
     """
     weight, unit = weight.plain, columns_of_unit(weight, x.shape[-1])
     rows = x.reshape(-1, x.shape[-1] // unit, unit).transpose(1, 2).contiguous()
-    scales = weight.scale, weight.zero, weight.tensor_scale
+    scale, kind = (weight.scale, scale_kind) if scale_kind else as_bytes(weight.scale)
+    scales = scale, weight.zero, weight.tensor_scale, kind
     coding = weight.format, weight.bits, weight.group_size
     y = torch.ops.quantbench.triton_linear(rows, weight.planes, *scales, *coding)
     return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def as_bytes(scale: Tensor) -> tuple[Tensor, str]:
+    """Scales as kernels read them, and the name of their kind: floats of 8 bits are bytes."""
+    kind = _BYTES.get(scale.dtype)
+    return (scale.view(torch.uint8), kind) if kind else (scale, "float")
 
 
 def columns_of_unit(weight: Packed, columns: int) -> int:
@@ -75,9 +83,9 @@ def columns_of_unit(weight: Packed, columns: int) -> int:
     "quantbench::triton_linear",
     mutates_args=(),
     schema="(Tensor x, Tensor[] planes, Tensor scale, Tensor? zero, Tensor? tensor_scale, "
-    "str format, int bits, int group_size) -> Tensor",
+    "str scale_kind, str format, int bits, int group_size) -> Tensor",
 )
-def triton_linear(x, planes, scale, zero, tensor_scale, format, bits, group_size):
+def triton_linear(x, planes, scale, zero, tensor_scale, scale_kind, format, bits, group_size):
     """(M, N) float32 from x (M, U, units); the rest is a Packed's fields."""
     M, unit, units = x.shape
     N = planes[0].shape[0]
@@ -97,7 +105,7 @@ def triton_linear(x, planes, scale, zero, tensor_scale, format, bits, group_size
         "TABLE": TABLES.get(format),
         "UNIT": unit,
         "UNITS_PER_GROUP": run_over,
-        "SCALE": _BYTES.get(scale.dtype, "float"),
+        "SCALE": scale_kind,
         "INTEGER_BITS": bits if format in ("int", "2:4") else 0,
     }
     if M >= UNPACKED_ROWS and torch.version.hip is None:
@@ -114,8 +122,8 @@ def triton_linear(x, planes, scale, zero, tensor_scale, format, bits, group_size
         kernel[grid](
             x,
             *(words + [None, None])[:3],
-            _scales(scale),
-            None if zero is None else _scales(zero),
+            scale.contiguous(),
+            None if zero is None else zero.contiguous(),
             tensor_scale,
             y,
             M,
@@ -129,7 +137,7 @@ def triton_linear(x, planes, scale, zero, tensor_scale, format, bits, group_size
 
 
 @triton_linear.register_fake
-def _(x, planes, scale, zero, tensor_scale, format, bits, group_size):
+def _(x, planes, scale, zero, tensor_scale, scale_kind, format, bits, group_size):
     return x.new_empty((x.shape[0], planes[0].shape[0]), dtype=torch.float32)
 
 
@@ -156,8 +164,8 @@ def _by_unpacking(
         with torch.cuda.device_of(x):
             _unpack_kernel[grid](
                 *([plane[some] for plane in words] + [None, None])[:3],
-                _scales(scale[some]),
-                None if zero is None else _scales(zero[some]),
+                scale[some].contiguous(),
+                None if zero is None else zero[some].contiguous(),
                 numbers,
                 count,
                 units,
@@ -179,10 +187,6 @@ def product(x: Tensor, numbers: Tensor) -> Tensor:
     if x.device.type == "cuda":
         return torch.mm(x, numbers.T, out_dtype=torch.float32)
     return x.float() @ numbers.float().T
-
-
-def _scales(scale: Tensor) -> Tensor:
-    return scale.contiguous().view(torch.uint8) if scale.dtype in _BYTES else scale.contiguous()
 
 
 def _vector_blocks(M: int, units_per_group: int) -> dict[str, Any]:
