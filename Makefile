@@ -171,10 +171,12 @@ cpu-report:
 	  GPU_DEPTH=256 GPU_PROMPT=128 GPU_MINUTES=0.3 GPU_JOBS=2 GPU_SCHEMES=int8wo GPU_LAYERS=int8wo \
 	  GPU_TESTS=tests/quantize/test_cuda.py
 
-# Every Triton kernel, for every compute capability: without a card, three minutes.
+# Without a card: every Triton kernel, for every compute capability, three minutes; then a compiled step
+# of every scheme, half an hour.
 gpu-compile: .venv/installed-dev
 	for which in linear attention; do for capability in 75 80 86 89 90 100 120; do \
 	  $(PY) -m tests.ops.gpu_compiler $$which $$capability || exit 1; done; done
+	for capability in 80 90; do $(PY) -m tests.run.test_card_code $$capability || exit 1; done
 
 # benchmarks.txt anew: the runs of benchmarks/runs.txt, on an idle machine; half an hour on two cores.
 benchmarks: models

@@ -225,7 +225,7 @@ def test_profiles_are_traces(in_tmp):
 def test_a_conversation_shows_its_speed_and_begins_anew(in_tmp):
     """After /reset the same line gets the same answer as at first: nothing of the first is left."""
     result = run("--interactive", "--temperature", "0", "--max_new_tokens", "12",
-                 input="def read(path):\n/reset\ndef read(path):\n/what\n/quit\nimport")  # fmt: skip
+                 input="def read(path):\n/reset\ndef read(path):\n/what\n/quit\nx")  # fmt: skip
     first, *others = result.stdout.split("> ")[1:]
     assert others[1] == first.rstrip("\n") + "\n" or others[1] == first
     cut = "cut off by --max_new_tokens 12"

@@ -18,6 +18,7 @@ from tests.ops.packed_weights import in_tiles
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 TORCHAO = ["torchao", "triton", "reference"]
 TRITON = ["triton", "torchao", "reference"]
+INDUCTOR = ["inductor", *TRITON]
 THEIRS = ["bitsandbytes", "triton", "reference"]
 
 
@@ -29,7 +30,12 @@ def capability(monkeypatch):
 @pytest.mark.parametrize(
     "name, order",
     [
-        *(("int8wo", TORCHAO), ("int4wo-64", TORCHAO), ("bnb-nf4", THEIRS)),
+        *(
+            ("int8wo", INDUCTOR),
+            ("float8wo", INDUCTOR),
+            ("int4wo-64", TORCHAO),
+            ("bnb-nf4", THEIRS),
+        ),
         *(("fp6", ["triton", "reference"]), ("int8dq", TRITON)),
     ],
 )
@@ -37,6 +43,32 @@ def test_the_order_of_kernels(capability, name, order):
     how = parse(name), CUDA, torch.bfloat16
     assert kernels_for(how[0], "auto", *how[1:]) == order
     assert Quantizer(*how).kernels == order
+
+
+def test_float8_is_tritons_where_the_card_has_no_conversion(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    for name in ("float8wo", "float8dq-row"):
+        assert kernels_for(parse(name), "auto", CUDA, torch.bfloat16) == ["triton", "reference"]
+
+
+@pytest.mark.parametrize("kernel", ["inductor", "triton"])
+@pytest.mark.parametrize("name", ["int8wo", "float8wo"])
+def test_eight_bits_in_a_compiled_row_and_in_others(name, kernel, monkeypatch):
+    """inductor's own product, of one row; the Triton kernel's, of more."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    layer = torch.nn.Linear(64, 48, dtype=torch.bfloat16).requires_grad_(False)
+    made = (
+        SCHEMES[type(parse(name))]
+        .kernels[kernel]
+        .build(
+            Quantizer.of_shapes(parse(name), CPU, torch.bfloat16).quantized("", layer), parse(name)
+        )
+    )
+    expected = Quantizer(parse(name), CPU, torch.bfloat16, "reference")("", layer)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for shape in ((1, 1, 64), (2, 1, 64), (1, 5, 64)):
+        x = torch.randn(shape, dtype=torch.bfloat16)
+        torch.testing.assert_close(made(x), expected(x), rtol=2**-7, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["int8dq", "bnb-int8"])

@@ -32,7 +32,7 @@ PROCESSORS = {75: 40, 80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 120: 170}
 
 
 def put_in(capability: int) -> None:
-    """From now on this process has a card of that compute capability, 90 for 9.0, to compile for."""
+    """From now on this process compiles as if it had a card: 90 is compute capability 9.0."""
     with tempfile.TemporaryDirectory() as folder:
         library, at = f"{folder}/no_card.so", Path(torch.__file__).parent
         where = [f"-I{at}/include", f"-L{at}/lib", "-lc10"]
@@ -67,8 +67,9 @@ def put_in(capability: int) -> None:
     for kind in (CudaInterface, CudaInterface.Worker):
         for name in ("is_available", "current_device", "device_count", "get_device_properties"):
             setattr(kind, name, staticmethod(_always(of_cuda[name])))
-    for name, value in {"get_compute_capability": capability, "is_triton_capable": True,
-                        "raise_if_triton_unavailable": None, "get_raw_stream": 0}.items():  # fmt: skip
+    known = {"get_compute_capability": capability, "is_triton_capable": True}
+    known |= {"raise_if_triton_unavailable": None, "get_raw_stream": 0}
+    for name, value in known.items():
         setattr(CudaInterface, name, staticmethod(_always(value)))
     for name in ("has_triton", "has_triton_package"):
         setattr(_triton, name, _always(True))
