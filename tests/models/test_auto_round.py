@@ -16,7 +16,7 @@ from tests.programs import finished
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        importlib.util.find_spec("auto_round") is None, reason="needs the package auto-round"
+        importlib.util.find_spec("auto_round") is None, reason="could not import 'auto_round'"
     ),
 ]
 # Rounding to nearest, which needs no text.
@@ -29,8 +29,8 @@ gc.freeze()  # it collects after every layer, and walks half a million objects o
 for name, scheme, form, options in exports:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    made = AutoRound(model, tokenizer, scheme=scheme, iters=0, disable_opt_rtn=True, device_map="cpu",
-                     **options)
+    options |= {"iters": 0, "disable_opt_rtn": True, "device_map": "cpu"}
+    made = AutoRound(model, tokenizer, scheme=scheme, **options)
     made.quantize_and_save(f"{folder}/{name}", format=form)
 """
 GROUPS, ASYMMETRIC = {"group_size": 32}, {"group_size": 32, "sym": False}
