@@ -2,9 +2,10 @@
 (coverage_of_machine.py), Triton's interpreter where no GPU is, the order of the files, and what
 many tests begin with."""
 
+import gc
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,29 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the tests have imported out of garbage collections: transformers and others are
+    a million objects, and a run collects several times."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Iterator[object]:
+    """Without the name of the test, which pytest keeps in the environment: the template of worker
+    processes serves one environment (bench/process.py), and would start anew, and import torch,
+    in every test."""
+    name = os.environ.pop("PYTEST_CURRENT_TEST", None)
+    try:
+        return (yield)
+    finally:
+        if name is not None:
+            os.environ["PYTEST_CURRENT_TEST"] = name
+
+
+pytest_fixture_setup = pytest_pyfunc_call
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

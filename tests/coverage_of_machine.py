@@ -36,7 +36,8 @@ NEEDS = {
     "arm": r"no ARM emulation: ",
     "linux": r"needs Linux|reads /proc|glibc's malloc|needs bash",
     "venv": r"needs the Makefile's \.venv",
-    "dev": r"could not import '(triton|gguf|transformers|lm_eval|quantbench\.ops\.triton)\b"
+    "dev": r"could not import '(triton|gguf|transformers|lm_eval|auto_round)\b"
+    r"|could not import 'quantbench\.ops\.triton\b"
     r"|pip install lm-eval"
     r"|ray is not installed",
     "git": r"needs git",

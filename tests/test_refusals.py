@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -126,9 +127,16 @@ def place(made, monkeypatch):
     return made
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    regular = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in regular}
+def files_of(folder: Path) -> dict[str, tuple[int, ...]]:
+    """By its path each regular file, as it shows that it has not been written since."""
+    found = {}
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            about = path.lstat()
+            if stat.S_ISREG(about.st_mode):
+                state = about.st_ino, about.st_size, about.st_mtime_ns
+                found[path.relative_to(folder).as_posix()] = state
+    return found
 
 
 def damage(folder: Path, text: str) -> None:
@@ -148,24 +156,24 @@ def damage(folder: Path, text: str) -> None:
 
 @pytest.mark.parametrize("refusal", refusals(), ids=lambda refusal: refusal.command[:80])
 def test_one_line_and_no_file_is_changed(place, request, refusal):
-    intact = contents(place)
+    damaged = place / refusal.damage.partition(" ")[0]
+    intact = damaged.read_bytes() if refusal.damage else None
     command = refusal.command
     for short, whole in SHORTENED.items():
         command = command.replace(short, whole)
     try:
         if refusal.damage:
             damage(place, refusal.damage)
-        before = contents(place)
+        before = files_of(place)
         result = programs.command(*shlex.split(command))
         message = one_line(result)
         code = getattr(result.exception.__cause__, "code", "other")
         assert f"{result.exit_code} {code}".removesuffix(" usage") == refusal.codes
         assert len(result.stderr.splitlines()) == 1, result.stderr
-        assert contents(place) == before
+        assert files_of(place) == before
     finally:
-        for name, data in intact.items():
-            if refusal.damage.startswith(f"{name} "):
-                (place / name).write_bytes(data)
+        if intact is not None:
+            damaged.write_bytes(intact)
     message = message.replace("x" * 300, "<300 x>").replace(str(place), "HERE")
     if request.config.getoption("--update-messages") and refusal.message:
         old, new = ("\n".join([f"$ {refusal.command}".rstrip(), f"{refusal.codes} error: {words}"])
@@ -189,7 +197,7 @@ WRITERS = {  # commands that print, and the files that they write as well
 
 @pytest.mark.parametrize("command", WRITERS)
 def test_files_are_written_before_a_full_stdout_is(place, monkeypatch, capsys, command):
-    before = contents(place)
+    before = files_of(place)
     with open("/dev/full", "w") as full, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", full)
         with pytest.raises(SystemExit) as end:
@@ -197,7 +205,7 @@ def test_files_are_written_before_a_full_stdout_is(place, monkeypatch, capsys, c
         with contextlib.suppress(OSError):
             full.close()
     error = capsys.readouterr().err.splitlines()[-1]
-    new = contents(place).keys() - before.keys()
+    new = files_of(place).keys() - before.keys()
     for name in new:
         (place / name).unlink()
     assert end.value.code == 1 and new == set(WRITERS[command])

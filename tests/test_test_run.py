@@ -48,6 +48,7 @@ def test_on_amx(number):
 def test_with_a_reason_of_its_own():
     pass
 """
+NEEDED = ("xdist", "_hypothesis_pytestplugin")  # whose hooks and options ours have to do with
 
 
 @pytest.fixture
@@ -58,13 +59,15 @@ def run(tmp_path):
     def pytest_of(plugin, text, options=(), names=("",), **environment):
         (tmp_path / "test_it.py").write_text(text)
         (tmp_path / "pytest.ini").touch()
-        command = ["-m", "pytest", f"-p{plugin}", f"--rootdir={tmp_path}", *options]
+        loaded = (f"-p{name}" for name in (plugin, *NEEDED))
+        command = ["-m", "pytest", *loaded, f"--rootdir={tmp_path}", *options]
         chosen = (f"{tmp_path}/test_it.py{name}" for name in names)
         done = python(*command, *chosen, env=around | environment)
         return done.returncode, done.stdout + done.stderr
 
     ours = (seeds.VARIABLE, coverage_of_machine.VARIABLE, "PYTEST_ADDOPTS", "PYTEST_XDIST")
     around = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    around["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # each of the others takes time to import
     return pytest_of
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from quantbench.models.formats.packed import PackedForm
 
 _MAPPED_BYTES = 256 << 20  # bytes of a pickle that are read before it is mapped anew
+_OPENED_BYTES = 1 << 20  # of a safetensors file
 _SMALL = 1024  # bytes of a tensor that is read at once
 _DTYPES = {  # of weights that are quantized, by safetensors' names
     **{"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
@@ -61,15 +62,31 @@ def safetensors_file(file: Path) -> dict[str, StoredTensor]:
             "LFS pointer looks like this: fetch it again"
         ) from None
 
-    def read(name: str) -> Tensor:
-        # Opened anew for every tensor: pages of a mapped file count as this process's memory.
-        with safe_open(file, framework="pt") as opened:
-            return opened.get_tensor(name)
-
+    opened = _Safetensors(file)
     return {
-        key: StoredTensor(file, functools.partial(read, key), like=like)
+        key: StoredTensor(file, functools.partial(opened.read, key), like=like)
         for key, like in likes.items()
     }
+
+
+@dataclass
+class _Safetensors:
+    """A file that is mapped anew after every _OPENED_BYTES that were read: pages of a mapped file
+    count as this process's memory. Opening it for every tensor would parse the names of all."""
+
+    file: Path
+    mapped: safe_open | None = None
+    bytes_read: int = 0  # since the file was mapped
+
+    def read(self, name: str) -> Tensor:
+        mapped = self.mapped
+        if mapped is None:
+            mapped = self.mapped = safe_open(self.file, framework="pt")
+        tensor = mapped.get_tensor(name)
+        self.bytes_read += tensor.nbytes
+        if self.bytes_read > _OPENED_BYTES:
+            self.mapped, self.bytes_read = None, 0
+        return tensor
 
 
 def metadata(file: Path) -> dict[str, str]:

@@ -34,7 +34,9 @@ def pack(codes: Tensor, bits: int) -> list[Tensor]:
 
 
 def unpack(planes: list[Tensor], bits: int) -> Tensor:
-    """The codes (N, K) uint8 that `pack` was given."""
+    """The codes (N, K) uint8 that `pack` was given: those of 8 bits are the plane itself."""
+    if bits == 8:
+        return planes[0]
     codes, shift = None, 0
     for plane, width in zip(planes, PLANES[bits], strict=True):
         mask = (1 << width) - 1

@@ -14,6 +14,7 @@ import contextlib
 import difflib
 import importlib.util
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ class Tasks:
     """Tasks that are there."""
 
     names: list[str]  # names of the harness, patterns of them, or files
-    manager: Any = None  # the harness's TaskManager; None where all of them are files
+    manager: Any = None  # the harness's TaskManager; None where files need no other task
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def find(text: str) -> Tasks:
         if name.endswith((".yaml", ".yml")) and not Path(name).is_file():
             raise UsageError(f"--lm_eval {name}: no such file")
     own = [name for name in names if not Path(name).is_file()]
-    if not own:
+    if not own and not any(map(_has_group, names)):
         return Tasks(names)
     with progress("Looking up the tasks of lm-evaluation-harness", lasting=False):  # seconds
         from lm_eval.tasks import TaskManager
@@ -81,20 +82,27 @@ def find(text: str) -> Tasks:
     return Tasks(names, manager)
 
 
+def _has_group(path: str) -> bool:
+    """Whether a task's file may name other tasks."""
+    return re.search(r"\bgroup\b", Path(path).read_text("utf-8", "replace")) is not None
+
+
 def evaluate(plan: Plan, model: Transformer, tasks: Tasks, limit: int | None) -> Result:
     """limit: documents of each task, at most. Raises QuantbenchError for tasks that it cannot
     load."""
     from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
 
     say(f"lm-evaluation-harness, {plan.spec}: {', '.join(tasks.names)} …")
     names = [os.path.abspath(task) if Path(task).is_file() else task for task in tasks.names]
+    manager = tasks.manager or TaskManager(include_defaults=False)  # all take 20 s to read
     try:
         with (
             open(os.devnull, "w", encoding="utf-8") as nowhere,
             contextlib.redirect_stdout(nowhere),
         ):
             answer: Any = simple_evaluate(
-                model=_adapter(plan, model), tasks=names, limit=limit, task_manager=tasks.manager
+                model=_adapter(plan, model), tasks=names, limit=limit, task_manager=manager
             )
     except (KeyError, ValueError, OSError, AssertionError, ImportError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

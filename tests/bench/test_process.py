@@ -172,6 +172,9 @@ def test_every_rank_carries_out_a_request_and_the_first_one_answers(three_ranks,
     three_ranks.ask("write", folder=str(tmp_path))
     wait_for(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)))
     assert three_ranks.ask("who") == "rank 0 of 3"
+    with pytest.raises(WorkerFailed, match="^no such scheme$") as failure:  # of every rank
+        three_ranks.ask("refuse")
+    assert failure.value.kind == "usage"
     processes = [int((tmp_path / str(rank)).read_text()) for rank in range(3)]
     three_ranks.close()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
@@ -186,17 +189,10 @@ def test_a_rank_that_is_killed_is_the_answer(three_ranks):
     assert failure.value.kind == "dead"
 
 
-@pytest.mark.parametrize(
-    ("do", "message", "kind"),
-    [
-        ("lack", r"^rank \d of 3: 60 GB are needed$", "memory"),
-        ("refuse", "^no such scheme$", "usage"),  # by every rank
-    ],
-)
-def test_ranks_that_refuse_say_why(three_ranks, do, message, kind):
-    with pytest.raises(WorkerFailed, match=message) as failure:
-        three_ranks.ask(do)
-    assert failure.value.kind == kind
+def test_a_rank_that_lacks_memory_says_so(three_ranks):
+    with pytest.raises(WorkerFailed, match=r"^rank \d of 3: 60 GB are needed$") as failure:
+        three_ranks.ask("lack")
+    assert failure.value.kind == "memory"
 
 
 # --------------------------------------------------------------------------------- imports

@@ -15,7 +15,7 @@ ROWS, CONTEXT = 32, 128
 
 def nats(cache, windows):
     """Each token in windows (ROWS, CONTEXT) but the first, predicted by a separate step."""
-    model = load_model("tiny", precision=torch.bfloat16)
+    model = load_model("tiny", precision=torch.float32)
     generator = Generator(model, ROWS, CONTEXT, cache, decoder="modules")
     found = []
     with torch.no_grad():

@@ -8,6 +8,7 @@ import shutil
 import sys
 import weakref
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +30,7 @@ from quantbench.quality import judge as judging
 from quantbench.quality.judge import Held, Judge, quietly, standing_in
 from quantbench.quality.layers import sqnr_of_layers
 from quantbench.quality.scores import Reader, Scores, compared, summary
-from quantbench.quality.tasks import Result, _adapter, flips
+from quantbench.quality.tasks import Result, _adapter, find, flips
 from quantbench.quality.texts import Passage, Texts
 from quantbench.quality.thresholds import CLASSES, class_of, of_rounding
 from quantbench.quantize.registry import Quantizer
@@ -564,7 +565,11 @@ def tasks(tmp_path, monkeypatch):
     return {name: str(tmp_path / f"{name}.yaml") for name in TASKS}
 
 
-def test_tasks_of_the_harness(tasks, tmp_path):
+def test_tasks_of_the_harness(tasks, tmp_path, monkeypatch):
+    harness = pytest.importorskip("lm_eval.tasks")
+    given, manager = [], harness.TaskManager
+    made = lambda **how: given.append(how) or manager(**how)  # noqa: E731
+    monkeypatch.setattr(harness, "TaskManager", made)
     found, result = measured(tmp_path, "--lm_eval", ",".join(tasks.values()))
     got = found["tasks"]
     assert got["choose"]["acc,none"] == 1.0
@@ -578,6 +583,7 @@ def test_tasks_of_the_harness(tasks, tmp_path):
     assert got["roll"]["bits_per_byte,none"] == pytest.approx(nats / size / math.log(2), rel=0.01)
     assert 0 <= got["go_on"]["exact_match,none"] <= 1
     assert "choose acc: 1.0000 ± 0.0000; full precision 1.0000 ± 0.0000; 0 lost" in result.stdout
+    assert given == [{"include_defaults": False}] * 2  # all of the harness's take 20 s to read
 
 
 def test_an_empty_text_of_a_task_has_no_tokens():
@@ -601,7 +607,8 @@ def test_flips_by_hand():
 def test_a_task_that_is_not_there_is_refused_before_torch_is_read(tasks, monkeypatch):
     harness = pytest.importorskip("lm_eval.tasks")
     monkeypatch.setitem(sys.modules, "quantbench.quality.measure", None)  # cannot be imported
-    manager = harness.TaskManager()  # reads thousands of files
+    folder = Path(harness.__file__).parent / "hellaswag"  # of thousands that it would read
+    manager = harness.TaskManager(include_path=folder, include_defaults=False)
     monkeypatch.setattr(harness, "TaskManager", lambda: manager)
     none = "--lm_eval no_such_task_at_all: lm-evaluation-harness has no such task; `lm-eval ls"
     for given, why in (
@@ -612,6 +619,9 @@ def test_a_task_that_is_not_there_is_refused_before_torch_is_read(tasks, monkeyp
     ):  # fmt: skip
         result = run("--tokens", "600", "--lm_eval", given.format(**tasks))
         assert one_line(result).startswith(why) and result.exit_code == 2
+    group = Path(tasks["choose"]).with_name("group.yaml")
+    group.write_text("group: two\ntask: [hellaswag, arc_easy]\n")
+    assert find(str(group)).manager is manager  # it needs the harness's tasks
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     result = run("--lm_eval", "hellaswag")
     assert one_line(result) == "--lm_eval needs lm-evaluation-harness: pip install lm-eval"

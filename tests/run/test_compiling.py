@@ -23,6 +23,8 @@ def test_inductor_takes_a_compiler_of_several_words(words, tmp_path):
     program = (
         "import torch\nfrom quantbench.cli import explained\n"
         "from quantbench.run import decoding\n"
+        "import torch._inductor.config as config\n"
+        "config.cpp_cache_precompile_headers = False\n"  # which takes longer than the program
         "options = decoding.compile_options(torch.device('cpu'))\n"
         "x = torch.ones(100)\n"
         "try:\n"

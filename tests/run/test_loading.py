@@ -148,7 +148,7 @@ def test_loading_never_holds_the_full_precision_model(tmp_path):
     of that slack. Loading everything first has to exceed the bound, or it could not fail."""
     folder = tmp_path
     small, path = small_checkpoint(folder), small_checkpoint(folder, "equal.json", **EQUAL)
-    drawn = random.sample(STREAMED, 4)
+    drawn = random.sample(STREAMED, 2)
     jobs = [f"layer_by_layer:{scheme}" for scheme in drawn]
     jobs.append(f"everything_first:{WHOLE}")
     done = finished("-m", "tests.run.loading_peak", small, path, *jobs, env=ENVIRONMENT)
