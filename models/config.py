@@ -108,6 +108,60 @@ class Mixture:
 MIXTURE_FIELDS = by_field(Mixture, shared_dim=whole(0))
 
 
+@dataclass(frozen=True)
+class Recurrent:
+    """A layer without attention: a short convolution (LFM2), or one in front of a gated delta rule
+    (Yang et al., https://arxiv.org/abs/2412.06464), whose state is a matrix for each value head.
+
+    Raises CheckpointError for values that no model can have.
+    """
+
+    kernel: int  # columns that the convolution sees, the newest included
+    key_heads: int = 0  # 0: a short convolution alone
+    value_heads: int = 0  # a multiple of key_heads
+    key_width: int = 0  # of a head
+    value_width: int = 0
+    bias: bool = False  # of the short convolution, and of the linear layers around it
+    # Whether value head i has key head i % key_heads, as llama.cpp orders them, and not
+    # i // (value_heads / key_heads).
+    tiled: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields("layer without attention", RECURRENT_FIELDS, self)
+        if self.key_heads and self.value_heads % self.key_heads:
+            raise CheckpointError(
+                f"layer without attention: {self.value_heads} value heads cannot share "
+                f"{self.key_heads} key heads evenly"
+            )
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether it has a gated delta rule."""
+        return self.key_heads > 0
+
+    def columns(self, dim: int) -> int:
+        """The width of what is convolved, in a model of width dim."""
+        keys, values = self.key_heads * self.key_width, self.value_heads * self.value_width
+        return 2 * keys + values if self.is_delta else dim
+
+    def linear_shapes(self, dim: int) -> dict[str, tuple[int, int]]:
+        """(out_features, in_features) of its linear layers by their names in the model's layer."""
+        inner = self.value_heads * self.value_width if self.is_delta else dim
+        first = self.columns(dim) + inner if self.is_delta else 3 * dim
+        return {"attention.w_in": (first, dim), "attention.w_out": (dim, inner)}
+
+    def other_parameters(self, dim: int) -> int:
+        """The number of parameters that are in no linear layer, but for biases of these."""
+        convolution = self.columns(dim) * (self.kernel + self.bias)
+        gates = 2 * self.value_heads * (dim + 1)
+        return convolution + gates + self.value_width
+
+
+RECURRENT_FIELDS = by_field(
+    Recurrent, **dict.fromkeys(("key_heads", "value_heads", "key_width", "value_width"), whole(0))
+)
+
+
 def compiles(mixture: Mixture | None, device: str, two_tiers: bool) -> bool:
     """Whether torch.compile makes one graph of a decoding step.
 
@@ -128,6 +182,7 @@ class LayerSpec:
     softcap: float | None  # of attention scores: softcap · tanh(score / softcap)
     post_norms: bool  # whether outputs of attention and feed-forward network are normed, too
     rotates: bool = True  # whether queries and keys are rotated
+    recurrent: Recurrent | None = None  # what it has in the place of attention
 
 
 @dataclass(frozen=True)
@@ -170,7 +225,10 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # whether queries and keys are normed
     joint_qk_norm: bool = False  # whether that norm is over all heads together, and not of each
+    gated_attention: bool = False  # whether what heads return is multiplied by sigmoids of x
     mixture: Mixture | None = None  # the experts, of a model that has any
+    recurrent: Recurrent | None = None  # what some layers have in the place of attention, …
+    recurrent_layers: tuple[int, ...] = ()  # … and which
     architecture: str = "llama"  # the file in models/ that computes it (models/registry.py)
     # Keys of config.json that this architecture alone reads, with their values.
     extras: tuple[tuple[str, Any], ...] = ()
@@ -234,7 +292,10 @@ class ModelConfig:
             full if all_full or i in self.full_layers else narrow for i in range(self.num_layers)
         )
         return tuple(
-            replace(spec, rotates=i not in self.no_rope_layers) for i, spec in enumerate(specs)
+            replace(full, recurrent=self.recurrent)
+            if i in self.recurrent_layers
+            else replace(spec, rotates=i not in self.no_rope_layers)
+            for i, spec in enumerate(specs)
         )
 
     def kinds_of_layers(self) -> list[list[int]]:
@@ -246,12 +307,13 @@ class ModelConfig:
 
     def picked(self, layers: Sequence[int]) -> "ModelConfig":
         """The same model with only these of its layers, in this order."""
-        tests = self.full_layers.__contains__, self.no_rope_layers.__contains__, self._is_dense
-        full, unrotated, dense = (
-            tuple(place for place, i in enumerate(layers) if test(i)) for test in tests
-        )
+        kinds = ("full_layers", "no_rope_layers", "recurrent_layers")
+        places = {
+            kind: tuple(place for place, i in enumerate(layers) if i in getattr(self, kind))
+            for kind in kinds
+        }
+        dense = tuple(place for place, i in enumerate(layers) if self._is_dense(i))
         experts = self.mixture and replace(self.mixture, dense_layers=dense)
-        places = {"full_layers": full, "no_rope_layers": unrotated}
         return replace(self, num_layers=len(layers), mixture=experts, **places)
 
     def one_of_each_kind(self) -> "ModelConfig":
@@ -264,10 +326,11 @@ class ModelConfig:
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """Every linear layer's (out_features, in_features), by its name in the model."""
         D, H, K, E = self.dim, self.num_heads, self.num_kv_heads, self.head_dim
-        attention = {"attention.wqkv": ((H + 2 * K) * E, D), "attention.wo": (D, H * E)}
+        heads = H * (1 + self.gated_attention) + 2 * K
+        attention = {"attention.wqkv": (heads * E, D), "attention.wo": (D, H * E)}
         shapes: dict[str, tuple[int, int]] = {}
-        for i in range(self.num_layers):
-            layer = dict(attention)
+        for i, spec in enumerate(self.layers):
+            layer = spec.recurrent.linear_shapes(D) if spec.recurrent else dict(attention)
             for name, width in self.feed_forwards(i).items():
                 layer |= {
                     f"{name}.w13": (width * (2 - self.squared_relu), D),
@@ -289,17 +352,24 @@ class ModelConfig:
 
     def parameters(self) -> int:
         """The number of parameters. A tied output is the embedding, and counts once."""
-        biased = {"attention.wqkv": self.qkv_bias, "attention.wo": self.attention_out_bias}
+        attention = {"attention.wqkv": self.qkv_bias, "attention.wo": self.attention_out_bias}
         count = self.vocab_size * self.dim  # the embedding
         for name, (rows, columns) in self.linear_shapes().items():
             if name == "output":
                 count += 0 if self.tie_embeddings else rows * columns
-            else:
-                count += rows * columns + rows * biased.get(name.split(".", 2)[2], self.mlp_bias)
+                continue
+            number, part = name.split(".", 2)[1:]
+            recurrent = self.layers[int(number)].recurrent
+            biased = attention if recurrent is None else dict.fromkeys(
+                ("attention.w_in", "attention.w_out"), recurrent.bias
+            )
+            count += rows * columns + rows * biased.get(part, self.mlp_bias)
         norms = (self.num_layers * 2 * (self.pre_norms + self.post_norms) + 1) * self.dim
         heads = self.num_heads + self.num_kv_heads if self.joint_qk_norm else 2
         each = heads * self.head_dim * self.qk_norm + self.num_heads * self.attention_sinks
-        return count + norms + self.num_layers * each + self._gates
+        recurrent = [spec.recurrent for spec in self.layers if spec.recurrent]
+        others = sum(layer.other_parameters(self.dim) for layer in recurrent)
+        return count + norms + (self.num_layers - len(recurrent)) * each + others + self._gates
 
     @property
     def _gates(self) -> int:
@@ -321,4 +391,5 @@ FIELDS = by_field(ModelConfig, num_layers=LAYERS, extras=_PAIRS)  # what each ma
 _BEYOND_LLAMA = (
     *("pre_norms", "post_norms", "rotary_dim", "no_rope_layers", "squared_relu"),
     *("embedding_multiplier", "residual_multiplier", "logits_divisor", "attention_sinks"),
+    *("gated_attention", "recurrent_layers"),
 )

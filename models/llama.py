@@ -155,7 +155,8 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention: H query heads share K key/value heads."""
+    """Grouped-query attention: H query heads share K key/value heads. With gated_attention each
+    element of what a head returns is multiplied by a sigmoid, which wqkv gives behind values."""
 
     attend: Callable[..., Tensor] = staticmethod(attend)
 
@@ -165,8 +166,9 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         spec, self.head_dim = config.layers[number], config.head_dim
         self.window, self.scoring = spec.window, Scoring(spec.scale, spec.softcap)
-        heads = config.num_heads + 2 * config.num_kv_heads
-        self.wqkv = nn.Linear(config.dim, heads * config.head_dim, bias=config.qkv_bias)
+        gates = (config.num_heads,) if config.gated_attention else ()
+        self.heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads, *gates)
+        self.wqkv = nn.Linear(config.dim, sum(self.heads) * config.head_dim, bias=config.qkv_bias)
         self.wo = nn.Linear(
             config.num_heads * config.head_dim, config.dim, bias=config.attention_out_bias
         )
@@ -180,8 +182,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2); positions (S,)."""
         B, S, _ = x.shape
-        H, K, E = self.num_heads, self.num_kv_heads, self.head_dim
-        query, key, value = self.wqkv(x).view(B, S, H + 2 * K, E).split((H, K, K), dim=2)
+        H, E = self.num_heads, self.head_dim
+        heads = self.wqkv(x).view(B, S, sum(self.heads), E)
+        query, key, value, *gate = heads.split(self.heads, dim=2)
         query = rotate(self.q_norm(query), cos, sin).transpose(1, 2)  # (B, H, S, E)
         if self.heated is not None:
             turns = positions.to(query.device) // self.heated.original_max_position
@@ -192,7 +195,10 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.update(positions, key, value)  # and all that came before
         y = self.attend(query, key, value, positions, self.window, self.scoring)  # (B, H, S, E)
-        return self.wo(y.transpose(1, 2).reshape(B, S, H * E))
+        y = y.transpose(1, 2)
+        if gate:
+            y = y * gate[0].sigmoid()
+        return self.wo(y.reshape(B, S, H * E))
 
 
 def head_norm(config: ModelConfig, heads: int) -> nn.Module:

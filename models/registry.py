@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 HasWindow = Callable[[int, Mapping[str, Any]], bool]
 NameTable = Mapping[str, tuple[str, ...]]  # as models/formats/names.py has it
 
+
+@dataclass(frozen=True)
+class RecurrentKeys:
+    """How layers without attention are described."""
+
+    kind: str  # what layer_types calls them
+    has: HasWindow  # whether a layer is one, if there are no layer_types
+    # Keys with what they may hold, the field of ModelConfig.recurrent that each sets, and its value
+    # if absent.
+    fields: Mapping[str, tuple[Accepts, str, Any]]
+
 MAX_WINDOW_LAYERS = 28  # of Qwen's config.json, if absent
 
 
@@ -80,6 +91,7 @@ class Architecture:
     # The share of a head that rotates, if absent; None: the key is understood as 1 alone.
     partial_rotary: float | None = None
     required: tuple[str, ...] = ()  # keys beyond those that every architecture has
+    recurrent: RecurrentKeys | None = None
 
     @property
     def name(self) -> str:
@@ -94,6 +106,7 @@ class Architecture:
 
 LLAMA, MIXTRAL = "quantbench.models.llama:Transformer", "quantbench.models.mixtral:Mixtral"
 GEMMA = "quantbench.models.gemma:Gemma"
+QWEN_3_5 = "quantbench.models.qwen3_5:Qwen35"
 FUSED = (LLAMA, MIXTRAL, GEMMA)  # that the C++ op computes (run/cpu_step.py)
 MIXTRAL_EXPERTS: NameTable = {
     "feed_forward.router": ("block_sparse_moe.gate",),
@@ -151,6 +164,41 @@ GRANITE_KEYS = {
     "attention_multiplier": ("attention_scale",),
     "logits_scaling": ("logits_divisor",),
 }
+DELTA = RecurrentKeys(
+    "linear_attention",
+    lambda number, config: (number + 1) % (config.get("full_attention_interval") or 4) != 0,
+    {
+        "linear_conv_kernel_dim": (COUNT, "kernel", 4),
+        "linear_num_key_heads": (COUNT, "key_heads", 16),
+        "linear_num_value_heads": (COUNT, "value_heads", 32),
+        "linear_key_head_dim": (COUNT, "key_width", 128),
+        "linear_value_head_dim": (COUNT, "value_width", 128),
+    },
+)
+QWEN_3_5_DENSE: dict[str, Any] = {
+    "model": QWEN_3_5,
+    "recurrent": DELTA,
+    "partial_rotary": 0.25,
+    "fields": ATTENTION_BIAS,
+    "accepts": {"full_attention_interval": COUNT},
+    "fixed": {"attn_output_gate": True, "output_gate_type": "swish", "mlp_only_layers": []},
+    "harmless": (
+        *("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+    ),
+    "weights": {
+        "attention.w_in": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+        "attention.conv": ("linear_attn.conv1d",),
+        "attention.gates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+        "attention.gates.log_rate": ("linear_attn.A_log",),
+        "attention.gates.shift": ("linear_attn.dt_bias",),
+        "attention.norm": ("linear_attn.norm",),
+        "attention.w_out": ("linear_attn.out_proj",),
+    },
+}
+QWEN_3_5_DEFAULTS = {
+    "max_position": 32768, "num_kv_heads": 4, "head_dim": 256, "qk_norm": True,
+    "gated_attention": True,
+}  # fmt: skip
 # fmt: off
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(LLAMA, {"max_position": 2048}, fields=BIASES),
@@ -183,6 +231,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"max_position": 32768, "num_kv_heads": 4, "qk_norm": True},
         experts={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         accepts=QWEN_KEYS),
+    "qwen3_5_text": Architecture(defaults=QWEN_3_5_DEFAULTS, **QWEN_3_5_DENSE),
     "gpt_oss": Architecture("quantbench.models.gpt_oss:GptOss", fields=ATTENTION_BIAS,
         window=lambda number, _: number % 2 == 0, stacked_experts=True,
         defaults={"max_position": 131072, "num_kv_heads": 8, "head_dim": 64, "norm_eps": 1e-5,

@@ -7,7 +7,7 @@ dimension: a projection that is fused in the model comes from several.
 import re
 from collections.abc import Callable, Collection, Mapping
 
-_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+")  # its number; # in the tables
 
 _HUGGING_FACE = {
@@ -70,12 +70,13 @@ def _translate(
     match = _LAYER.fullmatch(name)
     if match is None:
         return (top.get(name, name),)
-    number, module, kind = match.groups()
+    number, module = match.groups()
+    module, dot, kind = (module, "", "") if module in layer_names else module.rpartition(".")
     expert = _EXPERT.search(module)
     parts = layer_names.get(_EXPERT.sub("#", module), (module,))
     if expert:
         parts = tuple(part.replace("#", expert[0]) for part in parts)
-    return tuple(f"{prefix}.{number}.{part}.{kind}" for part in parts)
+    return tuple(f"{prefix}.{number}.{part}{dot}{kind}" for part in parts)
 
 
 hugging_face = of_architecture({})  # Llama's names

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from quantbench import devices
 from quantbench.errors import KernelError
-from quantbench.kv_cache.base import KVCache
+from quantbench.kv_cache.base import KVCache, LayerMemory
 from quantbench.log.config import DECODERS
-from quantbench.models.config import ModelConfig
+from quantbench.models.config import ModelConfig, Recurrent
 from quantbench.models.llama import Block, Transformer
 from quantbench.ops import attention
 
@@ -138,13 +138,25 @@ def caches_of(
     device: torch.device | str,
     kernel: str,
     layers: int | None = None,
-) -> list[KVCache]:
-    """An empty cache for each layer. kernel: a name of `attention_of`. layers: all if not given."""
+) -> list[LayerMemory]:
+    """An empty memory for each layer. kernel: a name of `attention_of`. layers: all if not
+    given."""
     shape = rows, config.num_kv_heads, positions, config.head_dim
     return [
-        kind(*shape, dtype, device, spec.window, kernel)
+        state_of(spec.recurrent, config.dim, rows, dtype, device)
+        if spec.recurrent
+        else kind(*shape, dtype, device, spec.window, kernel)
         for spec in config.layers[: layers or config.num_layers]
     ]
+
+
+def state_of(recurrent: Recurrent, dim: int, *place: Any) -> LayerMemory:
+    """The memory of a layer without attention in a model of width dim. place: rows, dtype and
+    device."""
+    from quantbench.kv_cache import state
+
+    kind = state.DeltaState if recurrent.is_delta else state.Columns
+    return kind(recurrent, dim, *place)
 
 
 # ---------------------------------------------------------------------------------- compiling
