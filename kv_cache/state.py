@@ -24,6 +24,7 @@ class Columns(LayerMemory):
     """The last kernel - 1 + `back` columns (rows, C) of what is convolved: a ring."""
 
     slots = 1 << 62
+    back = 0
 
     def __init__(
         self, recurrent: "Recurrent", dim: int, rows: int, dtype: torch.dtype,
@@ -39,7 +40,9 @@ class Columns(LayerMemory):
         self.go_back(1)
 
     def go_back(self, count: int) -> None:
-        """What it held is lost."""
+        """What it held is lost, if it could not yet."""
+        if count == self.back:
+            return
         self.back = count
         shape = self.rows, self.recurrent.kernel - 1 + count, self.width
         buffer = torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -95,6 +98,8 @@ class DeltaState(Columns):
         self.register_buffer("read", self._number(), persistent=False)
 
     def go_back(self, count: int) -> None:
+        if count == self.back:
+            return
         super().go_back(count)
         r = self.recurrent
         # keys, values, decay and beta of each token, side by side

@@ -360,8 +360,10 @@ class ModelConfig:
                 continue
             number, part = name.split(".", 2)[1:]
             recurrent = self.layers[int(number)].recurrent
-            biased = attention if recurrent is None else dict.fromkeys(
-                ("attention.w_in", "attention.w_out"), recurrent.bias
+            biased = (
+                attention
+                if recurrent is None
+                else dict.fromkeys(("attention.w_in", "attention.w_out"), recurrent.bias)
             )
             count += rows * columns + rows * biased.get(part, self.mlp_bias)
         norms = (self.num_layers * 2 * (self.pre_norms + self.post_norms) + 1) * self.dim

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quantbench.devices import stored_bytes
-from quantbench.kv_cache.base import KVCache
+from quantbench.kv_cache.base import KVCache, LayerMemory
 from quantbench.models.config import ModelConfig, RopeScaling
 from quantbench.ops.attend import attend
 from quantbench.ops.kv import Scoring
@@ -63,7 +63,7 @@ class Transformer(nn.Module):
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
-        caches: Sequence[KVCache] | None = None,
+        caches: Sequence[LayerMemory] | None = None,
     ) -> Tensor:
         """Logits (B, S, V) for tokens (B, S).
 
@@ -78,7 +78,7 @@ class Transformer(nn.Module):
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
-        caches: Sequence[KVCache] | None = None,
+        caches: Sequence[LayerMemory] | None = None,
     ) -> Tensor:
         """The last layer's output (B, S, D), before the final norm; arguments as for `forward`."""
         if positions is None:
@@ -145,7 +145,12 @@ class Block(nn.Module):
         self.ffn_post_norm = post_norm(config.dim, config.norm_eps)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, cache: KVCache | None = None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        cache: LayerMemory | None = None,
     ) -> Tensor:
         """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2) as `rotation` gives them."""
         y = self.attention(self.attention_norm(x), cos, sin, positions, cache)

@@ -1,4 +1,4 @@
-"""Qwen3.5, 3.6 and 3.8, their mixtures of experts, and Qwen3-Next: three of four layers have a gated
+"""Qwen3.5 to 3.8, their mixtures of experts, and Qwen3-Next: three of four layers have a gated
 delta rule in the place of attention (https://arxiv.org/abs/2412.06464).
 
     q, k, v, z = w_in(x)                    q, k, v = silu(conv(q, k, v))

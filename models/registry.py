@@ -37,6 +37,7 @@ class RecurrentKeys:
     # if absent.
     fields: Mapping[str, tuple[Accepts, str, Any]]
 
+
 MAX_WINDOW_LAYERS = 28  # of Qwen's config.json, if absent
 
 
@@ -182,9 +183,7 @@ QWEN_3_5_DENSE: dict[str, Any] = {
     "fields": ATTENTION_BIAS,
     "accepts": {"full_attention_interval": COUNT},
     "fixed": {"attn_output_gate": True, "output_gate_type": "swish", "mlp_only_layers": []},
-    "harmless": (
-        *("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
-    ),
+    "harmless": (*("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),),
     "weights": {
         "attention.w_in": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
         "attention.conv": ("linear_attn.conv1d",),

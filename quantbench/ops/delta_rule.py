@@ -47,9 +47,7 @@ def _chunk(
     written = beta[..., None] * (value - old_key)
     if count > 1:
         system = beta[..., None] * among_key * left  # its diagonal is taken to be 1
-        written = torch.linalg.solve_triangular(
-            system, written, upper=False, unitriangular=True
-        )
+        written = torch.linalg.solve_triangular(system, written, upper=False, unitriangular=True)
     y = old_query + (among_query * left) @ written
     last = since[..., -1:]
     keys = key * (last - since).exp()[..., None]
