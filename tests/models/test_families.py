@@ -59,6 +59,11 @@ PARTIAL = {
     "rope_parameters": LONG | {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 0.5,
     "hidden_size": 64, "head_dim": 16,
 }  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12, "linear_conv_kernel_dim": 3, "num_hidden_layers": 5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}  # fmt: skip
 # transformers' name, fields, and what cpu-step says of a family that it does not compute; None: it
 # computes it.
 ROWS = {
@@ -74,6 +79,7 @@ ROWS = {
     "olmo3": ("olmo3", WINDOW | {"num_hidden_layers": 5, "rope_parameters": BY_KIND}, None),
     "arcee": ("arcee", {"mlp_bias": True}, None),
     "glm4": ("glm4", {}, None),
+    "qwen3.5": ("qwen3_5_text", DELTA, "a Qwen35"),
     "gemma2": ("gemma2", WINDOW | {"query_pre_attn_scalar": 24} | CAPS, None),
     "gemma3": ("gemma3_text", WINDOW | {"num_hidden_layers": 7} | GEMMA_3, None),
     "llama linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}, None),
