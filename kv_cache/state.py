@@ -17,7 +17,7 @@ from quantbench.kv_cache.base import LayerMemory
 from quantbench.ops.delta_rule import delta_rule
 
 if TYPE_CHECKING:
-    from quantbench.models.config import Recurrent
+    from quantbench.models.recurrent import Recurrent
 
 
 class Columns(LayerMemory):

@@ -108,60 +108,6 @@ class Mixture:
 MIXTURE_FIELDS = by_field(Mixture, shared_dim=whole(0))
 
 
-@dataclass(frozen=True)
-class Recurrent:
-    """A layer without attention: a short convolution (LFM2), or one in front of a gated delta rule
-    (Yang et al., https://arxiv.org/abs/2412.06464), whose state is a matrix for each value head.
-
-    Raises CheckpointError for values that no model can have.
-    """
-
-    kernel: int  # columns that the convolution sees, the newest included
-    key_heads: int = 0  # 0: a short convolution alone
-    value_heads: int = 0  # a multiple of key_heads
-    key_width: int = 0  # of a head
-    value_width: int = 0
-    bias: bool = False  # of the short convolution, and of the linear layers around it
-    # Whether value head i has key head i % key_heads, as llama.cpp orders them, and not
-    # i // (value_heads / key_heads).
-    tiled: bool = False
-
-    def __post_init__(self) -> None:
-        check_fields("layer without attention", RECURRENT_FIELDS, self)
-        if self.key_heads and self.value_heads % self.key_heads:
-            raise CheckpointError(
-                f"layer without attention: {self.value_heads} value heads cannot share "
-                f"{self.key_heads} key heads evenly"
-            )
-
-    @property
-    def is_delta(self) -> bool:
-        """Whether it has a gated delta rule."""
-        return self.key_heads > 0
-
-    def columns(self, dim: int) -> int:
-        """The width of what is convolved, in a model of width dim."""
-        keys, values = self.key_heads * self.key_width, self.value_heads * self.value_width
-        return 2 * keys + values if self.is_delta else dim
-
-    def linear_shapes(self, dim: int) -> dict[str, tuple[int, int]]:
-        """(out_features, in_features) of its linear layers by their names in the model's layer."""
-        inner = self.value_heads * self.value_width if self.is_delta else dim
-        first = self.columns(dim) + inner if self.is_delta else 3 * dim
-        return {"attention.w_in": (first, dim), "attention.w_out": (dim, inner)}
-
-    def other_parameters(self, dim: int) -> int:
-        """The number of parameters that are in no linear layer, but for biases of these."""
-        convolution = self.columns(dim) * (self.kernel + self.bias)
-        gates = 2 * self.value_heads * (dim + 1)
-        return convolution + gates + self.value_width
-
-
-RECURRENT_FIELDS = by_field(
-    Recurrent, **dict.fromkeys(("key_heads", "value_heads", "key_width", "value_width"), whole(0))
-)
-
-
 def compiles(mixture: Mixture | None, device: str, two_tiers: bool) -> bool:
     """Whether torch.compile makes one graph of a decoding step.
 
@@ -182,7 +128,7 @@ class LayerSpec:
     softcap: float | None  # of attention scores: softcap · tanh(score / softcap)
     post_norms: bool  # whether outputs of attention and feed-forward network are normed, too
     rotates: bool = True  # whether queries and keys are rotated
-    recurrent: Recurrent | None = None  # what it has in the place of attention
+    recurrent: Any = None  # the models.recurrent.Recurrent in the place of attention
 
 
 @dataclass(frozen=True)
@@ -227,8 +173,8 @@ class ModelConfig:
     joint_qk_norm: bool = False  # whether that norm is over all heads together, and not of each
     gated_attention: bool = False  # whether what heads return is multiplied by sigmoids of x
     mixture: Mixture | None = None  # the experts, of a model that has any
-    recurrent: Recurrent | None = None  # what some layers have in the place of attention, …
-    recurrent_layers: tuple[int, ...] = ()  # … and which
+    recurrent: Any = None  # a models.recurrent.Recurrent in the place of attention …
+    recurrent_layers: tuple[int, ...] = ()  # … in these layers
     architecture: str = "llama"  # the file in models/ that computes it (models/registry.py)
     # Keys of config.json that this architecture alone reads, with their values.
     extras: tuple[tuple[str, Any], ...] = ()
@@ -352,26 +298,21 @@ class ModelConfig:
 
     def parameters(self) -> int:
         """The number of parameters. A tied output is the embedding, and counts once."""
-        attention = {"attention.wqkv": self.qkv_bias, "attention.wo": self.attention_out_bias}
+        biased = {"attention.wqkv": self.qkv_bias, "attention.wo": self.attention_out_bias}
+        if self.recurrent:
+            biased |= dict.fromkeys(self.recurrent.linear_shapes(self.dim), self.recurrent.bias)
         count = self.vocab_size * self.dim  # the embedding
         for name, (rows, columns) in self.linear_shapes().items():
             if name == "output":
                 count += 0 if self.tie_embeddings else rows * columns
-                continue
-            number, part = name.split(".", 2)[1:]
-            recurrent = self.layers[int(number)].recurrent
-            biased = (
-                attention
-                if recurrent is None
-                else dict.fromkeys(("attention.w_in", "attention.w_out"), recurrent.bias)
-            )
-            count += rows * columns + rows * biased.get(part, self.mlp_bias)
+            else:
+                count += rows * columns + rows * biased.get(name.split(".", 2)[2], self.mlp_bias)
         norms = (self.num_layers * 2 * (self.pre_norms + self.post_norms) + 1) * self.dim
         heads = self.num_heads + self.num_kv_heads if self.joint_qk_norm else 2
         each = heads * self.head_dim * self.qk_norm + self.num_heads * self.attention_sinks
-        recurrent = [spec.recurrent for spec in self.layers if spec.recurrent]
-        others = sum(layer.other_parameters(self.dim) for layer in recurrent)
-        return count + norms + (self.num_layers - len(recurrent)) * each + others + self._gates
+        states = sum(i < self.num_layers for i in self.recurrent_layers)
+        others = states * self.recurrent.other_parameters(self.dim) if states else 0
+        return count + norms + (self.num_layers - states) * each + others + self._gates
 
     @property
     def _gates(self) -> int:
@@ -389,7 +330,10 @@ _PAIR = Accepts(
     "", lambda pair: isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
 )
 _PAIRS = list_of(_PAIR, "a list of pairs, a key and its value")
-FIELDS = by_field(ModelConfig, num_layers=LAYERS, extras=_PAIRS)  # what each may hold
+_ANY = Accepts("", lambda value: True)
+FIELDS = by_field(
+    ModelConfig, num_layers=LAYERS, extras=_PAIRS, recurrent=_ANY
+)  # what each may hold
 _BEYOND_LLAMA = (
     *("pre_norms", "post_norms", "rotary_dim", "no_rope_layers", "squared_relu"),
     *("embedding_multiplier", "residual_multiplier", "logits_divisor", "attention_sinks"),

@@ -13,14 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.config import (
-    FIELDS,
-    SCALING_FIELDS,
-    Mixture,
-    ModelConfig,
-    Recurrent,
-    RopeScaling,
-)
+from quantbench.models.config import FIELDS, SCALING_FIELDS, Mixture, ModelConfig, RopeScaling
 from quantbench.models.config_checks import (
     COUNT,
     NAME,
@@ -31,7 +24,7 @@ from quantbench.models.config_checks import (
     Accepts,
     whole,
 )
-from quantbench.models.registry import ARCHITECTURES, Architecture, RecurrentKeys
+from quantbench.models.registry import ARCHITECTURES, Architecture
 from quantbench.text import shown
 
 _REQUIRED = {
@@ -175,7 +168,8 @@ def from_hugging_face(
     if "head_dim" not in values:
         values["head_dim"] = head_width(values["dim"], values["num_heads"], where)
     values |= _windows(row, config, values, where)
-    values |= _recurrent(row.recurrent, config, values["num_layers"], where)
+    if row.recurrent:
+        values |= row.recurrent.read(config, values["num_layers"], where)
     if row.experts:
         try:
             values["mixture"] = _mixture(config, row.experts, row.accepts, values["num_layers"])
@@ -197,7 +191,7 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
     accepted = _ACCEPTED | {key: FIELDS[fields[0]] for key, fields in row.fields.items()}
     accepted |= {**row.extras, **row.accepts}
     if row.recurrent:
-        accepted |= {key: accepts for key, (accepts, *_) in row.recurrent.fields.items()}
+        accepted |= row.recurrent.accepted
     if row.experts:
         accepted |= _EXPERT_KEYS
     fixed = _FIXED | dict(row.fixed)
@@ -273,32 +267,6 @@ def _windows(
         return {"sliding_window": None}
     full = tuple(i for i in range(count) if not narrow[i])
     return {"sliding_window": window, "full_layers": full}
-
-
-def _recurrent(
-    keys: RecurrentKeys | None, config: Mapping[str, Any], count: int, where: object
-) -> dict[str, Any]:
-    """The layers without attention. Raises CheckpointError."""
-    if keys is None:
-        return {}
-    known = {"full_attention", keys.kind}
-    kinds = config.get("layer_types") or [
-        keys.kind if keys.has(i, config) else "full_attention" for i in range(count)
-    ]
-    if len(kinds) != count or not known >= set(kinds):
-        raise CheckpointError(
-            f"{where}: layer_types {_listed(sorted(set(kinds)))} of {len(kinds)} layers; accepted "
-            f"are full_attention and {keys.kind}, one for each of the {count} layers"
-        )
-    fields = {}
-    for key, (_, name, default) in keys.fields.items():
-        fields[name] = default if config.get(key) is None else config[key]
-    try:
-        recurrent = Recurrent(**fields)
-    except CheckpointError as error:
-        raise CheckpointError(f"{where}: {error}") from None
-    layers = tuple(i for i in range(count) if kinds[i] == keys.kind)
-    return {"recurrent": recurrent if layers else None, "recurrent_layers": layers}
 
 
 def _one_rope(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ taught the class, they refuse it: the C++ op (run/cpu_step.py), ranks (`splits`)
 from __future__ import annotations
 
 import pkgutil
+from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,18 +26,6 @@ if TYPE_CHECKING:
 # Whether a layer, by its number from 0, has config.json's sliding_window, if no layer_types say so.
 HasWindow = Callable[[int, Mapping[str, Any]], bool]
 NameTable = Mapping[str, tuple[str, ...]]  # as models/formats/names.py has it
-
-
-@dataclass(frozen=True)
-class RecurrentKeys:
-    """How layers without attention are described."""
-
-    kind: str  # what layer_types calls them
-    has: HasWindow  # whether a layer is one, if there are no layer_types
-    # Keys with what they may hold, the field of ModelConfig.recurrent that each sets, and its value
-    # if absent.
-    fields: Mapping[str, tuple[Accepts, str, Any]]
-
 
 MAX_WINDOW_LAYERS = 28  # of Qwen's config.json, if absent
 
@@ -92,7 +81,7 @@ class Architecture:
     # The share of a head that rotates, if absent; None: the key is understood as 1 alone.
     partial_rotary: float | None = None
     required: tuple[str, ...] = ()  # keys beyond those that every architecture has
-    recurrent: RecurrentKeys | None = None
+    recurrent: Any = None  # the models.recurrent.Keys of layers without attention
 
     @property
     def name(self) -> str:
@@ -107,7 +96,6 @@ class Architecture:
 
 LLAMA, MIXTRAL = "quantbench.models.llama:Transformer", "quantbench.models.mixtral:Mixtral"
 GEMMA = "quantbench.models.gemma:Gemma"
-QWEN_3_5 = "quantbench.models.qwen3_5:Qwen35"
 FUSED = (LLAMA, MIXTRAL, GEMMA)  # that the C++ op computes (run/cpu_step.py)
 MIXTRAL_EXPERTS: NameTable = {
     "feed_forward.router": ("block_sparse_moe.gate",),
@@ -165,41 +153,8 @@ GRANITE_KEYS = {
     "attention_multiplier": ("attention_scale",),
     "logits_scaling": ("logits_divisor",),
 }
-DELTA = RecurrentKeys(
-    "linear_attention",
-    lambda number, config: (number + 1) % (config.get("full_attention_interval") or 4) != 0,
-    {
-        "linear_conv_kernel_dim": (COUNT, "kernel", 4),
-        "linear_num_key_heads": (COUNT, "key_heads", 16),
-        "linear_num_value_heads": (COUNT, "value_heads", 32),
-        "linear_key_head_dim": (COUNT, "key_width", 128),
-        "linear_value_head_dim": (COUNT, "value_width", 128),
-    },
-)
-QWEN_3_5_DENSE: dict[str, Any] = {
-    "model": QWEN_3_5,
-    "recurrent": DELTA,
-    "partial_rotary": 0.25,
-    "fields": ATTENTION_BIAS,
-    "accepts": {"full_attention_interval": COUNT},
-    "fixed": {"attn_output_gate": True, "output_gate_type": "swish", "mlp_only_layers": []},
-    "harmless": (*("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),),
-    "weights": {
-        "attention.w_in": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
-        "attention.conv": ("linear_attn.conv1d",),
-        "attention.gates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
-        "attention.gates.log_rate": ("linear_attn.A_log",),
-        "attention.gates.shift": ("linear_attn.dt_bias",),
-        "attention.norm": ("linear_attn.norm",),
-        "attention.w_out": ("linear_attn.out_proj",),
-    },
-}
-QWEN_3_5_DEFAULTS = {
-    "max_position": 32768, "num_kv_heads": 4, "head_dim": 256, "qk_norm": True,
-    "gated_attention": True,
-}  # fmt: skip
 # fmt: off
-ARCHITECTURES: dict[str, Architecture] = {
+_ROWS: dict[str, Any] = {
     "llama": Architecture(LLAMA, {"max_position": 2048}, fields=BIASES),
     "mistral": Architecture(LLAMA, window=every_layer,
         defaults={"max_position": 131072, "num_kv_heads": 8, "sliding_window": 4096}),
@@ -230,7 +185,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"max_position": 32768, "num_kv_heads": 4, "qk_norm": True},
         experts={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         accepts=QWEN_KEYS),
-    "qwen3_5_text": Architecture(defaults=QWEN_3_5_DEFAULTS, **QWEN_3_5_DENSE),
     "gpt_oss": Architecture("quantbench.models.gpt_oss:GptOss", fields=ATTENTION_BIAS,
         window=lambda number, _: number % 2 == 0, stacked_experts=True,
         defaults={"max_position": 131072, "num_kv_heads": 8, "head_dim": 64, "norm_eps": 1e-5,
@@ -274,19 +228,31 @@ ARCHITECTURES: dict[str, Architecture] = {
                  "ffn_norm": ("post_attention_layernorm",),
                  "ffn_post_norm": ("post_mlp_layernorm",),
                  "feed_forward.w13": ("mlp.gate_up_proj",)}),
+    # Of other files, which are imported where such a model is read.
+    "qwen3_5_text": "quantbench.models.recurrent:ROWS",
 }
 # fmt: on
 
 
+class Rows(UserDict[str, Architecture]):
+    def __getitem__(self, kind: str) -> Architecture:
+        row: Any = super().__getitem__(kind)
+        return pkgutil.resolve_name(row)[kind] if isinstance(row, str) else row
+
+
+ARCHITECTURES = Rows(_ROWS)
+
+
 def of_config(config: ModelConfig) -> Architecture:
     """A row whose class computes the model. Raises CheckpointError for a name that no row has."""
-    rows = {row.name: row for row in ARCHITECTURES.values()}
-    if config.architecture not in rows:
-        raise CheckpointError(
-            f"{config.name}: architecture {config.architecture!r} is not supported; there are "
-            f"{', '.join(rows)}"
-        )
-    return rows[config.architecture]
+    for row in ARCHITECTURES.values():
+        if row.name == config.architecture:
+            return row
+    names = dict.fromkeys(row.name for row in ARCHITECTURES.values())
+    raise CheckpointError(
+        f"{config.name}: architecture {config.architecture!r} is not supported; there are "
+        f"{', '.join(names)}"
+    )
 
 
 def build(config: ModelConfig, split: Split | None = None) -> Transformer:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from quantbench.kv_cache.state import Columns
-from quantbench.models.config import Recurrent
+from quantbench.models.recurrent import Recurrent
 
 
 class ShortConv(nn.Module):

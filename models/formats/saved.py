@@ -30,7 +30,7 @@ from torch import Tensor
 
 from quantbench.errors import CheckpointError
 from quantbench.models import SAVED
-from quantbench.models.config import Mixture, ModelConfig, Recurrent, RopeScaling
+from quantbench.models.config import Mixture, ModelConfig, RopeScaling
 from quantbench.models.config_checks import NAME, NAMES, OBJECT, Accepts, list_of
 from quantbench.models.formats.base import Checkpoint, SavedScheme, read_json, require_inside
 from quantbench.models.formats.tensor_files import StoredTensor, safetensors_file
@@ -178,8 +178,12 @@ def architecture(fields: Any, name: str) -> ModelConfig:
     OBJECT.check(name, "architecture", fields)
     parsed: dict[str, Any] = {"name": name}
     try:
-        parts = (("rope_scaling", RopeScaling), ("mixture", Mixture), ("recurrent", Recurrent))
-        for key, kind in parts:
+        parts: dict[str, Any] = {"rope_scaling": RopeScaling, "mixture": Mixture}
+        if fields.get("recurrent") is not None:
+            from quantbench.models.recurrent import Recurrent
+
+            parts["recurrent"] = Recurrent
+        for key, kind in parts.items():
             if fields.get(key) is not None:
                 OBJECT.check(name, key, fields[key])
                 parsed[key] = kind(**fields[key])

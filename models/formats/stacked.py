@@ -98,27 +98,15 @@ class StackedTensors:
         return weight.to(self.device).to(like.dtype)
 
     def row_order(self, name: str, heads: Sequence[int]) -> Tensor | None:
-        """Which row of a checkpoint's queries and keys, stacked, each of ours is; None: the same.
-        Behind each gated query head the checkpoint has its gate; ours are behind the values.
-        heads: of queries, keys and values."""
+        """Which of a checkpoint's rows each of ours is, of `heads` queries, keys and values; None:
+        the same."""
         config = self.config
-        E, R = config.head_dim, config.rotary_dim or config.head_dim
-        gated = config.gated_attention and ".wqkv." in name
-        if not (self.interleaved or R < E or gated):
+        rotary_dim = config.rotary_dim or config.head_dim
+        if not (self.interleaved or rotary_dim < config.head_dim or config.gated_attention):
             return None
-        of_head = torch.tensor(_half_split(E, R, self.interleaved))
-        if name.endswith(("q_norm.weight", "k_norm.weight")) and not config.joint_qk_norm:
-            return of_head
-        if ".wqkv." not in name:
-            return None
-        rotated = torch.arange(sum(heads[:2]))[:, None] * E
-        if not gated:
-            return (rotated + of_head).flatten()
-        queries, gates = rotated[: heads[0] : 2], rotated[1 : heads[0] : 2]
-        keys = rotated[heads[0] :]
-        values = sum(heads[:2]) * E + torch.arange(heads[2] * E)
-        parts = (queries + of_head, keys + of_head, values, gates + torch.arange(E))
-        return torch.cat([part.flatten() for part in parts])
+        from quantbench.models.formats.row_order import row_order
+
+        return row_order(name, heads, config, self.interleaved)
 
     def piece(self, name: str) -> Tensor:
         """A checkpoint tensor. It may be a view of the mapped file: copy what is to stay.
@@ -257,18 +245,6 @@ class StackedTensors:
             return weight
         order = torch.cat((order, torch.arange(len(order), rows)))
         return weight.with_rows({name: part[order] for name, part in weight.by_row.items()})
-
-
-def _half_split(head_dim: int, rotary_dim: int, interleaved: bool) -> list[int]:
-    """Which row of a head comes where, so that its pairs are (i, i + E/2): first those that rotate.
-
-    Pairs of the R = rotary_dim rows that rotate are (2i, 2i + 1) if interleaved, or else
-    (i, i + R/2); the others follow, paired anyhow.
-    """
-    rows, half = list(range(rotary_dim)), rotary_dim // 2
-    first, second = (rows[::2], rows[1::2]) if interleaved else (rows[:half], rows[half:])
-    middle = (rotary_dim + head_dim) // 2
-    return [*first, *range(rotary_dim, middle), *second, *range(middle, head_dim)]
 
 
 class MaybeQuantized(Checkpoint):

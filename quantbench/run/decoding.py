@@ -22,7 +22,7 @@ from quantbench import devices
 from quantbench.errors import KernelError
 from quantbench.kv_cache.base import KVCache, LayerMemory
 from quantbench.log.config import DECODERS
-from quantbench.models.config import ModelConfig, Recurrent
+from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, Transformer
 from quantbench.ops import attention
 
@@ -150,7 +150,7 @@ def caches_of(
     ]
 
 
-def state_of(recurrent: Recurrent, dim: int, *place: Any) -> LayerMemory:
+def state_of(recurrent: Any, dim: int, *place: Any) -> LayerMemory:
     """The memory of a layer without attention in a model of width dim. place: rows, dtype and
     device."""
     from quantbench.kv_cache import state
