@@ -11,8 +11,8 @@ from quantbench.models.config import ModelConfig
 def row_order(
     name: str, heads: Sequence[int], config: ModelConfig, interleaved: bool
 ) -> Tensor | None:
-    """Which row of a checkpoint's queries and keys, stacked, each of ours is; None: the same. Behind
-    each gated query head the checkpoint has its gate; ours are behind the values.
+    """Which row of a checkpoint's queries and keys, stacked, each of ours is; None: the same.
+    Behind each gated query head the checkpoint has its gate; ours are behind the values.
 
     heads: of queries (with their gates), keys and values. interleaved: whether rotary pairs are
     rows (2i, 2i + 1).
