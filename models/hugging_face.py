@@ -148,7 +148,8 @@ def from_hugging_face(
         # As its config class has it.
         config = {_ORIGINAL: 4096, **config, "rope_parameters": _of_phi(given_rope)}
     accepted = _understood(row, config, where)
-    missing = [key for key in (*_REQUIRED, *row.required) if config.get(key) is None]
+    needed = [key for key in _REQUIRED if _REQUIRED[key] not in row.defaults]
+    missing = [key for key in (*needed, *row.required) if config.get(key) is None]
     if missing:
         raise CheckpointError(f"{where}: config has no {', '.join(missing)}")
     check_keys(where, accepted, config)
@@ -232,7 +233,7 @@ def _mixture(
     return Mixture(
         num_experts=values["num_experts"],
         experts_per_token=values["num_experts_per_tok"],
-        expert_dim=values.get("moe_intermediate_size", config["intermediate_size"]),
+        expert_dim=values.get("moe_intermediate_size", config.get("intermediate_size")),
         normalized=values.get("norm_topk_prob", False),
         router_bias=values.get("router_bias", False),
         shared_dim=values.get("shared_expert_intermediate_size", 0),

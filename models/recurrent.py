@@ -8,7 +8,7 @@ from typing import Any
 
 from quantbench.errors import CheckpointError
 from quantbench.models.config_checks import COUNT, Accepts, by_field, check_fields, whole
-from quantbench.models.registry import ATTENTION_BIAS, Architecture, HasWindow
+from quantbench.models.registry import ATTENTION_BIAS, QWEN_KEYS, Architecture, HasWindow
 from quantbench.text import shown
 
 
@@ -135,6 +135,36 @@ QWEN_3_5_DEFAULTS = {
     "max_position": 32768, "num_kv_heads": 4, "head_dim": 256, "qk_norm": True,
     "gated_attention": True,
 }  # fmt: skip
+EXPERTS = {"moe_intermediate_size": COUNT, "shared_expert_intermediate_size": COUNT}
+QWEN_3_5_MOE: dict[str, Any] = {
+    **QWEN_3_5_DENSE,
+    "fixed": QWEN_3_5_DENSE["fixed"] | {"norm_topk_prob": True},
+    "accepts": QWEN_3_5_DENSE["accepts"] | EXPERTS,
+}
+QWEN_3_NEXT: dict[str, Any] = {
+    **QWEN_3_5_DENSE,
+    "fixed": {},
+    "accepts": QWEN_3_5_DENSE["accepts"] | EXPERTS | QWEN_KEYS,
+    "weights": QWEN_3_5_DENSE["weights"]
+    | {
+        "attention.w_in": ("linear_attn.in_proj_qkvz",),
+        "attention.gates": ("linear_attn.in_proj_ba",),
+    },
+}
+OF_512 = {
+    "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
+}  # fmt: skip
 ROWS = {
     "qwen3_5_text": Architecture(defaults=QWEN_3_5_DEFAULTS, **QWEN_3_5_DENSE),
+    "qwen3_5_moe_text": Architecture(
+        defaults=QWEN_3_5_DEFAULTS | {"num_kv_heads": 2, "ffn_dim": 512},
+        experts=OF_512 | {"num_experts": 256, "num_experts_per_tok": 8},
+        **QWEN_3_5_MOE,
+    ),
+    "qwen3_next": Architecture(
+        defaults=QWEN_3_5_DEFAULTS | {"num_kv_heads": 2, "ffn_dim": 5632},
+        experts=OF_512,
+        **QWEN_3_NEXT,
+    ),
 }

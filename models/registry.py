@@ -229,7 +229,8 @@ _ROWS: dict[str, Any] = {
                  "ffn_post_norm": ("post_mlp_layernorm",),
                  "feed_forward.w13": ("mlp.gate_up_proj",)}),
     # Of other files, which are imported where such a model is read.
-    "qwen3_5_text": "quantbench.models.recurrent:ROWS",
+    **dict.fromkeys(
+        ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), "quantbench.models.recurrent:ROWS"),
 }
 # fmt: on
 

@@ -6,19 +6,26 @@ import torch
 from torch import Tensor
 
 from quantbench.models.config import ModelConfig
+from quantbench.models.recurrent import Recurrent
 
 
 def row_order(
-    name: str, heads: Sequence[int], config: ModelConfig, interleaved: bool
+    name: str,
+    pieces: Sequence[str],
+    heads: Sequence[int],
+    config: ModelConfig,
+    interleaved: bool,
 ) -> Tensor | None:
-    """Which row of a checkpoint's queries and keys, stacked, each of ours is; None: the same.
-    Behind each gated query head the checkpoint has its gate; ours are behind the values.
+    """Which row of a checkpoint's, stacked, each of ours is; None: the same. Behind each gated query
+    head the checkpoint has its gate; ours are behind the values.
 
-    heads: of queries (with their gates), keys and values. interleaved: whether rotary pairs are
+    pieces: what the checkpoint calls the parameter. heads: of queries (with their gates), keys and values. interleaved: whether rotary pairs are
     rows (2i, 2i + 1).
     """
     E, gated = config.head_dim, config.gated_attention
     of_head = torch.tensor(_half_split(E, config.rotary_dim or E, interleaved))
+    if pieces[0].endswith(("in_proj_qkvz.weight", "in_proj_ba.weight")):
+        return _by_key_head(config.recurrent, "qkvz" in pieces[0])
     if name.endswith(("q_norm.weight", "k_norm.weight")) and not config.joint_qk_norm:
         return of_head
     if ".wqkv." not in name:
@@ -31,6 +38,16 @@ def row_order(
     values = sum(heads[:2]) * E + torch.arange(heads[2] * E)
     parts = (queries + of_head, keys + of_head, values, gates + torch.arange(E))
     return torch.cat([part.flatten() for part in parts])
+
+
+def _by_key_head(recurrent: Recurrent, whole: bool) -> Tensor:
+    """Of Qwen3-Next's projections, which have all rows of a key head, and of its value heads, side
+    by side: queries, keys, values and gates, or if not `whole` beta and decay."""
+    shared = recurrent.value_heads // recurrent.key_heads
+    keys, values = recurrent.key_width, shared * recurrent.value_width
+    widths = (keys, keys, values, values) if whole else (shared, shared)
+    rows = torch.arange(recurrent.key_heads * sum(widths)).view(recurrent.key_heads, -1)
+    return torch.cat([part.flatten() for part in rows.split(widths, 1)])
 
 
 def _half_split(head_dim: int, rotary_dim: int, interleaved: bool) -> list[int]:

@@ -106,7 +106,7 @@ class StackedTensors:
             return None
         from quantbench.models.formats.row_order import row_order
 
-        return row_order(name, heads, config, self.interleaved)
+        return row_order(name, self.pieces(name), heads, config, self.interleaved)
 
     def piece(self, name: str) -> Tensor:
         """A checkpoint tensor. It may be a view of the mapped file: copy what is to stay.
