@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.config_checks import COUNT, Accepts, by_field, check_fields, whole
+from quantbench.models.config_checks import (
+    COUNT,
+    NUMBERS,
+    POSITIVE,
+    TRUTH,
+    Accepts,
+    by_field,
+    check_fields,
+    whole,
+)
 from quantbench.models.registry import ATTENTION_BIAS, QWEN_KEYS, Architecture, HasWindow
 from quantbench.text import shown
 
@@ -151,11 +160,60 @@ QWEN_3_NEXT: dict[str, Any] = {
         "attention.gates": ("linear_attn.in_proj_ba",),
     },
 }
+
+
+def adjusted(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config of LFM2 with the width of its feed-forward networks as intermediate_size."""
+    width = config.get("block_ff_dim") or config.get("intermediate_size") or 12288
+    if config.get("block_auto_adjust_ff_dim") is not False:
+        width = int(2 * width / 3)
+        if (factor := config.get("block_ffn_dim_multiplier", 1.0)) is not None:
+            unit = config.get("block_multiple_of") or 256
+            width = -(-int(factor * width) // unit) * unit
+    return {**config, "intermediate_size": width}
+
+
+CONVOLUTIONS = Keys(
+    "conv",
+    lambda number, config: number not in (config.get("full_attn_idxs") or (number,)),
+    {"conv_L_cache": (COUNT, "kernel", 3), "conv_bias": (TRUTH, "bias", False)},
+)
+LFM_2 = Architecture(
+    model="quantbench.models.lfm2:Lfm2",
+    recurrent=CONVOLUTIONS,
+    defaults={
+        "max_position": 128000, "num_kv_heads": 8, "norm_eps": 1e-5, "rope_theta": 1e6,
+        "qk_norm": True, "tie_embeddings": True, "ffn_dim": 8192,
+    },
+    fields={"norm_eps": ("norm_eps",), "tie_embedding": ("tie_embeddings",)},
+    prepared=adjusted,
+    accepts={
+        "full_attn_idxs": NUMBERS, "block_ff_dim": COUNT, "block_multiple_of": COUNT,
+        "block_ffn_dim_multiplier": POSITIVE, "block_auto_adjust_ff_dim": TRUTH,
+    },
+    harmless=("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale",
+              "block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out",
+              "conv_use_xavier_init", "num_heads", "use_pos_enc", "theta"),
+    weights={
+        "norm.weight": ("model.embedding_norm.weight",),
+        "attention_norm": ("operator_norm",),
+        "ffn_norm": ("ffn_norm",),
+        "feed_forward.w13": ("feed_forward.w1", "feed_forward.w3"),
+        "feed_forward.w2": ("feed_forward.w2",),
+        "attention.wo": ("self_attn.out_proj",),
+        "attention.q_norm": ("self_attn.q_layernorm",),
+        "attention.k_norm": ("self_attn.k_layernorm",),
+        "attention.w_in": ("conv.in_proj",),
+        "attention.conv": ("conv.conv",),
+        "attention.w_out": ("conv.out_proj",),
+    },
+)  # fmt: skip
 OF_512 = {
     "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
 }  # fmt: skip
 ROWS = {
+    "lfm2": LFM_2,
     "qwen3_5_text": Architecture(defaults=QWEN_3_5_DEFAULTS, **QWEN_3_5_DENSE),
     "qwen3_5_moe_text": Architecture(
         defaults=QWEN_3_5_DEFAULTS | {"num_kv_heads": 2, "ffn_dim": 512},

@@ -81,6 +81,8 @@ class Architecture:
     # The share of a head that rotates, if absent; None: the key is understood as 1 alone.
     partial_rotary: float | None = None
     required: tuple[str, ...] = ()  # keys beyond those that every architecture has
+    # A config whose keys are of the types that they may be, in other words.
+    prepared: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     recurrent: Any = None  # the models.recurrent.Keys of layers without attention
 
     @property
@@ -229,8 +231,8 @@ _ROWS: dict[str, Any] = {
                  "ffn_post_norm": ("post_mlp_layernorm",),
                  "feed_forward.w13": ("mlp.gate_up_proj",)}),
     # Of other files, which are imported where such a model is read.
-    **dict.fromkeys(
-        ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), "quantbench.models.recurrent:ROWS"),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2"),
+                    "quantbench.models.recurrent:ROWS"),
 }
 # fmt: on
 

@@ -52,6 +52,7 @@ def of_architecture(weights: Layers, tensors: Collection[str] | None = None) -> 
     known = tensors is None or any(f".{stem}" in name for name in tensors for stem in stems)
     layers = _HUGGING_FACE | dict(weights if known else {})
     top, prefix = _HUGGING_FACE_TOP, "model."
+    top = top | {name: weights[name][0] for name in top.keys() & weights.keys()}
     if tensors is not None and top["tok_embeddings.weight"] not in tensors:
         if top["tok_embeddings.weight"].removeprefix(prefix) in tensors:
             top, prefix = {ours: name.removeprefix(prefix) for ours, name in top.items()}, ""

@@ -16,11 +16,11 @@ def row_order(
     config: ModelConfig,
     interleaved: bool,
 ) -> Tensor | None:
-    """Which row of a checkpoint's, stacked, each of ours is; None: the same. Behind each gated query
-    head the checkpoint has its gate; ours are behind the values.
+    """Which row of a checkpoint's, stacked, each of ours is; None: the same. Behind each gated
+    query head the checkpoint has its gate; ours are behind the values.
 
-    pieces: what the checkpoint calls the parameter. heads: of queries (with their gates), keys and values. interleaved: whether rotary pairs are
-    rows (2i, 2i + 1).
+    pieces: what the checkpoint calls the parameter. heads: of queries (with their gates), keys and
+    values. interleaved: whether rotary pairs are rows (2i, 2i + 1).
     """
     E, gated = config.head_dim, config.gated_attention
     of_head = torch.tensor(_half_split(E, config.rotary_dim or E, interleaved))

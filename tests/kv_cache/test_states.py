@@ -17,7 +17,10 @@ from tests.models.hugging_face import SIZES, assert_near, drawn
 from tests.models.test_families import DELTA
 
 LENGTH = 50
-KINDS = {"qwen3.5": ("qwen3_5_text", DELTA | {"num_hidden_layers": 4, "head_dim": 16})}
+KINDS = {
+    "qwen3.5": ("qwen3_5_text", DELTA | {"num_hidden_layers": 4, "head_dim": 16}),
+    "lfm2": ("lfm2", {"num_hidden_layers": 3, "full_attn_idxs": [1], "num_key_value_heads": 2}),
+}
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -87,6 +87,8 @@ ROWS = {
     "qwen3.5 experts": ("qwen3_5_moe_text", DELTA | DELTA_EXPERTS, "a Qwen35"),
     "qwen3-next": (
         "qwen3_next", DELTA | DELTA_EXPERTS | {"mlp_only_layers": [1]}, "a Qwen35"),
+    "lfm2": ("lfm2", {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "conv_L_cache": 4,
+                      "conv_bias": True, "block_multiple_of": 8}, "a Lfm2"),
     "gemma2": ("gemma2", WINDOW | {"query_pre_attn_scalar": 24} | CAPS, None),
     "gemma3": ("gemma3_text", WINDOW | {"num_hidden_layers": 7} | GEMMA_3, None),
     "llama linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}, None),
