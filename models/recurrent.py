@@ -120,6 +120,7 @@ DELTA = Keys(
         "linear_num_value_heads": (COUNT, "value_heads", 32),
         "linear_key_head_dim": (COUNT, "key_width", 128),
         "linear_value_head_dim": (COUNT, "value_width", 128),
+        "linear_value_heads_tiled": (TRUTH, "tiled", False),  # a word of ours, for GGUF files
     },
 )
 QWEN_3_5_DENSE: dict[str, Any] = {

@@ -8,6 +8,9 @@ from torch import Tensor
 from quantbench.models.config import ModelConfig
 from quantbench.models.recurrent import Recurrent
 
+# Qwen3-Next's projections, in its files and in llama.cpp's.
+_BY_KEY_HEAD = ("in_proj_qkvz.weight", "ssm_in.weight", "in_proj_ba.weight", "ssm_ba.weight")
+
 
 def row_order(
     name: str,
@@ -24,8 +27,8 @@ def row_order(
     """
     E, gated = config.head_dim, config.gated_attention
     of_head = torch.tensor(_half_split(E, config.rotary_dim or E, interleaved))
-    if pieces[0].endswith(("in_proj_qkvz.weight", "in_proj_ba.weight")):
-        return _by_key_head(config.recurrent, "qkvz" in pieces[0])
+    if pieces[0].endswith(_BY_KEY_HEAD):
+        return _by_key_head(config.recurrent, pieces[0].endswith(_BY_KEY_HEAD[:2]))
     if name.endswith(("q_norm.weight", "k_norm.weight")) and not config.joint_qk_norm:
         return of_head
     if ".wqkv." not in name:
