@@ -1,8 +1,9 @@
-"""GGUF files of models that have layers without attention: what llama.cpp's converter calls and does
-to their weights.
+"""GGUF files of models that have layers without attention: what llama.cpp's converter calls their
+weights, and does to them.
 
 It orders value heads so that head i has key head i % G (https://github.com/ggml-org/llama.cpp,
-pull request 19468), as ModelConfig.recurrent then says; A_log becomes -exp(A_log), norms get 1 more.
+pull request 19468), as ModelConfig.recurrent then says. A_log becomes -exp(A_log), and norms get 1
+more.
 """
 
 import re

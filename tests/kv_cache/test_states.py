@@ -7,10 +7,17 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+import quantbench.models
 from quantbench.errors import UsageError
 from quantbench.generate import Generator
-from quantbench.models.loading import load_model
+from quantbench.models.formats import open_checkpoint
+from quantbench.models.formats.base import SavedScheme
+from quantbench.models.formats.saver import Saver
+from quantbench.models.loading import load_config, load_model
 from quantbench.ops.delta_rule import delta_rule
+from quantbench.quantize.kernel import KernelLinear
+from quantbench.quantize.registry import quantizer_of
+from quantbench.quantize.spec import parse_scheme
 from quantbench.run.decoding import Modules
 from quantbench.speculate import MOST, ModelDraft, Speculating
 from tests.models.hugging_face import SIZES, assert_near, drawn
@@ -18,7 +25,10 @@ from tests.models.test_families import DELTA
 
 LENGTH = 50
 KINDS = {
-    "qwen3.5": ("qwen3_5_text", DELTA | {"num_hidden_layers": 4, "head_dim": 16}),
+    "qwen3.5": (
+        "qwen3_5_text",
+        DELTA | {"num_hidden_layers": 4, "head_dim": 16, "linear_value_head_dim": 16},
+    ),
     "lfm2": ("lfm2", {"num_hidden_layers": 3, "full_attn_idxs": [1], "num_key_value_heads": 2}),
 }
 
@@ -33,7 +43,7 @@ def models(request, tmp_path_factory):
         theirs = drawn(AutoConfig.for_model(kind, **SIZES | fields))
         theirs.save_pretrained(folder)
         loaded.append(load_model(str(folder)))
-        object.__setattr__(loaded[-1], "theirs", theirs)
+        loaded[-1].__dict__.update(theirs=theirs, path=str(folder))
     return loaded
 
 
@@ -152,3 +162,20 @@ def test_a_step_is_one_graph_and_writes_where_it_wrote(models):
     assert_near(torch.stack(steps, 1), model(tokens))
     now = [buffer.data_ptr() for memory in generator.caches for buffer in memory.buffers()]
     assert now == places
+
+
+@pytest.mark.parametrize("scheme", ["int8wo", "int4wo-32"])
+def test_a_quantized_model_is_saved_and_read_back(models, scheme, tmp_path):
+    """All linear layers are quantized, those of layers without attention as well; the gates and
+    convolutions are not."""
+    path, tokens = models[0].path, torch.randint(3, 96, (1, 20))
+    spec = parse_scheme(scheme)
+    quantizer = quantizer_of(spec, torch.device("cpu"), torch.float32)
+    saver = Saver(tmp_path / "saved", SavedScheme(scheme, "float32"), open_checkpoint(path))
+    made = load_model(path, transform=quantizer, saver=saver)
+    saver.finish(made.config)
+    packed = {name for name, part in made.named_modules() if isinstance(part, KernelLinear)}
+    assert packed == set(made.config.linear_shapes())
+    again = load_config(str(tmp_path / "saved"))
+    assert again.recurrent == made.config.recurrent and again.layers == made.config.layers
+    assert torch.equal(quantbench.models.load(str(tmp_path / "saved"))(tokens), made(tokens))
