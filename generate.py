@@ -34,7 +34,7 @@ from quantbench import devices
 from quantbench.environment import without_collections
 from quantbench.errors import UsageError
 from quantbench.kv_cache import CACHES
-from quantbench.kv_cache.base import KVCache
+from quantbench.kv_cache.base import KVCache, LayerMemory
 from quantbench.log import log
 from quantbench.log.config import RunConfig
 from quantbench.models.llama import Transformer
@@ -88,7 +88,7 @@ def draw(weights: Tensor, tokens: Tensor) -> Tensor:
 def prefill(
     model: Transformer,
     chunks: Iterator[tuple[Tensor, Tensor]],
-    caches: Sequence[KVCache],
+    caches: Sequence[LayerMemory],
     sampling: Sampling,
     read: Callable[..., Tensor] = Transformer.hidden,
 ) -> Tensor:
@@ -145,14 +145,15 @@ class Generator:
         any_rows: bool = False,
         prefill_chunk: int | None = None,
         sampling: Sampling | None = None,
-        caches: list[KVCache] | None = None,
+        caches: list[LayerMemory] | None = None,
     ) -> None:
         """batch_size: the largest number of rows.
         cache_size: positions; if not given, the model's context, but at most 4096.
         kv_cache: a name of kv_cache.CACHES.
         decoder: a name of log.config.DECODERS.
-        compile_decode, compile_prefill: whether to compile the decoding step and the prefill. A
-        mixture's prompts never are, and its steps are on CUDA, with all experts in one memory.
+        compile_decode, compile_prefill: whether to compile the decoding step and the prefill. The
+        prompts of a mixture or a model with states never are, and a mixture's steps are on CUDA,
+        with all experts in one memory.
         any_rows: whether what is compiled for several rows serves any other number from 2 on.
         prefill_chunk: prompt tokens of a row per forward pass; devices.prefill_chunk if not given.
         sampling: greedy if not given.
@@ -175,10 +176,11 @@ class Generator:
             kind, config, batch_size, self.cache_size, dtype, self.device, self.attention.name
         )
         compile_decode = compile_decode and model.compiles()
+        self.states = [memory for memory in self.caches if not isinstance(memory, KVCache)]
         self.decoder = decoding.choose(decoder, model, self.caches, batch_size, compile_decode)
         # Around a single op torch.compile would only add its own overhead.
         self.compiled_step = compile_decode and self.decoder.name != decoding.FUSED
-        self.compiled_prefill = compile_prefill and config.mixture is None
+        self.compiled_prefill = compile_prefill and not (config.mixture or config.recurrent)
 
         self.step: Callable[..., Tensor] = type(self.decoder).step
         self.decode_one_token: Callable[..., tuple[Tensor, Tensor]] = decode_one_token
@@ -204,9 +206,11 @@ class Generator:
 
         The tokens attend to the positions before `start` in the caches, and are stored there. They
         are a prompt, a part of one, or few enough for a step, which the decoder carries out.
-        Raises UsageError for positions or rows that the caches do not have.
+        Raises UsageError for positions or rows that the caches do not have, and for a start that a
+        state cannot go back to.
         """
         self._check(tokens, start)
+        self._check_states(start)
         if self.decoder.takes(tokens):
             step = self.step(self.decoder, tokens, self._position(start))
             return step.reshape(*tokens.shape, -1).clone()
@@ -224,6 +228,7 @@ class Generator:
         copied, because a CUDA graph overwrites the result of its last run.
         """
         self._check(prompt, start)
+        self._check_states(start)
         end = start + prompt.shape[1]  # position of the first new token
         if prompt.shape[1] == 1:
             token, position = self.decode_one_token(
@@ -277,6 +282,17 @@ class Generator:
         """Put random keys and values at positions 0 to depth - 1 of every layer."""
         for cache in self.caches:
             cache.fill(depth)
+
+    def keep(self, count: int) -> int:
+        """How many of the first `count` positions the layers can go on behind: all, or 0."""
+        return min([count, *(memory.keep(count) for memory in self.caches)])
+
+    def _check_states(self, start: int) -> None:
+        if self.states and self.states[0].keep(start) < start:
+            raise UsageError(
+                f"position {start}: the model's states are elsewhere, and have read on; start at "
+                "position 0, or where the text so far ends"
+            )
 
     def _chunks(self, tokens: Tensor, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Parts of tokens (B, S), and their positions, which stay on the CPU (ops/attend.py)."""

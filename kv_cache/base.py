@@ -1,4 +1,5 @@
-"""What the model needs of a KV cache, and what all kinds of cache share. Each layer has its own.
+"""What layers remember of the positions before: KV caches, and states (state.py). Each layer has
+its own.
 
 key, value = cache.update(positions, key, value)
 y = attend(query, key, value, positions)            # ops/attend.py
@@ -15,7 +16,30 @@ from quantbench.ops.kv import Chunk, StoredCache, dequantize
 FILLED_AT_ONCE = 4096  # positions for which `fill` draws random numbers at a time
 
 
-class KVCache(nn.Module):
+class LayerMemory(nn.Module):
+    """What one layer remembers of the positions it has read, in buffers that stay where they are.
+    A new text begins at position 0, without a reset."""
+
+    slots: int  # positions that it has room for
+
+    def fill(self, depth: int) -> None:
+        """Stand for a text of positions 0 to depth - 1, to measure a long context."""
+        raise NotImplementedError
+
+    def keep(self, count: int) -> int:
+        """The number of positions, `count` or 0, behind which the text can go on in another way."""
+        raise NotImplementedError
+
+    def go_back(self, count: int) -> None:
+        """Be able to `keep` all but the last `count` positions."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this memory, from shapes alone, so on the meta device, too."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
+
+
+class KVCache(LayerMemory):
     """Keys and values of one layer.
 
     B rows, K key/value heads, T slots, D head_dim. T is the number of positions, but at most
@@ -119,10 +143,9 @@ class KVCache(nn.Module):
             key, value = (torch.randn(shape, device=buffer.device).to(self.dtype) for _ in "kv")
             self.store(positions, key, value)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of this cache, from shapes alone, so on the meta device, too."""
-        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
+    def keep(self, count: int) -> int:
+        """`count`: later positions are not seen before they are written again."""
+        return count
 
 
 def inverse(scale: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -92,17 +93,19 @@ class Chat:
         self._cached: list[int] = []
         self._asked: tuple[str, list[int]] = ("", [])
 
-    def ask(self, line: str) -> tuple[list[int], int]:
+    def ask(
+        self, line: str, keep: Callable[[int], int] = lambda count: count
+    ) -> tuple[list[int], int]:
         """The ids to read for this line, and the position of the first of them in the caches.
 
-        What the caches hold of the conversation is not read again. Raises UsageError for a line
-        that cannot be asked.
+        What the caches hold of the conversation is not read again, so far as they can `keep` it:
+        of a number of positions, how many. Raises UsageError for a line that cannot be asked.
         """
         ids = self._conversation(line)
         same = 0
         while same < min(len(ids) - 1, len(self._cached)) and ids[same] == self._cached[same]:
             same += 1
-        self._asked = line, ids
+        self._asked, same = (line, ids), keep(same)
         return ids[same:], same
 
     def answered(self, ids: list[int]) -> None:

@@ -128,6 +128,7 @@ class LayerSpec:
     softcap: float | None  # of attention scores: softcap · tanh(score / softcap)
     post_norms: bool  # whether outputs of attention and feed-forward network are normed, too
     rotates: bool = True  # whether queries and keys are rotated
+    recurrent: Any = None  # the models.recurrent.Recurrent in the place of attention
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,10 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # whether queries and keys are normed
     joint_qk_norm: bool = False  # whether that norm is over all heads together, and not of each
+    gated_attention: bool = False  # whether what heads return is multiplied by sigmoids of x
     mixture: Mixture | None = None  # the experts, of a model that has any
+    recurrent: Any = None  # a models.recurrent.Recurrent in the place of attention …
+    recurrent_layers: tuple[int, ...] = ()  # … in these layers
     architecture: str = "llama"  # the file in models/ that computes it (models/registry.py)
     # Keys of config.json that this architecture alone reads, with their values.
     extras: tuple[tuple[str, Any], ...] = ()
@@ -234,7 +238,10 @@ class ModelConfig:
             full if all_full or i in self.full_layers else narrow for i in range(self.num_layers)
         )
         return tuple(
-            replace(spec, rotates=i not in self.no_rope_layers) for i, spec in enumerate(specs)
+            replace(full, recurrent=self.recurrent)
+            if i in self.recurrent_layers
+            else replace(spec, rotates=i not in self.no_rope_layers)
+            for i, spec in enumerate(specs)
         )
 
     def kinds_of_layers(self) -> list[list[int]]:
@@ -246,12 +253,13 @@ class ModelConfig:
 
     def picked(self, layers: Sequence[int]) -> "ModelConfig":
         """The same model with only these of its layers, in this order."""
-        tests = self.full_layers.__contains__, self.no_rope_layers.__contains__, self._is_dense
-        full, unrotated, dense = (
-            tuple(place for place, i in enumerate(layers) if test(i)) for test in tests
-        )
+        kinds = ("full_layers", "no_rope_layers", "recurrent_layers")
+        places = {
+            kind: tuple(place for place, i in enumerate(layers) if i in getattr(self, kind))
+            for kind in kinds
+        }
+        dense = tuple(place for place, i in enumerate(layers) if self._is_dense(i))
         experts = self.mixture and replace(self.mixture, dense_layers=dense)
-        places = {"full_layers": full, "no_rope_layers": unrotated}
         return replace(self, num_layers=len(layers), mixture=experts, **places)
 
     def one_of_each_kind(self) -> "ModelConfig":
@@ -264,10 +272,11 @@ class ModelConfig:
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """Every linear layer's (out_features, in_features), by its name in the model."""
         D, H, K, E = self.dim, self.num_heads, self.num_kv_heads, self.head_dim
-        attention = {"attention.wqkv": ((H + 2 * K) * E, D), "attention.wo": (D, H * E)}
+        heads = H * (1 + self.gated_attention) + 2 * K
+        attention = {"attention.wqkv": (heads * E, D), "attention.wo": (D, H * E)}
         shapes: dict[str, tuple[int, int]] = {}
-        for i in range(self.num_layers):
-            layer = dict(attention)
+        for i, spec in enumerate(self.layers):
+            layer = spec.recurrent.linear_shapes(D) if spec.recurrent else dict(attention)
             for name, width in self.feed_forwards(i).items():
                 layer |= {
                     f"{name}.w13": (width * (2 - self.squared_relu), D),
@@ -290,6 +299,8 @@ class ModelConfig:
     def parameters(self) -> int:
         """The number of parameters. A tied output is the embedding, and counts once."""
         biased = {"attention.wqkv": self.qkv_bias, "attention.wo": self.attention_out_bias}
+        if self.recurrent:
+            biased |= dict.fromkeys(self.recurrent.linear_shapes(self.dim), self.recurrent.bias)
         count = self.vocab_size * self.dim  # the embedding
         for name, (rows, columns) in self.linear_shapes().items():
             if name == "output":
@@ -299,7 +310,9 @@ class ModelConfig:
         norms = (self.num_layers * 2 * (self.pre_norms + self.post_norms) + 1) * self.dim
         heads = self.num_heads + self.num_kv_heads if self.joint_qk_norm else 2
         each = heads * self.head_dim * self.qk_norm + self.num_heads * self.attention_sinks
-        return count + norms + self.num_layers * each + self._gates
+        states = sum(i < self.num_layers for i in self.recurrent_layers)
+        others = states * self.recurrent.other_parameters(self.dim) if states else 0
+        return count + norms + (self.num_layers - states) * each + others + self._gates
 
     @property
     def _gates(self) -> int:
@@ -317,8 +330,12 @@ _PAIR = Accepts(
     "", lambda pair: isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
 )
 _PAIRS = list_of(_PAIR, "a list of pairs, a key and its value")
-FIELDS = by_field(ModelConfig, num_layers=LAYERS, extras=_PAIRS)  # what each may hold
+_ANY = Accepts("", lambda value: True)
+FIELDS = by_field(
+    ModelConfig, num_layers=LAYERS, extras=_PAIRS, recurrent=_ANY
+)  # what each may hold
 _BEYOND_LLAMA = (
     *("pre_norms", "post_norms", "rotary_dim", "no_rope_layers", "squared_relu"),
     *("embedding_multiplier", "residual_multiplier", "logits_divisor", "attention_sinks"),
+    *("gated_attention", "recurrent_layers"),
 )

@@ -148,10 +148,12 @@ def from_hugging_face(
         # As its config class has it.
         config = {_ORIGINAL: 4096, **config, "rope_parameters": _of_phi(given_rope)}
     accepted = _understood(row, config, where)
-    missing = [key for key in (*_REQUIRED, *row.required) if config.get(key) is None]
+    needed = [key for key in _REQUIRED if _REQUIRED[key] not in row.defaults]
+    missing = [key for key in (*needed, *row.required) if config.get(key) is None]
     if missing:
         raise CheckpointError(f"{where}: config has no {', '.join(missing)}")
     check_keys(where, accepted, config)
+    config = row.prepared(config)
 
     values: dict[str, Any] = {"norm_eps": 1e-6, **row.defaults}
     theta = values.pop("rope_theta", 10000.0)
@@ -168,6 +170,8 @@ def from_hugging_face(
     if "head_dim" not in values:
         values["head_dim"] = head_width(values["dim"], values["num_heads"], where)
     values |= _windows(row, config, values, where)
+    if row.recurrent:
+        values |= row.recurrent.read(config, values["num_layers"], where)
     if row.experts:
         try:
             values["mixture"] = _mixture(config, row.experts, row.accepts, values["num_layers"])
@@ -188,6 +192,8 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
     """What each key may hold. Raises CheckpointError for a key that is not understood."""
     accepted = _ACCEPTED | {key: FIELDS[fields[0]] for key, fields in row.fields.items()}
     accepted |= {**row.extras, **row.accepts}
+    if row.recurrent:
+        accepted |= row.recurrent.accepted
     if row.experts:
         accepted |= _EXPERT_KEYS
     fixed = _FIXED | dict(row.fixed)
@@ -228,7 +234,7 @@ def _mixture(
     return Mixture(
         num_experts=values["num_experts"],
         experts_per_token=values["num_experts_per_tok"],
-        expert_dim=values.get("moe_intermediate_size", config["intermediate_size"]),
+        expert_dim=values.get("moe_intermediate_size", config.get("intermediate_size")),
         normalized=values.get("norm_topk_prob", False),
         router_bias=values.get("router_bias", False),
         shared_dim=values.get("shared_expert_intermediate_size", 0),

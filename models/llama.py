@@ -17,7 +17,6 @@ F feed-forward width, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quantbench.devices import stored_bytes
-from quantbench.kv_cache.base import KVCache
-from quantbench.models.config import ModelConfig, RopeScaling
+from quantbench.kv_cache.base import KVCache, LayerMemory
+from quantbench.models.config import ModelConfig
 from quantbench.ops.attend import attend
 from quantbench.ops.kv import Scoring
 from quantbench.ops.ranks import ALONE, Ranks
@@ -63,7 +62,7 @@ class Transformer(nn.Module):
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
-        caches: Sequence[KVCache] | None = None,
+        caches: Sequence[LayerMemory] | None = None,
     ) -> Tensor:
         """Logits (B, S, V) for tokens (B, S).
 
@@ -78,7 +77,7 @@ class Transformer(nn.Module):
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
-        caches: Sequence[KVCache] | None = None,
+        caches: Sequence[LayerMemory] | None = None,
     ) -> Tensor:
         """The last layer's output (B, S, D), before the final norm; arguments as for `forward`."""
         if positions is None:
@@ -145,7 +144,12 @@ class Block(nn.Module):
         self.ffn_post_norm = post_norm(config.dim, config.norm_eps)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, cache: KVCache | None = None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        cache: LayerMemory | None = None,
     ) -> Tensor:
         """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2) as `rotation` gives them."""
         y = self.attention(self.attention_norm(x), cos, sin, positions, cache)
@@ -155,7 +159,8 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention: H query heads share K key/value heads."""
+    """Grouped-query attention: H query heads share K key/value heads. With gated_attention each
+    element of what a head returns is multiplied by a sigmoid, which wqkv gives behind values."""
 
     attend: Callable[..., Tensor] = staticmethod(attend)
 
@@ -165,8 +170,9 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         spec, self.head_dim = config.layers[number], config.head_dim
         self.window, self.scoring = spec.window, Scoring(spec.scale, spec.softcap)
-        heads = config.num_heads + 2 * config.num_kv_heads
-        self.wqkv = nn.Linear(config.dim, heads * config.head_dim, bias=config.qkv_bias)
+        gates = (config.num_heads,) if config.gated_attention else ()
+        self.heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads, *gates)
+        self.wqkv = nn.Linear(config.dim, sum(self.heads) * config.head_dim, bias=config.qkv_bias)
         self.wo = nn.Linear(
             config.num_heads * config.head_dim, config.dim, bias=config.attention_out_bias
         )
@@ -180,8 +186,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2); positions (S,)."""
         B, S, _ = x.shape
-        H, K, E = self.num_heads, self.num_kv_heads, self.head_dim
-        query, key, value = self.wqkv(x).view(B, S, H + 2 * K, E).split((H, K, K), dim=2)
+        H, E = self.num_heads, self.head_dim
+        heads = self.wqkv(x).view(B, S, sum(self.heads), E)
+        query, key, value, *gate = heads.split(self.heads, dim=2)
         query = rotate(self.q_norm(query), cos, sin).transpose(1, 2)  # (B, H, S, E)
         if self.heated is not None:
             turns = positions.to(query.device) // self.heated.original_max_position
@@ -192,7 +199,10 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.update(positions, key, value)  # and all that came before
         y = self.attend(query, key, value, positions, self.window, self.scoring)  # (B, H, S, E)
-        return self.wo(y.transpose(1, 2).reshape(B, S, H * E))
+        y = y.transpose(1, 2)
+        if gate:
+            y = y * gate[0].sigmoid()
+        return self.wo(y.reshape(B, S, H * E))
 
 
 def head_norm(config: ModelConfig, heads: int) -> nn.Module:
@@ -287,6 +297,8 @@ def frequencies(
         theta = theta * stretch ** (width / (width - 2))
     rotating = 1.0 / theta**exponents
     if scaling is not None:
+        from quantbench.models.rope_scaling import scaled
+
         rotating = scaled(rotating, scaling, spec.rope_theta, length)
     if not spec.rotates:
         rotating = torch.zeros_like(rotating)
@@ -300,56 +312,6 @@ def rotation_factors(config: ModelConfig, device: torch.device, number: int = 0)
     factor = spec.rope_scaling.attention_factor if spec.rotates and spec.rope_scaling else 1.0
     factors = torch.full((width // 2,), factor, device=device)
     return F.pad(factors, (0, (config.head_dim - width) // 2), value=1.0)
-
-
-def scaled(
-    unscaled: Tensor, scaling: RopeScaling, theta: float = 0.0, length: Tensor | int = 0
-) -> Tensor:
-    """Radians per position (R/2,) of a scaled rotation from those of the plain one; arguments as
-    for `frequencies`."""
-    if scaling.kind == "linear":
-        return unscaled / scaling.factor
-    if scaling.kind == "yarn":
-        return _yarn(unscaled, scaling, theta)
-    if scaling.kind == "longrope":
-        short, long = (
-            torch.tensor(factors, device=unscaled.device)
-            for factors in (scaling.short_factors, scaling.long_factors)
-        )
-        is_long = torch.as_tensor(length, device=unscaled.device) > scaling.original_max_position
-        return unscaled / torch.where(is_long, long, short)
-    return unscaled if scaling.kind == "dynamic" else _llama3(unscaled, scaling)
-
-
-def _yarn(unscaled: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
-    """YaRN (https://arxiv.org/abs/2309.00071): like Llama 3.1's, interpolated linearly in the
-    pair's number."""
-    width = 2 * len(unscaled)
-    low, high = (
-        width
-        * math.log(scaling.original_max_position / (turns * 2 * math.pi))
-        / (2 * math.log(theta))
-        for turns in (scaling.beta_fast, scaling.beta_slow)
-    )
-    if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, width - 1)
-    pairs = torch.arange(len(unscaled), device=unscaled.device)
-    slow = ((pairs - low) / (high - low or 0.001)).clamp(0, 1)
-    return unscaled * (1 - slow + slow / scaling.factor)
-
-
-def _llama3(unscaled: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's context extension: slow rotations are divided by `factor`, fast ones stay.
-
-    A slow rotation turns fewer than `low_freq_factor` times over the original context, a fast one
-    more than `high_freq_factor` times. In between, the result is interpolated linearly in the
-    number of turns. unscaled: radians per position, (E/2,).
-    """
-    turns = scaling.original_max_position * unscaled / (2 * math.pi)
-    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    blend = blend.clamp(0, 1)
-    return unscaled * (blend + (1 - blend) / scaling.factor)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ taught the class, they refuse it: the C++ op (run/cpu_step.py), ranks (`splits`)
 from __future__ import annotations
 
 import pkgutil
+from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,9 @@ class Architecture:
     # The share of a head that rotates, if absent; None: the key is understood as 1 alone.
     partial_rotary: float | None = None
     required: tuple[str, ...] = ()  # keys beyond those that every architecture has
+    # A config whose keys are of the types that they may be, in other words.
+    prepared: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    recurrent: Any = None  # the models.recurrent.Keys of layers without attention
 
     @property
     def name(self) -> str:
@@ -152,7 +156,7 @@ GRANITE_KEYS = {
     "logits_scaling": ("logits_divisor",),
 }
 # fmt: off
-ARCHITECTURES: dict[str, Architecture] = {
+_ROWS: dict[str, Any] = {
     "llama": Architecture(LLAMA, {"max_position": 2048}, fields=BIASES),
     "mistral": Architecture(LLAMA, window=every_layer,
         defaults={"max_position": 131072, "num_kv_heads": 8, "sliding_window": 4096}),
@@ -226,19 +230,32 @@ ARCHITECTURES: dict[str, Architecture] = {
                  "ffn_norm": ("post_attention_layernorm",),
                  "ffn_post_norm": ("post_mlp_layernorm",),
                  "feed_forward.w13": ("mlp.gate_up_proj",)}),
+    # Of other files, which are imported where such a model is read.
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2"),
+                    "quantbench.models.recurrent:ROWS"),
 }
 # fmt: on
 
 
+class Rows(UserDict[str, Architecture]):
+    def __getitem__(self, kind: str) -> Architecture:
+        row: Any = super().__getitem__(kind)
+        return pkgutil.resolve_name(row)[kind] if isinstance(row, str) else row
+
+
+ARCHITECTURES = Rows(_ROWS)
+
+
 def of_config(config: ModelConfig) -> Architecture:
     """A row whose class computes the model. Raises CheckpointError for a name that no row has."""
-    rows = {row.name: row for row in ARCHITECTURES.values()}
-    if config.architecture not in rows:
-        raise CheckpointError(
-            f"{config.name}: architecture {config.architecture!r} is not supported; there are "
-            f"{', '.join(rows)}"
-        )
-    return rows[config.architecture]
+    for row in ARCHITECTURES.values():
+        if row.name == config.architecture:
+            return row
+    names = dict.fromkeys(row.name for row in ARCHITECTURES.values())
+    raise CheckpointError(
+        f"{config.name}: architecture {config.architecture!r} is not supported; there are "
+        f"{', '.join(names)}"
+    )
 
 
 def build(config: ModelConfig, split: Split | None = None) -> Transformer:

@@ -96,6 +96,8 @@ class ModelDraft:
         """generator: of the drafting model. shared: whether it writes to the model's own caches, so
         that a pass of the model replaces its keys and values."""
         self.generator, self.shared = generator, shared
+        for memory in generator.caches:
+            memory.go_back(MOST + 1)
         self.read: list[int] = []  # tokens whose keys and values its caches hold
 
     def offer(self, history: Sequence[int], most: int) -> list[int]:
@@ -147,6 +149,8 @@ class Speculating(Generator):
                 f"speculation: the sliding window has {slots} positions, fewer than the "
                 f"{generator.cache_size} of the caches"
             )
+        for memory in generator.caches:
+            memory.go_back(MOST + 1)
         self.__dict__.update(generator.__dict__)
         self.speculator = Speculator(generator, drafter)
 

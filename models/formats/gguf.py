@@ -21,7 +21,7 @@ from torch import Tensor
 from quantbench import files
 from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig, RopeScaling
-from quantbench.models.formats import gguf_tokenizer, names
+from quantbench.models.formats import gguf_recurrent, gguf_tokenizer, names
 from quantbench.models.formats.gguf_blocks import PACKED
 from quantbench.models.formats.gguf_file import (
     MAGIC,
@@ -34,8 +34,8 @@ from quantbench.models.formats.gguf_file import (
 from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors
 from quantbench.models.formats.tensor_files import StoredTensor
 from quantbench.models.hugging_face import from_hugging_face
-from quantbench.models.llama import scaled
 from quantbench.models.registry import ARCHITECTURES, Architecture
+from quantbench.models.rope_scaling import scaled
 from quantbench.models.tokenizer import ByteTokenizer, Tokenizer, tokenizer_of
 from quantbench.text import shown
 
@@ -49,6 +49,7 @@ _KINDS = {
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
     "mistral3": "ministral3",
+    **gguf_recurrent.KINDS,
 }
 # Whose rows of queries and keys llama.cpp's converter reorders: it rotates neighbouring ones.
 _REORDERED = {"llama", "mixtral", "smollm3", "granite", "ministral3", "arcee"}
@@ -160,6 +161,7 @@ class Gguf(MaybeQuantized):
         row, prefix = ARCHITECTURES[self.kind], f"{self.metadata['general.architecture']}."
         words = _CONFIG | (_EXPERTS if row.experts else {})
         words |= _GRANITE if self.kind == "granite" else {}
+        words |= gguf_recurrent.WORDS if row.recurrent else {}
         words |= _LOCAL if "rope_local_base_freq" in row.fields else {}
         base = self.metadata.get(f"{prefix}rope.freq_base")
         rope = {"rope_type": self.metadata.get(f"{prefix}rope.scaling.type") or "none"}
@@ -177,6 +179,8 @@ class Gguf(MaybeQuantized):
                 yield "layer_types", [kinds[bool(narrow)] for narrow in value]
             elif word in _LOCAL and (row.window is None or value == base):
                 continue
+            elif row.recurrent and word in gguf_recurrent.OTHERS:
+                continue
             elif word not in _HARMLESS and value not in (0, 0.0, False, []):
                 raise CheckpointError(
                     f"{self.files[0]}: metadata {shown(key)} is not understood, and it may change "
@@ -192,6 +196,8 @@ class Gguf(MaybeQuantized):
             if key in row.fields:
                 yield key, f"blk.0.{tensor}.bias" in self.blocks
         yield from self._rotary(prefix, rope, row)
+        if row.recurrent:
+            yield from gguf_recurrent.described(self.metadata, prefix, self.blocks)
         if self.kind == "qwen3_moe":
             yield "norm_topk_prob", True
         if self.kind.startswith("gemma"):  # as llama.cpp has it: the 27B models differ
@@ -274,7 +280,10 @@ class Gguf(MaybeQuantized):
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
         kind = kinds.get(self.metadata["general.architecture"], gguf.MODEL_ARCH.LLAMA)
         table = gguf.get_tensor_name_map(kind, config.num_layers)
-        in_hugging_face = names.of_architecture(row.weights)
+        weights = row.weights
+        if row.recurrent:
+            weights = gguf_recurrent.weights(weights, self.blocks)
+        in_hugging_face = names.of_architecture(weights)
 
         def in_file(name: str) -> tuple[str, ...]:
             return tuple(name_in_file(table, part) for part in in_hugging_face(name))
@@ -284,20 +293,24 @@ class Gguf(MaybeQuantized):
             if STACKED in name:
                 experts = range(tensor.shape[0])
                 stored |= {f"{name}[{i}]": self._stored(name, tensor.expert(i)) for i in experts}
+            elif row.recurrent and gguf_recurrent.drafts(name, config.num_layers):
+                continue
             elif name not in (_TURNS, *_LONG):
                 stored[name] = self._stored(name, tensor)
         interleaved = self.kind in _REORDERED or row.interleaved
         return StackedTensors(self.files[0], stored, in_file, config, interleaved, device)
 
     def _stored(self, name: str, tensor: GgufTensor) -> StoredTensor:
-        if self.kind.startswith("gemma") and name.endswith("norm.weight"):
-            return StoredTensor(
-                tensor.file, lambda: tensor.read() - 1
-            )  # llama.cpp adds 1 beforehand
+        offset = self.kind.startswith(("gemma", "qwen3_5", "qwen3_next"))
+        if offset and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight"):
+            # llama.cpp adds 1 beforehand
+            return StoredTensor(tensor.file, lambda: tensor.read() - 1)
         kind = PACKED.get(tensor.type) if len(tensor.shape) == 2 else None
-        return StoredTensor(
+        stored = StoredTensor(
             tensor.file, tensor.read, kind and kind.form, tensor.packed if kind else None
         )
+        recurrent = self.kind in gguf_recurrent.KINDS.values()
+        return gguf_recurrent.stored(name, stored) if recurrent else stored
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         return gguf_tokenizer.tokenizer_files(self.files[0], self.metadata)

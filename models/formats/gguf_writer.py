@@ -26,7 +26,7 @@ from quantbench.models.formats.gguf_file import STACKED, GgufTensor, name_in_fil
 from quantbench.models.formats.gguf_tokenizer import cut_of
 from quantbench.models.formats.names import hugging_face
 from quantbench.models.formats.saver import Saver
-from quantbench.models.llama import scaled
+from quantbench.models.rope_scaling import scaled
 from quantbench.models.tokenizer import FILES
 
 FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # by --precision

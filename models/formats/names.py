@@ -7,7 +7,7 @@ dimension: a projection that is fused in the model comes from several.
 import re
 from collections.abc import Callable, Collection, Mapping
 
-_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+")  # its number; # in the tables
 
 _HUGGING_FACE = {
@@ -52,6 +52,7 @@ def of_architecture(weights: Layers, tensors: Collection[str] | None = None) -> 
     known = tensors is None or any(f".{stem}" in name for name in tensors for stem in stems)
     layers = _HUGGING_FACE | dict(weights if known else {})
     top, prefix = _HUGGING_FACE_TOP, "model."
+    top = top | {name: weights[name][0] for name in top.keys() & weights.keys()}
     if tensors is not None and top["tok_embeddings.weight"] not in tensors:
         if top["tok_embeddings.weight"].removeprefix(prefix) in tensors:
             top, prefix = {ours: name.removeprefix(prefix) for ours, name in top.items()}, ""
@@ -70,12 +71,13 @@ def _translate(
     match = _LAYER.fullmatch(name)
     if match is None:
         return (top.get(name, name),)
-    number, module, kind = match.groups()
+    number, module = match.groups()
+    module, dot, kind = (module, "", "") if module in layer_names else module.rpartition(".")
     expert = _EXPERT.search(module)
     parts = layer_names.get(_EXPERT.sub("#", module), (module,))
     if expert:
         parts = tuple(part.replace("#", expert[0]) for part in parts)
-    return tuple(f"{prefix}.{number}.{part}.{kind}" for part in parts)
+    return tuple(f"{prefix}.{number}.{part}{dot}{kind}" for part in parts)
 
 
 hugging_face = of_architecture({})  # Llama's names

@@ -178,7 +178,12 @@ def architecture(fields: Any, name: str) -> ModelConfig:
     OBJECT.check(name, "architecture", fields)
     parsed: dict[str, Any] = {"name": name}
     try:
-        for key, kind in (("rope_scaling", RopeScaling), ("mixture", Mixture)):
+        parts: dict[str, Any] = {"rope_scaling": RopeScaling, "mixture": Mixture}
+        if fields.get("recurrent") is not None:
+            from quantbench.models.recurrent import Recurrent
+
+            parts["recurrent"] = Recurrent
+        for key, kind in parts.items():
             if fields.get(key) is not None:
                 OBJECT.check(name, key, fields[key])
                 parsed[key] = kind(**fields[key])

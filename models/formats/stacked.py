@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 FULL_PRECISION = ["none", "auto"]
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# Tensors that checkpoints hold and that follow from the config.
-_DERIVED = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs|freqs_cis|causal_mask")
+# Tensors that follow from the config, and those of layers that draft the tokens behind the next.
+_DERIVED = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs|freqs_cis|causal_mask|mtp\..*")
 _LAYER_NUMBER = re.compile(r"(?:(?:model\.)?layers|blk)\.(\d+)\.")
 
 
@@ -93,18 +93,20 @@ class StackedTensors:
             weight = torch.cat(pieces)
         else:  # a pickled transposed tensor is column-major; the copy is row-major
             weight = pieces[0].clone(memory_format=torch.contiguous_format)
-        if (order := self.rotary_order(name, heads)) is not None:
+        if (order := self.row_order(name, heads)) is not None:
             weight[: len(order)] = weight[order]
         return weight.to(self.device).to(like.dtype)
 
-    def rotary_order(self, name: str, heads: Sequence[int]) -> Tensor | None:
-        """Which row of a checkpoint's queries and keys, stacked, each of ours is; None: the same,
-        or a parameter that does not rotate. heads: of queries, keys and values."""
-        E, R = self.config.head_dim, self.config.rotary_dim or self.config.head_dim
-        if ".wqkv." not in name or not (self.interleaved or R < E):
+    def row_order(self, name: str, heads: Sequence[int]) -> Tensor | None:
+        """Which of a checkpoint's rows each of ours is, of `heads` queries, keys and values; None:
+        the same."""
+        config = self.config
+        rotary_dim = config.rotary_dim or config.head_dim
+        if not (self.interleaved or rotary_dim < config.head_dim or config.gated_attention):
             return None
-        of_head = torch.tensor(_half_split(E, R, self.interleaved))
-        return (torch.arange(sum(heads[:2]))[:, None] * E + of_head).flatten()
+        from quantbench.models.formats.row_order import row_order
+
+        return row_order(name, self.pieces(name), heads, config, self.interleaved)
 
     def piece(self, name: str) -> Tensor:
         """A checkpoint tensor. It may be a view of the mapped file: copy what is to stay.
@@ -137,14 +139,19 @@ class StackedTensors:
         count = len(self.pieces(name))
         if count > 1 and ".wqkv." in name:
             rows = [heads * self.config.head_dim for heads in self.heads]
+        elif count > 1 and ".w_in." in name and self.config.recurrent:
+            columns = self.config.recurrent.columns(self.config.dim)
+            rows = [columns, like.shape[0] - columns]
         else:
             rows = [like.shape[0] // count] * count
         return [(row, *like.shape[1:]) for row in rows]
 
     @property
     def heads(self) -> list[int]:
-        """Heads of queries, keys and values."""
-        return [self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads]
+        """Heads of queries, with their gates if there are any, keys and values."""
+        config = self.config
+        queries = config.num_heads * (1 + config.gated_attention)
+        return [queries, config.num_kv_heads, config.num_kv_heads]
 
     def _is_zero_bias(self, name: str) -> bool:
         """Whether `name` is a bias of zeros: AutoGPTQ gives one to layers that have none."""
@@ -162,8 +169,9 @@ class StackedTensors:
     def layers(self, model: Transformer) -> dict[str, list[str]]:
         """(scheme, kernel) of every linear layer and embedding by its name; none at all where the
         file holds everything in full precision."""
-        names = [name for name, p in model.named_parameters() if p.ndim == 2]
-        forms = {name.removesuffix(".weight"): self._form(name) for name in names}
+        kinds = nn.Linear | nn.Embedding
+        names = [name for name, layer in model.named_modules() if isinstance(layer, kinds)]
+        forms = {name: self._form(f"{name}.weight") for name in names}
         if not any(forms.values()):
             return {}
         return {
@@ -232,23 +240,11 @@ class StackedTensors:
                     f"{stored.file}: tensor {piece} has {rows_stored} rows; the config says {count}"
                 )
             weights.append(weight if stored.form == form else packed.widened(weight, form))
-        weight, order = packed.stacked(weights), self.rotary_order(name, self.heads)
+        weight, order = packed.stacked(weights), self.row_order(name, self.heads)
         if order is None:
             return weight
         order = torch.cat((order, torch.arange(len(order), rows)))
         return weight.with_rows({name: part[order] for name, part in weight.by_row.items()})
-
-
-def _half_split(head_dim: int, rotary_dim: int, interleaved: bool) -> list[int]:
-    """Which row of a head comes where, so that its pairs are (i, i + E/2): first those that rotate.
-
-    Pairs of the R = rotary_dim rows that rotate are (2i, 2i + 1) if interleaved, or else
-    (i, i + R/2); the others follow, paired anyhow.
-    """
-    rows, half = list(range(rotary_dim)), rotary_dim // 2
-    first, second = (rows[::2], rows[1::2]) if interleaved else (rows[:half], rows[half:])
-    middle = (rotary_dim + head_dim) // 2
-    return [*first, *range(rotary_dim, middle), *second, *range(middle, head_dim)]
 
 
 class MaybeQuantized(Checkpoint):

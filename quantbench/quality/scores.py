@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quantbench.generate import Generator
-from quantbench.kv_cache.base import KVCache
+from quantbench.kv_cache.base import LayerMemory
 from quantbench.models.llama import Transformer
 from quantbench.progress import Report
 from quantbench.quality import texts
@@ -43,7 +43,7 @@ class Reader:
 
     def __init__(self, plan: Plan, model: Transformer) -> None:
         self.plan, self.model = plan, model
-        self.size, self.caches = 0, list[KVCache]()
+        self.size, self.caches = 0, list[LayerMemory]()
 
     def hidden(self, passage: Passage) -> Tensor:
         """The last layer's outputs (n, D) that predict passage.ids[first:]."""

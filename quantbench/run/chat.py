@@ -59,7 +59,7 @@ def chat(plan: Plan, generator: "Generator") -> None:
                 say(HELP)
             continue
         try:
-            ids, start = chat.ask(line)
+            ids, start = chat.ask(line, generator.keep)
         except UsageError as error:
             say(str(error))
             continue

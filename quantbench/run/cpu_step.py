@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quantbench.kv_cache import CACHES
-from quantbench.kv_cache.base import KVCache
+from quantbench.kv_cache.base import KVCache, LayerMemory
 from quantbench.models.config import ModelConfig
 from quantbench.models.gemma import OffsetNorm, gelu
 from quantbench.models.llama import (
@@ -104,12 +104,12 @@ class CpuStep:
 # ---------------------------------------------------------------------------------- what refuses
 
 
-def why_not_fused(model: Transformer, caches: Sequence[KVCache], rows: int) -> str | None:
+def why_not_fused(model: Transformer, caches: Sequence[LayerMemory], rows: int) -> str | None:
     """The first reason why the step cannot be one op (cpu-step), or None if it can."""
     return next(_reasons(model, caches, rows), None)
 
 
-def _reasons(model: Transformer, caches: Sequence[KVCache], rows: int) -> Iterator[str]:
+def _reasons(model: Transformer, caches: Sequence[LayerMemory], rows: int) -> Iterator[str]:
     """Each reason holds for a model that all before it have not refused."""
     split = getattr(model, "split", None)
     if split is not None and not split.ranks.memory:
@@ -132,7 +132,7 @@ def _reasons(model: Transformer, caches: Sequence[KVCache], rows: int) -> Iterat
         yield f"norm{reason}"
     if fused_weight(model.output) is None:
         yield f"output{_not_in_cpp(model.output)}"
-    for cache in caches:
+    for cache in cast("Sequence[KVCache]", caches):  # of a Transformer, which has no other memory
         if cache.kernel != "cpu":
             yield f"attention over the KV cache runs on {cache.kernel}, not on the C++ kernel"
         # A contributed class may encode differently, whatever the format in which it is read.

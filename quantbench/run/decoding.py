@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from quantbench import devices
 from quantbench.errors import KernelError
-from quantbench.kv_cache.base import KVCache
+from quantbench.kv_cache.base import KVCache, LayerMemory
 from quantbench.log.config import DECODERS
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, Transformer
@@ -44,7 +44,7 @@ class Decoder(Protocol):
 
 
 def choose(
-    name: str, model: Transformer, caches: Sequence[KVCache], rows: int, compiled: bool = False
+    name: str, model: Transformer, caches: Sequence[LayerMemory], rows: int, compiled: bool = False
 ) -> Decoder:
     """The decoder of that name; "auto": the fastest that supports the model, the caches and `rows`.
 
@@ -56,11 +56,11 @@ def choose(
         return Modules(model, list(caches), reason, compiled)
     from quantbench.run import cpu_step  # the C++ kernels, which other devices never read
 
-    return cpu_step.CpuStep(model, list(caches))
+    return cpu_step.CpuStep(model, cast("list[KVCache]", caches))
 
 
 def name_of(
-    name: str, model: Transformer, caches: Sequence[KVCache], rows: int
+    name: str, model: Transformer, caches: Sequence[LayerMemory], rows: int
 ) -> tuple[str, str | None]:
     """The name of the decoder that `choose` makes, and why the model cannot have cpu-step. The
     model and the caches may be on the meta device, where they stand for a model on the CPU."""
@@ -80,7 +80,7 @@ class Modules:
     name = MODULES
 
     def __init__(
-        self, model: Transformer, caches: list[KVCache], reason: str | None, compiled: bool
+        self, model: Transformer, caches: list[LayerMemory], reason: str | None, compiled: bool
     ) -> None:
         """reason: why the decoder is not cpu-step. compiled: torch.compile will have the step."""
         self.model, self.caches, self.reason = model, caches, reason
@@ -105,7 +105,7 @@ class Modules:
 
 @torch.compiler.nested_compile_region
 def block_region(
-    layer: Block, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, cache: KVCache
+    layer: Block, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, cache: LayerMemory
 ) -> Tensor:
     """A layer as a nested compile region: compiled once, called for every layer."""
     y: Tensor = layer(x, cos, sin, positions, cache)
@@ -137,13 +137,25 @@ def caches_of(
     device: torch.device | str,
     kernel: str,
     layers: int | None = None,
-) -> list[KVCache]:
-    """An empty cache for each layer. kernel: a name of `attention_of`. layers: all if not given."""
+) -> list[LayerMemory]:
+    """An empty memory for each layer. kernel: a name of `attention_of`. layers: all if not
+    given."""
     shape = rows, config.num_kv_heads, positions, config.head_dim
     return [
-        kind(*shape, dtype, device, spec.window, kernel)
+        state_of(spec.recurrent, config.dim, rows, dtype, device)
+        if spec.recurrent
+        else kind(*shape, dtype, device, spec.window, kernel)
         for spec in config.layers[: layers or config.num_layers]
     ]
+
+
+def state_of(recurrent: Any, dim: int, *place: Any) -> LayerMemory:
+    """The memory of a layer without attention in a model of width dim. place: rows, dtype and
+    device."""
+    from quantbench.kv_cache import state
+
+    kind = state.DeltaState if recurrent.is_delta else state.Columns
+    return kind(recurrent, dim, *place)
 
 
 # ---------------------------------------------------------------------------------- compiling

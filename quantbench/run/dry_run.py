@@ -5,7 +5,7 @@ import torch
 from quantbench.errors import KernelError
 from quantbench.quantize.spec import MEASURED, SHOWN, parse_scheme
 from quantbench.run.plan import Plan
-from quantbench.run.sizes import kv_cache_bytes, size_of, slow_bytes
+from quantbench.run.sizes import kv_cache_bytes, size_of, slow_bytes, state_bytes
 from quantbench.text import aligned
 from quantbench.text import size as size_text
 
@@ -17,6 +17,8 @@ def report(plan: Plan, free: int | None) -> str:
     rows = [("parameters", f"{architecture.parameters() / 1e9:.3f} billion")]
     cached = kv_cache_bytes(architecture, config.batch_size, positions, precision, plan.cache)
     cache = f"{cached / 1e9:.3f} GB for {positions} positions, batch {config.batch_size}"
+    if states := state_bytes(architecture, config.batch_size, precision):
+        cache += f", {states / 1e9:.3f} GB of it states, for any number of positions"
     scheme = spec.scheme
     if scheme is None:
         rows += [("model_size", f"not known before {spec} has measured"), ("KV cache", cache)]

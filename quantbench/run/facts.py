@@ -113,6 +113,7 @@ class Facts:
     # Bytes of weights that a decoding step reads, of all ranks; of the experts of a mixture those
     # that are chosen. JSON of earlier versions lacks it, or has 0: then it is weight_bytes.
     step_weight_bytes: int = 0
+    state_bytes: int = 0  # of kv_cache_bytes, those of layers whose memory does not grow
     # What torch.compile compiled, which --compile only asks for. JSON of earlier versions lacks it.
     compiled_step: bool = False
     compiled_prefill: bool = False
@@ -128,13 +129,14 @@ class Facts:
     def mean_step_bytes(self) -> float:
         """Bytes that the mean decoding step has to read.
 
-        The weights once, whatever the batch (of experts those that are chosen), and every row's
-        keys and values so far. The first of N - 1 steps reads positions 0 to depth + prompt, the
-        last N - 2 more: depth + prompt + N / 2 in the mean. The one row of the embedding's table
-        that a token reads is left out.
+        The weights once, whatever the batch (of experts those that are chosen), states, and every
+        row's keys and values so far. The first of N - 1 steps reads positions 0 to depth + prompt,
+        the last N - 2 more: depth + prompt + N / 2 in the mean. The one row of the embedding's
+        table that a token reads is left out.
         """
         positions = self.config.context_depth + self.prompt_tokens + self.config.max_new_tokens / 2
-        return self.step_weight_bytes + self.kv_cache_bytes / self.cache_size * positions
+        each = (self.kv_cache_bytes - self.state_bytes) / self.cache_size
+        return self.step_weight_bytes + self.state_bytes + each * positions
 
     @property
     def repro(self) -> str:

@@ -125,9 +125,10 @@ def facts_of(plan: Plan, generator: Generator, kernels: str) -> Facts:
     held = (
         weight_bytes(generator.model),
         step_bytes(generator.model, plan.config.batch_size),
-        sum(cache.nbytes for cache in generator.caches),
+        sum(memory.nbytes for memory in generator.caches),
+        sum(memory.nbytes for memory in generator.states),
     )
-    weights, step_weights, kv_cache_bytes = map(int, plan.ranks.total(held, plan.device))
+    weights, step_weights, kept, states = map(int, plan.ranks.total(held, plan.device))
     parallel = None
     if plan.split:
         through = "shared memory" if plan.ranks.memory else torch.distributed.get_backend()
@@ -149,7 +150,8 @@ def facts_of(plan: Plan, generator: Generator, kernels: str) -> Facts:
         cache_size=plan.cache_size,
         weight_bytes=weights,
         kv_cache=plan.kv_cache,
-        kv_cache_bytes=kv_cache_bytes,
+        kv_cache_bytes=kept,
+        state_bytes=states,
         device=Device(plan.device.type, **devices.describe(plan.device)),  # type: ignore[arg-type]
         environment=environment.in_force(),
         versions=versions(),

@@ -59,7 +59,14 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What somebody has to know of the tokenizer and of the file."""
-        return (*self.tokenizer.notes, *self.checkpoint.notes)
+        notes = (*self.tokenizer.notes, *self.checkpoint.notes)
+        states, layers = len(self.architecture.recurrent_layers), self.architecture.num_layers
+        if states and self.kv_cache != "dense":
+            notes += (
+                f"--kv_cache {self.kv_cache} is for the {layers - states} layers with attention; "
+                f"the states of {states} others stay in float32",
+            )
+        return notes
 
     @property
     def cache(self) -> type[KVCache]:

@@ -22,6 +22,7 @@ from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer, weight_bytes
 from quantbench.quantize.spec import AsIs, Selection, Spec
+from quantbench.run.decoding import state_of
 from quantbench.run.plan import Plan, kv_cache
 from quantbench.text import bytes_in
 from quantbench.text import size as size_text
@@ -233,9 +234,18 @@ def kv_cache_bytes(
     precision: torch.dtype,
     cache: CacheFactory,
 ) -> int:
-    """Bytes of the caches of all layers."""
+    """Bytes of the caches and states of all layers."""
     shape = rows, architecture.num_kv_heads, positions, architecture.head_dim
-    windows = Counter(spec.window for spec in architecture.layers)
-    return sum(
+    windows = Counter(spec.window for spec in architecture.layers if not spec.recurrent)
+    caches = sum(
         cache(*shape, precision, "meta", window).nbytes * count for window, count in windows.items()
     )
+    return caches + state_bytes(architecture, rows, precision)
+
+
+def state_bytes(architecture: ModelConfig, rows: int, precision: torch.dtype) -> int:
+    """Bytes of the states of layers without attention, whatever the positions."""
+    if not architecture.recurrent:
+        return 0
+    state = state_of(architecture.recurrent, architecture.dim, rows, precision, "meta")
+    return state.nbytes * len(architecture.recurrent_layers)

@@ -59,6 +59,15 @@ PARTIAL = {
     "rope_parameters": LONG | {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 0.5,
     "hidden_size": 64, "head_dim": 16,
 }  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12, "linear_conv_kernel_dim": 3, "num_hidden_layers": 5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+DELTA_EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 16, "num_hidden_layers": 4,
+}  # fmt: skip
 # transformers' name, fields, and what cpu-step says of a family that it does not compute; None: it
 # computes it.
 ROWS = {
@@ -74,6 +83,12 @@ ROWS = {
     "olmo3": ("olmo3", WINDOW | {"num_hidden_layers": 5, "rope_parameters": BY_KIND}, None),
     "arcee": ("arcee", {"mlp_bias": True}, None),
     "glm4": ("glm4", {}, None),
+    "qwen3.5": ("qwen3_5_text", DELTA, "a Qwen35"),
+    "qwen3.5 experts": ("qwen3_5_moe_text", DELTA | DELTA_EXPERTS, "a Qwen35"),
+    "qwen3-next": (
+        "qwen3_next", DELTA | DELTA_EXPERTS | {"mlp_only_layers": [1]}, "a Qwen35"),
+    "lfm2": ("lfm2", {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "conv_L_cache": 4,
+                      "conv_bias": True, "block_multiple_of": 8}, "a Lfm2"),
     "gemma2": ("gemma2", WINDOW | {"query_pre_attn_scalar": 24} | CAPS, None),
     "gemma3": ("gemma3_text", WINDOW | {"num_hidden_layers": 7} | GEMMA_3, None),
     "llama linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}, None),

@@ -15,6 +15,18 @@ OF_QWEN = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 
            "out_hidden_size": SIZES["hidden_size"]}  # fmt: skip
 TEXT = {**SIZES, "num_key_value_heads": 2}
 MROPE = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0}
+# What the published files say beside what transformers writes.
+PUBLISHED = {
+    "attn_output_gate": True, "output_gate_type": "swish", "mamba_ssm_dtype": "float32",
+    "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "mlp_only_layers": [],
+    "full_attention_interval": 4,
+}  # fmt: skip
+QWEN_3_5 = {
+    **TEXT, "head_dim": 16, "num_hidden_layers": 4, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_interleaved": True,
+                        "mrope_section": [2, 1, 1]},
+}  # fmt: skip
 KINDS = {
     "gemma3": {"text_config": {**TEXT, "head_dim": 16, "query_pre_attn_scalar": 16,
                                "sliding_window": 8, "model_type": "gemma3_text"},
@@ -25,6 +37,7 @@ KINDS = {
     "qwen2_5_vl": {"text_config": {**TEXT, "rope_parameters": MROPE}, "vision_config": OF_QWEN},
     "qwen3_vl": {"text_config": {**TEXT, "head_dim": 16, "rope_parameters": MROPE},
                  "vision_config": {**OF_QWEN, "deepstack_visual_indexes": [0]}},
+    "qwen3_5": {"text_config": {**QWEN_3_5, **PUBLISHED}, "vision_config": OF_QWEN},
 }  # fmt: skip
 
 
@@ -54,6 +67,9 @@ def test_logits_are_those_of_the_picture_model(kind, tmp_path):
         if "lm_head.weight" in tensors:
             tensors["language_model.lm_head.weight"] = tensors.pop("lm_head.weight")
     assert_near(load_model(str(folder))(TOKENS), expected)
+    with rewritten(folder) as tensors:
+        tensors["mtp.norm.weight"] = torch.ones(1)  # of the layers that draft
+    load_model(str(folder))
     with rewritten(folder) as tensors:
         tensors["model.audio_tower.weight"] = torch.ones(1)
     with pytest.raises(CheckpointError, match="audio_tower.weight, which the model would not read"):
