@@ -146,11 +146,13 @@ def prefill_chunk(device: torch.device, rows: int) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak that `peak_memory` reports. torch counts none for mps."""
+    """Reset the peak that `peak_memory` reports, which is then of what is in use: memory that an
+    accelerator's allocator keeps of freed tensors is returned first. torch counts none for mps."""
     if device.type == "cpu":
         with contextlib.suppress(OSError):  # refused: peak_memory reports resident_since_start
             CLEAR_REFERENCES.write_bytes(b"5")  # 5 resets the peak resident set (man 5 proc)
     elif device.type != "mps":
+        _torch_of(device.type).empty_cache()
         _torch_of(device.type).reset_peak_memory_stats(device)
 
 

@@ -34,7 +34,7 @@ if os.getppid() == int(sys.argv[2]):
 """
 STOPPED, LOOKS = 60.0, 4  # seconds after which a stopped worker is given up; looks in that time
 # Where these exist a worker is started anew: drivers do not survive a fork.
-CARDS = Path("/dev/nvidiactl"), Path("/dev/kfd")
+CARDS = Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg")  # the last in WSL
 T = TypeVar("T")
 
 
