@@ -106,8 +106,7 @@ def of_one_row(spec: Spec, columns: int) -> Tensor:
 
 @functools.lru_cache(maxsize=1024)
 def _of_shape(spec: Spec, shape: torch.Size, dtype: torch.dtype) -> PackedWeight:
-    """What a weight on the meta device becomes: a run asks for the same ones again, and each takes
-    5 ms."""
+    """What a weight on the meta device becomes; kept, since each takes 5 ms."""
     return SCHEMES[type(spec)].quantize(torch.empty(shape, dtype=dtype, device="meta"), spec)
 
 
