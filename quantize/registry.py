@@ -5,6 +5,7 @@ model = load_model(path, transform=quantizer)       # layer by layer, as weights
 quantizer.ran                                       # Counter({"cpu": 89})
 """
 
+import functools
 import importlib
 import math
 import pkgutil
@@ -100,8 +101,13 @@ def has_row_scales(spec: Spec) -> bool:
 
 
 def of_one_row(spec: Spec, columns: int) -> Tensor:
-    weight = torch.empty(1, columns, dtype=torch.bfloat16, device="meta")
-    return SCHEMES[type(spec)].quantize(weight, spec)
+    return _of_shape(spec, torch.Size((1, columns)), torch.bfloat16)
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_shape(spec: Spec, shape: torch.Size, dtype: torch.dtype) -> PackedWeight:
+    """What a weight on the meta device becomes; kept, since each takes 5 ms."""
+    return SCHEMES[type(spec)].quantize(torch.empty(shape, dtype=dtype, device="meta"), spec)
 
 
 def _to_stderr(line: str) -> None:
@@ -139,7 +145,6 @@ class Quantizer:
         self._asked = kernel
         self._prepared: set[str] = set()
         self._embedding: nn.Embedding | None = None  # built, for an output tied to it
-        self._shapes: dict[tuple[torch.Size, torch.dtype], PackedWeight] = {}
 
     def __call__(self, name: str, module: nn.Module) -> nn.Module:
         return self.built(name, self.quantized(name, module))
@@ -172,15 +177,8 @@ class Quantizer:
         if isinstance(self.spec, FullPrecision):
             return module
         if weight.is_meta:
-            return with_weight(module, self._of_shape(weight))
+            return with_weight(module, _of_shape(self.spec, weight.shape, weight.dtype))
         return with_weight(module, self._tied(self.scheme.quantize(weight, self.spec)))
-
-    def _of_shape(self, weight: Tensor) -> PackedWeight:
-        """What a weight on the meta device becomes; kept per shape, since it takes 5 ms."""
-        key = (weight.shape, weight.dtype)
-        if key not in self._shapes:
-            self._shapes[key] = self.scheme.quantize(weight, self.spec)
-        return self._shapes[key]
 
     def built(self, name: str, layer: nn.Module) -> nn.Module:
         """The layer as a module that multiplies by its kernel; the kernel is loaded first.

@@ -52,16 +52,28 @@ os.environ.pop("PYTHONUNBUFFERED", None)  # users' streams keep what they could 
 # Two processes share the tests, file by file (Makefile). The slowest files start first:
 # otherwise one process would still be busy with one of them when the other has nothing left.
 LONGEST = (
-    "tests/compare/test_ab.py",
     "tests/test_real_model.py",
-    "tests/ops/test_decode_attention.py",
-    "tests/quantize/test_recipe.py",
+    "tests/test_readme.py",
+    "tests/parallel/test_command.py",
+    "tests/bench/test_process.py",
+    "tests/run/test_environment.py",
     "tests/peers/test_peers.py",
+    "tests/quality/test_quality.py",
+    "tests/recipe/test_recipe_command.py",
+    "tests/compare/test_ab.py",
+    "tests/ops/test_cpu_team.py",
+    "tests/ops/test_decode_attention.py",
+    "tests/latency/test_ray_tasks.py",
+    "tests/models/test_real_vocabularies.py",
+    "tests/test_test_run.py",
+    "tests/experts/test_command.py",
+    "tests/experts/test_tiers.py",
+    "tests/quantize/test_recipe.py",
     "tests/test_generator.py",
     "tests/latency/test_latency_command.py",
-    "tests/run/test_environment.py",
-    "tests/recipe/test_recipe_command.py",
     "tests/ops/test_arm.py",
+    "tests/test_wheel.py",
+    "tests/test_refusals.py",
 )
 
 

@@ -35,7 +35,7 @@ NEEDS = {
     "aarch64-gcc": r"not checked with aarch64-linux-gnu-g\+\+: ",
     "arm": r"no ARM emulation: ",
     "linux": r"needs Linux|reads /proc|glibc's malloc|needs bash",
-    "venv": r"needs the Makefile's \.venv",
+    "venv": r"needs the Makefile's \.venv|needs a \.venv that is newer",
     "dev": r"could not import '(triton|gguf|transformers|lm_eval|auto_round)\b"
     r"|could not import 'quantbench\.ops\.triton\b"
     r"|pip install lm-eval"

@@ -267,7 +267,10 @@ COMMAND = re.compile(r"pip install\s+((?:-[-\w]+\s+)*)([\"']?)([^\s\"'`)]+)\2")
 
 
 def to_install():
-    folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."]
+    hidden = ("build", "demo", "site")  # what git ignores
+    folders = [
+        p for p in ROOT.iterdir() if p.is_dir() and p.name[0] != "." and p.name not in hidden
+    ]
     files = [*ROOT.glob("*.py"), *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
     files += [path for folder in folders for path in folder.rglob("*.py")]
     for path in files:

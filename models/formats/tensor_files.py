@@ -79,13 +79,10 @@ class _Safetensors:
     bytes_read: int = 0  # since the file was mapped
 
     def read(self, name: str) -> Tensor:
-        mapped = self.mapped
-        if mapped is None:
-            mapped = self.mapped = safe_open(self.file, framework="pt")
+        mapped = self.mapped or safe_open(self.file, framework="pt")
         tensor = mapped.get_tensor(name)
-        self.bytes_read += tensor.nbytes
-        if self.bytes_read > _OPENED_BYTES:
-            self.mapped, self.bytes_read = None, 0
+        read = self.bytes_read + tensor.nbytes
+        self.mapped, self.bytes_read = (None, 0) if read > _OPENED_BYTES else (mapped, read)
         return tensor
 
 
