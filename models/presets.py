@@ -11,6 +11,7 @@ from typing import Any
 
 from quantbench.errors import UsageError
 from quantbench.models.config import Mixture, ModelConfig, RopeScaling
+from quantbench.models.recurrent import Recurrent
 
 
 def _llama(
@@ -33,6 +34,16 @@ def _yarn(factor: float, original: int, **settings: Any) -> RopeScaling:
     """Yarn with the attention factor that its paper gives (Peng et al., arXiv 2309.00071, §3.4)."""
     settings.setdefault("attention_factor", 0.1 * math.log(factor) + 1)
     return RopeScaling(factor, original_max_position=original, kind="yarn", **settings)
+
+
+def _qwen_3_5(dim: int, layers: int, heads: int, ffn: int, values: int, **more: Any) -> ModelConfig:
+    """values: value heads of each layer without attention."""
+    return _llama(
+        dim, layers, heads, 4, ffn, 248320, 262144, head_dim=256, rotary_dim=64, norm_eps=1e-6,
+        rope_theta=10000000.0, qk_norm=True, gated_attention=True, architecture="qwen3_5",
+        recurrent=Recurrent(4, 16, values, 128, 128),
+        recurrent_layers=tuple(i for i in range(layers) if (i + 1) % 4), **more,
+    )  # fmt: skip
 
 
 _LLAMA_3 = {"rope_theta": 500000.0}
@@ -152,6 +163,12 @@ _ROWS = {
     ("Qwen1.5-MoE-A2.7B", "Qwen1.5-MoE-A2.7B-Chat"):
         _llama(2048, 24, 16, 16, 5632, 151936, 8192,
                mixture=Mixture(60, 4, 1408, normalized=False, shared_dim=5632), **_QWEN_2),
+    ("Qwen3.5-27B", "Qwen3.6-27B", "Qwen3.8-27B"):  # without the part that sees
+        _qwen_3_5(5120, 64, 24, 17408, 48),
+    ("LFM2-1.2B", "LFM2.5-1.2B-Base", "LFM2.5-1.2B-Instruct"):
+        _llama(2048, 16, 32, 8, 8192, 65536, 128000, rope_theta=1000000.0, qk_norm=True,
+               tie_embeddings=True, architecture="lfm2", recurrent=Recurrent(3),
+               recurrent_layers=tuple(i for i in range(16) if i not in (2, 5, 8, 10, 12, 14))),
     ("OLMoE-1B-7B-0924", "OLMoE-1B-7B-0924-Instruct"):
         _llama(2048, 16, 16, 16, 1024, 50304, 4096,
                mixture=Mixture(64, 8, 1024, normalized=False), qk_norm=True, joint_qk_norm=True),

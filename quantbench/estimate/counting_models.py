@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from quantbench.devices import prefill_chunk
 from quantbench.estimate.counting import Collective, Count, Recorder, pairs
 from quantbench.kv_cache import CACHES
-from quantbench.kv_cache.base import KVCache
+from quantbench.kv_cache.base import KVCache, LayerMemory
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
@@ -26,6 +26,7 @@ from quantbench.models.split import Split
 from quantbench.ops.ranks import Ranks
 from quantbench.parallel.split_loading import split_for
 from quantbench.quantize.spec import FullPrecision, Spec, parse_scheme
+from quantbench.run.decoding import state_of
 from quantbench.run.sizes import kv_cache_bytes, quantize_shapes
 
 if TYPE_CHECKING:
@@ -128,8 +129,11 @@ class _Run:
                 x = model.logits(x[:, -1:])
         return recorder.count()
 
-    def _cache(self, model: Transformer, number: int, depth: int) -> "_CountedCache":
+    def _cache(self, model: Transformer, number: int, depth: int) -> "_CountedCache | LayerMemory":
+        """A layer's memory. What a state does is recorded as any other operation."""
         config, window = model.config, model.config.layers[number].window
+        if config.layers[number].recurrent:
+            return state_of(config.recurrent, config.dim, self.batch, self.precision, "meta")
         shape = self.batch, config.num_kv_heads, self.cache_size, config.head_dim
         cache = _CountedCache(
             self.cache(*shape, self.precision, "meta", window), self.batch, depth, self.device

@@ -16,7 +16,7 @@ from quantbench.devices import prefill_chunk
 from quantbench.errors import KernelError
 from quantbench.estimate.predict import Machine, Memory, Request
 from quantbench.kv_cache import CACHES
-from quantbench.run.sizes import kv_cache_bytes
+from quantbench.run.sizes import kv_cache_bytes, state_bytes
 
 MOST = 1 << 40  # positions, of a model that has no limit
 
@@ -98,7 +98,8 @@ def _fit(
     high = len(prompts) if taken(1).total <= memory else low
     positions = bisect_right(prompts, memory, low, high, key=lambda prompt: taken(prompt).total)
     at = taken(max(1, positions))
-    position = at.kv_cache / max(1, min(positions, window or positions))
+    states = state_bytes(request.config, request.batch, getattr(torch, request.precision))
+    position = (at.kv_cache - states) / max(1, min(positions, window or positions))
     return Fit(request.scheme, request.kv_cache, at.weights, position, at.activations, positions)
 
 

@@ -43,9 +43,11 @@ class DecodingTurns:
     def decode(self, steps: int) -> float:
         """Seconds of `steps` decoding steps, at most `self.steps`, after one that does not
         count."""
-        if self.left <= steps:  # the prompt is still in the caches: its last token is read again
-            last = len(self.plan.prompt) - 1
-            self.stream = self.generator.stream(self.prompts[:, last:], self.start + last)
+        if self.left <= steps:  # the prompt's last token, where layers still remember the others
+            first = len(self.plan.prompt) - 1
+            if self.generator.keep(self.start + first) < self.start + first:
+                first = 0
+            self.stream = self.generator.stream(self.prompts[:, first:], self.start + first)
             self.left = self.steps + 1
         next(self.stream)
         self.left -= steps + 1

@@ -18,7 +18,7 @@ from quantbench.ops.delta_rule import delta_rule
 from quantbench.quantize.kernel import KernelLinear
 from quantbench.quantize.registry import quantizer_of
 from quantbench.quantize.spec import parse_scheme
-from quantbench.run.decoding import Modules
+from quantbench.run.decoding import Modules, with_own_code
 from quantbench.speculate import MOST, ModelDraft, Speculating
 from tests.models.hugging_face import SIZES, assert_near, drawn
 from tests.models.test_families import DELTA
@@ -156,7 +156,7 @@ def test_a_step_is_one_graph_and_writes_where_it_wrote(models):
     generator = Generator(model, 2, LENGTH, decoder="modules")
     places = [buffer.data_ptr() for memory in generator.caches for buffer in memory.buffers()]
     decoder = Modules(model, generator.caches, None, compiled=True)
-    graph = torch.compile(Modules.step, fullgraph=True, backend="eager")
+    graph = torch.compile(with_own_code(Modules.step), fullgraph=True, backend="eager")
     with torch.no_grad():
         steps = [graph(decoder, tokens[:, [i]], torch.tensor([i])) for i in range(6)]
     assert_near(torch.stack(steps, 1), model(tokens))
