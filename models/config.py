@@ -23,7 +23,7 @@ from quantbench.models.config_checks import (
 @dataclass(frozen=True)
 class RopeScaling:
     """Rotary scaling, for a context beyond that of the first training. `kind` is the rope_type of
-    transformers: llama3 (Llama 3.1), linear, dynamic, yarn or longrope.
+    transformers: llama3 (Llama 3.1), linear, dynamic, yarn, longrope or proportional.
 
     Raises CheckpointError for a factor below 1, which would shorten the context or overflow, for
     another number that is not positive, and for bounds in the wrong order.
@@ -41,6 +41,7 @@ class RopeScaling:
     short_factors: tuple[float, ...] = ()  # of longrope: each pair is slowed by its factor, …
     long_factors: tuple[float, ...] = ()  # … by this one if the text exceeds the original context
     temperature: float = 0.0  # queries grow by temperature · log(1 + position // original)
+    share: float = 1.0  # of proportional: the first pairs of a head that rotate, of all
 
     def __post_init__(self) -> None:
         where = "rotary scaling"
@@ -64,7 +65,7 @@ class RopeScaling:
         return (alike or self.kind in ("llama3", "linear", "yarn")) and not self.temperature
 
 
-ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn", "longrope")
+ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn", "longrope", "proportional")
 _NOT_NEGATIVE = Accepts("a number of at least 0", lambda value: value == 0 or POSITIVE.test(value))
 SCALING_FIELDS = by_field(RopeScaling, factor=STRETCH, temperature=_NOT_NEGATIVE)
 
@@ -127,7 +128,12 @@ class LayerSpec:
     scale: float | None  # of attention scores; None: 1/√head_dim
     softcap: float | None  # of attention scores: softcap · tanh(score / softcap)
     post_norms: bool  # whether outputs of attention and feed-forward network are normed, too
+    head_dim: int  # width of a head
+    kv_heads: int  # key/value heads
+    ffn_dim: int  # width of the feed-forward network
     rotates: bool = True  # whether queries and keys are rotated
+    shared: bool = False  # whether keys and values are those of an earlier layer
+    value_is_key: bool = False  # whether values have the keys' projection
 
 
 @dataclass(frozen=True)
@@ -170,6 +176,18 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # whether queries and keys are normed
     joint_qk_norm: bool = False  # whether that norm is over all heads together, and not of each
+    full_head_dim: int | None = None  # of layers without a window; None: head_dim
+    full_kv_heads: int | None = None  # of layers without a window; None: num_kv_heads
+    value_is_key: bool = False  # whether values of these layers have the keys' projection
+    # Layers with the keys and values of the last layer before that is not among them and has a
+    # window as they do, or none. Widths of their feed-forward networks; None: ffn_dim.
+    shared_layers: tuple[int, ...] = ()
+    shared_ffn_dim: int | None = None
+    # Width of each layer's own embedding of a token; 0: there is none. All layers' embeddings are
+    # one table, of `layer_input_vocab` tokens and so many layers.
+    layer_input_dim: int = 0
+    layer_input_layers: int = 0
+    layer_input_vocab: int = 0
     mixture: Mixture | None = None  # the experts, of a model that has any
     architecture: str = "llama"  # the file in models/ that computes it (models/registry.py)
     # Keys of config.json that this architecture alone reads, with their values.
@@ -178,13 +196,15 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_fields(self.name, FIELDS, self)
         object.__setattr__(self, "extras", tuple(map(tuple, self.extras)))  # JSON has lists
-        if self.num_heads % self.num_kv_heads:
-            raise CheckpointError(
-                f"{self.name}: {self.num_heads} query heads cannot share "
-                f"{self.num_kv_heads} key/value heads evenly"
-            )
-        if self.head_dim % 2:
-            raise CheckpointError(f"{self.name}: head_dim {self.head_dim} is odd; rotation pairs")
+        for heads in {self.num_kv_heads, self.full_kv_heads or self.num_kv_heads}:
+            if self.num_heads % heads:
+                raise CheckpointError(
+                    f"{self.name}: {self.num_heads} query heads cannot share "
+                    f"{heads} key/value heads evenly"
+                )
+        for width in {self.head_dim, self.full_head_dim or self.head_dim}:
+            if width % 2:
+                raise CheckpointError(f"{self.name}: head_dim {width} is odd; rotation pairs")
         rotated = self.rotary_dim or self.head_dim
         if rotated % 2 or rotated > self.head_dim:
             raise CheckpointError(
@@ -224,18 +244,49 @@ class ModelConfig:
         usual = self.attention_scale in (None, self.head_dim**-0.5)
         scale = None if usual else self.attention_scale
         shared = scale, self.attention_softcap, self.post_norms
-        full = LayerSpec(None, self.rope_theta, self.rope_scaling, *shared)
+        width = self.full_head_dim or self.head_dim, self.full_kv_heads or self.num_kv_heads
+        full = LayerSpec(
+            *(None, self.rope_theta, self.rope_scaling, *shared, *width, self.ffn_dim),
+            value_is_key=self.value_is_key,
+        )
         rope = self.rope_theta, self.rope_scaling
         if self.window_rope_theta is not None:
             rope = self.window_rope_theta, None
-        narrow = LayerSpec(self.sliding_window, *rope, *shared)
+        width = self.head_dim, self.num_kv_heads
+        narrow = LayerSpec(self.sliding_window, *rope, *shared, *width, self.ffn_dim)
         all_full = self.sliding_window is None
         specs = (
             full if all_full or i in self.full_layers else narrow for i in range(self.num_layers)
         )
+        specs = (
+            replace(spec, shared=True, ffn_dim=self.shared_ffn_dim or self.ffn_dim)
+            if i in self.shared_layers
+            else spec
+            for i, spec in enumerate(specs)
+        )
         return tuple(
             replace(spec, rotates=i not in self.no_rope_layers) for i, spec in enumerate(specs)
         )
+
+    def source_of(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads: itself, unless it shares an earlier one's.
+
+        Raises ValueError where none before it has them."""
+        specs = self.layers
+        if not specs[layer].shared:
+            return layer
+        alike = (
+            i
+            for i in range(layer)
+            if specs[i].window == specs[layer].window and not specs[i].shared
+        )
+        return max(alike)
+
+    def heads_of(self, layer: int) -> tuple[int, int, int]:
+        """The heads of queries, keys and values that a layer projects its inputs to."""
+        spec = self.layers[layer]
+        keys = 0 if spec.shared else spec.kv_heads
+        return self.num_heads, keys, 0 if spec.value_is_key else keys
 
     def kinds_of_layers(self) -> list[list[int]]:
         """The layers of each kind, by their numbers: those with experts first."""
@@ -246,12 +297,13 @@ class ModelConfig:
 
     def picked(self, layers: Sequence[int]) -> "ModelConfig":
         """The same model with only these of its layers, in this order."""
-        tests = self.full_layers.__contains__, self.no_rope_layers.__contains__, self._is_dense
-        full, unrotated, dense = (
-            tuple(place for place, i in enumerate(layers) if test(i)) for test in tests
-        )
+        names = "full_layers", "no_rope_layers", "shared_layers"
+        places = {
+            name: tuple(place for place, i in enumerate(layers) if i in getattr(self, name))
+            for name in names
+        }
+        dense = tuple(place for place, i in enumerate(layers) if self._is_dense(i))
         experts = self.mixture and replace(self.mixture, dense_layers=dense)
-        places = {"full_layers": full, "no_rope_layers": unrotated}
         return replace(self, num_layers=len(layers), mixture=experts, **places)
 
     def one_of_each_kind(self) -> "ModelConfig":
@@ -263,24 +315,26 @@ class ModelConfig:
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """Every linear layer's (out_features, in_features), by its name in the model."""
-        D, H, K, E = self.dim, self.num_heads, self.num_kv_heads, self.head_dim
-        attention = {"attention.wqkv": ((H + 2 * K) * E, D), "attention.wo": (D, H * E)}
-        shapes: dict[str, tuple[int, int]] = {}
-        for i in range(self.num_layers):
-            layer = dict(attention)
+        D, P, shapes = self.dim, self.layer_input_dim, dict[str, tuple[int, int]]()
+        for i, spec in enumerate(self.layers):
+            E, heads = spec.head_dim, self.heads_of(i)
+            layer = {"attention.wqkv": (sum(heads) * E, D), "attention.wo": (D, heads[0] * E)}
             for name, width in self.feed_forwards(i).items():
                 layer |= {
                     f"{name}.w13": (width * (2 - self.squared_relu), D),
                     f"{name}.w2": (D, width),
                 }
+            if P:
+                layer |= {"input_gate": (P, D), "input_projection": (D, P)}
             shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-        return shapes | {"output": (self.vocab_size, D)}
+        shapes["output"] = (self.vocab_size, D)
+        return shapes | ({"layer_projection": (self.layer_input_layers * P, D)} if P else {})
 
     def feed_forwards(self, layer: int) -> dict[str, int]:
         """The widths of a layer's feed-forward networks, by their names in the layer."""
         experts = self.mixture
         if experts is None or self._is_dense(layer):
-            return {"feed_forward": self.ffn_dim}
+            return {"feed_forward": self.layers[layer].ffn_dim}
         widths = {
             f"feed_forward.experts.{i}": experts.expert_dim for i in range(experts.num_experts)
         }
@@ -289,35 +343,26 @@ class ModelConfig:
 
     def parameters(self) -> int:
         """The number of parameters. A tied output is the embedding, and counts once."""
-        biased = {"attention.wqkv": self.qkv_bias, "attention.wo": self.attention_out_bias}
-        count = self.vocab_size * self.dim  # the embedding
-        for name, (rows, columns) in self.linear_shapes().items():
-            if name == "output":
-                count += 0 if self.tie_embeddings else rows * columns
-            else:
-                count += rows * columns + rows * biased.get(name.split(".", 2)[2], self.mlp_bias)
-        norms = (self.num_layers * 2 * (self.pre_norms + self.post_norms) + 1) * self.dim
-        heads = self.num_heads + self.num_kv_heads if self.joint_qk_norm else 2
-        each = heads * self.head_dim * self.qk_norm + self.num_heads * self.attention_sinks
-        return count + norms + self.num_layers * each + self._gates
+        import torch
 
-    @property
-    def _gates(self) -> int:
-        """Parameters of the routers, and of what weighs the shared experts."""
-        experts = self.mixture
-        if experts is None:
-            return 0
-        dense = sum(layer < self.num_layers for layer in experts.dense_layers)
-        rows = experts.num_experts + bool(experts.shared_dim)
-        biases = experts.num_experts * experts.router_bias
-        return (self.num_layers - dense) * (rows * self.dim + biases)
+        from quantbench.models.registry import build
+
+        with torch.device("meta"):
+            model = build(self.one_of_each_kind())
+        tied = model.output.weight.numel() if self.tie_embeddings else 0
+        repeated = sum(
+            (len(numbers) - 1) * sum(parameter.numel() for parameter in layer.parameters())
+            for layer, numbers in zip(model.layers, self.kinds_of_layers(), strict=True)
+        )
+        return sum(parameter.numel() for parameter in model.parameters()) - tied + repeated
 
 
 _PAIR = Accepts(
     "", lambda pair: isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
 )
 _PAIRS = list_of(_PAIR, "a list of pairs, a key and its value")
-FIELDS = by_field(ModelConfig, num_layers=LAYERS, extras=_PAIRS)  # what each may hold
+_NONE = dict.fromkeys(("layer_input_dim", "layer_input_layers", "layer_input_vocab"), whole(0))
+FIELDS = by_field(ModelConfig, num_layers=LAYERS, extras=_PAIRS, **_NONE)  # what each may hold
 _BEYOND_LLAMA = (
     *("pre_norms", "post_norms", "rotary_dim", "no_rope_layers", "squared_relu"),
     *("embedding_multiplier", "residual_multiplier", "logits_divisor", "attention_sinks"),

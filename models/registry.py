@@ -80,6 +80,8 @@ class Architecture:
     # The share of a head that rotates, if absent; None: the key is understood as 1 alone.
     partial_rotary: float | None = None
     required: tuple[str, ...] = ()  # keys beyond those that every architecture has
+    # A function of a config.json and its name in messages: the same in the words of this table.
+    described: str = ""
 
     @property
     def name(self) -> str:
@@ -128,6 +130,10 @@ GEMMAS: dict[str, Any] = {
     "harmless": ("sliding_window_size",),
     "weights": {**NORMS_BEHIND, "ffn_norm": ("pre_feedforward_layernorm",)},
 }
+GEMMA_4_KEYS = (  # of ModelConfig, as models/gemma4_config.py finds them
+    *("full_head_dim", "full_kv_heads", "value_is_key", "shared_layers", "shared_ffn_dim"),
+    *("layer_input_dim", "layer_input_layers", "layer_input_vocab"),
+)
 NORMALIZED = {"norm_topk_prob": TRUTH}
 QWEN_KEYS = NORMALIZED | {
     "moe_intermediate_size": COUNT,
@@ -166,6 +172,19 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3_text": Architecture(GEMMA, window=lambda number, _: (number + 1) % 6 != 0, **GEMMAS,
         defaults={**GEMMA_DEFAULTS, "max_position": 131072, "rope_theta": 1e6, "qk_norm": True,
                   "window_rope_theta": 1e4}),
+    "gemma4_text": Architecture("quantbench.models.gemma4:Gemma4", window=every_layer,
+        described="quantbench.models.gemma4_config:described",
+        defaults={"max_position": 131072, "num_kv_heads": 4, "head_dim": 256, "sliding_window": 512,
+                  "tie_embeddings": True, "attention_scale": 1.0, "post_norms": True,
+                  "qk_norm": True, "rope_theta": 1e6, "window_rope_theta": 1e4},
+        fields={**ATTENTION_BIAS, "final_logit_softcapping": ("logit_softcap",),
+                "rope_local_base_freq": ("window_rope_theta",),
+                **{key: (key,) for key in GEMMA_4_KEYS}},
+        fixed={"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": "vision"},
+        weights={**NORMS_BEHIND, "ffn_norm": ("pre_feedforward_layernorm",),
+                 "input_gate": ("per_layer_input_gate",),
+                 "input_projection": ("per_layer_projection",),
+                 "input_norm": ("post_per_layer_input_norm",), "scale": ("layer_scalar",)}),
     "mixtral": Architecture(MIXTRAL, window=every_layer, weights=MIXTRAL_EXPERTS,
         defaults={"max_position": 131072, "num_kv_heads": 8, "norm_eps": 1e-5,
                   "rope_theta": 1000000.0},

@@ -52,13 +52,13 @@ def _packed(parts: Parts) -> Packed:
 
 
 def separated(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The checkpoint's tensors with those of each expert, and of sinks, under Llama's names."""
+    """The checkpoint's tensors with those of each expert under Llama's names."""
     out: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():
         match = _STACKED.fullmatch(name)
         like = stored.read() if match and stored.like is None else stored.like
         if not match or like is None or like.ndim < 2:
-            out[f"{name}.weight" if name.endswith(".self_attn.sinks") else name] = stored
+            out[name] = stored
             continue
         experts, matrix, kind = match.groups()
         for expert in range(len(like)):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from quantbench import devices
 from quantbench.errors import KernelError
-from quantbench.kv_cache.base import KVCache
+from quantbench.kv_cache.base import KVCache, SharedKVCache
 from quantbench.log.config import DECODERS
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, Transformer
@@ -93,7 +93,9 @@ class Modules:
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         model = self.model
-        if not self.nested or type(model).hidden is not Transformer.hidden:
+        kind = type(model)
+        is_usual = kind.hidden is Transformer.hidden and kind.beside is Transformer.beside
+        if not (self.nested and is_usual):
             logits: Tensor = model(tokens, position, self.caches)
             return logits[:, -1]
         x = model.embed(tokens)
@@ -124,9 +126,14 @@ def attention_of(
     kind: type[KVCache], config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> attention.AttentionKernel:
     """The kernel for a model's attention over such caches, and why it is no faster one."""
-    group = config.num_heads // config.num_kv_heads
     scoring = config.layers[0].scale, config.layers[0].softcap, config.attention_sinks
-    return attention.choose(device, config.head_dim, group, dtype, kind.format, *scoring)
+    kinds = {(spec.head_dim, config.num_heads // spec.kv_heads) for spec in config.layers}
+    narrow, *wide = (
+        attention.choose(device, width, group, dtype, kind.format, *scoring)
+        for width, group in sorted(kinds)
+    )
+    reasons = (kernel.reason for kernel in (narrow, *wide) if kernel.reason)
+    return attention.AttentionKernel(narrow.name, next(reasons, None))
 
 
 def caches_of(
@@ -140,11 +147,15 @@ def caches_of(
     layers: int | None = None,
 ) -> list[KVCache]:
     """An empty cache for each layer. kernel: a name of `attention_of`. layers: all if not given."""
-    shape = rows, config.num_kv_heads, positions, config.head_dim
-    return [
-        kind(*shape, dtype, device, spec.window, kernel)
-        for spec in config.layers[: layers or config.num_layers]
-    ]
+    caches: list[KVCache] = []
+    for number, spec in enumerate(config.layers[: layers or config.num_layers]):
+        if spec.shared:
+            caches.append(SharedKVCache(caches[config.source_of(number)]))
+            continue
+        shape = rows, spec.kv_heads, positions, spec.head_dim
+        taken = kernel if spec.head_dim <= attention.HEAD_DIM else "torch"
+        caches.append(kind(*shape, dtype, device, spec.window, taken))
+    return caches
 
 
 # ---------------------------------------------------------------------------------- compiling

@@ -30,7 +30,7 @@ from quantbench.text import size as size_text
 @dataclass(frozen=True)
 class ModelSize:
     model_bytes: int  # all weights but the embedding table
-    embedding_bytes: int  # the embedding table
+    embedding_bytes: int  # embedding tables
     memory_bytes: int  # both; a tied output that shares the table's memory counts once
     bits_per_weight: float  # of linear layers as saved: with scales, without a kernel's padding
     kernel: str | None  # the kernel that would run; None if none can
@@ -118,14 +118,15 @@ def size_of(
         count += layer.weight.numel() * times
         packed += stored_bytes(layer.weight) * times
     table, output = model.tok_embeddings.weight, shapes.linears["output"].weight
-    embedding_bytes = stored_bytes(table)
-    alike = type(table.data) is type(output.data) and embedding_bytes == stored_bytes(output)
-    shared = architecture.tie_embeddings and alike
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    embedding_bytes = sum(stored_bytes(module.weight) for module in tables)
+    alike = type(table.data) is type(output.data) and stored_bytes(table) == stored_bytes(output)
+    shared = stored_bytes(table) if architecture.tie_embeddings and alike else 0
     experts = [layer for name, layer in model.named_modules() if name.endswith(".experts.0")]
     return ModelSize(
         model_bytes,
         embedding_bytes,
-        model_bytes + (0 if shared else embedding_bytes),
+        model_bytes + embedding_bytes - shared,
         8 * packed / count,
         shapes.kernels,
         shapes.reason,
@@ -234,8 +235,12 @@ def kv_cache_bytes(
     cache: CacheFactory,
 ) -> int:
     """Bytes of the caches of all layers."""
-    shape = rows, architecture.num_kv_heads, positions, architecture.head_dim
-    windows = Counter(spec.window for spec in architecture.layers)
+    kinds = Counter(
+        (spec.kv_heads, spec.head_dim, spec.window)
+        for spec in architecture.layers
+        if not spec.shared
+    )
     return sum(
-        cache(*shape, precision, "meta", window).nbytes * count for window, count in windows.items()
+        cache(rows, heads, positions, width, precision, "meta", window).nbytes * count
+        for (heads, width, window), count in kinds.items()
     )
