@@ -125,18 +125,6 @@ class KVCache(nn.Module):
         return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
 
 
-class SharedKVCache(KVCache):
-    """Of a layer that reads the keys and values of an earlier layer: that one's cache has them."""
-
-    def __init__(self, source: KVCache) -> None:
-        nn.Module.__init__(self)
-        self.format = source.format  # type: ignore[misc]
-        self.slots, self.window, self.kernel = source.slots, source.window, source.kernel
-
-    def fill(self, depth: int) -> None:
-        """Nothing is stored here."""
-
-
 def inverse(scale: Tensor) -> Tensor:
     """1 / scale in float32; 0 where that is no finite number: for a scale that is 0, NaN, or so
     small that 1 / scale overflows."""

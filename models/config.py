@@ -218,14 +218,6 @@ class ModelConfig:
                     f"{self.name}: rotary scaling: {len(pairs)} {key} for {rotated // 2} pairs"
                 )
 
-    def beyond_llama(self) -> str | None:
-        """The first part that neither Llama, Mistral, Qwen nor their mixtures have; None: none."""
-        for name in _BEYOND_LLAMA:
-            if getattr(self, name) != getattr(ModelConfig, name):
-                return name
-        table = self.rope_scaling is None or self.rope_scaling.kind == "llama3"
-        return None if table else "rope_scaling"
-
     def with_layers(self, count: int | None) -> "ModelConfig":
         """The same model with only its first `count` layers; None: all. Raises UsageError if it has
         fewer."""
@@ -268,20 +260,6 @@ class ModelConfig:
             replace(spec, rotates=i not in self.no_rope_layers) for i, spec in enumerate(specs)
         )
 
-    def source_of(self, layer: int) -> int:
-        """The layer whose keys and values a layer reads: itself, unless it shares an earlier one's.
-
-        Raises ValueError where none before it has them."""
-        specs = self.layers
-        if not specs[layer].shared:
-            return layer
-        alike = (
-            i
-            for i in range(layer)
-            if specs[i].window == specs[layer].window and not specs[i].shared
-        )
-        return max(alike)
-
     def heads_of(self, layer: int) -> tuple[int, int, int]:
         """The heads of queries, keys and values that a layer projects its inputs to."""
         spec = self.layers[layer]
@@ -292,7 +270,7 @@ class ModelConfig:
         """The layers of each kind, by their numbers: those with experts first."""
         kinds: dict[tuple[bool, LayerSpec], list[int]] = {}
         for i, spec in enumerate(self.layers):
-            kinds.setdefault((self._is_dense(i), spec), []).append(i)
+            kinds.setdefault((self.is_dense(i), spec), []).append(i)
         return [kinds[kind] for kind in sorted(kinds, key=lambda kind: kind[0])]
 
     def picked(self, layers: Sequence[int]) -> "ModelConfig":
@@ -302,7 +280,7 @@ class ModelConfig:
             name: tuple(place for place, i in enumerate(layers) if i in getattr(self, name))
             for name in names
         }
-        dense = tuple(place for place, i in enumerate(layers) if self._is_dense(i))
+        dense = tuple(place for place, i in enumerate(layers) if self.is_dense(i))
         experts = self.mixture and replace(self.mixture, dense_layers=dense)
         return replace(self, num_layers=len(layers), mixture=experts, **places)
 
@@ -310,51 +288,20 @@ class ModelConfig:
         """The same model with one layer of each kind, in the order of `kinds_of_layers`."""
         return self.picked([numbers[0] for numbers in self.kinds_of_layers()])
 
-    def _is_dense(self, layer: int) -> bool:
+    def is_dense(self, layer: int) -> bool:
         return self.mixture is not None and self.mixture.is_dense(layer)
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """Every linear layer's (out_features, in_features), by its name in the model."""
-        D, P, shapes = self.dim, self.layer_input_dim, dict[str, tuple[int, int]]()
-        for i, spec in enumerate(self.layers):
-            E, heads = spec.head_dim, self.heads_of(i)
-            layer = {"attention.wqkv": (sum(heads) * E, D), "attention.wo": (D, heads[0] * E)}
-            for name, width in self.feed_forwards(i).items():
-                layer |= {
-                    f"{name}.w13": (width * (2 - self.squared_relu), D),
-                    f"{name}.w2": (D, width),
-                }
-            if P:
-                layer |= {"input_gate": (P, D), "input_projection": (D, P)}
-            shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-        shapes["output"] = (self.vocab_size, D)
-        return shapes | ({"layer_projection": (self.layer_input_layers * P, D)} if P else {})
+        from quantbench.models import shapes
 
-    def feed_forwards(self, layer: int) -> dict[str, int]:
-        """The widths of a layer's feed-forward networks, by their names in the layer."""
-        experts = self.mixture
-        if experts is None or self._is_dense(layer):
-            return {"feed_forward": self.layers[layer].ffn_dim}
-        widths = {
-            f"feed_forward.experts.{i}": experts.expert_dim for i in range(experts.num_experts)
-        }
-        shared = {"feed_forward.shared": experts.shared_dim} if experts.shared_dim else {}
-        return widths | shared
+        return shapes.linear_shapes(self)
 
     def parameters(self) -> int:
         """The number of parameters. A tied output is the embedding, and counts once."""
-        import torch
+        from quantbench.models import shapes
 
-        from quantbench.models.registry import build
-
-        with torch.device("meta"):
-            model = build(self.one_of_each_kind())
-        tied = model.output.weight.numel() if self.tie_embeddings else 0
-        repeated = sum(
-            (len(numbers) - 1) * sum(parameter.numel() for parameter in layer.parameters())
-            for layer, numbers in zip(model.layers, self.kinds_of_layers(), strict=True)
-        )
-        return sum(parameter.numel() for parameter in model.parameters()) - tied + repeated
+        return shapes.parameters(self)
 
 
 _PAIR = Accepts(
@@ -363,7 +310,3 @@ _PAIR = Accepts(
 _PAIRS = list_of(_PAIR, "a list of pairs, a key and its value")
 _NONE = dict.fromkeys(("layer_input_dim", "layer_input_layers", "layer_input_vocab"), whole(0))
 FIELDS = by_field(ModelConfig, num_layers=LAYERS, extras=_PAIRS, **_NONE)  # what each may hold
-_BEYOND_LLAMA = (
-    *("pre_norms", "post_norms", "rotary_dim", "no_rope_layers", "squared_relu"),
-    *("embedding_multiplier", "residual_multiplier", "logits_divisor", "attention_sinks"),
-)

@@ -7,7 +7,7 @@ values are normed; each layer adds an embedding of the token of its own, and mul
 returns by a number; and beside the feed-forward network there may be a mixture of experts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class Gemma4(Transformer):
         ]
 
     def layer_inputs(self, tokens: Tensor, x: Tensor) -> Tensor:
-        """Each layer's embeddings (B, S, layers, P) of tokens (B, S), which x (B, S, D) are, too."""
+        """Each layer's embeddings (B, S, layers, P) of tokens (B, S), embedded as x (B, S, D)."""
         P = self.config.layer_input_dim
         own = scaled(self.layer_embeddings(tokens), P**0.5).unflatten(-1, (-1, P))
         projected = self.layer_projection(x) * self.config.dim**-0.5
@@ -91,15 +91,21 @@ class Gemma4Attention(Attention):
         cache: KVCache | None = None,
     ) -> Tensor:  # fmt: skip
         H, K, E = self.num_heads, self.num_kv_heads, self.head_dim
+        B, S, _ = x.shape
+        is_chunk = S > 1 or cache is None  # a step reads caches alone, and is compiled by layers
         heads = self.wqkv(x).unflatten(-1, (-1, E))  # (B, S, H, or H + K, or H + 2K, E)
         query = rotate(self.q_norm(heads[:, :, :H]), cos, sin).transpose(1, 2)
         if heads.shape[2] > H:
             key = rotate(self.k_norm(heads[:, :, H : H + K]), cos, sin).transpose(1, 2)
             value = F.rms_norm(heads[:, :, -K:], (E,), eps=self.k_norm.eps).transpose(1, 2)
-            stored[self.window] = (key, value)
-            if cache is not None:
-                stored[self.window] = cache.update(positions, key, value)
-        y = self.attend(query, *stored[self.window], positions, self.window, self.scoring)
+            sides = (key, value) if cache is None else cache.update(positions, key, value)
+            if is_chunk:
+                stored[self.window] = sides
+        elif is_chunk:
+            sides = stored[self.window]
+        else:
+            sides = cache.stored("key", B), cache.stored("value", B)
+        y = self.attend(query, *sides, positions, self.window, self.scoring)
         return self.wo(y.transpose(1, 2).flatten(2))
 
 

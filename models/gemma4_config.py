@@ -5,6 +5,7 @@ from typing import Any
 
 from quantbench.errors import CheckpointError
 from quantbench.models.config_checks import COUNT, NAMES, OBJECT, TRUTH, whole
+from quantbench.models.registry import ATTENTION_BIAS, NORMS_BEHIND, Architecture, every_layer
 from quantbench.text import shown
 
 _FULL, _NARROW = "full_attention", "sliding_attention"
@@ -21,6 +22,24 @@ _CHECKED = {  # keys of Gemma 4 alone, and others that are read here
     "moe_intermediate_size": COUNT,
 }  # fmt: skip
 _KEPT = ("num_hidden_layers", "intermediate_size")
+FIELDS = (  # of ModelConfig, which `described` finds
+    *("full_head_dim", "full_kv_heads", "value_is_key", "shared_layers", "shared_ffn_dim"),
+    *("layer_input_dim", "layer_input_layers", "layer_input_vocab"),
+)
+# fmt: off
+ROW = Architecture("quantbench.models.gemma4:Gemma4", window=every_layer,
+    described="quantbench.models.gemma4_config:described",
+    defaults={"max_position": 131072, "num_kv_heads": 4, "head_dim": 256, "sliding_window": 512,
+              "tie_embeddings": True, "attention_scale": 1.0, "post_norms": True, "qk_norm": True,
+              "rope_theta": 1e6, "window_rope_theta": 1e4},
+    fields={**ATTENTION_BIAS, "final_logit_softcapping": ("logit_softcap",),
+            "rope_local_base_freq": ("window_rope_theta",), **{key: (key,) for key in FIELDS}},
+    fixed={"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": "vision"},
+    weights={**NORMS_BEHIND, "ffn_norm": ("pre_feedforward_layernorm",),
+             "input_gate": ("per_layer_input_gate",),
+             "input_projection": ("per_layer_projection",),
+             "input_norm": ("post_per_layer_input_norm",), "scale": ("layer_scalar",)})
+# fmt: on
 
 
 def described(config: Mapping[str, Any], where: object) -> dict[str, Any]:

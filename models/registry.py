@@ -10,12 +10,13 @@ taught the class, they refuse it: the C++ op (run/cpu_step.py), ranks (`splits`)
 from __future__ import annotations
 
 import pkgutil
+from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.config_checks import COUNT, NUMBERS, POSITIVE, TRUTH, Accepts
+from quantbench.models.config_checks import COUNT, NUMBERS, TRUTH, Accepts
 
 if TYPE_CHECKING:
     from quantbench.models.config import ModelConfig
@@ -94,6 +95,15 @@ class Architecture:
         return self.model in (LLAMA, MIXTRAL)
 
 
+class Rows(UserDict[str, Any]):
+    """Architectures by model_type. One that is named by "module:NAME" is imported when it is used:
+    the row of a family that has more than numbers of its own is in the family's file."""
+
+    def __getitem__(self, kind: str) -> Architecture:
+        row = super().__getitem__(kind)
+        return pkgutil.resolve_name(row) if isinstance(row, str) else row
+
+
 LLAMA, MIXTRAL = "quantbench.models.llama:Transformer", "quantbench.models.mixtral:Mixtral"
 GEMMA = "quantbench.models.gemma:Gemma"
 FUSED = (LLAMA, MIXTRAL, GEMMA)  # that the C++ op computes (run/cpu_step.py)
@@ -130,10 +140,6 @@ GEMMAS: dict[str, Any] = {
     "harmless": ("sliding_window_size",),
     "weights": {**NORMS_BEHIND, "ffn_norm": ("pre_feedforward_layernorm",)},
 }
-GEMMA_4_KEYS = (  # of ModelConfig, as models/gemma4_config.py finds them
-    *("full_head_dim", "full_kv_heads", "value_is_key", "shared_layers", "shared_ffn_dim"),
-    *("layer_input_dim", "layer_input_layers", "layer_input_vocab"),
-)
 NORMALIZED = {"norm_topk_prob": TRUTH}
 QWEN_KEYS = NORMALIZED | {
     "moe_intermediate_size": COUNT,
@@ -158,7 +164,7 @@ GRANITE_KEYS = {
     "logits_scaling": ("logits_divisor",),
 }
 # fmt: off
-ARCHITECTURES: dict[str, Architecture] = {
+ARCHITECTURES = Rows({
     "llama": Architecture(LLAMA, {"max_position": 2048}, fields=BIASES),
     "mistral": Architecture(LLAMA, window=every_layer,
         defaults={"max_position": 131072, "num_kv_heads": 8, "sliding_window": 4096}),
@@ -172,19 +178,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3_text": Architecture(GEMMA, window=lambda number, _: (number + 1) % 6 != 0, **GEMMAS,
         defaults={**GEMMA_DEFAULTS, "max_position": 131072, "rope_theta": 1e6, "qk_norm": True,
                   "window_rope_theta": 1e4}),
-    "gemma4_text": Architecture("quantbench.models.gemma4:Gemma4", window=every_layer,
-        described="quantbench.models.gemma4_config:described",
-        defaults={"max_position": 131072, "num_kv_heads": 4, "head_dim": 256, "sliding_window": 512,
-                  "tie_embeddings": True, "attention_scale": 1.0, "post_norms": True,
-                  "qk_norm": True, "rope_theta": 1e6, "window_rope_theta": 1e4},
-        fields={**ATTENTION_BIAS, "final_logit_softcapping": ("logit_softcap",),
-                "rope_local_base_freq": ("window_rope_theta",),
-                **{key: (key,) for key in GEMMA_4_KEYS}},
-        fixed={"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": "vision"},
-        weights={**NORMS_BEHIND, "ffn_norm": ("pre_feedforward_layernorm",),
-                 "input_gate": ("per_layer_input_gate",),
-                 "input_projection": ("per_layer_projection",),
-                 "input_norm": ("post_per_layer_input_norm",), "scale": ("layer_scalar",)}),
+    "gemma4_text": "quantbench.models.gemma4_config:ROW",
     "mixtral": Architecture(MIXTRAL, window=every_layer, weights=MIXTRAL_EXPERTS,
         defaults={"max_position": 131072, "num_kv_heads": 8, "norm_eps": 1e-5,
                   "rope_theta": 1000000.0},
@@ -202,17 +196,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"max_position": 32768, "num_kv_heads": 4, "qk_norm": True},
         experts={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         accepts=QWEN_KEYS),
-    "gpt_oss": Architecture("quantbench.models.gpt_oss:GptOss", fields=ATTENTION_BIAS,
-        window=lambda number, _: number % 2 == 0, stacked_experts=True,
-        defaults={"max_position": 131072, "num_kv_heads": 8, "head_dim": 64, "norm_eps": 1e-5,
-                  "rope_theta": 150000.0, "sliding_window": 128, "qkv_bias": True,
-                  "attention_out_bias": True, "mlp_bias": True, "attention_sinks": True},
-        experts={"num_experts": 128, "num_experts_per_tok": 4, "norm_topk_prob": True,
-                 "router_bias": True},
-        extras=dict.fromkeys(("swiglu_alpha", "swiglu_limit"), POSITIVE),
-        harmless=("experts_per_token", "initial_context_length"),
-        weights={"feed_forward.router": ("mlp.router",),
-                 "attention.sinks": ("self_attn.sinks",)}),
+    "gpt_oss": "quantbench.models.gpt_oss:ROW",
     "phi3": Architecture(LLAMA, {"max_position": 4096, "norm_eps": 1e-5}, window=every_layer,
         partial_rotary=1.0, accepts={"original_max_position_embeddings": COUNT},
         weights={"attention.wqkv": ("self_attn.qkv_proj",),
@@ -245,19 +229,21 @@ ARCHITECTURES: dict[str, Architecture] = {
                  "ffn_norm": ("post_attention_layernorm",),
                  "ffn_post_norm": ("post_mlp_layernorm",),
                  "feed_forward.w13": ("mlp.gate_up_proj",)}),
-}
+})
 # fmt: on
 
 
 def of_config(config: ModelConfig) -> Architecture:
     """A row whose class computes the model. Raises CheckpointError for a name that no row has."""
-    rows = {row.name: row for row in ARCHITECTURES.values()}
-    if config.architecture not in rows:
-        raise CheckpointError(
-            f"{config.name}: architecture {config.architecture!r} is not supported; there are "
-            f"{', '.join(rows)}"
-        )
-    return rows[config.architecture]
+    names = dict[str, None]()
+    for row in ARCHITECTURES.values():
+        if row.name == config.architecture:
+            return row
+        names[row.name] = None
+    raise CheckpointError(
+        f"{config.name}: architecture {config.architecture!r} is not supported; there are "
+        f"{', '.join(names)}"
+    )
 
 
 def build(config: ModelConfig, split: Split | None = None) -> Transformer:

@@ -34,8 +34,8 @@ from quantbench.models.formats.gguf_file import (
 from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors
 from quantbench.models.formats.tensor_files import StoredTensor
 from quantbench.models.hugging_face import from_hugging_face
-from quantbench.models.llama import scaled
 from quantbench.models.registry import ARCHITECTURES, Architecture
+from quantbench.models.rotary_scaling import scaled
 from quantbench.models.tokenizer import ByteTokenizer, Tokenizer, tokenizer_of
 from quantbench.text import shown
 

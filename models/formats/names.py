@@ -6,10 +6,8 @@ dimension: a projection that is fused in the model comes from several.
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
-_OF_LAYER = re.compile(r"(?:.*\.)?layers\.\d+\.")
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+")  # its number; # in the tables
 
 _HUGGING_FACE = {
@@ -45,7 +43,6 @@ _META = {  # gpt-fast and torchao use these names, too; their checkpoints may ho
     "feed_forward.w2": ("feed_forward.w2",),
 }
 
-Tensor = TypeVar("Tensor")
 NameMap = Callable[[str], tuple[str, ...]]
 Layers = Mapping[str, tuple[str, ...]]  # a layer's parameters; # is an expert's number
 
@@ -62,15 +59,6 @@ def of_architecture(weights: Layers, tensors: Collection[str] | None = None) -> 
         if top["tok_embeddings.weight"].removeprefix(prefix) in tensors:
             top, prefix = {ours: name.removeprefix(prefix) for ours, name in top.items()}, ""
     return lambda name: _translate(name, layers, top, f"{prefix}layers")
-
-
-def with_kinds(tensors: Mapping[str, Tensor], weights: Layers) -> dict[str, Tensor]:
-    """The tensors; ".weight" is added to names that an architecture's table has whole."""
-    whole = {part for parts in weights.values() for part in parts}
-    return {
-        f"{name}.weight" if _OF_LAYER.sub("", name) in whole else name: tensor
-        for name, tensor in tensors.items()
-    }
 
 
 def meta(name: str) -> tuple[str, ...]:

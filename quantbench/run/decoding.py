@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from quantbench import devices
 from quantbench.errors import KernelError
-from quantbench.kv_cache.base import KVCache, SharedKVCache
+from quantbench.kv_cache.base import KVCache
 from quantbench.log.config import DECODERS
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, Transformer
@@ -93,24 +93,22 @@ class Modules:
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
         model = self.model
-        kind = type(model)
-        is_usual = kind.hidden is Transformer.hidden and kind.beside is Transformer.beside
-        if not (self.nested and is_usual):
+        if not self.nested or type(model).hidden is not Transformer.hidden:
             logits: Tensor = model(tokens, position, self.caches)
             return logits[:, -1]
         x = model.embed(tokens)
-        rotations = model.rotations(position, tokens.device)
-        for layer, rotation, cache in zip(model.layers, rotations, self.caches, strict=True):
-            x = block_region(cast("Block", layer), x, *rotation, position, cache)
+        beside = model.beside(tokens, x, position)
+        for layer, more, cache in zip(model.layers, beside, self.caches, strict=True):
+            x = block_region(cast("Block", layer), x, more, position, cache)
         return model.logits(x)[:, -1]
 
 
 @torch.compiler.nested_compile_region
 def block_region(
-    layer: Block, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, cache: KVCache
+    layer: Block, x: Tensor, more: tuple[Any, ...], positions: Tensor, cache: KVCache
 ) -> Tensor:
     """A layer as a nested compile region: compiled once, called for every layer."""
-    y: Tensor = layer(x, cos, sin, positions, cache)
+    y: Tensor = layer(x, *more, positions, cache)
     return y
 
 
@@ -150,7 +148,10 @@ def caches_of(
     caches: list[KVCache] = []
     for number, spec in enumerate(config.layers[: layers or config.num_layers]):
         if spec.shared:
-            caches.append(SharedKVCache(caches[config.source_of(number)]))
+            from quantbench.kv_cache import shared
+
+            source = caches[shared.source_of(config.layers, number)]
+            caches.append(shared.SharedKVCache(source))
             continue
         shape = rows, spec.kv_heads, positions, spec.head_dim
         taken = kernel if spec.head_dim <= attention.HEAD_DIM else "torch"
