@@ -202,7 +202,11 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.update(positions, key, value)  # and all that came before
         y = self.attend(query, key, value, positions, self.window, self.scoring)  # (B, H, S, E)
-        return self.wo(y.transpose(1, 2).reshape(B, S, H * E))
+        return self.projected(x, y.transpose(1, 2).reshape(B, S, H * E))
+
+    def projected(self, x: Tensor, y: Tensor) -> Tensor:
+        """From the heads' outputs y (B, S, H · E) and the input x (B, S, D): (B, S, D)."""
+        return self.wo(y)
 
 
 def head_norm(config: ModelConfig, heads: int, head_dim: int) -> nn.Module:

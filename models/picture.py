@@ -25,7 +25,7 @@ ABSENT = {"gemma3_text": {"vocab_size": 262208, "num_attention_heads": 8}}
 SECTIONS = ("mrope_section", "mrope_interleaved")
 READS_PICTURES = re.compile(
     r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|audio_tower"
-    r"|embed_vision|embed_audio)\."
+    r"|embed_vision|embed_audio|vision_adapter|vision_projection)\."
 )
 PREFIX = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(?!lm_head)")
 

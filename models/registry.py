@@ -196,6 +196,8 @@ ARCHITECTURES = Rows({
         defaults={"max_position": 32768, "num_kv_heads": 4, "qk_norm": True},
         experts={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         accepts=QWEN_KEYS),
+    "muse_glimmer_text": "quantbench.models.muse_glimmer:ROW",
+    "granitemoehybrid": "quantbench.models.granite_hybrid:ROW",
     "gpt_oss": "quantbench.models.gpt_oss:ROW",
     "phi3": Architecture(LLAMA, {"max_position": 4096, "norm_eps": 1e-5}, window=every_layer,
         partial_rotary=1.0, accepts={"original_max_position_embeddings": COUNT},

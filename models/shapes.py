@@ -1,8 +1,10 @@
 """What a config alone tells of a model: shapes of linear layers, the number of parameters."""
 
 import torch
+from torch import nn
 
 from quantbench.models.config import ModelConfig
+from quantbench.models.llama import Transformer
 from quantbench.models.registry import build
 
 _BEYOND_LLAMA = (
@@ -23,38 +25,38 @@ def beyond_llama(config: ModelConfig) -> str | None:
 
 def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Every linear layer's (out_features, in_features), by its name in the model."""
-    D, P, shapes = config.dim, config.layer_input_dim, dict[str, tuple[int, int]]()
-    for i, spec in enumerate(config.layers):
-        E, heads = spec.head_dim, config.heads_of(i)
-        layer = {"attention.wqkv": (sum(heads) * E, D), "attention.wo": (D, heads[0] * E)}
-        for name, width in _feed_forwards(config, i).items():
-            layer |= {
-                f"{name}.w13": (width * (2 - config.squared_relu), D),
-                f"{name}.w2": (D, width),
-            }
-        if P:
-            layer |= {"input_gate": (P, D), "input_projection": (D, P)}
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-    shapes["output"] = (config.vocab_size, D)
-    return shapes | ({"layer_projection": (config.layer_input_layers * P, D)} if P else {})
+    shapes: dict[str, tuple[int, int]] = {}
+    layers: list[list[tuple[str, nn.Linear]]] = [[] for _ in config.layers]
+    model, kinds = _one_of_each_kind(config)
+    for layer, numbers in zip(model.layers, kinds, strict=True):
+        for number in numbers:
+            layers[number] = _linears(layer)
+    for number, linears in enumerate(layers):
+        shapes |= {f"layers.{number}.{name}": _shape(linear) for name, linear in linears}
+    rest = (pair for pair in _linears(model) if not pair[0].startswith("layers."))
+    return shapes | {name: _shape(linear) for name, linear in rest}
 
 
-def _feed_forwards(config: ModelConfig, layer: int) -> dict[str, int]:
-    """The widths of a layer's feed-forward networks, by their names in the layer."""
-    experts = config.mixture
-    if experts is None or config.is_dense(layer):
-        return {"feed_forward": config.layers[layer].ffn_dim}
-    widths = {f"feed_forward.experts.{i}": experts.expert_dim for i in range(experts.num_experts)}
-    return widths | ({"feed_forward.shared": experts.shared_dim} if experts.shared_dim else {})
+def _linears(module: nn.Module) -> list[tuple[str, nn.Linear]]:
+    return [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+
+
+def _shape(linear: nn.Linear) -> tuple[int, int]:
+    return linear.out_features, linear.in_features
+
+
+def _one_of_each_kind(config: ModelConfig) -> tuple[Transformer, list[list[int]]]:
+    """The model with a layer of each kind, on the meta device; and the layers of each kind."""
+    with torch.device("meta"):
+        return build(config.one_of_each_kind()), config.kinds_of_layers()
 
 
 def parameters(config: ModelConfig) -> int:
     """The number of parameters. A tied output is the embedding, and counts once."""
-    with torch.device("meta"):
-        model = build(config.one_of_each_kind())
+    model, kinds = _one_of_each_kind(config)
     tied = model.output.weight.numel() if config.tie_embeddings else 0
     repeated = sum(
         (len(numbers) - 1) * sum(parameter.numel() for parameter in layer.parameters())
-        for layer, numbers in zip(model.layers, config.kinds_of_layers(), strict=True)
+        for layer, numbers in zip(model.layers, kinds, strict=True)
     )
     return sum(parameter.numel() for parameter in model.parameters()) - tied + repeated

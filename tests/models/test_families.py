@@ -82,6 +82,14 @@ ROWS = {
     "phi4 longrope": ("phi3", CONTEXT | PARTIAL, "rotary scaling, longrope"),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}, None),
     "granite": ("granite", GRANITE, None),
+    "granite4": ("granitemoehybrid",
+                 GRANITE | {"layer_types": ["full_attention"] * 2, "num_local_experts": 0,
+                            "shared_intermediate_size": 96, "position_embedding_type": "rope"},
+                 None),
+    "granite4 unrotated": ("granitemoehybrid",
+                           GRANITE | {"layer_types": ["full_attention"] * 2,
+                                      "num_local_experts": 0, "shared_intermediate_size": 64},
+                           None),
     "gpt_oss": ("gpt_oss", GPT_OSS, "a GptOss"),
     "ministral3": ("ministral3", {"rope_parameters": HEATED}, "rotary scaling, yarn"),
     "olmo2": ("olmo2", {}, None),
@@ -101,6 +109,9 @@ ROWS = {
     ),
     "llama yarn": ("llama", {"rope_parameters": YARN}, None),
 }  # fmt: skip
+
+
+GEMMA_4S = {name for name in ROWS if name.startswith("gemma4")}
 
 
 def made(family: str):
