@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig
-from quantbench.models.gemma import gelu
-from quantbench.models.llama import Attention, Block, Transformer, rotate
+from quantbench.models.gemma import Scale, gelu
+from quantbench.models.llama import Attention, Block, rotate
+from quantbench.models.mixtral import Mixtral
 
 Stored = dict[int | None, tuple[Any, Any]]  # keys and values to attend to, by the layer's window
 
 
-class Gemma4(Transformer):
+class Gemma4(Mixtral):
     """The whole model; see models.llama.Transformer."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -60,14 +61,21 @@ class Gemma4Block(Block):
     """One layer; with its embedding e, x + norm(w(gelu(gate(x)) · e)) behind the rest."""
 
     def __init__(self, config: ModelConfig, number: int) -> None:
-        super().__init__(config, number)
+        experts = None
+        if config.mixture:
+            from quantbench.models.gemma4_experts import BesideExperts
+
+            experts = BesideExperts(config)
+        super().__init__(config, number, experts)
         self.attention = Gemma4Attention(config, number)
         self.feed_forward.activation = gelu
+        if experts:
+            self.ffn_norm = nn.Identity()  # the networks have norms of their own
         if P := config.layer_input_dim:
             self.input_gate = nn.Linear(config.dim, P, bias=False)
             self.input_projection = nn.Linear(P, config.dim, bias=False)
             self.input_norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.scale = Scale()
+        self.scale = Scale(1)
 
     def forward(  # type: ignore[override]
         self, x: Tensor, cos: Tensor, sin: Tensor, inputs: Tensor | None, stored: Stored,
@@ -107,14 +115,6 @@ class Gemma4Attention(Attention):
             sides = cache.stored("key", B), cache.stored("value", B)
         y = self.attend(query, *sides, positions, self.window, self.scoring)
         return self.wo(y.transpose(1, 2).flatten(2))
-
-
-class Scale(nn.Module):
-    """A number (1,), in a module, because loaders take a model's parameters by its modules."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:

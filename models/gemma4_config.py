@@ -5,7 +5,13 @@ from typing import Any
 
 from quantbench.errors import CheckpointError
 from quantbench.models.config_checks import COUNT, NAMES, OBJECT, TRUTH, whole
-from quantbench.models.registry import ATTENTION_BIAS, NORMS_BEHIND, Architecture, every_layer
+from quantbench.models.registry import (
+    ATTENTION_BIAS,
+    NORMALIZED,
+    NORMS_BEHIND,
+    Architecture,
+    every_layer,
+)
 from quantbench.text import shown
 
 _FULL, _NARROW = "full_attention", "sliding_attention"
@@ -17,7 +23,7 @@ _CHECKED = {  # keys of Gemma 4 alone, and others that are read here
     "num_hidden_layers": COUNT, "intermediate_size": COUNT, "layer_types": NAMES,
     "global_head_dim": COUNT, "num_global_key_value_heads": COUNT, "attention_k_eq_v": TRUTH,
     "per_layer_config": OBJECT, "num_kv_shared_layers": whole(0), "use_double_wide_mlp": TRUTH,
-    "hidden_size_per_layer_input": whole(0), "vocab_size_per_layer_input": COUNT,
+    "hidden_size_per_layer_input": whole(0), "vocab_size_per_layer_input": whole(0),
     "enable_moe_block": TRUTH, "num_experts": COUNT, "top_k_experts": COUNT,
     "moe_intermediate_size": COUNT,
 }  # fmt: skip
@@ -34,11 +40,25 @@ ROW = Architecture("quantbench.models.gemma4:Gemma4", window=every_layer,
               "rope_theta": 1e6, "window_rope_theta": 1e4},
     fields={**ATTENTION_BIAS, "final_logit_softcapping": ("logit_softcap",),
             "rope_local_base_freq": ("window_rope_theta",), **{key: (key,) for key in FIELDS}},
+    experts={"num_experts": None, "norm_topk_prob": True}, stacked_experts=True,
+    accepts={**NORMALIZED, "moe_intermediate_size": COUNT,
+             "shared_expert_intermediate_size": COUNT},
     fixed={"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": "vision"},
     weights={**NORMS_BEHIND, "ffn_norm": ("pre_feedforward_layernorm",),
              "input_gate": ("per_layer_input_gate",),
              "input_projection": ("per_layer_projection",),
-             "input_norm": ("post_per_layer_input_norm",), "scale": ("layer_scalar",)})
+             "input_norm": ("post_per_layer_input_norm",), "scale": ("layer_scalar",),
+             "feed_forward.router": ("router.proj",),
+             "feed_forward.router.scale": ("router.scale",),
+             "feed_forward.router.expert_scale": ("router.per_expert_scale",),
+             "feed_forward.shared.w13": ("mlp.gate_proj", "mlp.up_proj"),
+             "feed_forward.shared.w2": ("mlp.down_proj",),
+             "feed_forward.shared_norm": ("pre_feedforward_layernorm",),
+             "feed_forward.shared_post_norm": ("post_feedforward_layernorm_1",),
+             "feed_forward.norm": ("pre_feedforward_layernorm_2",),
+             "feed_forward.post_norm": ("post_feedforward_layernorm_2",),
+             "feed_forward.experts.#.w13": ("experts.#.gate_proj", "experts.#.up_proj"),
+             "feed_forward.experts.#.w2": ("experts.#.down_proj",)})
 # fmt: on
 
 
@@ -95,9 +115,11 @@ def _of_full(
     """What transformers 5 writes for each layer without a window, alike; None: it wrote nothing."""
     if given is None:
         return None
-    full = [str(i) for i, kind in enumerate(kinds) if kind == _FULL]
-    wide = given.get(full[0], {})
-    same = dict.fromkeys(full, wide) == given and isinstance(wide, Mapping)
+    full = [i for i, kind in enumerate(kinds) if kind == _FULL]
+    numbered = {int(key): given[key] for key in given if str(key).isdecimal()}  # "04" of "35"
+    wide = numbered.get(full[0], {})
+    same = len(numbered) == len(given) and dict.fromkeys(full, wide) == numbered
+    same = same and isinstance(wide, Mapping)
     if not same or not wide.keys() <= {"head_dim", "num_key_value_heads"}:
         raise CheckpointError(
             f"{where}: per_layer_config {shown(given)} is not supported; accepted are head_dim and "

@@ -172,7 +172,7 @@ def from_hugging_face(
     if "head_dim" not in values:
         values["head_dim"] = head_width(values["dim"], values["num_heads"], where)
     values |= _windows(row, config, values, where)
-    if row.experts:
+    if config.get("num_experts", row.experts.get("num_experts")):
         try:
             values["mixture"] = _mixture(config, row.experts, row.accepts, values["num_layers"])
         except CheckpointError as error:

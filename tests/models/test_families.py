@@ -69,6 +69,9 @@ GEMMA_4_EQUAL = GEMMA_4 | {
     "attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 3.0,
     "use_bidirectional_attention": "vision",
 }  # fmt: skip
+GEMMA_4_EXPERTS = GEMMA_4 | {
+    "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
 PARTIAL = {
     "rope_parameters": LONG | {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 0.5,
     "hidden_size": 64, "head_dim": 16,
@@ -100,6 +103,7 @@ ROWS = {
     "gemma3": ("gemma3_text", WINDOW | {"num_hidden_layers": 7} | GEMMA_3, None),
     "gemma4 shared": ("gemma4_text", GEMMA_4_SHARED, "a Gemma4"),
     "gemma4 equal": ("gemma4_text", GEMMA_4_EQUAL, "a Gemma4"),
+    "gemma4 experts": ("gemma4_text", GEMMA_4_EXPERTS, "a Gemma4"),
     "llama linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}, None),
     "llama dynamic": (
         "llama",
@@ -128,6 +132,9 @@ def made(family: str):
         "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
     made = drawn(AutoConfig.for_model(kind, **sizes | more))
+    if family in GEMMA_4S:  # whose scores are not scaled: drawn ones would magnify every rounding
+        for layer in made.model.layers:
+            layer.self_attn.q_norm.weight.mul_(0.25)
     for scalar in scalars(made):
         scalar.uniform_(0.5, 1.5)
     return made
