@@ -23,7 +23,7 @@ from quantbench.models.config_checks import (
 @dataclass(frozen=True)
 class RopeScaling:
     """Rotary scaling, for a context beyond that of the first training. `kind` is the rope_type of
-    transformers: llama3 (Llama 3.1), linear, dynamic, yarn or longrope.
+    transformers: llama3 (Llama 3.1), linear, dynamic, yarn, longrope or proportional.
 
     Raises CheckpointError for a factor below 1, which would shorten the context or overflow, for
     another number that is not positive, and for bounds in the wrong order.
@@ -41,6 +41,7 @@ class RopeScaling:
     short_factors: tuple[float, ...] = ()  # of longrope: each pair is slowed by its factor, …
     long_factors: tuple[float, ...] = ()  # … by this one if the text exceeds the original context
     temperature: float = 0.0  # queries grow by temperature · log(1 + position // original)
+    share: float = 1.0  # of proportional: the first pairs of a head that rotate, of all
 
     def __post_init__(self) -> None:
         where = "rotary scaling"
@@ -64,7 +65,7 @@ class RopeScaling:
         return (alike or self.kind in ("llama3", "linear", "yarn")) and not self.temperature
 
 
-ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn", "longrope")
+ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn", "longrope", "proportional")
 _NOT_NEGATIVE = Accepts("a number of at least 0", lambda value: value == 0 or POSITIVE.test(value))
 SCALING_FIELDS = by_field(RopeScaling, factor=STRETCH, temperature=_NOT_NEGATIVE)
 
@@ -127,8 +128,13 @@ class LayerSpec:
     scale: float | None  # of attention scores; None: 1/√head_dim
     softcap: float | None  # of attention scores: softcap · tanh(score / softcap)
     post_norms: bool  # whether outputs of attention and feed-forward network are normed, too
+    head_dim: int  # width of a head
+    kv_heads: int  # key/value heads
+    ffn_dim: int  # width of the feed-forward network
     rotates: bool = True  # whether queries and keys are rotated
     recurrent: Any = None  # the models.recurrent.Recurrent in the place of attention
+    shared: bool = False  # whether keys and values are those of an earlier layer
+    value_is_key: bool = False  # whether values have the keys' projection
 
 
 @dataclass(frozen=True)
@@ -172,6 +178,18 @@ class ModelConfig:
     qk_norm: bool = False  # whether queries and keys are normed
     joint_qk_norm: bool = False  # whether that norm is over all heads together, and not of each
     gated_attention: bool = False  # whether what heads return is multiplied by sigmoids of x
+    full_head_dim: int | None = None  # of layers without a window; None: head_dim
+    full_kv_heads: int | None = None  # of layers without a window; None: num_kv_heads
+    value_is_key: bool = False  # whether values of these layers have the keys' projection
+    # Layers with the keys and values of the last layer before that is not among them and has a
+    # window as they do, or none. Widths of their feed-forward networks; None: ffn_dim.
+    shared_layers: tuple[int, ...] = ()
+    shared_ffn_dim: int | None = None
+    # Width of each layer's own embedding of a token; 0: there is none. All layers' embeddings are
+    # one table, of `layer_input_vocab` tokens and so many layers.
+    layer_input_dim: int = 0
+    layer_input_layers: int = 0
+    layer_input_vocab: int = 0
     mixture: Mixture | None = None  # the experts, of a model that has any
     recurrent: Any = None  # a models.recurrent.Recurrent in the place of attention …
     recurrent_layers: tuple[int, ...] = ()  # … in these layers
@@ -182,13 +200,15 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_fields(self.name, FIELDS, self)
         object.__setattr__(self, "extras", tuple(map(tuple, self.extras)))  # JSON has lists
-        if self.num_heads % self.num_kv_heads:
-            raise CheckpointError(
-                f"{self.name}: {self.num_heads} query heads cannot share "
-                f"{self.num_kv_heads} key/value heads evenly"
-            )
-        if self.head_dim % 2:
-            raise CheckpointError(f"{self.name}: head_dim {self.head_dim} is odd; rotation pairs")
+        for heads in {self.num_kv_heads, self.full_kv_heads or self.num_kv_heads}:
+            if self.num_heads % heads:
+                raise CheckpointError(
+                    f"{self.name}: {self.num_heads} query heads cannot share "
+                    f"{heads} key/value heads evenly"
+                )
+        for width in {self.head_dim, self.full_head_dim or self.head_dim}:
+            if width % 2:
+                raise CheckpointError(f"{self.name}: head_dim {width} is odd; rotation pairs")
         rotated = self.rotary_dim or self.head_dim
         if rotated % 2 or rotated > self.head_dim:
             raise CheckpointError(
@@ -201,14 +221,6 @@ class ModelConfig:
                 raise CheckpointError(
                     f"{self.name}: rotary scaling: {len(pairs)} {key} for {rotated // 2} pairs"
                 )
-
-    def beyond_llama(self) -> str | None:
-        """The first part that neither Llama, Mistral, Qwen nor their mixtures have; None: none."""
-        for name in _BEYOND_LLAMA:
-            if getattr(self, name) != getattr(ModelConfig, name):
-                return name
-        table = self.rope_scaling is None or self.rope_scaling.kind == "llama3"
-        return None if table else "rope_scaling"
 
     def with_layers(self, count: int | None) -> "ModelConfig":
         """The same model with only its first `count` layers; None: all. Raises UsageError if it has
@@ -228,14 +240,25 @@ class ModelConfig:
         usual = self.attention_scale in (None, self.head_dim**-0.5)
         scale = None if usual else self.attention_scale
         shared = scale, self.attention_softcap, self.post_norms
-        full = LayerSpec(None, self.rope_theta, self.rope_scaling, *shared)
+        width = self.full_head_dim or self.head_dim, self.full_kv_heads or self.num_kv_heads
+        full = LayerSpec(
+            *(None, self.rope_theta, self.rope_scaling, *shared, *width, self.ffn_dim),
+            value_is_key=self.value_is_key,
+        )
         rope = self.rope_theta, self.rope_scaling
         if self.window_rope_theta is not None:
             rope = self.window_rope_theta, None
-        narrow = LayerSpec(self.sliding_window, *rope, *shared)
+        width = self.head_dim, self.num_kv_heads
+        narrow = LayerSpec(self.sliding_window, *rope, *shared, *width, self.ffn_dim)
         all_full = self.sliding_window is None
         specs = (
             full if all_full or i in self.full_layers else narrow for i in range(self.num_layers)
+        )
+        specs = (
+            replace(spec, shared=True, ffn_dim=self.shared_ffn_dim or self.ffn_dim)
+            if i in self.shared_layers
+            else spec
+            for i, spec in enumerate(specs)
         )
         return tuple(
             replace(full, recurrent=self.recurrent)
@@ -244,21 +267,27 @@ class ModelConfig:
             for i, spec in enumerate(specs)
         )
 
+    def heads_of(self, layer: int) -> tuple[int, int, int]:
+        """The heads of queries, keys and values that a layer projects its inputs to."""
+        spec = self.layers[layer]
+        keys = 0 if spec.shared else spec.kv_heads
+        return self.num_heads, keys, 0 if spec.value_is_key else keys
+
     def kinds_of_layers(self) -> list[list[int]]:
         """The layers of each kind, by their numbers: those with experts first."""
         kinds: dict[tuple[bool, LayerSpec], list[int]] = {}
         for i, spec in enumerate(self.layers):
-            kinds.setdefault((self._is_dense(i), spec), []).append(i)
+            kinds.setdefault((self.is_dense(i), spec), []).append(i)
         return [kinds[kind] for kind in sorted(kinds, key=lambda kind: kind[0])]
 
     def picked(self, layers: Sequence[int]) -> "ModelConfig":
         """The same model with only these of its layers, in this order."""
-        kinds = ("full_layers", "no_rope_layers", "recurrent_layers")
+        kinds = ("full_layers", "no_rope_layers", "shared_layers", "recurrent_layers")
         places = {
             kind: tuple(place for place, i in enumerate(layers) if i in getattr(self, kind))
             for kind in kinds
         }
-        dense = tuple(place for place, i in enumerate(layers) if self._is_dense(i))
+        dense = tuple(place for place, i in enumerate(layers) if self.is_dense(i))
         experts = self.mixture and replace(self.mixture, dense_layers=dense)
         return replace(self, num_layers=len(layers), mixture=experts, **places)
 
@@ -266,64 +295,20 @@ class ModelConfig:
         """The same model with one layer of each kind, in the order of `kinds_of_layers`."""
         return self.picked([numbers[0] for numbers in self.kinds_of_layers()])
 
-    def _is_dense(self, layer: int) -> bool:
+    def is_dense(self, layer: int) -> bool:
         return self.mixture is not None and self.mixture.is_dense(layer)
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """Every linear layer's (out_features, in_features), by its name in the model."""
-        D, H, K, E = self.dim, self.num_heads, self.num_kv_heads, self.head_dim
-        heads = H * (1 + self.gated_attention) + 2 * K
-        attention = {"attention.wqkv": (heads * E, D), "attention.wo": (D, H * E)}
-        shapes: dict[str, tuple[int, int]] = {}
-        for i, spec in enumerate(self.layers):
-            layer = spec.recurrent.linear_shapes(D) if spec.recurrent else dict(attention)
-            for name, width in self.feed_forwards(i).items():
-                layer |= {
-                    f"{name}.w13": (width * (2 - self.squared_relu), D),
-                    f"{name}.w2": (D, width),
-                }
-            shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-        return shapes | {"output": (self.vocab_size, D)}
+        from quantbench.models import shapes
 
-    def feed_forwards(self, layer: int) -> dict[str, int]:
-        """The widths of a layer's feed-forward networks, by their names in the layer."""
-        experts = self.mixture
-        if experts is None or self._is_dense(layer):
-            return {"feed_forward": self.ffn_dim}
-        widths = {
-            f"feed_forward.experts.{i}": experts.expert_dim for i in range(experts.num_experts)
-        }
-        shared = {"feed_forward.shared": experts.shared_dim} if experts.shared_dim else {}
-        return widths | shared
+        return shapes.linear_shapes(self)
 
     def parameters(self) -> int:
         """The number of parameters. A tied output is the embedding, and counts once."""
-        biased = {"attention.wqkv": self.qkv_bias, "attention.wo": self.attention_out_bias}
-        if self.recurrent:
-            biased |= dict.fromkeys(self.recurrent.linear_shapes(self.dim), self.recurrent.bias)
-        count = self.vocab_size * self.dim  # the embedding
-        for name, (rows, columns) in self.linear_shapes().items():
-            if name == "output":
-                count += 0 if self.tie_embeddings else rows * columns
-            else:
-                count += rows * columns + rows * biased.get(name.split(".", 2)[2], self.mlp_bias)
-        norms = (self.num_layers * 2 * (self.pre_norms + self.post_norms) + 1) * self.dim
-        heads = self.num_heads + self.num_kv_heads if self.joint_qk_norm else 2
-        each = heads * self.head_dim * self.qk_norm + self.num_heads * self.attention_sinks
-        states = sum(i < self.num_layers for i in self.recurrent_layers)
-        others = states * self.recurrent.other_parameters(self.dim) if states else 0
-        return count + norms + (self.num_layers - states) * each + others + self._gates
+        from quantbench.models import shapes
 
-    @property
-    def _gates(self) -> int:
-        """Parameters of the routers, and of what weighs the shared experts."""
-        experts = self.mixture
-        if experts is None:
-            return 0
-        dense = sum(layer < self.num_layers for layer in experts.dense_layers)
-        rows = experts.num_experts + bool(experts.shared_dim)
-        biases = experts.num_experts * experts.router_bias
-        return (self.num_layers - dense) * (rows * self.dim + biases)
+        return shapes.parameters(self)
 
 
 _PAIR = Accepts(
@@ -331,11 +316,6 @@ _PAIR = Accepts(
 )
 _PAIRS = list_of(_PAIR, "a list of pairs, a key and its value")
 _ANY = Accepts("", lambda value: True)
-FIELDS = by_field(
-    ModelConfig, num_layers=LAYERS, extras=_PAIRS, recurrent=_ANY
-)  # what each may hold
-_BEYOND_LLAMA = (
-    *("pre_norms", "post_norms", "rotary_dim", "no_rope_layers", "squared_relu"),
-    *("embedding_multiplier", "residual_multiplier", "logits_divisor", "attention_sinks"),
-    *("gated_attention", "recurrent_layers"),
-)
+_NONE = dict.fromkeys(("layer_input_dim", "layer_input_layers", "layer_input_vocab"), whole(0))
+# What each may hold.
+FIELDS = by_field(ModelConfig, num_layers=LAYERS, extras=_PAIRS, recurrent=_ANY, **_NONE)

@@ -49,3 +49,11 @@ class OffsetNorm(nn.RMSNorm):
         """x (…, D) → the same shape and dtype."""
         scale = 1 + self.weight.float()
         return F.rms_norm(x.float(), self.normalized_shape, scale, self.eps).type_as(x)
+
+
+class Scale(nn.Module):
+    """Factors (n,), in a module, because loaders take a model's parameters by its modules."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(count))

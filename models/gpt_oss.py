@@ -10,10 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from quantbench.models.config import ModelConfig
+from quantbench.models.config_checks import POSITIVE
 from quantbench.models.llama import Attention, Block, FeedForward
 from quantbench.models.mixtral import Mixtral, MixtureOfExperts
+from quantbench.models.registry import ATTENTION_BIAS, Architecture
 from quantbench.ops.attend import attend
 from quantbench.ops.kv import Scoring
+
+# fmt: off
+ROW = Architecture("quantbench.models.gpt_oss:GptOss", fields=ATTENTION_BIAS,
+    window=lambda number, _: number % 2 == 0, stacked_experts=True,
+    defaults={"max_position": 131072, "num_kv_heads": 8, "head_dim": 64, "norm_eps": 1e-5,
+              "rope_theta": 150000.0, "sliding_window": 128, "qkv_bias": True,
+              "attention_out_bias": True, "mlp_bias": True, "attention_sinks": True},
+    experts={"num_experts": 128, "num_experts_per_tok": 4, "norm_topk_prob": True,
+             "router_bias": True},
+    extras=dict.fromkeys(("swiglu_alpha", "swiglu_limit"), POSITIVE),
+    harmless=("experts_per_token", "initial_context_length"),
+    weights={"feed_forward.router": ("mlp.router",), "attention.sinks": ("self_attn.sinks",)})
+# fmt: on
 
 
 class GptOss(Mixtral):

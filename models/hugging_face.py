@@ -8,6 +8,7 @@ say nothing to transformers' class of the model either: training, generation, bo
 """
 
 import math
+import pkgutil
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -90,6 +91,7 @@ _ROPE_KEYS: dict[str, tuple[set[str], set[str]]] = {
         {"attention_factor", "beta_fast", "beta_slow", "truncate", "llama_4_scaling_beta"},
     ),
     "longrope": ({_ORIGINAL, "short_factor", "long_factor"}, {"factor", "attention_factor"}),
+    "proportional": (set(), {"factor", "share"}),
 }
 _ROPE_FIELDS = {  # … of these names, where they are not those of the keys
     _ORIGINAL: "original_max_position",
@@ -142,6 +144,8 @@ def from_hugging_face(
     row = ARCHITECTURES[kind]
     if row.experts and not config.get("sliding_window"):  # transformers writes 0 for none
         config = {key: value for key, value in config.items() if key != "sliding_window"}
+    if row.described:
+        config = pkgutil.resolve_name(row.described)(config, where)
     config = _one_rope(config, where)
     given_rope = config.get("rope_parameters") or config.get("rope_scaling")
     if kind == "phi3" and isinstance(given_rope, Mapping):
@@ -172,7 +176,7 @@ def from_hugging_face(
     values |= _windows(row, config, values, where)
     if row.recurrent:
         values |= row.recurrent.read(config, values["num_layers"], where)
-    if row.experts:
+    if config.get("num_experts", row.experts.get("num_experts")):
         try:
             values["mixture"] = _mixture(config, row.experts, row.accepts, values["num_layers"])
         except CheckpointError as error:
@@ -312,6 +316,8 @@ def _rope(
     old_kind = rope.pop("type", None)
     kind = rope.pop("rope_type", None) or old_kind or "default"
     share = rope.pop("partial_rotary_factor", None)
+    if kind == "proportional":  # which pads the rotations itself
+        rope, share = {"factor": 1.0, "share": 1.0 if share is None else share, **rope}, None
     if partial is None and share not in (None, 1.0):
         raise CheckpointError(f"{where}: a partial rotary embedding is not supported")
     share = config.get("partial_rotary_factor") if share is None else share

@@ -18,7 +18,7 @@ F feed-forward width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +47,10 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        ropes = [(spec.rope_theta, spec.rope_scaling, spec.rotates) for spec in config.layers]
+        ropes = [
+            (spec.rope_theta, spec.rope_scaling, spec.rotates, spec.head_dim)
+            for spec in config.layers
+        ]
         self.rotated_as = [ropes.index(rope) for rope in ropes]  # the first layer like each
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(self.block(i) for i in range(config.num_layers))
@@ -83,11 +86,16 @@ class Transformer(nn.Module):
         if positions is None:
             positions = torch.arange(tokens.shape[1], device="cpu")
         x = self.embed(tokens)  # (B, S, D)
-        rotations = self.rotations(positions, tokens.device)
+        beside = self.beside(tokens, x, positions)
         caches = caches or [None] * len(self.layers)
-        for layer, rotation, cache in zip(self.layers, rotations, caches, strict=True):
-            x = layer(x, *rotation, positions, cache)
+        for layer, more, cache in zip(self.layers, beside, caches, strict=True):
+            x = layer(x, *more, positions, cache)
         return x
+
+    def beside(self, tokens: Tensor, x: Tensor, positions: Tensor) -> Sequence[tuple[Any, ...]]:
+        """What each layer takes between its input and the positions: cosines and sines, and
+        whatever a family needs. tokens (B, S) and their embeddings x (B, S, D)."""
+        return self.rotations(positions, tokens.device)
 
     def rotations(self, positions: Tensor, device: torch.device) -> list[tuple[Tensor, Tensor]]:
         """For each layer the cosines and sines of `rotation`."""
@@ -140,7 +148,8 @@ class Block(nn.Module):
         self.attention = Attention(config, number)
         self.attention_post_norm = post_norm(config.dim, config.norm_eps)
         self.ffn_norm = pre_norm(config.dim, config.norm_eps)
-        self.add_module("feed_forward", feed_forward or FeedForward(config))
+        width = config.layers[number].ffn_dim
+        self.add_module("feed_forward", feed_forward or FeedForward(config, width))
         self.ffn_post_norm = post_norm(config.dim, config.norm_eps)
 
     def forward(
@@ -167,17 +176,19 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, number: int) -> None:
         """number: the layer's, from 0."""
         super().__init__()
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        spec, self.head_dim = config.layers[number], config.head_dim
-        self.window, self.scoring = spec.window, Scoring(spec.scale, spec.softcap)
-        gates = (config.num_heads,) if config.gated_attention else ()
-        self.heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads, *gates)
-        self.wqkv = nn.Linear(config.dim, sum(self.heads) * config.head_dim, bias=config.qkv_bias)
+        spec, heads = config.layers[number], config.heads_of(number)
+        self.num_heads, self.num_kv_heads = config.num_heads, spec.kv_heads
+        self.head_dim, self.window = spec.head_dim, spec.window
+        self.scoring = Scoring(spec.scale, spec.softcap)
+        self.heads = (*heads, *((config.num_heads,) if config.gated_attention else ()))
+        self.wqkv = nn.Linear(config.dim, sum(self.heads) * self.head_dim, bias=config.qkv_bias)
         self.wo = nn.Linear(
-            config.num_heads * config.head_dim, config.dim, bias=config.attention_out_bias
+            config.num_heads * self.head_dim, config.dim, bias=config.attention_out_bias
         )
-        self.q_norm = head_norm(config, config.num_heads)
-        self.k_norm = head_norm(config, config.num_kv_heads)
+        self.q_norm = head_norm(config, config.num_heads, self.head_dim)
+        self.k_norm = nn.Identity()
+        if heads[1]:
+            self.k_norm = head_norm(config, spec.kv_heads, self.head_dim)
         scaling = spec.rope_scaling
         self.heated = scaling if scaling is not None and scaling.temperature else None
 
@@ -202,16 +213,20 @@ class Attention(nn.Module):
         y = y.transpose(1, 2)
         if gate:
             y = y * gate[0].sigmoid()
-        return self.wo(y.reshape(B, S, H * E))
+        return self.projected(x, y.reshape(B, S, H * E))
+
+    def projected(self, x: Tensor, y: Tensor) -> Tensor:
+        """From the heads' outputs y (B, S, H · E) and the input x (B, S, D): (B, S, D)."""
+        return self.wo(y)
 
 
-def head_norm(config: ModelConfig, heads: int) -> nn.Module:
+def head_norm(config: ModelConfig, heads: int, head_dim: int) -> nn.Module:
     """The norm of queries or keys (B, S, heads, E); Identity without qk_norm."""
     if not config.qk_norm:
         return nn.Identity()
     if config.joint_qk_norm:
-        return JointNorm(heads, config.head_dim, config.norm_eps)
-    return nn.RMSNorm(config.head_dim, config.norm_eps)
+        return JointNorm(heads, head_dim, config.norm_eps)
+    return nn.RMSNorm(head_dim, config.norm_eps)
 
 
 class JointNorm(nn.Module):
@@ -287,7 +302,8 @@ def frequencies(
     length: positions of the text so far. As in transformers, longrope and dynamic depend on it:
     keys that are in the cache already stay as they were rotated.
     """
-    spec, width = config.layers[number], config.rotary_dim or config.head_dim
+    spec = config.layers[number]
+    width = config.rotary_dim or spec.head_dim
     exponents = torch.arange(0, width, 2, device=device) / width
     theta: float | Tensor = spec.rope_theta
     scaling = spec.rope_scaling
@@ -297,21 +313,22 @@ def frequencies(
         theta = theta * stretch ** (width / (width - 2))
     rotating = 1.0 / theta**exponents
     if scaling is not None:
-        from quantbench.models.rope_scaling import scaled
+        from quantbench.models.rotary_scaling import scaled
 
         rotating = scaled(rotating, scaling, spec.rope_theta, length)
     if not spec.rotates:
         rotating = torch.zeros_like(rotating)
-    return F.pad(rotating, (0, (config.head_dim - width) // 2))
+    return F.pad(rotating, (0, (spec.head_dim - width) // 2))
 
 
 def rotation_factors(config: ModelConfig, device: torch.device, number: int = 0) -> Tensor:
     """What the cosines and sines of each pair of a head are multiplied by in layer `number`, (E/2,)
     float32; 1 for pairs that do not rotate."""
-    spec, width = config.layers[number], config.rotary_dim or config.head_dim
+    spec = config.layers[number]
+    width = config.rotary_dim or spec.head_dim
     factor = spec.rope_scaling.attention_factor if spec.rotates and spec.rope_scaling else 1.0
     factors = torch.full((width // 2,), factor, device=device)
-    return F.pad(factors, (0, (config.head_dim - width) // 2), value=1.0)
+    return F.pad(factors, (0, (spec.head_dim - width) // 2), value=1.0)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

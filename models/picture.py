@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 NOTE = "pictures are left out: this is the text model of a picture model"
+WITH_SOUND = "pictures and sound are left out: this is the text model of a model of all three"
 # model_type of a text_config that another family's model computes.
 TYPES = {
     "qwen2_vl_text": "qwen2",
@@ -23,7 +24,8 @@ TYPES = {
 ABSENT = {"gemma3_text": {"vocab_size": 262208, "num_attention_heads": 8}}
 SECTIONS = ("mrope_section", "mrope_interleaved")
 READS_PICTURES = re.compile(
-    r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector)\."
+    r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|audio_tower"
+    r"|embed_vision|embed_audio|vision_adapter|vision_projection)\."
 )
 PREFIX = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(?!lm_head)")
 
@@ -31,6 +33,11 @@ PREFIX = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(?!lm_head)")
 def is_picture_model(config: Mapping[str, Any]) -> bool:
     inner = config.get("text_config")
     return isinstance(inner, Mapping) or str(config.get("model_type")) in TYPES
+
+
+def note_of(config: Mapping[str, Any]) -> str:
+    """What to say of a picture model's config."""
+    return WITH_SOUND if config.get("audio_config") else NOTE
 
 
 def config_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

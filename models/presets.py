@@ -71,6 +71,24 @@ _GEMMA_3 = {
     "architecture": "gemma",
 }  # fmt: skip
 
+# https://github.com/huggingface/transformers: models/gemma4/convert_gemma4_weights.py
+_GEMMA_4 = {
+    "norm_eps": 1e-6, "tie_embeddings": True, "post_norms": True, "qk_norm": True, "head_dim": 256,
+    "full_head_dim": 512, "attention_scale": 1.0, "rope_theta": 1000000.0,
+    "window_rope_theta": 10000.0, "logit_softcap": 30.0, "architecture": "gemma4",
+    "rope_scaling": RopeScaling(1.0, kind="proportional", share=0.25),
+}  # fmt: skip
+
+
+def _small_gemma_4(layers: int, shared: int, period: int) -> dict[str, Any]:
+    """Of layers with embeddings of their own, the last of which share keys and values."""
+    return _GEMMA_4 | {
+        "sliding_window": 512, "full_layers": tuple(range(period - 1, layers, period)),
+        "shared_layers": tuple(range(layers - shared, layers)), "layer_input_dim": 256,
+        "layer_input_layers": layers, "layer_input_vocab": 262144,
+    }  # fmt: skip
+
+
 # From the config.json with which each model was published on the Hugging Face hub. All names in a
 # row have the same architecture.
 # fmt: off
@@ -96,6 +114,13 @@ _ROWS = {
         _llama(3072, 28, 24, 8, 8192, 128256, 131072, **_LLAMA_3_2),
     ("CodeLlama-7b-Python-hf",):
         _llama(4096, 32, 32, 32, 11008, 32000, 16384, rope_theta=1000000.0),
+    ("Meta-Llama-3.1-405B", "Meta-Llama-3.1-405B-Instruct", "Llama-3.1-405B",
+     "Llama-3.1-405B-Instruct"):
+        _llama(16384, 126, 128, 8, 53248, 128256, 131072, **_LLAMA_3_1),
+    ("Mistral-Small-24B-Base-2501",):
+        _llama(5120, 40, 32, 8, 32768, 131072, 32768, head_dim=128, rope_theta=1e8),
+    ("Mistral-Small-3.2-24B-Instruct-2506",):  # without the part that sees
+        _llama(5120, 40, 32, 8, 32768, 131072, 131072, head_dim=128, rope_theta=1e9),
     ("Mistral-7B-v0.1", "Mistral-7B-Instruct-v0.1"):
         _llama(4096, 32, 32, 8, 14336, 32000, 32768, sliding_window=4096),
     ("Mistral-7B-v0.3", "Mistral-7B-Instruct-v0.3"):
@@ -152,6 +177,25 @@ _ROWS = {
     ("gemma-3-1b-pt", "gemma-3-1b-it"):
         _llama(1152, 26, 4, 1, 6912, 262144, 32768, sliding_window=512,
                full_layers=tuple(range(5, 26, 6)), **_GEMMA_3),
+    # Gemma 4 and Muse-Glimmer without the parts that see and hear.
+    ("gemma-4-E2B", "gemma-4-E2B-it"):
+        _llama(1536, 35, 8, 1, 6144, 262144, 131072, shared_ffn_dim=12288,
+               **_small_gemma_4(35, 20, 5)),
+    ("gemma-4-E4B", "gemma-4-E4B-it"):
+        _llama(2560, 42, 8, 2, 10240, 262144, 131072, **_small_gemma_4(42, 18, 6)),
+    ("gemma-4-31B", "gemma-4-31B-it"):
+        _llama(5376, 60, 32, 16, 21504, 262144, 262144, sliding_window=1024,
+               full_layers=tuple(range(5, 60, 6)), full_kv_heads=4, value_is_key=True, **_GEMMA_4),
+    ("gemma-4-26B-A4B", "gemma-4-26B-A4B-it"):
+        replace(_llama(2816, 30, 16, 8, 2112, 262144, 262144, sliding_window=1024,
+                       mixture=Mixture(128, 8, 704, shared_dim=2112), full_kv_heads=2,
+                       full_layers=tuple(range(5, 30, 6)), value_is_key=True, **_GEMMA_4),
+                architecture="gemma4"),
+    ("Muse-Glimmer-30B",):
+        _llama(6656, 52, 32, 2, 19968, 202048, 131072, head_dim=128, sliding_window=2048,
+               full_layers=tuple(range(3, 52, 4)), no_rope_layers=tuple(range(3, 52, 4)),
+               rope_theta=500000.0, logit_softcap=20.0, logits_divisor=26.0**0.5, post_norms=True,
+               architecture="muse_glimmer"),
     ("Mixtral-8x7B-v0.1", "Mixtral-8x7B-Instruct-v0.1"):
         _llama(4096, 32, 32, 8, 14336, 32000, 32768, mixture=Mixture(8, 2, 14336), **_MIXTRAL),
     ("Mixtral-8x22B-v0.1",):

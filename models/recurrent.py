@@ -213,17 +213,14 @@ OF_512 = {
     "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
 }  # fmt: skip
-ROWS = {
-    "lfm2": LFM_2,
-    "qwen3_5_text": Architecture(defaults=QWEN_3_5_DEFAULTS, **QWEN_3_5_DENSE),
-    "qwen3_5_moe_text": Architecture(
-        defaults=QWEN_3_5_DEFAULTS | {"num_kv_heads": 2, "ffn_dim": 512},
-        experts=OF_512 | {"num_experts": 256, "num_experts_per_tok": 8},
-        **QWEN_3_5_MOE,
-    ),
-    "qwen3_next": Architecture(
-        defaults=QWEN_3_5_DEFAULTS | {"num_kv_heads": 2, "ffn_dim": 5632},
-        experts=OF_512,
-        **QWEN_3_NEXT,
-    ),
-}
+QWEN_3_5 = Architecture(defaults=QWEN_3_5_DEFAULTS, **QWEN_3_5_DENSE)
+QWEN_3_5_MIXTURE = Architecture(
+    defaults=QWEN_3_5_DEFAULTS | {"num_kv_heads": 2, "ffn_dim": 512},
+    experts=OF_512 | {"num_experts": 256, "num_experts_per_tok": 8},
+    **QWEN_3_5_MOE,
+)
+QWEN_3_NEXT_MIXTURE = Architecture(
+    defaults=QWEN_3_5_DEFAULTS | {"num_kv_heads": 2, "ffn_dim": 5632},
+    experts=OF_512,
+    **QWEN_3_NEXT,
+)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.config_checks import COUNT, NUMBERS, POSITIVE, TRUTH, Accepts
+from quantbench.models.config_checks import COUNT, NUMBERS, TRUTH, Accepts
 
 if TYPE_CHECKING:
     from quantbench.models.config import ModelConfig
@@ -81,6 +81,8 @@ class Architecture:
     # The share of a head that rotates, if absent; None: the key is understood as 1 alone.
     partial_rotary: float | None = None
     required: tuple[str, ...] = ()  # keys beyond those that every architecture has
+    # A function of a config.json and its name in messages: the same in the words of this table.
+    described: str = ""
     # A config whose keys are of the types that they may be, in other words.
     prepared: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     recurrent: Any = None  # the models.recurrent.Keys of layers without attention
@@ -94,6 +96,15 @@ class Architecture:
     def splits(self) -> bool:
         """Whether ranks can share it, cut as models/split.py says."""
         return self.model in (LLAMA, MIXTRAL)
+
+
+class Rows(UserDict[str, Any]):
+    """Architectures by model_type. One that is named by "module:NAME" is imported when it is used:
+    the row of a family that has more than numbers of its own is in the family's file."""
+
+    def __getitem__(self, kind: str) -> Architecture:
+        row = super().__getitem__(kind)
+        return pkgutil.resolve_name(row) if isinstance(row, str) else row
 
 
 LLAMA, MIXTRAL = "quantbench.models.llama:Transformer", "quantbench.models.mixtral:Mixtral"
@@ -156,7 +167,7 @@ GRANITE_KEYS = {
     "logits_scaling": ("logits_divisor",),
 }
 # fmt: off
-_ROWS: dict[str, Any] = {
+ARCHITECTURES = Rows({
     "llama": Architecture(LLAMA, {"max_position": 2048}, fields=BIASES),
     "mistral": Architecture(LLAMA, window=every_layer,
         defaults={"max_position": 131072, "num_kv_heads": 8, "sliding_window": 4096}),
@@ -170,6 +181,7 @@ _ROWS: dict[str, Any] = {
     "gemma3_text": Architecture(GEMMA, window=lambda number, _: (number + 1) % 6 != 0, **GEMMAS,
         defaults={**GEMMA_DEFAULTS, "max_position": 131072, "rope_theta": 1e6, "qk_norm": True,
                   "window_rope_theta": 1e4}),
+    "gemma4_text": "quantbench.models.gemma4_config:ROW",
     "mixtral": Architecture(MIXTRAL, window=every_layer, weights=MIXTRAL_EXPERTS,
         defaults={"max_position": 131072, "num_kv_heads": 8, "norm_eps": 1e-5,
                   "rope_theta": 1000000.0},
@@ -187,17 +199,9 @@ _ROWS: dict[str, Any] = {
         defaults={"max_position": 32768, "num_kv_heads": 4, "qk_norm": True},
         experts={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         accepts=QWEN_KEYS),
-    "gpt_oss": Architecture("quantbench.models.gpt_oss:GptOss", fields=ATTENTION_BIAS,
-        window=lambda number, _: number % 2 == 0, stacked_experts=True,
-        defaults={"max_position": 131072, "num_kv_heads": 8, "head_dim": 64, "norm_eps": 1e-5,
-                  "rope_theta": 150000.0, "sliding_window": 128, "qkv_bias": True,
-                  "attention_out_bias": True, "mlp_bias": True, "attention_sinks": True},
-        experts={"num_experts": 128, "num_experts_per_tok": 4, "norm_topk_prob": True,
-                 "router_bias": True},
-        extras=dict.fromkeys(("swiglu_alpha", "swiglu_limit"), POSITIVE),
-        harmless=("experts_per_token", "initial_context_length"),
-        weights={"feed_forward.router": ("mlp.router",),
-                 "attention.sinks": ("self_attn.sinks",)}),
+    "muse_glimmer_text": "quantbench.models.muse_glimmer:ROW",
+    "granitemoehybrid": "quantbench.models.granite_hybrid:ROW",
+    "gpt_oss": "quantbench.models.gpt_oss:ROW",
     "phi3": Architecture(LLAMA, {"max_position": 4096, "norm_eps": 1e-5}, window=every_layer,
         partial_rotary=1.0, accepts={"original_max_position_embeddings": COUNT},
         weights={"attention.wqkv": ("self_attn.qkv_proj",),
@@ -230,28 +234,21 @@ _ROWS: dict[str, Any] = {
                  "ffn_norm": ("post_attention_layernorm",),
                  "ffn_post_norm": ("post_mlp_layernorm",),
                  "feed_forward.w13": ("mlp.gate_up_proj",)}),
-    # Of other files, which are imported where such a model is read.
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2"),
-                    "quantbench.models.recurrent:ROWS"),
-}
+    "qwen3_5_text": "quantbench.models.recurrent:QWEN_3_5",
+    "qwen3_5_moe_text": "quantbench.models.recurrent:QWEN_3_5_MIXTURE",
+    "qwen3_next": "quantbench.models.recurrent:QWEN_3_NEXT_MIXTURE",
+    "lfm2": "quantbench.models.recurrent:LFM_2",
+})
 # fmt: on
-
-
-class Rows(UserDict[str, Architecture]):
-    def __getitem__(self, kind: str) -> Architecture:
-        row: Any = super().__getitem__(kind)
-        return pkgutil.resolve_name(row)[kind] if isinstance(row, str) else row
-
-
-ARCHITECTURES = Rows(_ROWS)
 
 
 def of_config(config: ModelConfig) -> Architecture:
     """A row whose class computes the model. Raises CheckpointError for a name that no row has."""
+    names = dict[str, None]()
     for row in ARCHITECTURES.values():
         if row.name == config.architecture:
             return row
-    names = dict.fromkeys(row.name for row in ARCHITECTURES.values())
+        names[row.name] = None
     raise CheckpointError(
         f"{config.name}: architecture {config.architecture!r} is not supported; there are "
         f"{', '.join(names)}"

@@ -29,6 +29,7 @@ from quantbench.errors import UsageError
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Block, JointNorm, Transformer
 from quantbench.models.registry import of_config
+from quantbench.models.shapes import beyond_llama
 from quantbench.ops.ranks import Ranks
 
 Range = tuple[int, int]  # from the first, up to but without the last
@@ -231,7 +232,7 @@ def check_split(config: ModelConfig, ranks: int) -> None:
             f"--tp {ranks}: how ranks share a model of architecture {config.architecture} is not "
             "known yet; leave out --tp"
         )
-    if part := config.beyond_llama():
+    if part := beyond_llama(config):
         raise UsageError(
             f"--tp {ranks}: how ranks share a model with {part} is not known yet; leave out --tp"
         )

@@ -35,7 +35,7 @@ from quantbench.models.formats.stacked import MaybeQuantized, StackedTensors
 from quantbench.models.formats.tensor_files import StoredTensor
 from quantbench.models.hugging_face import from_hugging_face
 from quantbench.models.registry import ARCHITECTURES, Architecture
-from quantbench.models.rope_scaling import scaled
+from quantbench.models.rotary_scaling import scaled
 from quantbench.models.tokenizer import ByteTokenizer, Tokenizer, tokenizer_of
 from quantbench.text import shown
 

@@ -26,7 +26,8 @@ from quantbench.models.formats.gguf_file import STACKED, GgufTensor, name_in_fil
 from quantbench.models.formats.gguf_tokenizer import cut_of
 from quantbench.models.formats.names import hugging_face
 from quantbench.models.formats.saver import Saver
-from quantbench.models.rope_scaling import scaled
+from quantbench.models.rotary_scaling import scaled
+from quantbench.models.shapes import beyond_llama
 from quantbench.models.tokenizer import FILES
 
 FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # by --precision
@@ -170,7 +171,7 @@ def not_written(architecture: ModelConfig) -> str | None:
     experts = architecture.mixture
     if architecture.architecture not in ("llama", "mixtral"):
         return f"architecture {architecture.architecture}"
-    if part := architecture.beyond_llama():
+    if part := beyond_llama(architecture):
         return part
     without_experts = () if experts else ("qk_norm",)
     in_qwen = ("rope_scaling",) if architecture.qk_norm else ()

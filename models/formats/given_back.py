@@ -38,7 +38,7 @@ class CompressedTensorsSaver(Saver):
         if source.interleaved or config.rotary_dim not in (None, config.head_dim):
             return f"the rows of {checkpoint.name} are reordered for our kernels, and not back"
         if of_config(config).stacked_experts:
-            return f"the experts of {checkpoint.name} are separated here, and not stacked again"
+            return f"tensors of {checkpoint.name} are separated or renamed here, and not put back"
         return None
 
     def __init__(self, folder: Path, scheme: SavedScheme, checkpoint: Checkpoint) -> None:

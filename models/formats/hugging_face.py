@@ -62,7 +62,7 @@ class HuggingFace(MaybeQuantized):
         """The config of a picture model's text model, which is run without pictures."""
         from quantbench.models import picture
 
-        self._note(picture.NOTE)
+        self._note(picture.note_of(config))
         return picture.config_of(config)
 
     def _are_gone(self, shards: Sequence[str]) -> bool:
@@ -103,6 +103,11 @@ class HuggingFace(MaybeQuantized):
         known = str(outer.get("model_type")) in ARCHITECTURES
         described = outer if known else self._text_of(outer)
         row = ARCHITECTURES.get(str(described.get("model_type")))
+        weights = row.weights if row else {}
+        if weights:
+            from quantbench.models.formats import separated
+
+            tensors = separated.with_kinds(tensors, weights)
         if row is not None and row.stacked_experts:
             tensors = method("mxfp4").separated(tensors)
         if quantization := self._quantization:
@@ -121,7 +126,7 @@ class HuggingFace(MaybeQuantized):
             from quantbench.models import picture
 
             tensors = {text: tensors[name] for name in tensors if (text := picture.name_of(name))}
-        name_map = names.of_architecture(row.weights if row else {}, tensors)
+        name_map = names.of_architecture(weights, tensors)
         interleaved = row is not None and row.interleaved
         return StackedTensors(folder, tensors, name_map, config, interleaved, device)
 

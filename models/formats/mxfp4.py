@@ -1,4 +1,4 @@
-"""gpt-oss' experts, which are stacked, and in mxfp4 as OpenAI published them.
+"""Experts that are stacked: Gemma 4's, and gpt-oss', in mxfp4 as OpenAI published them.
 
 A layer's X experts with N rows and K columns have, where gate and up are the even and the odd rows:
 
@@ -7,7 +7,8 @@ A layer's X experts with N rows and K columns have, where gate and up are the ev
     mlp.experts.gate_up_proj_scales     (X, N, K / 32) uint8, powers of two (E8M0)
     mlp.experts.gate_up_proj_bias       (X, N)
 
-and mlp.experts.down_proj the same. https://huggingface.co/openai/gpt-oss-20b
+and mlp.experts.down_proj the same. Gemma 4 has experts.gate_up_proj (X, N, K), whose first half of
+rows is the gate, and experts.down_proj. https://huggingface.co/openai/gpt-oss-20b
 """
 
 import functools
@@ -25,11 +26,16 @@ from quantbench.ops.formats import Packed
 
 METHOD = "mxfp4"
 _HARMLESS = ("modules_to_not_convert", "dequantize")
-_STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_up|down)_proj(?:_(blocks|scales|bias))?")
+_STACKED = re.compile(r"(.*\.(?:mlp|\d+)\.experts)\.(gate_up|down)_proj(?:_(blocks|scales|bias))?")
 _ROWS = {
     "gate_up": {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)},
     "down": {"down_proj": slice(None)},
 }
+
+
+def _halves(rows: int) -> dict[str, dict[str, slice]]:
+    gate, up = slice(None, rows // 2), slice(rows // 2, None)
+    return {"gate_up": {"gate_proj": gate, "up_proj": up}, "down": _ROWS["down"]}
 
 
 def check(config: Mapping[str, Any], where: str) -> None:
@@ -52,18 +58,20 @@ def _packed(parts: Parts) -> Packed:
 
 
 def separated(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The checkpoint's tensors with those of each expert, and of sinks, under Llama's names."""
+    """The checkpoint's tensors with those of each expert under Llama's names."""
     out: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():
         match = _STACKED.fullmatch(name)
         like = stored.read() if match and stored.like is None else stored.like
         if not match or like is None or like.ndim < 2:
-            out[f"{name}.weight" if name.endswith(".self_attn.sinks") else name] = stored
+            out[name] = stored
             continue
         experts, matrix, kind = match.groups()
+        is_gemma = not experts.endswith(".mlp.experts")
+        parts = _halves(like.shape[1])[matrix] if is_gemma else _ROWS[matrix]
         for expert in range(len(like)):
-            for linear, rows in _ROWS[matrix].items():
-                take = functools.partial(_taken, expert, rows, kind is None)
+            for linear, rows in parts.items():
+                take = functools.partial(_taken, expert, rows, kind is None and not is_gemma)
                 read = functools.partial(lambda take, read: take(read()), take, stored.read)
                 out[f"{experts}.{expert}.{linear}.{kind or 'weight'}"] = replace(
                     stored, read=read, like=take(like)

@@ -30,6 +30,9 @@ _HUGGING_FACE_TOP = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+    "layer_embeddings.weight": "model.embed_tokens_per_layer.weight",
+    "layer_projection.weight": "model.per_layer_model_projection.weight",
+    "layer_norm.weight": "model.per_layer_projection_norm.weight",
 }
 _META = {  # gpt-fast and torchao use these names, too; their checkpoints may hold wqkv fused
     "attention_norm": ("attention_norm",),

@@ -60,7 +60,14 @@ class StackedTensors:
         if missing:
             others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise CheckpointError(f"{self.where} lacks tensor {missing[0]}{others}")
-        for extra in sorted(self.tensors.keys() - needed):
+        # Which layers that read an earlier one's keys and values may have all the same.
+        parts = [
+            f"layers.{i}.attention.{part}.weight"
+            for i in self.config.shared_layers
+            for part in ("wqkv", "k_norm")
+        ]
+        unread = {piece for part in parts for piece in self.names(part)}
+        for extra in sorted(self.tensors.keys() - needed - unread):
             layer = _LAYER_NUMBER.match(extra)
             is_cut_off = layer and model.config.num_layers <= int(layer[1]) < depth
             is_harmless = is_cut_off or _DERIVED.fullmatch(extra)
@@ -85,7 +92,7 @@ class StackedTensors:
                     f"{self.tensors[piece_name].file}: tensor {piece_name} has shape "
                     f"{tuple(piece.shape)}; the config says {shape}"
                 )
-        E, heads = self.config.head_dim, self.heads
+        E, heads = self.config.head_dim, self.heads(name)
         if cut is not None:
             weight = cut.of(pieces)
             heads = [(end - start) // E for start, end in cut.ranges]
@@ -132,13 +139,17 @@ class StackedTensors:
             return (name,)
         if name == "output.weight" and self.config.tie_embeddings:
             name = "tok_embeddings.weight"
-        return self.names(name)
+        names = self.names(name)
+        if ".wqkv." not in name or len(names) == 1:
+            return names
+        return tuple(piece for piece, heads in zip(names, self.heads(name), strict=True) if heads)
 
     def shapes(self, name: str, like: Tensor) -> list[tuple[int, ...]]:
         """The shapes of the pieces that are stacked into a parameter."""
         count = len(self.pieces(name))
         if count > 1 and ".wqkv." in name:
-            rows = [heads * self.config.head_dim for heads in self.heads]
+            width = self.config.layers[_number(name)].head_dim
+            rows = [heads * width for heads in self.heads(name) if heads]
         elif count > 1 and ".w_in." in name and self.config.recurrent:
             columns = self.config.recurrent.columns(self.config.dim)
             rows = [columns, like.shape[0] - columns]
@@ -146,12 +157,13 @@ class StackedTensors:
             rows = [like.shape[0] // count] * count
         return [(row, *like.shape[1:]) for row in rows]
 
-    @property
-    def heads(self) -> list[int]:
-        """Heads of queries, with their gates if there are any, keys and values."""
-        config = self.config
-        queries = config.num_heads * (1 + config.gated_attention)
-        return [queries, config.num_kv_heads, config.num_kv_heads]
+    def heads(self, name: str) -> Sequence[int]:
+        """Heads of queries, with their gates if there are any, keys and values in the layer of a
+        parameter; none for a parameter of no layer."""
+        if not _LAYER_NUMBER.match(name):
+            return ()
+        queries, *others = self.config.heads_of(_number(name))
+        return [queries * (1 + self.config.gated_attention), *others]
 
     def _is_zero_bias(self, name: str) -> bool:
         """Whether `name` is a bias of zeros: AutoGPTQ gives one to layers that have none."""
@@ -240,11 +252,18 @@ class StackedTensors:
                     f"{stored.file}: tensor {piece} has {rows_stored} rows; the config says {count}"
                 )
             weights.append(weight if stored.form == form else packed.widened(weight, form))
-        weight, order = packed.stacked(weights), self.row_order(name, self.heads)
+        weight, order = packed.stacked(weights), self.row_order(name, self.heads(name))
         if order is None:
             return weight
         order = torch.cat((order, torch.arange(len(order), rows)))
         return weight.with_rows({name: part[order] for name, part in weight.by_row.items()})
+
+
+def _number(name: str) -> int:
+    """Of the layer of a parameter."""
+    layer = _LAYER_NUMBER.match(name)
+    assert layer is not None
+    return int(layer[1])
 
 
 class MaybeQuantized(Checkpoint):

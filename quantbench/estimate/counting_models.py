@@ -131,13 +131,14 @@ class _Run:
 
     def _cache(self, model: Transformer, number: int, depth: int) -> "_CountedCache | LayerMemory":
         """A layer's memory. What a state does is recorded as any other operation."""
-        config, window = model.config, model.config.layers[number].window
-        if config.layers[number].recurrent:
+        config, spec = model.config, model.config.layers[number]
+        if spec.recurrent:
             return state_of(config.recurrent, config.dim, self.batch, self.precision, "meta")
-        shape = self.batch, config.num_kv_heads, self.cache_size, config.head_dim
+        shape = self.batch, spec.kv_heads, self.cache_size, spec.head_dim
         cache = _CountedCache(
-            self.cache(*shape, self.precision, "meta", window), self.batch, depth, self.device
+            self.cache(*shape, self.precision, "meta", spec.window), self.batch, depth, self.device
         )
+        cache.writes = not spec.shared
         model.layers[number].attention.attend = cache.attend  # type: ignore[union-attr]
         return cache
 
@@ -185,6 +186,7 @@ class _CountedCache:
     """
 
     recorder: Recorder
+    writes = True  # whether keys and values are this layer's own
 
     def __init__(self, cache: KVCache, sequences: int, depth: int, device: torch.device) -> None:
         self.cache, self.depth, self.device = cache, depth, device
@@ -204,5 +206,5 @@ class _CountedCache:
             seen = pairs(S, start + S, start, cache.window)
             if self.device.type == "cpu":
                 seen += S * S - pairs(S, S, 0, cache.window)
-        written = B * S * self.slot_bytes
+        written = B * S * self.slot_bytes if self.writes else 0
         return self.recorder.attention(query, B * H * seen, E, read, cache.format, keys, written)

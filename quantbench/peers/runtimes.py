@@ -33,6 +33,7 @@ from quantbench.models.config import ModelConfig
 from quantbench.models.formats.gguf_writer import as_hugging_face
 from quantbench.models.hugging_face import OF_KEYS
 from quantbench.models.loading import load_config, load_model
+from quantbench.models.shapes import beyond_llama
 from quantbench.ops.cpu import build
 from quantbench.peers import gguf_file
 from quantbench.peers.arms import PeerWork
@@ -280,7 +281,7 @@ def _check_llama(architecture: ModelConfig) -> None:
             raise QuantbenchError(
                 f"{architecture.name} has {part}; compare it with --runtimes llama.cpp"
             )
-    if beyond := architecture.beyond_llama():
+    if beyond := beyond_llama(architecture):
         raise QuantbenchError(f"{architecture.name} has {beyond}, which LlamaForCausalLM has not")
 
 

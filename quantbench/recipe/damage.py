@@ -57,14 +57,15 @@ def damages(
     quantizers = {str(s): Quantizer.of_shapes(s, device, dtype) for s in specs}
     layers = _Layers(quantizers, ids.numel())
     positions = torch.arange(ids.shape[1])
-    rotations, inputs = model.rotations(positions, device), []
-    x = model.embed(torch.cat([ids, others])).float()
-    for block, rotation in zip(model.layers, rotations, strict=True):
+    every, inputs = torch.cat([ids, others]), list[Tensor]()
+    x = model.embed(every)
+    beside, x = model.beside(every, x, positions), x.float()
+    for block, more in zip(model.layers, beside, strict=True):
         inputs.append(x.to(dtype))
-        x = _float(block)(x, *rotation, positions)
+        x = _float(block)(x, *more, positions)
     gradient = _at_the_head(model, x[: len(ids)], x[len(ids) :], layers)
     for i in reversed(range(len(inputs))):
-        block, rest = model.layers[i], (*rotations[i], positions)
+        block, rest = model.layers[i], (*beside[i], positions)
         gradient = _through_block(
             block, f"layers.{i}", inputs.pop().float(), gradient, rest, layers
         )
@@ -169,7 +170,7 @@ def _through_block(
     name: str,
     x: Tensor,
     gradient: Tensor,
-    rest: Sequence[Tensor],
+    rest: Sequence[Any],
     layers: _Layers,
 ) -> Tensor:
     """Adds the linear layers of a block with these inputs x (B + C, S, D); the gradient at the

@@ -131,6 +131,11 @@ class Search:
                              "recipes are made of full-precision weights: give these")  # fmt: skip
         self.asked, self.plan = asked, full_precision(config)
         plan = self.plan
+        if plan.architecture.shared_layers or plan.architecture.layer_input_dim:
+            raise UsageError(
+                f"recipe: layers of {plan.architecture.name} read what others computed, which the "
+                "search does not follow; compare schemes: quantbench recommend"
+            )
         tokens = calibration_tokens(plan, text)
         specs = candidates(plan.device, plan.precision, calibrated)
         self.costs = Costs(plan.architecture, specs, plan.device, plan.precision)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from quantbench.models.gemma import OffsetNorm
-from quantbench.models.llama import Block, FeedForward
+from quantbench.models.llama import Attention, Block, FeedForward
 
 EXPONENTS = tuple(i / 10 for i in range(11))
 WIDEST = 1e4  # the largest scale over the least
@@ -62,11 +62,16 @@ def _pairs(block: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Divide]]
     networks = [name for name, module in block.named_modules() if type(module) is FeedForward]
     if isinstance(block, Block):
         attention = block.attention
-        if isinstance(block.attention_norm, nn.RMSNorm):
+        # Others have a gate beside wqkv, or norm their values.
+        usual = all(
+            getattr(type(attention), name) is getattr(Attention, name)
+            for name in ("forward", "projected")
+        )
+        if usual and isinstance(block.attention_norm, nn.RMSNorm):
             yield ("attention.wqkv", _of_norm(block.attention_norm, dtype))
         if isinstance(block.ffn_norm, nn.RMSNorm) and "feed_forward" in networks:
             yield ("feed_forward.w13", _of_norm(block.ffn_norm, dtype))
-        if attention.num_heads == attention.num_kv_heads:
+        if usual and attention.num_heads == attention.num_kv_heads:
             rows = slice(-attention.num_heads * attention.head_dim, None)
             yield ("attention.wo", _of_rows(attention.wqkv, rows))
     for name in networks:

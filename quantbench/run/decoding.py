@@ -97,18 +97,18 @@ class Modules:
             logits: Tensor = model(tokens, position, self.caches)
             return logits[:, -1]
         x = model.embed(tokens)
-        rotations = model.rotations(position, tokens.device)
-        for layer, rotation, cache in zip(model.layers, rotations, self.caches, strict=True):
-            x = block_region(cast("Block", layer), x, *rotation, position, cache)
+        beside = model.beside(tokens, x, position)
+        for layer, more, cache in zip(model.layers, beside, self.caches, strict=True):
+            x = block_region(cast("Block", layer), x, more, position, cache)
         return model.logits(x)[:, -1]
 
 
 @torch.compiler.nested_compile_region
 def block_region(
-    layer: Block, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, cache: LayerMemory
+    layer: Block, x: Tensor, more: tuple[Any, ...], positions: Tensor, cache: LayerMemory
 ) -> Tensor:
     """A layer as a nested compile region: compiled once, called for every layer."""
-    y: Tensor = layer(x, cos, sin, positions, cache)
+    y: Tensor = layer(x, *more, positions, cache)
     return y
 
 
@@ -124,8 +124,12 @@ def attention_of(
     kind: type[KVCache], config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> attention.AttentionKernel:
     """The kernel for a model's attention over such caches, and why it is no faster one."""
-    group = config.num_heads // config.num_kv_heads
-    return attention.choose(device, config.head_dim, group, dtype, kind.format)
+    kinds = {(spec.head_dim, config.num_heads // spec.kv_heads) for spec in config.layers}
+    narrow, *wide = (
+        attention.choose(device, width, group, dtype, kind.format) for width, group in sorted(kinds)
+    )
+    reasons = (kernel.reason for kernel in (narrow, *wide) if kernel.reason)
+    return attention.AttentionKernel(narrow.name, next(reasons, None))
 
 
 def caches_of(
@@ -140,13 +144,21 @@ def caches_of(
 ) -> list[LayerMemory]:
     """An empty memory for each layer. kernel: a name of `attention_of`. layers: all if not
     given."""
-    shape = rows, config.num_kv_heads, positions, config.head_dim
-    return [
-        state_of(spec.recurrent, config.dim, rows, dtype, device)
-        if spec.recurrent
-        else kind(*shape, dtype, device, spec.window, kernel)
-        for spec in config.layers[: layers or config.num_layers]
-    ]
+    memories: list[LayerMemory] = []
+    for number, spec in enumerate(config.layers[: layers or config.num_layers]):
+        if spec.recurrent:
+            memories.append(state_of(spec.recurrent, config.dim, rows, dtype, device))
+            continue
+        if spec.shared:
+            from quantbench.kv_cache import shared
+
+            source = memories[shared.source_of(config.layers, number)]
+            memories.append(shared.SharedKVCache(cast("KVCache", source)))
+            continue
+        shape = rows, spec.kv_heads, positions, spec.head_dim
+        taken = kernel if spec.head_dim <= attention.HEAD_DIM else "torch"
+        memories.append(kind(*shape, dtype, device, spec.window, taken))
+    return memories
 
 
 def state_of(recurrent: Any, dim: int, *place: Any) -> LayerMemory:

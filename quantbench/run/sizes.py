@@ -31,7 +31,7 @@ from quantbench.text import size as size_text
 @dataclass(frozen=True)
 class ModelSize:
     model_bytes: int  # all weights but the embedding table
-    embedding_bytes: int  # the embedding table
+    embedding_bytes: int  # embedding tables
     memory_bytes: int  # both; a tied output that shares the table's memory counts once
     bits_per_weight: float  # of linear layers as saved: with scales, without a kernel's padding
     kernel: str | None  # the kernel that would run; None if none can
@@ -119,14 +119,15 @@ def size_of(
         count += layer.weight.numel() * times
         packed += stored_bytes(layer.weight) * times
     table, output = model.tok_embeddings.weight, shapes.linears["output"].weight
-    embedding_bytes = stored_bytes(table)
-    alike = type(table.data) is type(output.data) and embedding_bytes == stored_bytes(output)
-    shared = architecture.tie_embeddings and alike
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    embedding_bytes = sum(stored_bytes(module.weight) for module in tables)
+    alike = type(table.data) is type(output.data) and stored_bytes(table) == stored_bytes(output)
+    shared = stored_bytes(table) if architecture.tie_embeddings and alike else 0
     experts = [layer for name, layer in model.named_modules() if name.endswith(".experts.0")]
     return ModelSize(
         model_bytes,
         embedding_bytes,
-        model_bytes + (0 if shared else embedding_bytes),
+        model_bytes + embedding_bytes - shared,
         8 * packed / count,
         shapes.kernels,
         shapes.reason,
@@ -235,10 +236,14 @@ def kv_cache_bytes(
     cache: CacheFactory,
 ) -> int:
     """Bytes of the caches and states of all layers."""
-    shape = rows, architecture.num_kv_heads, positions, architecture.head_dim
-    windows = Counter(spec.window for spec in architecture.layers if not spec.recurrent)
+    kinds = Counter(
+        (spec.kv_heads, spec.head_dim, spec.window)
+        for spec in architecture.layers
+        if not (spec.shared or spec.recurrent)
+    )
     caches = sum(
-        cache(*shape, precision, "meta", window).nbytes * count for window, count in windows.items()
+        cache(rows, heads, positions, width, precision, "meta", window).nbytes * count
+        for (heads, width, window), count in kinds.items()
     )
     return caches + state_bytes(architecture, rows, precision)
 

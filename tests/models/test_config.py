@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.models.formats.meta import from_params
@@ -22,6 +23,8 @@ PUBLISHED = {
     "Meta-Llama-3-8B": 8_030_261_248,
     "Meta-Llama-3.1-8B": 8_030_261_248,
     "Meta-Llama-3.1-70B": 70_553_706_496,
+    "Llama-3.1-405B": 405_853_388_800,
+    "Mistral-Small-24B-Base-2501": 23_572_403_200,
     "Llama-3.2-1B": 1_235_814_400,
     "Llama-3.2-3B": 3_212_749_824,
     "CodeLlama-7b-Python-hf": 6_738_415_616,
@@ -51,6 +54,49 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_have_the_published_number_of_parameters(name):
     assert preset(name).parameters() == PUBLISHED[name]
+
+
+# As transformers' models/gemma4/convert_gemma4_weights.py has them.
+E2B, OTHERS = (["sliding_attention"] * count + ["full_attention"] for count in (4, 5))
+GEMMA_4S = {
+    "gemma-4-E2B": {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35,
+                    "layer_types": E2B * 7, "num_attention_heads": 8, "num_key_value_heads": 1,
+                    "num_kv_shared_layers": 20, "use_double_wide_mlp": True},
+    "gemma-4-E4B": {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 42,
+                    "layer_types": OTHERS * 7, "num_attention_heads": 8, "num_key_value_heads": 2,
+                    "num_kv_shared_layers": 18},
+    "gemma-4-31B": {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60,
+                    "layer_types": OTHERS * 10, "num_attention_heads": 32,
+                    "num_key_value_heads": 16, "num_global_key_value_heads": 4},
+    "gemma-4-26B-A4B": {"hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30,
+                        "layer_types": OTHERS * 5, "num_attention_heads": 16,
+                        "num_key_value_heads": 8, "num_global_key_value_heads": 2,
+                        "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8,
+                        "moe_intermediate_size": 704},
+}  # fmt: skip
+LARGE = {
+    "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "sliding_window": 1024,
+    "use_bidirectional_attention": "vision", "max_position_embeddings": 262144,
+}  # fmt: skip
+# Billions without pictures and sound, by the models' cards; of Muse-Glimmer by its GGUF files, which
+# hold no more. The cards of E2B and E4B count other parts, too.
+BILLIONS = {"gemma-4-31B": "30.7", "gemma-4-26B-A4B": "25.2", "Muse-Glimmer-30B": "28"}
+
+
+@pytest.mark.parametrize("name", GEMMA_4S)
+def test_gemma_4s_presets_are_those_of_the_converter(name):
+    parts = GEMMA_4S[name] | ({} if "-E" in name else LARGE) | {"final_logit_softcapping": 30.0}
+    theirs = AutoConfig.for_model("gemma4_text", **parts)
+    assert from_hugging_face(theirs.to_dict(), name) == preset(name)
+    with torch.device("meta"):
+        count = AutoModelForCausalLM.from_config(theirs).num_parameters()
+    assert preset(name).parameters() == count + theirs.num_hidden_layers  # a number of each layer
+
+
+@pytest.mark.parametrize("name", BILLIONS)
+def test_presets_have_as_many_parameters_as_the_cards_say(name):
+    digits = len(BILLIONS[name].partition(".")[2])
+    assert f"{preset(name).parameters() / 1e9:.{digits}f}" == BILLIONS[name]
 
 
 def test_a_preset_may_carry_its_organisation_and_is_written_exactly():
@@ -179,6 +225,9 @@ def test_keys_that_transformers_does_not_read_change_nothing(published):
 def test_every_key_that_transformers_declares_is_understood(kind):
     """Its config class writes them all, or those that are not at their default."""
     sizes = {key: value for key, value in SMALL.items() if key != "model_type"}
+    if kind == "granitemoehybrid":  # whose defaults are Mamba layers and experts
+        sizes |= {"layer_types": ["attention"] * SMALL["num_hidden_layers"]}
+        sizes |= {"num_local_experts": 0}
     theirs = AutoConfig.for_model(kind, **sizes, bos_token_id=1, eos_token_id=2, pad_token_id=None)
     whole, short = (
         from_hugging_face({"model_type": kind} | json.loads(theirs.to_json_string(diff)), kind)
@@ -186,6 +235,26 @@ def test_every_key_that_transformers_declares_is_understood(kind):
     )
     assert whole == from_hugging_face(OF_TRANSFORMERS_4 | theirs.to_dict(), kind)
     assert whole == short
+
+
+@pytest.mark.parametrize(
+    "kind, changes, message",
+    [
+        ("granitemoehybrid", {"layer_types": ["mamba", "attention"]}, "'mamba' (Mamba) are not"),
+        ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts is 4; accepted is 0"),
+        ("gemma4_text", {"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2; accepted is a"),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, "'all' is not supported"),
+        ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config"),
+        ("gemma4_text", {"hidden_size_per_layer_input": -1}, "hidden_size_per_layer_input is -1"),
+        ("muse_glimmer_text", {"layer_rope_theta": ["a"]}, "layer_rope_theta is ['a']; accepted"),
+    ],
+)
+def test_what_later_families_cannot_have_is_refused_in_one_line(kind, changes, message):
+    usual = {"layer_types": ["attention"] * 2, "num_local_experts": 0}
+    usual = usual if kind == "granitemoehybrid" else {}
+    config = SMALL | {"num_hidden_layers": 2, "model_type": kind} | usual | changes
+    config |= {"shared_intermediate_size": 96} if usual else {}
+    assert message in refusal(CheckpointError, from_hugging_face, config, "a")
 
 
 SPARSE = FAMILIES["qwen-3-moe"].to_dict()

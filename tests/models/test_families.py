@@ -55,6 +55,23 @@ GEMMA_3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
+GEMMA_4 = WINDOW | {
+    "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "global_head_dim": 32, "hidden_size_per_layer_input": 0,
+}  # fmt: skip
+# As E2B: embeddings of each layer, the last two with the keys and values of the third and fourth.
+GEMMA_4_SHARED = GEMMA_4 | {
+    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 96, "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+}  # fmt: skip
+# As 31B: values are keys.
+GEMMA_4_EQUAL = GEMMA_4 | {
+    "attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 3.0,
+    "use_bidirectional_attention": "vision",
+}  # fmt: skip
+GEMMA_4_EXPERTS = GEMMA_4 | {
+    "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
 PARTIAL = {
     "rope_parameters": LONG | {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 0.5,
     "hidden_size": 64, "head_dim": 16,
@@ -77,6 +94,14 @@ ROWS = {
     "phi4 longrope": ("phi3", CONTEXT | PARTIAL, "rotary scaling, longrope"),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}, None),
     "granite": ("granite", GRANITE, None),
+    "granite4": ("granitemoehybrid",
+                 GRANITE | {"layer_types": ["full_attention"] * 2, "num_local_experts": 0,
+                            "shared_intermediate_size": 96, "position_embedding_type": "rope"},
+                 None),
+    "granite4 unrotated": ("granitemoehybrid",
+                           GRANITE | {"layer_types": ["full_attention"] * 2,
+                                      "num_local_experts": 0, "shared_intermediate_size": 64},
+                           None),
     "gpt_oss": ("gpt_oss", GPT_OSS, "a GptOss"),
     "ministral3": ("ministral3", {"rope_parameters": HEATED}, "rotary scaling, yarn"),
     "olmo2": ("olmo2", {}, None),
@@ -91,6 +116,9 @@ ROWS = {
                       "conv_bias": True, "block_multiple_of": 8}, "a Lfm2"),
     "gemma2": ("gemma2", WINDOW | {"query_pre_attn_scalar": 24} | CAPS, None),
     "gemma3": ("gemma3_text", WINDOW | {"num_hidden_layers": 7} | GEMMA_3, None),
+    "gemma4 shared": ("gemma4_text", GEMMA_4_SHARED, "a Gemma4"),
+    "gemma4 equal": ("gemma4_text", GEMMA_4_EQUAL, "a Gemma4"),
+    "gemma4 experts": ("gemma4_text", GEMMA_4_EXPERTS, "a Gemma4"),
     "llama linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}, None),
     "llama dynamic": (
         "llama",
@@ -100,6 +128,9 @@ ROWS = {
     ),
     "llama yarn": ("llama", {"rope_parameters": YARN}, None),
 }  # fmt: skip
+
+
+GEMMA_4S = {name for name in ROWS if name.startswith("gemma4")}
 
 
 def made(family: str):
@@ -115,7 +146,18 @@ def made(family: str):
         "num_hidden_layers": 2, "vocab_size": 96, "max_position_embeddings": 256,
         "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
-    return drawn(AutoConfig.for_model(kind, **sizes | more))
+    made = drawn(AutoConfig.for_model(kind, **sizes | more))
+    if family in GEMMA_4S:  # whose scores are not scaled: drawn ones would magnify every rounding
+        for layer in made.model.layers:
+            layer.self_attn.q_norm.weight.mul_(0.25)
+    for scalar in scalars(made):
+        scalar.uniform_(0.5, 1.5)
+    return made
+
+
+def scalars(theirs):
+    """Numbers that checkpoints hold and transformers has no parameters for: Gemma 4's."""
+    return [value for name, value in theirs.named_buffers() if name.endswith("layer_scalar")]
 
 
 def by_pieces(theirs, tokens, chunk):
@@ -145,7 +187,8 @@ def test_the_logits_are_hugging_faces(family, tmp_path):
     theirs = made(family)
     theirs.save_pretrained(tmp_path)
     ours, tokens = load_model(str(tmp_path)), torch.randint(96, (2, LENGTH))
-    assert sum(p.numel() for p in theirs.parameters()) == ours.config.parameters()
+    count = sum(p.numel() for p in [*theirs.parameters(), *scalars(theirs)])
+    assert count == ours.config.parameters()
     for chunk in (LENGTH, 7, 1):
         expected = by_pieces(theirs, tokens, chunk)
         generator = Generator(ours, 2, LENGTH, decoder="modules")

@@ -54,7 +54,7 @@ def test_the_logits_are_hugging_faces(folder, tmp_path):
 
 def test_other_programs_folders_are_not_written(folder):
     reason = CompressedTensorsSaver.refuses(open_checkpoint(str(folder[0])))
-    assert "are separated here, and not stacked again" in reason
+    assert "are separated or renamed here, and not put back" in reason
 
 
 DOWN = "model.layers.1.mlp.experts.down_proj"

@@ -1,4 +1,4 @@
-"""Rotations that are scaled for a context beyond that of the first training."""
+"""Rotary scaling: what becomes of the radians by which each pair of a head rotates per position."""
 
 import math
 
@@ -15,6 +15,9 @@ def scaled(
     for `frequencies`."""
     if scaling.kind == "linear":
         return unscaled / scaling.factor
+    if scaling.kind == "proportional":
+        rotates = torch.arange(len(unscaled), device=unscaled.device)
+        return unscaled / scaling.factor * (rotates < int(scaling.share * len(unscaled)))
     if scaling.kind == "yarn":
         return _yarn(unscaled, scaling, theta)
     if scaling.kind == "longrope":
