@@ -104,10 +104,6 @@ class HuggingFace(MaybeQuantized):
         described = outer if known else self._text_of(outer)
         row = ARCHITECTURES.get(str(described.get("model_type")))
         weights = row.weights if row else {}
-        if weights:
-            from quantbench.models.formats import separated
-
-            tensors = separated.with_kinds(tensors, weights)
         if row is not None and row.stacked_experts:
             tensors = method("mxfp4").separated(tensors)
         if quantization := self._quantization:
