@@ -139,8 +139,7 @@ def caches_of(
     kernel: str,
     layers: int | None = None,
 ) -> list[LayerMemory]:
-    """An empty memory for each layer. kernel: a name of `attention_of`. layers: all if not
-    given."""
+    """An empty memory for each layer. kernel: of `attention_of`. layers: all if not given."""
     shape = rows, config.num_kv_heads, positions, config.head_dim
     return [
         state_of(spec.recurrent, config.dim, rows, dtype, device)
@@ -151,8 +150,7 @@ def caches_of(
 
 
 def state_of(recurrent: Any, dim: int, *place: Any) -> LayerMemory:
-    """The memory of a layer without attention in a model of width dim. place: rows, dtype and
-    device."""
+    """The memory of a layer without attention, dim wide. place: rows, dtype and device."""
     from quantbench.kv_cache import state
 
     kind = state.DeltaState if recurrent.is_delta else state.Columns
