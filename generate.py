@@ -206,11 +206,9 @@ class Generator:
 
         The tokens attend to the positions before `start` in the caches, and are stored there. They
         are a prompt, a part of one, or few enough for a step, which the decoder carries out.
-        Raises UsageError for positions or rows that the caches do not have, and for a start that a
-        state cannot go back to.
+        Raises UsageError for positions or rows that the caches do not have, or that states passed.
         """
-        self._check(tokens, start)
-        self._check_states(start)
+        self._check(tokens, start, begins=True)
         if self.decoder.takes(tokens):
             step = self.step(self.decoder, tokens, self._position(start))
             return step.reshape(*tokens.shape, -1).clone()
@@ -227,8 +225,7 @@ class Generator:
         It goes on until the caller stops; raises UsageError when the caches are full. Each token is
         copied, because a CUDA graph overwrites the result of its last run.
         """
-        self._check(prompt, start)
-        self._check_states(start)
+        self._check(prompt, start, begins=True)
         end = start + prompt.shape[1]  # position of the first new token
         if prompt.shape[1] == 1:
             token, position = self.decode_one_token(
@@ -287,13 +284,6 @@ class Generator:
         """How many of the first `count` positions the layers can go on behind: all, or 0."""
         return min([count, *(memory.keep(count) for memory in self.caches)])
 
-    def _check_states(self, start: int) -> None:
-        if self.states and self.states[0].keep(start) < start:
-            raise UsageError(
-                f"position {start}: the model's states are elsewhere, and have read on; start at "
-                "position 0, or where the text so far ends"
-            )
-
     def _chunks(self, tokens: Tensor, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Parts of tokens (B, S), and their positions, which stay on the CPU (ops/attend.py)."""
         size = self.prefill_chunk or devices.prefill_chunk(self.device, tokens.shape[0])
@@ -308,7 +298,7 @@ class Generator:
     def _position(self, number: int) -> Tensor:
         return torch.full((1,), number, device=self.device)
 
-    def _check(self, tokens: Tensor, start: int, new_tokens: int = 0) -> None:
+    def _check(self, tokens: Tensor, start: int, new_tokens: int = 0, begins: bool = False) -> None:
         """Raise UsageError unless the caches have these rows, and room for `new_tokens` more."""
         if tokens.dim() != 2 or tokens.shape[1] == 0:
             raise UsageError(
@@ -323,6 +313,11 @@ class Generator:
             raise UsageError(
                 f"positions {start} to {end - 1}, and the caches have {self.cache_size}: give a "
                 "larger cache_size, or fewer tokens"
+            )
+        if begins and self.states and self.states[0].keep(start) < start:
+            raise UsageError(
+                f"position {start}: the model's states have read on; start at position 0, or where "
+                "the text so far ends"
             )
 
 

@@ -27,8 +27,9 @@ class LayerMemory(nn.Module):
         raise NotImplementedError
 
     def keep(self, count: int) -> int:
-        """The number of positions, `count` or 0, behind which the text can go on in another way."""
-        raise NotImplementedError
+        """The number of positions, `count` or 0, behind which the text can go on in another way.
+        A KV cache can at all: what it stored at later ones is not seen before it is replaced."""
+        return count
 
     def go_back(self, count: int) -> None:
         """Be able to `keep` all but the last `count` positions."""
@@ -142,10 +143,6 @@ class KVCache(LayerMemory):
             shape = (*buffer.shape[:2], len(positions), self.head_dim)
             key, value = (torch.randn(shape, device=buffer.device).to(self.dtype) for _ in "kv")
             self.store(positions, key, value)
-
-    def keep(self, count: int) -> int:
-        """`count`: later positions are not seen before they are written again."""
-        return count
 
 
 def inverse(scale: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quantbench.errors import CheckpointError
-from quantbench.models.config import FIELDS, SCALING_FIELDS, Mixture, ModelConfig, RopeScaling
+from quantbench.models.config import FIELDS, SCALING_FIELDS, ModelConfig, RopeScaling
 from quantbench.models.config_checks import (
     COUNT,
     NAME,
@@ -108,9 +108,6 @@ _ROPE_ACCEPTED = {
 }
 _YARN_MSCALES = {"mscale", "mscale_all_dim", "max_position_embeddings"}
 
-# Keys that describe experts. transformers 5 writes num_local_experts for Qwen's num_experts.
-_EXPERT_KEYS = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), COUNT)
-
 
 def check_keys(where: object, accepted: Mapping[str, Accepts], config: Mapping[str, Any]) -> None:
     for key, accepts in accepted.items():
@@ -177,8 +174,10 @@ def from_hugging_face(
     if row.recurrent:
         values |= row.recurrent.read(config, values["num_layers"], where)
     if config.get("num_experts", row.experts.get("num_experts")):
+        from quantbench.models.mixture_keys import mixture
+
         try:
-            values["mixture"] = _mixture(config, row.experts, row.accepts, values["num_layers"])
+            values["mixture"] = mixture(config, row.experts, row.accepts, values["num_layers"])
         except CheckpointError as error:
             raise CheckpointError(f"{where}: {error}") from None
     rope = _rope(config, where, theta, values.get("max_position"), row.partial_rotary)
@@ -199,7 +198,9 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
     if row.recurrent:
         accepted |= row.recurrent.accepted
     if row.experts:
-        accepted |= _EXPERT_KEYS
+        from quantbench.models.mixture_keys import EXPERT_KEYS
+
+        accepted |= EXPERT_KEYS
     fixed = _FIXED | dict(row.fixed)
     if row.partial_rotary is not None:
         del fixed["partial_rotary_factor"]
@@ -219,31 +220,6 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
 def _is_off(key: str, value: Any) -> bool:
     """Whether a key with this value means what its absence means."""
     return value in (None, False, {}, []) or (value == 1 and bool(_NEUTRAL.fullmatch(key)))
-
-
-def _mixture(
-    config: Mapping[str, Any], defaults: Mapping[str, Any], keys: Iterable[str], layers: int
-) -> Mixture:
-    """The experts that a config.json describes.
-
-    config: its values are of the types that its architecture accepts. defaults: of absent keys.
-    keys: those that this architecture has beyond _EXPERT_KEYS. Raises CheckpointError for numbers
-    that no model can have.
-    """
-    present = {key: config[key] for key in (*_EXPERT_KEYS, *keys) if config.get(key) is not None}
-    if "num_local_experts" in present:
-        present["num_experts"] = present["num_local_experts"]
-    values = {**defaults, **present}
-    step, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers", ())
-    return Mixture(
-        num_experts=values["num_experts"],
-        experts_per_token=values["num_experts_per_tok"],
-        expert_dim=values.get("moe_intermediate_size", config.get("intermediate_size")),
-        normalized=values.get("norm_topk_prob", False),
-        router_bias=values.get("router_bias", False),
-        shared_dim=values.get("shared_expert_intermediate_size", 0),
-        dense_layers=tuple(i for i in range(layers) if i in dense or (i + 1) % step),
-    )
 
 
 def head_width(dim: Any, heads: Any, where: object) -> int:

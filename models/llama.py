@@ -153,13 +153,9 @@ class Block(nn.Module):
         self.ffn_post_norm = post_norm(config.dim, config.norm_eps)
 
     def forward(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        positions: Tensor,
+        self, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor,
         cache: LayerMemory | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """x (B, S, D) → (B, S, D); cos and sin (S, 1, E/2) as `rotation` gives them."""
         y = self.attention(self.attention_norm(x), cos, sin, positions, cache)
         x = torch.add(x, self.attention_post_norm(y), alpha=self.residual_multiplier)
@@ -168,8 +164,8 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention: H query heads share K key/value heads. With gated_attention each
-    element of what a head returns is multiplied by a sigmoid, which wqkv gives behind values."""
+    """Grouped-query attention: H query heads share K key/value heads. A gate, which wqkv gives
+    behind values, multiplies what heads return."""
 
     attend: Callable[..., Tensor] = staticmethod(attend)
 

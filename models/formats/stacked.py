@@ -28,7 +28,6 @@ from quantbench.models.formats.names import NameMap
 from quantbench.models.formats.tensor_files import StoredTensor
 from quantbench.models.llama import Transformer
 from quantbench.models.registry import build
-from quantbench.ops.formats import Packed
 
 if TYPE_CHECKING:
     from quantbench.models.formats.packed import PackedForm
@@ -222,7 +221,9 @@ class StackedTensors:
         pieces = self.pieces(name)
         if self._held[0] != pieces:
             form = self._form(name)
-            parts = self._packed(name, form, len(like)).tensors
+            from quantbench.models.formats.stacked_packed import packed_weight
+
+            parts = packed_weight(self, name, form, len(like)).tensors
             if form is not None and form.static is not None:
                 parts["activation_scale"] = torch.tensor(form.static)
             self._held = (
@@ -236,27 +237,6 @@ class StackedTensors:
                 f"{tuple(tensor.shape)}; the config says {tuple(like.shape)}"
             )
         return tensor
-
-    def _packed(self, name: str, form: PackedForm | None, rows: int) -> Packed:
-        """A parameter (rows, K) with the file's numbers."""
-        from quantbench.models.formats import packed
-
-        shapes = self.shapes(name, torch.empty(rows, 0, device="meta"))
-        weights = []
-        for piece, (count, _) in zip(self.pieces(name), shapes, strict=True):
-            stored = self.tensors[piece]
-            weight = stored.packed()
-            rows_stored = len(weight.planes[0])
-            if rows_stored != count:
-                raise CheckpointError(
-                    f"{stored.file}: tensor {piece} has {rows_stored} rows; the config says {count}"
-                )
-            weights.append(weight if stored.form == form else packed.widened(weight, form))
-        weight, order = packed.stacked(weights), self.row_order(name, self.heads(name))
-        if order is None:
-            return weight
-        order = torch.cat((order, torch.arange(len(order), rows)))
-        return weight.with_rows({name: part[order] for name, part in weight.by_row.items()})
 
 
 def _number(name: str) -> int:

@@ -162,8 +162,7 @@ def caches_of(
 
 
 def state_of(recurrent: Any, dim: int, *place: Any) -> LayerMemory:
-    """The memory of a layer without attention in a model of width dim. place: rows, dtype and
-    device."""
+    """The memory of a layer without attention, dim wide. place: rows, dtype and device."""
     from quantbench.kv_cache import state
 
     kind = state.DeltaState if recurrent.is_delta else state.Columns
