@@ -150,8 +150,7 @@ def caches_of(
         if spec.shared:
             from quantbench.kv_cache import shared
 
-            source = caches[shared.source_of(config.layers, number)]
-            caches.append(shared.SharedKVCache(source))
+            caches.append(shared.SharedKVCache(caches[shared.source_of(config.layers, number)]))
             continue
         shape = rows, spec.kv_heads, positions, spec.head_dim
         taken = kernel if spec.head_dim <= attention.HEAD_DIM else "torch"

@@ -97,10 +97,14 @@ def test_schemes_apply_to_its_own_matrices(family, tmp_path):
     assert 0 < (found - expected).norm() < 0.3 * expected.norm()  # other experts may be chosen
 
 
-def test_recipes_refuse_layers_that_read_others(tmp_path):
+def test_recipes_and_calibration_refuse_layers_that_read_others(tmp_path):
     config = test_families.made("gemma4 shared").config.to_dict()
     words = {"vocab_size": 4096, "vocab_size_per_layer_input": 4096}
+    words["hidden_size_per_layer_input"] = 32
     drawn(AutoConfig.for_model(**config | words)).save_pretrained(tmp_path)
     shutil.copy(ROOT / "models" / "tiny" / "tokenizer.model", tmp_path)
+    words = "--quantization", "int4wo-32-gptq", "--device", "cpu", "--num_samples", "1"
+    done = command("generate", "--checkpoint_path", tmp_path, *words, "--write_result", "none")
+    assert "not calibrated one by one" in done.stderr, done.stderr
     done = command("recipe", "--bits", "5", "--checkpoint_path", tmp_path, "--device", "cpu")
     assert done.exit_code == 2 and "read what others computed" in done.stderr
