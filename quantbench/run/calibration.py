@@ -133,7 +133,8 @@ class Calibration:
         if config.shared_layers or config.layer_input_dim:
             raise UsageError(
                 f"--quantization {loading.spec}: layers of {config.name} read what others "
-                "computed, and are not calibrated one by one; give a scheme without -gptq, -awq or -wanda"
+                "computed, and are not calibrated one by one; give a scheme without -gptq, -awq or "
+                "-wanda"
             )
         self.x = _text(loading, ROWS if self.spec.way == "wanda" else HESSIAN_ROWS)
         self.positions = torch.arange(self.x.shape[1])
