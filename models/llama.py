@@ -47,10 +47,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        ropes = [
-            (spec.rope_theta, spec.rope_scaling, spec.rotates, spec.head_dim)
-            for spec in config.layers
-        ]
+        ropes = [(s.rope_theta, s.rope_scaling, s.rotates, s.head_dim) for s in config.layers]
         self.rotated_as = [ropes.index(rope) for rope in ropes]  # the first layer like each
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(self.block(i) for i in range(config.num_layers))
@@ -182,9 +179,7 @@ class Attention(nn.Module):
             config.num_heads * self.head_dim, config.dim, bias=config.attention_out_bias
         )
         self.q_norm = head_norm(config, config.num_heads, self.head_dim)
-        self.k_norm = nn.Identity()
-        if heads[1]:
-            self.k_norm = head_norm(config, spec.kv_heads, self.head_dim)
+        self.k_norm = head_norm(config, heads[1], self.head_dim)
         scaling = spec.rope_scaling
         self.heated = scaling if scaling is not None and scaling.temperature else None
 
@@ -217,8 +212,8 @@ class Attention(nn.Module):
 
 
 def head_norm(config: ModelConfig, heads: int, head_dim: int) -> nn.Module:
-    """The norm of queries or keys (B, S, heads, E); Identity without qk_norm."""
-    if not config.qk_norm:
+    """The norm of queries or keys (B, S, heads, E); Identity without qk_norm or heads."""
+    if not (config.qk_norm and heads):
         return nn.Identity()
     if config.joint_qk_norm:
         return JointNorm(heads, head_dim, config.norm_eps)

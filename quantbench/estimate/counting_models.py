@@ -19,6 +19,7 @@ from quantbench.devices import prefill_chunk
 from quantbench.estimate.counting import Collective, Count, Recorder, pairs
 from quantbench.kv_cache import CACHES
 from quantbench.kv_cache.base import KVCache, LayerMemory
+from quantbench.kv_cache.shared import source_of
 from quantbench.models import build
 from quantbench.models.config import ModelConfig
 from quantbench.models.llama import Transformer
@@ -68,11 +69,15 @@ def count_model(
 
 
 def _whole(run: "_Run", config: ModelConfig, tokens: int, depth: int, last: bool) -> Count:
-    """One layer of a kind is counted; each of the rest adds what a second layer adds."""
-    (first, *alike), *others = config.kinds_of_layers()
-    base = total = run.count(config.picked([first]), tokens, depth, last)
-    for layers in filter(None, (alike, *others)):
-        more, n = run.count(config.picked([first, layers[0]]), tokens, depth, last), len(layers)
+    """The first layer is counted, with those whose keys and values others share; of each kind the
+    rest adds what one more layer adds."""
+    kinds = config.kinds_of_layers()
+    shared = (numbers[0] for numbers in kinds if config.layers[numbers[0]].shared)
+    first = sorted({kinds[0][0], *(source_of(config.layers, number) for number in shared)})
+    base = total = run.count(config.picked(first), tokens, depth, last)
+    rest = ([number for number in numbers if number not in first] for numbers in kinds)
+    for layers in filter(None, rest):
+        more, n = run.count(config.picked([*first, layers[0]]), tokens, depth, last), len(layers)
         numbers = (
             getattr(total, name) + n * (getattr(more, name) - getattr(base, name))
             for name in ("weight_bytes", "block_bytes", "kv_cache_bytes", "peak_activation_bytes")
@@ -194,6 +199,10 @@ class _CountedCache:
 
     def update(self, positions: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return key, value
+
+    def stored(self, name: str, rows: int) -> Tensor:
+        """Of a layer that reads an earlier one's: `attend` counts what it reads."""
+        return torch.empty(0, device="meta")
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
         cache, start, (B, H, S, E) = self.cache, self.depth, query.shape

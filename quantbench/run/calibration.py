@@ -8,14 +8,14 @@ inputs, GPTQ and AWQ choose codes and scales by the products of inputs with one 
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from quantbench import files
 from quantbench.errors import UsageError
-from quantbench.models.llama import Transformer, rotation
+from quantbench.models.llama import Transformer
 from quantbench.models.loading import load_model
 from quantbench.models.registry import build
 from quantbench.models.tokenizer import Tokenizer
@@ -129,6 +129,13 @@ class Calibration:
         self.spec, self.quantizer, self.say = loading.spec, loading.quantizer, say
         self.of_layers = dict(loading.spec.layers) if isinstance(loading.spec, AsIs) else {}
         self.precision, self.architecture = loading.precision, loading.checkpoint.config()
+        config = self.architecture
+        if config.shared_layers or config.layer_input_dim:
+            raise UsageError(
+                f"--quantization {loading.spec}: layers of {config.name} read what others "
+                "computed, and are not calibrated one by one; give a scheme without -gptq, -awq or "
+                "-wanda"
+            )
         self.x = _text(loading, ROWS if self.spec.way == "wanda" else HESSIAN_ROWS)
         self.positions = torch.arange(self.x.shape[1])
 
@@ -137,7 +144,9 @@ class Calibration:
             with torch.device("meta"):
                 model = build(self.architecture)
             model.set_submodule(name, self.quantizer.quantized(name, part))
-            self.x = model.embed(self.x).float()
+            tokens, embedded = self.x, model.embed(self.x)
+            self.beside = model.beside(tokens, embedded, self.positions)
+            self.x = embedded.float()
             return
         if not isinstance(part, nn.Linear):
             wide = copy.deepcopy(part)
@@ -178,11 +187,9 @@ class Calibration:
 
     def _run(self, name: str, part: nn.Module) -> Tensor:
         """What a part makes of the text."""
-        rest: tuple[Tensor, ...] = ()
+        rest: tuple[Any, ...] = ()
         if name.startswith("layers."):
-            number = int(name.split(".")[1])
-            rotated = rotation(self.architecture, self.positions, self.x.device, number)
-            rest = (*rotated, self.positions)
+            rest = (*self.beside[int(name.split(".")[1])], self.positions)
         return torch.cat([part(rows, *rest) for rows in torch.split(self.x, ROWS)])
 
     def _refined(

@@ -78,8 +78,8 @@ LARGE = {
     "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "sliding_window": 1024,
     "use_bidirectional_attention": "vision", "max_position_embeddings": 262144,
 }  # fmt: skip
-# Billions without pictures and sound, by the models' cards; of Muse-Glimmer by its GGUF files, which
-# hold no more. The cards of E2B and E4B count other parts, too.
+# Billions without pictures and sound, by the models' cards; of Muse-Glimmer by its GGUF files,
+# which hold no more. The cards of E2B and E4B count other parts, too.
 BILLIONS = {"gemma-4-31B": "30.7", "gemma-4-26B-A4B": "25.2", "Muse-Glimmer-30B": "28"}
 
 

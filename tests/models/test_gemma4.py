@@ -8,9 +8,12 @@ import torch
 from transformers import AutoConfig
 
 from quantbench import models
+from quantbench.estimate.counting_models import count_model
+from quantbench.estimate.predict import Request
 from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES
 from quantbench.models.loading import load_model
+from quantbench.models.presets import preset
 from quantbench.run.sizes import kv_cache_bytes
 from tests.models import test_families
 from tests.models.hugging_face import assert_near, drawn, edit_config, rewritten
@@ -97,10 +100,26 @@ def test_schemes_apply_to_its_own_matrices(family, tmp_path):
     assert 0 < (found - expected).norm() < 0.3 * expected.norm()  # other experts may be chosen
 
 
-def test_recipes_refuse_layers_that_read_others(tmp_path):
+def test_recipes_and_calibration_refuse_layers_that_read_others(tmp_path):
     config = test_families.made("gemma4 shared").config.to_dict()
     words = {"vocab_size": 4096, "vocab_size_per_layer_input": 4096}
+    words["hidden_size_per_layer_input"] = 32
     drawn(AutoConfig.for_model(**config | words)).save_pretrained(tmp_path)
     shutil.copy(ROOT / "models" / "tiny" / "tokenizer.model", tmp_path)
+    words = "--quantization", "int4wo-32-gptq", "--device", "cpu", "--num_samples", "1"
+    done = command("generate", "--checkpoint_path", tmp_path, *words, "--write_result", "none")
+    assert "not calibrated one by one" in done.stderr, done.stderr
     done = command("recipe", "--bits", "5", "--checkpoint_path", tmp_path, "--device", "cpu")
     assert done.exit_code == 2 and "read what others computed" in done.stderr
+
+
+def test_its_estimates_count_every_layer():
+    """Of a step all weights but embeddings are read, whatever layers share."""
+    for name in ("gemma-4-E2B", "gemma-4-31B"):
+        config = preset(name)
+        count = count_model(Request(config, "none"), torch.device("cpu"), tokens=1, depth=64)
+        matrices = sum(rows * columns for rows, columns in config.linear_shapes().values())
+        assert count.kv_cache_bytes == kv_cache_bytes(
+            config, 1, 65, torch.bfloat16, CACHES["dense"]
+        )
+        assert count.weight_bytes >= 2 * matrices
