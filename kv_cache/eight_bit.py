@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from quantbench.kv_cache.base import KVCache, inverse
-from quantbench.ops import e4m3
 
 
 class EightBitKVCache(KVCache):
@@ -37,7 +36,11 @@ class Int8KVCache(EightBitKVCache):
 class Float8KVCache(EightBitKVCache):
     """On CUDA the codes are uint8, the numbers' bits (ops/e4m3.py)."""
 
-    format, largest = "fp8", e4m3.LARGEST
+    format, largest = "fp8", 448
 
     def codes(self, numbers: Tensor) -> Tensor:
-        return e4m3.to_bits(numbers) if numbers.is_cuda else numbers.to(torch.float8_e4m3fn)
+        if numbers.is_cuda:
+            from quantbench.ops import e4m3
+
+            return e4m3.to_bits(numbers)
+        return numbers.to(torch.float8_e4m3fn)

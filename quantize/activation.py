@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quantbench.ops.e4m3 import nearest
 from quantbench.ops.ranks import Ranks
 
 E4M3_MAX = 448.0
@@ -79,7 +78,11 @@ def _float8(x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
 
 def _e4m3(x: Tensor) -> Tensor:
     within = x.clamp(-E4M3_MAX, E4M3_MAX)
-    return nearest(within) if x.is_cuda else within.to(torch.float8_e4m3fn).float()
+    if x.is_cuda:
+        from quantbench.ops import e4m3
+
+        return e4m3.nearest(within)
+    return within.to(torch.float8_e4m3fn).float()
 
 
 ROUNDINGS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {

@@ -41,7 +41,7 @@ def test_help_begins_with_the_command_s_own_options_and_ends_with_examples(name)
     examples = shown.partition("Examples:\n")[2].strip().splitlines()
     assert examples[0].startswith("quantbench ")
     assert not any(line.strip().startswith("python ") for line in examples)
-    if name == "generate":  # its own options are in groups
+    if name in ("generate", "chat"):  # their own options are in groups
         assert headings[0] == "Model:"
     else:
         assert headings[0] == "Options:" and headings[1].endswith((", as in generate:", "mples:"))

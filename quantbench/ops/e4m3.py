@@ -11,7 +11,6 @@ from torch import Tensor
 MANTISSA = 23 - 3  # bits of a float32 that E4M3 drops
 BIAS = (127 - 7) << 3  # of exponents, in front of three bits
 LEAST_NORMAL = 2.0**-6
-LARGEST = 448
 
 
 def to_bits(x: Tensor) -> Tensor:
