@@ -67,8 +67,9 @@ class Commands(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, names in self.sections().items():
-            with formatter.section(heading):
-                formatter.write_dl([(name, described(name)) for name in names])
+            if names:  # a checkout may lack rooms
+                with formatter.section(heading):
+                    formatter.write_dl([(name, described(name)) for name in names])
 
     def spelled(self, example: str) -> str:
         generate = "python generate.py"
