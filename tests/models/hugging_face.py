@@ -135,6 +135,11 @@ def assert_near(found, expected, share=1e-4):
     assert (found - expected).abs().max() <= share * expected.abs().max()
 
 
+# Share for models with states. Random gates amplify what rounding leaves: of fourteen such models
+# transformers' own logits in float32 are off from those in float64 by 3e-6 to 8e-5 of the largest.
+OF_STATES = 3e-4
+
+
 def edit_config(folder: Path, **changes) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
