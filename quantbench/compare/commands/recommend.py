@@ -162,7 +162,7 @@ def _begin(
         ("decode ×, at most", lambda need: f"{first.step / need.step:.2f}"),
     ]
     by_size = sorted(others, key=lambda need: -need.step)
-    say(f"From bytes alone, before anything is measured, beside {first.scheme}:")
+    say(f"Predicted from bytes, against {first.scheme}:")
     for line in (*aligned(columns, by_size).splitlines(), *wrapped(at_home(what))):
         say(line)
     return results
