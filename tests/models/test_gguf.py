@@ -34,8 +34,10 @@ ARCHITECTURES = {
     "ministral3": "mistral3", "olmo3": "olmo2", "phi4": "phi3",
 }  # fmt: skip
 # GGUF has no word for dynamic, and gpt-oss' files are not read; Gemma's scale is that of heads.
+# Models with states are converted by llama.cpp's own program, in test_recurrent_gguf.py.
 OTHERS_OF_ROWS = {"llama dynamic", "gpt_oss", "gemma2", "gemma3"} | test_families.GEMMA_4S
 OTHERS_OF_ROWS |= {"granite4", "granite4 unrotated"}
+OTHERS_OF_ROWS |= {"qwen3.5", "qwen3.5 experts", "qwen3-next", "lfm2"}
 OF_ROWS = test_families.ROWS.keys() - OTHERS_OF_ROWS
 WRITTEN = sorted(hugging_face.FAMILIES.keys() & ARCHITECTURES.keys() | OF_ROWS)
 # Whose rows of queries and keys the converter reorders.
