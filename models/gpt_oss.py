@@ -27,7 +27,8 @@ ROW = Architecture("quantbench.models.gpt_oss:GptOss", fields=ATTENTION_BIAS,
              "router_bias": True},
     extras=dict.fromkeys(("swiglu_alpha", "swiglu_limit"), POSITIVE),
     harmless=("experts_per_token", "initial_context_length"),
-    weights={"feed_forward.router": ("mlp.router",), "attention.sinks.weight": ("self_attn.sinks",)})
+    weights={"feed_forward.router": ("mlp.router",),
+             "attention.sinks.weight": ("self_attn.sinks",)})
 # fmt: on
 
 
