@@ -280,9 +280,10 @@ class Generator:
         for cache in self.caches:
             cache.fill(depth)
 
-    def keep(self, count: int) -> int:
-        """How many of the first `count` positions the layers can go on behind: all, or 0."""
-        return min([count, *(memory.keep(count) for memory in self.caches)])
+    def keep(self, count: int, read: int = 0) -> int:
+        """How many of the first `count` of `read` positions the layers can go on behind: all, or
+        0."""
+        return min([count, *(memory.keep(count, read) for memory in self.caches)])
 
     def _chunks(self, tokens: Tensor, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Parts of tokens (B, S), and their positions, which stay on the CPU (ops/attend.py)."""

@@ -26,9 +26,10 @@ class LayerMemory(nn.Module):
         """Stand for a text of positions 0 to depth - 1, to measure a long context."""
         raise NotImplementedError
 
-    def keep(self, count: int) -> int:
+    def keep(self, count: int, read: int = 0) -> int:
         """The number of positions, `count` or 0, behind which the text can go on in another way.
-        A KV cache can at all: what it stored at later ones is not seen before it is replaced."""
+        read: how many have been read. A KV cache can at all, as what it stored at later ones is not
+        seen before it is replaced; but not where these lie in a window's earlier ones."""
         return count
 
     def go_back(self, count: int) -> None:
@@ -102,6 +103,10 @@ class KVCache(LayerMemory):
         self._write(positions, sides)
         key_chunk, value_chunk = (Chunk(decoded[name], past[name], before[name]) for name in sides)
         return key_chunk, value_chunk
+
+    def keep(self, count: int, read: int = 0) -> int:
+        # The next token does not see the position that lies a whole window before it.
+        return 0 if self.wraps and max(self.slots, count + 1) < read else count
 
     @property
     def wraps(self) -> bool:

@@ -56,7 +56,7 @@ class Columns(LayerMemory):
         self.first.fill_(depth)
         self.end.fill_(depth)
 
-    def keep(self, count: int) -> int:
+    def keep(self, count: int, read: int = 0) -> int:
         goes_on = int(self.oldest()) <= count <= int(self.end) or count == int(self.first)
         return count if goes_on else 0
 

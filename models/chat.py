@@ -94,18 +94,19 @@ class Chat:
         self._asked: tuple[str, list[int]] = ("", [])
 
     def ask(
-        self, line: str, keep: Callable[[int], int] = lambda count: count
+        self, line: str, keep: Callable[[int, int], int] = lambda count, read: count
     ) -> tuple[list[int], int]:
         """The ids to read for this line, and the position of the first of them in the caches.
 
         What the caches hold of the conversation is not read again, so far as they can `keep` it:
-        of a number of positions, how many. Raises UsageError for a line that cannot be asked.
+        of a number of positions, and of those that were read, how many. Raises UsageError for a
+        line that cannot be asked.
         """
         ids = self._conversation(line)
         same = 0
         while same < min(len(ids) - 1, len(self._cached)) and ids[same] == self._cached[same]:
             same += 1
-        self._asked, same = (line, ids), keep(same)
+        self._asked, same = (line, ids), keep(same, len(self._cached) + 1)
         return ids[same:], same
 
     def answered(self, ids: list[int]) -> None:

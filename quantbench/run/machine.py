@@ -55,7 +55,7 @@ class MachineUse:
 
     def sentence(self) -> str:
         """Who used the cores, without a full stop."""
-        this_one = f"this one used {self.own_cores:.1f}"
+        this_one = f"this process used {self.own_cores:.1f}"
         preempted = counted(self.involuntary_switches, "time")
         return f"{', '.join([*self.others(), this_one])} and was preempted {preempted}"
 

@@ -4,6 +4,7 @@ tests/ops/test_prefill_attention.py."""
 import pytest
 import torch
 
+from quantbench.generate import Generator
 from quantbench.kv_cache import CACHES, base
 from quantbench.kv_cache.dense import DenseKVCache
 from quantbench.kv_cache.eight_bit import Float8KVCache, Int8KVCache
@@ -11,6 +12,7 @@ from quantbench.kv_cache.int4 import Int4KVCache
 from quantbench.ops import attend as chunk
 from quantbench.ops.cpu.build import unavailable
 from quantbench.ops.kv import dequantize
+from tests.models.small import small_model
 from tests.ops.exact import UNIT
 from tests.ops.test_prefill_attention import BLOCK, made, pieces, sequence, through
 
@@ -147,3 +149,18 @@ def test_dense_keeps_every_bit(dtype):
     cache = DenseKVCache(2, 3, 50, 80, dtype, "cpu")
     cache.update(torch.arange(50), x, -x)
     assert torch.equal(cache.key_codes, x) and torch.equal(cache.value_codes, -x)
+
+
+def test_a_text_goes_on_behind_what_a_window_still_has():
+    """Only where a ring of slots has not replaced positions that the next token sees."""
+    model = small_model(window=8)
+    tokens = torch.randint(3, 96, (1, 40))
+    for read in (6, 8, 9, 30):
+        for count in (0, 3, read - 2, read - 1, read):
+            generator = Generator(model, 1, 40, decoder="modules")
+            generator.forward(tokens[:, :read])
+            kept = generator.keep(count, read)
+            assert kept in (0, count) and (kept == count or (read > 8 and count < read - 1))
+            others = torch.cat((tokens[:, :kept], torch.randint(3, 96, (1, 3))), 1)
+            y = generator.forward(others[:, kept:], kept)
+            torch.testing.assert_close(y, model(others)[:, kept:], rtol=1e-4, atol=1e-4)
