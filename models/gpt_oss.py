@@ -19,7 +19,7 @@ from quantbench.ops.kv import Scoring
 
 # fmt: off
 ROW = Architecture("quantbench.models.gpt_oss:GptOss", fields=ATTENTION_BIAS,
-    window=lambda number, _: number % 2 == 0, stacked_experts=True,
+    window=lambda number, _: number % 2 == 0, stacked_experts="rows",
     defaults={"max_position": 131072, "num_kv_heads": 8, "head_dim": 64, "norm_eps": 1e-5,
               "rope_theta": 150000.0, "sliding_window": 128, "qkv_bias": True,
               "attention_out_bias": True, "mlp_bias": True, "attention_sinks": True},

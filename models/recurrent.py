@@ -217,6 +217,7 @@ QWEN_3_5 = Architecture(defaults=QWEN_3_5_DEFAULTS, **QWEN_3_5_DENSE)
 QWEN_3_5_MIXTURE = Architecture(
     defaults=QWEN_3_5_DEFAULTS | {"num_kv_heads": 2, "ffn_dim": 512},
     experts=OF_512 | {"num_experts": 256, "num_experts_per_tok": 8},
+    stacked_experts="halves",
     **QWEN_3_5_MOE,
 )
 QWEN_3_NEXT_MIXTURE = Architecture(

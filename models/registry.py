@@ -75,8 +75,9 @@ class Architecture:
     fixed: Mapping[str, object] = field(default_factory=dict)
     # Parameter in the model → its names in the checkpoint, where they are not Llama's.
     weights: NameTable = field(default_factory=dict)
-    # Whether it stores experts stacked, and may hold them as mxfp4 (models/formats/mxfp4.py).
-    stacked_experts: bool = False
+    # How files may have experts stacked (models/formats/mxfp4.py): gate and up as "halves" of the
+    # rows, or each of every second row ("rows"); "": they have each on its own.
+    stacked_experts: str = ""
     interleaved: bool = False  # whether the checkpoint's rotary pairs are (2i, 2i + 1)
     # The share of a head that rotates, if absent; None: the key is understood as 1 alone.
     partial_rotary: float | None = None

@@ -105,7 +105,7 @@ class HuggingFace(MaybeQuantized):
         row = ARCHITECTURES.get(str(described.get("model_type")))
         weights = row.weights if row else {}
         if row is not None and row.stacked_experts:
-            tensors = method("mxfp4").separated(tensors)
+            tensors = method("mxfp4").separated(tensors, row.stacked_experts)
         if quantization := self._quantization:
             from quantbench.models.formats import quantized
 

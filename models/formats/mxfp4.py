@@ -7,8 +7,8 @@ A layer's X experts with N rows and K columns have, where gate and up are the ev
     mlp.experts.gate_up_proj_scales     (X, N, K / 32) uint8, powers of two (E8M0)
     mlp.experts.gate_up_proj_bias       (X, N)
 
-and mlp.experts.down_proj the same. Gemma 4 has experts.gate_up_proj (X, N, K), whose first half of
-rows is the gate, and experts.down_proj. https://huggingface.co/openai/gpt-oss-20b
+and mlp.experts.down_proj the same. Gemma 4 and Qwen3.5 have experts.gate_up_proj (X, N, K), whose
+first half of rows is the gate, and experts.down_proj. https://huggingface.co/openai/gpt-oss-20b
 """
 
 import functools
@@ -57,8 +57,10 @@ def _packed(parts: Parts) -> Packed:
     return Packed([blocks.flatten(1).contiguous()], scale, None, None, "fp4", 4, 32)
 
 
-def separated(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The checkpoint's tensors with those of each expert under Llama's names."""
+def separated(tensors: Mapping[str, StoredTensor], layout: str) -> dict[str, StoredTensor]:
+    """The checkpoint's tensors with those of each expert under Llama's names. layout: as
+    registry.Architecture.stacked_experts has it."""
+    halves = layout == "halves"
     out: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():
         match = _STACKED.fullmatch(name)
@@ -67,11 +69,10 @@ def separated(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
             out[name] = stored
             continue
         experts, matrix, kind = match.groups()
-        is_gemma = not experts.endswith(".mlp.experts")
-        parts = _halves(like.shape[1])[matrix] if is_gemma else _ROWS[matrix]
+        parts = _halves(like.shape[1])[matrix] if halves else _ROWS[matrix]
         for expert in range(len(like)):
             for linear, rows in parts.items():
-                take = functools.partial(_taken, expert, rows, kind is None and not is_gemma)
+                take = functools.partial(_taken, expert, rows, kind is None and not halves)
                 read = functools.partial(lambda take, read: take(read()), take, stored.read)
                 out[f"{experts}.{expert}.{linear}.{kind or 'weight'}"] = replace(
                     stored, read=read, like=take(like)

@@ -9,6 +9,7 @@ from quantbench.generate import Generator
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.loading import load_model
 from tests.models.hugging_face import OF_STATES, SIZES, TOKENS, assert_near, rewritten
+from tests.models.test_families import DELTA_EXPERTS
 
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
           "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
@@ -52,6 +53,8 @@ KINDS = {
     "qwen3_vl": {"text_config": {**TEXT, "head_dim": 16, "rope_parameters": MROPE},
                  "vision_config": {**OF_QWEN, "deepstack_visual_indexes": [0]}},
     "qwen3_5": {"text_config": {**QWEN_3_5, **PUBLISHED}, "vision_config": OF_QWEN},
+    "qwen3_5_moe": {"text_config": {**QWEN_3_5, **PUBLISHED, **DELTA_EXPERTS},
+                    "vision_config": OF_QWEN},
 }  # fmt: skip
 
 
@@ -74,7 +77,7 @@ def test_logits_are_those_of_the_picture_model(kind, tmp_path):
     assert checkpoint.notes[0].startswith(
         "pictures and sound are left out" if kind == "gemma4" else "pictures are left out"
     )
-    assert_near(load_model(str(folder))(TOKENS), expected, OF_STATES if kind == "qwen3_5" else 1e-4)
+    assert_near(load_model(str(folder))(TOKENS), expected, OF_STATES if "qwen3_5" in kind else 1e-4)
     with rewritten(folder) as tensors:  # in the other spelling of the prefix
         for name in [name for name in tensors if "language_model." in name]:
             spellings = ("model.language_model.", "language_model.model.")
@@ -82,7 +85,7 @@ def test_logits_are_those_of_the_picture_model(kind, tmp_path):
             tensors[other + name.removeprefix(here)] = tensors.pop(name)
         if "lm_head.weight" in tensors:
             tensors["language_model.lm_head.weight"] = tensors.pop("lm_head.weight")
-    assert_near(load_model(str(folder))(TOKENS), expected, OF_STATES if kind == "qwen3_5" else 1e-4)
+    assert_near(load_model(str(folder))(TOKENS), expected, OF_STATES if "qwen3_5" in kind else 1e-4)
     with rewritten(folder) as tensors:
         tensors["mtp.norm.weight"] = torch.ones(1)  # of the layers that draft
     load_model(str(folder))
@@ -90,6 +93,25 @@ def test_logits_are_those_of_the_picture_model(kind, tmp_path):
         tensors["model.third_tower.weight"] = torch.ones(1)
     with pytest.raises(CheckpointError, match="third_tower.weight, which the model would not read"):
         load_model(str(folder))
+
+
+def test_experts_stacked_as_published(tmp_path):
+    """transformers writes each on its own, and reads both."""
+    folder, expected = folder_of("qwen3_5_moe", tmp_path)
+    with rewritten(folder) as tensors:
+        for prefix in {name.partition(".experts.")[0] for name in tensors if ".experts." in name}:
+            parts = {"gate_proj": [], "up_proj": [], "down_proj": []}
+            for part, stack in parts.items():
+                while f"{prefix}.experts.{len(stack)}.{part}.weight" in tensors:
+                    stack.append(tensors.pop(f"{prefix}.experts.{len(stack)}.{part}.weight"))
+            gate, up, down = map(torch.stack, parts.values())
+            tensors[f"{prefix}.experts.gate_up_proj"] = torch.cat((gate, up), 1)
+            tensors[f"{prefix}.experts.down_proj"] = down
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    assert_near(theirs(input_ids=TOKENS).logits, expected)
+    assert_near(load_model(str(folder))(TOKENS), expected, OF_STATES)
 
 
 @pytest.mark.parametrize("kind", ["gemma4", "muse_glimmer"])
