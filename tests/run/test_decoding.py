@@ -25,8 +25,9 @@ def fused():
 
 def test_every_field_of_a_config_is_understood_or_refused():
     """A new field that changes the result refuses the op until somebody has taught it."""
-    # extras: keys that one architecture alone reads. The others: Gemma 4's.
+    # extras: keys that one architecture alone reads. The others: Gemma 4's, and states'.
     refused = {"extras", "attention_sinks", *gemma4_config.FIELDS}
+    refused |= {"gated_attention", "recurrent", "recurrent_layers"}
     assert {field.name for field in dataclasses.fields(ModelConfig)} == UNDERSTOOD | refused
 
 
