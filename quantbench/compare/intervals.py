@@ -52,14 +52,6 @@ class Compared:
         found = {number: of_arm(number) for number in range(len(self.results.arms))}
         return {number: turns for number, turns in found.items() if turns is not None}
 
-    def alone(self, number: int) -> Interval | None:
-        """Seconds per token of the arm's whole runs, beside no other arm: what slows them all is
-        in it. None before there is an interval."""
-        own = self.turns[number]
-        second = Turns(own.cycle, np.zeros_like(own.process), np.ones_like(own.seconds))
-        found = stats.intervals(second, {1: own}, self.floor, 1 - CONFIDENCE, self.spent)[1]
-        return found if np.isfinite(found.half_width) else None
-
     def best(self, among: Collection[int]) -> set[int]:
         """Those that may be the fastest whole run of them; all where nothing was compared."""
         able = {n for n in among if n in self.turns}

@@ -14,7 +14,7 @@ import numpy as np
 from quantbench import stats
 from quantbench.bench.answers import ArmFacts
 from quantbench.bench.store import ArmResult, Kind, Results
-from quantbench.compare.intervals import Compared
+from quantbench.compare.intervals import CONFIDENCE, Compared
 from quantbench.compare.limit import is_limit, limit_share, median, span
 from quantbench.compare.row import Row
 from quantbench.log.config import RunConfig
@@ -74,13 +74,21 @@ def limited(results: Results, number: int, found: Compared) -> Row:
             row.tok_s = float(1 / found.turns[number].seconds.mean())
             row.tok_s_all_rows = row.tok_s * run.config.batch_size
             row.weight_bytes_per_s = row.tok_s * run.weight_bytes
-            if own := found.alone(number):
-                row.tok_s_interval = [1 / own.high, 1 / own.low]
+            row.tok_s_interval = _ends_of_tok_s(found, number)
         row.decode_tok_s = tok_s(results, number, "decode") or row.decode_tok_s
         if prompts := results.turns(number, "prompt"):
             row.prefill_tok_s = tok_s(results, number, "prompt")
             row.time_to_first_token_s = statistics.fmean(turn.seconds for turn in prompts)
     return row
+
+
+def _ends_of_tok_s(found: Compared, number: int) -> list[float] | None:
+    """Of the arm's whole runs, next to no other arm: what slows them all is in it. None before
+    there is an interval."""
+    own = found.turns[number]
+    second = stats.Turns(own.cycle, np.zeros_like(own.process), np.ones_like(own.seconds))
+    each = stats.intervals(second, {1: own}, found.floor, 1 - CONFIDENCE, found.spent)[1]
+    return [1 / each.high, 1 / each.low] if np.isfinite(each.half_width) else None
 
 
 def _row(results: Results, number: int, arm: ArmResult, found: Compared) -> Row:
