@@ -88,6 +88,7 @@ def compare(
         text = as_json(results, rows, answer)
         files.write_text("--output", folder / FILE, text, follow=False)
         say(f"Wrote {', '.join((FILE, *report.WRITTEN))} into {folder}")
+    kept.file.close()
     shown: dict[str | None, Callable[[], str]] = {
         None: lambda: report.terminal(results, rows, answer),
         "md": lambda: report.markdown(results, rows, answer),

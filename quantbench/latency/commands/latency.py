@@ -88,6 +88,7 @@ def latency(
     text = report.report(measured)
     if folder:  # before stdout, which may be closed
         say(f"Wrote {', '.join(_write(folder, measured, text))} into {folder}")
+    kept.file.close()
     click.echo(text, nl=False)
     check_measured(measured)
 
