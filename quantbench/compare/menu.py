@@ -66,11 +66,16 @@ def select(needs: Mapping[str, int], free: int | None, most: int | None) -> list
     if baseline != BASELINES[0]:
         say(f"The baseline is {baseline}, as {BASELINES[0]} does not fit into {size(free or 0)}")
     others = [name for name in fitting if name != baseline]
-    # One scheme of each number of bits, then those with most: time may end before all are loaded,
-    # and a variant is not tried where the quality of a finer variant is far from the limit.
-    # What is calibrated comes last: it may take longer to load than all others.
+    # One scheme of each number of bits, then one of each other size, largest first: time may end
+    # before all are judged, and a variant is not tried where the quality of a finer variant is far
+    # from the limit. What is calibrated comes last: it may take longer to load than all others.
     first = (AS_IS, *START_WITH)
-    others.sort(key=lambda n: (n not in first, n != AS_IS and parse(n).calibrated, -needs[n]))
+    later = {name for name in others if name not in first}
+    slow = {name for name in later if parse(name).calibrated}
+    others.sort(key=lambda n: (n in later, n in slow, -needs[n]))
+    sizes = [needs[name] for name in others]
+    again = {name for place, name in enumerate(others) if needs[name] in sizes[:place]}
+    others.sort(key=lambda n: (n in later, n in slow, n in later & again))
     left_out = [name for name in others if most is not None and needs[name] > most]
     if left_out:
         named = ", ".join(f"{name} ({size(needs[name])})" for name in left_out)
