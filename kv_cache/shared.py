@@ -10,11 +10,11 @@ from quantbench.ops.kv import StoredCache
 
 
 class SharedKVCache(KVCache):
-    """Has no memory of its own: the earlier layer's cache holds all."""
+    """Holds nothing: the earlier layer's cache has all keys and values."""
 
     def __init__(self, source: KVCache) -> None:
         nn.Module.__init__(self)
-        self.__dict__["source"] = source  # no child: its buffers are not this one's
+        self.__dict__["source"] = source  # no child module: buffers count once
         self.format = source.format  # type: ignore[misc]
         self.slots, self.window, self.kernel = source.slots, source.window, source.kernel
 

@@ -34,7 +34,7 @@ class Columns(LayerMemory):
         super().__init__()
         self.recurrent, self.width = recurrent, recurrent.columns(dim)
         self.rows, self.dtype, self.device = rows, dtype, device
-        # Positions: the text begins at the first, and `end` is behind the last one.
+        # Positions of the text: `first`, and `end` behind the last.
         self.register_buffer("first", self._number(), persistent=False)
         self.register_buffer("end", self._number(), persistent=False)
         self.go_back(1)
@@ -52,7 +52,7 @@ class Columns(LayerMemory):
         return torch.zeros(1, dtype=torch.long, device=self.device)
 
     def fill(self, depth: int) -> None:
-        """The text begins there: what a step takes does not depend on what came before."""
+        """The text starts there: a step takes as long whatever came before."""
         self.first.fill_(depth)
         self.end.fill_(depth)
 
@@ -70,7 +70,7 @@ class Columns(LayerMemory):
         (rows, count, _), size = x.shape, self.ring.shape[1]
         positions = positions.to(self.ring.device, non_blocking=True)
         start = positions[:1]
-        # A text from position 0 on begins there, whatever was filled.
+        # A text from position 0 on starts there, whatever was filled.
         self.first.copy_(torch.where(start < self.first, start, self.first))
         before = start + torch.arange(1 - self.recurrent.kernel, 0, device=start.device)
         past = self.ring[:rows, before % size]
@@ -122,7 +122,7 @@ class DeltaState(Columns):
         start = positions[:1].to(self.state.device, non_blocking=True)
         begins = start <= self.first
         state = self.state[:rows].masked_fill(begins, 0)
-        # Of the stored tokens, those that the text still has.
+        # How many of the stored tokens the text still has.
         known = torch.where(begins, 0, start - self.read).clamp(0, back)
         tokens = self.tokens[:rows]
         new = torch.cat((key, value, decay[..., None], beta[..., None]), -1)

@@ -185,8 +185,8 @@ class ModelConfig:
     # window as they do, or none. Widths of their feed-forward networks; None: ffn_dim.
     shared_layers: tuple[int, ...] = ()
     shared_ffn_dim: int | None = None
-    # Width of each layer's own embedding of a token; 0: there is none. All layers' embeddings are
-    # one table, of `layer_input_vocab` tokens and so many layers.
+    # Width of each layer's own embedding of a token; 0: there is none. One table has them all, for
+    # `layer_input_vocab` tokens and `layer_input_layers` layers.
     layer_input_dim: int = 0
     layer_input_layers: int = 0
     layer_input_vocab: int = 0

@@ -70,7 +70,7 @@ class Gemma4Block(Block):
         self.attention = Gemma4Attention(config, number)
         self.feed_forward.activation = gelu
         if experts:
-            self.ffn_norm = nn.Identity()  # the networks have norms of their own
+            self.ffn_norm = nn.Identity()  # each network has its norm
         if P := config.layer_input_dim:
             self.input_gate = nn.Linear(config.dim, P, bias=False)
             self.input_projection = nn.Linear(P, config.dim, bias=False)

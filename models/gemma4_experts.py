@@ -1,6 +1,6 @@
 """The feed-forward networks of Gemma 4 with experts: one for all tokens, and a mixture beside it.
 
-Each has norms of its own before and behind it, and the router another, without weights.
+Each network has a norm before and a norm behind it, and the router a norm without weights.
 """
 
 import torch.nn.functional as F

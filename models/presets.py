@@ -81,7 +81,7 @@ _GEMMA_4 = {
 
 
 def _small_gemma_4(layers: int, shared: int, period: int) -> dict[str, Any]:
-    """Of layers with embeddings of their own, the last of which share keys and values."""
+    """Each layer has an embedding, and the last layers share keys and values."""
     return _GEMMA_4 | {
         "sliding_window": 512, "full_layers": tuple(range(period - 1, layers, period)),
         "shared_layers": tuple(range(layers - shared, layers)), "layer_input_dim": 256,

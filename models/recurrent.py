@@ -89,7 +89,7 @@ class Keys:
         return {key: accepts for key, (accepts, *_) in self.fields.items()}
 
     def read(self, config: Mapping[str, Any], count: int, where: object) -> dict[str, Any]:
-        """The fields of ModelConfig of a model with so many layers. Raises CheckpointError."""
+        """The fields of ModelConfig of a model of `count` layers. Raises CheckpointError."""
         kinds = config.get("layer_types") or [
             self.kind if self.has(i, config) else "full_attention" for i in range(count)
         ]

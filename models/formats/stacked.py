@@ -59,7 +59,7 @@ class StackedTensors:
         if missing:
             others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise CheckpointError(f"{self.where} lacks tensor {missing[0]}{others}")
-        # Which layers that read an earlier one's keys and values may have all the same.
+        # Published layers that read an earlier layer's keys and values have these even so.
         parts = [
             f"layers.{i}.attention.{part}.weight"
             for i in self.config.shared_layers
@@ -240,7 +240,7 @@ class StackedTensors:
 
 
 def _number(name: str) -> int:
-    """Of the layer of a parameter."""
+    """The layer's number, in the name of its parameter."""
     layer = _LAYER_NUMBER.match(name)
     assert layer is not None
     return int(layer[1])

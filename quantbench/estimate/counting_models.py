@@ -201,7 +201,7 @@ class _CountedCache:
         return key, value
 
     def stored(self, name: str, rows: int) -> Tensor:
-        """Of a layer that reads an earlier one's: `attend` counts what it reads."""
+        """The cache of a layer that reads an earlier layer's: `attend` counts what it reads."""
         return torch.empty(0, device="meta")
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:

@@ -62,7 +62,7 @@ def _pairs(block: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Divide]]
     networks = [name for name, module in block.named_modules() if type(module) is FeedForward]
     if isinstance(block, Block):
         attention = block.attention
-        # Others have a gate beside wqkv, or norm their values.
+        # Others have a gate as well as wqkv, or norm their values.
         usual = all(
             getattr(type(attention), name) is getattr(Attention, name)
             for name in ("forward", "projected")

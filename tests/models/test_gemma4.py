@@ -114,7 +114,7 @@ def test_recipes_and_calibration_refuse_layers_that_read_others(tmp_path):
 
 
 def test_its_estimates_count_every_layer():
-    """Of a step all weights but embeddings are read, whatever layers share."""
+    """A step reads all weights but embeddings, whatever layers share."""
     for name in ("gemma-4-E2B", "gemma-4-31B"):
         config = preset(name)
         count = count_model(Request(config, "none"), torch.device("cpu"), tokens=1, depth=64)

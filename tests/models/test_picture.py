@@ -17,7 +17,7 @@ OF_QWEN = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 
            "out_hidden_size": SIZES["hidden_size"]}  # fmt: skip
 TEXT = {**SIZES, "num_key_value_heads": 2}
 MROPE = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0}
-# What the published files say beside what transformers writes.
+# What the published files say in addition to what transformers writes.
 PUBLISHED = {
     "attn_output_gate": True, "output_gate_type": "swish", "mamba_ssm_dtype": "float32",
     "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "mlp_only_layers": [],
@@ -116,7 +116,7 @@ def test_experts_stacked_as_published(tmp_path):
 
 @pytest.mark.parametrize("kind", ["gemma4", "muse_glimmer"])
 def test_through_caches_beyond_the_window(kind, tmp_path):
-    """Muse-Glimmer has no text model of its own in transformers, so test_families has none."""
+    """Muse-Glimmer has no separate text model in transformers, so test_families has none."""
     folder, _ = folder_of(kind, tmp_path)
     made = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
