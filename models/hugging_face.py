@@ -154,7 +154,6 @@ def from_hugging_face(
     if missing:
         raise CheckpointError(f"{where}: config has no {', '.join(missing)}")
     check_keys(where, accepted, config)
-    config = row.prepared(config)
 
     values: dict[str, Any] = {"norm_eps": 1e-6, **row.defaults}
     theta = values.pop("rope_theta", 10000.0)

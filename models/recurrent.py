@@ -163,8 +163,18 @@ QWEN_3_NEXT: dict[str, Any] = {
 }
 
 
-def adjusted(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config of LFM2 with the width of its feed-forward networks as intermediate_size."""
+_WIDTHS = {  # keys from which LFM2 has the width of its feed-forward networks
+    "intermediate_size": COUNT, "block_ff_dim": COUNT, "block_multiple_of": COUNT,
+    "block_ffn_dim_multiplier": POSITIVE, "block_auto_adjust_ff_dim": TRUTH,
+}  # fmt: skip
+
+
+def described(config: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """A config of LFM2 with the width of its feed-forward networks as intermediate_size. Raises
+    CheckpointError for an impossible value."""
+    for key, accepts in _WIDTHS.items():
+        if config.get(key) is not None:
+            accepts.check(where, key, config[key])
     width = config.get("block_ff_dim") or config.get("intermediate_size") or 12288
     if config.get("block_auto_adjust_ff_dim") is not False:
         width = int(2 * width / 3)
@@ -187,11 +197,8 @@ LFM_2 = Architecture(
         "qk_norm": True, "tie_embeddings": True, "ffn_dim": 8192,
     },
     fields={"norm_eps": ("norm_eps",), "tie_embedding": ("tie_embeddings",)},
-    prepared=adjusted,
-    accepts={
-        "full_attn_idxs": NUMBERS, "block_ff_dim": COUNT, "block_multiple_of": COUNT,
-        "block_ffn_dim_multiplier": POSITIVE, "block_auto_adjust_ff_dim": TRUTH,
-    },
+    described="quantbench.models.recurrent:described",
+    accepts={"full_attn_idxs": NUMBERS, **_WIDTHS},
     harmless=("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale",
               "block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out",
               "conv_use_xavier_init", "num_heads", "use_pos_enc", "theta"),

@@ -84,8 +84,6 @@ class Architecture:
     required: tuple[str, ...] = ()  # keys beyond those that every architecture has
     # A function of a config.json and its name in messages: the same in the words of this table.
     described: str = ""
-    # A config whose keys are of the types that they may be, in other words.
-    prepared: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     recurrent: Any = None  # the models.recurrent.Keys of layers without attention
 
     @property
