@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from quantbench.kv_cache.base import KVCache
 from quantbench.models.config import ModelConfig
 from quantbench.models.gemma import Scale, gelu
-from quantbench.models.llama import Attention, Block, rotate
+from quantbench.models.llama import Attention, Block, embedding, rotate
 from quantbench.models.mixtral import Mixtral
 
 Stored = dict[int | None, tuple[Any, Any]]  # keys and values to attend to, by the layer's window
@@ -30,7 +30,7 @@ class Gemma4(Mixtral):
         super().__init__(config)
         if P := config.layer_input_dim:
             width = config.layer_input_layers * P
-            self.layer_embeddings = nn.Embedding(config.layer_input_vocab, width)
+            self.layer_embeddings = embedding(config.layer_input_vocab, width)
             self.layer_projection = nn.Linear(config.dim, width, bias=False)
             self.layer_norm = nn.RMSNorm(P, config.norm_eps)
 

@@ -49,7 +49,7 @@ class Transformer(nn.Module):
         self.config = config
         ropes = [(s.rope_theta, s.rope_scaling, s.rotates, s.head_dim) for s in config.layers]
         self.rotated_as = [ropes.index(rope) for rope in ropes]  # the first layer like each
-        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.tok_embeddings = embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(self.block(i) for i in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
@@ -333,6 +333,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------- its weights
+
+
+def embedding(rows: int, columns: int) -> nn.Embedding:
+    """nn.Embedding(rows, columns) whose initialization on the meta device does not import
+    torch._dynamo, which takes as long as importing torch."""
+    return nn.Embedding.from_pretrained(torch.randn(rows, columns), freeze=False)
 
 
 def weight_bytes(model: nn.Module) -> int:

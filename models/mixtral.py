@@ -173,7 +173,7 @@ class Router(nn.Module):
         self.mixture = mixture
         self.weight = nn.Parameter(torch.empty(mixture.num_experts, dim))
         self.bias = nn.Parameter(torch.zeros(mixture.num_experts)) if mixture.router_bias else None
-        nn.init.normal_(self.weight, std=0.02)
+        nn.init.uniform_(self.weight, -0.035, 0.035)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """tokens (T, D) → their experts' numbers (T, k) int64, and weights (T, k) float32."""
@@ -192,7 +192,7 @@ class Gate(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(1, dim))
-        nn.init.normal_(self.weight, std=0.02)
+        nn.init.uniform_(self.weight, -0.035, 0.035)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (T, D) → (T, 1) float32, from 0 to 1."""

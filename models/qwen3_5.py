@@ -98,7 +98,7 @@ class Gates(nn.Module):
         self.weight = nn.Parameter(torch.empty(2 * heads, dim))  # of beta, then of decay
         self.log_rate = nn.Parameter(torch.zeros(heads))
         self.shift = nn.Parameter(torch.ones(heads))
-        nn.init.normal_(self.weight, std=0.02)
+        nn.init.uniform_(self.weight, -0.035, 0.035)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, S, D) → decay, the logarithm of what is left, and beta; both (B, H, S) float32."""

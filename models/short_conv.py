@@ -18,7 +18,7 @@ class ShortConv(nn.Module):
         channels = recurrent.columns(dim)
         self.weight = nn.Parameter(torch.empty(channels, 1, recurrent.kernel))
         self.bias = nn.Parameter(torch.zeros(channels)) if recurrent.bias else None
-        nn.init.normal_(self.weight, std=recurrent.kernel**-0.5)
+        nn.init.kaiming_uniform_(self.weight)
 
     def forward(self, x: Tensor, positions: Tensor, memory: Columns) -> Tensor:
         """x (B, S, C) → (B, S, C) in float32."""

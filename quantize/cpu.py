@@ -5,13 +5,13 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchao.utils import TorchAOBaseTensor
 
 from quantbench.errors import KernelError
 from quantbench.ops.cpu import build, linear
 from quantbench.quantize.activation import rounded
 from quantbench.quantize.kernel import Kernel, RoundingLinear
 from quantbench.quantize.packed import PackedWeight
+from quantbench.quantize.parts_tensor import PartsTensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -55,11 +55,14 @@ class PackedLinear(RoundingLinear):
         return y if self.bias is None else y + self.bias
 
 
-class PackedTable(TorchAOBaseTensor):
+class PackedTable(PartsTensor):
     """The table (V, K) of an embedding whose rows are those of a PackedLinear."""
 
-    tensor_data_names = ["packed", "like"]
-    tensor_attribute_names = ["rows"]
+    tensors = ("packed", "like")
+    attributes = ("rows",)
+    packed: Tensor
+    like: PackedWeight
+    rows: int
 
     def __new__(cls, packed: Tensor, like: PackedWeight, rows: int) -> "PackedTable":
         """packed: the layer's bytes. like: the weight that they were made of, without its rows."""
@@ -69,26 +72,26 @@ class PackedTable(TorchAOBaseTensor):
         self.packed, self.like, self.rows = packed, like, rows
         return self
 
-    def __init__(self, *_: Any) -> None:
-        super().__init__()
+
+@PackedTable.implements(F.embedding)
+def _(func: Any, input: Tensor, weight: PackedTable, *_: Any, **options: Any) -> Tensor:
+    like = weight.like
+    rows = linear.rows_of(weight.packed, like.parts, like.columns, input.flatten())
+    return PackedWeight.of(rows, like.columns, like.dtype).dequantize().unflatten(0, input.shape)
 
 
 @PackedTable.implements(torch.ops.aten.embedding.default)
-@PackedTable.implements_torch_function(F.embedding)
-def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    # F.embedding takes (indices, weight), aten.embedding (weight, indices).
-    table, indices = args[:2] if isinstance(args[0], PackedTable) else (args[1], args[0])
-    like = table.like
-    rows = linear.rows_of(table.packed, like.parts, like.columns, indices.flatten())
-    return PackedWeight.of(rows, like.columns, like.dtype).dequantize().unflatten(0, indices.shape)
+def _(func: Any, weight: PackedTable, indices: Tensor, *_: Any, **options: Any) -> Tensor:
+    return F.embedding(indices, weight)
 
 
 @PackedTable.implements(torch.ops.aten._to_copy.default)
-def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _(
+    func: Any, input: PackedTable, *, dtype: Any = None, device: Any = None, **options: Any
+) -> Tensor:
     """Rows have another dtype; the bytes stay shared."""
-    table, dtype = args[0], kwargs.get("dtype")
-    packed = table.packed.to(kwargs.get("device") or table.device)
-    return PackedTable(packed, table.like.replaced(dtype=dtype or table.dtype), table.rows)
+    packed = input.packed.to(device or input.device)
+    return PackedTable(packed, input.like.replaced(dtype=dtype or input.dtype), input.rows)
 
 
 def no_cpu(spec: Any, device: torch.device, dtype: torch.dtype) -> str | None:

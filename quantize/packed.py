@@ -4,9 +4,9 @@
     F.linear(x, weight, bias)           # ops/reference.py's product, slow
     weight.dequantize()                 # (N, K) in weight.dtype
 
-It is built on torchao's base class, so it survives torch.compile, .to(), state_dict, deepcopy and
-slicing along rows. What its codes mean is ops/formats.py's. It only stores: a fast kernel is a
-module (quantize/kernel.py) that takes its parts, or makes another layout of them.
+It survives torch.compile, .to(), state_dict and deepcopy (parts_tensor.py), and slicing along rows.
+What its codes mean is ops/formats.py's. It only stores: a fast kernel is a module
+(quantize/kernel.py) that takes its parts, or makes another layout of them.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
-from torchao.utils import TorchAOBaseTensor, fill_defaults
 
 from quantbench.ops import formats, reference
 from quantbench.ops.formats import Packed
 from quantbench.quantize import activation
 from quantbench.quantize.activation import rounded
+from quantbench.quantize.parts_tensor import PartsTensor
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ TRACED_DIGEST = hashlib.sha256(b"".join(Path(path).read_bytes() for path in TRAC
 PLANE_NAMES = ("plane0", "plane1", "plane2")
 
 
-class PackedWeight(TorchAOBaseTensor):
+class PackedWeight(PartsTensor):
     """A quantized (N, K) weight: planes of codes, a scale (and a zero point) for every group.
 
     The fields are those of `ops.formats.Packed`, and three more: `dtype` is what it dequantizes to;
@@ -43,12 +43,24 @@ class PackedWeight(TorchAOBaseTensor):
     that they are not. A static rounding has the scale `activation_scale`, a float32 scalar.
     """
 
-    tensor_data_names = ["plane0", "scale"]
-    tensor_attribute_names = ["format", "bits", "group_size", "columns", "dtype"]
-    optional_tensor_data_names = [
-        *("plane1", "plane2", "zero", "tensor_scale", "outer", "activation_scale")
-    ]
-    optional_tensor_attribute_names = ["activation"]
+    tensors = (
+        *("plane0", "plane1", "plane2", "scale", "zero", "tensor_scale", "outer"),
+        "activation_scale",
+    )
+    attributes = ("format", "bits", "group_size", "columns", "dtype", "activation")
+    plane0: Tensor
+    plane1: Tensor | None
+    plane2: Tensor | None
+    scale: Tensor
+    zero: Tensor | None
+    tensor_scale: Tensor | None
+    outer: Tensor | None  # type: ignore[assignment]  # torch's method, which no weight needs
+    activation_scale: Tensor | None
+    format: str
+    bits: int
+    group_size: int
+    columns: int
+    activation: str | None
 
     def __new__(
         cls,
@@ -77,9 +89,6 @@ class PackedWeight(TorchAOBaseTensor):
         self.columns, self.activation = columns, activation
         self.activation_scale = activation_scale
         return self
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__()
 
     @classmethod
     def make(
@@ -121,12 +130,6 @@ class PackedWeight(TorchAOBaseTensor):
         planes = [plane for name in PLANE_NAMES if (plane := getattr(self, name)) is not None]
         scales = self.scale, self.zero, self.tensor_scale
         return Packed(planes, *scales, self.format, self.bits, self.group_size, self.outer)
-
-    def replaced(self, **changes: Any) -> "PackedWeight":
-        """The same weight with some fields changed; tensors are shared."""
-        names, attributes = self.__tensor_flatten__()
-        fields = {name: getattr(self, name) for name in names} | attributes | changes
-        return type(self)(**fields)
 
     def rows_of(self, ranges: Sequence[tuple[int, int]]) -> "PackedWeight":
         """The weight's rows in these ranges, one behind the other."""
@@ -198,63 +201,61 @@ def product(
     return y.to(x.dtype)
 
 
-@PackedWeight.implements(aten.linear.default)
-@PackedWeight.implements_torch_function(F.linear)
-def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    x, weight, bias = fill_defaults(args, 3, [None])
-    bias = kwargs.get("bias", bias)
+@PackedWeight.implements(aten.linear.default, F.linear)
+def _(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not isinstance(weight, PackedWeight):
         raise NotImplementedError("a PackedWeight is a weight, not an activation")
     rounding, static = weight.activation, weight.activation_scale
-    return product(reference.linear, x, weight.parts, rounding, bias, static)
+    return product(reference.linear, input, weight.parts, rounding, bias, static)
+
+
+@PackedWeight.implements(F.embedding)
+def _(func: Any, input: Tensor, weight: PackedWeight, *_: Any, **options: Any) -> Tensor:
+    flat = input.flatten()
+    rows = weight.of_rows(lambda part: part[flat])
+    return rows.dequantize().unflatten(0, input.shape)
 
 
 @PackedWeight.implements(aten.embedding.default)
-@PackedWeight.implements_torch_function(F.embedding)
-def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    # F.embedding takes (indices, weight), aten.embedding (weight, indices).
-    table, indices = args[:2] if isinstance(args[0], PackedWeight) else (args[1], args[0])
-    flat = indices.flatten()
-    rows = table.of_rows(lambda part: part[flat])
-    return rows.dequantize().unflatten(0, indices.shape)
+def _(func: Any, weight: PackedWeight, indices: Tensor, *_: Any, **options: Any) -> Tensor:
+    return F.embedding(indices, weight)
 
 
 @PackedWeight.implements(aten._to_copy.default)
-def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _(
+    func: Any, input: PackedWeight, *, dtype: Any = None, device: Any = None, **options: Any
+) -> Tensor:
     """Another dtype is what it dequantizes to from now on; the stored numbers stay."""
-    weight, device = args[0], kwargs.get("device") or args[0].device
-    moved = weight._apply_fn_to_data(lambda tensor: tensor.to(device, copy=True))
-    moved = moved.replaced(dtype=kwargs.get("dtype") or weight.dtype)
-    return return_and_correct_aliasing(func, args, kwargs, moved)
+    moved = input.of_parts(lambda part: part.to(device or input.device, copy=True))
+    moved = moved.replaced(dtype=dtype or input.dtype)
+    return return_and_correct_aliasing(func, (input,), options, moved)
 
 
 @PackedWeight.implements(aten.slice.Tensor)
-def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    weight, dim, start, end, step = fill_defaults(args, 5, [0, None, None, 1])
+def _(
+    func: Any, input: PackedWeight, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Tensor:
     if dim % 2 == 1:
         raise NotImplementedError("a PackedWeight can be sliced along its rows, not its columns")
-    rows = weight.of_rows(lambda part: func(part, 0, start, end, step))
-    return return_and_correct_aliasing(func, args, kwargs, rows)
+    rows = input.of_rows(lambda part: func(part, 0, start, end, step))
+    return return_and_correct_aliasing(func, (input, dim, start, end, step), {}, rows)
 
 
 @PackedWeight.implements(aten.index_select.default)
-def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    weight, dim, index = args
+def _(func: Any, input: PackedWeight, dim: int, index: Tensor) -> Tensor:
     if dim % 2 == 1:
         raise NotImplementedError("a PackedWeight's rows can be selected, not its columns")
-    return weight.of_rows(lambda part: part[index])
+    return input.of_rows(lambda part: part[index])
 
 
-@PackedWeight.implements(aten.split.Tensor)
-@PackedWeight.implements(aten.split_with_sizes.default)
-def _(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    weight, size, dim = fill_defaults(args, 3, [0])
+@PackedWeight.implements(aten.split.Tensor, aten.split_with_sizes.default)
+def _(func: Any, input: PackedWeight, size: Any, dim: int = 0) -> list[Tensor]:
     if dim % 2 == 1:
         raise NotImplementedError("a PackedWeight can be split along its rows, not its columns")
     if isinstance(size, int):
-        return [weight[start : start + size] for start in range(0, weight.shape[0], size)]
+        return [input[start : start + size] for start in range(0, input.shape[0], size)]
     ends = itertools.accumulate(size)
-    return [weight[end - rows : end] for end, rows in zip(ends, size, strict=True)]
+    return [input[end - rows : end] for end, rows in zip(ends, size, strict=True)]
 
 
 torch.serialization.add_safe_globals([PackedWeight])

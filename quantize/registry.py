@@ -276,7 +276,7 @@ def with_weight(module: Layer, weight: Tensor) -> Layer:
     The module itself is left as it is; a Parameter stays the same object."""
     rows, columns = weight.shape
     if isinstance(module, nn.Embedding):
-        layer: nn.Module = nn.Embedding(rows, columns, device="meta")
+        layer: nn.Module = nn.Embedding.from_pretrained(torch.empty(rows, columns, device="meta"))
     else:
         layer = nn.Linear(columns, rows, False, "meta")
         layer.bias = module.bias

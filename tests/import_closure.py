@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-RUN = "--quantization int8wo --num_samples 1 --max_new_tokens 4 --write_result none".split()
+RUN = "--num_samples 1 --max_new_tokens 4 --write_result none".split()
 LOADED = """
 import atexit, sys
 def imported():
     for module in list(sys.modules.values()):
-        if str(getattr(module, "__name__", "")).startswith("quantbench"):
+        name = str(getattr(module, "__name__", ""))
+        if name.startswith(("quantbench", "torch._dynamo", "torchao")):
             print("imported", getattr(module, "__file__", None))
 atexit.register(imported)
 from quantbench.commands.generate import generate
@@ -21,12 +22,19 @@ generate(sys.argv[1:])
 """
 
 
-def closure() -> list[Path]:
-    """The project's files that a run on the embedded model has imported when it ends."""
-    words = (sys.executable, "-c", LOADED, *RUN)
+def imported(*options: str) -> list[Path]:
+    """The files, of the project, torchao and torch._dynamo, that a run on the embedded model has
+    imported when it ends."""
+    words = (sys.executable, "-c", LOADED, *RUN, *options)
     run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = [line.split(" ", 1)[1] for line in run.stdout.splitlines() if "imported " in line]
     return sorted({Path(line).resolve() for line in lines if line.endswith(".py")})
+
+
+def closure() -> list[Path]:
+    """The project's own."""
+    files = imported("--quantization", "int8wo")
+    return [file for file in files if not {"torch", "torchao"} & {*file.parts}]
 
 
 if __name__ == "__main__":

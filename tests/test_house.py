@@ -11,9 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
+from quantbench.ops.cpu import build
 from tests import programs
-from tests.import_closure import closure
+from tests.import_closure import closure, imported
 from tests.programs import ROOT, copy_of_tree, python, ran
 
 KERNELS = ROOT / "quantbench" / "ops" / "cpu" / "src"
@@ -86,7 +88,22 @@ def test_without_a_room_the_others_work(lodger, closed):
 def test_a_plain_run_imports_few_of_our_files():
     """Raise neither number: import what few runs need where it is used."""
     counts = [len(file.read_text().splitlines()) for file in closure()]
-    assert len(counts) <= 82 and sum(counts) <= 13_650
+    assert len(counts) <= 83 and sum(counts) <= 13_800
+
+
+def test_a_run_that_quantizes_nothing_imports_neither_torchao_nor_the_compiler():
+    """Both take as long as importing torch: the first token would come that much later."""
+    files = imported("--quantization", "none", "--kv_cache", "int8")
+    assert any("torch" not in file.parts for file in files)
+    assert not [file for file in files if {"torch", "torchao"} & {*file.parts}]
+
+
+def test_a_constant_is_marked_as_torch_marks_it():
+    """build.constant_when_traced stands for torch's own, whose import takes long."""
+    ours, torchs = (lambda: 1), (lambda: 1)
+    build.constant_when_traced(ours)
+    torch.compiler.assume_constant_result(torchs)
+    assert vars(ours) == vars(torchs) != {}
 
 
 def test_a_class_name_has_one_class():

@@ -75,14 +75,16 @@ def attend(
 # ---------------------------------------------------------------------------- a prompt's chunk
 
 
-@torch.library.custom_op(
+torch.library.define(
     "quantbench::chunk_attention",
-    mutates_args=(),
-    schema="(Tensor query, Tensor key, Tensor value, Tensor past_key, Tensor? key_scale, "
+    "(Tensor query, Tensor key, Tensor value, Tensor past_key, Tensor? key_scale, "
     "Tensor past_value, Tensor? value_scale, str format, Tensor positions, int? window, "
     "float? scale, float? softcap, Tensor? old_key, Tensor? old_key_scale, Tensor? old_value, "
     "Tensor? old_value_scale, Tensor? sinks=None) -> Tensor",
 )
+
+
+@torch.library.impl("quantbench::chunk_attention", "default")
 def _chunk_attention(
     query, key, value, past_key, key_scale, past_value, value_scale, format, positions, window,
     scale, softcap, old_key, old_key_scale, old_value, old_value_scale, sinks=None,
@@ -127,7 +129,7 @@ def _chunk_attention(
     return output.to(query.dtype).reshape(B, H, S, D).contiguous()
 
 
-@_chunk_attention.register_fake
+@torch.library.register_fake("quantbench::chunk_attention")
 def _(query, *rest):
     return query.new_empty(query.shape)
 

@@ -22,18 +22,20 @@ def linear(x: Tensor, weight: Packed) -> Tensor:
     return torch.ops.quantbench.reference_linear(x, weight.planes, *scales, *coding)
 
 
-@torch.library.custom_op(
+torch.library.define(
     "quantbench::reference_linear",
-    mutates_args=(),
-    schema="(Tensor x, Tensor[] planes, Tensor scale, Tensor? zero, Tensor? tensor_scale, "
+    "(Tensor x, Tensor[] planes, Tensor scale, Tensor? zero, Tensor? tensor_scale, "
     "Tensor? outer, str format, int bits, int group_size) -> Tensor",
 )
+
+
+@torch.library.impl("quantbench::reference_linear", "default")
 def _reference_linear(x, planes, scale, zero, tensor_scale, outer, format, bits, group_size):
     packed = Packed(planes, scale, zero, tensor_scale, format, bits, group_size, outer)
     return F.linear(x.float(), dequantize(packed))
 
 
-@_reference_linear.register_fake
+@torch.library.register_fake("quantbench::reference_linear")
 def _(x, planes, scale, zero, tensor_scale, outer, format, bits, group_size):
     return x.new_empty((*x.shape[:-1], planes[0].shape[0]), dtype=torch.float32)
 

@@ -23,8 +23,9 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -38,6 +39,8 @@ ISAS = ("portable", *compiler.MACHINES.get(platform.machine(), ()))
 MAX_LIBRARIES = 10  # that stay in the cache: those that were used last
 MIN_STACK_BYTES = 1 << 20  # of a thread; a product's buffers take about 270 KB of it
 DIGEST_BYTES = hashlib.sha256().digest_size
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def unavailable() -> str | None:
@@ -108,7 +111,14 @@ def load() -> ctypes.CDLL:
     return library
 
 
-@torch.compiler.assume_constant_result
+def constant_when_traced(function: _Function) -> _Function:
+    """torch.compiler.assume_constant_result without importing torch._dynamo, which takes as long
+    as torch itself: most processes compile nothing."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_when_traced
 def ready() -> bool:
     """Load the C++ library, outside of what torch.compile traces."""
     load()

@@ -38,7 +38,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
-@torch.compiler.assume_constant_result
+@build.constant_when_traced
 def _takes_many(dtype: torch.dtype, columns: int) -> bool:
     """Whether C++ is faster than torch for many rows of x: with AMX, and where oneDNN has no
     instructions for the dtype and torch multiplies without vectors."""
