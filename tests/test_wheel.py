@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from quantbench.ops.cpu import build
 from tests.programs import copy_of_tree, python, ran
 
 # Files of the current folder, named as ours are, which must not be imported.
@@ -59,7 +60,9 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     tree = copy_of_tree(tmp_path_factory.mktemp("copy"))
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
-    pip = python("-m", "pip", "wheel", *options, "-w", folder, tree)
+    kernels = {"QUANTBENCH_PREBUILD": "1"} if build.refusal() is None else {}
+    words = ("-m", "pip", "wheel", *options, "-w", folder, tree)
+    pip = python(*words, env=os.environ | kernels)
     assert pip.returncode == 0, pip.stderr
     return next(folder.glob("*.whl"))
 
@@ -78,9 +81,12 @@ def elsewhere(tmp_path):
     return tmp_path
 
 
-def run(installed, folder, program, *arguments):
+def run(installed, folder, program, *arguments, without_compiler=False):
     unset = ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
+    if without_compiler:
+        environment |= {"PATH": str(installed), "XDG_CACHE_HOME": str(folder / "cache")}
+        environment |= dict.fromkeys(("CXX", "CXXFLAGS"), "")
     result = ran(installed / program, *arguments, cwd=folder, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
@@ -99,22 +105,31 @@ def test_what_is_in_it(wheel):
     listed = ran("git", "ls-files")
     if listed.returncode:
         pytest.skip("needs git: the tree is no checkout")
-    outside = ("tests/", "docs/", "benchmarks/", ".")
+    outside = ("tests/", "docs/", "benchmarks/", ".", "setup.py")
     files = {name for name in listed.stdout.splitlines() if not name.startswith(outside)}
     wanted = {name for name in files if "/" in name or name.endswith(".py")}
     links = {"quantbench/" + name for name in ("kv_cache", "models", "quantize")}
     wanted = {name for name in wanted - links if not name.endswith(".md")}
     packed = {f"quantbench/{name.removeprefix('quantbench/')}" for name in wanted}
     assert packed <= names
+    built = build.refusal() is None
+    assert [name for name in names if name.endswith(".so")] == [
+        f"quantbench/ops/cpu/prebuilt/{build.prebuilt().name}"
+    ] * built
+    assert ("py3-none-any" in wheel.name) is not built
     assert {"quantbench/ops/cpu/src/step/op.cpp", "quantbench/models/tiny/heldout.txt"} <= packed
 
 
 def test_generate_runs_on_the_embedded_model(installed, elsewhere):
+    """Where there is no compiler, with the kernels that the wheel brings."""
     command = ("generate", "--quantization", "int8wo", "--max-new-tokens", 4, "--num_samples", 1)
-    out = run(installed, elsewhere, "quantbench", *command, "--output_json_path", "runs.jsonl")
+    command += ("--output_json_path", "runs.jsonl")
+    out = run(installed, elsewhere, "quantbench", *command, without_compiler=True)
     assert "int8wo" in out
     (details,) = map(json.loads, (elsewhere / "runs.jsonl").read_text().splitlines())
     assert "quantbench" in json.dumps(details)
+    assert build.refusal() or "cpu-step" in out
+    assert not [*(elsewhere / "cache").rglob("*.so")]
     log = run(installed, elsewhere, "quantbench", "log", "check", "benchmarks.txt")
     assert log == "1 record, intact\n"
 

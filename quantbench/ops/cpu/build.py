@@ -1,4 +1,5 @@
-"""Building and loading the C++ kernels in src/. They are built when they are first needed.
+"""Building and loading the C++ kernels in src/. They are built when they are first needed, unless the
+wheel has them built (setup.py) and neither CXX nor CXXFLAGS asks for others.
 
 All *.cpp files are compiled into one library (compiling.py), which is cached in
 $XDG_CACHE_HOME/quantbench (~/.cache/quantbench) under a hash of the sources, the compiler and its
@@ -35,6 +36,7 @@ from quantbench.ops.cpu import compiler
 from quantbench.text import one_line, plain
 
 SOURCES = Path(__file__).parent / "src"
+PREBUILT = Path(__file__).parent / "prebuilt"
 ISAS = ("portable", *compiler.MACHINES.get(platform.machine(), ()))
 MAX_LIBRARIES = 10  # that stay in the cache: those that were used last
 MIN_STACK_BYTES = 1 << 20  # of a thread; a product's buffers take about 270 KB of it
@@ -55,7 +57,11 @@ def unavailable() -> str | None:
             "the C++ kernels' threads wait for each other, which needs a torch that runs threads "
             "by OpenMP, as the wheels on PyPI do"
         )
-    if reason := _small_stacks() or compiler.unavailable():
+    if reason := _small_stacks():
+        return reason
+    if _comes_built():
+        return None
+    if reason := compiler.unavailable():
         return reason
     try:
         library = _library()
@@ -149,6 +155,8 @@ def built() -> Path:
     that somebody else may have written is built again. Raises KernelError. A failed build is
     repeated only after the sources, the compiler or its flags have changed.
     """
+    if _comes_built():
+        return prebuilt()
     library = _library()
     if _intact(library):
         with contextlib.suppress(OSError):  # a folder that is read-only
@@ -173,11 +181,25 @@ def built() -> Path:
 
 def _library() -> Path:
     """Where the library is, or will be."""
-    parts = compiler.identity(compiler.command())
+    return files.cache_folder() / _name(compiler.identity(compiler.command()))
+
+
+def prebuilt() -> Path:
+    """Where a wheel has the library of these sources for this architecture, if it has one."""
+    return PREBUILT / _name([platform.machine()])
+
+
+def _comes_built() -> bool:
+    chosen = os.environ.get("CXX") or os.environ.get("CXXFLAGS")
+    return PREBUILT.is_dir() and not chosen and prebuilt().is_file()
+
+
+def _name(parts: list[str]) -> str:
+    """The file name of a library of the sources, and of what else it depends on."""
     for path in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
         parts += [str(path.relative_to(SOURCES)), path.read_text(encoding="utf-8")]
     key = "\0".join(parts).encode()
-    return files.cache_folder() / f"kernels-{_digest(key).hex()[:16]}.so"
+    return f"kernels-{_digest(key).hex()[:16]}.so"
 
 
 def options_of_inductor() -> dict[str, Any]:
