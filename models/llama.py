@@ -336,8 +336,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def embedding(rows: int, columns: int) -> nn.Embedding:
-    """nn.Embedding(rows, columns) of uniform numbers. For normal ones on the meta device torch would
-    import torch._dynamo, which takes as long as importing torch."""
+    """nn.Embedding(rows, columns) of uniform numbers: for normal ones on the meta device torch
+    would import torch._dynamo, which takes as long as importing torch."""
     weight = torch.empty(rows, columns).uniform_(-1, 1)
     return nn.Embedding.from_pretrained(weight, freeze=False)
 

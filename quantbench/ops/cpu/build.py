@@ -1,5 +1,5 @@
-"""Building and loading the C++ kernels in src/. They are built when they are first needed, unless the
-wheel has them built (setup.py) and neither CXX nor CXXFLAGS asks for others.
+"""Building and loading the C++ kernels in src/. They are built when they are first needed, unless
+the wheel brings them (setup.py) and neither CXX nor CXXFLAGS asks for others.
 
 All *.cpp files are compiled into one library (compiling.py), which is cached in
 $XDG_CACHE_HOME/quantbench (~/.cache/quantbench) under a hash of the sources, the compiler and its
