@@ -213,7 +213,7 @@ ARCHITECTURES = Rows({
         converted={"no_rope_layers": unrotated},
         fixed={"use_sliding_window": False, "sliding_window": None}),
     "granite": Architecture(LLAMA, {"max_position": 2048, "attention_scale": 1.0},
-        fields={**BIASES, **GRANITE_KEYS}),
+        fields={**BIASES, **GRANITE_KEYS, "no_rope_layers": ("no_rope_layers",)}),
     "ministral3": Architecture(LLAMA, window=every_layer, required=("rope_parameters",),
         defaults={"max_position": 262144, "num_kv_heads": 8, "head_dim": 128, "norm_eps": 1e-5}),
     "olmo2": Architecture(LLAMA, OLMO_DEFAULTS, fields=ATTENTION_BIAS, weights=NORMS_BEHIND),

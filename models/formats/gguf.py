@@ -49,6 +49,9 @@ _KINDS = {
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
     "mistral3": "ministral3",
+    "gpt-oss": "gpt_oss",
+    "granitehybrid": "granite",  # without Mamba layers
+    "gemma4": "gemma4_text",
     **gguf_recurrent.KINDS,
 }
 # Whose rows of queries and keys llama.cpp's converter reorders: it rotates neighbouring ones.
@@ -72,6 +75,7 @@ _GRANITE = {
     "residual_scale": "residual_multiplier",
     "attention.scale": "attention_multiplier",
     "logit_scale": "logits_scaling",
+    "expert_shared_feed_forward_length": "intermediate_size",  # Granite 4's, without experts
 }
 _ROPE = {  # keys of rotary scaling, in the words of rope_parameters
     "rope.scaling.factor": "factor",
@@ -160,8 +164,15 @@ class Gguf(MaybeQuantized):
         yield "model_type", self.kind
         row, prefix = ARCHITECTURES[self.kind], f"{self.metadata['general.architecture']}."
         words = _CONFIG | (_EXPERTS if row.experts else {})
+        if row.experts and "moe_intermediate_size" not in row.accepts:
+            words |= {"expert_feed_forward_length": "intermediate_size"}
         words |= _GRANITE if self.kind == "granite" else {}
         words |= gguf_recurrent.WORDS if row.recurrent else {}
+        is_gemma4 = self.kind == "gemma4_text"
+        if is_gemma4:
+            from quantbench.models.formats import gguf_gemma4
+
+            words |= gguf_gemma4.WORDS
         words |= _LOCAL if "rope_local_base_freq" in row.fields else {}
         base = self.metadata.get(f"{prefix}rope.freq_base")
         rope = {"rope_type": self.metadata.get(f"{prefix}rope.scaling.type") or "none"}
@@ -170,10 +181,12 @@ class Gguf(MaybeQuantized):
                 continue
             word = key.removeprefix(prefix)
             windows = word == "attention.sliding_window_pattern" and row.window
+            if (is_gemma4 and word in gguf_gemma4.OTHERS) or self._is_of_other_layers(word):
+                continue
             if word in _ROPE:
                 rope[_ROPE[word]] = _number(value)
             elif word in words:
-                yield words[word], _number(value)
+                yield words[word], _number(_alike(value, self.metadata.get(f"{prefix}block_count")))
             elif windows and isinstance(value, list):
                 kinds = "full_attention", "sliding_attention"
                 yield "layer_types", [kinds[bool(narrow)] for narrow in value]
@@ -200,12 +213,19 @@ class Gguf(MaybeQuantized):
             yield from gguf_recurrent.described(self.metadata, prefix, self.blocks)
         if self.kind == "qwen3_moe":
             yield "norm_topk_prob", True
-        if self.kind.startswith("gemma"):  # as llama.cpp has it: the 27B models differ
+        if is_gemma4:
+            yield from gguf_gemma4.described(self.files[0], self.metadata, self.blocks)
+        elif self.kind.startswith("gemma"):  # as llama.cpp has it: the 27B models differ
             layers = self.metadata.get(f"{prefix}block_count")
             width, heads, head = (self.metadata.get(prefix + key) for key in _HEADS)
             large = (self.kind, layers) in (("gemma2", 46), ("gemma3_text", 62))
             if type(width) is int and type(heads) is int and heads:
                 yield "query_pre_attn_scalar", width // heads if large else head
+
+    def _is_of_other_layers(self, word: str) -> bool:
+        """Whether a key describes layers that a Granite 4 without Mamba layers does not have."""
+        has_states = any("ssm_" in name for name in self.blocks)
+        return self.kind == "granite" and word.startswith("ssm.") and not has_states
 
     def _rotary(
         self, prefix: str, rope: dict[str, Any], row: Architecture
@@ -214,6 +234,9 @@ class Gguf(MaybeQuantized):
         layers = self.metadata.get(f"{prefix}block_count")
         if self.kind == "smollm3" and type(layers) is int:  # llama.cpp has no key for it
             yield "no_rope_layers", [int((i + 1) % 4 != 0) for i in range(layers)]
+        rotates = self.metadata.get(f"{prefix}rope.scaling.finetuned", True)
+        if self.kind == "granite" and not rotates and type(layers) is int:
+            yield "no_rope_layers", list(range(layers))  # as llama.cpp understands it
         if row.partial_rotary is not None:
             rotated = self.metadata.get(f"{prefix}rope.dimension_count")
             width, heads, head = (self.metadata.get(prefix + key) for key in _HEADS)
@@ -233,6 +256,8 @@ class Gguf(MaybeQuantized):
                     f"{self.files[0]}: {extra[0]} of rotary scaling is given, and no type of it"
                 )
             rope = {"rope_type": "default"}
+        if self.kind == "gpt_oss":
+            rope["truncate"] = False
         if "mscale_all_dim" in rope:
             rope["mscale"] = 1.0
         yield "rope_parameters", rope
@@ -280,9 +305,18 @@ class Gguf(MaybeQuantized):
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
         kind = kinds.get(self.metadata["general.architecture"], gguf.MODEL_ARCH.LLAMA)
         table = gguf.get_tensor_name_map(kind, config.num_layers)
-        weights = row.weights
+        weights = {  # tensors of layers are called weights or biases
+            name if parts[0].endswith(".weight") else name.removesuffix(".weight"): parts
+            for name, parts in row.weights.items()
+        }
         if row.recurrent:
             weights = gguf_recurrent.weights(weights, self.blocks)
+        elif self.kind == "gemma4_text":
+            from quantbench.models.formats import gguf_gemma4
+
+            weights |= gguf_gemma4.WEIGHTS
+        if any("ffn_gate_up_exps" in name for name in self.blocks):
+            weights["feed_forward.experts.#.w13"] = ("mlp.experts.#.gate_up_proj",)
         in_hugging_face = names.of_architecture(weights)
 
         def in_file(name: str) -> tuple[str, ...]:
@@ -290,7 +324,9 @@ class Gguf(MaybeQuantized):
 
         stored: dict[str, StoredTensor] = {}
         for name, tensor in self.blocks.items():
-            if STACKED in name:
+            if self.kind == "gemma4_text" and name.endswith(".scale"):
+                stored[gguf_gemma4.in_hugging_face(name)] = self._stored(name, tensor)
+            elif STACKED in name:
                 experts = range(tensor.shape[0])
                 stored |= {f"{name}[{i}]": self._stored(name, tensor.expert(i)) for i in experts}
             elif row.recurrent and gguf_recurrent.drafts(name, config.num_layers):
@@ -301,7 +337,7 @@ class Gguf(MaybeQuantized):
         return StackedTensors(self.files[0], stored, in_file, config, interleaved, device)
 
     def _stored(self, name: str, tensor: GgufTensor) -> StoredTensor:
-        offset = self.kind.startswith(("gemma", "qwen3_5", "qwen3_next"))
+        offset = self.kind.startswith(("gemma2", "gemma3", "qwen3_5", "qwen3_next"))
         if offset and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight"):
             # llama.cpp adds 1 beforehand
             return StoredTensor(tensor.file, lambda: tensor.read() - 1)
@@ -330,6 +366,12 @@ class Gguf(MaybeQuantized):
 def _number(value: Any) -> Any:
     """A float32 as it was written: 1e-05, not 9.999999747378752e-06."""
     return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def _alike(value: Any, layers: Any) -> Any:
+    """A number that a file may give for each of so many layers; the list where layers differ."""
+    is_alike = isinstance(value, list) and len(value) == layers and len(set(value)) == 1
+    return value[0] if is_alike else value
 
 
 def _first_part(path: Path) -> Path:

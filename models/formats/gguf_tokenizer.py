@@ -23,6 +23,17 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT_4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDINGS}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDINGS}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN_2 = LLAMA_3_SPLIT.replace("{1,3}", "")
+# Marks are letters.
+_QWEN_3_5 = _QWEN_2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
+    r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}"
+)
 # How text is cut before its bytes are merged, by tokenizer.ggml.pre: a pattern, whether
 # each digit is a part, and whether text is normalized to NFC.
 _CUTS: dict[str, tuple[str | None, bool, bool]] = {
@@ -32,20 +43,27 @@ _CUTS: dict[str, tuple[str | None, bool, bool]] = {
     "olmo": (None, False, True),
     "llama-bpe": (LLAMA_3_SPLIT, False, False),
     "dbrx": (LLAMA_3_SPLIT, False, False),
-    "qwen2": (LLAMA_3_SPLIT.replace("{1,3}", ""), False, True),
+    "qwen2": (_QWEN_2, False, True),
+    "qwen35": (_QWEN_3_5, False, True),
+    "gpt-4o": (_GPT_4O, False, False),
     "tekken": (_TEKKEN, False, False),
     "pixtral": (_TEKKEN, False, False),  # later vocabularies of the same kind
 }
 # Other names that llama.cpp takes for one of these (llama-vocab.cpp), of families that are read.
 _SAME = {
-    **dict.fromkeys(("llama3", "llama-v3", "falcon3"), "llama-bpe"),
+    **dict.fromkeys(("llama3", "llama-v3", "falcon3", "falcon-h1", "midm-2.0"), "llama-bpe"),
+    "lfm2": "llama-bpe",
+    **dict.fromkeys(("llama4", "kanana2"), "gpt-4o"),
     **dict.fromkeys(("smaug-bpe", "glm4", "chatglm-bpe"), "dbrx"),
     **dict.fromkeys(("deepseek-r1-qwen", "kormo", "megrez", "f2llmv2"), "qwen2"),
     **dict.fromkeys(("refact", "starcoder", "command-r", "exaone", "minerva-7b"), "smollm"),
+    "codeshell": "smollm",
     **dict.fromkeys(("phi-2", "gigachat", "a.x-4.0", "mellum", "granite-docling"), "gpt-2"),
+    **dict.fromkeys(("mpt", "jais", "trillion", "exaone4"), "gpt-2"),
 }
-_WHOLE_FIRST = ("llama-bpe", "tekken", "pixtral")  # a token's own text is not merged from bytes
-_OPENS = _WHOLE_FIRST  # with a token that opens a sequence, unless the file denies it
+# A token's own text is not merged from bytes.
+_WHOLE_FIRST = ("llama-bpe", "tekken", "pixtral", "gpt-4o")
+_OPENS = _WHOLE_FIRST[:3]  # with a token that opens a sequence, unless the file denies it
 
 NO_PATTERN = (
     "The GGUF file lacks tokenizer.ggml.pre, the pattern by which text is cut: GPT-2's is used, "
@@ -151,7 +169,7 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
         name: get(f"ggml.{name}_token_id", None, range(len(tokens)).__contains__)
         for name in ("bos", "eos", "eot", "eom", "unknown")
     }
-    opens = get("ggml.add_bos_token", kind == "llama" or pre in _OPENS)
+    opens = get("ggml.add_bos_token", kind != "gpt2" or pre in _OPENS)
     bos, eos = (None if ids[name] is None else tokens[ids[name]] for name in ("bos", "eos"))
     template = get("chat_template", None)
     notes = {"bos_token": bos, "add_bos_token": opens, "eos_token": eos, "chat_template": template}
@@ -180,13 +198,16 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
             )
         merges = get("ggml.merges", [])
         name, data = "tokenizer.json", json.dumps(_json(tokens, types, merges, pre)).encode()
+    elif kind == "gemma4":
+        content = _of_gemma(tokens, types, get("ggml.merges", []))
+        name, data = "tokenizer.json", json.dumps(content).encode()
     elif kind == "llama":
         scores = get("ggml.scores", [0.0] * len(tokens), numbers)
         prefix = get("ggml.add_space_prefix", True)
         name, data = "tokenizer.model", _sentencepiece(tokens, types, scores, bos, eos, prefix)
     else:
         raise CheckpointError(
-            f"{file}: tokenizer.ggml.model {shown(kind)} is not read; gpt2 and llama are"
+            f"{file}: tokenizer.ggml.model {shown(kind)} is not read; gpt2, llama and gemma4 are"
         )
     return {
         name: data,
@@ -214,14 +235,9 @@ def _json(
         cuts.append({"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False})
     bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     cuts.append({**bytes_, "use_regex": pattern is None})
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {
         "version": "1.0",
-        "added_tokens": [
-            {"id": id, "content": token, **flags, "special": types[id] == _CONTROL}
-            for id, token in enumerate(tokens)
-            if types[id] in (_CONTROL, _USER_DEFINED)
-        ],
+        "added_tokens": _added(tokens, types),
         "normalizer": {"type": "NFC"} if composed else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts},
         "decoder": {**bytes_, "use_regex": True},
@@ -232,6 +248,45 @@ def _json(
             "ignore_merges": pre in _WHOLE_FIRST,
         },
     }
+
+
+def _added(tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return [
+        {"id": id, "content": token, **flags, "special": types[id] == _CONTROL}
+        for id, token in enumerate(tokens)
+        if types[id] in (_CONTROL, _USER_DEFINED)
+    ]
+
+
+def _of_gemma(tokens: Sequence[str], types: Sequence[int], merges: Sequence[str]) -> dict[str, Any]:
+    """As `_json`, of Gemma 4's BPE: of letters, with spaces as U+2581, and of bytes where a letter
+    is no piece. llama.cpp's converter calls some added tokens normal: those that no merge makes."""
+    merged = {merge[:1] + merge[1:].replace(" ", "", 1) for merge in merges}
+    types = [
+        _USER_DEFINED if kind == _NORMAL and len(token) > 1 and token not in merged else kind
+        for token, kind in zip(tokens, types, strict=True)
+    ]
+    space, text = {"String": " "}, {"type": "Replace", "content": "\u2581"}
+    unknown = tokens[types.index(_UNKNOWN)] if _UNKNOWN in types else None
+    back = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+    return {
+        "version": "1.0",
+        "added_tokens": _added(tokens, types),
+        "normalizer": {**text, "pattern": space},
+        "pre_tokenizer": {"type": "Split", "pattern": space, "behavior": "MergedWithPrevious",
+                          "invert": False},
+        "decoder": {"type": "Sequence",
+                    "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {
+            "type": "BPE",
+            "vocab": {token: id for id, token in enumerate(tokens)},
+            "merges": merges,
+            "unk_token": unknown,
+            "fuse_unk": True,
+            "byte_fallback": True,
+        },
+    }  # fmt: skip
 
 
 def _sentencepiece(

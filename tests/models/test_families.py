@@ -136,10 +136,10 @@ ROWS = {
 GEMMA_4S = {name for name in ROWS if name.startswith("gemma4")}
 
 
-def made(family: str):
+def made(family: str, **changes):
     """A random model, of drawn sizes if it is of ROWS."""
     if family in FAMILIES:
-        return model(family)
+        return model(family, **changes)
     kind, more, _ = ROWS[family]
     width = 8 if "longrope" in family else random.choice((8, 16))
     sizes = {
@@ -149,7 +149,7 @@ def made(family: str):
         "num_hidden_layers": 2, "vocab_size": 96, "max_position_embeddings": 256,
         "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
-    made = drawn(AutoConfig.for_model(kind, **sizes | more))
+    made = drawn(AutoConfig.for_model(kind, **sizes | more | changes))
     if family in GEMMA_4S:  # whose scores are not scaled: drawn ones would magnify every rounding
         for layer in made.model.layers:
             layer.self_attn.q_norm.weight.mul_(0.25)

