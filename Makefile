@@ -22,7 +22,7 @@ FAST_TESTS = tests/test_house.py tests/test_test_run.py tests/log tests/models \
 	$(addprefix tests/quantize/test_,spec.py numbers.py) tests/kv_cache/test_caches.py \
 	tests/bench/test_session.py tests/compare/test_recommend.py tests/stats tests/log/test_log_tables.py tests/run/test_sizes.py
 
-.PHONY: size demo models benchmarks real-model screenshots test test-fast test-arm test-amx check docs test-gpu gpu-first gpu-right gpu-fast gpu-wheels gpu-report gpu-tests gpu-layers gpu-decode \
+.PHONY: size demo models benchmarks real-model screenshots test test-fast fuzz test-arm test-amx check docs test-gpu gpu-first gpu-right gpu-fast gpu-wheels gpu-report gpu-tests gpu-layers gpu-decode \
 	gpu-prompts cpu-report gpu-compile trust sanitize sanitize-threads clean
 .SILENT: size demo models real-model sanitize sanitize-threads .venv/installed .venv/installed-dev .venv/installed-docs
 
@@ -214,6 +214,10 @@ benchmarks: models
 # Thousands of simulated sessions, ten minutes, into docs/data/trust.json.
 trust: .venv/installed-dev
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(PY) -m tests.trust.simulation
+
+# Damaged files of every kind that others write, an hour and a half of one core.
+fuzz: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz $(ARGS)
 
 check: .venv/installed-dev
 	$(PY) -m ruff check .

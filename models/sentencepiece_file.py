@@ -94,7 +94,8 @@ def _processor(path: Path, data: bytes) -> Any:
     model = SentencePieceProcessor()
     try:
         model.LoadFromSerializedProto(data)
-    except RuntimeError as error:
+        model.id_to_piece([*range(model.vocab_size())])  # all of them UTF-8
+    except (RuntimeError, UnicodeDecodeError) as error:
         raise CheckpointError(
             f"{path} is not a whole sentencepiece model; copy or download it again"
         ) from error

@@ -165,6 +165,9 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
     def numbers(value: Any) -> bool:
         return len(value) == len(tokens)
 
+    def kinds(value: Any) -> bool:
+        return numbers(value) and {*value} <= {*range(_BYTE + 1)}  # 0 says nothing
+
     ids = {
         name: get(f"ggml.{name}_token_id", None, range(len(tokens)).__contains__)
         for name in ("bos", "eos", "eot", "eom", "unknown")
@@ -175,12 +178,12 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
     notes = {"bos_token": bos, "add_bos_token": opens, "eos_token": eos, "chat_template": template}
     notes["legacy"] = True  # llama.cpp puts a space behind each special token, too
     ends = [ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None]
-    types = list(get("ggml.token_type", [_NORMAL] * len(tokens), numbers))
+    types = list(get("ggml.token_type", [_NORMAL] * len(tokens), kinds))
     if _UNKNOWN not in types and ids["unknown"] is not None:
         types[ids["unknown"]] = _UNKNOWN
     same = twins(tokens)  # no format of tokenizers has a piece twice, or an empty one
     types = [
-        _UNUSED if id in same else types[id] if piece else _CONTROL
+        _UNUSED if id in same else types[id] or _NORMAL if piece else _CONTROL
         for id, piece in enumerate(tokens)
     ]
     tokens = [
