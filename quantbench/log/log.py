@@ -246,7 +246,8 @@ def read(path: FilePath) -> LogContent:
         raise LogError(
             f"{shown_path(path)} is no log: byte {column + 1} is zero, as in binary data"
         )
-    lines = data.decode("utf-8", "surrogateescape").split("\n")
+    text = data.decode("utf-8-sig", "surrogateescape").replace("\r\n", "\n")  # as Windows writes it
+    lines = text.split("\n")
     reading = LogContent()
     for number, line in enumerate(lines, start=1):
         if len(line) > LONGEST_LINE:

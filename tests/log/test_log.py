@@ -298,6 +298,17 @@ def test_check_of_the_reference_log():
     )
 
 
+def test_a_log_that_went_through_an_editor_of_windows(tmp_path):
+    """With other line ends, and a mark of the byte order in front of the first record."""
+    lines = [line for line in OLD_LOG.read_bytes().splitlines(True) if line.startswith(b"20")]
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(lines))
+    records = read_log(path).records
+    path.write_bytes(b"\xef\xbb\xbf" + b"".join(lines).replace(b"\n", b"\r\n"))
+    again = read_log(path)
+    assert again.records == records and len(records) == 29 and not again.bad
+
+
 def test_check_names_every_bad_line(tmp_path):
     path = tmp_path / "log"
     path.write_text(f"llama 2\n{LINE}\n\n{LINE.replace('tok/s=', 'tok/s= ')}\n{LINE[:60]}\n")
