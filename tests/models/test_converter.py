@@ -171,8 +171,6 @@ def converted(tokenizers, tmp_path_factory):
         options = ["--outtype", "f32"]
         if family.startswith(("qwen3.5", "qwen3-next")):
             options += ["--no-mtp"]
-        if family == "qwen-3-moe":  # gate and up of an expert as one matrix
-            options += ["--fuse-gate-up-exps"]
         pre = "" if kind in ("sentencepiece", "gemma") else kind
         file = convert(folder / "model", folder / "model.gguf", *options, pre=pre)
         made[family] = folder / "model", file, theirs
