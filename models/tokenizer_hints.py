@@ -58,8 +58,8 @@ class Hints:
 
     def names_of(self, tokenizer: "Tokenizer") -> dict[str, str]:
         """Special tokens by the names of NAMED: the file's own words, or, where it has neither a
-        beginning nor an end, those of the ids."""
-        if not self.named.keys().isdisjoint(("bos_token", "eos_token")):
+        beginning nor an end, those of the ids; for the file's own template its words alone."""
+        if self.chat_template or not self.named.keys().isdisjoint(("bos_token", "eos_token")):
             return {name: piece for name, piece in self.named.items() if piece is not None}
         pieces = {id: piece for piece, id in tokenizer.special.items()}
         ends = [pieces[id] for id in sorted(tokenizer.eos_ids) if id in pieces]
@@ -91,6 +91,9 @@ class Hints:
             for key in NAMED
             if key in names
         }
+        for key in ("extra_special_tokens", "model_specific_special_tokens"):  # names of a model
+            if isinstance(names.get(key), dict):
+                named |= {name: _text(file, key, token) for name, token in names[key].items()}
         lists = [names.get(f"{kind}_special_tokens") for kind in ("additional", "extra")]
         listed = [token for tokens in lists if isinstance(tokens, list) for token in tokens]
         special = [_text(file, "additional_special_tokens", token) for token in listed]

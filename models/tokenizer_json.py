@@ -1,6 +1,7 @@
 """tokenizer.json, by the library that defines it."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from quantbench.errors import CheckpointError
 from quantbench.models.tokenizer import LLAMA_3_BEGINNING, Tokenizer
-from quantbench.models.tokenizer_hints import Hints
+from quantbench.models.tokenizer_hints import Added, Hints
 from quantbench.typed_json import parsed
 
 MOST_GROWTH = 1000  # times: what replacements may lengthen a text
@@ -35,6 +36,7 @@ class JsonTokenizer(Tokenizer):
                     f"{path}: its {part} may lengthen a text {growth:.3g} times; accepted is "
                     f"up to {MOST_GROWTH}"
                 )
+        self._add(hints)
         self._model.no_truncation()
         self._model.no_padding()
         self._model.encode_special_tokens = True  # encode them as text when text contains them
@@ -57,8 +59,26 @@ class JsonTokenizer(Tokenizer):
         opens = template and template[0] not in self._endings(hints)
         # Early Llama 3 files have no template, yet the model was trained with its beginning.
         usual = template[0] if opens else self.special.get(LLAMA_3_BEGINNING)
-        self.bos_id = self._find_bos(hints, usual)
+        self.bos_id = usual  # whatever add_bos_token says: as in transformers the file decides
         self.eos_ids = self._endings(hints)
+
+    def _add(self, hints: Hints) -> None:
+        """Add what the files beside add to the vocabulary, and make special what they call so."""
+        from tokenizers import AddedToken
+
+        known = self._model.get_added_tokens_decoder()
+        wanted = [hints.added[id] for id in sorted(hints.added)]
+        listed = {token.content: token for token in known.values()} | {
+            token.content: token for token in wanted
+        }
+        for text in dict.fromkeys(hints.special):
+            token = listed.get(text)
+            if token is None:
+                wanted.append(Added(text, special=True))
+            elif not token.special:
+                wanted.append(Added(**flags_of(token) | {"special": True}))
+        for token in wanted:
+            self._model.add_tokens([AddedToken(**flags_of(token))])
 
     def _encode(self, text: str) -> list[int]:
         with _library(f"{self._path} cannot encode this text"):
@@ -74,6 +94,10 @@ class JsonTokenizer(Tokenizer):
             return self._encode(text)
         finally:
             self._model.encode_special_tokens = True
+
+
+def flags_of(token: Any) -> dict[str, Any]:
+    return {field.name: getattr(token, field.name) for field in dataclasses.fields(Added)}
 
 
 @contextlib.contextmanager

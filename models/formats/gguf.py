@@ -11,6 +11,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,9 @@ _KINDS = {
     "gemma4": "gemma4_text",
     **gguf_recurrent.KINDS,
 }
+_WITH_WINDOW = {"olmo2": "olmo3", "llama": "mistral"}
 # Whose rows of queries and keys llama.cpp's converter reorders: it rotates neighbouring ones.
-_REORDERED = {"llama", "mixtral", "smollm3", "granite", "ministral3", "arcee"}
+_REORDERED = {"llama", "mistral", "mixtral", "smollm3", "granite", "ministral3", "arcee"}
 _CONFIG = {  # behind "ARCHITECTURE."
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -81,6 +83,7 @@ _ROPE = {  # keys of rotary scaling, in the words of rope_parameters
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
     "rope.scaling.attn_factor": "attention_factor",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
     "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
@@ -98,9 +101,17 @@ _HEADS = ("embedding_length", "attention.head_count", "attention.key_length")
 # What else may stand behind "ARCHITECTURE." and says nothing more.
 _HARMLESS = {
     "vocab_size", "rope.dimension_count", "attention.value_length", "attention.key_length_swa",
-    "attention.value_length_swa", "expert_weights_scale", "rope.scaling.type",
-    "rope.scaling.finetuned",
+    "attention.value_length_swa", "rope.scaling.type", "rope.scaling.finetuned",
+    "attention.layer_norm_epsilon", "pooling_type", "tensor_data_layout",
 }  # fmt: skip
+# What else may stand there with a value that is that of absence: 1 of factors and counts of groups,
+# scores of experts by softmax, …
+_NEUTRAL = {
+    **dict.fromkeys(("expert_weights_scale", "expert_group_count", "expert_group_used_count"), 1),
+    **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale"), 1),
+    **dict.fromkeys(("expert_gating_func", "interleave_moe_layer_step"), 1),
+    **dict.fromkeys(("attention.causal", "rope.scaling.yarn_ext_factor"), True),
+}
 _TURNS = "rope_freqs.weight"  # what frequencies are divided by, in Llama 3's files
 # What longrope divides them by.
 _LONG = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
@@ -152,9 +163,14 @@ class Gguf(MaybeQuantized):
             )
         if architecture == "llama" and self.metadata.get("llama.expert_count"):
             return "mixtral"
-        if architecture == "olmo2" and self.metadata.get("olmo2.attention.sliding_window"):
-            return "olmo3"
+        if self.metadata.get(f"{architecture}.attention.sliding_window"):
+            return _WITH_WINDOW.get(architecture, _KINDS[architecture])
         return _KINDS[architecture]
+
+    @property
+    def _layers(self) -> int:
+        layers = self.metadata.get(f"{self.metadata['general.architecture']}.block_count")
+        return layers if type(layers) is int else 0
 
     def config(self) -> ModelConfig:
         return from_hugging_face(dict(self._described()), self.name, self.files[0])
@@ -176,6 +192,9 @@ class Gguf(MaybeQuantized):
         words |= _LOCAL if "rope_local_base_freq" in row.fields else {}
         base = self.metadata.get(f"{prefix}rope.freq_base")
         rope = {"rope_type": self.metadata.get(f"{prefix}rope.scaling.type") or "none"}
+        factor = self.metadata.get(f"{prefix}rope.scale_linear")  # of 2023
+        if f"{prefix}rope.scaling.type" not in self.metadata and factor not in (None, 0, 1):
+            rope = {"rope_type": "linear", "factor": factor}
         for key, value in self.metadata.items():
             if not key.startswith(prefix):
                 continue
@@ -183,18 +202,22 @@ class Gguf(MaybeQuantized):
             windows = word == "attention.sliding_window_pattern" and row.window
             if (is_gemma4 and word in gguf_gemma4.OTHERS) or self._is_of_other_layers(word):
                 continue
-            if word in _ROPE:
+            if word == "rope.scale_linear":
+                continue
+            elif word in _ROPE:
                 rope[_ROPE[word]] = _number(value)
             elif word in words:
                 yield words[word], _number(_alike(value, self.metadata.get(f"{prefix}block_count")))
-            elif windows and isinstance(value, list):
-                kinds = "full_attention", "sliding_attention"
-                yield "layer_types", [kinds[bool(narrow)] for narrow in value]
+            elif windows and isinstance(value, list | int):
+                kinds, layers = ("full_attention", "sliding_attention"), value
+                if isinstance(value, int):  # every so many layers one without a window
+                    layers = [bool((i + 1) % value) for i in range(self._layers)]
+                yield "layer_types", [kinds[bool(narrow)] for narrow in layers]
             elif word in _LOCAL and (row.window is None or value == base):
                 continue
             elif row.recurrent and word in gguf_recurrent.OTHERS:
                 continue
-            elif word not in _HARMLESS and value not in (0, 0.0, False, []):
+            elif word not in _HARMLESS and value not in (0, 0.0, False, [], _NEUTRAL.get(word)):
                 raise CheckpointError(
                     f"{self.files[0]}: metadata {shown(key)} is not understood, and it may change "
                     "the result"
@@ -251,11 +274,14 @@ class Gguf(MaybeQuantized):
             original = "original_max_position_embeddings"
             yield original, rope.get(original)
         elif rope["rope_type"] == "none":
-            if extra := sorted(rope.keys() - {"rope_type", "original_max_position_embeddings"}):
+            if rope.get("factor") and f"{prefix}rope.scaling.type" not in self.metadata:
+                rope["rope_type"] = "linear"  # as llama.cpp takes it
+            elif extra := sorted(rope.keys() - {"rope_type", "original_max_position_embeddings"}):
                 raise CheckpointError(
                     f"{self.files[0]}: {extra[0]} of rotary scaling is given, and no type of it"
                 )
-            rope = {"rope_type": "default"}
+            else:
+                rope = {"rope_type": "default"}
         if self.kind == "gpt_oss":
             rope["truncate"] = False
         if "mscale_all_dim" in rope:
@@ -326,9 +352,11 @@ class Gguf(MaybeQuantized):
         for name, tensor in self.blocks.items():
             if self.kind == "gemma4_text" and name.endswith(".scale"):
                 stored[gguf_gemma4.in_hugging_face(name)] = self._stored(name, tensor)
+            elif name.endswith((".input_scale", ".scale")):  # of activations; in _stored
+                continue
             elif STACKED in name:
-                experts = range(tensor.shape[0])
-                stored |= {f"{name}[{i}]": self._stored(name, tensor.expert(i)) for i in experts}
+                for i in range(tensor.shape[0]):
+                    stored[f"{name}[{i}]"] = self._stored(name, tensor.expert(i), i)
             elif row.recurrent and gguf_recurrent.drafts(name, config.num_layers):
                 continue
             elif name not in (_TURNS, *_LONG):
@@ -336,7 +364,7 @@ class Gguf(MaybeQuantized):
         interleaved = self.kind in _REORDERED or row.interleaved
         return StackedTensors(self.files[0], stored, in_file, config, interleaved, device)
 
-    def _stored(self, name: str, tensor: GgufTensor) -> StoredTensor:
+    def _stored(self, name: str, tensor: GgufTensor, expert: int = 0) -> StoredTensor:
         offset = self.kind.startswith(("gemma2", "gemma3", "qwen3_5", "qwen3_next"))
         if offset and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight"):
             # llama.cpp adds 1 beforehand
@@ -345,6 +373,9 @@ class Gguf(MaybeQuantized):
         stored = StoredTensor(
             tensor.file, tensor.read, kind and kind.form, tensor.packed if kind else None
         )
+        whole = self.blocks.get(f"{name.removesuffix('.weight')}.scale")  # NVFP4's
+        if whole is not None and name.endswith(".weight") and self.kind != "gemma4_text":
+            stored = _multiplied(stored, whole.read()[expert if STACKED in name else 0])
         recurrent = self.kind in gguf_recurrent.KINDS.values()
         return gguf_recurrent.stored(name, stored) if recurrent else stored
 
@@ -366,6 +397,17 @@ class Gguf(MaybeQuantized):
 def _number(value: Any) -> Any:
     """A float32 as it was written: 1e-05, not 9.999999747378752e-06."""
     return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def _multiplied(stored: StoredTensor, factor: Tensor) -> StoredTensor:
+    """A tensor of a file that has a factor of all its numbers beside it."""
+    packed, form = stored.packed, stored.form
+    return replace(
+        stored,
+        read=lambda: stored.read() * factor,
+        form=form and replace(form, whole=float(factor)),
+        packed=packed and (lambda: replace(packed(), tensor_scale=factor.float())),
+    )
 
 
 def _alike(value: Any, layers: Any) -> Any:

@@ -136,6 +136,9 @@ def of_vocabulary(folder: Path, content: Mapping[str, bytes], hints: Hints) -> b
         {"id": id, **dataclasses.asdict(token)} for id, token in added.items()
     ]
     tokenizer["pre_tokenizer"]["pretokenizers"][-1]["add_prefix_space"] = bool(hints.prefix)
+    ids = {token.content: id for id, token in added.items()}
+    if hints.add_bos and hints.bos_token in ids:
+        tokenizer |= _opening(hints.bos_token, ids[hints.bos_token])
     return json.dumps(tokenizer).encode()
 
 
@@ -200,9 +203,11 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
                 f"{', '.join((*_CUTS, *_SAME))} are"
             )
         merges = get("ggml.merges", [])
-        name, data = "tokenizer.json", json.dumps(_json(tokens, types, merges, pre)).encode()
+        name, content = "tokenizer.json", _json(tokens, types, merges, pre)
+        data = json.dumps(content | _opening(bos if opens else None, ids["bos"])).encode()
     elif kind == "gemma4":
         content = _of_gemma(tokens, types, get("ggml.merges", []))
+        content |= _opening(bos if opens else None, ids["bos"])
         name, data = "tokenizer.json", json.dumps(content).encode()
     elif kind == "llama":
         scores = get("ggml.scores", [0.0] * len(tokens), numbers)
@@ -250,6 +255,22 @@ def _json(
             "merges": merges,
             "ignore_merges": pre in _WHOLE_FIRST,
         },
+    }
+
+
+def _opening(bos: str | None, id: int | None) -> dict[str, Any]:
+    """The part of a tokenizer.json that puts a token in front of each text."""
+    if bos is None:
+        return {}
+    first = {"SpecialToken": {"id": bos, "type_id": 0}}
+    both = [first, {"Sequence": {"id": "A", "type_id": 0}}]
+    second = [{"Sequence": {"id": "B", "type_id": 1}}]
+    special = {bos: {"id": bos, "ids": [id], "tokens": [bos]}}
+    return {
+        "post_processor": {
+            **{"type": "TemplateProcessing", "special_tokens": special},
+            **{"single": both, "pair": both + second},
+        }
     }
 
 

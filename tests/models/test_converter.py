@@ -19,6 +19,7 @@ from quantbench.quantize.kernel import KernelLinear
 from tests.models import test_families
 from tests.models.converter import NEEDED, convert
 from tests.models.hugging_face import FAMILIES, OF_STATES, assert_near, edit_config, rewritten
+from tests.models.test_quantized import folder_of
 from tests.models.test_tokenizer import HARD_TEXTS
 from tests.models.tiny_tokenizers import CORPUS, llama_2_json, sentencepiece_model
 
@@ -41,6 +42,10 @@ CHANGES = {
     "gpt_oss": {"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
     "qwen3-next": {"mlp_only_layers": []},
     "lfm2": {"conv_bias": False},
+    "llama yarn": {
+        "rope_parameters": test_families.YARN
+        | {"attention_factor": 0.8, "beta_fast": 16.0, "beta_slow": 2.0, "rope_theta": 1e4}
+    },
     **{name: {"query_pre_attn_scalar": 32, "head_dim": 32} for name in ("gemma-2", "gemma2")},
     "gemma3": {"query_pre_attn_scalar": 32, "head_dim": 32},
 }
@@ -233,6 +238,25 @@ def test_quantized_files_of_models_with_states_are_as_their_floats(converted):
     assert any(isinstance(part, KernelLinear) for part in as_is.layers[0].modules())
     tokens = torch.randint(96, (2, 30))
     assert_near(as_is(tokens), floats(tokens), OF_STATES)
+
+
+def test_nvfp4_has_its_factors_beside_it(tokenizers, tmp_path, monkeypatch):
+    """As ModelOpt writes it, of which the converter makes tensors `scale`."""
+    # The converter takes rows of 64.
+    described = FAMILIES["qwen-3"].to_dict() | {"intermediate_size": 128, "vocab_size": 500}
+    monkeypatch.setitem(FAMILIES, "qwen-3", transformers.Qwen3Config(**described))
+    folder = folder_of("modelopt nvfp4", tmp_path / "model", family="qwen-3")
+    tokenizer, files = tokenizers("qwen2")
+    for file in files.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    file = convert(folder, tmp_path / "m.gguf", "--outtype", "f32", pre="qwen2")
+    tokens = torch.randint(96, (2, 30))
+    assert any(name.endswith(".scale") for name in open_checkpoint(str(file)).blocks)
+    for quantization in (None, "none"):
+        ours, theirs = (
+            quantbench.models.load(str(path), quantization=quantization) for path in (file, folder)
+        )
+        assert_near(ours(tokens), theirs(tokens), OF_STATES)
 
 
 def test_layers_that_draft_tokens_are_left_out(converted, tmp_path):

@@ -27,19 +27,7 @@ from tests.models.refused import refusal
 from tests.models.test_tokenizer import HARD_TEXTS
 
 LONG_CONTEXT = LLAMA_3_1 | {"original_max_position_embeddings": 8192}
-# llama.cpp's names of families, or of the first words of their names, where these are others.
-ARCHITECTURES = {
-    "llama-2": "llama", "llama-biased": "llama", "mistral-0.3": "llama", "qwen-2": "qwen2",
-    "qwen-3": "qwen3", "gemma-2": "gemma2", "gemma-3": "gemma3", "qwen-3-moe": "qwen3moe",
-    "ministral3": "mistral3", "olmo3": "olmo2", "phi4": "phi3",
-}  # fmt: skip
-# GGUF has no word for dynamic, and gpt-oss' files are not read; Gemma's scale is that of heads.
-# Models with states are converted by llama.cpp's own program, in test_recurrent_gguf.py.
-OTHERS_OF_ROWS = {"llama dynamic", "gpt_oss", "gemma2", "gemma3"} | test_families.GEMMA_4S
-OTHERS_OF_ROWS |= {"granite4", "granite4 unrotated"}
-OTHERS_OF_ROWS |= {"qwen3.5", "qwen3.5 experts", "qwen3-next", "lfm2"}
-OF_ROWS = test_families.ROWS.keys() - OTHERS_OF_ROWS
-WRITTEN = sorted(hugging_face.FAMILIES.keys() & ARCHITECTURES.keys() | OF_ROWS)
+ARCHITECTURES = {"gemma-3": "gemma3", "olmo3": "olmo2"}  # llama.cpp's names
 # Whose rows of queries and keys the converter reorders.
 REORDERED = ("llama", "smollm3", "granite", "mistral3", "arcee")
 OTHERS = ("Q8_1", "Q8_K", "Q1_0")  # not of weights, or not known to the package
@@ -188,16 +176,6 @@ def stacked(tensors: dict) -> dict:
 
 def logits(path: Path, tokens: torch.Tensor) -> torch.Tensor:
     return hugging_face.logits(load_model(str(path), precision=torch.float32), tokens)
-
-
-@pytest.mark.parametrize("family", WRITTEN)
-def test_logits_are_those_of_transformers(family, tmp_path):
-    made, name = test_families.made(family), family.partition(" ")[0]
-    if family == "gemma-2":
-        made = hugging_face.model(family, query_pre_attn_scalar=32)
-    path = written(tmp_path / "m.gguf", made, ARCHITECTURES.get(name, name))
-    tokens = torch.randint(3, 96, (2, 24))
-    assert_near(logits(path, tokens), made(tokens).logits)
 
 
 @pytest.mark.parametrize("factor", (8.0, 32.0))
@@ -389,12 +367,44 @@ DAMAGES = {
 
 
 STRANGE = {  # metadata that may change the result
-    "factor of rotary scaling is given, and no type": {"llama.rope.scaling.factor": 2.0},
+    "beta_fast of rotary scaling is given, and no type": {"llama.rope.scaling.yarn_beta_fast": 2.0},
+    "'llama.attention.causal' is not understood": {"llama.attention.causal": 3},
     "rotary scaling 'odd' is not supported": {"llama.rope.scaling.type": "odd"},
     "'llama.attention.sliding_window_pattern' is not understood": {
         "llama.attention.sliding_window_pattern": [True, False, True]
     },
 }
+
+
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+SAID_OTHERWISE = {  # of a family: keys of a file, and what they mean to transformers
+    "factor without a type": ("llama-2", {"rope.scaling.factor": 2.0}, {"rope_parameters": LINEAR}),
+    "factor of 2023": ("llama-2", {"rope.scale_linear": 2.0}, {"rope_parameters": LINEAR}),
+    "factor of 1": ("llama-2", {"rope.scale_linear": 1.0}, {}),
+    "window": ("mistral-0.1", {"attention.sliding_window": 8}, {}),
+    "period": ("gemma-3", {"attention.sliding_window_pattern": 3},
+               {"layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2
+                               + ["sliding_attention"]}),
+    "neutral": ("llama-2", {"attention.causal": True, "pooling_type": 3, "logit_scale": 1.0,
+                            "attention.layer_norm_epsilon": 0.5, "expert_gating_func": 1}, {}),
+    "each layer": ("llama-2", {"attention.head_count_kv": [4] * 3,
+                               "feed_forward_length": [96] * 3}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SAID_OTHERWISE)
+def test_keys_that_say_the_same_in_other_words(case, tmp_path):
+    family, keys, changes = SAID_OTHERWISE[case]
+    made = hugging_face.model(family, **changes | {"query_pre_attn_scalar": 32})
+    name = ARCHITECTURES.get(family, "llama")
+    plain = made.config.rope_parameters  # the file says it by these keys alone
+    made.config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    if "full_attention" in plain:
+        made.config.rope_parameters = plain
+    metadata = {f"{name}.{key}": value for key, value in keys.items()}
+    path = written(tmp_path / "m.gguf", made, name, metadata=metadata)
+    tokens = torch.randint(3, 96, (2, 24))
+    assert_near(logits(path, tokens), made(tokens).logits)
 
 
 @pytest.mark.parametrize("message", [*DAMAGES, *STRANGE])

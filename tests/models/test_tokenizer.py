@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 from quantbench.errors import CheckpointError
+from quantbench.models.chat import chat_of
 from quantbench.models.tiktoken_file import LLAMA_3_SPLIT, cuts, llama_3_special_tokens
 from quantbench.models.tokenizer import ByteTokenizer, TextStream, Tokenizer, load_tokenizer
 from tests.models.refused import refusal
@@ -248,6 +249,64 @@ def test_a_vocabulary_and_its_merges_equal_hugging_face(name, tmp_path):
         assert ours.encode(text) == literal.encode(text), text
 
 
+# tokenizer_config.json beside a tokenizer.json, whether this opens texts, and other files. The
+# tokenizer.json has four added tokens, from 256 on.
+NAMED_TOKENS = {"bos_token": "<|bos|>", "eos_token": END}
+BESIDE_JSON = {
+    "names": (NAMED_TOKENS, False, {}),
+    "denied": ({**NAMED_TOKENS, "add_bos_token": False}, True, {}),
+    "asked for": ({**NAMED_TOKENS, "add_bos_token": True}, False, {}),
+    "no names": ({}, True, {}),
+    "names in a map": ({}, False, {"special_tokens_map.json": {"eos_token": {"content": END}}}),
+    "two words": ({"eos_token": START}, False, {"special_tokens_map.json": {"eos_token": END}}),
+    "more tokens": ({}, False, {"added_tokens.json": {"<extra>": 260}}),
+    "tokens by id": ({"added_tokens_decoder": {"260": {"content": "<extra>"}}}, False, {}),
+    "flags": ({"added_tokens_decoder": {"257": {"content": START, "special": True,
+                                                "lstrip": True, "rstrip": True}}}, False, {}),
+    "new special": ({"eos_token": "<fresh>"}, False, {}),
+    "more special": ({"additional_special_tokens": ["<fresh>"]}, False, {}),
+    "names of a model": ({"extra_special_tokens": {"image_token": MARK}, **NAMED_TOKENS}, False,
+                         {}),
+    "ends of a model": (NAMED_TOKENS, False, {"generation_config.json": {"eos_token_id": 256}}),
+}  # fmt: skip
+NAMES_IN_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
+    "|{{ pad_token }}|{{ image_token }}|{{ additional_special_tokens }}"
+)
+
+
+@pytest.mark.parametrize("special", (True, False))
+@pytest.mark.parametrize("case", BESIDE_JSON)
+def test_files_beside_a_tokenizer_json_say_what_they_say_to_hugging_face(case, special, tmp_path):
+    """special: whether the tokenizer.json calls its added tokens so."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import AutoTokenizer
+
+    config, opens, files = BESIDE_JSON[case]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: id for id, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    (made.add_special_tokens if special else made.add_tokens)([MARK, START, END, "<|bos|>"])
+    if opens:
+        template = processors.TemplateProcessing("<|bos|> $A", "$A $B:1", [("<|bos|>", 259)])
+        made.post_processor = template
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    own = {"tokenizer.json": made.to_str(), "tokenizer_config.json": config}
+    own["config.json"] = {"model_type": "llama"}
+    folder = write_folder(tmp_path, {**own, **files, "chat_template.jinja": NAMES_IN_TEMPLATE})
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder, PLENTY)
+    for text in (*MARKED_TEXTS, "<extra> x <fresh> "):
+        ids = theirs.encode(text, add_special_tokens=False)
+        assert ours.encode_marked(text) == ids, text
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.encode("a") == theirs.encode("a")
+    assert {theirs.eos_token_id} - {None} <= ours.eos_ids
+    asked = [{"role": "user", "content": "hi"}]
+    expected = theirs.apply_chat_template(asked, return_dict=False)
+    assert chat_of(ours, "m").ask("hi")[0] == expected
+
+
 # --- streaming ------------------------------------------------------------------------------------
 
 
@@ -345,15 +404,14 @@ def test_all_of_a_folders_ends_are_taken(kind, files, expected, folders, tmp_pat
 
 BOS = (
     ({}, 1),  # the template in the file
-    ({"bos_token": "<s>", "add_bos_token": False}, None),
-    ({"bos_token": "<unk>", "add_bos_token": True}, 0),
-    ({"bos_token": {"content": "<unk>"}, "add_bos_token": True}, 0),
+    ({"bos_token": "<s>", "add_bos_token": False}, 1),  # as in transformers the file decides
+    ({"bos_token": "<unk>", "add_bos_token": True}, 1),
     ({"bos_token": None, "add_bos_token": True}, 1),
     ({"bos_token": "<unk>"}, 1),
 )
 
 
-@pytest.mark.parametrize("kind", ("sentencepiece", "llama-2-json", "tiktoken", "llama-3-json"))
+@pytest.mark.parametrize("kind", ("sentencepiece", "tiktoken"))
 def test_a_configuration_may_deny_the_beginning(kind, folders, tmp_path):
     source = next(folders[kind].glob("tokenizer.*"))
     config = {"add_bos_token": False, "bos_token": "<s>"}
