@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from quantbench.ops.cpu import linear, plain
 from quantbench.ops.formats import dequantize
+from quantbench.quantize.activation import rounded
 from tests import seeds
 from tests.models.refused import refuses
 from tests.ops.exact import DTYPES
@@ -82,6 +83,25 @@ def test_single_numbers_are_picked_out(kernel):
         for M in (1, 6):
             eye = torch.eye(K, device=kernel.device)[start : start + M]
             check(kernel, eye.to(getattr(weight, "dtype", torch.float32)), weight)
+
+
+@pytest.mark.parametrize("activation", ["int8", "int8-asymmetric"])
+def test_products_of_bytes_are_exact_integers(isa, activation):
+    """Their sum in int32 to the bit, then the scales in float32: of 9 rows and more, of any size;
+    of fewer as far as float32 has all integers. Rows of -128 times weights of -128 are the largest
+    sums, and asymmetric rounding moves a row of one sign by 128."""
+    for M, K in ((1, 512), (8, 500), (random.randint(9, 40), random.randint(1, 700)), (33, 5000)):
+        N = random.choice((1, 17, 50))
+        weight = packed(("int", 8, None), N, K, torch.float32)
+        weight.planes[0][-1] = -128
+        x = torch.randn(M, K)
+        x[0], x[-1] = -1, x[-1].abs()
+        numbers, scale = rounded(x, activation)
+        sums = (numbers.long() @ weight.planes[0].long().T).float()
+        y = linear.linear(x, linear.pack(weight, K, activation), N)
+        wanted = sums * weight.scale.float().T * scale
+        with seeds.naming((M, N, K)):
+            assert torch.equal(y, wanted)
 
 
 @NEEDS_COMPILER

@@ -120,8 +120,8 @@ inline float least(Floats v) {
 }
 
 // quantize/activation.py's roundings of activations, operation by operation: integers, in place.
-// Returns their scale, NaN for a row that is not finite.
-inline float round_row(Rounding how, float* x, int64_t padded) {
+// Returns their scale, NaN for a row that is not finite. offset: what was subtracted from integers of 8 bits.
+inline float round_row(Rounding how, float* x, int64_t padded, int64_t* offset = nullptr) {
   constexpr float SHIFT = 12582912, SMALLEST = 0x1p-23f;
   if (!(largest(x, int(padded / UNIT)) <= __FLT_MAX__)) return __builtin_nanf("");
   Floats low{}, high{};  // negated, so that both are the least
@@ -137,6 +137,7 @@ inline float round_row(Rounding how, float* x, int64_t padded) {
   scale = scale > SMALLEST ? scale : SMALLEST;
   float zero = symmetric ? 0 : -128.0f - ((lowest / scale + SHIFT) - SHIFT);
   zero = zero < -128 ? -128 : zero > 127 ? 127 : zero;
+  if (offset) *offset = int64_t(zero);
   for (int64_t k = 0; k < padded; k += 16) {
     const Floats code = ((load<Floats>(x + k) / scale + SHIFT) - SHIFT) + zero;
     store(x + k, clamped(code, -128, 127) - zero);

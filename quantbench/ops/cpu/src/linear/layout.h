@@ -143,6 +143,8 @@ OPTIONAL_VARIANT LinearLoop plain_avx512bf16(Number);
 OPTIONAL_VARIANT LinearLoop plain_amx();
 VARIANTS(LinearLoop, many);
 OPTIONAL_VARIANT LinearLoop many_avx512bf16();
+VARIANTS(LinearLoop, integers);
+OPTIONAL_VARIANT LinearLoop integers_avxvnni();
 OPTIONAL_VARIANT LinearLoop many_amx();
 OPTIONAL_VARIANT LinearLoop many_bytes_amx();
 
