@@ -24,14 +24,15 @@ LEGACY = {
 def cores(allowed: Collection[int] | None = None, physical: bool = True) -> int | None:
     """The cores that this process may use; None where the system does not tell.
 
-    allowed: the CPUs in its affinity mask, by number. physical: CPUs that share a core count once.
-    A control group's limit of CPU time is rounded up to whole cores.
+    allowed: the CPUs in its affinity mask, by number. physical: CPUs that share a core count once,
+    and slow cores beside fast ones do not: a step ends with its slowest thread. A control group's
+    limit of CPU time is rounded up to whole cores.
     """
     if allowed is None:
         if not hasattr(os, "sched_getaffinity"):
             return None
         allowed = os.sched_getaffinity(0)
-    count = len({_siblings(number) for number in allowed} if physical else allowed)
+    count = len({_siblings(number) for number in fast(allowed)} if physical else allowed)
     return max(1, min([count, *(math.ceil(share) for share in _quotas())]))
 
 
@@ -64,6 +65,24 @@ def read(path: Path | str) -> str:
         return (ROOT / path).read_text("utf-8", "replace").strip()
     except OSError:
         return ""
+
+
+def fast(allowed: Collection[int]) -> Collection[int]:
+    """Those of the CPUs that are of the fast kind, where there are several: Intel's performance
+    cores, and ARM's with at least half of the largest capacity that the kernel gives one."""
+    performance = {int(number) for number in _listed(read("sys/devices/cpu_core/cpus"))}
+    if performance and read("sys/devices/cpu_atom/cpus"):
+        return performance & {*allowed} or allowed
+    files = {number: f"sys/devices/system/cpu/cpu{number}/cpu_capacity" for number in allowed}
+    capacity = {number: int(read(file) or 0) for number, file in files.items()}
+    return [number for number in allowed if 2 * capacity[number] >= max(capacity.values())]
+
+
+def _listed(text: str) -> Iterator[int]:
+    """The numbers of a list as the kernel writes it: "0-3,8"."""
+    for part in text.split(",") if text else ():
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
 
 
 def _siblings(number: int) -> str:

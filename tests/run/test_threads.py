@@ -30,6 +30,24 @@ def test_cores_of_the_affinity_mask_count_once(kernel_files, siblings, allowed, 
     assert host.cores(allowed) == expected
 
 
+INTEL, CAPACITY = "sys/devices/cpu_{}/cpus", "sys/devices/system/cpu/cpu{}/cpu_capacity"
+KINDS = [  # fast cores, then the kernel's files
+    (4, {INTEL.format("core"): "0-3", INTEL.format("atom"): "4-7"}),
+    (5, {INTEL.format("core"): "0,2-5", INTEL.format("atom"): "6-7"}),
+    (8, {INTEL.format("core"): "0-7"}),
+    # the affinity mask has slow ones alone
+    (8, {INTEL.format("core"): "8-11", INTEL.format("atom"): "0-7"}),
+    (4, {CAPACITY.format(n): 1024 if n == 7 else 870 if n > 3 else 325 for n in EIGHT}),
+    (8, {CAPACITY.format(n): 1024 for n in EIGHT}),
+]
+
+
+@pytest.mark.parametrize(("expected", "files"), KINDS)
+def test_slow_cores_beside_fast_ones_do_not_count(kernel_files, expected, files):
+    kernel_files(files)
+    assert host.cores(EIGHT) == expected and host.cores(EIGHT, physical=False) == 8
+
+
 GROUP, CPU = "sys/fs/cgroup", "sys/fs/cgroup/cpu"  # of version 2 and of version 1
 QUOTAS = [  # cores, then the kernel's files
     (8, {f"{GROUP}/cpu.max": "max 100000"}),
