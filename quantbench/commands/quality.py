@@ -37,6 +37,7 @@ UNUSED = {*NOT_IN_ARMS, *SAMPLING, *FREE, "compile", "compile_prefill"} - {"debu
               help=f"The KL divergence that is good enough [{MAX_KL}]; {SCALE}")  # fmt: skip
 @click.option("--lm_eval", metavar="TASKS", help="Tasks of lm-evaluation-harness, or their .yaml")
 @click.option("--limit", type=Whole(1), help="Take only the first N documents of each task")
+@click.option("--answers", is_flag=True, help="Measure lengths of answers, and how many loop")
 @click.option("--json", "json_path", metavar="PATH", help="Write all of it here, every layer too")
 @click.option("--tp", hidden=True)
 @options(without=UNUSED)
@@ -46,6 +47,7 @@ def quality(
     max_kl: float,
     lm_eval: str | None,
     limit: int | None,
+    answers: bool,
     json_path: str | None,
     tp: str | None,
     config: RunConfig,
@@ -71,6 +73,6 @@ def quality(
     # torch takes its seconds after the options
     from quantbench.quality.measure import measure
 
-    measured = measure(config, text, tokens, max_kl, tasks, limit)
+    measured = measure(config, text, tokens, max_kl, tasks, limit, answers)
     write_json(json_path, measured)
     click.echo(tables.report(measured))

@@ -11,6 +11,7 @@ from quantbench.log.origin import git_commit, versions
 from quantbench.models.formats import open_checkpoint
 from quantbench.progress import progress, say
 from quantbench.quality import decode_check
+from quantbench.quality.answers import AnswerLengths, answers, compared
 from quantbench.quality.judge import Held, Judge, full_precision
 from quantbench.quality.layers import sqnr_of_layers
 from quantbench.quality.scores import Scores, summary
@@ -39,6 +40,7 @@ class QualityReport:
     tasks: dict[str, dict[str, float]]  # by task, metrics as lm-evaluation-harness names them
     tasks_of_full_precision: dict[str, dict[str, float]]
     flips: list[Flips]
+    answers: AnswerLengths | None  # None: not measured
     versions: dict[str, str | None]
     git_commit: str | None
 
@@ -54,9 +56,11 @@ def measure(
     max_kl: float,
     tasks: Tasks | None,
     limit: int | None,
+    with_answers: bool = False,
 ) -> QualityReport:
     """tokens: to predict, 0 for all; None: as many as it takes until the KL is clear of max_kl.
-    tasks: of lm-evaluation-harness, with at most `limit` documents each.
+    tasks: of lm-evaluation-harness, with at most `limit` documents each. with_answers: whether
+    lengths of answers are measured, too.
 
     Raises UsageError for a checkpoint that is quantized already.
     """
@@ -85,7 +89,10 @@ def measure(
     with progress("Each layer against the same layer in full precision"):
         layers = sqnr_of_layers(plan, arm.model, ids)
     kernel = arm.loaded.kernels
-    result = of_full = None
+    result = of_full = lengths = None
+    if with_answers:
+        exact = judge.exact
+        lengths = compared(answers(plan, arm.model), answers(exact.plan, exact.model))
     if tasks:
         result = evaluate(plan, arm.model, tasks, limit)
         arm.free()
@@ -106,6 +113,7 @@ def measure(
         tasks=result.figures if result else {},
         tasks_of_full_precision=of_full.figures if of_full else {},
         flips=flips(result, of_full) if result and of_full else [],
+        answers=lengths,
         versions=versions(),
         git_commit=git_commit(),
     )

@@ -62,6 +62,8 @@ def report(measured: QualityReport) -> str:
     if quality.decoding:
         sentence = quality.decoding.sentence()
         lines.append(sentence[:1].upper() + sentence[1:])
+    if measured.answers:
+        lines.append(f"Answers: {measured.answers.sentence().partition(' ')[2]}")
     layers = [layer for layer in measured.layers if layer.outputs is not None]
     if layers:
         lines += ["", f"Worst layers of {len(measured.layers)}, SQNR in dB: outputs (weights)"]

@@ -15,6 +15,7 @@ from quantbench.compare.recommend import recommend as recommended
 from quantbench.compare.rows import rows
 from quantbench.errors import UsageError
 from quantbench.log.config import RunConfig
+from quantbench.quality import answers
 from quantbench.quality.types import DecodeCheck
 from quantbench.run import runnable
 from quantbench.run.loading import load
@@ -73,6 +74,25 @@ def test_a_recommendation_and_another_from_the_same_results(world, tmp_path):
     )
     none = run("--from", folder, "--min_tok_s", "1e8")
     assert "needs --min_tok_s " in one_line(none) and none.exit_code == 1
+
+
+def test_lengths_of_answers_are_measured_of_what_is_recommended_and_kept(
+    world, tmp_path, monkeypatch
+):
+    folder = tmp_path / "out"
+    monkeypatch.setattr(answers, "MOST", 8)
+    monkeypatch.setattr(answers, "PROMPTS", answers.PROMPTS[:3])
+    words = ("--max_kl", "0.01", "--answers")
+    first = worked("recommend", *SMALL, *words, "--output", folder)
+    line = " ".join(first.stdout.split()).partition("int8wo: answers to 3 prompts: ")[2]
+    assert line.startswith("median 8 tokens, 1.00 (1.00 to 1.00) × full precision's; 0% end")
+    assert " s to the median answer at " in line and " tok/s, full precision " in line
+    assert len(json.loads((folder / "answers.json").read_text())) == 2
+    monkeypatch.setattr(answers, "answers", None)  # nothing is left to measure
+    again = worked("recommend", "--from", folder, *words)
+    assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
+    refused = run("--checkpoint_path", "dummy:Llama-3.2-1B", "--answers")
+    assert "has random weights" in one_line(refused) and refused.exit_code == 2
 
 
 def test_a_scheme_that_fails_is_the_exit_code_after_the_answer(world):

@@ -21,7 +21,7 @@ from quantbench import files
 from quantbench.bench.arm import make_arms
 from quantbench.bench.store import Results, Settings, load
 from quantbench.cli import Command
-from quantbench.compare import compare_options
+from quantbench.compare import answer_lengths, compare_options
 from quantbench.compare.comparing import compare, content, prepared
 from quantbench.compare.intervals import Compared
 from quantbench.compare.limits import Limits, limit_options, limits
@@ -47,14 +47,16 @@ from quantbench.run import checks
 from quantbench.text import counted, shown, size
 
 UNUSED = (*compare_options.UNUSED, "quantization", "compile", "checkpoint_path")
-OF_EARLIER = ("earlier", "checkpoints", "share", "debug", *vars(Limits()))
-EARLIER = "--from measures nothing: give limits, --share and --checkpoint_path alone"
+OF_EARLIER = ("earlier", "checkpoints", "share", "answers", "debug", *vars(Limits()))
+EARLIER = "--from times nothing: give limits, --share, --answers and --checkpoint_path alone"
 
 
 @click.command(cls=Command)
 @limit_options
 @click.option("--from", "earlier", metavar="DIR", help="Answer from a results folder of ab")
 @click.option("--schemes", metavar="A,B", help="Measure these; a recipe's file, too [every scheme]")
+@click.option("--answers", is_flag=True,
+              help="Measure lengths of answers, and seconds, of what is recommended")  # fmt: skip
 @click.option("--share", metavar="FILE",
               help="Write results.json here, too, without folders, for collect")  # fmt: skip
 @click.option("--checkpoint_path", "checkpoints", multiple=True, metavar="PATH",
@@ -66,6 +68,7 @@ def recommend(
     earlier: str | None,
     schemes: str | None,
     share: str | None,
+    answers: bool,
     output: str | None,
     config: RunConfig,
     **given: Any,
@@ -92,6 +95,9 @@ def recommend(
         if answer.nothing:
             raise QuantbenchError(answer.nothing)
         click.echo(below(results, rows, answer))
+        if answers:
+            answer_lengths.check(sorted(models))
+            _say_lengths(rows, answer, Path(earlier))
         return
     if settings.get("tokens") == 0:
         raise UsageError("--tokens 0: without quality there is no recommendation; quantbench ab "
@@ -100,12 +106,15 @@ def recommend(
     checkpoints = checkpoints or ("tiny",)
     configs = [dataclasses.replace(common, checkpoint_path=path) for path in checkpoints]
     check_models(checkpoints)
+    if answers:
+        answer_lengths.check(checkpoints)
     for config in configs:
         checks.check_inputs(config)
     names = names_of("--schemes", schemes, ()) or None
     folder = prepared(common.write_result, settings, output)
-    answers: list[tuple[Model, Recommendation]] = []
+    concluded: list[tuple[Model, Recommendation]] = []
     shares: list[object] = []
+    last: list[tuple[Sequence[Row], Recommendation]] = []
     code = 0
     usual = Settings(**settings)
     each = dataclasses.replace(usual, max_minutes=usual.max_minutes / len(configs))
@@ -115,7 +124,8 @@ def recommend(
 
         def conclude(rows: Sequence[Row], best: Best, results: Results = results) -> Recommendation:
             answer = recommended(rows, asked, best)
-            answers.append((Model.of(results, rows), answer))
+            concluded.append((Model.of(results, rows), answer))
+            last.append((rows, answer))
             shares.append(content(results, rows, answer))
             return answer
 
@@ -124,16 +134,23 @@ def recommend(
         code |= compare(results, own, asked, conclude, "answer", rule=rule, spent=spent)
         if results.ended == "interrupted":
             break
+        if answers and last:
+            _say_lengths(*last[-1], own)
     if share:
         write_shared("--share", share, shares)
         say(f"Wrote {share}")
     if len(configs) > 1:
-        click.echo(f"\n{across(answers)}")
-    nothing = next((answer.nothing for _, answer in answers if answer.nothing), None)
+        click.echo(f"\n{across(concluded)}")
+    nothing = next((answer.nothing for _, answer in concluded if answer.nothing), None)
     if code == 0 and nothing:
         keep = "with --output DIR, recommend --from DIR" if folder is None else f"--from {folder}"
         raise QuantbenchError(f"{nothing}; {keep} answers other limits without measuring")
     sys.exit(code)
+
+
+def _say_lengths(rows: Sequence[Row], answer: Recommendation, folder: Path | None) -> None:
+    for line in answer_lengths.lines(rows, answer, folder):
+        click.echo("\n".join(wrapped(line)))
 
 
 def _begin(
