@@ -63,9 +63,10 @@ bool in_integers(const Header& header, Number x) {
 }
 
 // From how many rows of x on that is faster than reading the weight once for every four: measured with AVX2 on weights
-// of 2048 x 2048. Products of bytes are half as many as the few rows' loop takes, those of words as many with VNNI.
+// of 2048 x 2048 from memory. Products of bytes are half as many as the few rows' loop takes, those of words as many with VNNI.
 int64_t integers_from(const Header& header) {
-  return rounded(header) || !(has(Isa::avx512vnni) || has(Isa::avxvnni)) ? 9 : 17;
+  if (has(Isa::avx512vnni) || has(Isa::avxvnni)) return rounded(header) ? 9 : 17;
+  return !has(Isa::avx2) ? 9 : header.bits == 8 ? 5 : 3;
 }
 
 LinearLoop best_integers() {

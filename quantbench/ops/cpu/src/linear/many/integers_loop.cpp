@@ -22,6 +22,7 @@ typedef float Native __attribute__((vector_size(NATIVE)));
 
 constexpr int TOGETHER = 2;       // blocks that x is read once for
 constexpr int MOST_TOKENS = 240;  // that go through weights together
+constexpr int FAR = 4096;         // bytes: weights that are asked for, about the next stretch of 8-bit ones
 constexpr int STEP = BESIDE * ROWS, WIDTH = NATIVE / 4, PIECES = STRETCH * UNIT / 8;
 
 // EACH: numbers in a lane of 32 bits, 2 words or 4 bytes. Where x's bytes have no sign, X_ZERO is added to them.
@@ -149,7 +150,7 @@ const uint8_t* to_integers(const Problem& problem, const uint8_t* p, int64_t fir
   const Geometry& g = problem.geometry;
   const C codes(header);
   const int centre = centre_of<C>(header, 0), piece = piece_of(header, g);
-  const uint8_t* block = p - (p - problem.blocks) % g.block_bytes;
+  const uint8_t *block = p - (p - problem.blocks) % g.block_bytes, *end = block + g.block_bytes;
   int32_t* lanes = to.lanes + beside * ROWS;
   int64_t at = beside * ROWS;
   for (int64_t chunk = first; chunk < last; ++chunk) {
@@ -163,6 +164,10 @@ const uint8_t* to_integers(const Problem& problem, const uint8_t* p, int64_t fir
         store(to.scales + at, by.scale), store(to.zeros + at, by.zero);
     }
     p += g.scale_bytes;
+    for (int line = 0; line < units * C::BYTES; line += 64) {
+      const uint8_t* ahead = p + FAR + line;
+      read_ahead(ahead < end ? ahead : ahead + (TOGETHER - 1) * g.block_bytes);
+    }
     for (int half = 0; half < 2 * units; ++half) {
       Bytes read[C::PARTS][HALF];
       codes.read(p, half % 2, read);
