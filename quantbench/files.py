@@ -146,7 +146,7 @@ def read_bytes(what: str, path: FilePath, raised: type[QuantbenchError] = UsageE
         if length > MAX_BYTES:
             raise OSError(errno.EFBIG, f"{size(length)} are more than the {size(MAX_BYTES)} read")
         with open(path, "rb") as file:
-            return file.read(max(length, 1 << 20))  # Python reserves what it is asked to read
+            return file.read(max(length, 1 << 20))  # read() reserves as much as its argument
 
 
 def read_text(what: str, path: FilePath, raised: type[QuantbenchError] = UsageError) -> str:

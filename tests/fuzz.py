@@ -2,7 +2,7 @@
 
     python -m tests.fuzz [--inputs 100000] [--seed 7] [--only gguf]      make fuzz
 
-Every kind of file that somebody else may have written begins as a small sound one, and is damaged:
+Every kind of file that somebody else may have written starts as a small sound one, and is damaged:
 bytes are changed, cut out, repeated, or, in JSON, values are replaced by what nobody expects. A
 reader may raise a QuantbenchError, and nothing else; may take 10 s; and may take memory
 of 2 × the file + 200 MB. What it does against that is printed once a place in the code, with the
@@ -43,7 +43,7 @@ from tests.models.tiny_tokenizers import llama_2_json, sentencepiece_model, tikt
 from tests.programs import ROOT, command, worked
 
 SECONDS = 10
-MEMORY = 200 << 20  # bytes, beside twice the file's
+MEMORY = 200 << 20  # bytes, in addition to twice the file's
 TEXT = "Hello  world\n\n 12,345 naïve 東京 <s> [INST]"
 WIDTH, VOCABULARY = 32, 512
 CONFIG = {
@@ -56,7 +56,7 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] | "
     "trim }} [/INST]{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-# What stands in the place of a value in JSON.
+# What replaces a value in JSON.
 VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 3, 2**31, 2**63, 10**30, 0.5, 1e308, float("nan"), float("inf"), ""),
     *("x", "../../etc/passwd", "0", "\x1b[2J", "\ud800", "a" * 5000, "<s>", [], [[]], [None], {}),
@@ -81,7 +81,7 @@ class TooLong(BaseException):
 
 
 def weights() -> dict[str, torch.Tensor]:
-    """Of a llama of CONFIG's shape, by Hugging Face's names."""
+    """A llama's of CONFIG's shape, by Hugging Face's names."""
     attention = {"q_proj": (32, 32), "k_proj": (16, 32), "v_proj": (16, 32), "o_proj": (32, 32)}
     shapes = {f"self_attn.{name}": shape for name, shape in attention.items()}
     shapes |= {"mlp.gate_proj": (64, 32), "mlp.up_proj": (64, 32), "mlp.down_proj": (32, 64)}

@@ -99,7 +99,7 @@ def test_a_run_that_quantizes_nothing_imports_neither_torchao_nor_the_compiler()
 
 
 def test_a_constant_is_marked_as_torch_marks_it():
-    """build.constant_when_traced stands for torch's own, whose import takes long."""
+    """build.constant_when_traced replaces torch's own, whose import takes long."""
     ours, torchs = (lambda: 1), (lambda: 1)
     build.constant_when_traced(ours)
     torch.compiler.assume_constant_result(torchs)
