@@ -49,7 +49,7 @@ class Packed:
     """A quantized (N, K) weight as kernels take it, in plain tensors."""
 
     # (N, K · width / 8) uint8 each, see ops/packing.py. Format "2:4" has a plane of 4 bits, with
-    # two codes for every four columns, and a plane of 2 bits, with the places of the two (0 to 3).
+    # two codes for every four columns, and one of 2 bits, with their places, the lower one first.
     planes: list[Tensor]
     scale: Tensor  # (N, K // group_size), of any float dtype; int8 where `outer` multiplies it
     # (N, K // group_size), added after scaling. Of uint8: the code of 0, times -scale.

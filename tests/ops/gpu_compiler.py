@@ -1,9 +1,11 @@
 """Compile the Triton kernels, every format in each, for a GPU that need not be here.
 
-    python -m tests.ops.gpu_compiler linear 90       compute capability 9.0; or: attention
-    make gpu-compile                                 both, for every capability: three minutes
+    python -m tests.ops.gpu_compiler 90                          compute capability 9.0
+    python -m tests.ops.gpu_compiler 90 linear=3,7 attention=0   these problems alone
+    make gpu-compile                                             for every capability: three minutes
 
-Raises what Triton or ptxas raises, or AssertionError for more shared memory than a block may have.
+Raises what Triton or ptxas raises, or AssertionError for more shared memory than a block may have,
+or more instructions for a weight than tests/ops/gpu_instructions.py allows.
 """
 
 import os
@@ -15,15 +17,16 @@ from typing import Any
 import torch
 
 from quantbench.kv_cache import CACHES
+from quantbench.ops.formats import Packed
 from tests import seeds
 from tests.ops.packed_weights import packed
 from tests.programs import finished
 
 BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
 FORMS = [
-    *(("int", bits, 64) for bits in (1, 3, 4, 7)),
-    *[("int", 8, None), ("fp8", 8, None), ("fp6", 6, None), ("fp4", 4, 16), ("nf4", 4, 64)],
-    ("2:4", 4, 64),
+    *(("int", bits, 64) for bits in (1, 2, 3, 4, 7)),
+    *[("int", 8, None), ("fp8", 8, None), ("fp6", 6, None), ("fp4", 4, 16), ("fp4", 4, 32)],
+    *[("nf4", 4, 64), ("2:4", 4, 64), ("int", 4, 32)],
 ]
 # format, dtype, query heads to a key head, head_dim
 ATTENTION = [
@@ -59,6 +62,9 @@ def compile_instead(capability: int) -> list:
     driver_of(capability)
     import triton
 
+    from quantbench.ops.triton import linear
+
+    linear._has_pairs = lambda device: capability >= 80
     launch, compiled = triton.JITFunction.run, []
 
     def compile_only(kernel, *arguments, grid, warmup, **settings):
@@ -70,14 +76,22 @@ def compile_instead(capability: int) -> list:
     return compiled
 
 
+def weight_of(form: tuple, columns: int) -> Packed:
+    """As schemes have it: zero points, and the dtype of scales."""
+    scale_dtype = {16: torch.float8_e4m3fn, 32: torch.float8_e8m0fnu}.get(form[2], BFLOAT16)
+    scale_dtype = scale_dtype if form[0] == "fp4" else BFLOAT16
+    return packed(form, 64, columns, scale_dtype, zero=form[0] == "int" and form[2] == 64)
+
+
 def linear(compiled: list, capability: int, forms: Collection[Any] = FORMS) -> None:
     from quantbench.ops.triton.linear import linear
+    from tests.ops import gpu_instructions
 
     for form in forms:
-        scale_dtype = torch.float8_e8m0fnu if form[0] == "fp4" else BFLOAT16
-        weight = packed(form, 64, 1024, scale_dtype, zero=form[0] == "int" and form[2] == 64)
+        weight = weight_of(form, 1024)
         for rows in (1, 63, 64):
             linear(torch.zeros(rows, 1024, dtype=BFLOAT16), weight)
+        gpu_instructions.check(compiled[-3], form, capability)
     others = packed(("int", 8, None), 64, 1028, FLOAT16, tensor_scale=2.0)
     for dtype in (FLOAT16, FLOAT32):
         for rows in (2, 64):
@@ -100,13 +114,18 @@ def attention(compiled: list, capability: int, problems: Collection[Any] = ATTEN
 KERNELS = {"linear": (linear, FORMS), "attention": (attention, ATTENTION)}
 
 
-def compile_for_a_gpu(kernel: str, capability: int, drawn: Collection[int]) -> None:
-    """In a separate process, where Triton is not interpreting. drawn: numbers of its problems."""
-    with seeds.naming((capability, drawn)):
-        finished("-m", "tests.ops.gpu_compiler", kernel, capability, *drawn)
+def compile_for_a_gpu(capability: int, drawn: dict[str, Collection[int]]) -> None:
+    """In a separate process, where Triton is not interpreting. drawn: numbers of problems."""
+    words = [f"{kernel}={','.join(map(str, some))}" for kernel, some in drawn.items()]
+    with seeds.naming((capability, words)):
+        finished("-m", "tests.ops.gpu_compiler", capability, *words)
 
 
 if __name__ == "__main__":
-    kernel, problems = KERNELS[sys.argv[1]]
-    capability, *drawn = map(int, sys.argv[2:])
-    kernel(compile_instead(capability), capability, [problems[i] for i in drawn] or problems)
+    capability, drawn = int(sys.argv[1]), dict(word.split("=") for word in sys.argv[2:])
+    compiled = compile_instead(capability)
+    for kernel, (compile_kernel, problems) in KERNELS.items():
+        if drawn:
+            problems = [problems[int(i)] for i in drawn[kernel].split(",")]
+        compiled.clear()
+        compile_kernel(compiled, capability, problems)

@@ -251,34 +251,29 @@ def reference_allowed(case: Case) -> Tensor:
 
 
 def triton_allowed(case: Case) -> Tensor:
-    """Sums: a product meets at most K + 16 roundings on its way, each of 2^-24 of the terms' sizes.
-    Integers are multiplied as 1 + code / 2^bits, below 2, and 1.5 is taken off in the end: terms of
-    3.5 · 2^bits scales together. Tensor cores cut off where they should round: 2^-23, once when
-    they align the terms and once when they add them.
+    """Sums: a product meets at most K + 16 roundings on its way, each of 2^-24 of the terms' sizes;
+    zero points are multiplied by sums of x, apart. Tensor cores cut off where they should round:
+    2^-23, once when they align the terms and once when they add them.
 
-    Numbers: more than VECTOR_ROWS rows are multiplied by numbers rounded to x's dtype, which
-    changes none that comes without a scale of its own, except those of NF4 and bitsandbytes' FP4.
-    From UNPACKED_ROWS on every number comes with its scale.
+    Numbers are rounded to x's dtype, which changes none that comes without a scale of its own,
+    except those of NF4 and bitsandbytes' FP4. They come with the scales of groups of less
+    than LEAST_SUMMED columns, and from UNPACKED_ROWS on with every scale.
     """
-    from quantbench.ops.triton.linear import UNPACKED_ROWS, VECTOR_ROWS
+    from quantbench.ops.triton.linear import LEAST_SUMMED, UNPACKED_ROWS
 
     x, weight, K = case.x, case.weight, case.x.shape[-1]
     rows = x.shape[:-1].numel()
-    tiled = rows > VECTOR_ROWS
     factor = 1.0 if weight.tensor_scale is None else weight.tensor_scale.double().abs()
-    terms = case.terms
-    if weight.format in ("int", "uint", "2:4"):
-        scale, zero = weight.plain.scales
-        per_group = scale.double() * 3.5 * 2**weight.bits
-        if zero is not None:
-            per_group = per_group.abs() + zero.double().abs()
-        terms = terms + case.terms_of(per_group) * factor
-    unit = 2.0**-22 if tiled and x.is_cuda else 2.0**-24
+    terms, (_, zero) = case.terms, weight.plain.scales
+    if zero is not None:
+        terms = terms + 2 * case.terms_of(zero) * factor
+    unit = 2.0**-22 if x.is_cuda else 2.0**-24
     # 2^-149 is the smallest float32: what lies between two of them is lost from a product or sum.
     most = x.double().abs().amax() if x.numel() else 0
     result = terms * (K + 16) * unit + (K + 16) * (2 + most) * 2.0**-149
-    by_row = weight.group_size == K and weight.zero is None and rows < UNPACKED_ROWS
-    if not tiled or (by_row and weight.format not in ("nf4", "bnb-fp4")):
+    by_row = weight.group_size == K and weight.zero is None
+    summed = (by_row or weight.group_size % LEAST_SUMMED == 0) and rows < UNPACKED_ROWS
+    if summed and weight.format not in ("nf4", "bnb-fp4"):
         return result
     # A GPU rounds to nearest; the interpreter does not when it rounds to bfloat16.
     relative, smallest = {

@@ -34,11 +34,11 @@ kernel = attention_contract.TRITON
 attended = partial(attention_contract.check, kernel)
 
 
-@pytest.mark.parametrize("which", KERNELS)
-def test_kernels_compile_for_gpus(which):
-    """On any machine: Triton and ptxas need none for it. `make gpu-compile` takes all of them."""
-    problems = random.sample(range(len(KERNELS[which][1])), 3)
-    compile_for_a_gpu(which, random.choice(sorted(SHARED_MEMORY)), problems)
+def test_kernels_compile_for_gpus():
+    """On any machine: Triton and ptxas need none for it; and take no more instructions a weight
+    than they did. `make gpu-compile` takes all of them."""
+    drawn = {which: [random.randrange(len(some))] for which, (_, some) in KERNELS.items()}
+    compile_for_a_gpu(random.choice(sorted(SHARED_MEMORY)), drawn)
 
 
 @ON_EVERY_DEVICE
@@ -57,7 +57,7 @@ def test_numbers_are_written_some_rows_at_a_time(form, dtype, device, monkeypatc
 @pytest.mark.parametrize("form", [("int", 8, None), ("int", 4, 64), ("fp6", 6, None)], ids=name)
 def test_a_row_that_several_programs_share(form, device):
     for rows in (1, 9):
-        multiplied(torch.randn(rows, 8256, device=device), packed(form, 3, 8256, device=device))
+        multiplied(torch.randn(rows, 1088, device=device), packed(form, 3, 1088, device=device))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -108,7 +108,7 @@ def test_the_operator_keeps_its_promises_to_the_compiler(device):
     weight = packed(("fp4", 4, 16), 10, 32, device=device)
     x = torch.randn(2, 32, device=device)
     scale, kind = as_bytes(weight.scale)
-    arguments = (x.view(2, 4, 8).mT.contiguous(), weight.planes, scale, None, None, kind)
+    arguments = (x, weight.planes, scale, None, None, kind)
     torch.library.opcheck(torch.ops.quantbench.triton_linear, (*arguments, "fp4", 4, 16))
     compiled = torch.compile(linear, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x, weight), linear(x, weight))

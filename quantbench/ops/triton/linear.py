@@ -1,14 +1,13 @@
-"""The product of x with a transposed packed weight, in Triton: as a matrix-vector product for one
-or two rows of x, on tensor cores for more. Both kernels read every packed byte once and convert it
-to numbers in registers (ops/triton/values.py). From 64 rows of x on, as a prompt has them, a third
-kernel writes these numbers once, and cuBLAS multiplies by them.
+"""The product of x with a transposed packed weight, in Triton, on tensor cores for any number of
+rows of x: one that has no others is padded. A kernel reads every packed byte once and converts two
+weights at a time to numbers in registers (ops/triton/values.py). From 64 rows of x on, as a prompt
+has them, another kernel writes these numbers once, and cuBLAS multiplies by them.
 
-A unit is U columns: column i of unit j is column j · U + i of the matrix. Both kernels loop over
-tiles of units, and within a tile over i, so numbers need not be interleaved. Instead x is laid out
-as (M, U, units) beforehand. x is small, and in a compiled model this copy is fused with the op that
-computes x.
+A unit is U columns. Within a unit the columns of x are put into the order in which values.numbers
+has a weight's. x is small, and in a compiled model this copy is fused with the op that computes x.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -19,25 +18,13 @@ from torch import Tensor
 
 from quantbench.ops.formats import TABLES, Packed
 from quantbench.ops.packing import PLANES, columns_per_unit
-from quantbench.ops.triton.values import (
-    load_floats,
-    load_group_scales,
-    load_scales,
-    load_words,
-    lookup_table,
-    values,
-    weights,
-    zeros,
-)
-
-# Rows of x up to which CUDA cores multiply; above, tensor cores do. In the machine code of Triton
-# 3.9 for sm_90, a 4-bit weight takes 7, 10, 17 and 29 instructions on CUDA cores with 1, 2, 4 and 8
-# rows, and 10 for tensor cores with any number up to 16.
-VECTOR_ROWS = 2
+from quantbench.ops.triton.values import load_scales, load_words, lookup_table, numbers
 
 # Rows of x from which numbers are written once and multiplied by cuBLAS: the tile kernel would
 # convert every weight anew for each 64 rows.
 UNPACKED_ROWS = 64
+# Columns of a group from which its scale multiplies their sum.
+LEAST_SUMMED = 64
 MOST_UNPACKED = 256 << 20  # bytes of numbers at a time; a layer of a 70 B model has 512 MiB
 
 # The dtype of a word by its bits: a unit's part of a plane fills one word.
@@ -51,17 +38,25 @@ def linear(x: Tensor, weight: Packed, scale_kind: str | None = None) -> Tensor:
     """x (…, K) times a packed (N, K) weight, transposed: (…, N) float32, summed in float32.
     scale_kind: what scales are whose tensor has their bytes, as `as_bytes` gives it.
 
-    Up to VECTOR_ROWS rows are multiplied in float32, more rows in x's dtype. That dtype holds the
-    numbers of codes exactly, except for those from a look-up table or with a scale per group; from
-    UNPACKED_ROWS on with any scale.
+    Products are of x's dtype. That dtype holds the numbers of codes exactly, except for those from
+    a look-up table. Scales multiply sums, unless a group has fewer than LEAST_SUMMED columns or x
+    has UNPACKED_ROWS: then they multiply numbers, which are rounded.
     """
     weight, unit = weight.plain, columns_of_unit(weight, x.shape[-1])
-    rows = x.reshape(-1, x.shape[-1] // unit, unit).transpose(1, 2).contiguous()
+    rows = ordered(x.reshape(-1, x.shape[-1]), unit)
     scale, kind = (weight.scale, scale_kind) if scale_kind else as_bytes(weight.scale)
     scales = scale, weight.zero, weight.tensor_scale, kind
     coding = weight.format, weight.bits, weight.group_size
     y = torch.ops.quantbench.triton_linear(rows, weight.planes, *scales, *coding)
     return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def ordered(x: Tensor, unit: int) -> Tensor:
+    """x (M, K), the columns of each unit in the order of values.numbers."""
+    if unit <= 2:
+        return x.contiguous()
+    units = x.view(len(x), x.shape[1] // unit, 2, unit // 2)
+    return units.transpose(2, 3).reshape(x.shape)
 
 
 def as_bytes(scale: Tensor) -> tuple[Tensor, str]:
@@ -86,25 +81,25 @@ def columns_of_unit(weight: Packed, columns: int) -> int:
     "str scale_kind, str format, int bits, int group_size) -> Tensor",
 )
 def triton_linear(x, planes, scale, zero, tensor_scale, scale_kind, format, bits, group_size):
-    """(M, N) float32 from x (M, U, units); the rest is a Packed's fields."""
-    M, unit, units = x.shape
-    N = planes[0].shape[0]
-    if M * N * units == 0:
+    """(M, N) float32 from x (M, K), as `ordered` has it; the rest is a Packed's fields."""
+    (M, K), N = x.shape, planes[0].shape[0]
+    if M * N * K == 0:
         return x.new_zeros((M, N), dtype=torch.float32)
     widths = (4, 2) if format == "2:4" else PLANES[bits]
+    unit = K // _units(planes, widths, format, group_size, K)
+    units = K // unit
     stored = unit // 2 if format == "2:4" else unit
     words = [
         plane.contiguous().view(_WORDS[width * stored])
         for plane, width in zip(planes, widths, strict=True)
     ]
-    whole_rows = group_size == unit * units and zero is None
-    run_over = 0 if whole_rows else group_size // unit
+    by_row = group_size == K and zero is None
     constants = {
         "FORMAT": format,
         "WIDTHS": (*widths, 0, 0)[:3],
-        "TABLE": TABLES.get(format),
+        "TABLE": TABLES.get(format) if format != "fp4" else None,
         "UNIT": unit,
-        "UNITS_PER_GROUP": run_over,
+        "UNITS_PER_GROUP": 0 if by_row else group_size // unit,
         "SCALE": scale_kind,
         "INTEGER_BITS": bits if format in ("int", "2:4") else 0,
     }
@@ -112,14 +107,17 @@ def triton_linear(x, planes, scale, zero, tensor_scale, scale_kind, format, bits
         # A row's scale multiplies its numbers: sums would take another pass over float32.
         constants["UNITS_PER_GROUP"] = group_size // unit
         return _by_unpacking(x, words, scale, zero, tensor_scale, constants)
-    if M <= VECTOR_ROWS:
-        kernel, blocks = _vector_kernel, _vector_blocks(M, run_over)
-    else:
-        kernel, blocks = _tile_kernel, _tile_blocks(M, unit, x.dtype)
+    columns = next((c for c in (128, LEAST_SUMMED) if by_row or group_size % c == 0), None)
+    # E8M0 and E4M3 scales are bfloat16 numbers, and so are their products with FP4's.
+    exact = scale_kind != "float" and zero is None
+    paired = x.dtype == torch.bfloat16 and unit > 1 and constants["TABLE"] is None
+    constants["PAIRED"] = paired and (columns is not None or exact) and _has_pairs(x.device)
+    constants["SCALED"] = columns is None
+    blocks = _blocks(M, unit, columns or 128, x.dtype)
     grid, span = _grid(M, N, units, **blocks)
     y = x.new_empty((grid[2], M, N), dtype=torch.float32)
     with torch.cuda.device_of(x):
-        kernel[grid](
+        _product_kernel[grid](
             x,
             *(words + [None, None])[:3],
             scale.contiguous(),
@@ -149,16 +147,16 @@ def _by_unpacking(
     tensor_scale: Tensor | None,
     constants: dict[str, Any],
 ) -> Tensor:
-    """(M, N) float32 from x (M, U, units), through the numbers of some rows of the weight at a
-    time, scaled and in x's dtype."""
-    M, unit, units = x.shape
-    N, rows = words[0].shape[0], x.view(M, unit * units)
-    most = max(1, MOST_UNPACKED // (unit * units * x.element_size()))
+    """(M, N) float32 from x (M, K), through the numbers of some rows of the weight at a time,
+    scaled and in x's dtype."""
+    K, N = x.shape[1], words[0].shape[0]
+    units = K // constants["UNIT"]
+    most = max(1, MOST_UNPACKED // (K * x.element_size()))
     pieces = []
     for first in range(0, N, most):
         some = slice(first, min(first + most, N))
         count = some.stop - some.start
-        numbers = x.new_empty((count, unit * units))
+        numbers = x.new_empty((count, K))
         block = {"BLOCK_N": 16, "BLOCK_J": 128}
         grid = triton.cdiv(count, block["BLOCK_N"]), triton.cdiv(units, block["BLOCK_J"])
         with torch.cuda.device_of(x):
@@ -174,7 +172,7 @@ def _by_unpacking(
                 OPERANDS=_TRITON[x.dtype],
                 num_warps=4,
             )
-        pieces.append(product(rows, numbers))
+        pieces.append(product(x, numbers))
     y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
     return y if tensor_scale is None else y * tensor_scale
 
@@ -189,141 +187,55 @@ def product(x: Tensor, numbers: Tensor) -> Tensor:
     return x.float() @ numbers.float().T
 
 
-def _vector_blocks(M: int, units_per_group: int) -> dict[str, Any]:
-    """Tile sizes of the vector kernel.
-
-    A thread has four units of two rows: with 32-bit words it loads 16 bytes at a time, and uses
-    each column of x twice. With fewer units than threads, columns are loaded where they are used,
-    without shared memory. A run is the largest power of two of units that divides a group, but at
-    most 16.
-    """
-    run = math.gcd(units_per_group, 16)
-    return {"ROWS": M, "BLOCK_N": 16, "RUNS": 128 // run, "RUN": run, "num_warps": 8}
+def _units(
+    planes: list[Tensor], widths: tuple[int, ...], format: str, group_size: int, columns: int
+) -> int:
+    """Units of a row."""
+    weight = Packed(planes, planes[0], None, None, format, sum(widths), group_size)
+    return columns // columns_of_unit(weight, columns)
 
 
-def _tile_blocks(M: int, unit: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Tile sizes of the tile kernel: 128 columns at a time, and all rows of x up to 64."""
-    block_m = min(64, max(16, triton.next_power_of_2(M)))
+@functools.cache
+def _has_pairs(device: torch.device) -> bool:
+    """Whether one instruction multiplies two bfloat16 numbers."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _blocks(M: int, unit: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Tile sizes: weights are the side of the product that tensor cores take 64 rows of, x's rows
+    the one of which 8 suffice. float32 is multiplied by ordinary cores, which hold tiles whole."""
+    block_m = max(8, triton.next_power_of_2(M))
+    interpreted = not isinstance(_product_kernel, triton.JITFunction)
+    whole = dtype == torch.float32 and not interpreted
     return {
-        "BLOCK_M": block_m,
-        "BLOCK_N": 32 if block_m < 64 else 64,
-        "BLOCK_J": max(16, 128 // unit),
+        "BLOCK_M": min(block_m, 16) if whole else block_m,
+        "BLOCK_N": 32 if whole else 128 if block_m <= 16 else 64,
+        "BLOCK_J": (16 if whole else columns) // unit,
         # numpy has no bfloat16, and Triton's interpreter would multiply its bits as integers.
-        "OPERANDS": _TRITON[dtype] if isinstance(_tile_kernel, triton.JITFunction) else tl.float32,
+        "OPERANDS": tl.float32 if interpreted else _TRITON[dtype],
         "num_warps": 4,
-        "num_stages": 2 if dtype == torch.float32 else 3,
+        "num_stages": 2 if whole else 3,
     }
 
 
 def _grid(M: int, N: int, units: int, **blocks: Any) -> tuple[tuple[int, int, int], int]:
     """(programs along N, along M, sharing a row's units), and how many units each has of a row.
 
-    To keep one of a GPU's 130 or so multiprocessors busy, 16 to 32 KB must be in flight to it. One
-    program of the vector kernel loads nearly that much; four of the tile kernel do.
+    To keep one of a GPU's 130 or so multiprocessors busy, 16 to 32 KB must be in flight to it. Four
+    programs load that much.
     """
-    vector = "ROWS" in blocks
-    grid = triton.cdiv(N, blocks["BLOCK_N"]), 1 if vector else triton.cdiv(M, blocks["BLOCK_M"])
-    block = blocks["RUNS"] * blocks["RUN"] if vector else blocks["BLOCK_J"]
-    wanted = triton.cdiv(128 if vector else 512, math.prod(grid))
-    count = triton.cdiv(units, block)
-    span = triton.cdiv(count, min(wanted, max(1, count // 2))) * block
+    grid = triton.cdiv(N, blocks["BLOCK_N"]), triton.cdiv(M, blocks["BLOCK_M"])
+    wanted = triton.cdiv(512, math.prod(grid))
+    count = triton.cdiv(units, blocks["BLOCK_J"])
+    span = triton.cdiv(count, min(wanted, max(1, count // 2))) * blocks["BLOCK_J"]
     return (*grid, triton.cdiv(units, span)), span
 
 
 @triton.jit
-def _vector_kernel(
-    x,  # (ROWS, UNIT, units)
-    plane0,  # (N, units) words
-    plane1,
-    plane2,
-    scale,  # (N, groups)
-    zero,
-    tensor_scale,
-    y,  # (splits, ROWS, N) float32
-    M,
-    N,
-    units,
-    span,
-    FORMAT: tl.constexpr,
-    WIDTHS: tl.constexpr,
-    TABLE: tl.constexpr,
-    UNIT: tl.constexpr,
-    UNITS_PER_GROUP: tl.constexpr,
-    SCALE: tl.constexpr,
-    INTEGER_BITS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    RUNS: tl.constexpr,
-    RUN: tl.constexpr,
-):
-    """BLOCK_N rows of the weight times all rows of x; tiles are (BLOCK_N, RUNS, RUN) units, and a
-    run of units lies within one group."""
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Past the end the last row again: a mask would cost more than reading it from the cache.
-    row = tl.minimum(n, N - 1).to(tl.int64)
-    table = None
-    if TABLE is not None:
-        table = lookup_table(TABLE)
-    # With one scale per row sums run on through all of it, else through a run: either way scales
-    # multiply sums, not numbers. In `totals` those of runs come together.
-    sums = zeros([BLOCK_N, RUNS, RUN], ROWS)
-    x_sums = zeros([RUNS, RUN], ROWS)
-    totals = zeros([BLOCK_N, RUNS], ROWS)
-    first = tl.program_id(2) * span
-    end = tl.minimum(first + span, units)
-    tile = tl.arange(0, RUNS)[:, None] * RUN + tl.arange(0, RUN)[None, :]
-    # Words are loaded one tile ahead, so that they are under way while the tile before is computed.
-    # Triton's own pipelining would copy them, and x, to shared memory with a barrier for each tile.
-    ahead = row[:, None, None] * units + (first + tile)[None, :, :]
-    following = load_words(plane0, plane1, plane2, ahead, (first + tile < end)[None, :, :])
-    for start in range(first, end, RUNS * RUN):
-        runs = start + tl.arange(0, RUNS) * RUN
-        j = start + tile
-        inside = j < units
-        words = following
-        ahead += RUNS * RUN
-        coming = (j + RUNS * RUN < end)[None, :, :]
-        following = load_words(plane0, plane1, plane2, ahead, coming)
-        if UNITS_PER_GROUP > 0:
-            places = row[:, None] * (units // UNITS_PER_GROUP) + (runs // UNITS_PER_GROUP)[None, :]
-            within = (runs < units)[None, :]
-            factor, offset = load_scales(scale, zero, places, within, SCALE, INTEGER_BITS)
-            sums = zeros([BLOCK_N, RUNS, RUN], ROWS)
-            x_sums = zeros([RUNS, RUN], ROWS)
-        for i in tl.static_range(UNIT):
-            number = values(words, table, i, FORMAT, WIDTHS)
-            last_sums = sums
-            last_x_sums = x_sums
-            sums = ()
-            x_sums = ()
-            for m in tl.static_range(ROWS):
-                column = tl.load(x + (m * UNIT + i) * units + j, inside, other=0).to(tl.float32)
-                sums = sums + (last_sums[m] + number * column[None, :, :],)
-                x_sums = x_sums + (last_x_sums[m] + column,)
-        if UNITS_PER_GROUP > 0:
-            last_totals = totals
-            totals = ()
-            for m in tl.static_range(ROWS):
-                total = tl.sum(sums[m], 2) * factor + tl.sum(x_sums[m], 1)[None, :] * offset
-                totals = totals + (last_totals[m] + total,)
-    y += tl.program_id(2) * M * N
-    tensor_factor = 1.0
-    if tensor_scale is not None:
-        tensor_factor = tl.load(tensor_scale)
-    if UNITS_PER_GROUP == 0:
-        factor, offset = load_scales(scale, zero, row, n < N, SCALE, INTEGER_BITS)
-    for m in tl.static_range(ROWS):
-        if UNITS_PER_GROUP > 0:
-            total = tl.sum(totals[m], 1)
-        else:
-            total = tl.sum(tl.sum(sums[m], 2), 1) * factor
-            total += tl.sum(tl.sum(x_sums[m], 1), 0) * offset
-        tl.store(y + m * N + n, total * tensor_factor, n < N)
-
-
-@triton.jit
-def _tile_kernel(
-    x,  # (M, UNIT, units)
+def _product_kernel(
+    x,  # (M, units · UNIT)
     plane0,  # (N, units) words
     plane1,
     plane2,
@@ -342,44 +254,61 @@ def _tile_kernel(
     UNITS_PER_GROUP: tl.constexpr,
     SCALE: tl.constexpr,
     INTEGER_BITS: tl.constexpr,
+    PAIRED: tl.constexpr,
+    SCALED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_J: tl.constexpr,
     OPERANDS: tl.constexpr,
 ):
-    """A (BLOCK_M, BLOCK_N) tile of y, BLOCK_J units of columns at a time."""
+    """A (BLOCK_N, BLOCK_M) tile of y, transposed, BLOCK_J units of columns at a time: of one group,
+    whose scale multiplies their sum, unless SCALED."""
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     # Past the end the last row again, which is never stored.
-    x_rows = x + tl.minimum(m, M - 1).to(tl.int64)[:, None] * UNIT * units
-    row = tl.minimum(n, N - 1).to(tl.int64)[:, None]
+    x_rows = x + tl.minimum(m, M - 1).to(tl.int64)[None, :] * units * UNIT
+    row = tl.minimum(n, N - 1).to(tl.int64)
     table = None
     if TABLE is not None:
         table = lookup_table(TABLE)
-    sums = tl.full([BLOCK_M, BLOCK_N], 0.0, tl.float32)
+    sums = tl.full([BLOCK_N, BLOCK_M], 0.0, tl.float32)
     first = tl.program_id(2) * span
     for start in range(first, tl.minimum(first + span, units), BLOCK_J):
         j = start + tl.arange(0, BLOCK_J)[None, :]
         inside = j < units
-        words = load_words(plane0, plane1, plane2, row * units + j, inside)
-        factor, offset = load_group_scales(
-            scale, zero, row, j, units, inside, UNITS_PER_GROUP, SCALE, INTEGER_BITS
-        )
-        for i in tl.static_range(UNIT):
-            number = weights(
-                words, table, i, factor, offset, FORMAT, WIDTHS, UNITS_PER_GROUP, INTEGER_BITS
-            )
-            columns = tl.load(x_rows + i * units + j, inside, other=0)
-            number = number.to(columns.dtype).to(OPERANDS)
-            sums = tl.dot(columns.to(OPERANDS), tl.trans(number), sums, input_precision="ieee")
+        # Four words a thread: with a tile's whole row it stores single numbers to shared memory.
+        places = tl.max_contiguous(row[:, None] * units + j, (1, 4))
+        words = load_words(plane0, plane1, plane2, places, inside)
+        factor = None
+        offset = None
+        if SCALED:
+            places = row[:, None] * (units // UNITS_PER_GROUP) + j // UNITS_PER_GROUP
+            factor, offset = load_scales(scale, zero, places, inside, SCALE, INTEGER_BITS)
+            if PAIRED:
+                bits = factor.to(tl.int32, bitcast=True)
+                factor = (bits & -65536) | ((bits >> 16) & 0xFFFF)
+        number = numbers(words, table, factor, offset, FORMAT, WIDTHS, UNIT, SCALED, PAIRED)
+        column = start * UNIT + tl.arange(0, BLOCK_J * UNIT)[:, None]
+        columns = tl.load(x_rows + column, column < units * UNIT, other=0)
+        number = number.to(columns.dtype).to(OPERANDS)
+        if SCALED or UNITS_PER_GROUP == 0:
+            sums = tl.dot(number, columns.to(OPERANDS), sums, input_precision="ieee")
+        else:
+            part = tl.dot(number, columns.to(OPERANDS), input_precision="ieee")
+            places = row * (units // UNITS_PER_GROUP) + start // UNITS_PER_GROUP
+            factor, offset = load_scales(scale, zero, places, n < N, SCALE, INTEGER_BITS)
+            sums += part * factor[:, None]
+            if zero is not None:
+                sums += tl.sum(columns.to(tl.float32), 0)[None, :] * offset[:, None]
     tensor_factor = tl.full([BLOCK_N], 1.0, tl.float32)
     if tensor_scale is not None:
         tensor_factor *= tl.load(tensor_scale)
     if UNITS_PER_GROUP == 0:
-        tensor_factor *= load_floats(scale + tl.minimum(n, N - 1), n < N, SCALE)
+        factor, offset = load_scales(scale, zero, row, n < N, SCALE, INTEGER_BITS)
+        tensor_factor *= factor
     y += tl.program_id(2) * M * N
-    stored = (m < M)[:, None] & (n < N)[None, :]
-    tl.store(y + m.to(tl.int64)[:, None] * N + n[None, :], sums * tensor_factor[None, :], stored)
+    stored = (m < M)[None, :] & (n < N)[:, None]
+    tl.store(y + m.to(tl.int64)[None, :] * N + n[:, None], sums * tensor_factor[:, None], stored)
 
 
 @triton.jit
@@ -389,7 +318,7 @@ def _unpack_kernel(
     plane2,
     scale,  # (N, groups)
     zero,
-    numbers,  # (N, UNIT, units) of the dtype OPERANDS
+    y,  # (N, units · UNIT) of the dtype OPERANDS
     N,
     units,
     FORMAT: tl.constexpr,
@@ -403,8 +332,7 @@ def _unpack_kernel(
     BLOCK_J: tl.constexpr,
     OPERANDS: tl.constexpr,
 ):
-    """Write the scaled numbers of (BLOCK_N, BLOCK_J) units. The columns lie as those of x do, so
-    that neighbours of a column are written side by side."""
+    """Write the scaled numbers of (BLOCK_N, BLOCK_J) units, their columns in the order of x's."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
     j = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)[None, :]
     inside = (n < N) & (j < units)
@@ -413,11 +341,9 @@ def _unpack_kernel(
     if TABLE is not None:
         table = lookup_table(TABLE)
     words = load_words(plane0, plane1, plane2, row * units + j, inside)
-    factor, offset = load_group_scales(
-        scale, zero, row, j, units, inside, UNITS_PER_GROUP, SCALE, INTEGER_BITS
-    )
-    for i in tl.static_range(UNIT):
-        number = weights(
-            words, table, i, factor, offset, FORMAT, WIDTHS, UNITS_PER_GROUP, INTEGER_BITS
-        )
-        tl.store(numbers + (row * UNIT + i) * units + j, number.to(OPERANDS), inside)
+    places = row * (units // UNITS_PER_GROUP) + j // UNITS_PER_GROUP
+    factor, offset = load_scales(scale, zero, places, inside, SCALE, INTEGER_BITS)
+    number = numbers(words, table, factor, offset, FORMAT, WIDTHS, UNIT, True, False)
+    column = tl.program_id(1) * BLOCK_J * UNIT + tl.arange(0, BLOCK_J * UNIT)[None, :]
+    stored = (n < N) & (column < units * UNIT)
+    tl.store(y + row * units * UNIT + column, number.to(OPERANDS), stored)
