@@ -22,10 +22,11 @@ LAUNCHES = {
 }  # fmt: skip
 # Calls in place of code that inductor writes, and rightly: kernels of torchao's schemes.
 KERNELS = {"aten._weight_int4pack_mm", "aten._scaled_mm", "aten._int_mm"}
-CASES = {  # compute capability: scheme, rows, cache, model
-    90: [["int8wo", 1], ["int8wo", 8], ["int8dq", 64], ["int4wo-64", 1]],
-    80: [["float8wo", 2], ["mxfp4", 1, "fp8"], ["none", 1, "dense", "gemma-2-2b"]],
-}
+# Scheme, rows, cache, model, each of another kind: inductor's product and an fp8 cache, our kernel
+# in its place, torchao's, and attention that caps its scores; on 8.0, which reads E4M3 by its bits.
+CASES = [
+    ["int8wo", 1, "fp8"], ["float8wo", 2], ["int4wo-64", 1], ["none", 1, "dense", "gemma-2-2b"],
+]  # fmt: skip
 ROWS = (1, 2, 8, 64)
 ALL = [[scheme, rows, "dense"] for scheme in SHOWN for rows in ROWS] + [
     ["none", rows, cache] for rows in ROWS for cache in ("int8", "fp8", "int4")
@@ -52,10 +53,9 @@ REPACKED = {(scheme, 64) for scheme in SHOWN if scheme.startswith("int4wo")}
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="has a card")
-@pytest.mark.parametrize("capability", CASES)
-def test_a_step_reads_each_weight_once(capability):
+def test_a_step_reads_each_weight_once():
     pytest.importorskip("triton")
-    checked(capability, CASES[capability])
+    checked(80, CASES)
 
 
 if __name__ == "__main__":

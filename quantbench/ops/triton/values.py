@@ -150,7 +150,7 @@ def _bits(words, i: tl.constexpr, FORMAT: tl.constexpr, WIDTHS: tl.constexpr):
             bits |= _moved(words[1], i * WIDTHS[1], 7 - BITS + WIDTHS[0], WIDTHS[1])
         if WIDTHS[2] > 0:
             bits |= _moved(words[2], i * WIDTHS[2], 7 - WIDTHS[2], WIDTHS[2])
-    elif FORMAT == "fp8":
+    elif FORMAT == "fp8":  # NaN, which no weight is, comes out as 480
         bits = _moved(words[0], i * 8, 4, 7) | _moved(words[0], i * 8 + 7, 15, 1)
     elif FORMAT == "fp6":  # the sign and an exponent's bit are in the plane of width 2
         bits = _moved(words[0], i * 4, 5, 4) | _moved(words[1], i * 2, 9, 1)
