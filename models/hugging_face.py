@@ -200,10 +200,12 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
         from quantbench.models.mixture_keys import EXPERT_KEYS
 
         accepted |= EXPERT_KEYS
-    fixed = _FIXED | dict(row.fixed)
+    fixed = {k: v for k, v in (_FIXED | dict(row.fixed)).items() if k not in row.harmless}
     if row.partial_rotary is not None:
         del fixed["partial_rotary_factor"]
     for key, value in config.items():
+        if (key, value) == ("hidden_act", "swish"):  # silu by another name
+            continue
         if key in fixed and value != fixed[key] and not _is_off(key, value):
             text = "given" if isinstance(value, Mapping) else shown(value)
             raise CheckpointError(f"{where}: {key} {text} is not supported; only {fixed[key]!r} is")
@@ -284,12 +286,14 @@ def _rope(
     context: the model's positions. partial: the share if absent; None: it must be 1.
     """
     rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    rope = {k: v for k, v in rope.items() if v != 0 or k not in _YARN_MSCALES}  # 0 is absence
     check_keys(where, _ROPE_ACCEPTED, rope)
     rope = {key: value for key, value in rope.items() if value is not None}
     theta = rope.pop("rope_theta", config.get("rope_theta"))
     theta = default if theta is None else theta
     old_kind = rope.pop("type", None)
     kind = rope.pop("rope_type", None) or old_kind or "default"
+    rope.pop("finetuned", None)  # a note
     share = rope.pop("partial_rotary_factor", None)
     if kind == "proportional":  # which pads the rotations itself
         rope, share = {"factor": 1.0, "share": 1.0 if share is None else share, **rope}, None
@@ -306,7 +310,7 @@ def _rope(
         )
     keys, optional = _ROPE_KEYS[kind]
     notes = _YARN_MSCALES if kind == "yarn" else set()
-    if kind == "dynamic" or (kind == "yarn" and _ORIGINAL not in rope):
+    if kind == "dynamic" or (kind in ("yarn", "llama3") and _ORIGINAL not in rope):
         rope[_ORIGINAL] = context
         keys = keys | {_ORIGINAL}
     original = config.get(_ORIGINAL)

@@ -47,6 +47,10 @@ def first_even_if_used(number: int, config: Mapping[str, Any]) -> bool:
     return if_used(number, config) and is_below and number % 2 == 0
 
 
+def all_but_each_sixth(number: int, config: Mapping[str, Any]) -> bool:
+    return (number + 1) % (config.get("sliding_window_pattern") or 6) != 0
+
+
 ATTENTION_BIAS = {"attention_bias": ("qkv_bias", "attention_out_bias")}
 BIASES = ATTENTION_BIAS | {"mlp_bias": ("mlp_bias",)}
 
@@ -134,12 +138,9 @@ GEMMAS: dict[str, Any] = {
         "rope_local_base_freq": ("window_rope_theta",),
     },
     "converted": {"attention_scale": lambda width: width**-0.5},
-    "fixed": {
-        **dict.fromkeys(("hidden_act", "hidden_activation"), "gelu_pytorch_tanh"),
-        "use_bidirectional_attention": False,
-        "sliding_window_pattern": 6,
-    },
-    "harmless": ("sliding_window_size",),
+    "fixed": {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False},
+    "harmless": ("sliding_window_size", "hidden_act"),
+    "accepts": {"sliding_window_pattern": COUNT},
     "weights": {**NORMS_BEHIND, "ffn_norm": ("pre_feedforward_layernorm",)},
 }
 NORMALIZED = {"norm_topk_prob": TRUTH}
@@ -153,6 +154,14 @@ QWEN_KEYS = NORMALIZED | {
 def unrotated(rotates: list[int]) -> tuple[int, ...]:
     """The layers without rotation, from a 0 or 1 for each layer."""
     return tuple(i for i, rotated in enumerate(rotates) if not rotated)
+
+
+def of_smollm3(config: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """The config with the layers that rotate: as its class has it, all but each fourth."""
+    layers, each = config.get("num_hidden_layers"), config.get("no_rope_layer_interval") or 4
+    if config.get("no_rope_layers") is not None or not (COUNT.test(layers) and COUNT.test(each)):
+        return dict(config)
+    return {**config, "no_rope_layers": [int((i + 1) % each != 0) for i in range(layers)]}
 
 
 OLMO_DEFAULTS = {
@@ -177,7 +186,7 @@ ARCHITECTURES = Rows({
     "gemma2": Architecture(GEMMA, window=lambda number, _: number % 2 == 0, **GEMMAS,
         defaults={**GEMMA_DEFAULTS, "max_position": 8192, "attention_softcap": 50.0,
                   "logit_softcap": 30.0}),
-    "gemma3_text": Architecture(GEMMA, window=lambda number, _: (number + 1) % 6 != 0, **GEMMAS,
+    "gemma3_text": Architecture(GEMMA, window=all_but_each_sixth, **GEMMAS,
         defaults={**GEMMA_DEFAULTS, "max_position": 131072, "rope_theta": 1e6, "qk_norm": True,
                   "window_rope_theta": 1e4}),
     "gemma4_text": "quantbench.models.gemma4_config:ROW",
@@ -209,7 +218,8 @@ ARCHITECTURES = Rows({
         defaults={"max_position": 32768, "num_kv_heads": 4, "rope_theta": 2e6,
                   "tie_embeddings": True},
         fields={**BIASES, "no_rope_layers": ("no_rope_layers",)},
-        harmless=("no_rope_layer_interval",), required=("no_rope_layers",),
+        described="quantbench.models.registry:of_smollm3",
+        accepts={"no_rope_layer_interval": COUNT},
         converted={"no_rope_layers": unrotated},
         fixed={"use_sliding_window": False, "sliding_window": None}),
     "granite": Architecture(LLAMA, {"max_position": 2048, "attention_scale": 1.0},

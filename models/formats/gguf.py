@@ -255,8 +255,6 @@ class Gguf(MaybeQuantized):
     ) -> Iterator[tuple[str, Any]]:
         """What rotates, and how it is scaled. rope: keys of rope_parameters."""
         layers = self.metadata.get(f"{prefix}block_count")
-        if self.kind == "smollm3" and type(layers) is int:  # llama.cpp has no key for it
-            yield "no_rope_layers", [int((i + 1) % 4 != 0) for i in range(layers)]
         rotates = self.metadata.get(f"{prefix}rope.scaling.finetuned", True)
         if self.kind == "granite" and not rotates and type(layers) is int:
             yield "no_rope_layers", list(range(layers))  # as llama.cpp understands it

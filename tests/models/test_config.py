@@ -9,8 +9,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from quantbench.errors import CheckpointError, UsageError
 from quantbench.models.formats.meta import from_params
 from quantbench.models.hugging_face import from_hugging_face
+from quantbench.models.loading import load_model
 from quantbench.models.presets import PRESETS, preset
 from quantbench.models.registry import ARCHITECTURES
+from tests.models import hugging_face
 from tests.models.hugging_face import FAMILIES, LLAMA_3_1
 from tests.models.refused import refusal
 from tests.models.small import SMALL
@@ -335,3 +337,37 @@ def test_layers_of_a_kind_are_found_and_picked():
     config = from_hugging_face({"model_type": "qwen3_moe", **sparse.to_dict()}, "sparse")
     assert config.kinds_of_layers() == [[0, 1], [2]]
     assert config.picked([2, 0]).mixture.dense_layers == (0,)
+
+
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+OTHER_WORDS = {  # a family, its fields, and keys of config.json that say it otherwise
+    "yarn with a note": ("llama", {}, {"rope_scaling": YARN | {"finetuned": True}}),
+    "yarn with mscale 0": ("llama", {}, {
+        "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0}}),
+    "llama3 of the whole context": ("llama", {}, {"rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}}),
+    "swish": ("llama", {}, {"hidden_act": "swish"}),
+    "an activation that Gemma does not read": ("gemma2", GEMMA, {"hidden_act": "gelu"}),
+    "every second layer": ("gemma3_text", GEMMA, {"layer_types": None,
+                                                   "sliding_window_pattern": 2}),
+    "every fourth layer": ("smollm3", {"num_hidden_layers": 5}, {"no_rope_layers": None}),
+    "every third layer": ("smollm3", {"num_hidden_layers": 5},
+                          {"no_rope_layers": None, "no_rope_layer_interval": 3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHER_WORDS)
+def test_other_words_mean_what_they_mean_to_transformers(case, tmp_path):
+    family, fields, words = OTHER_WORDS[case]
+    hugging_face.drawn(hugging_face.config(family, **fields)).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    if "rope_scaling" in words:
+        del config["rope_parameters"]
+    config |= words
+    for key in [key for key in words if words[key] is None]:
+        del config[key]
+    file.write_text(json.dumps(config))
+    expected = hugging_face.read_by_transformers(tmp_path)(hugging_face.TOKENS).logits
+    hugging_face.assert_near(load_model(str(tmp_path))(hugging_face.TOKENS), expected)
