@@ -11,14 +11,16 @@ weight's bytes ÷ time to the speed of memory. They say where a kernel loses tim
 faster says `quantbench ab`, in whole steps. Exit code 1: a kernel failed, and its line says why.
 
 With --rows the schemes' kernels take turns with full precision's over all layers of a block, and a
-line has the median of the turns' ratios, with quartiles. With OMP_NUM_THREADS=1 it counts the
-thread's own processor time, which other programs on the machine disturb little.
+line has the median of the turns' ratios, with quartiles, and products a second ÷ those of the
+instruction repeated on numbers at hand, measured in the same turns. With OMP_NUM_THREADS=1 it
+counts the thread's own processor time, which other programs on the machine disturb little.
 """
 
 import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from quantbench import environment
@@ -26,6 +28,7 @@ from quantbench.log.origin import write_json
 from quantbench.quantize.spec import COMPARED
 
 PROMPTS = ("int8dq", "int8wo", "int4wo-32", "int8dq-int4wo-32", "fp6")  # schemes of --rows
+SPINS = 200_000  # about a millisecond
 STOCK = ("torchao", "torch")  # kernels that are not part of this project
 
 
@@ -130,6 +133,7 @@ def ratios(
                   for layer in blocks["none"]]  # fmt: skip
         products = sum(count * layer.in_features * layer.out_features for layer in blocks["none"])
         seconds: dict[str, list[float]] = {scheme: [] for scheme in kernels}
+        limits: dict[str, list[float]] = {scheme: [] for scheme in kernels}
         for turn in range(turns + 1):
             order = list(kernels) if turn % 2 else list(kernels)[::-1]
             for scheme in order:
@@ -139,6 +143,7 @@ def ratios(
                 devices.synchronize(device)
                 if turn:
                     seconds[scheme].append(clock() - started)
+                    limits[scheme].append(limit(blocks[scheme][0], dtype, count, clock))
         for scheme in kernels:
             each = [a / b for a, b in zip(seconds["none"], seconds[scheme], strict=True)]
             low, middle, high = statistics.quantiles(each, n=4)
@@ -146,10 +151,26 @@ def ratios(
             found.setdefault(str(count), {})[scheme] = {
                 "ratio": (low, middle, high),
                 "products_per_second": speed,
+                "limit": (most := statistics.median(limits[scheme])),
             }
+            share = f", {speed / most:4.0%} of the limit" if most else ""
             print(f"{count:5} rows  {scheme:16} ÷ none {middle:5.2f} ({low:.2f} to {high:.2f}), "
-                  f"{speed / 1e9:6.1f} G products/s")  # fmt: skip
+                  f"{speed / 1e9:6.1f} G products/s{share}")  # fmt: skip
     return found
+
+
+def limit(layer: Any, dtype: Any, count: int, clock: Callable[[], float]) -> float:
+    """Products a second of the instructions with which our C++ kernel multiplies `count` rows by a
+    layer's weight, repeated on numbers at hand; 0 for other kernels."""
+    from quantbench.ops.cpu import bandwidth, plain
+    from quantbench.quantize.kernel import fused_weight
+
+    weight, started = fused_weight(layer), clock()
+    if weight is None or weight.device.type != "cpu":
+        return 0
+    if weight.dtype == dtype and not plain.ours(dtype, count, weight.shape[1]):
+        return 0
+    return bandwidth.spin(weight, dtype, count, SPINS) / (clock() - started)
 
 
 if __name__ == "__main__":

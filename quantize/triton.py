@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quantbench.ops.formats import Packed
+from quantbench.ops.formats import Packed, check_finite
 from quantbench.quantize.kernel import RoundingLinear
 from quantbench.quantize.kernels import LEAST_INT_MM_ROWS
 from quantbench.quantize.packed import PackedWeight, product
@@ -32,9 +32,14 @@ class TritonLinear(RoundingLinear):
 
     @classmethod
     def of(cls, layer: nn.Linear, spec: Any) -> nn.Module:
-        """Scales that a file stores as codes become floats here, once, and not in every step."""
+        """Scales that a file stores as codes become floats here, once, and not in every step.
+
+        Raises KernelError for numbers that are not finite: a kernel reads E4M3's NaN as 480.
+        """
         weight = cast(PackedWeight, layer.weight.data)
         parts = weight.parts.plain
+        if not weight.is_meta:
+            check_finite(parts.planes[0], parts.scale, parts.zero)
         from quantbench.ops.triton.linear import as_bytes
 
         linear_layer = cls.like(layer, cls.kept(parts.planes[0]))

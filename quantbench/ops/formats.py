@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from quantbench.errors import KernelError
 from quantbench.ops.packing import unpack
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -152,3 +153,20 @@ def expand(values: Tensor, places: Tensor) -> Tensor:
     columns = torch.arange(4, device=values.device, dtype=places.dtype)
     chosen = places[..., None] == columns  # (N, K/4, 2, 4)
     return (chosen * values[..., None]).sum(-2).flatten(-2)
+
+
+def check_finite(*tensors: Tensor | None) -> None:
+    """Raise KernelError for a plane of floats, a scale or a zero point with NaN or infinity."""
+    for tensor in tensors:
+        if tensor is None or not tensor.is_floating_point():
+            continue
+        if tensor.dtype == torch.float8_e4m3fn:  # as integers: no copy that is four times as large
+            broken = any(
+                ((rows.view(torch.uint8) & 127) == 127).any() for rows in tensor.split(1024)
+            )
+        else:
+            wide = tensor.float() if tensor.itemsize == 1 else tensor
+            total = wide.sum(dtype=torch.float32)
+            broken = not total.isfinite() and not wide.isfinite().all()
+        if broken:
+            raise KernelError("weights or their scales are NaN or infinite")

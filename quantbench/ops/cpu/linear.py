@@ -23,7 +23,7 @@ from torch import Tensor
 from quantbench.errors import KernelError
 from quantbench.ops import packing
 from quantbench.ops.cpu import build
-from quantbench.ops.formats import OUTER, TABLES, Packed
+from quantbench.ops.formats import OUTER, TABLES, Packed, check_finite
 
 torch.library.define("quantbench::cpu_linear", "(Tensor x, Tensor packed, int rows) -> Tensor")
 torch.library.define(
@@ -121,7 +121,7 @@ def pack(weight: Packed, columns: int, activation: str | None = None) -> Tensor:
         return weight.scale.new_empty(size, dtype=torch.uint8)
     unit = _UNITS.get(weight.format, 1.0)
     factor = unit if weight.tensor_scale is None else unit * float(weight.tensor_scale)
-    _check_finite(weight.planes[0], scale, zero, weight.outer, torch.tensor(factor))
+    check_finite(weight.planes[0], scale, zero, weight.outer, torch.tensor(factor))
     zeros = 0 if weight.zero is None else 2 if weight.zero.dtype == torch.uint8 else 1
     table = torch.tensor(TABLES.get(weight.format, (0.0,) * 16)) / unit
     scales = (_SCALES[scale.dtype], each) if each else (0, UNIT)
@@ -273,19 +273,3 @@ def _scales(weight: Packed, columns: int) -> tuple[Tensor, Tensor | None, int]:
         return values.to(dtype).repeat_interleave(repeats, 1)
 
     return spread(weight.scale), None if weight.zero is None else spread(weight.zero), each
-
-
-def _check_finite(*tensors: Tensor | None) -> None:
-    for tensor in tensors:
-        if tensor is None or not tensor.is_floating_point():
-            continue
-        if tensor.dtype == torch.float8_e4m3fn:  # as integers: no copy that is four times as large
-            broken = any(
-                ((rows.view(torch.uint8) & 127) == 127).any() for rows in tensor.split(1024)
-            )
-        else:
-            wide = tensor.float() if tensor.itemsize == 1 else tensor
-            total = wide.sum(dtype=torch.float32)
-            broken = not total.isfinite() and not wide.isfinite().all()
-        if broken:
-            raise KernelError("weights or their scales are NaN or infinite")

@@ -32,10 +32,15 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     """
     build.ready()
     flat = x.reshape(-1, x.shape[-1])
-    if flat.shape[0] > MAX_ROWS and not _takes_many(x.dtype, x.shape[-1]):
+    if not ours(x.dtype, flat.shape[0], x.shape[-1]):
         return F.linear(x, weight)
     y = torch.ops.quantbench.cpu_plain(flat, weight)
     return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def ours(dtype: torch.dtype, rows: int, columns: int) -> bool:
+    """Whether `linear` multiplies so many rows of x (…, columns) in C++."""
+    return rows <= MAX_ROWS or _takes_many(dtype, columns)
 
 
 @build.constant_when_traced

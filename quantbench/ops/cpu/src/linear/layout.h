@@ -133,6 +133,8 @@ struct LinearLoop {
   int tokens = 0;        // of a tile of x
   int x_bytes = 0;       // for each number of x, of padded columns
   int side_by_side = 1;  // blocks of a group
+  // Its instructions in a loop, on numbers in registers and a few lines: how many products these were. Null: not written.
+  int64_t (*spin)(const Header&, int64_t rounds) = nullptr;
 };
 
 VARIANTS(LinearLoop, few);

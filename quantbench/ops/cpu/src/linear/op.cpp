@@ -8,6 +8,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <tuple>
@@ -148,6 +149,21 @@ Tensor plain(const Tensor& x, const Tensor& weight) {
   return multiplied(x, *plain_product(weight, number_of(x.scalar_type()), x.size(0), false));
 }
 
+// How many products the loop that multiplies `tokens` rows of a type by a packed weight, or a plain one, makes in some
+// rounds of its instructions, on all threads; 0 where it is not written.
+int64_t spin(const Tensor& weight, ScalarType type, int64_t tokens, int64_t rounds) {
+  const Number x = number_of(type);
+  const bool packed = weight.scalar_type() == ScalarType::Byte;
+  const auto product = packed ? packed_product(weight, x, tokens, false) : plain_product(weight, x, tokens, false);
+  const auto& linear = static_cast<const LinearProduct&>(*product);
+  if (!linear.loop.spin) return 0;
+  std::atomic<int64_t> all{0};
+  torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1, [&](int64_t first, int64_t last) {
+    for (; first < last; ++first) all += linear.loop.spin(linear.header, rounds);
+  });
+  return all;
+}
+
 }  // namespace
 
 // For tests, which share small weights, while no op runs. Negative numbers: as it was at first.
@@ -160,4 +176,5 @@ extern "C" __attribute__((visibility("default"))) void quantbench_set_limits(int
 STABLE_TORCH_LIBRARY_IMPL(quantbench, CPU, library) {
   library.impl("cpu_linear", TORCH_BOX(&linear));
   library.impl("cpu_plain", TORCH_BOX(&plain));
+  library.impl("cpu_spin", TORCH_BOX(&spin));
 }

@@ -249,6 +249,25 @@ void multiply_floats(const Problem& problem, int64_t first, int64_t last) {
       work.multiply(group * BESIDE, tile, tile + together < tiles ? tile + together : tiles);
 }
 
+int64_t spin(const Header&, int64_t rounds) {
+  constexpr int LANES = sizeof(Native) / sizeof(float), PIECES = BESIDE * ROWS / LANES;
+  Native products[MANY][PIECES] = {}, w[PIECES] = {};
+  Cell x[MANY * TOGETHER] = {};
+  for (int64_t round = 0; round < rounds; ++round) {
+    asm volatile("" : : "r"(&x), "r"(&w) : "memory");  // whose products are not known before
+#pragma GCC unroll 16
+    for (int t = 0; t < MANY; ++t)
+#pragma GCC unroll 8
+      for (int i = 0; i < PIECES; ++i) products[t][i] = plus_products(products[t][i], w[i], x + t * TOGETHER);
+  }
+  Native sum{};
+#pragma GCC unroll 16
+  for (int t = 0; t < MANY; ++t)
+#pragma GCC unroll 8
+    for (int i = 0; i < PIECES; ++i) sum += products[t][i];
+  return rounds * MANY * BESIDE * ROWS * TOGETHER + int64_t(sum[0]);
+}
+
 }  // namespace
 
-LinearLoop NAMED(many)() { return {prepare_floats, multiply_floats, MANY, sizeof(Cell), BESIDE}; }
+LinearLoop NAMED(many)() { return {prepare_floats, multiply_floats, MANY, sizeof(Cell), BESIDE, spin}; }

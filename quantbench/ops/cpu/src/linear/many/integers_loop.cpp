@@ -365,6 +365,36 @@ void multiply_integers(const Problem& problem, int64_t first, int64_t last) {
 #endif
 }
 
+template <int EACH>
+int64_t spin(int64_t rounds) {
+  constexpr int VECTORS = STEP / WIDTH;
+  Lanes products[MANY][VECTORS] = {}, w[VECTORS] = {};
+  int32_t x[MANY] = {};
+  for (int64_t round = 0; round < rounds; ++round) {
+    asm volatile("" : : "r"(&x), "r"(&w) : "memory");  // whose products are not known before
+#pragma GCC unroll 16
+    for (int t = 0; t < MANY; ++t)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v) products[t][v] = plus_products<EACH>(products[t][v], w[v], x[t]);
+  }
+  Lanes sum{};
+#pragma GCC unroll 16
+  for (int t = 0; t < MANY; ++t)
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; ++v) sum += products[t][v];
+  return rounds * MANY * STEP * EACH + sum[0];
+}
+
+int64_t spin(const Header& header, int64_t rounds) {
+#if LEVEL != LEVEL_avx2
+  if (in_bytes(header)) return spin<4>(rounds);
+#endif
+#if LEVEL > LEVEL_portable
+  return spin<2>(rounds);
+#endif
+  return 0;
+}
+
 }  // namespace
 
-LinearLoop NAMED(integers)() { return {prepare_integers, multiply_integers, MANY, Tokens::BYTES, TOGETHER}; }
+LinearLoop NAMED(integers)() { return {prepare_integers, multiply_integers, MANY, Tokens::BYTES, TOGETHER, spin}; }
