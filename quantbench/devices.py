@@ -88,7 +88,7 @@ def resolve(name: str) -> torch.device:
     if not count:
         raise UsageError(f"--device {name}: torch finds no {device.type} here; use {accepted}")
     if (device.index or 0) >= count:
-        raise UsageError(f"--device {name}: there is no device of that number here")
+        raise UsageError(f"--device {name}: the highest number here is {count - 1}; use {accepted}")
     return device
 
 

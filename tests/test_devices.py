@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from quantbench import devices
+from quantbench.errors import UsageError
 from quantbench.run.facts import Measured, Sample, WarmUp
 from quantbench.run.run_table import table
 from tests.bench.facts import FACTS
@@ -137,3 +138,11 @@ def test_the_last_level_cache_is_the_largest(kernel_files, sizes, largest):
     assert (devices.last_level_cache(CPU) or 1) > 0  # of this machine
     kernel_files({f"{CACHE}/index{number}/size": size for number, size in enumerate(sizes)})
     assert devices.last_level_cache(CPU) == largest
+
+
+def test_a_card_of_a_number_that_is_not_here(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices.resolve("cuda:1").index == 1
+    with pytest.raises(UsageError, match="cuda:7: the highest number here is 1; use auto, cpu, cu"):
+        devices.resolve("cuda:7")

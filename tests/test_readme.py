@@ -175,7 +175,10 @@ PROGRAM = r"python (?:generate\.py|-m \w[\w.]*)|quantbench"
 LINE = re.compile(rf"^ *((?:{PROGRAM}) .*?)(?:  +#.*)?$|`((?:{PROGRAM}) [^`]+)`", re.M)
 COMMANDS = sorted({line or inline for line, inline in LINE.findall(DOCUMENTS.replace("\\\n", " "))})
 # Modules that are run by name and read no options of ours.
-SCRIPTS = ("tests.trust.simulation", "benchmarks.kernels", "benchmarks.against")
+SCRIPTS = (
+    *("tests.trust.simulation", "tests.ops.gpu_instructions"),
+    *("benchmarks.kernels", "benchmarks.against"),
+)
 
 
 class Parsed(Exception):
