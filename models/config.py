@@ -215,10 +215,9 @@ class ModelConfig:
                 f"{self.name}: rotary_dim is {rotated}; accepted is an even number up to head_dim, "
                 f"{self.head_dim}"
             )
-        rotated = self.full_head_dim or rotated
         for key in ("short_factors", "long_factors"):
             pairs = getattr(self.rope_scaling, key, ())
-            if len(pairs) not in (0, rotated // 2):
+            if len(pairs) not in (0, (self.full_head_dim or rotated) // 2):
                 raise CheckpointError(
                     f"{self.name}: rotary scaling: {len(pairs)} {key} for {rotated // 2} pairs"
                 )

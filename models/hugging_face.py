@@ -204,8 +204,6 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
     if row.partial_rotary is not None:
         del fixed["partial_rotary_factor"]
     for key, value in config.items():
-        if (key, value) == ("hidden_act", "swish"):  # silu by another name
-            continue
         if key in fixed and value != fixed[key] and not _is_off(key, value):
             text = "given" if isinstance(value, Mapping) else shown(value)
             raise CheckpointError(f"{where}: {key} {text} is not supported; only {fixed[key]!r} is")
@@ -220,7 +218,8 @@ def _understood(row: Architecture, config: Mapping[str, Any], where: object) -> 
 
 def _is_off(key: str, value: Any) -> bool:
     """Whether a key with this value means what its absence means."""
-    return value in (None, False, {}, []) or (value == 1 and bool(_NEUTRAL.fullmatch(key)))
+    is_neutral = value == 1 and bool(_NEUTRAL.fullmatch(key))
+    return value in (None, False, {}, []) or is_neutral or (key, value) == ("hidden_act", "swish")
 
 
 def head_width(dim: Any, heads: Any, where: object) -> int:
@@ -286,14 +285,12 @@ def _rope(
     context: the model's positions. partial: the share if absent; None: it must be 1.
     """
     rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-    rope = {k: v for k, v in rope.items() if v != 0 or k not in _YARN_MSCALES}  # 0 is absence
+    rope = {k: v for k, v in rope.items() if v or v is not None and k not in _YARN_MSCALES}
     check_keys(where, _ROPE_ACCEPTED, rope)
-    rope = {key: value for key, value in rope.items() if value is not None}
     theta = rope.pop("rope_theta", config.get("rope_theta"))
     theta = default if theta is None else theta
     old_kind = rope.pop("type", None)
     kind = rope.pop("rope_type", None) or old_kind or "default"
-    rope.pop("finetuned", None)  # a note
     share = rope.pop("partial_rotary_factor", None)
     if kind == "proportional":  # which pads the rotations itself
         rope, share = {"factor": 1.0, "share": 1.0 if share is None else share, **rope}, None
@@ -317,7 +314,7 @@ def _rope(
     if kind == "longrope" and original is not None:  # as in transformers it comes first
         rope[_ORIGINAL] = original
     missing = keys - rope.keys()
-    unknown = rope.keys() - keys - optional - notes
+    unknown = rope.keys() - keys - optional - notes - {"finetuned"}
     if missing or unknown:
         wrong = _listed(sorted(missing or unknown))
         verb = "lacks" if missing else "has keys that are not understood:"

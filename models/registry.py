@@ -47,10 +47,6 @@ def first_even_if_used(number: int, config: Mapping[str, Any]) -> bool:
     return if_used(number, config) and is_below and number % 2 == 0
 
 
-def all_but_each_sixth(number: int, config: Mapping[str, Any]) -> bool:
-    return (number + 1) % (config.get("sliding_window_pattern") or 6) != 0
-
-
 ATTENTION_BIAS = {"attention_bias": ("qkv_bias", "attention_out_bias")}
 BIASES = ATTENTION_BIAS | {"mlp_bias": ("mlp_bias",)}
 
@@ -156,14 +152,6 @@ def unrotated(rotates: list[int]) -> tuple[int, ...]:
     return tuple(i for i, rotated in enumerate(rotates) if not rotated)
 
 
-def of_smollm3(config: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """The config with the layers that rotate: as its class has it, all but each fourth."""
-    layers, each = config.get("num_hidden_layers"), config.get("no_rope_layer_interval") or 4
-    if config.get("no_rope_layers") is not None or not (COUNT.test(layers) and COUNT.test(each)):
-        return dict(config)
-    return {**config, "no_rope_layers": [int((i + 1) % each != 0) for i in range(layers)]}
-
-
 OLMO_DEFAULTS = {
     "max_position": 2048, "norm_eps": 1e-5, "qk_norm": True, "joint_qk_norm": True,
     "pre_norms": False, "post_norms": True,
@@ -186,7 +174,8 @@ ARCHITECTURES = Rows({
     "gemma2": Architecture(GEMMA, window=lambda number, _: number % 2 == 0, **GEMMAS,
         defaults={**GEMMA_DEFAULTS, "max_position": 8192, "attention_softcap": 50.0,
                   "logit_softcap": 30.0}),
-    "gemma3_text": Architecture(GEMMA, window=all_but_each_sixth, **GEMMAS,
+    "gemma3_text": Architecture(GEMMA, **GEMMAS,
+        window=lambda n, config: (n + 1) % (config.get("sliding_window_pattern") or 6) != 0,
         defaults={**GEMMA_DEFAULTS, "max_position": 131072, "rope_theta": 1e6, "qk_norm": True,
                   "window_rope_theta": 1e4}),
     "gemma4_text": "quantbench.models.gemma4_config:ROW",
@@ -218,7 +207,7 @@ ARCHITECTURES = Rows({
         defaults={"max_position": 32768, "num_kv_heads": 4, "rope_theta": 2e6,
                   "tie_embeddings": True},
         fields={**BIASES, "no_rope_layers": ("no_rope_layers",)},
-        described="quantbench.models.registry:of_smollm3",
+        described="quantbench.models.rotary_scaling:of_smollm3",
         accepts={"no_rope_layer_interval": COUNT},
         converted={"no_rope_layers": unrotated},
         fixed={"use_sliding_window": False, "sliding_window": None}),

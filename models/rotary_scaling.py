@@ -1,11 +1,23 @@
-"""Rotary scaling: what becomes of the radians by which each pair of a head rotates per position."""
+"""Rotary scaling: what becomes of the radians by which each pair of a head rotates per position;
+and which layers rotate."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quantbench.models.config import RopeScaling
+from quantbench.models.config_checks import COUNT
+
+
+def of_smollm3(config: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """The config with the layers that rotate: as its class has it, all but each fourth."""
+    layers, each = config.get("num_hidden_layers"), config.get("no_rope_layer_interval") or 4
+    if config.get("no_rope_layers") is not None or not (COUNT.test(layers) and COUNT.test(each)):
+        return dict(config)
+    return {**config, "no_rope_layers": [int((i + 1) % each != 0) for i in range(layers)]}
 
 
 def scaled(
