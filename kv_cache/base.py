@@ -73,7 +73,8 @@ class KVCache(LayerMemory):
         self.slots = min(max_seq_length, window or max_seq_length)
         self.window, self.head_dim, self.dtype = window, head_dim, dtype
         shape = (max_batch_size, kv_heads, self.slots)
-        stored = self.encode(torch.zeros(1, 1, 1, head_dim, dtype=dtype, device="cpu"))
+        counted = "cpu" if str(device) == "meta" else device  # torch imports a compiler for meta
+        stored = self.encode(torch.zeros(1, 1, 1, head_dim, dtype=dtype, device=counted))
         for name in ("key", "value"):
             for part, like in stored.items():
                 buffer = torch.zeros(*shape, like.shape[-1], dtype=like.dtype, device=device)

@@ -132,6 +132,14 @@ def test_triton_products_are_those_of_the_stored_weights(name):
         assert_product(layer(x.to(device)).cpu(), x, exact, activation, "triton")
 
 
+def test_triton_takes_no_code_that_is_no_number():
+    """Its kernels read E4M3's NaN as 480."""
+    layer, _, _ = built("float8wo", linear(N=20, dtype=torch.float32), "reference")
+    layer.weight.plane0.view(torch.uint8)[3, 7] = 0xFF
+    with pytest.raises(KernelError, match="NaN"):
+        TritonLinear.of(layer, parse("float8wo"))
+
+
 @pytest.mark.parametrize("kernel", sorted({kernel for _, kernel in CASES}))
 def test_compiled_products_are_the_eager_ones(kernel):
     """A kernel's schemes differ in their formats, not in what is traced: four of them a run."""
