@@ -37,10 +37,14 @@ def sentencepiece(data: Path, folder: Path):
 def byte_level(data: Path, folder: Path):
     """As `sentencepiece`, by mistral-common itself; tokenizer.json is transformers' conversion."""
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+    from tokenizers.processors import TemplateProcessing
     from transformers.integrations.mistral.tokenizer import MistralConverter
 
     file = data / "tekken_240911.json"
-    MistralConverter(str(file)).converted().save(str(folder / "tokenizer.json"))
+    made = MistralConverter(str(file)).converted()
+    # As published folders have it: transformers heeds no add_bos_token beside a tokenizer.json.
+    made.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made.save(str(folder / "tokenizer.json"))
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
