@@ -19,6 +19,7 @@ def no_builds(monkeypatch):
         raise KernelError("no compiler")
 
     monkeypatch.setattr(build, "load", refuse)
+    monkeypatch.setattr(build, "refusal", lambda: "no compiler")  # which remembers an earlier load
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
