@@ -17,6 +17,7 @@ from quantbench.errors import CheckpointError
 from quantbench.models.config import FIELDS, SCALING_FIELDS, ModelConfig, RopeScaling
 from quantbench.models.config_checks import (
     COUNT,
+    LAYERS,
     NAME,
     NAMES,
     OBJECT,
@@ -141,6 +142,8 @@ def from_hugging_face(
     row = ARCHITECTURES[kind]
     if row.experts and not config.get("sliding_window"):  # transformers writes 0 for none
         config = {key: value for key, value in config.items() if key != "sliding_window"}
+    if config.get("num_hidden_layers") is not None:  # before anything has a part for each layer
+        LAYERS.check(where, "num_hidden_layers", config["num_hidden_layers"])
     if row.described:
         config = pkgutil.resolve_name(row.described)(config, where)
     config = _one_rope(config, where)

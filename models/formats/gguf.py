@@ -22,6 +22,7 @@ from torch import Tensor
 from quantbench import files
 from quantbench.errors import CheckpointError
 from quantbench.models.config import ModelConfig, RopeScaling
+from quantbench.models.config_checks import LAYERS
 from quantbench.models.formats import gguf_recurrent, gguf_tokenizer, names
 from quantbench.models.formats.gguf_blocks import PACKED
 from quantbench.models.formats.gguf_file import (
@@ -102,7 +103,7 @@ _HEADS = ("embedding_length", "attention.head_count", "attention.key_length")
 _HARMLESS = {
     "vocab_size", "rope.dimension_count", "attention.value_length", "attention.key_length_swa",
     "attention.value_length_swa", "rope.scaling.type", "rope.scaling.finetuned",
-    "attention.layer_norm_epsilon", "pooling_type", "tensor_data_layout",
+    "attention.layer_norm_epsilon", "pooling_type", "tensor_data_layout", "rope.scale_linear",
 }  # fmt: skip
 # What else may stand there with a value that is that of absence: 1 of factors and counts of groups,
 # scores of experts by softmax, …
@@ -169,8 +170,9 @@ class Gguf(MaybeQuantized):
 
     @property
     def _layers(self) -> int:
+        """How many there are; 0 where the file does not say it or says what cannot be."""
         layers = self.metadata.get(f"{self.metadata['general.architecture']}.block_count")
-        return layers if type(layers) is int else 0
+        return layers if LAYERS.test(layers) else 0
 
     def config(self) -> ModelConfig:
         return from_hugging_face(dict(self._described()), self.name, self.files[0])
@@ -202,16 +204,14 @@ class Gguf(MaybeQuantized):
             windows = word == "attention.sliding_window_pattern" and row.window
             if (is_gemma4 and word in gguf_gemma4.OTHERS) or self._is_of_other_layers(word):
                 continue
-            if word == "rope.scale_linear":
-                continue
-            elif word in _ROPE:
+            if word in _ROPE:
                 rope[_ROPE[word]] = _number(value)
             elif word in words:
-                yield words[word], _number(_alike(value, self.metadata.get(f"{prefix}block_count")))
+                yield words[word], _number(_alike(value, self._layers))
             elif windows and isinstance(value, list | int):
                 kinds, layers = ("full_attention", "sliding_attention"), value
-                if isinstance(value, int):  # every so many layers one without a window
-                    layers = [bool((i + 1) % value) for i in range(self._layers)]
+                if isinstance(value, int):  # the period of layers without a window; 0: none is
+                    layers = [not value or (i + 1) % value != 0 for i in range(self._layers)]
                 yield "layer_types", [kinds[bool(narrow)] for narrow in layers]
             elif word in _LOCAL and (row.window is None or value == base):
                 continue
@@ -239,9 +239,8 @@ class Gguf(MaybeQuantized):
         if is_gemma4:
             yield from gguf_gemma4.described(self.files[0], self.metadata, self.blocks)
         elif self.kind.startswith("gemma"):  # as llama.cpp has it: the 27B models differ
-            layers = self.metadata.get(f"{prefix}block_count")
             width, heads, head = (self.metadata.get(prefix + key) for key in _HEADS)
-            large = (self.kind, layers) in (("gemma2", 46), ("gemma3_text", 62))
+            large = (self.kind, self._layers) in (("gemma2", 46), ("gemma3_text", 62))
             if type(width) is int and type(heads) is int and heads:
                 yield "query_pre_attn_scalar", width // heads if large else head
 
@@ -254,10 +253,9 @@ class Gguf(MaybeQuantized):
         self, prefix: str, rope: dict[str, Any], row: Architecture
     ) -> Iterator[tuple[str, Any]]:
         """What rotates, and how it is scaled. rope: keys of rope_parameters."""
-        layers = self.metadata.get(f"{prefix}block_count")
         rotates = self.metadata.get(f"{prefix}rope.scaling.finetuned", True)
-        if self.kind == "granite" and not rotates and type(layers) is int:
-            yield "no_rope_layers", list(range(layers))  # as llama.cpp understands it
+        if self.kind == "granite" and not rotates:
+            yield "no_rope_layers", list(range(self._layers))  # as llama.cpp understands it
         if row.partial_rotary is not None:
             rotated = self.metadata.get(f"{prefix}rope.dimension_count")
             width, heads, head = (self.metadata.get(prefix + key) for key in _HEADS)
@@ -408,8 +406,8 @@ def _multiplied(stored: StoredTensor, factor: Tensor) -> StoredTensor:
     )
 
 
-def _alike(value: Any, layers: Any) -> Any:
-    """A number that a file may give for each of so many layers; the list where layers differ."""
+def _alike(value: Any, layers: int) -> Any:
+    """A number that a file may give for each of its layers; the list where layers differ."""
     is_alike = isinstance(value, list) and len(value) == layers and len(set(value)) == 1
     return value[0] if is_alike else value
 

@@ -76,6 +76,8 @@ def described(
         raise refused("attention.head_count_kv")
     yield "num_key_value_heads", min(of_kind[True] or of_kind[False])
     full = [i for i, is_narrow in enumerate(narrow) if not is_narrow]
+    if not full:
+        raise refused(_PATTERN)
     wide = {"head_dim": get("attention.key_length"), "num_key_value_heads": heads[full[-1]]}
     yield "per_layer_config", {str(i): wide for i in full}
     yield "attention_k_eq_v", not any(f"blk.{i}.attn_v.weight" in blocks for i in full[:1])

@@ -306,6 +306,14 @@ def test_a_config_that_cannot_be_followed_is_refused(change, message):
     assert line.startswith("folder") and message in line
 
 
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_more_layers_than_any_model_has_are_refused_at_once(kind):
+    """Before a family makes lists of a part for each layer, which would not end."""
+    config = SMALL | {"model_type": kind, "num_hidden_layers": 2**31 - 1}
+    line = refusal(CheckpointError, lambda: from_hugging_face(config, "mine"))
+    assert "num_hidden_layers is 2147483647; accepted is" in line
+
+
 @pytest.mark.parametrize(
     "name, params",
     [

@@ -17,7 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from quantbench import models
 from quantbench.errors import CheckpointError
 from quantbench.generate import Generator
-from quantbench.models.formats import EMBEDDED, open_checkpoint
+from quantbench.models.formats import EMBEDDED, gguf_gemma4, open_checkpoint
 from quantbench.models.formats.gguf_file import GgufFile
 from quantbench.models.loading import load_model
 from quantbench.models.tokenizer import load_tokenizer
@@ -385,6 +385,8 @@ SAID_OTHERWISE = {  # of a family: keys of a file, and what they mean to transfo
     "period": ("gemma-3", {"attention.sliding_window_pattern": 3},
                {"layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2
                                + ["sliding_attention"]}),
+    "period of 0": ("gemma-3", {"attention.sliding_window_pattern": 0},
+                    {"layer_types": ["sliding_attention"] * 7}),
     "neutral": ("llama-2", {"attention.causal": True, "pooling_type": 3, "logit_scale": 1.0,
                             "attention.layer_norm_epsilon": 0.5, "expert_gating_func": 1}, {}),
     "each layer": ("llama-2", {"attention.head_count_kv": [4] * 3,
@@ -405,6 +407,14 @@ def test_keys_that_say_the_same_in_other_words(case, tmp_path):
     path = written(tmp_path / "m.gguf", made, name, metadata=metadata)
     tokens = torch.randint(3, 96, (2, 24))
     assert_near(logits(path, tokens), made(tokens).logits)
+
+
+def test_gemma_4_has_a_layer_that_sees_all():
+    keys = {"block_count": 2, "feed_forward_length": 8, "attention.head_count_kv": 1}
+    keys |= {"attention.sliding_window_pattern": [True, True]}
+    metadata = {f"gemma4.{key}": value for key, value in keys.items()}
+    line = refusal(CheckpointError, lambda: [*gguf_gemma4.described(Path("w"), metadata, {})])
+    assert "sliding_window_pattern" in line
 
 
 @pytest.mark.parametrize("message", [*DAMAGES, *STRANGE])
