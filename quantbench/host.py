@@ -28,12 +28,15 @@ def cores(allowed: Collection[int] | None = None, physical: bool = True) -> int 
     and slow cores beside fast ones do not: a step ends with its slowest thread. A control group's
     limit of CPU time is rounded up to whole cores.
     """
-    if allowed is None:
-        if not hasattr(os, "sched_getaffinity"):
-            return None
-        allowed = os.sched_getaffinity(0)
+    if allowed is None and (allowed := affinity()) is None:
+        return None
     count = len({_siblings(number) for number in fast(allowed)} if physical else allowed)
     return max(1, min([count, *(math.ceil(share) for share in _quotas())]))
+
+
+def affinity() -> Collection[int] | None:
+    """The CPUs in this process's affinity mask, by number; None where the system does not tell."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
 def free_memory() -> int | None:

@@ -7,9 +7,10 @@
     @Halves.implements(aten.linear.default, F.linear)
     def _(func, input, weight, bias=None): ...
 
-It survives torch.compile, .to(), state_dict, deepcopy and torch.save. torchao's TorchAOBaseTensor
-does as well; but torchao imports torch._dynamo, which takes as long as torch's own import, and most
-processes here (a file that is quantized already, no quantization, `ab` itself) need neither.
+It survives torch.compile, state_dict, deepcopy and torch.save, and .to() where it implements
+aten._to_copy. torchao's TorchAOBaseTensor does as well; but torchao imports torch._dynamo, which
+takes as long as torch's own import, and most processes here (a file that is quantized already, no
+quantization, `ab` itself) need neither.
 """
 
 from collections.abc import Callable, Mapping
@@ -96,16 +97,8 @@ def _(func: Any, input: Tensor, other: Tensor) -> bool:
 
 @PartsTensor.implements(aten.detach.default, aten.alias.default, aten.clone.default)
 def _(func: Any, input: PartsTensor, **options: Any) -> PartsTensor:
-    return _alias(func, input, options, input.of_parts(lambda part: func(part, **options)))
-
-
-@PartsTensor.implements(aten._to_copy.default)
-def _(
-    func: Any, input: PartsTensor, *, device: Any = None, non_blocking: bool = False, **options: Any
-) -> PartsTensor:
-    """On another device; the parts keep their dtypes."""
-    moved = input.of_parts(lambda part: part.to(device or input.device, non_blocking, copy=True))
-    return _alias(func, input, options, moved)
+    result = input.of_parts(lambda part: func(part, **options))
+    return return_and_correct_aliasing(func, (input,), options, result)
 
 
 @PartsTensor.implements(aten.copy_.default)
@@ -118,8 +111,3 @@ def _(
     for name in names:
         getattr(input, name).copy_(getattr(source, name), non_blocking)
     return input
-
-
-def _alias(func: Any, input: Tensor, options: Any, result: PartsTensor) -> PartsTensor:
-    """The result of an operator, with the storage that its schema says."""
-    return return_and_correct_aliasing(func, (input,), options, result)

@@ -45,7 +45,7 @@ def examined() -> tuple[dict[str, Any], list[str]]:
     from quantbench.ops.cpu import build, compiler
     from quantbench.run.bandwidth import BYTES, BandwidthProbe
 
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    allowed = host.affinity() or ()
     words, refusal, free = compiler.command(), build.refusal(), host.free_memory()
     threads = environment.choose_threads(None, host.cores(), os.environ)
     torch.set_num_threads(threads.count or torch.get_num_threads())

@@ -80,7 +80,11 @@ def draw(rows: Sequence[Row], file: Path | io.StringIO, title: str = "") -> None
         axes = figure.add_subplot()
         unit = 1e9 if max((p.memory_bytes for p in shown), default=0) >= 1e9 else 1e6
         name = "GB" if unit == 1e9 else "MB"
-        tidy(axes, f"peak memory, {name} (log scale)", "speed-up over the baseline (log scale)")
+        tidy(
+            axes,
+            f"peak memory, {name} (log scale)",
+            "speed-up of whole runs over the baseline (log scale)",
+        )
         axes.set_title("\n".join(textwrap.wrap(title, 100)), loc="left", parse_math=False)
         if shown:
             for part in (_scale, _fronts, _markers, _names):

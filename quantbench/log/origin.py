@@ -96,8 +96,7 @@ def processor() -> str:
     flags = (host.cpuinfo("flags") or host.cpuinfo("Features") or "").split()
     vectors = [name for flag, name in VECTORS.items() if flag in flags][:1]
     known = ", ".join(["AMX"] * ("amx_int8" in flags) + vectors)
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    cores = len(host.affinity() or range(os.cpu_count() or 1))
     called = host.cpuinfo("model name") or platform.machine()
     return f"{counted(cores, 'core')} of {called}" + (f" ({known})" if known else "")
 

@@ -134,7 +134,7 @@ def load_average() -> float | None:
 
 def _allowed() -> set[int]:
     """The cores on which any thread of this process may run. OpenMP can bind each to one core."""
-    if not hasattr(os, "sched_getaffinity"):
+    if host.affinity() is None:
         return set()
     try:
         threads = [int(name) for name in os.listdir("/proc/self/task")]

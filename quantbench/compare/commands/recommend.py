@@ -114,7 +114,7 @@ def recommend(
     folder = prepared(common.write_result, settings, output)
     concluded: list[tuple[Model, Recommendation]] = []
     shares: list[object] = []
-    last: list[tuple[Sequence[Row], Recommendation]] = []
+    answered: dict[int, tuple[Sequence[Row], Recommendation]] = {}
     code = 0
     usual = Settings(**settings)
     each = dataclasses.replace(usual, max_minutes=usual.max_minutes / len(configs))
@@ -122,10 +122,12 @@ def recommend(
         own = folder / name_of(config.checkpoint_path) if folder and len(configs) > 1 else folder
         results = _begin(config, each, asked, own, names)
 
-        def conclude(rows: Sequence[Row], best: Best, results: Results = results) -> Recommendation:
+        def conclude(
+            rows: Sequence[Row], best: Best, results: Results = results, place: int = place
+        ) -> Recommendation:
             answer = recommended(rows, asked, best)
             concluded.append((Model.of(results, rows), answer))
-            last.append((rows, answer))
+            answered[place] = rows, answer
             shares.append(content(results, rows, answer))
             return answer
 
@@ -134,8 +136,8 @@ def recommend(
         code |= compare(results, own, asked, conclude, "answer", rule=rule, spent=spent)
         if results.ended == "interrupted":
             break
-        if answers and last:
-            _say_lengths(*last[-1], own)
+        if answers and place in answered:
+            _say_lengths(*answered[place], own)
     if share:
         write_shared("--share", share, shares)
         say(f"Wrote {share}")
