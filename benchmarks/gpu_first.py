@@ -182,7 +182,7 @@ def graphs(card: Card) -> Checks:
 
 
 def schemes(card: Card) -> Checks:
-    """Each kernel of each scheme beside plain torch on the same device."""
+    """Each kernel of each scheme, compared with plain torch on the same device."""
     N, K = card.of((1024, 2048), (64, 128))
     names = [name for name in SHOWN if name != "none" and not parse(name).calibrated]
     for name in card.of(names, ["int8wo", "int4wo-64"]):
@@ -227,7 +227,7 @@ LOGITS = [  # scheme, cache
 
 
 def logits(card: Card) -> Checks:
-    """The embedded model's, of a prompt and of a step after it, beside the CPU's by plain torch:
+    """The embedded model's, of a prompt and of a step after it, against the CPU's by plain torch:
     bfloat16 moves those by as much again."""
     for scheme, cache in card.of(LOGITS, LOGITS[1:2]):
 
@@ -236,7 +236,7 @@ def logits(card: Card) -> Checks:
             noise = distance(rounded, exact)
             generator = Generator(card.loaded(scheme)[0], 1, 64, cache, "modules")
             off = distance(two_readings(generator.forward, card.device), rounded)
-            # Two results, each off by the noise, differ by 1.4 times as much.
+            # Two results, each off by the noise, differ by 1.4 times the noise.
             assert off <= 3 * noise, f"off by {off:.3g}; bfloat16 on the CPU by {noise:.3g}"
             return {"off by": off, "bfloat16 on the CPU by": noise}
 
@@ -313,7 +313,7 @@ def captured(function: Callable[[], Any], card: Card) -> tuple[Callable[[], Any]
 
 
 def seconds(replay: Callable[[], Any], card: Card, times: int = 9) -> float:
-    """The median of so many replays, after one, by the device's own clock."""
+    """The median of `times` replays, after one, by the device's own clock."""
     if not card.small:
         replay()
     moments = [(devices.moment(card.device), replay(), devices.moment(card.device))
@@ -400,7 +400,7 @@ def batches(card: Card) -> Checks:
 
 
 def single_products(card: Card) -> Checks:
-    """Layers of the shape in a CUDA graph, weights from memory: as many copies as exceed caches."""
+    """Layers of the shape in a CUDA graph, weights from memory: more copies than caches hold."""
     shapes = {"w13": (28672, 4096), "w2": (4096, 14336), "output": (128256, 4096)}
     few = {"small": (16, 64)}
     for scheme in card.of((*STEPS, "int8dq-int4wo-32"), ("none", "int8wo")):

@@ -63,7 +63,7 @@ class JsonTokenizer(Tokenizer):
         self.eos_ids = self._endings(hints)
 
     def _add(self, hints: Hints) -> None:
-        """Add what the files beside add to the vocabulary, and make special what they call so."""
+        """Add the tokens that the folder's other files add; make special those they call so."""
         from tokenizers import AddedToken
 
         known = self._model.get_added_tokens_decoder()

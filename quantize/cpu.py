@@ -104,7 +104,7 @@ def no_cpu(spec: Any, device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def prepare() -> None:
-    """Load the C++ library, built first if the cache has none: up to three minutes.
+    """Load the C++ library, built first if the cache has none: up to four minutes.
 
     Raises KernelError with the reason.
     """

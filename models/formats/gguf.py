@@ -105,8 +105,8 @@ _HARMLESS = {
     "attention.value_length_swa", "rope.scaling.type", "rope.scaling.finetuned",
     "attention.layer_norm_epsilon", "pooling_type", "tensor_data_layout", "rope.scale_linear",
 }  # fmt: skip
-# What else may stand there with a value that is that of absence: 1 of factors and counts of groups,
-# scores of experts by softmax, …
+# What else a file may have there, with the value that absence means: 1 of factors and counts of
+# groups, scores of experts by softmax, …
 _NEUTRAL = {
     **dict.fromkeys(("expert_weights_scale", "expert_group_count", "expert_group_used_count"), 1),
     **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale"), 1),
@@ -396,7 +396,7 @@ def _number(value: Any) -> Any:
 
 
 def _multiplied(stored: StoredTensor, factor: Tensor) -> StoredTensor:
-    """A tensor of a file that has a factor of all its numbers beside it."""
+    """A tensor all of whose numbers the file multiplies by one factor."""
     packed, form = stored.packed, stored.form
     return replace(
         stored,

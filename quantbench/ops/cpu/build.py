@@ -239,7 +239,7 @@ def _build(library: Path) -> None:
     folder = library.parent
     for left_over in folder.glob("build-*"):  # left by a process that was killed
         shutil.rmtree(left_over, ignore_errors=True)
-    print("Building the CPU kernels, once: up to three minutes …", file=sys.stderr)
+    print("Building the CPU kernels, once: up to four minutes …", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
         try:
             path = compiling.library(compiler.command(), SOURCES, Path(scratch))

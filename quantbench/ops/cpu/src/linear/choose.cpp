@@ -50,7 +50,7 @@ int64_t floats_from(const Header& header, Number x) {
   const bool two = header.coding == Coding::fp6 && neon;
   const int parts = header.coding == Coding::table ? 1 + words : two ? 2 : 1;
   switch (parts * words) {
-    case 1: return dots ? INT64_MAX : header.coding == Coding::fp6 || header.bits == 7 ? 17 : 48;
+    case 1: return INT64_MAX;  // NEON's alone: x86 has the loop of integers for these
     case 2: return neon ? 12 : dots ? 48 : 9;
     default: return dots && !neon ? 12 : 6;
   }

@@ -6,6 +6,7 @@
 
 namespace {
 #include "linear/inner.h"
+#include "linear/many/tile.h"
 
 // Native: the machine's vector of floats. MANY: the tokens that weights are multiplied by at a time. BESIDE:
 // the blocks whose rows lie side by side. The sums of MANY tokens and BESIDE blocks have to fit the registers.
@@ -165,10 +166,7 @@ inline void add_products(const Cell* x, const float* weights, int columns, float
     Native w[PIECES];
 #pragma GCC unroll 8
     for (int i = 0; i < PIECES; ++i) w[i] = load<Native>(weights + i * LANES);
-#pragma GCC unroll 16
-    for (int t = 0; t < MANY; ++t)
-#pragma GCC unroll 8
-      for (int i = 0; i < PIECES; ++i) products[t][i] = plus_products(products[t][i], w[i], x + t * TOGETHER);
+    add_tile(products, w, [&](Native sum, Native by, int t) { return plus_products(sum, by, x + t * TOGETHER); });
   }
 #pragma GCC unroll 16
   for (int t = 0; t < MANY; ++t)
@@ -250,22 +248,10 @@ void multiply_floats(const Problem& problem, int64_t first, int64_t last) {
 }
 
 int64_t spin(const Header&, int64_t rounds) {
-  constexpr int LANES = sizeof(Native) / sizeof(float), PIECES = BESIDE * ROWS / LANES;
-  Native products[MANY][PIECES] = {}, w[PIECES] = {};
+  constexpr int PIECES = BESIDE * ROWS * sizeof(float) / sizeof(Native);
   Cell x[MANY * TOGETHER] = {};
-  for (int64_t round = 0; round < rounds; ++round) {
-    asm volatile("" : : "r"(&x), "r"(&w) : "memory");  // whose products are not known before
-#pragma GCC unroll 16
-    for (int t = 0; t < MANY; ++t)
-#pragma GCC unroll 8
-      for (int i = 0; i < PIECES; ++i) products[t][i] = plus_products(products[t][i], w[i], x + t * TOGETHER);
-  }
-  Native sum{};
-#pragma GCC unroll 16
-  for (int t = 0; t < MANY; ++t)
-#pragma GCC unroll 8
-    for (int i = 0; i < PIECES; ++i) sum += products[t][i];
-  return rounds * MANY * BESIDE * ROWS * TOGETHER + int64_t(sum[0]);
+  const auto plus = [&](Native sum, Native w, int t) { return plus_products(sum, w, x + t * TOGETHER); };
+  return rounds * MANY * BESIDE * ROWS * TOGETHER + spin_tile<MANY, PIECES, Native>(rounds, &x, plus);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 namespace {
 #include "linear/inner.h"
+#include "linear/many/tile.h"
 
 // Bytes of the machine's vectors. MANY: tokens of a tile; its last one may have 1/3 or 2/3 of them. BESIDE: the blocks
 // whose rows are multiplied together. MANY sums of BESIDE blocks have to fit the registers.
@@ -22,7 +23,7 @@ typedef float Native __attribute__((vector_size(NATIVE)));
 
 constexpr int TOGETHER = 2;       // blocks that x is read once for
 constexpr int MOST_TOKENS = 240;  // that go through weights together
-constexpr int FAR = 4096;         // bytes: weights that are asked for, about the next stretch of 8-bit ones
+constexpr int FAR = 4096;         // bytes: how far ahead weights are prefetched, about the next stretch of 8-bit ones
 constexpr int STEP = BESIDE * ROWS, WIDTH = NATIVE / 4, PIECES = STRETCH * UNIT / 8;
 
 // EACH: numbers in a lane of 32 bits, 2 words or 4 bytes. Where x's bytes have no sign, X_ZERO is added to them.
@@ -219,10 +220,7 @@ __attribute__((noinline)) void add_products(const Problem& problem, const Tokens
         Lanes w[VECTORS];
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) w[v] = load<Lanes>(lanes + v * WIDTH);
-#pragma GCC unroll 16
-        for (int t = 0; t < T; ++t)
-#pragma GCC unroll 8
-          for (int v = 0; v < VECTORS; ++v) products[t][v] = plus_products<EACH>(products[t][v], w[v], numbers[t]);
+        add_tile(products, w, [&](Lanes sum, Lanes by, int t) { return plus_products<EACH>(sum, by, numbers[t]); });
       }
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v)
@@ -367,22 +365,9 @@ void multiply_integers(const Problem& problem, int64_t first, int64_t last) {
 
 template <int EACH>
 int64_t spin(int64_t rounds) {
-  constexpr int VECTORS = STEP / WIDTH;
-  Lanes products[MANY][VECTORS] = {}, w[VECTORS] = {};
   int32_t x[MANY] = {};
-  for (int64_t round = 0; round < rounds; ++round) {
-    asm volatile("" : : "r"(&x), "r"(&w) : "memory");  // whose products are not known before
-#pragma GCC unroll 16
-    for (int t = 0; t < MANY; ++t)
-#pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) products[t][v] = plus_products<EACH>(products[t][v], w[v], x[t]);
-  }
-  Lanes sum{};
-#pragma GCC unroll 16
-  for (int t = 0; t < MANY; ++t)
-#pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; ++v) sum += products[t][v];
-  return rounds * MANY * STEP * EACH + sum[0];
+  const auto plus = [&](Lanes sum, Lanes w, int t) { return plus_products<EACH>(sum, w, x[t]); };
+  return rounds * MANY * STEP * EACH + spin_tile<MANY, STEP / WIDTH, Lanes>(rounds, &x, plus);
 }
 
 int64_t spin(const Header& header, int64_t rounds) {
