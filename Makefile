@@ -61,7 +61,7 @@ demo: .venv/installed real-model
 	rm -rf $(DEMO)
 	mkdir $(DEMO)
 	echo "Four schemes on $(strip $(DEMO_MODEL))." >&2
-	echo "About two minutes, all of it into $(DEMO)/; the first time up to four more, to compile" >&2
+	echo "About two minutes, all of it into $(DEMO)/; the first time up to three more, to compile" >&2
 	echo "the C++ kernels." >&2
 	$(PY) -c "from quantbench.ops.cpu import build; build.refusal()"  # before --max_minutes begins
 	$(PY) -m quantbench ab --checkpoint_path $(strip $(DEMO_PATH)) \
@@ -238,7 +238,7 @@ test-arm: .venv/installed-dev
 
 # AMX's kernels with their instructions in C++, on a processor that has AVX-512 with VBMI and no AMX.
 TILES := $(CURDIR)/tests/ops/amx_tiles.h
-AMX = QUANTBENCH_ISA=amx CXXFLAGS="-include $(TILES) -DEMULATED_AMX=$(firstword $(shell cksum $(TILES)))"
+AMX = QUANTBENCH_PREBUILD=1 QUANTBENCH_ISA=amx CXXFLAGS="-include $(TILES) -DEMULATED_AMX=$(firstword $(shell cksum $(TILES)))"
 
 test-amx: .venv/installed-dev
 	$(AMX) $(PY) -c "from quantbench.ops.cpu import build; build.built()"

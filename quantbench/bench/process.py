@@ -56,7 +56,7 @@ def building() -> str:
     """What else the first process does that computes, for a line of progress."""
     if any(files.cache_folder().glob("kernels-*.so")):
         return ""
-    return ", and building the C++ kernels (once, up to four minutes)"
+    return ", and building the C++ kernels (once, up to three minutes)"
 
 
 def environment() -> dict[str, str]:

@@ -209,6 +209,7 @@ def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(
 ):
     if compiler.platform.machine() != "x86_64":
         pytest.skip("instruction set avx2: not of this architecture")
+    monkeypatch.setenv("QUANTBENCH_PREBUILD", "1")
     refuses = 'case "$*" in *-mamx*) echo "error: unrecognized -mamx-tile" >&2; exit 1;; esac'
     wrapper(tmp_path, monkeypatch, refuses)
     visible = '__attribute__((visibility("default")))'
@@ -224,6 +225,43 @@ def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(
     library.sets.restype = build.ctypes.c_char_p
     assert library.answer() == 2
     assert library.sets() == b" portable avx2 "
+
+
+# A few of the features that Linux tells of processors → the instruction sets that are built for them.
+PROCESSORS = {
+    "Core 2": ("x86_64", "fpu sse2 ssse3", []),
+    "Zen 3": ("x86_64", "avx avx2 fma f16c", ["avx2"]),
+    "Alder Lake": ("x86_64", "avx2 fma f16c avx_vnni", ["avx2", "avxvnni"]),
+    "Skylake-X": ("x86_64", "avx2 fma f16c avx512f avx512dq avx512bw avx512vl", ["avx2", "avx512"]),
+    "Knights Landing": ("x86_64", "avx2 fma f16c avx512f avx512er avx512cd", ["avx2"]),
+    "Cortex-A72": ("aarch64", "fp asimd crc32", []),
+    "Graviton 3": ("aarch64", "asimd asimddp i8mm", ["neon-dotprod", "neon-i8mm"]),
+    "not told": ("x86_64", "", list(compiler.MACHINES["x86_64"])),
+}
+
+
+@pytest.mark.parametrize(("machine", "features", "sets"), PROCESSORS.values(), ids=PROCESSORS)
+def test_only_what_the_processor_has_is_built(machine, features, sets, tmp_path, monkeypatch):
+    name = "flags" if machine == "x86_64" else "Features"
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\n{name}\t\t: {features}\n" * 2)
+    monkeypatch.setattr(host, "ROOT", tmp_path)
+    monkeypatch.setattr(compiler.platform, "machine", lambda: machine)
+    assert compiler.sets_of_this_cpu() == sets
+
+
+@NEEDS_COMPILER
+def test_the_processor_itself_agrees():
+    """The library asks the processor's own instruction, cpuid."""
+    assert build.isa() in ("portable", *compiler.sets_of_this_cpu())
+    for name in build.ISAS[1:]:
+        try:
+            build.use_isa(name)
+        except KernelError:
+            assert name not in compiler.sets_of_this_cpu()
+        else:
+            assert name in compiler.sets_of_this_cpu()
+    build.use_isa("portable")
 
 
 def test_a_library_that_does_not_load_is_a_reason(small, monkeypatch):

@@ -2,11 +2,11 @@
 the wheel brings them (setup.py) and neither CXX nor CXXFLAGS asks for others.
 
 All *.cpp files are compiled into one library (compiling.py), which is cached in
-$XDG_CACHE_HOME/quantbench (~/.cache/quantbench) under a hash of the sources, the compiler and its
-flags. The instruction set is chosen when the library is loaded (src/common/isa.cpp). So the library
-runs on any machine of its architecture, and the CPU is not part of the hash. QUANTBENCH_ISA selects
-another instruction set than the best: portable, avx2, avxvnni, avx512,
-avx512vnni, avx512bf16, amx; on ARM portable, neon-dotprod, neon-i8mm.
+$XDG_CACHE_HOME/quantbench (~/.cache/quantbench) under a hash of the sources, the compiler, its
+flags and the instruction sets that this CPU has: the others would take most of the build's time.
+A wheel's library has all of them. The best is chosen when the library is loaded
+(src/common/isa.cpp). QUANTBENCH_ISA selects another: portable, avx2, avxvnni, avx512, avx512vnni,
+avx512bf16, amx; on ARM portable, neon-dotprod, neon-i8mm.
 
 Ops are registered from C++ through torch's stable C interface (torch/csrc/stable), which compiles
 in 1 s instead of the 4 s of torch/library.h. A call costs 2.5 µs; through torch.library.custom_op
@@ -181,7 +181,13 @@ def built() -> Path:
 
 def _library() -> Path:
     """Where the library is, or will be."""
-    return files.cache_folder() / _name(compiler.identity(compiler.command()))
+    return files.cache_folder() / _name(compiler.identity(compiler.command(), _sets()))
+
+
+def _sets() -> list[str]:
+    """The instruction sets to build, beside portable: for any processor in a wheel (setup.py)."""
+    every = os.environ.get("QUANTBENCH_PREBUILD") == "1"
+    return list(ISAS[1:]) if every else compiler.sets_of_this_cpu()
 
 
 def prebuilt() -> Path:
@@ -239,10 +245,10 @@ def _build(library: Path) -> None:
     folder = library.parent
     for left_over in folder.glob("build-*"):  # left by a process that was killed
         shutil.rmtree(left_over, ignore_errors=True)
-    print("Building the CPU kernels, once: up to four minutes …", file=sys.stderr)
+    print("Building the CPU kernels, once: up to three minutes …", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
         try:
-            path = compiling.library(compiler.command(), SOURCES, Path(scratch))
+            path = compiling.library(compiler.command(), SOURCES, Path(scratch), _sets())
         except compiling.Passing:
             raise
         except KernelError as error:

@@ -15,6 +15,7 @@ import shlex
 import signal
 import subprocess
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,18 +55,19 @@ def units(sources: Path, machine: str | None = None) -> list[Unit]:
         of_folder = (*FLAGS_OF_FOLDERS.get(source.parent.name, ()), f"-I{sources}")
         for variant in named[1].split() if named else [None]:
             if variant in (None, "portable") or variant in sets:
-                options = sets[variant][0] if variant in sets else ()
+                options = sets[variant].flags if variant in sets else ()
                 define = [f"-DVARIANT={variant.replace('-', '_')}"] if variant else []
                 built.append(Unit(source, variant, (*options, *define, *of_folder)))
     return built
 
 
-def library(compiler: Words, sources: Path, scratch: Path) -> Path:
-    """Compile all sources into one library in the folder `scratch`. Raises KernelError."""
+def library(compiler: Words, sources: Path, scratch: Path, sets: Sequence[str]) -> Path:
+    """Compile all sources, for these instruction sets and as portable code, into one library in the
+    folder `scratch`. Raises KernelError."""
     processes, target = _Processes(compiler, scratch), scratch / "kernels.so"
     every = units(sources)
     used = {unit.variant for unit in every}
-    wanted = [name for name in MACHINES.get(platform.machine(), ()) if name in used]
+    wanted = [name for name in sets if name in used]
     with ThreadPoolExecutor(jobs()) as pool:
         try:
             pairs = zip(wanted, pool.map(processes.know, wanted), strict=True)
@@ -141,11 +143,11 @@ class _Processes:
     def know(self, name: str) -> bool:
         """Whether the compiler supports an instruction set of this machine."""
         machine = platform.machine()
-        options, probe = MACHINES[machine][name]
+        wanted = MACHINES[machine][name]
         source, target = (self.folder / f"probe-{name}.{ending}" for ending in ("cpp", "o"))
-        source.write_text(f"#include <{HEADERS[machine]}>\n{probe}\n", encoding="utf-8")
+        source.write_text(f"#include <{HEADERS[machine]}>\n{wanted.probe}\n", encoding="utf-8")
         try:
-            self.run(*options, "-c", source, "-o", target)
+            self.run(*wanted.flags, "-c", source, "-o", target)
         except Passing:
             raise
         except KernelError:

@@ -11,7 +11,7 @@
 #include <sys/auxv.h>
 #endif
 
-#ifndef QUANTBENCH_BUILT  // the instruction sets that the compiler knows: ops/cpu/compiler.py
+#ifndef QUANTBENCH_BUILT  // the instruction sets in the library: ops/cpu/compiling.py
 #define QUANTBENCH_BUILT " portable avx2 avx512 avx512vnni avx512bf16 amx avxvnni neon-dotprod neon-i8mm "
 #endif
 

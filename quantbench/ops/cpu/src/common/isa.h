@@ -1,5 +1,5 @@
 // Which instructions the kernels use: chosen once for the process, the best that the CPU has and the
-// compiler knew.
+// library was built for.
 #pragma once
 
 enum class Isa { portable, avx2, avxvnni, avx512, avx512vnni, avx512bf16, amx, neon_dotprod, neon_i8mm };

@@ -185,7 +185,7 @@ inline void prepare(const Problem& problem, int64_t first, int64_t last) {
   const int64_t columns = problem.geometry.padded_columns;
   const int words = problem.tokens == problem.outputs ? 1 : 2;
   for (int64_t token = 0; token < problem.tokens;) {
-    const int tile = tile_of(problem.tokens - token);
+    const int tile = tile_of(problem.tokens - token, MOST);
     for (int t = 0; t < tile; t += words) {
       const int64_t output = (token + t) / words;
       if (output < first || output >= last) continue;

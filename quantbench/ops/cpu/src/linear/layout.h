@@ -20,7 +20,7 @@ constexpr int OUTER = 256;          // columns whose scales, where they are code
 constexpr int LARGEST_CHUNK = 256;  // columns: sums of that many products of 8 and 16 bits fit 32 bits
 constexpr int TABLE = 16;           // codes that a table has values for
 constexpr int TILE = 4;             // most tokens that go through a loop of few tokens together
-static inline int tile_of(int64_t tokens) { return tokens >= TILE ? TILE : tokens >= 2 ? 2 : 1; }
+static inline int tile_of(int64_t tokens, int most = TILE) { return tokens >= most ? most : tokens >= 2 ? 2 : 1; }
 
 enum class Coding : int32_t { integer, fp6, bytes, table, sparse, fp8 };
 enum class Scales : int32_t { row, bf16, f16, f32, codes };  // row: float32, one per row; codes: int8

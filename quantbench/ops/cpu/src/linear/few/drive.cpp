@@ -15,7 +15,7 @@ Loop by_tile(int tile) {
   switch (tile) {
     case 1: return blocks_by_tile<Chunk<C, 1, FINE>, 1>;
     case 2: return blocks_by_tile<Chunk<C, 2, FINE>, 2>;
-    default: return blocks_by_tile<Chunk<C, 4, FINE>, 4>;
+    default: return blocks_by_tile<Chunk<C, MOST, FINE>, MOST>;
   }
 }
 
@@ -46,7 +46,7 @@ inline void multiply(const Problem& problem, int64_t first, int64_t last) {
     const uint8_t* blocks[STREAMS];
     for (int s = 0; s < streams; ++s) blocks[s] = problem.blocks + index[s] * g.block_bytes;
     for (int64_t token = 0; token < problem.tokens;) {
-      const int tile = tile_of(problem.tokens - token);
+      const int tile = tile_of(problem.tokens - token, MOST);
       Tile x{problem.quads + token * columns / 2, problem.sums + token * sums_of(g),
              problem.scales + token * g.x_chunks, problem.floats + token * columns};
       Floats totals[STREAMS][TILE];

@@ -6,6 +6,10 @@
 constexpr int STREAMS = Streams::COUNT;
 constexpr int PREFETCHED = 1024;  // bytes ahead in each of them
 
+// Most tokens in a tile. Portable code, which is there to be right, has smaller ones, and one block at a time
+// (IntegerChunk::TOGETHER): with those of the others it takes four times as long to compile.
+constexpr int MOST = LEVEL == LEVEL_portable ? 2 : TILE;
+
 // The same for T tokens and a format whose units have BYTES. For several tokens a chunk of each stream is
 // read interleaved, so the next round's chunk, of up to 4 KB, has to be fetched. For one token a unit is: 2048
 // bytes ahead instead of 1024 where its arithmetic is longer, or no difference (docs/LOG.md).
@@ -114,7 +118,7 @@ INLINE Floats whole_of(Ints a, Ints b) {
 template <class C, int T, bool FINE>
 struct IntegerChunk {
   static constexpr int PARTS = WORDS<C> ? 1 : C::PARTS;
-  static constexpr bool TOGETHER = T == 1 && PARTS <= 2;
+  static constexpr bool TOGETHER = T == 1 && PARTS <= 2 && LEVEL != LEVEL_portable;
   static constexpr int EACH = FINE ? 2 : HALF;  // quads at a time: scales may belong to 8 columns
   C codes;
   int32_t centre[PARTS];
