@@ -227,7 +227,7 @@ def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(
     assert library.sets() == b" portable avx2 "
 
 
-# A few of the features that Linux tells of processors → the instruction sets that are built for them.
+# Some features that Linux tells of a processor → the instruction sets that are built for it.
 PROCESSORS = {
     "Core 2": ("x86_64", "fpu sse2 ssse3", []),
     "Zen 3": ("x86_64", "avx avx2 fma f16c", ["avx2"]),
