@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from quantbench import devices
 from quantbench.errors import QuantbenchError
-from quantbench.ops.cpu import build
+from quantbench.ops.cpu import compiling
 from quantbench.quantize.kernel import fused_weight
 
 WARM_UPS = 3  # rounds that do not count
@@ -129,7 +129,7 @@ def _compiled(device: torch.device) -> Call:
     separate = types.FunctionType(product.__code__.replace(), globals(), "product")
     # As the Generator compiles decode, without CUDA graphs: _run captures those.
     cuda = {"coordinate_descent_tuning": True} if device.type == "cuda" else {}
-    options = build.options_of_inductor() if device.type == "cpu" else cuda
+    options = compiling.options_of_inductor() if device.type == "cpu" else cuda
     return torch.compile(separate, fullgraph=True, dynamic=False, options=options)
 
 

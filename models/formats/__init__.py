@@ -44,7 +44,7 @@ EMBEDDED = Path(__file__).parent.parent / "tiny"
 # Models in the source tree, by the names that --checkpoint_path takes.
 EMBEDDED_MODELS = {"tiny": EMBEDDED, "tiny_moe": EMBEDDED.parent / "tiny_moe"}
 # org/name, at a revision, of GGUF files a quantization; see hub.py.
-_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?(?::([\w.-]+))?")
+HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?(?::([\w.-]+))?")
 _LONGEST_HUB_ID = 200  # characters; the hub allows 96 for each half
 
 
@@ -59,7 +59,7 @@ def open_checkpoint(checkpoint_path: str) -> Checkpoint:
     if why := files.missing(path):
         if os.path.islink(path) or len(checkpoint_path) > _LONGEST_HUB_ID:
             raise CheckpointError(f"--checkpoint_path {shown(checkpoint_path, 300)}: {why}")
-        hub_id = _HUB_ID.fullmatch(checkpoint_path)
+        hub_id = HUB_ID.fullmatch(checkpoint_path)
         if not hub_id:
             raise CheckpointError(
                 f"{checkpoint_path} does not exist; --checkpoint_path takes a folder, a GGUF file, "

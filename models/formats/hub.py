@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from huggingface_hub import HfApi, constants, errors, snapshot_download, try_to_load_from_cache
 
 from quantbench.errors import CheckpointError
+from quantbench.models.formats import HUB_ID
 from quantbench.models.formats.base import Checkpoint
 from quantbench.models.formats.gguf import PART, Gguf, is_model
 from quantbench.models.formats.hugging_face import HuggingFace
@@ -163,6 +164,21 @@ def opened(repo: str, revision: str | None, quantization: str | None) -> Checkpo
     checkpoint = Gguf(entry.download(parts) / parts[0])
     checkpoint.name = entry.name
     return checkpoint
+
+
+def published(repository: str) -> Mapping[str, int]:
+    """The bytes of each quantization that a repository of GGUF files has, by its own id; nothing is
+    downloaded. Raises CheckpointError, one line, where there is none."""
+    hub_id = HUB_ID.fullmatch(repository)
+    if not hub_id or hub_id[3]:
+        raise CheckpointError(f"{repository}:all: give a hub id, as org/name-GGUF:all")
+    entry = _entry(*hub_id.groups())
+    if not entry.quantizations:
+        raise CheckpointError(f"{entry}: the hub's {entry.repo} has no GGUF file")
+    return {
+        str(Entry(entry.repo, entry.revision, label)): sum(entry.sizes[part] for part in parts)
+        for label, parts in entry.quantizations.items()
+    }
 
 
 _entry = functools.lru_cache(maxsize=4)(Entry)  # one request for its listing

@@ -34,7 +34,7 @@ from quantbench.models.formats.gguf_writer import as_hugging_face
 from quantbench.models.hugging_face import OF_KEYS
 from quantbench.models.loading import load_config, load_model
 from quantbench.models.shapes import beyond_llama
-from quantbench.ops.cpu import build
+from quantbench.ops.cpu import compiling
 from quantbench.peers import gguf_file
 from quantbench.peers.arms import PeerWork
 from quantbench.run.decoding import compile_options
@@ -121,7 +121,7 @@ class TransformersRuntime(Stepwise):
         self.step: Callable[..., Any] = self.model
         if compiled:
             on_cpu = self.device.type == "cpu"
-            options = build.options_of_inductor() if on_cpu else compile_options(self.device)
+            options = compiling.options_of_inductor() if on_cpu else compile_options(self.device)
             self.step = torch.compile(self.model, fullgraph=True, dynamic=False, options=options)
         self.about = (
             f"transformers {transformers.__version__}, torch {torch.__version__}; weights, "

@@ -177,11 +177,11 @@ def compile_options(device: torch.device) -> dict[str, Any]:
     chosen = dict(devices.KINDS[device.type].compile_options)
     if device.type != "cpu":
         return chosen
-    from quantbench.ops.cpu import build
+    from quantbench.ops.cpu import build, compiling
 
     # No worker processes for Triton kernels: they would take the cores from the C++ compiler.
     os.environ.setdefault("TORCH_WARM_POOL", "0")
-    chosen |= build.options_of_inductor()
+    chosen |= compiling.options_of_inductor()
     # For each instruction set of the CPU, inductor compiles a file to see whether the compiler
     # supports it: 8 s on two cores. The compiler that built the C++ kernels supports them all.
     if platform.machine() == "x86_64" and build.refusal() is None:

@@ -55,6 +55,9 @@ def quantized(tmp_path_factory):
     return folder
 
 
+QUANTIZATIONS = ("Q4_0", "UD-Q4_K_XL", "Q8_0", "f16")  # of that repository
+
+
 @pytest.mark.parametrize("as_pickle", [False, True])
 def test_a_folder_is_downloaded_and_named_by_its_id(tmp_path, on_hub, as_pickle):
     published, theirs = saved("llama-3", tmp_path)
@@ -109,6 +112,22 @@ def test_which_quantization_has_to_be_said(quantized, on_hub, tmp_path):
     with pytest.raises(CheckpointError, match=f"there is no Q5_K_M; {named}"):
         open_checkpoint("org/Small-GGUF:Q5_K_M")
     assert open_checkpoint("org/One-GGUF").name == "One-GGUF"  # there is no other
+
+
+def test_a_repository_s_quantizations_and_their_bytes(quantized, on_hub):
+    server = on_hub(**{"org__Small-GGUF": quantized, "org__Tiny": EMBEDDED})
+    sizes = hub.published("org/Small-GGUF")
+    parts = [file.stat().st_size for file in (quantized / "Q8_0").iterdir()]
+    assert sizes["org/Small-GGUF:Q8_0"] == sum(parts) and len(parts) == 2
+    assert sizes.keys() == {f"org/Small-GGUF:{name}" for name in QUANTIZATIONS}
+    assert not server.sent
+    for name, why in {
+        "org/Tiny": "has no GGUF",
+        "a.gguf": "give a hub id",
+        "o/x:Q4_0": "give a",
+    }.items():
+        with pytest.raises(CheckpointError, match=why):
+            hub.published(name)
 
 
 def test_the_cache_serves_without_a_network(quantized, on_hub, monkeypatch):

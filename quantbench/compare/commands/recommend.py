@@ -2,10 +2,12 @@
 
     quantbench recommend --checkpoint_path DIR --max_memory 8GB
     quantbench recommend --checkpoint_path A --checkpoint_path B    # which model, too
+    quantbench recommend --checkpoint_path org/name-GGUF:all        # which of its files
     quantbench recommend --from results --max_kl 0.1                # of an earlier run
 
 A shorter ab: the quality of every scheme that runs here and may satisfy --max_memory is measured in
-one process, and those that may win, six at most, take turns with none.
+one process, and those that may win, six at most, take turns with none. Files of one model are
+compared as they are: compare/uploads.py.
 """
 
 import dataclasses
@@ -21,7 +23,7 @@ from quantbench import files
 from quantbench.bench.arm import make_arms
 from quantbench.bench.store import Results, Settings, load
 from quantbench.cli import Command
-from quantbench.compare import answer_lengths, compare_options
+from quantbench.compare import answer_lengths, compare_options, uploads
 from quantbench.compare.comparing import compare, content, prepared
 from quantbench.compare.intervals import Compared
 from quantbench.compare.limits import Limits, limit_options, limits
@@ -57,10 +59,14 @@ EARLIER = "--from times nothing: give limits, --share, --answers and --checkpoin
 @click.option("--schemes", metavar="A,B", help="Measure these; a recipe's file, too [every scheme]")
 @click.option("--answers", is_flag=True,
               help="Measure lengths of answers, and seconds, of what is recommended")  # fmt: skip
+@click.option("--same_model", is_flag=True,
+              help="The --checkpoint_path are files of one model: compare them as they are"
+)  # fmt: skip
 @click.option("--share", metavar="FILE",
               help="Write results.json here, too, without folders, for collect")  # fmt: skip
 @click.option("--checkpoint_path", "checkpoints", multiple=True, metavar="PATH",
-              help="As in generate.py; several are compared by bits per byte [tiny]")  # fmt: skip
+              help="As in generate.py, or org/name-GGUF:all; several are compared by bits "
+              "per byte [tiny]")  # fmt: skip
 @compare_options.measuring_options
 @options(without=UNUSED, defaults={"max_new_tokens": compare_options.MAX_NEW_TOKENS})
 def recommend(
@@ -69,6 +75,7 @@ def recommend(
     schemes: str | None,
     share: str | None,
     answers: bool,
+    same_model: bool,
     output: str | None,
     config: RunConfig,
     **given: Any,
@@ -104,6 +111,16 @@ def recommend(
                          "--arms all compares speeds alone")  # fmt: skip
     files.check_outputs([written], {"--text": settings.get("text")})
     checkpoints = checkpoints or ("tiny",)
+    every = [path for path in checkpoints if path.endswith(uploads.ALL)]
+    if same_model and (len(checkpoints) < 2 or every):
+        raise UsageError("--same_model compares files: give --checkpoint_path for each of them")
+    if schemes and (same_model or every):
+        raise UsageError(
+            f"--schemes and {'--same_model' if same_model else every[0]}: files are compared as "
+            "they are; leave one out"
+        )
+    of_one = list(checkpoints) if same_model else []
+    checkpoints = checkpoints[:1] if same_model else checkpoints
     configs = [dataclasses.replace(common, checkpoint_path=path) for path in checkpoints]
     check_models(checkpoints)
     if answers:
@@ -120,18 +137,23 @@ def recommend(
     each = dataclasses.replace(usual, max_minutes=usual.max_minutes / len(configs))
     for place, config in enumerate(configs):
         own = folder / name_of(config.checkpoint_path) if folder and len(configs) > 1 else folder
-        results = _begin(config, each, asked, own, names)
+        of_files = same_model or config.checkpoint_path in every
+        if of_files:
+            results = _begin_files(config, each, asked, own, of_one or [config.checkpoint_path])
+        else:
+            results = _begin(config, each, asked, own, names)
 
         def conclude(
             rows: Sequence[Row], best: Best, results: Results = results, place: int = place
         ) -> Recommendation:
-            answer = recommended(rows, asked, best)
+            answer = recommended(rows, asked, best, results.settings.reference)
             concluded.append((Model.of(results, rows), answer))
             answered[place] = rows, answer
             shares.append(content(results, rows, answer))
             return answer
 
-        rule = (Enough if names else Shortlist)(asked, answer_only=True)
+        kind = uploads.FinestFirst if of_files else Enough if names else Shortlist
+        rule = kind(asked, answer_only=True)
         spent = time.monotonic() - began - 60 * place * each.max_minutes
         code |= compare(results, own, asked, conclude, "answer", rule=rule, spent=spent)
         if results.ended == "interrupted":
@@ -174,14 +196,50 @@ def _begin(
         f"{size(disk)} of disk until it ends"
         + (f"; kept in {folder}" if folder else "; --output DIR keeps everything")
     )
-    first, *others = [needs[name] for name in names if name in needs]
-    columns: Columns[Need] = [
-        ("scheme", lambda need: need.scheme),
-        ("weights and KV cache", lambda need: size(need.held)),
-        ("decode ×, at most", lambda need: f"{first.step / need.step:.2f}"),
-    ]
-    by_size = sorted(others, key=lambda need: -need.step)
-    say(f"Predicted from bytes, against {first.scheme}:")
-    for line in (*aligned(columns, by_size).splitlines(), *wrapped(at_home(what))):
+    _predict("scheme", "weights and KV cache", [needs[name] for name in names if name in needs])
+    for line in wrapped(at_home(what)):
         say(line)
     return results
+
+
+def _begin_files(
+    config: RunConfig,
+    settings: Settings,
+    asked: Limits,
+    folder: Path | None,
+    paths: Sequence[str],
+) -> Results:
+    """As _begin, of files of one model."""
+    from quantbench import devices
+
+    free = devices.free_memory(devices.resolve(config.device))
+    needs = uploads.chosen(uploads.needed(paths), asked, free)
+    _predict("file", "size", needs)
+    downloaded = len(paths) > 1
+    what = (
+        f"{uploads.what(needs, paths[0], downloaded)}, then turns with {min(len(needs), MOST + 1)} "
+        f"of them at most: {settings.max_minutes:g} min"
+    )
+    for line in wrapped(at_home(what)):
+        say(line)
+    arms, reference = uploads.arms(config, needs, downloaded)
+    settings = dataclasses.replace(settings, reference=reference)
+    return Results.begin(settings, arms, config.write_result)
+
+
+def _predict(name: str, held: str, needs: Sequence[Need]) -> None:
+    """Say what bytes predict of the speed, against the first."""
+    first, *others = needs
+    columns: Columns[Need] = [
+        (name, lambda need: _short(need.scheme)),
+        (held, lambda need: size(need.held)),
+        ("decode ×, at most", lambda need: f"{first.step / need.step:.2f}"),
+    ]
+    say(f"Predicted from bytes, against {_short(first.scheme)}:")
+    for line in aligned(columns, sorted(others, key=lambda need: -need.step)).splitlines():
+        say(line)
+
+
+def _short(name: str) -> str:
+    """A file's name, or its quantization in its repository; a scheme's name as it is."""
+    return Path(name).name.rpartition(":")[2]

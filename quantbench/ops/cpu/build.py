@@ -208,30 +208,6 @@ def _name(parts: list[str]) -> str:
     return f"kernels-{_digest(key).hex()[:16]}.so"
 
 
-def options_of_inductor() -> dict[str, Any]:
-    """The option of torch.compile that names the compiler, where $CXX is several words: inductor
-    takes them for the name of one program. So it gets a script that calls them."""
-    words = compiler.command()
-    if words is None or len(words) == 1:
-        return {}
-    # Inductor tells clang from GCC by the program's name.
-    name = "clang++" if "clang" in compiler.version(words) else "g++"
-    text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
-    script = files.cache_folder() / f"cxx-{_digest(os.fsencode(text)).hex()[:16]}" / name
-    try:
-        if not (files.is_private(script) and files.read_ours(script) == os.fsencode(text)):
-            script.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files.replace("CXX", script, lambda path: _write_script(path, text), follow=False)
-    except (OSError, LogError) as error:
-        raise KernelError(f"cannot write {script}, which calls $CXX: {error}") from None
-    return {"cpp.cxx": (None, str(script))}
-
-
-def _write_script(path: Path, text: str) -> None:
-    path.write_bytes(os.fsencode(text))
-    path.chmod(0o700)
-
-
 def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,58 +33,34 @@ AVX512VNNI = (*AVX512, "-mavx512vnni")
 AVX512BF16 = (*AVX512VNNI, "-mavx512bf16")
 AMX = (*AVX512BF16, "-mavx512vbmi", *(f"-mamx-{part}" for part in ("tile", "bf16", "int8")))
 DOTPROD = "-march=armv8.2-a+dotprod"
-
-
-@dataclass(frozen=True)
-class InstructionSet:
-    flags: Words
-    probe: str  # is compiled to see whether the compiler and the assembler support the set
-    needs: Words  # features of the processor, as Linux calls them in /proc/cpuinfo
-
-
-HAS_AVX2 = ("avx2", "fma", "f16c")
-HAS_AVX512 = (*HAS_AVX2, *(f"avx512{part}" for part in ("f", "bw", "dq", "vl")))
-HAS_BF16 = (*HAS_AVX512, "avx512_vnni", "avx512_bf16")
-# The instruction sets of each machine; common/isa.cpp lists the same.
-MACHINES: Mapping[str, Mapping[str, InstructionSet]] = {
+# The instruction sets of each machine: the flags, and what is compiled to see whether the compiler
+# and the assembler support one.
+MACHINES: Mapping[str, Mapping[str, tuple[Words, str]]] = {
     "x86_64": {
-        "avx2": InstructionSet(
-            AVX2, "__m256i f(__m256i a) { return _mm256_add_epi8(a, a); }", HAS_AVX2
-        ),
-        "avx512": InstructionSet(
-            AVX512, "__m512i f(__m512i a) { return _mm512_add_epi8(a, a); }", HAS_AVX512
-        ),
-        "avx512vnni": InstructionSet(
-            AVX512VNNI,
-            "__m512i f(__m512i a) { return _mm512_dpbusd_epi32(a, a, a); }",
-            (*HAS_AVX512, "avx512_vnni"),
-        ),
-        "avx512bf16": InstructionSet(
+        "avx2": (AVX2, "__m256i f(__m256i a) { return _mm256_add_epi8(a, a); }"),
+        "avx512": (AVX512, "__m512i f(__m512i a) { return _mm512_add_epi8(a, a); }"),
+        "avx512vnni": (AVX512VNNI, "__m512i f(__m512i a) { return _mm512_dpbusd_epi32(a, a, a); }"),
+        "avx512bf16": (
             AVX512BF16,
             "__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }",
-            HAS_BF16,
         ),
-        "amx": InstructionSet(
+        "amx": (
             AMX,
             "void f() { _tile_dpbf16ps(0, 1, 2); _tile_dpbsud(0, 1, 2); _tile_release(); }",
-            (*HAS_BF16, "avx512_vbmi", "amx_tile", "amx_bf16", "amx_int8"),
         ),
-        "avxvnni": InstructionSet(
+        "avxvnni": (
             (*AVX2, "-mavxvnni"),
             "__m256i f(__m256i a) { return _mm256_dpbusd_avx_epi32(a, a, a); }",
-            (*HAS_AVX2, "avx_vnni"),
         ),
     },
     "aarch64": {
-        "neon-dotprod": InstructionSet(
+        "neon-dotprod": (
             (DOTPROD,),
             "int32x4_t f(int32x4_t a, int8x16_t b) { return vdotq_s32(a, b, b); }",
-            ("asimddp",),
         ),
-        "neon-i8mm": InstructionSet(
+        "neon-i8mm": (
             (f"{DOTPROD}+i8mm",),
             "int32x4_t f(int32x4_t a, int8x16_t b) { return vmmlaq_s32(a, b, b); }",
-            ("asimddp", "i8mm"),
         ),
     },
 }
@@ -147,9 +122,17 @@ def unavailable() -> str | None:
 def sets_of_this_cpu() -> list[str]:
     """The instruction sets that this processor has, beside portable; all, where Linux does not tell
     what it has."""
-    has = set((host.cpuinfo("flags") or host.cpuinfo("Features") or "").split())
+    told = host.cpuinfo("flags") or host.cpuinfo("Features") or ""
+    has = told.replace("_", "").replace("asimddp", "dotprod").split()
     known = MACHINES.get(platform.machine(), {})
-    return [name for name, each in known.items() if not has or has.issuperset(each.needs)]
+    return [name for name, (flags, _) in known.items() if not has or _features(flags) <= {*has}]
+
+
+def _features(flags: Words) -> set[str]:
+    """Those that compiler flags name: -mavx512vnni and -mamx-tile are Linux's avx512_vnni and
+    amx_tile without what joins them."""
+    named = {flag[2:].replace("-", "") for flag in flags if "=" not in flag}
+    return named.union(*(flag.split("+")[1:] for flag in flags))
 
 
 def identity(compiler: Words, sets: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Building a library with the machine's C++ compiler (compiler.py).
+"""Building a library with the machine's C++ compiler (compiler.py), and inductor's options for it.
 
 A source with a line "// Variants: portable avx2" is compiled once for each instruction set that the
 line names, with that set's flags and -DVARIANT=avx2; other sources once, with neither. Sets of
@@ -7,6 +7,7 @@ and so are all that MACHINES lists after it: those of younger processors.
 """
 
 import contextlib
+import hashlib
 import itertools
 import os
 import platform
@@ -19,10 +20,19 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from quantbench import host
-from quantbench.errors import KernelError
-from quantbench.ops.cpu.compiler import FLAGS_OF_FOLDERS, MACHINES, TORCH, Words, flags
+from quantbench import files, host
+from quantbench.errors import KernelError, LogError
+from quantbench.ops.cpu.compiler import (
+    FLAGS_OF_FOLDERS,
+    MACHINES,
+    TORCH,
+    Words,
+    command,
+    flags,
+    version,
+)
 
 HEADERS = {"x86_64": "immintrin.h", "aarch64": "arm_neon.h"}
 _VARIANTS = re.compile(r"^// Variants: (.*)$", re.MULTILINE)
@@ -55,7 +65,7 @@ def units(sources: Path, machine: str | None = None) -> list[Unit]:
         of_folder = (*FLAGS_OF_FOLDERS.get(source.parent.name, ()), f"-I{sources}")
         for variant in named[1].split() if named else [None]:
             if variant in (None, "portable") or variant in sets:
-                options = sets[variant].flags if variant in sets else ()
+                options = sets[variant][0] if variant in sets else ()
                 define = [f"-DVARIANT={variant.replace('-', '_')}"] if variant else []
                 built.append(Unit(source, variant, (*options, *define, *of_folder)))
     return built
@@ -143,11 +153,11 @@ class _Processes:
     def know(self, name: str) -> bool:
         """Whether the compiler supports an instruction set of this machine."""
         machine = platform.machine()
-        wanted = MACHINES[machine][name]
+        options, probe = MACHINES[machine][name]
         source, target = (self.folder / f"probe-{name}.{ending}" for ending in ("cpp", "o"))
-        source.write_text(f"#include <{HEADERS[machine]}>\n{wanted.probe}\n", encoding="utf-8")
+        source.write_text(f"#include <{HEADERS[machine]}>\n{probe}\n", encoding="utf-8")
         try:
-            self.run(*wanted.flags, "-c", source, "-o", target)
+            self.run(*options, "-c", source, "-o", target)
         except Passing:
             raise
         except KernelError:
@@ -170,3 +180,28 @@ def _cannot_build(
         f"{shlex.join(compiler)} cannot build the C++ kernels: {reason} "
         "(CXX names another compiler; GCC 11 and clang 14 or newer will do)"
     )
+
+
+def options_of_inductor() -> dict[str, Any]:
+    """The option of torch.compile that names the compiler, where $CXX is several words: inductor
+    takes them for the name of one program. So it gets a script that calls them."""
+    words = command()
+    if words is None or len(words) == 1:
+        return {}
+    # Inductor tells clang from GCC by the program's name.
+    name = "clang++" if "clang" in version(words) else "g++"
+    text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+    digest = hashlib.sha256(os.fsencode(text)).hexdigest()
+    script = files.cache_folder() / f"cxx-{digest[:16]}" / name
+    try:
+        if not (files.is_private(script) and files.read_ours(script) == os.fsencode(text)):
+            script.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.replace("CXX", script, lambda path: _write_script(path, text), follow=False)
+    except (OSError, LogError) as error:
+        raise KernelError(f"cannot write {script}, which calls $CXX: {error}") from None
+    return {"cpp.cxx": (None, str(script))}
+
+
+def _write_script(path: Path, text: str) -> None:
+    path.write_bytes(os.fsencode(text))
+    path.chmod(0o700)
