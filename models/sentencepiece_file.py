@@ -56,7 +56,7 @@ class SentencePieceTokenizer(Tokenizer):
         return _processor(self._path, self._data + b"\x1a\x02\x18\x00")
 
     def _ids_of(self, text: str, is_first: bool) -> list[int]:
-        """Of the text's beginning, or of what follows an added token."""
+        """The ids of the text's beginning, or of what follows an added token."""
         skips = not is_first or (self._skips and text.startswith((" ", "\u2581")))
         return list((self._inner if skips else self._model).encode(text))
 

@@ -129,7 +129,7 @@ def spaces_of(hints: Hints) -> tuple[bytes, bool, bool]:
     if not is_llama and hints.kind != GEMMA:
         always = hints.legacy is not False
         return b"", always, not always
-    # Of a field that a protobuf has twice, the later one counts. In normalizer_spec: no
+    # A protobuf that has a field twice means the later one. In normalizer_spec: no
     # precompiled_charsmap; add_dummy_prefix; not remove_extra_whitespaces; escape_whitespaces.
     prefix = is_llama and hints.prefix is not False
     spec = b"\x12\x00" + b"\x18" + bytes([prefix]) + b"\x20\x00" + b"\x28\x01"

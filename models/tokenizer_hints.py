@@ -46,7 +46,7 @@ class Hints:
 
     bos_token: str | None
     add_bos: bool | None  # None: not said
-    opens: bool | None  # whether BOS opens a text whatever a tokenizer.json says; None: as it says
+    opens: bool | None  # whether BOS opens a text, beyond what tokenizer.json says; None: as there
     eos_token: str | None
     eos_ids: frozenset[int]
     chat_template: str | None  # in Jinja; None: there is none

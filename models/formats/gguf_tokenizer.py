@@ -252,9 +252,9 @@ def _opening(bos: str | None, id: int | None) -> dict[str, Any]:
 def _added(tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return [
-        {"id": id, "content": token, **flags, "special": types[id] == _CONTROL}
+        {"id": id, "content": token, **flags, "special": types[id] != _USER_DEFINED}
         for id, token in enumerate(tokens)
-        if types[id] in (_CONTROL, _USER_DEFINED)
+        if types[id] in (_CONTROL, _USER_DEFINED, _UNKNOWN)
     ]
 
 
