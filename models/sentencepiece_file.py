@@ -20,8 +20,7 @@ class SentencePieceTokenizer(Tokenizer):
         if hints.kind is not None:
             from quantbench.models.tokenizer_classes import names_in, spaces_of
 
-            more, self._always, self._skips = spaces_of(hints)
-            data += more
+            data, self._always, self._skips = spaces_of(hints, data)
         self._model = model = _processor(path, data)
         self._data, self._path = data, path
         added = {

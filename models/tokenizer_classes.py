@@ -122,18 +122,20 @@ def parts_of(hints: Hints) -> dict[str, Any] | None:
     return parts | {"normalizer": None, "pre_tokenizer": space}
 
 
-def spaces_of(hints: Hints) -> tuple[bytes, bool, bool]:
-    """Of a sentencepiece model: what is appended to the protobuf; whether a space is put in front
-    behind each added token, too; whether not in front of what begins with a space."""
+def spaces_of(hints: Hints, data: bytes) -> tuple[bytes, bool, bool]:
+    """For the protobuf `data` of a sentencepiece model: the same with the spaces of its class;
+    whether a space is put in front behind each added token, too; whether not in front of what
+    begins with a space."""
     is_llama = hints.kind in (LLAMA, CODE_LLAMA)
     if not is_llama and hints.kind != GEMMA:
         always = hints.legacy is not False
-        return b"", always, not always
+        return data, always, not always
     # A protobuf that has a field twice means the later one. In normalizer_spec: no
     # precompiled_charsmap; add_dummy_prefix; not remove_extra_whitespaces; escape_whitespaces.
     prefix = is_llama and hints.prefix is not False
     spec = b"\x12\x00" + b"\x18" + bytes([prefix]) + b"\x20\x00" + b"\x28\x01"
-    return b"\x1a" + bytes([len(spec)]) + spec, hints.kind == LLAMA and bool(hints.legacy), True
+    data += b"\x1a" + bytes([len(spec)]) + spec
+    return data, hints.kind == LLAMA and bool(hints.legacy), True
 
 
 def names_in(model: Any) -> dict[str, str]:
