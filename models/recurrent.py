@@ -3,7 +3,7 @@ model imports this file.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quantbench.errors import CheckpointError
@@ -17,7 +17,13 @@ from quantbench.models.config_checks import (
     check_fields,
     whole,
 )
-from quantbench.models.registry import ATTENTION_BIAS, QWEN_KEYS, Architecture, HasWindow
+from quantbench.models.registry import (
+    ATTENTION_BIAS,
+    NORMALIZED,
+    QWEN_KEYS,
+    Architecture,
+    HasWindow,
+)
 from quantbench.text import shown
 
 
@@ -184,6 +190,19 @@ def described(config: Mapping[str, Any], where: object) -> dict[str, Any]:
     return {**config, "intermediate_size": width}
 
 
+def described_mixture(config: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """A config of LFM2's mixtures in Qwen's words: the first layers have no experts, and a bias in
+    the router unless it is denied."""
+    given = {key: config[key] for key in config if config[key] is not None}
+    dense, layers = given.get("num_dense_layers", 2), given.get("num_hidden_layers", 0)
+    whole(0).check(where, "num_dense_layers", dense)
+    return {
+        **config,
+        "mlp_only_layers": [*range(min(dense, layers))],
+        "router_bias": given.get("use_expert_bias", True),
+    }
+
+
 CONVOLUTIONS = Keys(
     "conv",
     lambda number, config: number not in (config.get("full_attn_idxs") or (number,)),
@@ -214,6 +233,34 @@ LFM_2 = Architecture(
         "attention.w_in": ("conv.in_proj",),
         "attention.conv": ("conv.conv",),
         "attention.w_out": ("conv.out_proj",),
+    },
+)  # fmt: skip
+LFM_2_MIXTURE = replace(
+    LFM_2,
+    described="quantbench.models.recurrent:described_mixture",
+    required=("layer_types",),
+    experts={
+        "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792,
+        "norm_topk_prob": True,
+    },
+    accepts={
+        **NORMALIZED,
+        **dict.fromkeys(("use_expert_bias", "router_bias"), TRUTH),
+        **{"moe_intermediate_size": COUNT, "mlp_only_layers": NUMBERS},
+        "num_dense_layers": whole(0),
+    },
+    extras={"routed_scaling_factor": POSITIVE},
+    fixed={"expert_gating_func": 2},  # sigmoid, of GGUF files
+    harmless=(),
+    weights={
+        **LFM_2.weights,
+        "feed_forward.router": ("feed_forward.gate",),
+        "feed_forward.router.bias": ("feed_forward.expert_bias",),
+        "feed_forward.experts.#.w13": (
+            "feed_forward.experts.#.w1",
+            "feed_forward.experts.#.w3",
+        ),
+        "feed_forward.experts.#.w2": ("feed_forward.experts.#.w2",),
     },
 )  # fmt: skip
 OF_512 = {

@@ -236,6 +236,7 @@ ARCHITECTURES = Rows({
     "qwen3_5_moe_text": "quantbench.models.recurrent:QWEN_3_5_MIXTURE",
     "qwen3_next": "quantbench.models.recurrent:QWEN_3_NEXT_MIXTURE",
     "lfm2": "quantbench.models.recurrent:LFM_2",
+    "lfm2_moe": "quantbench.models.recurrent:LFM_2_MIXTURE",
 })
 # fmt: on
 

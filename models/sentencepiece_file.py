@@ -16,15 +16,23 @@ class SentencePieceTokenizer(Tokenizer):
     """A sentencepiece model with byte fallback, and what other files of the folder add to it."""
 
     def __init__(self, path: Path, data: bytes, hints: Hints, vocab_size: int) -> None:
+        self._always, self._skips = True, False
+        if hints.kind is not None:
+            from quantbench.models.tokenizer_classes import names_in, spaces_of
+
+            data, self._always, self._skips = spaces_of(hints, data)
         self._model = model = _processor(path, data)
-        self._data, self._path, self._hints = data, path, hints
+        self._data, self._path = data, path
         added = {
             id: token for id, token in hints.added.items() if id < vocab_size or not token.special
         }
-        for name in hints.special:
-            if model.id_to_piece(id := model.piece_to_id(name)) == name:
-                added.setdefault(id, Added(name, special=True))
         ids = range(model.vocab_size())
+        for name in hints.special:
+            id, new = model.piece_to_id(name), 1 + max([*added, len(ids) - 1])
+            if model.id_to_piece(id) == name:
+                added.setdefault(id, Added(name, special=True))
+            elif new < vocab_size and all(name != token.content for token in added.values()):
+                added[new] = Added(name, special=True)
         control = {id for id in ids if model.is_control(id) or model.is_unknown(id)}
         marks = {id: Added(model.id_to_piece(id), special=True) for id in control} | added
         self.special = {token.content: id for id, token in marks.items() if token.special}
@@ -32,21 +40,24 @@ class SentencePieceTokenizer(Tokenizer):
         self._added = {id: token for id, token in added.items() if id not in control}
         self._ids = {token.content: id for id, token in marks.items()}
         self._words = {token.content for token in marks.values() if token.single_word}
-        self._marks = _pattern(marks.values())
         self._plain_marks = _pattern(token for token in marks.values() if not token.special)
-        bos = model.bos_id()
-        self.bos_id = self._find_bos(hints, bos if bos >= 0 else None)
+        self._marks = self._plain_marks if hints.splits else _pattern(marks.values())
+        self.named = self.named if hints.kind != "" else names_in(model)
+        # As in transformers 5, none opens a text unless tokenizer_config.json asks for it; without
+        # that file as in Meta's and Mistral's own programs.
+        opens = (hints.kind is None or hints.add_bos or hints.opens) and model.bos_id() >= 0
+        self.bos_id = self._find_bos(hints, model.bos_id() if opens else None)
         self.eos_ids = self._endings(hints) | ({model.eos_id()} - {-1})
 
     @cached_property
     def _inner(self) -> Any:
-        """The model without a space in front: normalizer_spec.add_dummy_prefix is false. Of a field
-        that a protobuf has twice, the later one counts."""
+        """The model without a space in front: normalizer_spec.add_dummy_prefix is false."""
         return _processor(self._path, self._data + b"\x1a\x02\x18\x00")
 
-    def _part(self, is_first: bool) -> Any:
-        """The model for the text's beginning, or for what follows an added token."""
-        return self._model if is_first and self._hints.prefix is not False else self._inner
+    def _ids_of(self, text: str, is_first: bool) -> list[int]:
+        """The ids of the text's beginning, or of what follows an added token."""
+        skips = not is_first or (self._skips and text.startswith((" ", "\u2581")))
+        return list((self._inner if skips else self._model).encode(text))
 
     def _encode(self, text: str) -> list[int]:
         return self._split(text, self._plain_marks)
@@ -56,16 +67,15 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _split(self, text: str, marks: re.Pattern[str] | None) -> list[int]:
         """The ids of `text`, in which added tokens are cut out first."""
-        ids, end, legacy = list[int](), 0, self._hints.legacy
+        ids, end = list[int](), 0
         for match in marks.finditer(text) if marks else ():
             if (group := match.lastindex) is None or not self._is_whole(match, group):
                 continue
             if match.start() > end:
-                part = text[end : match.start()]
-                ids += self._part(legacy or end == 0).encode(part)
+                ids += self._ids_of(text[end : match.start()], self._always or end == 0)
             ids.append(self._ids[match[group]])
             end = match.end()
-        return ids + self._part(legacy or end == 0).encode(text[end:])
+        return ids + self._ids_of(text[end:], self._always or end == 0)
 
     def _is_whole(self, match: re.Match[str], group: int) -> bool:
         """Whether the token found is no part of a longer word, if it must not be."""
@@ -74,8 +84,6 @@ class SentencePieceTokenizer(Tokenizer):
         return match[group] not in self._words or not re.search(r"\w", before + after)
 
     def _decode(self, ids: list[int]) -> str:
-        if not self._added:
-            return self._part(True).decode(ids)
         text = ""
         for is_added, group in itertools.groupby(ids, self._added.__contains__):
             if is_added:
@@ -83,8 +91,9 @@ class SentencePieceTokenizer(Tokenizer):
                 plain = (token.content for token in tokens if not token.special)
                 text += "".join(plain).replace("\u2581", " ")
             else:
-                known = [id for id in group if id < self._model.vocab_size()]
-                text += self._part(not text).decode(known)
+                pieces = range(self._model.vocab_size())  # sentencepiece has a text for <unk>
+                known = [id for id in group if id in pieces and not self._model.is_unknown(id)]
+                text += (self._inner if text else self._model).decode(known)
         return text
 
 

@@ -91,15 +91,11 @@ def tokenizer_of(folder: Path, content: Mapping[str, bytes], vocab_size: int) ->
 
 def _opening(tokenizer: "Tokenizer", hints: Hints) -> str:
     """The token that starts each text, in a sentence without a full stop."""
-    id = tokenizer.bos_id
-    if id is not None:
-        name = next(
-            (name for name, other_id in tokenizer.special.items() if other_id == id), "a token"
-        )
+    if (id := tokenizer.bos_id) is not None:
+        name = {id: name for name, id in tokenizer.special.items()}.get(id, "a token")
         return f"Each text starts with {plain(name)} (id {id})"
-    if hints.add_bos is False:
-        return "No token opens a text: add_bos_token is false"
-    return "No token opens a text: the tokenizer's file names none"
+    why = "add_bos_token is false" if hints.add_bos is False else "its files ask for none"
+    return f"No token opens a text: {why}"
 
 
 class Tokenizer(ABC):

@@ -24,7 +24,6 @@ _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 _ADDED, _NAMES = "added_tokens.json", "special_tokens_map.json"
 BESIDE = (MERGES, _CONFIG, _ADDED, _NAMES, "generation_config.json", _TEMPLATE)
 _ENDS = ("generation_config.json", "config.json")  # have the ids that end a generation
-# The special tokens that end a text in the families we run, whether or not a config lists them.
 NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
@@ -47,25 +46,28 @@ class Hints:
 
     bos_token: str | None
     add_bos: bool | None  # None: not said
+    opens: bool | None  # whether BOS opens a text, beyond what tokenizer.json says; None: as there
     eos_token: str | None
     eos_ids: frozenset[int]
     chat_template: str | None  # in Jinja; None: there is none
     named: Mapping[str, str | None]  # those of NAMED that the files have
     added: Mapping[int, Added]  # tokens that were added to the vocabulary, by id
     special: tuple[str, ...]  # tokens that the files call special
+    kind: str | None  # in models/tokenizer_classes.py; "": no such class; None: no configuration
     prefix: bool | None  # whether a space is put in front of a text; None: as the vocabulary says
-    legacy: bool  # whether also behind each added token, as transformers did until 2023
+    legacy: bool | None  # whether also behind each added token, as transformers did until 2023
+    splits: bool  # whether special tokens in a text are never such
 
     def names_of(self, tokenizer: "Tokenizer") -> dict[str, str]:
         """Special tokens by the names of NAMED: the file's own words, or, where it has neither a
         beginning nor an end, those of the ids; for the file's own template its words alone."""
-        if self.chat_template or not self.named.keys().isdisjoint(("bos_token", "eos_token")):
-            return {name: piece for name, piece in self.named.items() if piece is not None}
-        pieces = {id: piece for piece, id in tokenizer.special.items()}
-        ends = [pieces[id] for id in sorted(tokenizer.eos_ids) if id in pieces]
-        bos = None if tokenizer.bos_id is None else pieces.get(tokenizer.bos_id)
-        names = {"bos_token": bos, "eos_token": next(iter(ends), None), **self.named}
-        return {name: piece for name, piece in names.items() if piece is not None}
+        own = {**tokenizer.named, **self.named}
+        if not self.chat_template and own.keys().isdisjoint(("bos_token", "eos_token")):
+            pieces = {id: piece for piece, id in tokenizer.special.items()}
+            ends = [pieces[id] for id in sorted(tokenizer.eos_ids) if id in pieces]
+            bos = None if tokenizer.bos_id is None else pieces.get(tokenizer.bos_id)
+            own = {"bos_token": bos, "eos_token": next(iter(ends), None), **own}
+        return {name: piece for name, piece in own.items() if piece is not None}
 
     @classmethod
     def of(cls, folder: Path, content: Mapping[str, bytes]) -> "Hints":
@@ -74,6 +76,11 @@ class Hints:
         tokenizer, ids = read_object(folder, content, _CONFIG), set[int]()
         if (add_bos := tokenizer.get("add_bos_token")) is not None:
             TRUTH.check(file, "add_bos_token", add_bos)
+        kind, defaults, opens = None, dict[str, str | None](), None
+        if _CONFIG in content or not any(name.endswith("tokenizer.model") for name in content):
+            from quantbench.models.tokenizer_classes import rules_of
+
+            kind, defaults, opens = rules_of(folder, content, tokenizer)
         for name in _ENDS:
             value = read_object(folder, content, name).get("eos_token_id")
             listed = value if isinstance(value, list) else [] if value is None else [value]
@@ -87,9 +94,9 @@ class Hints:
             of_map = read_object(folder, content, _NAMES)
         names, where = {**tokenizer, **of_map}, folder / _NAMES
         named = {
-            key: _text(where if key in of_map else file, key, names[key])
-            for key in NAMED
-            if key in names
+            key: _text(where if key in of_map else file, key, names.get(key, defaults.get(key)))
+            for key in dict.fromkeys((*NAMED, *defaults))
+            if key in names or key in defaults
         }
         for key in ("extra_special_tokens", "model_specific_special_tokens"):  # names of a model
             if isinstance(names.get(key), dict):
@@ -107,14 +114,17 @@ class Hints:
         return cls(
             named.get("bos_token"),
             add_bos,
+            opens,
             named.get("eos_token"),
             frozenset(ids),
             _text(file, "chat_template", template),
             named,
             _added(folder, content, decoder, special),
             tuple(special),
+            kind,
             tokenizer.get("add_prefix_space"),
-            bool(tokenizer.get("legacy")),
+            tokenizer.get("legacy"),
+            bool(tokenizer.get("split_special_tokens")),
         )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ class JsonTokenizer(Tokenizer):
         with _library(f"{path} is not a tokenizer.json we can read"):
             self._model = tokenizers.Tokenizer.from_str(data.decode())
         described = parsed(data)
+        if hints.kind and (described.get("model") or {}).get("type") == "BPE":
+            described |= self._rebuild(hints, tokenizers.Tokenizer)
         for part in ("normalizer", "decoder"):
             if (growth := _growth(described.get(part) or {})) > MOST_GROWTH:
                 raise CheckpointError(
@@ -37,6 +40,7 @@ class JsonTokenizer(Tokenizer):
                     f"up to {MOST_GROWTH}"
                 )
         self._add(hints)
+        self._splits = hints.splits
         self._model.no_truncation()
         self._model.no_padding()
         self._model.encode_special_tokens = True  # encode them as text when text contains them
@@ -59,8 +63,23 @@ class JsonTokenizer(Tokenizer):
         opens = template and template[0] not in self._endings(hints)
         # Early Llama 3 files have no template, yet the model was trained with its beginning.
         usual = template[0] if opens else self.special.get(LLAMA_3_BEGINNING)
-        self.bos_id = usual  # whatever add_bos_token says: as in transformers the file decides
+        # Whatever add_bos_token says: as in transformers the file decides, or the class.
+        by_class = {True: self.special.get(hints.bos_token or ""), False: None, None: usual}
+        self.bos_id = by_class[hints.opens]
         self.eos_ids = self._endings(hints)
+
+    def _rebuild(self, hints: Hints, library: Any) -> dict[str, Any]:
+        """Give the model the parts of its class in transformers; they are returned."""
+        from quantbench.models.tokenizer_classes import parts_of
+
+        if (parts := parts_of(hints)) is None:
+            return {}
+        made = library.from_str(json.dumps(parts | {"added_tokens": []}))
+        for name in ("normalizer", "pre_tokenizer", "decoder"):
+            setattr(self._model, name, getattr(made, name))
+        for name in ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges"):
+            setattr(self._model.model, name, getattr(made.model, name))
+        return parts
 
     def _add(self, hints: Hints) -> None:
         """Add the tokens that the folder's other files add; make special those they call so."""
@@ -89,7 +108,8 @@ class JsonTokenizer(Tokenizer):
             return self._model.decode(ids, skip_special_tokens=True)
 
     def encode_marked(self, text: str) -> list[int]:
-        self._model.encode_special_tokens = False  # the library's own rules around a special token
+        # The library's own rules around a special token.
+        self._model.encode_special_tokens = self._splits
         try:
             return self._encode(text)
         finally:

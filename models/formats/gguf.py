@@ -186,6 +186,7 @@ class Gguf(MaybeQuantized):
             words |= {"expert_feed_forward_length": "intermediate_size"}
         words |= _GRANITE if self.kind == "granite" else {}
         words |= gguf_recurrent.WORDS if row.recurrent else {}
+        words |= gguf_recurrent.MIXTURE_WORDS if self.kind == "lfm2_moe" else {}
         is_gemma4 = self.kind == "gemma4_text"
         if is_gemma4:
             from quantbench.models.formats import gguf_gemma4

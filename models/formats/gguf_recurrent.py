@@ -20,6 +20,7 @@ KINDS = {
     "qwen35moe": "qwen3_5_moe_text",
     "qwen3next": "qwen3_next",
     "lfm2": "lfm2",
+    "lfm2moe": "lfm2_moe",
 }
 WORDS = {  # behind "ARCHITECTURE."
     "ssm.conv_kernel": "linear_conv_kernel_dim",
@@ -28,6 +29,12 @@ WORDS = {  # behind "ARCHITECTURE."
     "ssm.time_step_rank": "linear_num_value_heads",
     "full_attention_interval": "full_attention_interval",
     "shortconv.l_cache": "conv_L_cache",
+}
+MIXTURE_WORDS = {  # of lfm2moe
+    "leading_dense_block_count": "num_dense_layers",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_gating_func": "expert_gating_func",
 }
 # Read below, or said by other keys.
 OTHERS = {"ssm.inner_size", "nextn_predict_layers", "rope.dimension_sections",
@@ -45,9 +52,10 @@ def described(
     if type(layers) is int and type(drafting) is int:
         layers -= drafting
         yield "num_hidden_layers", layers
-    if prefix == "lfm2.":
+    if prefix in ("lfm2.", "lfm2moe."):
         yield "block_auto_adjust_ff_dim", False
         yield "conv_bias", any(name.endswith("shortconv.in_proj.bias") for name in blocks)
+        yield "use_expert_bias", any("exp_probs_b" in name for name in blocks)
         if isinstance(heads, list):
             yield "num_key_value_heads", max(heads, default=0)
             kinds = "conv", "full_attention"
@@ -64,6 +72,12 @@ def weights(
 ) -> dict[str, tuple[str, ...]]:
     """The names in registry rows, with those of Hugging Face that the converter has others for."""
     names = dict(table)
+    if "feed_forward.router.bias" in names:
+        names |= {
+            "feed_forward.router.bias": ("feed_forward.expert_bias.bias",),
+            "feed_forward.experts.#.w13": ("mlp.experts.#.gate_proj", "mlp.experts.#.up_proj"),
+            "feed_forward.experts.#.w2": ("mlp.experts.#.down_proj",),
+        }
     if "attention.gates.shift" in names:
         names["attention.gates.shift"] = ("linear_attn.dt_proj.bias",)
         if not any(name.endswith("ssm_in.weight") for name in blocks):  # as it wrote once

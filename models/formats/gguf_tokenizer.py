@@ -4,7 +4,6 @@ Byte-level BPE ("gpt2") becomes a tokenizer.json, sentencepiece ("llama") a sent
 that models/tokenizer.py has one class for each kind, whatever file it comes from.
 """
 
-import dataclasses
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,8 @@ from typing import Any
 
 from quantbench.errors import CheckpointError
 from quantbench.models.tiktoken_file import LLAMA_3_SPLIT
-from quantbench.models.tokenizer_hints import MERGES, Added, Hints, read_object
+from quantbench.models.tokenizer_classes import CUTS
+from quantbench.models.tokenizer_hints import MERGES, Hints, read_object
 from quantbench.text import shown
 
 # tokenizer.ggml.token_type, as sentencepiece numbers them
@@ -96,49 +96,24 @@ def cut_of(described: Mapping[str, Any]) -> str | None:
     return next((name for name in names if _CUTS[name] == cut), None)
 
 
-# The names in _CUTS of classes whose vocab.json and merges.txt are read: those of transformers.
-_CLASSES = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
-_MODELS = {"gpt2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
-_END = "<|endoftext|>"  # special in both classes, whatever the files say
-
-
 def of_vocabulary(folder: Path, content: Mapping[str, bytes], hints: Hints) -> bytes:
     """The tokenizer.json of a folder with vocab.json and merges.txt. Raises CheckpointError."""
-    content_of = {
-        name: read_object(folder, content, name)
-        for name in ("tokenizer_config.json", "config.json")
-    }
-    kind = content_of["tokenizer_config.json"].get("tokenizer_class")
-    kind = kind or _MODELS.get(str(content_of["config.json"].get("model_type")))
-    name = _CLASSES.get(str(kind).removesuffix("Fast"))
-    lacks = None
+    vocabulary, lacks = read_object(folder, content, "vocab.json"), None
     if MERGES not in content:
         lacks = f"its {MERGES} is missing"
-    elif name is None:
-        known = " and ".join(_CLASSES)
-        lacks = f"its tokenizer_class is {shown(kind)}, and only {known} are read without that file"
-    vocabulary = read_object(folder, content, "vocab.json")
+    elif hints.kind not in CUTS:
+        lacks = f"only those of {', '.join(CUTS)} are read without that file"
     if not all(type(id) is int and id >= 0 for id in vocabulary.values()):
         lacks = "its vocab.json is no object of texts and ids"
-    if lacks or name is None:
+    if lacks:
         raise CheckpointError(
             f"{folder} has no tokenizer.json, and {lacks}; download tokenizer.json"
         )
     lines = content[MERGES].decode("utf-8", "replace").splitlines()
     merges = [line for line in lines if line.strip() and not line.startswith("#version")]
     tokens = list(vocabulary)
-    tokenizer = _json(tokens, [_NORMAL] * len(tokens), merges, name)
+    tokenizer = byte_level(tokens, [_NORMAL] * len(tokens), merges, CUTS[hints.kind])
     tokenizer["model"]["vocab"] = vocabulary
-    special = (*hints.special, _END)
-    added = {vocabulary[text]: Added(text, True) for text in special if text in vocabulary}
-    added = dict(sorted((added | dict(hints.added)).items()))
-    tokenizer["added_tokens"] = [
-        {"id": id, **dataclasses.asdict(token)} for id, token in added.items()
-    ]
-    tokenizer["pre_tokenizer"]["pretokenizers"][-1]["add_prefix_space"] = bool(hints.prefix)
-    ids = {token.content: id for id, token in added.items()}
-    if hints.add_bos and hints.bos_token in ids:
-        tokenizer |= _opening(hints.bos_token, ids[hints.bos_token])
     return json.dumps(tokenizer).encode()
 
 
@@ -203,10 +178,10 @@ def tokenizer_files(file: Path, metadata: Mapping[str, Any]) -> dict[str, bytes]
                 f"{', '.join((*_CUTS, *_SAME))} are"
             )
         merges = get("ggml.merges", [])
-        name, content = "tokenizer.json", _json(tokens, types, merges, pre)
+        name, content = "tokenizer.json", byte_level(tokens, types, merges, pre)
         data = json.dumps(content | _opening(bos if opens else None, ids["bos"])).encode()
     elif kind == "gemma4":
-        content = _of_gemma(tokens, types, get("ggml.merges", []))
+        content = of_gemma(tokens, types, get("ggml.merges", []))
         content |= _opening(bos if opens else None, ids["bos"])
         name, data = "tokenizer.json", json.dumps(content).encode()
     elif kind == "llama":
@@ -230,7 +205,7 @@ def twins(tokens: Sequence[str]) -> dict[int, int]:
     return {id: last[piece] for id, piece in enumerate(tokens) if piece and last[piece] != id}
 
 
-def _json(
+def byte_level(
     tokens: Sequence[str], types: Sequence[int], merges: Sequence[str], pre: str
 ) -> dict[str, Any]:
     """The content of a tokenizer.json (https://huggingface.co/docs/tokenizers)."""
@@ -277,15 +252,16 @@ def _opening(bos: str | None, id: int | None) -> dict[str, Any]:
 def _added(tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return [
-        {"id": id, "content": token, **flags, "special": types[id] == _CONTROL}
+        {"id": id, "content": token, **flags, "special": types[id] != _USER_DEFINED}
         for id, token in enumerate(tokens)
-        if types[id] in (_CONTROL, _USER_DEFINED)
+        if types[id] in (_CONTROL, _USER_DEFINED, _UNKNOWN)
     ]
 
 
-def _of_gemma(tokens: Sequence[str], types: Sequence[int], merges: Sequence[str]) -> dict[str, Any]:
-    """As `_json`, of Gemma 4's BPE: of letters, with spaces as U+2581, and of bytes where a letter
-    is no piece. llama.cpp's converter calls some added tokens normal: those that no merge makes."""
+def of_gemma(tokens: Sequence[str], types: Sequence[int], merges: Sequence[str]) -> dict[str, Any]:
+    """As `byte_level`, of Gemma's BPE: of letters, with spaces as U+2581, and of bytes where a
+    letter is no piece. llama.cpp's converter calls some added tokens normal: those that no merge
+    makes."""
     merged = {merge[:1] + merge[1:].replace(" ", "", 1) for merge in merges}
     types = [
         _USER_DEFINED if kind == _NORMAL and len(token) > 1 and token not in merged else kind

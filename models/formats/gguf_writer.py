@@ -129,12 +129,14 @@ class GgufSaver(Saver):
         writer.add_tokenizer_model(kind or "none")
         if kind is None:
             return
+        tokenizer = self.checkpoint.tokenizer(size)
         pieces = {id: (f"[PAD{id}]", -1000.0, gguf.TokenType.UNUSED) for id in range(size)}
         if kind == "llama":
             vocabulary = gguf.vocab.SentencePieceVocab(folder)
             pieces |= dict(enumerate(vocabulary.all_tokens()))
-            first = vocabulary.sentencepiece_tokenizer.encode("a", out_type=str)[0]
-            writer.add_add_space_prefix(first.startswith("\u2581"))
+            first = tokenizer.encode("a", bos=False)[0]
+            piece = vocabulary.sentencepiece_tokenizer.id_to_piece(first)
+            writer.add_add_space_prefix(piece.startswith("\u2581"))
         else:
             described = read_json(folder / "tokenizer.json")
             writer.add_tokenizer_pre(cut_of(described))
@@ -149,6 +151,7 @@ class GgufSaver(Saver):
         writer.add_token_scores(scores)
         writer.add_token_types(types)
         special_tokens = gguf.SpecialVocab(folder, load_merges=kind == "gpt2", n_vocab=size)
+        special_tokens.add_special_token["bos"] = tokenizer.bos_id is not None
         special_tokens.add_to_gguf(writer, quiet=True)
 
 

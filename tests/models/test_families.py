@@ -86,6 +86,7 @@ DELTA_EXPERTS = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 16, "num_hidden_layers": 4,
 }  # fmt: skip
+CONV, ATTENTION = "conv", "full_attention"
 # transformers' name, fields, and what cpu-step says of a family that it does not compute; None: it
 # computes it.
 ROWS = {
@@ -117,6 +118,18 @@ ROWS = {
         "qwen3_next", DELTA | DELTA_EXPERTS | {"mlp_only_layers": [1]}, "a Qwen35"),
     "lfm2": ("lfm2", {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "conv_L_cache": 4,
                       "conv_bias": True, "block_multiple_of": 8}, "a Lfm2"),
+    "lfm2 experts": (
+        "lfm2_moe",
+        {"num_hidden_layers": 5, "layer_types": [CONV, CONV, ATTENTION, CONV, ATTENTION],
+         "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+         "num_dense_layers": 1, "routed_scaling_factor": 1.5},
+        "a Lfm2"),
+    "lfm2 no bias": (
+        "lfm2_moe",
+        {"num_hidden_layers": 3, "layer_types": [CONV, ATTENTION, CONV], "num_experts": 6,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_dense_layers": 0,
+         "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True},
+        "a Lfm2"),
     "gemma2": ("gemma2", WINDOW | {"query_pre_attn_scalar": 24} | CAPS, None),
     "gemma3": ("gemma3_text", WINDOW | {"num_hidden_layers": 7} | GEMMA_3, None),
     "gemma4 shared": ("gemma4_text", GEMMA_4_SHARED, "a Gemma4"),
@@ -159,8 +172,9 @@ def made(family: str, **changes):
 
 
 def scalars(theirs):
-    """Numbers that checkpoints hold and transformers has no parameters for: Gemma 4's."""
-    return [value for name, value in theirs.named_buffers() if name.endswith("layer_scalar")]
+    """Numbers that checkpoints hold and transformers has no parameters for: Gemma 4's, LFM2's."""
+    ends = "layer_scalar", "expert_bias"
+    return [value for name, value in theirs.named_buffers() if name.endswith(ends)]
 
 
 def by_pieces(theirs, tokens, chunk):

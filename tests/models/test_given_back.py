@@ -88,10 +88,13 @@ def test_gguf(tmp_path, scheme):
         assert torch.equal(ours, torch.from_numpy(theirs).reshape(ours.shape)), tensor.name
 
 
-@pytest.mark.parametrize("kind", ["sentencepiece", "byte-level BPE"])
+@pytest.mark.parametrize("kind", ["sentencepiece", "sentencepiece by class", "byte-level BPE"])
 def test_gguf_keeps_the_tokenizer(tmp_path, kind):
     path = tmp_path / "source"
     shutil.copytree(EMBEDDED, path)
+    if kind == "sentencepiece by class":  # neither BOS nor a space in front
+        notes = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False}
+        write_folder(path, {"tokenizer_config.json": notes})
     if kind == "byte-level BPE":
         (path / "tokenizer.model").unlink()
         notes = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}

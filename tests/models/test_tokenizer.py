@@ -191,15 +191,10 @@ def test_added_tokens_beside_a_sentencepiece_model_equal_hugging_face(case, tmp_
     assert ours.size == 485 and ours.special.keys() >= {START, END, "<s>"}
     assert ours.special.keys().isdisjoint(PLAIN)
     for text in MARKED_TEXTS:
-        if text.startswith(" ") or (case == "legacy" and "> " in text):
-            continue  # their space is one with that of the text; sentencepiece's stands before it
         wanted = theirs.encode(text, add_special_tokens=False)
         assert ours.encode_marked(text) == wanted, text
-        known = [id for id in wanted if id]  # <unk> is " ⁇ " in sentencepiece
-        assert ours.decode(known) == theirs.decode(known, skip_special_tokens=True)
+        assert ours.decode(wanted) == theirs.decode(wanted, skip_special_tokens=True)
         assert ours.encode(text) == literal.encode(text), text
-    first = ours._model if case != "no prefix" else ours._inner
-    assert ours.encode("  two")[1:] == first.encode("  two")
 
 
 def test_special_tokens_without_a_row_are_absent_and_others_refused(tmp_path):
@@ -484,7 +479,7 @@ def test_a_missing_tokenizer_names_what_was_looked_for(tmp_path):
     ("files", "lacks"),
     (
         ({}, "its merges.txt is missing"),
-        ({"merges.txt": "a b\n"}, "its tokenizer_class is None, and only GPT2Tokenizer and Qwen2"),
+        ({"merges.txt": "a b\n"}, "only those of GPT2Tokenizer, GPTNeoXTokenizer, Qwen2Tokenizer"),
         ({"vocab.json": {"a": "b"}, "merges.txt": "a b\n"}, "no object of texts and ids"),
     ),
 )
