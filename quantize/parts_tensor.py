@@ -8,9 +8,8 @@
     def _(func, input, weight, bias=None): ...
 
 It survives torch.compile, state_dict, deepcopy and torch.save, and .to() where it implements
-aten._to_copy. torchao's TorchAOBaseTensor does as well; but torchao imports torch._dynamo, which
-takes as long as torch's own import, and most processes here (a file that is quantized already, no
-quantization, `ab` itself) need neither.
+aten._to_copy. torchao's TorchAOBaseTensor does as well, but torchao imports torch._dynamo, which
+takes as long as torch's own import.
 """
 
 from collections.abc import Callable, Mapping
@@ -93,6 +92,12 @@ class PartsTensor(torch.Tensor):
 @PartsTensor.implements(torch._has_compatible_shallow_copy_type)
 def _(func: Any, input: Tensor, other: Tensor) -> bool:
     return type(input) is type(other) and input.shape == other.shape
+
+
+@PartsTensor.implements(torch.Tensor.detach, torch.Tensor.data.__get__)
+def _(func: Any, input: PartsTensor) -> PartsTensor:
+    """Where the operator below is dispatched instead, torch imports torch.distributed.tensor."""
+    return input.of_parts(func)
 
 
 @PartsTensor.implements(aten.detach.default, aten.alias.default, aten.clone.default)

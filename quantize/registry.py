@@ -5,6 +5,7 @@ model = load_model(path, transform=quantizer)       # layer by layer, as weights
 quantizer.ran                                       # Counter({"cpu": 89})
 """
 
+import dataclasses
 import functools
 import importlib
 import math
@@ -106,8 +107,17 @@ def of_one_row(spec: Spec, columns: int) -> Tensor:
 
 @functools.lru_cache(maxsize=1024)
 def _of_shape(spec: Spec, shape: torch.Size, dtype: torch.dtype) -> PackedWeight:
-    """What a weight on the meta device becomes; kept, since each takes 5 ms."""
-    return SCHEMES[type(spec)].quantize(torch.empty(shape, dtype=dtype, device="meta"), spec)
+    """What a weight on the meta device becomes; kept, since it is asked for every layer.
+    A row of zeros is quantized: arithmetic on the meta device would import torch._dynamo."""
+    if isinstance(spec, (FullPrecision, Stored)):  # which compute nothing
+        return SCHEMES[type(spec)].quantize(torch.empty(shape, dtype=dtype, device="meta"), spec)
+    row = torch.zeros((1, shape[1]), dtype=dtype, device="cpu")
+    packed = SCHEMES[type(spec)].quantize(row, dataclasses.replace(spec, way=""))
+    parts = packed.of_parts(lambda part: torch.empty_like(part, device="meta"))
+    by_row = parts.parts.by_row.items()
+    return parts.replaced(
+        **{name: part.new_empty((shape[0], *part.shape[1:])) for name, part in by_row}
+    )
 
 
 def _to_stderr(line: str) -> None:

@@ -20,8 +20,7 @@ GPU_BLOCK_ELEMENTS = 1 << 24
 class Scheme:
     """How a spec is carried out; each file of quantize/schemes/ has a table of them, SCHEMES."""
 
-    # (weight (N, K), spec) -> the PackedWeight; it works on the meta device too. It is given some
-    # rows at a time, unless it needs all.
+    # (weight (N, K), spec) -> the PackedWeight. It is given some rows at a time, if not all.
     quantize_rows: Callable[[Tensor, Any], PackedWeight]
     # The kernels by name, fastest first, as far as can be said in general.
     kernels: dict[str, Kernel]
@@ -47,7 +46,7 @@ def rows_at_once(w: Tensor) -> int:
 def in_row_blocks(quantize: Callable[[Tensor], PackedWeight], w: Tensor) -> PackedWeight:
     """quantize(w), some rows at a time: a layer's float32 copies never exist all at once."""
     rows = rows_at_once(w)
-    if w.is_meta or w.shape[0] <= rows:
+    if w.shape[0] <= rows:
         return quantize(w)
     first, result = quantize(w[:rows]), {}
     for name, part in first.parts.by_row.items():

@@ -136,7 +136,7 @@ def test_generate_runs_on_the_embedded_model(installed, elsewhere):
 
 def test_ab_and_recommend_run_on_the_embedded_model(installed, elsewhere):
     """Declared dependencies are all that comparing needs, tables and pictures included."""
-    short = ("--max_new_tokens", 8, "--processes", 2, "--tokens", 512, "--max_minutes", 0.2)
+    short = ("--max_new_tokens", 8, "--processes", 1, "--tokens", 64, "--max_minutes", 0.2)
     arms = ("--arm", "--quantization none", "--arm", "--quantization int8wo")
     run(installed, elsewhere, "quantbench", "ab", *arms, *short, "--output", "ab")
     assert (elsewhere / "ab" / "report.html").exists()

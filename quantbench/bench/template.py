@@ -1,4 +1,4 @@
-"""A process that has imported torch, torchao and this package, and forks workers for process.py.
+"""A process that has imported torch and this package, and forks workers for process.py.
 
     Template(variables)         # of process.py starts it, with the descriptor of a socket
 

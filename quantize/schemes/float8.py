@@ -2,12 +2,6 @@
 
 import torch
 from torch import Tensor
-from torchao.float8.inference import Float8MMConfig
-from torchao.quantization import Float8Tensor, PerRow, PerTensor
-from torchao.quantization.quant_primitives import _quantize_affine_float8
-from torchao.quantization.quantize_.workflows.float8.float8_tensor import (
-    QuantizeTensorToFloat8Kwargs,
-)
 
 from quantbench.quantize.activation import E4M3_MAX
 from quantbench.quantize.kernel import Kernel
@@ -34,16 +28,24 @@ def quantize_dynamic(w: Tensor, spec: Float8DynamicActivation) -> PackedWeight:
 
 def _quantize(w: Tensor, amax: Tensor) -> PackedWeight:
     scale = amax.float().clamp(min=1e-12) / E4M3_MAX
-    codes = _quantize_affine_float8(w, scale, torch.float8_e4m3fn)
+    codes = (w.float() / scale).clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
     return PackedWeight.make(w, [codes], scale, "fp8", 8)
 
 
-def _tensor(weight: PackedWeight, spec: Spec) -> Float8Tensor:
+def _tensor(weight: PackedWeight, spec: Spec) -> Tensor:
+    from torchao.quantization import Float8Tensor
+
     block = [1, weight.columns]
     return Float8Tensor(weight.plane0, weight.scale, block_size=block, dtype=weight.dtype)
 
 
-def _dynamic_tensor(weight: PackedWeight, spec: Float8DynamicActivation) -> Float8Tensor:
+def _dynamic_tensor(weight: PackedWeight, spec: Float8DynamicActivation) -> Tensor:
+    from torchao.float8.inference import Float8MMConfig
+    from torchao.quantization import Float8Tensor, PerRow, PerTensor
+    from torchao.quantization.quantize_.workflows.float8.float8_tensor import (
+        QuantizeTensorToFloat8Kwargs,
+    )
+
     by_row = spec.granularity == "row"
     granularity = PerRow() if by_row else PerTensor()
     return Float8Tensor(

@@ -9,13 +9,6 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchao.prototype.quantization.int4.int4_opaque_tensor import Int4OpaqueTensor
-from torchao.quantization import Int4TilePackedTo4dTensor, IntxUnpackedToInt8Tensor
-from torchao.quantization.quant_primitives import (
-    MappingType,
-    choose_qparams_affine,
-    quantize_affine,
-)
 
 from quantbench.ops.formats import Packed
 from quantbench.ops.packing import of_tinygemm, pack, unpack
@@ -38,14 +31,11 @@ def quantize_dynamic(w: Tensor, spec: Int8DynamicActivationInt4Weight) -> Packed
 def symmetric(w: Tensor, group_size: int) -> PackedWeight:
     """w ≈ q · scale with q from -8 to 7, and scale = max|w| / 7.5 in each group, 16 bits."""
     dtype = torch.float16 if w.dtype == torch.float16 else torch.bfloat16
-    block, limits = (1, group_size), {"quant_min": -8, "quant_max": 7}
-    wide = in_range(w)
-    scale, zero = choose_qparams_affine(
-        wide, MappingType.SYMMETRIC, block, torch.int8, **limits, eps=1e-6, scale_dtype=dtype
-    )
-    codes = quantize_affine(wide, block, scale.to(wide.dtype), zero, torch.int8, **limits) + 8
-    planes, scale = pack(codes.to(torch.uint8), 4), scale.reshape(w.shape[0], -1)
-    return PackedWeight.make(w, planes, scale, "int", 4, group_size)
+    groups = in_range(w).unflatten(-1, (-1, group_size))
+    scale = (groups.abs().amax(-1, keepdim=True) / 7.5).clamp(min=1e-6).to(dtype)
+    codes = (groups * (1 / scale.to(groups.dtype))).round_().clamp_(-8, 7).add_(8)
+    planes = pack(codes.to(torch.uint8).flatten(-2), 4)
+    return PackedWeight.make(w, planes, scale.squeeze(-1), "int", 4, group_size)
 
 
 def _tinygemm(layer: nn.Linear, spec: Int4WeightOnly) -> nn.Module:
@@ -54,7 +44,9 @@ def _tinygemm(layer: nn.Linear, spec: Int4WeightOnly) -> nn.Module:
     return KernelLinear.like(layer, _cpu_tensor(layer.weight.data))
 
 
-def _cpu_tensor(weight: PackedWeight) -> Int4OpaqueTensor:
+def _cpu_tensor(weight: PackedWeight) -> Tensor:
+    from torchao.prototype.quantization.int4.int4_opaque_tensor import Int4OpaqueTensor
+
     planes = weight.plane0.split(ROWS_OF_A_BLOCK)
     # The conversion takes int32 codes, eight times the size: some rows at a time.
     packed = [
@@ -77,6 +69,8 @@ class CudaLinear(KernelLinear):
 
     @classmethod
     def of(cls, layer: nn.Linear, spec: Int4WeightOnly) -> nn.Module:
+        from torchao.quantization import Int4TilePackedTo4dTensor
+
         weight = cast(PackedWeight, layer.weight.data)
         rows, columns = weight.shape
         to_rows, to_columns = -rows % 8, -columns % 1024  # what the layout wants multiples of
@@ -125,10 +119,10 @@ def _refuses(
     return None
 
 
-def _dynamic_tensor(
-    weight: PackedWeight, spec: Int8DynamicActivationInt4Weight
-) -> IntxUnpackedToInt8Tensor:
+def _dynamic_tensor(weight: PackedWeight, spec: Int8DynamicActivationInt4Weight) -> Tensor:
     """torchao keeps these weights a byte each and multiplies by what they dequantize to."""
+    from torchao.quantization import IntxUnpackedToInt8Tensor
+
     return IntxUnpackedToInt8Tensor(
         unpack([weight.plane0], 4).to(torch.int8) - 8,
         weight.scale.to(weight.dtype),

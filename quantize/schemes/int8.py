@@ -1,14 +1,10 @@
-"""int8wo and int8dq: torchao's numbers, with torchao's kernels or ours."""
+"""int8wo and int8dq: torchao's numbers, with ours or torchao's kernels, imported where they run."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchao.quantization import PerRow
-from torchao.quantization.quantize_.workflows.int8.int8_tensor import (
-    Int8Tensor,
-    QuantizeTensorToInt8Kwargs,
-)
 
+from quantbench.quantize.activation import SMALLEST
 from quantbench.quantize.kernel import Kernel, KernelLinear
 from quantbench.quantize.kernels import LEAST_INT_MM_ROWS, by_inductor, by_torchao, our_kernels
 from quantbench.quantize.packed import PackedWeight
@@ -18,8 +14,10 @@ from quantbench.quantize.spec import Int8DynamicActivation, Int8Embedding, Int8W
 
 def quantize(w: Tensor, spec: Spec) -> PackedWeight:
     """Symmetric, one float32 scale per row: int8 = round(w / scale), scale = max|w| / 127.5."""
-    tensor = Int8Tensor.from_hp(in_range(w), PerRow())
-    return PackedWeight.make(w, [tensor.qdata], tensor.scale, "int", 8)
+    wide = in_range(w)
+    scale = (wide.abs().amax(1, keepdim=True) / 127.5).clamp(min=SMALLEST).float()
+    codes = (wide * (1 / scale)).round_().clamp_(-128, 127).to(torch.int8)
+    return PackedWeight.make(w, [codes], scale, "int", 8)
 
 
 def quantize_dynamic(w: Tensor, spec: Spec) -> PackedWeight:
@@ -27,7 +25,10 @@ def quantize_dynamic(w: Tensor, spec: Spec) -> PackedWeight:
     return quantize(w, spec).replaced(activation="int8")
 
 
-def _tensor(ours: PackedWeight, spec: Spec) -> Int8Tensor:
+def _tensor(ours: PackedWeight, spec: Spec) -> Tensor:
+    from torchao.quantization import Int8Tensor, PerRow
+    from torchao.quantization.quantize_.workflows.int8.int8_tensor import QuantizeTensorToInt8Kwargs
+
     activations = (
         QuantizeTensorToInt8Kwargs(granularity=PerRow()) if spec.rounds_activations else None
     )

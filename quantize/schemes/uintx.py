@@ -9,7 +9,6 @@ far from zero loses nothing. -hqq looks for the scale and zero that fit a group 
 
 import torch
 from torch import Tensor
-from torchao.quantization.quant_primitives import MappingType, _choose_qparams_affine_tinygemm
 
 from quantbench.ops import hqq as in_torch
 from quantbench.ops.cpu import build
@@ -31,7 +30,7 @@ def quantize(w: Tensor, spec: UintX | Int4WeightOnly) -> PackedWeight:
     dtype = torch.float16 if w.dtype == torch.float16 else torch.bfloat16
     most = torch.finfo(dtype).max
     scale, zero = (x.clamp(max=most).to(dtype) for x in _from_range(w, bits, group_size))
-    if spec.way and not w.is_meta:
+    if spec.way:
         scale, zero = _fitted(w, scale, zero, bits)
     codes = _codes(w, bits, group_size, scale, zero).to(torch.uint8)
     return PackedWeight.make(w, pack(codes, bits), scale, "int", bits, group_size, zero)
@@ -39,18 +38,10 @@ def quantize(w: Tensor, spec: UintX | Int4WeightOnly) -> PackedWeight:
 
 def _from_range(w: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
     """Scale and zero, (N, K // group_size) float32, that span each group from least to most."""
-    scale, zero = _choose_qparams_affine_tinygemm(
-        in_range(w),
-        MappingType.ASYMMETRIC,
-        (1, group_size),
-        torch.uint8,
-        quant_min=0,
-        quant_max=2**bits - 1,
-        eps=SMALLEST_SCALE,
-        scale_dtype=torch.float32,
-        zero_point_dtype=torch.float32,
-    )
-    return scale.reshape(w.shape[0], -1), zero.reshape(w.shape[0], -1)  # a lone group is squeezed
+    groups = in_range(w).unflatten(-1, (-1, group_size))
+    least, most = groups.amin(-1), groups.amax(-1)
+    scale = ((most - least) / (2**bits - 1)).clamp(min=SMALLEST_SCALE)
+    return scale.float(), (least + scale * 2 ** (bits - 1)).float()
 
 
 def _fitted(w: Tensor, scale: Tensor, zero: Tensor, bits: int) -> tuple[Tensor, Tensor]:

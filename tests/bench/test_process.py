@@ -47,19 +47,18 @@ def test_a_fork_is_what_a_new_process_is(opened, monkeypatch, tmp_path):
     Template.running.process.kill()
     anew = opened()
     assert isinstance(second.spawned, Forked) and not isinstance(anew.spawned, Forked)
-    schemes, resident, maps = [], [], []
+    resident, maps = [], []
     for worker in (first, second, anew):
-        schemes.append(worker.ask("schemes", argv=[]))
+        worker.ask("load", argv=OPTIONS)
         place = Path(f"/proc/{worker.pid}")
         resident.append(int(re.search(r"VmRSS:\s+(\d+)", (place / "status").read_text())[1]))
         maps.append((place / "maps").read_text())
         assert (place / "cwd").resolve() == tmp_path and os.getsid(worker.pid) == worker.pid
-    assert schemes[0] == schemes[1] == schemes[2]
     assert resident[0] == pytest.approx(resident[2], rel=0.1)
     assert maps[0] != maps[1]  # addresses
     first.kill()
     with pytest.raises(WorkerFailed, match=r"^killed \(SIGKILL\)"):
-        first.ask("schemes", argv=[])
+        first.ask("get_ready")
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     named = opened()
     assert isinstance(named.spawned, Forked)
@@ -159,39 +158,39 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def three_ranks(opened, tmp_path, monkeypatch):
-    """A worker of three ranks, whose class has no model."""
+def two_ranks(opened, tmp_path, monkeypatch):
+    """A worker of two ranks, whose class has no model."""
     (tmp_path / "answering.py").write_text(ANSWERING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    return opened(ranks.of((sys.executable, "-m", "answering"), 3))
+    return opened(ranks.of((sys.executable, "-m", "answering"), 2))
 
 
-def test_every_rank_carries_out_a_request_and_the_first_one_answers(three_ranks, tmp_path):
-    assert three_ranks.ask("who") == "rank 0 of 3"
-    three_ranks.ask("write", folder=str(tmp_path))
-    wait_for(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)))
-    assert three_ranks.ask("who") == "rank 0 of 3"
+def test_every_rank_carries_out_a_request_and_the_first_one_answers(two_ranks, tmp_path):
+    assert two_ranks.ask("who") == "rank 0 of 2"
+    two_ranks.ask("write", folder=str(tmp_path))
+    wait_for(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)))
+    assert two_ranks.ask("who") == "rank 0 of 2"
     with pytest.raises(WorkerFailed, match="^no such scheme$") as failure:  # of every rank
-        three_ranks.ask("refuse")
+        two_ranks.ask("refuse")
     assert failure.value.kind == "usage"
-    processes = [int((tmp_path / str(rank)).read_text()) for rank in range(3)]
-    three_ranks.close()
+    processes = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    two_ranks.close()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
     wait_for(lambda: not list(tmp_path.glob("quantbench-ranks-*")))  # nothing is left behind
 
 
-def test_a_rank_that_is_killed_is_the_answer(three_ranks):
-    with pytest.raises(WorkerFailed, match=r"^rank 1 of 3 was killed \(SIGKILL\)") as failure:
-        three_ranks.ask("die", rank="1")
-        three_ranks.ask("who")  # rank 0 may have answered before the other one died
-        wait_for(lambda: three_ranks.ask("who") is None)
+def test_a_rank_that_is_killed_is_the_answer(two_ranks):
+    with pytest.raises(WorkerFailed, match=r"^rank 1 of 2 was killed \(SIGKILL\)") as failure:
+        two_ranks.ask("die", rank="1")
+        two_ranks.ask("who")  # rank 0 may have answered before the other one died
+        wait_for(lambda: two_ranks.ask("who") is None)
     assert failure.value.kind == "dead"
 
 
-def test_a_rank_that_lacks_memory_says_so(three_ranks):
-    with pytest.raises(WorkerFailed, match=r"^rank \d of 3: 60 GB are needed$") as failure:
-        three_ranks.ask("lack")
+def test_a_rank_that_lacks_memory_says_so(two_ranks):
+    with pytest.raises(WorkerFailed, match=r"^rank \d of 2: 60 GB are needed$") as failure:
+        two_ranks.ask("lack")
     assert failure.value.kind == "memory"
 
 

@@ -9,16 +9,16 @@ Each runs in a separate process, since the program brings its own OpenMP.
 
 import importlib.util
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.programs import ROOT, ran
+from tests.programs import python, ran
 
 PACKAGE = "ik_llama_cpp"
+PROGRAM = Path(__file__).with_name("llama_cpp_program.py")
 NEEDED = pytest.mark.skipif(
     importlib.util.find_spec(PACKAGE) is None, reason="needs the package ik-llama-cpp-python"
 )
@@ -42,27 +42,6 @@ def quantized(file: Path, kind: str, target: Path, *options: str) -> Path:
 
 
 def _asked(file: Path, question: dict) -> str:
-    done = ran(sys.executable, "-m", __name__, file, input=json.dumps(question), cwd=ROOT)
+    done = python(PROGRAM, file, input=json.dumps(question))
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
-
-
-def _answer(file: str, texts: Sequence[str] = (), tokens: Sequence[int] = (), target: str = ""):
-    from ik_llama_cpp import _ctypes_api as api
-    from ik_llama_cpp._internals import IkContext, IkModel, make_batch
-
-    model = IkModel(file)
-    if not target:
-        print(json.dumps([model.tokenize(t, add_bos=False) if t else [] for t in texts]))
-        return
-    context = IkContext(model, n_ctx=max(256, len(tokens)), n_threads=1, flash_attn=False)
-    batch = make_batch(list(tokens))
-    for position in range(len(tokens)):
-        batch.logits[position] = 1
-    assert context.decode(batch) == 0
-    rows = [api.llama_get_logits_ith(context.ctx, i)[: model.n_vocab] for i in range(len(tokens))]
-    np.save(target, np.array(rows, np.float32))
-
-
-if __name__ == "__main__":
-    _answer(sys.argv[1], **json.load(sys.stdin))

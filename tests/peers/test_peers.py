@@ -370,19 +370,26 @@ def test_without_the_packages(monkeypatch):
     assert result.exit_code == 2 and "pip install '.[peers]'" in one_line(result)
 
 
-def test_peers_on_a_small_model(tmp_path, monkeypatch):
+def test_what_the_time_did_not_suffice_for_is_named(tmp_path, monkeypatch):
+    partly = compared()
+    partly.arms[1].name, partly.ended = "transformers", "max_minutes"
+    partly.arms.append(ArmResult("transformers, compiled", "", []))
+    monkeypatch.setattr(plan.peered, "measure", lambda *_: partly)
+    given = ["--schemes", "none", "--runtimes", "transformers", "--threads", "1"]
+    done = run("--checkpoint_path", checkpoint(tmp_path), *given)
+    assert done.exit_code == 0
+    left_out = "not compared: none against transformers, compiled"
+    assert f"--max_minutes was reached\n{left_out}\n" in done.stdout
+    (row,) = re.findall(r"^none .*", done.stdout, re.M)  # of two
+    assert re.search(r" [\d.]+%? / ", row)
+
+
+def test_peers_on_a_small_model(tmp_path):
     """The whole command, with its workers, against transformers."""
     given = ["--checkpoint_path", checkpoint(tmp_path, num_hidden_layers=1), "--schemes", "none"]
     given += ["--threads", "1"]
     given += ["--runtimes", "transformers", "--prefill_size", "16", "--max_new_tokens", "4"]
     given += ["--cycles", "2", "--processes", "1"]
-    monkeypatch.setattr(plan, "GRACE", 600)
-    partly = run(*given, "--max_minutes", "0")
-    assert partly.exit_code == 0
-    left_out = "not compared: none against transformers, compiled"
-    assert f"--max_minutes was reached\n{left_out}\n" in partly.stdout
-    (row,) = re.findall(r"^none .*", partly.stdout, re.M)  # of two
-    assert re.search(r" [\d.]+%? / ", row)
     found, _ = json_of(tmp_path / "peers.json", "peers", *given)
     assert [row["beside"] for row in found["rows"]] == ["transformers", "transformers, compiled"]
     for row in found["rows"]:

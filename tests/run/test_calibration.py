@@ -77,10 +77,10 @@ def test_columns_that_meet_large_inputs_err_less():
     assert (scaled - expected).norm() < 0.7 * (plain - expected).norm()
 
 
-@pytest.mark.parametrize("scheme", CALIBRATED)
-def test_calibrated_again_or_read_back_the_logits_are_the_same_bits(scheme, tmp_path):
+def test_calibrated_again_or_read_back_the_logits_are_the_same_bits(tmp_path):
+    scheme = random.choice(CALIBRATED)
     precision = random.choice(["bfloat16", "float16", "float32"])
-    print(precision)
+    print(scheme, precision)
     how = {"quantization": scheme, "precision": precision, "num_layers": 2}
     first, _ = load(**how, save=str(tmp_path / "saved"))
     again, _ = load(**how)

@@ -72,8 +72,13 @@ def test_what_the_user_has_set_stays(generated):
     assert facts["environment"]["threads"] == 1
 
 
-def test_threads_are_set_recorded_and_repeated_and_workers_take_the_option(generated):
-    facts, record, said = generated("--threads", "1")
+def test_threads_are_set_recorded_and_repeated_and_workers_take_the_option(generated, tmp_path):
+    """And a profile prints nothing of its own, and phases are told once."""
+    trace = tmp_path / "trace.json"
+    facts, record, said = generated("--threads", "1", "--profile", trace)
+    assert "profiler_start" not in said and "USDT" not in said and trace.stat().st_size > 1000
+    for phase in ("Loading", "Warming up"):
+        assert len(re.findall(f"^{phase}", said, re.MULTILINE)) == 1, said
     assert facts["environment"]["threads"] == facts["device"]["threads"] == 1
     assert "--threads 1" in record.repro and "slower" not in said
     assert facts["config"]["threads"] == 1
@@ -94,14 +99,6 @@ def test_a_loaded_model_lies_in_huge_pages(generated, tmp_path):
     if system_huge_pages() == "madvise":
         facts, _, _ = generated(*model, THP_MEM_ALLOC_ENABLE="0")
         assert facts["environment"]["huge_page_bytes"] < facts["weight_bytes"] / 2
-
-
-def test_a_profile_prints_nothing_of_its_own_and_phases_are_told_once(generated, tmp_path):
-    _, _, said = generated("--profile", str(tmp_path / "trace.json"))
-    assert "profiler_start" not in said and "USDT" not in said
-    assert (tmp_path / "trace.json").stat().st_size > 1000
-    for phase in ("Loading", "Warming up"):
-        assert len(re.findall(f"^{phase}", said, re.MULTILINE)) == 1, said
 
 
 def test_files_of_the_kernel(kernel_files):
