@@ -7,7 +7,7 @@ beyond --max_kl is not downloaded at all.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -21,7 +21,6 @@ from quantbench.compare.stop import TOO_COARSE
 from quantbench.errors import UsageError
 from quantbench.log import shell
 from quantbench.log.config import RunConfig
-from quantbench.models.formats import open_checkpoint
 from quantbench.progress import say
 from quantbench.quality.types import QualityReference
 from quantbench.text import counted, joined, size
@@ -42,10 +41,10 @@ class FinestFirst(Shortlist):
 
 def needed(paths: Sequence[str]) -> list[Need]:
     """The bytes of each file, the largest first. Nothing is downloaded of `org/name-GGUF:all`."""
-    if len(paths) == 1:
-        from quantbench.models.formats.hub import published  # imports the hub's client
+    from quantbench.models.formats import hub, open_checkpoint  # imports torch
 
-        sizes: Mapping[str, int] = published(paths[0].removesuffix(ALL))
+    if len(paths) == 1:
+        sizes = hub.published(paths[0].removesuffix(ALL))
     else:
         sizes = {
             path: sum(file.stat().st_size for file in open_checkpoint(path).files) for path in paths

@@ -20,7 +20,6 @@ import hashlib
 import os
 import platform
 import re
-import shlex
 import shutil
 import sys
 import tempfile
@@ -31,9 +30,8 @@ from typing import Any, TypeVar
 import torch
 
 from quantbench import files
-from quantbench.errors import KernelError, LogError
+from quantbench.errors import KernelError
 from quantbench.ops.cpu import compiler
-from quantbench.text import one_line, plain
 
 SOURCES = Path(__file__).parent / "src"
 PREBUILT = Path(__file__).parent / "prebuilt"
@@ -67,7 +65,11 @@ def unavailable() -> str | None:
         library = _library()
     except KernelError as error:
         return str(error)
-    return None if files.is_private(library) else _remembered(library)
+    if files.is_private(library):
+        return None
+    from quantbench.ops.cpu import compiling
+
+    return compiling.remembered(library)
 
 
 def _small_stacks() -> str | None:
@@ -216,7 +218,7 @@ def _build(library: Path) -> None:
     """Build the library. Only called with the lock held."""
     from quantbench.ops.cpu import compiling
 
-    if reason := _remembered(library):
+    if reason := compiling.remembered(library):
         raise KernelError(reason)
     folder = library.parent
     for left_over in folder.glob("build-*"):  # left by a process that was killed
@@ -228,42 +230,12 @@ def _build(library: Path) -> None:
         except compiling.Passing:
             raise
         except KernelError as error:
-            with contextlib.suppress(LogError):
-                files.write_text("", _failed(library), f"{_compiler()}\n{error}", follow=False)
+            compiling.remember(library, error)
             raise
         data = path.read_bytes()
         path.write_bytes(data + _digest(data))
         path.chmod(0o700)
         os.replace(path, library)
-
-
-def _failed(library: Path) -> Path:
-    return library.with_suffix(".failed")
-
-
-def _remembered(library: Path) -> str | None:
-    """Why an earlier build of the same library by the same compiler failed, or None."""
-    if not files.is_private(_failed(library)):
-        return None
-    failed_compiler, _, reason = (
-        files.read_ours(_failed(library)).decode(errors="replace").partition("\n")
-    )
-    if failed_compiler != _compiler():
-        return None
-    words = plain(shlex.join([*(compiler.command() or ()), *compiler.own_flags()]))
-    return (
-        f"{one_line(reason)}; an earlier build by {words} failed: remove {_failed(library)} to try "
-        "again"
-    )
-
-
-def _compiler() -> str:
-    """The compiler, when its program was changed, and $CXXFLAGS: other ones may do."""
-    words = compiler.command() or ("no compiler",)
-    changed = 0
-    with contextlib.suppress(OSError):
-        changed = os.stat(words[0]).st_mtime_ns
-    return one_line(f"{shlex.join(words)} of {changed} with {shlex.join(compiler.own_flags())}")
 
 
 def _intact(library: Path) -> bool:

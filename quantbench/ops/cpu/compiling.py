@@ -31,8 +31,10 @@ from quantbench.ops.cpu.compiler import (
     Words,
     command,
     flags,
+    own_flags,
     version,
 )
+from quantbench.text import one_line, plain
 
 HEADERS = {"x86_64": "immintrin.h", "aarch64": "arm_neon.h"}
 _VARIANTS = re.compile(r"^// Variants: (.*)$", re.MULTILINE)
@@ -180,6 +182,41 @@ def _cannot_build(
         f"{shlex.join(compiler)} cannot build the C++ kernels: {reason} "
         "(CXX names another compiler; GCC 11 and clang 14 or newer will do)"
     )
+
+
+def _failed(library: Path) -> Path:
+    return library.with_suffix(".failed")
+
+
+def remember(library: Path, error: KernelError) -> None:
+    """Keep why a library cannot be built; a folder that cannot be written to keeps nothing."""
+    with contextlib.suppress(LogError):
+        files.write_text("", _failed(library), f"{_compiler()}\n{error}", follow=False)
+
+
+def remembered(library: Path) -> str | None:
+    """Why an earlier build of the same library by the same compiler failed, or None."""
+    if not files.is_private(_failed(library)):
+        return None
+    failed_compiler, _, reason = (
+        files.read_ours(_failed(library)).decode(errors="replace").partition("\n")
+    )
+    if failed_compiler != _compiler():
+        return None
+    words = plain(shlex.join([*(command() or ()), *own_flags()]))
+    return (
+        f"{one_line(reason)}; an earlier build by {words} failed: remove {_failed(library)} to try "
+        "again"
+    )
+
+
+def _compiler() -> str:
+    """The compiler, when its program was changed, and $CXXFLAGS: other ones may do."""
+    words = command() or ("no compiler",)
+    changed = 0
+    with contextlib.suppress(OSError):
+        changed = os.stat(words[0]).st_mtime_ns
+    return one_line(f"{shlex.join(words)} of {changed} with {shlex.join(own_flags())}")
 
 
 def options_of_inductor() -> dict[str, Any]:
