@@ -14,6 +14,7 @@ from tests.models.tiny_tokenizers import (
     llama_2_json,
     llama_3_json,
     sentencepiece_model,
+    tiktoken_file,
     write_folder,
 )
 
@@ -37,7 +38,7 @@ CASES = {  # what tokenizer_config.json says, and model_type of config.json
     "another BOS": ({**LLAMA, "add_bos_token": True, "bos_token": "</s>"}, "llama"),
     "a new BOS": ({**LLAMA, "add_bos_token": True, "bos_token": "<new>"}, "llama"),
     "no BOS": ({**LLAMA, "add_bos_token": False}, "llama"),
-    "tokens beside": ({**LLAMA, "added_tokens_decoder": decoder()}, "llama"),
+    "added tokens": ({**LLAMA, "added_tokens_decoder": decoder()}, "llama"),
     "split": ({**LLAMA, "split_special_tokens": True, "added_tokens_decoder": decoder()}, "llama"),
     "Gemma": ({"tokenizer_class": "GemmaTokenizer"}, "gemma3_text"),
     "Gemma's type": ({"add_bos_token": True}, "gemma2"),
@@ -110,6 +111,13 @@ def test_a_folder_is_read_as_its_class_reads_it(name, tmp_path):
         asked = [{"role": "user", "content": "hi"}]
         expected = theirs.apply_chat_template(asked, return_dict=False)
         assert chat_of(ours, "m").ask("hi")[0] == expected
+
+
+def test_a_file_of_tiktoken_keeps_its_own_names(tmp_path):
+    config = {"tokenizer_class": "LlamaTokenizer"}
+    files = {"tokenizer.model": tiktoken_file(), "tokenizer_config.json": config}
+    tokenizer = load_tokenizer(write_folder(tmp_path, files), PLENTY)
+    assert tokenizer.named["bos_token"] == "<|begin_of_text|>"
 
 
 def test_classes_are_those_of_transformers():
