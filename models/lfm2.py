@@ -4,7 +4,7 @@ two gates in the place of attention.
     b, c, x = w_in(x)
     w_out(c · conv(b · x))
 
-In its mixtures of experts each expert's weight is a probability of its own, and a bias helps to
+In its mixtures of experts each weight is one expert's probability alone, and a bias helps to
 choose the experts of a token alone.
 """
 

@@ -74,6 +74,8 @@ def rules_of(
     """The class, its special tokens, and whether BOS opens a text; None: as the files say."""
     config = read_object(folder, content, "config.json")
     kind = class_of(tokenizer_config, config, content.get("tokenizer.json", b""))
+    if not content.get("tokenizer.model", b"\n").startswith(b"\n"):
+        kind = ""  # Llama 3's file of tiktoken, of which transformers makes no such class
     opens = OPENS.get(kind)
     if "vocab.json" in content and "tokenizer.json" not in content:
         opens = bool(tokenizer_config.get("add_bos_token"))

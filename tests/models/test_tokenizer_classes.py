@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from quantbench.models.chat import chat_of
 from quantbench.models.registry import ARCHITECTURES
 from quantbench.models.tokenizer import load_tokenizer
 from quantbench.models.tokenizer_classes import MISDECLARED, REGISTERED, TOKENS, class_of
@@ -14,6 +13,7 @@ from tests.models.tiny_tokenizers import (
     llama_2_json,
     llama_3_json,
     sentencepiece_model,
+    tiktoken_file,
     write_folder,
 )
 
@@ -37,7 +37,7 @@ CASES = {  # what tokenizer_config.json says, and model_type of config.json
     "another BOS": ({**LLAMA, "add_bos_token": True, "bos_token": "</s>"}, "llama"),
     "a new BOS": ({**LLAMA, "add_bos_token": True, "bos_token": "<new>"}, "llama"),
     "no BOS": ({**LLAMA, "add_bos_token": False}, "llama"),
-    "tokens beside": ({**LLAMA, "added_tokens_decoder": decoder()}, "llama"),
+    "added tokens": ({**LLAMA, "added_tokens_decoder": decoder()}, "llama"),
     "split": ({**LLAMA, "split_special_tokens": True, "added_tokens_decoder": decoder()}, "llama"),
     "Gemma": ({"tokenizer_class": "GemmaTokenizer"}, "gemma3_text"),
     "Gemma's type": ({"add_bos_token": True}, "gemma2"),
@@ -93,9 +93,7 @@ def test_a_folder_is_read_as_its_class_reads_it(name, tmp_path):
 
     config, model_type = (CASES | BYTE_LEVEL)[name]
     beside = {"tokenizer_config.json": config, "config.json": {"model_type": model_type}}
-    beside["chat_template.jinja"] = (
-        "{{ bos_token }}|{{ eos_token }}|{{ unk_token }}|{{ pad_token }}"
-    )
+    beside["chat_template.jinja"] = "{{ messages }}"
     for number, files in enumerate(folders(name)):
         folder = write_folder(tmp_path / str(number), {**files, **beside})
         theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder, PLENTY)
@@ -107,9 +105,15 @@ def test_a_folder_is_read_as_its_class_reads_it(name, tmp_path):
             assert ours.encode(text) == literal.encode(text), (text, *files)
         some = [0, *range(260, 290), 0, 1, 290]  # <unk> among them, and no bytes
         assert ours.decode(some) == theirs.decode(some, skip_special_tokens=True)
-        asked = [{"role": "user", "content": "hi"}]
-        expected = theirs.apply_chat_template(asked, return_dict=False)
-        assert chat_of(ours, "m").ask("hi")[0] == expected
+        named = theirs.special_tokens_map.items()  # what a template sees
+        assert ours.named == {name: piece for name, piece in named if isinstance(piece, str)}
+
+
+def test_a_file_of_tiktoken_keeps_its_own_names(tmp_path):
+    config = {"tokenizer_class": "LlamaTokenizer"}
+    files = {"tokenizer.model": tiktoken_file(), "tokenizer_config.json": config}
+    tokenizer = load_tokenizer(write_folder(tmp_path, files), PLENTY)
+    assert tokenizer.named["bos_token"] == "<|begin_of_text|>"
 
 
 def test_classes_are_those_of_transformers():
