@@ -73,7 +73,7 @@ def test_what_the_user_has_set_stays(generated):
 
 
 def test_threads_are_set_recorded_and_repeated_and_workers_take_the_option(generated, tmp_path):
-    """And a profile prints nothing of its own, and phases are told once."""
+    """The run is profiled: the profiler prints nothing, and each phase is printed once."""
     trace = tmp_path / "trace.json"
     facts, record, said = generated("--threads", "1", "--profile", trace)
     assert "profiler_start" not in said and "USDT" not in said and trace.stat().st_size > 1000
