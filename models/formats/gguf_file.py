@@ -157,7 +157,9 @@ class GgufFile:
         """A number of things that take `least` bytes each, of which the file has room for all."""
         count: int = self._scalar("Q")
         if count * least > len(self._bytes) - self._at:
-            raise self._damaged(f"it counts {count} entries, more than it has bytes for")
+            raise self._damaged(
+                f"it counts {count} entries, more than it has bytes for: fetch it again"
+            )
         return count
 
     def _text(self) -> str:

@@ -70,7 +70,7 @@ def compare(
             Session(kept, rule, spent=spent).run()
     except KeyboardInterrupt:  # before any turn
         if folder:
-            say(f"{ended_by()}; nothing was timed; --resume {folder} goes on")
+            say(f"{ended_by()}; nothing was timed; quantbench ab --resume {folder} goes on")
         raise
     found = Compared(results)
     rows = rows_of(results, found)
@@ -81,7 +81,11 @@ def compare(
     answer = conclude(rows, best=found.best)
     if results.ended == "interrupted":
         count = counted(sum(len(arm.turns) for arm in results.arms), "turn")
-        into = f"kept in {folder}; --resume {folder} goes on" if folder else "compared below"
+        into = (
+            f"kept in {folder}; quantbench ab --resume {folder} goes on"
+            if folder
+            else "compared below"
+        )
         say(f"{ended_by()}; {count} {'is' if count == '1 turn' else 'are'} {into}")
     if folder:  # before stdout, which may be closed
         report.write(folder, results, rows, answer)
@@ -184,7 +188,9 @@ def new_folder(path: str | None) -> Path | None:
     folder = Path(path)
     files.check_folder("--output", folder)
     if (folder / store.META).exists():
-        raise UsageError(f"--output {path} holds a comparison: --resume {path} goes on with it")
+        raise UsageError(
+            f"--output {path} holds a comparison: quantbench ab --resume {path} goes on with it"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output {path} is neither new nor an empty folder")
     return folder

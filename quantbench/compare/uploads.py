@@ -10,12 +10,14 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from quantbench.bench.arm import make_arms, of_one_model
 from quantbench.bench.process import Process
 from quantbench.bench.store import ArmResult, Results
 from quantbench.compare.limits import Limits
 from quantbench.compare.menu import Need
+from quantbench.compare.recommend import wrapped
 from quantbench.compare.shortlist import Shortlist
 from quantbench.compare.stop import TOO_COARSE
 from quantbench.errors import UsageError
@@ -24,8 +26,6 @@ from quantbench.log.config import RunConfig
 from quantbench.progress import say
 from quantbench.quality.types import QualityReference
 from quantbench.text import counted, joined, size
-
-ALL = ":all"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def needed(paths: Sequence[str]) -> list[Need]:
     from quantbench.models.formats import hub, open_checkpoint  # imports torch
 
     if len(paths) == 1:
-        sizes = hub.published(paths[0].removesuffix(ALL))
+        sizes = hub.published(paths[0][: -len(":all")])
     else:
         sizes = {
             path: sum(file.stat().st_size for file in open_checkpoint(path).files) for path in paths
@@ -60,14 +60,17 @@ def chosen(needs: Sequence[Need], asked: Limits, free: int | None) -> list[Need]
     most = asked.max_memory
     others = [need for need in fitting[1:] if most is None or need.held <= most]
     if not others:
-        listed = joined([f"{need.scheme} ({size(need.held)})" for need in needs])
+        listed = joined([f"{short(need.scheme)} ({size(need.held)})" for need in needs])
         limits = [f"--max_memory {size(most)}"] if most is not None else []
         limits += [f"{size(free)} of free memory"] if free is not None else []
         raise UsageError(f"nothing is left to compare by {' and '.join(limits)}: {listed}")
     kept = [fitting[0], *others]
-    if left_out := [need for need in needs if need not in kept]:
-        names = ", ".join(f"{need.scheme} ({size(need.held)})" for need in left_out)
-        say(f"Not measured, as they exceed --max_memory or the memory that is free: {names}")
+    too_large = [need for need in fitting if need not in kept]
+    for left_out, of in ((needs[: -len(fitting)], "memory"), (too_large, "--max_memory")):
+        if left_out:
+            names = ", ".join(f"{short(need.scheme)} ({size(need.held)})" for need in left_out)
+            for line in wrapped(f"Not measured, as larger than {of}: {names}"):
+                say(line)
     return kept
 
 
@@ -91,6 +94,12 @@ def arms(
 
 def what(needs: Sequence[Need], path: str, downloaded: bool) -> str:
     """What will be done with them, for the line that says so."""
-    files = f"Quality of {counted(len(needs), 'file')} of {path}"
-    most = sum(need.held for need in needs)
-    return files if downloaded else f"{files}, the finest first, at most {size(most)} to download"
+    files, most = f"Quality of {counted(len(needs), 'file')}", sum(need.held for need in needs)
+    if downloaded:
+        return files
+    return f"{files} of {path}, the finest first, at most {size(most)} to download"
+
+
+def short(name: str) -> str:
+    """A file's name, or its quantization in its repository; a scheme's name as it is."""
+    return Path(name).name.rpartition(":")[2]

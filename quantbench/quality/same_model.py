@@ -22,7 +22,8 @@ def same_model(paths: list[str]) -> SameModel:
             what, first, other = different
             raise UsageError(
                 f"--same_model: {path} is another model than {paths[0]}: its {what} is "
-                f"{shown(other)}, not {shown(first)}; --allow_different compares them even so"
+                f"{shown(other)}, not {shown(first)}; leave out --same_model (in ab, "
+                "--allow_different compares them even so)"
             )
     saved = [checkpoint.saved for checkpoint in checkpoints]
     schemes = [None if how is None else how.label or how.scheme for how in saved]

@@ -327,7 +327,9 @@ def test_ctrl_c_and_sigterm_end_with_the_results_so_far(tmp_path):
     code, stdout, stderr = finish(process)
     assert code == (143 if number == signal.SIGTERM else 0) and "it was interrupted" in stdout
     ended = "ended by SIGTERM" if number == signal.SIGTERM else "interrupted"
-    assert re.search(rf"^{ended}; \d+ turns are kept in out; --resume out goes on$", stderr, re.M)
+    assert re.search(
+        rf"^{ended}; \d+ turns are kept in out; quantbench ab --resume out goes on$", stderr, re.M
+    )
     assert (tmp_path / "out" / "report.md").exists() and re.search("^int8wo ", stdout, re.M)
     assert len(read_log(tmp_path / "benchmarks.txt").records) == 2
     assert "No recommendation: quality was not measured" in stdout

@@ -90,7 +90,7 @@ def recommend(
         files.check_outputs([written])
         results = load(Path(earlier), "--from")
         models = {parse(arm.argv).checkpoint_path for arm in results.arms if arm.argv}
-        if checkpoints and models != set(checkpoints):
+        if not set(checkpoints) <= models:
             raise UsageError(f"--from {earlier} holds results of {', '.join(sorted(models))}, not "
                              f"of --checkpoint_path {', '.join(map(shown, checkpoints))}"
                              )  # fmt: skip
@@ -100,7 +100,8 @@ def recommend(
         if share:
             write_shared("--share", share, [content(results, rows, answer)])
         if answer.nothing:
-            raise QuantbenchError(answer.nothing)
+            more = f"; quantbench ab --resume {earlier} measures on"
+            raise QuantbenchError(answer.nothing + more * (results.ended == "interrupted"))
         click.echo(below(results, rows, answer))
         if answers:
             answer_lengths.check(sorted(models))
@@ -111,9 +112,13 @@ def recommend(
                          "--arms all compares speeds alone")  # fmt: skip
     files.check_outputs([written], {"--text": settings.get("text")})
     checkpoints = checkpoints or ("tiny",)
-    every = [path for path in checkpoints if path.endswith(uploads.ALL)]
-    if same_model and (len(checkpoints) < 2 or every):
-        raise UsageError("--same_model compares files: give --checkpoint_path for each of them")
+    every = [path for path in checkpoints if path.lower().endswith(":all")]
+    if every and (same_model or len(checkpoints) > 1):
+        raise UsageError(f"--checkpoint_path {every[0]} stands for several files: give it alone")
+    if same_model and len({*checkpoints}) < max(2, len(checkpoints)):
+        raise UsageError(
+            "--same_model compares files: give two or more --checkpoint_path, each of them once"
+        )
     if schemes and (same_model or every):
         raise UsageError(
             f"--schemes and {'--same_model' if same_model else every[0]}: files are compared as "
@@ -231,15 +236,10 @@ def _predict(name: str, held: str, needs: Sequence[Need]) -> None:
     """Say what bytes predict of the speed, against the first."""
     first, *others = needs
     columns: Columns[Need] = [
-        (name, lambda need: _short(need.scheme)),
+        (name, lambda need: uploads.short(need.scheme)),
         (held, lambda need: size(need.held)),
         ("decode ×, at most", lambda need: f"{first.step / need.step:.2f}"),
     ]
-    say(f"Predicted from bytes, against {_short(first.scheme)}:")
+    say(f"Predicted from bytes, against {uploads.short(first.scheme)}:")
     for line in aligned(columns, sorted(others, key=lambda need: -need.step)).splitlines():
         say(line)
-
-
-def _short(name: str) -> str:
-    """A file's name, or its quantization in its repository; a scheme's name as it is."""
-    return Path(name).name.rpartition(":")[2]
