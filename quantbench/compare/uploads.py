@@ -93,7 +93,7 @@ def arms(
 
 
 def what(needs: Sequence[Need], path: str, downloaded: bool) -> str:
-    """What will be done with them, for the line that says so."""
+    """What the session does with them, for the line that announces it."""
     files, most = f"Quality of {counted(len(needs), 'file')}", sum(need.held for need in needs)
     if downloaded:
         return files

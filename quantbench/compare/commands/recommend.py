@@ -114,7 +114,7 @@ def recommend(
     checkpoints = checkpoints or ("tiny",)
     every = [path for path in checkpoints if path.lower().endswith(":all")]
     if every and (same_model or len(checkpoints) > 1):
-        raise UsageError(f"--checkpoint_path {every[0]} stands for several files: give it alone")
+        raise UsageError(f"--checkpoint_path {every[0]} names several files: give it alone")
     if same_model and len({*checkpoints}) < max(2, len(checkpoints)):
         raise UsageError(
             "--same_model compares files: give two or more --checkpoint_path, each of them once"
