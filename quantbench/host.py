@@ -62,6 +62,11 @@ def cpuinfo(key: str) -> str | None:
     return None
 
 
+def cpu_features() -> set[str]:
+    """What /proc/cpuinfo says that the processor has; empty where it does not say it."""
+    return set((cpuinfo("flags") or cpuinfo("Features") or "").split())
+
+
 def read(path: Path | str) -> str:
     """The text of a file below ROOT without blanks at its ends; "" where it cannot be read."""
     try:

@@ -93,7 +93,7 @@ def cards() -> list[str]:
 
 def processor() -> str:
     """2 cores of an AMD EPYC (AVX-512 VNNI)."""
-    flags = (host.cpuinfo("flags") or host.cpuinfo("Features") or "").split()
+    flags = host.cpu_features()
     vectors = [name for flag, name in VECTORS.items() if flag in flags][:1]
     known = ", ".join(["AMX"] * ("amx_int8" in flags) + vectors)
     cores = len(host.affinity() or range(os.cpu_count() or 1))

@@ -122,10 +122,9 @@ def unavailable() -> str | None:
 def sets_of_this_cpu() -> list[str]:
     """The instruction sets that this processor has, beside portable; all, where Linux does not tell
     what it has."""
-    told = host.cpuinfo("flags") or host.cpuinfo("Features") or ""
-    has = told.replace("_", "").replace("asimddp", "dotprod").split()
+    has = {name.replace("_", "").replace("asimddp", "dotprod") for name in host.cpu_features()}
     known = MACHINES.get(platform.machine(), {})
-    return [name for name, (flags, _) in known.items() if not has or _features(flags) <= {*has}]
+    return [name for name, (flags, _) in known.items() if not has or _features(flags) <= has]
 
 
 def _features(flags: Words) -> set[str]:
