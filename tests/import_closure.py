@@ -34,8 +34,8 @@ def imported(*options: str) -> list[Path]:
 
 
 def closure() -> list[Path]:
-    """The project's own, of a run that quantizes weights and cache."""
-    files = imported("--quantization", "int8wo", "--kv_cache", "int8")
+    """The project's own."""
+    files = imported("--quantization", "int8wo")
     return [file for file in files if not {"torch", "torchao"} & {*file.parts}]
 
 
