@@ -198,8 +198,9 @@ def _chosen(entry: Entry) -> str:
     sizes = {label: sum(entry.sizes[part] for part in parts) for label, parts in there.items()}
     listed = sorted(sizes, key=lambda label: sizes[label])
     which = ", ".join(f"{label} ({size(sizes[label])})" for label in listed)
-    there_is_none = f"there is no {entry.quantization}; " if entry.quantization else ""
-    if there_is_none and entry.quantization == "all":
+    asked = entry.quantization
+    there_is_none = f"there is no {asked}; " if asked else ""
+    if asked and asked.lower() == "all":
         there_is_none = "quantbench recommend compares all; "
     example = Entry(entry.repo, entry.revision, listed[0])
     raise CheckpointError(f"{entry}: {there_is_none}it holds {which}; name one, as {example}")

@@ -60,16 +60,14 @@ def chosen(needs: Sequence[Need], asked: Limits, free: int | None) -> list[Need]
     most = asked.max_memory
     others = [need for need in fitting[1:] if most is None or need.held <= most]
     if not others:
-        listed = joined([f"{short(need.scheme)} ({size(need.held)})" for need in needs])
         limits = [f"--max_memory {size(most)}"] if most is not None else []
         limits += [f"{size(free)} of free memory"] if free is not None else []
-        raise UsageError(f"nothing is left to compare by {' and '.join(limits)}: {listed}")
+        raise UsageError(f"nothing is left to compare by {' and '.join(limits)}: {_listed(needs)}")
     kept = [fitting[0], *others]
     too_large = [need for need in fitting if need not in kept]
     for left_out, of in ((needs[: -len(fitting)], "memory"), (too_large, "--max_memory")):
         if left_out:
-            names = ", ".join(f"{short(need.scheme)} ({size(need.held)})" for need in left_out)
-            for line in wrapped(f"Not measured, as larger than {of}: {names}"):
+            for line in wrapped(f"Not measured, as larger than {of}: {_listed(left_out)}"):
                 say(line)
     return kept
 
@@ -87,9 +85,8 @@ def arms(
             return of_one_model(common, made, worker)
         say(f"The baseline is {needs[0].scheme}: {size(needs[0].held)}")
         [first], reference = of_one_model(common, made[:1], worker)
-    named = [dataclasses.replace(arm, name=need.scheme.rpartition(":")[2])
-             for arm, need in zip([first, *made[1:]], needs, strict=True)]  # fmt: skip
-    return named, reference
+    named = zip([first, *made[1:]], needs, strict=True)
+    return [dataclasses.replace(arm, name=short(need.scheme)) for arm, need in named], reference
 
 
 def what(needs: Sequence[Need], path: str, downloaded: bool) -> str:
@@ -98,6 +95,10 @@ def what(needs: Sequence[Need], path: str, downloaded: bool) -> str:
     if downloaded:
         return files
     return f"{files} of {path}, the finest first, at most {size(most)} to download"
+
+
+def _listed(needs: Sequence[Need]) -> str:
+    return joined([f"{short(need.scheme)} ({size(need.held)})" for need in needs])
 
 
 def short(name: str) -> str:

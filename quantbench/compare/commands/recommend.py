@@ -124,7 +124,7 @@ def recommend(
             f"--schemes and {'--same_model' if same_model else every[0]}: files are compared as "
             "they are; leave one out"
         )
-    of_one = list(checkpoints) if same_model else []
+    of_one_model = checkpoints if same_model else every
     checkpoints = checkpoints[:1] if same_model else checkpoints
     configs = [dataclasses.replace(common, checkpoint_path=path) for path in checkpoints]
     check_models(checkpoints)
@@ -140,11 +140,11 @@ def recommend(
     code = 0
     usual = Settings(**settings)
     each = dataclasses.replace(usual, max_minutes=usual.max_minutes / len(configs))
+    kind = uploads.FinestFirst if of_one_model else Enough if names else Shortlist
     for place, config in enumerate(configs):
         own = folder / name_of(config.checkpoint_path) if folder and len(configs) > 1 else folder
-        of_files = same_model or config.checkpoint_path in every
-        if of_files:
-            results = _begin_files(config, each, asked, own, of_one or [config.checkpoint_path])
+        if of_one_model:
+            results = _begin_files(config, each, asked, of_one_model)
         else:
             results = _begin(config, each, asked, own, names)
 
@@ -157,7 +157,6 @@ def recommend(
             shares.append(content(results, rows, answer))
             return answer
 
-        kind = uploads.FinestFirst if of_files else Enough if names else Shortlist
         rule = kind(asked, answer_only=True)
         spent = time.monotonic() - began - 60 * place * each.max_minutes
         code |= compare(results, own, asked, conclude, "answer", rule=rule, spent=spent)
@@ -208,11 +207,7 @@ def _begin(
 
 
 def _begin_files(
-    config: RunConfig,
-    settings: Settings,
-    asked: Limits,
-    folder: Path | None,
-    paths: Sequence[str],
+    config: RunConfig, settings: Settings, asked: Limits, paths: Sequence[str]
 ) -> Results:
     """As _begin, of files of one model."""
     from quantbench import devices
