@@ -42,7 +42,7 @@ def byte_level(data: Path, folder: Path):
 
     file = data / "tekken_240911.json"
     made = MistralConverter(str(file)).converted()
-    # As published folders have it: transformers heeds no add_bos_token beside a tokenizer.json.
+    # As in published folders; with a tokenizer.json, transformers ignores add_bos_token.
     made.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     made.save(str(folder / "tokenizer.json"))
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}

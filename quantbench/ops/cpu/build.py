@@ -187,7 +187,7 @@ def _library() -> Path:
 
 
 def _sets() -> list[str]:
-    """The instruction sets to build besides portable code; for a wheel (setup.py) all."""
+    """The instruction sets to build, portable code apart: all of them for a wheel (setup.py)."""
     every = os.environ.get("QUANTBENCH_PREBUILD") == "1"
     return list(ISAS[1:]) if every else compiler.sets_of_this_cpu()
 
